@@ -1,0 +1,80 @@
+"""The one tree of errors; wire.status maps each class to a gRPC status and back.
+
+    OutriderError
+    |-- BadRequest                 the caller sent something wrong; sending it again cannot help
+    |   |-- ProtocolViolation      a peer broke the session protocol
+    |   `-- VocabularyMismatch     draft and target do not share a token table
+    |-- Unauthenticated            no ticket or key, or a wrong or expired one
+    |-- PermissionDenied           a good ticket for somebody or something else
+    |-- NotFound                   an unknown target, session or artifact
+    |-- Fenced                     an epoch that a greater one has replaced
+    |-- Overloaded                 no room at present; `retry_after_s` says when to ask again
+    |-- Unavailable                the peer cannot be reached or is shutting down; try another
+    |-- ModelRefused               a model or draft that cannot be served, with the reason
+    `-- InternalError              a defect on our side
+
+Every message says what was wrong, what was got and how to mend it.
+"""
+
+from __future__ import annotations
+
+
+class OutriderError(Exception):
+    """Base of every error that Outrider raises on purpose."""
+
+
+class BadRequest(OutriderError):
+    """A value outside its stated bound. `field` names it."""
+
+    def __init__(self, message: str, *, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
+
+    @classmethod
+    def bound(cls, field: str, got: object, bound: str) -> BadRequest:
+        """A refusal in the one form that all bounds use."""
+        return cls(f"{field} is {got}, must be {bound}", field=field)
+
+
+class ProtocolViolation(BadRequest):
+    """A message that the session protocol forbids in this state."""
+
+
+class VocabularyMismatch(BadRequest):
+    """Draft and target would not mean the same text by the same ids."""
+
+
+class Unauthenticated(OutriderError):
+    """The ticket or key is missing, malformed, expired or badly signed."""
+
+
+class PermissionDenied(OutriderError):
+    """The ticket or key is genuine and does not allow this."""
+
+
+class NotFound(OutriderError):
+    """No such target, session, verifier or artifact."""
+
+
+class Fenced(OutriderError):
+    """A greater epoch owns the session."""
+
+
+class Overloaded(OutriderError):
+    """Refused before any work was done. `retry_after_s` is in seconds."""
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Unavailable(OutriderError):
+    """The peer cannot be reached, is draining or went away."""
+
+
+class ModelRefused(OutriderError):
+    """A model or draft file that fails a check at load."""
+
+
+class InternalError(OutriderError):
+    """Something that must not happen happened here."""

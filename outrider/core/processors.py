@@ -1,0 +1,117 @@
+"""Logits processors, in one stated order: penalties, temperature, top-k, top-p, min-p.
+
+Both sides use them: the target's decide the output, the draft's only the guesses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.core.errors import BadRequest
+
+Logits = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the target's distribution becomes a token. Temperature 0 is greedy and ignores top-k, top-p and min-p."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 is off."""
+    top_p: float = 1.0
+    """Keep the smallest set of most likely tokens with at least this much probability; 1 is off."""
+    min_p: float = 0.0
+    """Drop tokens less likely than this share of the most likely one; 0 is off."""
+    repetition_penalty: float = 1.0
+    """Divide positive and multiply negative logits of tokens that occurred (CTRL, arXiv 1909.05858); 1 is off."""
+    presence_penalty: float = 0.0
+    """Subtract this from tokens that occurred; 0 is off."""
+    frequency_penalty: float = 0.0
+    """Subtract this for each time that the token occurred; 0 is off."""
+    seed: int = 0
+    """64 bits; with the prompt's hash it keys the noise."""
+
+    def __post_init__(self) -> None:
+        _within("temperature", self.temperature, 0.0, 100.0)
+        _within("top_k", self.top_k, 0, 2**31 - 1)
+        _within("top_p", self.top_p, 0.0, 1.0)
+        _within("min_p", self.min_p, 0.0, 1.0)
+        _within("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        _within("presence_penalty", self.presence_penalty, -100.0, 100.0)
+        _within("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
+        _within("seed", self.seed, 0, 2**64 - 1)
+        if self.top_p == 0.0:
+            raise BadRequest.bound("top_p", self.top_p, "greater than 0 (use temperature=0 for greedy)")
+        if 0.0 < self.temperature < 1e-3:
+            raise BadRequest.bound("temperature", self.temperature, "0 (greedy) or at least 0.001")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def penalised(self) -> bool:
+        """Whether the tokens that occurred matter."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+def _within(field: str, value: float, low: float, high: float) -> None:
+    if not (math.isfinite(value) and low <= value <= high):
+        raise BadRequest.bound(field, value, f"between {low} and {high}")
+
+
+def penalise(logits: Logits, params: SamplingParams, counts: Counter[int], path: Iterable[int] = ()) -> Logits:
+    """Apply the penalties to logits `[V]`; returns a new array, or `logits` itself where no penalty is on.
+
+    counts: occurrences in prompt and output. path: the node's own ancestors, which are output if the node is reached.
+    """
+    if not params.penalised:
+        return logits
+    seen = counts + Counter(path)
+    if not seen:
+        return logits
+    ids = np.fromiter(seen.keys(), dtype=np.int64, count=len(seen))
+    times = np.fromiter(seen.values(), dtype=np.float64, count=len(seen))
+    known = ids < logits.shape[0]
+    ids, times = ids[known], times[known]
+    out = logits.copy()
+    values = out[ids]
+    values = np.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
+    out[ids] = values - params.presence_penalty - params.frequency_penalty * times
+    return out
+
+
+def log_softmax(logits: Logits) -> Logits:
+    shifted = logits - logits.max()
+    result: Logits = shifted - np.log(np.exp(shifted).sum())
+    return result
+
+
+def filtered_log_probs(logits: Logits, params: SamplingParams) -> Logits:
+    """log p `[V]` after temperature, top-k, top-p and min-p; -inf where a token was dropped, not renormalised.
+
+    Each filter sees the distribution that the one before it left, renormalised. A constant offset changes no argmax,
+    so the result itself is not renormalised. Equal probabilities are ordered by token id. Only for `temperature > 0`.
+    """
+    log_p = log_softmax(logits / params.temperature)
+    vocab = log_p.shape[0]
+    if params.top_k and params.top_k < vocab:
+        keep = np.argsort(-log_p, kind="stable")[: params.top_k]
+        kept = np.full_like(log_p, -np.inf)
+        kept[keep] = log_p[keep]
+        log_p = log_softmax(kept)
+    if params.top_p < 1.0:
+        order = np.argsort(-log_p, kind="stable")
+        mass_before = np.cumsum(np.exp(log_p[order])) - np.exp(log_p[order])
+        log_p = log_p.copy()
+        log_p[order[mass_before >= params.top_p]] = -np.inf
+    if params.min_p > 0.0:
+        log_p = np.where(log_p < log_p.max() + math.log(params.min_p), -np.inf, log_p)
+    return log_p

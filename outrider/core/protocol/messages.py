@@ -1,0 +1,107 @@
+"""What device and verifier say to one another, and the bounds on it. Plain data; the wire codecs translate.
+
+Positions count generated tokens: the first generated token has position 0, so `tokens[p]` is the token at position p.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from outrider.core.processors import SamplingParams
+
+MAX_PROMPT_TOKENS = 131_072
+MAX_GENERATED_TOKENS = 131_072
+MAX_STOP_TOKENS = 64
+MAX_APPEND_NODES = 1_024
+MAX_SESSION_ID = 128
+
+
+class Finish(enum.IntEnum):
+    """Why a sequence ended; the values are those on the wire."""
+
+    NONE = 0
+    EOS = 1
+    LENGTH = 2
+    CANCELLED = 3
+
+
+@dataclass(frozen=True)
+class SessionLimits:
+    """The caps of one epoch, set by the verifier; directives move below them."""
+
+    nodes: int = 64
+    """W: nodes that the device may hold."""
+    depth: int = 32
+    """D: depth below the root; a child of the root has depth 1."""
+    in_flight: int = 96
+    """F: ids sent and not yet reported as seen."""
+    run_ahead: int = 64
+    """C: positions that the verifier may commit beyond the last base received."""
+
+
+@dataclass(frozen=True)
+class Directive:
+    """How far to speculate. Sent on the stream when it changes; always below the session's limits."""
+
+    window_nodes: int = 48
+    window_depth: int = 16
+    nodes_per_step: int = 12
+    """k: nodes that are worth verifying in one step."""
+    price: float = 0.05
+    """Least survival (0..1) that a node must have to be worth sending."""
+    patience_ms: int = 8
+    """How long the verifier waits for nodes before a plain step."""
+    step_ms: float = 0.0
+    """The target's recent step time; 0 where it is not yet known."""
+
+
+@dataclass(frozen=True)
+class Attach:
+    """Take (or take back) a session: everything that the verifier needs, since the device holds the durable state."""
+
+    epoch: int
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...] = ()
+    """Generated tokens received so far."""
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int = 256
+    """Length of the whole generated sequence, `tokens` included."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Token ids that end the sequence as EOS does, beside the target's own."""
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True)
+class Append:
+    """New nodes: node i has id `first_id + i`; parent 0 is the committed sequence at position `base`."""
+
+    epoch: int
+    first_id: int
+    base: int
+    """Tokens received by the device when it sent this."""
+    parents: tuple[int, ...] = ()
+    tokens: tuple[int, ...] = ()
+    idle: bool = False
+    """Nothing more will come before the next Commit."""
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Tokens that the target produced, from position `start` on."""
+
+    epoch: int
+    start: int
+    tokens: tuple[int, ...]
+    seen: int
+    """The highest node id ingested, dead ones included."""
+    finish: Finish = Finish.NONE
+    evaluated: int = 0
+    """Nodes that this step's forward pass covered; 0 is a plain step."""
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """The device wants no more."""
+
+    epoch: int

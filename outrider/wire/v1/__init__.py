@@ -1,0 +1,1 @@
+"""Generated stubs; `make proto` writes them."""

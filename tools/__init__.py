@@ -1,0 +1,1 @@
+"""Developer commands; never installed."""
