@@ -1,0 +1,69 @@
+"""Noise that couples the draft's guesses to the target's tokens, so that no probability has to travel.
+
+Position t of a session has Gumbel noise g_t[v]. The target's token is argmax(log p_t + g_t), an exact sample from p_t;
+the device, which knows the key, proposes the tokens that maximise log q_t + g_t (arXiv 2408.07978). Temperature 0 is
+the same rule with g = 0.
+
+The hash uses int64 operators alone, which wrap around in numpy and in torch alike: u has the same bits on both.
+Test vectors are in tests/core/test_coupling.py and docs/protocol.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+# Integer and float64 arrays of numpy or torch; both understand the operators used here.
+Array = Any
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+_BELOW_ONE = 1.0 - 2.0**-53
+
+
+def session_key(seed: int, prompt: Sequence[int]) -> int:
+    """64 bits from seed and prompt, so that equal seeds on different prompts do not correlate."""
+    data = seed.to_bytes(8, "little") + np.asarray(prompt, dtype="<u4").tobytes()
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8, person=b"outrider.noise.1").digest(), "little")
+
+
+def position_key(key: int, position: int) -> int:
+    """The key of one position: splitmix64 (Steele, Lea, Flood 2014) of `key` at counter `position`."""
+    x = (key + (position + 1) * _GOLDEN) & _MASK
+    x = ((x ^ (x >> 30)) * _MIX_1) & _MASK
+    x = ((x ^ (x >> 27)) * _MIX_2) & _MASK
+    return x ^ (x >> 31)
+
+
+def _signed(x: int) -> int:
+    """The int64 with the bits of the uint64 `x`."""
+    return x - (1 << 64) if x >> 63 else x
+
+
+def _shift_right(x: Array, bits: int) -> Array:
+    """Logical shift; `>>` on int64 copies the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def uniform(at: int, ids: Array, xp: Any = np) -> Array:
+    """u in (0, 1), float64 with 53 random bits, for the tokens `ids` at position key `at`.
+
+    ids: int64 of any shape but 0-d (numpy warns of overflow on scalars). xp: numpy or torch, whichever `ids` is of.
+    """
+    x = ids * _signed(_GOLDEN) + _signed(at)
+    x = (x ^ _shift_right(x, 30)) * _signed(_MIX_1)
+    x = (x ^ _shift_right(x, 27)) * _signed(_MIX_2)
+    x = x ^ _shift_right(x, 31)
+    bits = xp.asarray(_shift_right(x, 11), dtype=xp.float64)
+    # Rounding takes the greatest value to 1.0, whose g would be infinite.
+    return ((bits + 0.5) * 2.0**-53).clip(max=_BELOW_ONE)
+
+
+def gumbel(at: int, ids: Array, xp: Any = np) -> Array:
+    """g = -log(-log u), float64, for the tokens `ids` at position key `at`; arguments as for `uniform`."""
+    return -xp.log(-xp.log(uniform(at, ids, xp)))

@@ -1,0 +1,206 @@
+"""The device's side of a session, through all its epochs (rules 1 to 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.core.errors import Fenced, ProtocolViolation
+from outrider.core.processors import SamplingParams
+from outrider.core.protocol.messages import (
+    MAX_APPEND_NODES,
+    Append,
+    Attach,
+    Cancel,
+    Commit,
+    Finish,
+    SessionLimits,
+)
+from outrider.core.tree import ROOT, TokenTree
+
+
+class ReattachNeeded(Fenced):
+    """Rule 6: tokens before this Commit are missing; attach again with a greater epoch."""
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What one Commit gave the client, and how the tree moved."""
+
+    tokens: tuple[int, ...]
+    drafted: tuple[bool, ...]
+    """Per token, whether a node of the device's tree carried it."""
+    path: tuple[int, ...]
+    """Nodes that carried the first tokens, from the old root down; they are no nodes any more."""
+    finish: Finish
+
+
+class DeviceSession:
+    """Prompt, committed tokens and the tree that grows below them: the durable state of a session.
+
+    The ids of nodes here are local and last across epochs; ids on the wire restart with every attach.
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        *,
+        sampling: SamplingParams | None = None,
+        max_tokens: int = 256,
+        stop_token_ids: Sequence[int] = (),
+        eos_token_ids: Sequence[int] = (),
+        ignore_eos: bool = False,
+    ) -> None:
+        self.prompt = tuple(prompt)
+        self.sampling = sampling or SamplingParams()
+        self.max_tokens = max_tokens
+        self.stop_token_ids = tuple(stop_token_ids)
+        self.ignore_eos = ignore_eos
+        self.limits = SessionLimits()
+        self.epoch = 0
+        self.received: list[int] = []
+        self.finish = Finish.NONE
+        self.tree = TokenTree()
+        self._ends = frozenset(stop_token_ids) | (frozenset() if ignore_eos else frozenset(eos_token_ids))
+        self._next_node = 1
+        self._next_id = 1
+        self._seen = 0
+        self._last_base = 0
+        self._said_idle = False
+        self._wire_ids: dict[int, int] = {}
+        self._unsent: dict[int, None] = {}
+
+    @property
+    def finished(self) -> bool:
+        return self.finish is not Finish.NONE
+
+    @property
+    def room(self) -> int:
+        """Nodes that may still be added (rule 2)."""
+        return 0 if self.finished else self.limits.nodes - len(self.tree)
+
+    def attach(self, epoch: int, limits: SessionLimits) -> Attach:
+        """Rule 1: begin an epoch. Surviving nodes are sent again under new ids."""
+        if epoch <= self.epoch:
+            raise Fenced(f"epoch is {epoch}, must be greater than {self.epoch}, the one in use")
+        self.epoch = epoch
+        self.limits = limits
+        self._restart()
+        self._shrink_to(limits)
+        return Attach(
+            epoch=epoch,
+            prompt=self.prompt,
+            tokens=tuple(self.received),
+            sampling=self.sampling,
+            max_tokens=self.max_tokens,
+            stop_token_ids=self.stop_token_ids,
+            ignore_eos=self.ignore_eos,
+        )
+
+    def may_extend(self, parent: int) -> bool:
+        """Rule 2: whether a child of `parent` (a node or ROOT) is within depth and length, and not under an end."""
+        if self.finished or (parent != ROOT and (parent not in self.tree or self.tree[parent].token in self._ends)):
+            return False
+        return self.tree.depth(parent) < self.limits.depth and self.tree.position_under(parent) < self.max_tokens
+
+    def add(self, parent: int, token: int) -> int | None:
+        """Add a guess below `parent` and return its id; None where the tree has no room for it or has it already."""
+        if self.room <= 0 or not self.may_extend(parent) or self.tree.child(parent, token) is not None:
+            return None
+        node_id = self._next_node
+        self._next_node += 1
+        self.tree.add(node_id, parent, token)
+        self._unsent[node_id] = None
+        return node_id
+
+    def poll(self, *, resting: bool) -> Append | None:
+        """The next Append that should go out, None where there is nothing to say (rules 3 to 5).
+
+        resting: no more nodes will be added before the next Commit.
+        """
+        if self.finished or self.epoch == 0:
+            return None
+        credit = self.limits.in_flight - (self._next_id - 1 - self._seen)
+        nodes = list(self._unsent)[: max(0, min(credit, MAX_APPEND_NODES))]
+        idle = (resting and len(nodes) == len(self._unsent)) or len(nodes) == credit
+        behind = len(self.received) - self._last_base
+        if not nodes and not (idle and not self._said_idle) and behind < max(1, self.limits.run_ahead // 2):
+            return None
+        self._said_idle = idle
+        return self._append(nodes, idle)
+
+    def on_commit(self, commit: Commit) -> Delivery | None:
+        """Rules 6 to 8. None where the Commit is another epoch's or the session is over.
+
+        Raises ReattachNeeded on a gap, ProtocolViolation where a token that was delivered would change.
+        """
+        if commit.epoch != self.epoch or self.finished:
+            return None
+        overlap = len(self.received) - commit.start
+        if overlap < 0:
+            raise ReattachNeeded(f"commit starts at {commit.start}, only {len(self.received)} tokens were received")
+        if tuple(self.received[commit.start : commit.start + len(commit.tokens)]) != commit.tokens[:overlap]:
+            raise ProtocolViolation(f"a commit at position {commit.start} changes tokens that were delivered")
+        self._seen = max(self._seen, commit.seen)
+        self._said_idle = False
+        tokens = commit.tokens[overlap:]
+        drafted: list[bool] = []
+        path: list[int] = []
+        for token in tokens:
+            carried = self.tree.advance(token)
+            drafted.append(carried is not None)
+            if carried is not None:
+                path.append(carried)
+            self.received.append(token)
+        self._forget_dropped()
+        if commit.finish is not Finish.NONE:
+            self._end(commit.finish)
+        return Delivery(tokens, tuple(drafted), tuple(path), commit.finish)
+
+    def cancel(self) -> Cancel | None:
+        """Rule 8. None where the session is over already."""
+        if self.finished:
+            return None
+        self._end(Finish.CANCELLED)
+        return Cancel(self.epoch)
+
+    def _append(self, nodes: list[int], idle: bool) -> Append:
+        first_id = self._next_id
+        parents, tokens = [], []
+        for node_id in nodes:
+            node = self.tree[node_id]
+            parents.append(ROOT if node.parent == ROOT else self._wire_ids[node.parent])
+            tokens.append(node.token)
+            self._wire_ids[node_id] = self._next_id
+            self._next_id += 1
+            del self._unsent[node_id]
+        self._last_base = len(self.received)
+        return Append(self.epoch, first_id, self._last_base, tuple(parents), tuple(tokens), idle)
+
+    def _restart(self) -> None:
+        self._next_id = 1
+        self._seen = 0
+        self._last_base = len(self.received)
+        self._said_idle = False
+        self._wire_ids = {}
+        self._unsent = {node.id: None for node in self.tree}
+
+    def _shrink_to(self, limits: SessionLimits) -> None:
+        """Another verifier may allow less: keep what came first and fits, ancestors before descendants."""
+        fits = [node for node in self.tree if self.tree.depth(node.id) <= limits.depth][: limits.nodes]
+        if len(fits) == len(self.tree):
+            return
+        smaller = TokenTree(self.tree.position)
+        for node in fits:
+            smaller.add(node.id, node.parent, node.token)
+        self.tree = smaller
+        self._forget_dropped()
+
+    def _forget_dropped(self) -> None:
+        self._wire_ids = {node_id: wire for node_id, wire in self._wire_ids.items() if node_id in self.tree}
+        self._unsent = {node_id: None for node_id in self._unsent if node_id in self.tree}
+
+    def _end(self, finish: Finish) -> None:
+        self.finish = finish
+        self.tree.clear()
+        self._forget_dropped()

@@ -1,0 +1,225 @@
+"""The verifier's side of one epoch of a session (rules 9 to 18)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from outrider.core.errors import Fenced, ProtocolViolation
+from outrider.core.protocol.messages import Append, Attach, Cancel, Commit, Finish, SessionLimits
+from outrider.core.tree import ROOT, TokenTree
+from outrider.core.walk import Batch, Walked
+
+
+class VerifierSession:
+    """What the verifier knows of one session in one epoch.
+
+    kept: tokens that this verifier committed in an earlier epoch of the session; used if the device's are their prefix.
+    Losslessness rests on `commit` alone: nothing that `append` takes in can change which tokens are committed.
+    """
+
+    def __init__(
+        self,
+        attach: Attach,
+        limits: SessionLimits,
+        *,
+        eos_token_ids: Sequence[int] = (),
+        kept: Sequence[int] = (),
+    ) -> None:
+        self.attach = attach
+        self.limits = limits
+        self.epoch = attach.epoch
+        self.stop_tokens = frozenset(attach.stop_token_ids) | (
+            frozenset() if attach.ignore_eos else frozenset(eos_token_ids)
+        )
+        received = list(attach.tokens)
+        self.committed = list(kept) if list(kept[: len(received)]) == received else received
+        self.base = len(received)
+        self.seen = 0
+        self.idle = False
+        self.dead = 0
+        """Nodes that arrived too late or below such a one."""
+        self.finish = self._finish_of(self.committed)
+        self.tree = TokenTree(len(self.committed))
+        self._aliases: dict[int, int] = {}
+        """id of a node that equals a committed token -> the position after that token; only those after `base`"""
+        self._sent: deque[tuple[int, int]] = deque([(self.base, 0)])
+        """(tokens after a Commit, `seen` in it): what the device knew when it had received so many"""
+
+    @property
+    def position(self) -> int:
+        """P: generated tokens committed so far."""
+        return len(self.committed)
+
+    @property
+    def may_step(self) -> bool:
+        """Rule 16: a device that takes nothing in any more (a zombie's) stops its verifier by itself."""
+        return self.finish is Finish.NONE and self.position - self.base < self.limits.run_ahead
+
+    def resend(self) -> Commit | None:
+        """Rule 9: what the device misses of a longer sequence, or the end that it missed; None where it has all."""
+        if self.position == self.base and self.finish is Finish.NONE:
+            return None
+        self._sent.append((self.position, 0))
+        return Commit(self.epoch, self.base, tuple(self.committed[self.base :]), 0, self.finish)
+
+    def append(self, message: Append) -> None:
+        """Take nodes in (rules 10 to 12). Raises ProtocolViolation, and then nothing was taken in."""
+        if message.epoch != self.epoch or self.finish is not Finish.NONE:
+            return
+        self._check(message)
+        self._acknowledge(message.base)
+        for offset, (parent, token) in enumerate(zip(message.parents, message.tokens, strict=True)):
+            node_id = message.first_id + offset
+            if node_id > self.seen:
+                self._ingest(node_id, parent, token, message.base)
+                self.seen = node_id
+        # An idle device that has not yet received the latest Commit will answer that one.
+        self.idle = message.idle and message.base == self.position
+
+    def cancel(self, message: Cancel) -> Commit | None:
+        """Rule 18. The last Commit, with finish CANCELLED; None for another epoch or a finished session."""
+        if message.epoch != self.epoch or self.finish is not Finish.NONE:
+            return None
+        self._end(Finish.CANCELLED)
+        return Commit(self.epoch, self.position, (), self.seen, self.finish)
+
+    def batch(self, limit: int) -> Batch:
+        """Rule 13: the last committed token and the `limit` live nodes that came first, which are ancestor-closed."""
+        rows = {ROOT: 0}
+        ids: list[int] = []
+        parents: list[int] = []
+        tokens: list[int] = []
+        depths: list[int] = []
+        for node in self.tree:
+            if len(ids) == limit:
+                break
+            rows[node.id] = len(ids) + 1
+            ids.append(node.id)
+            parents.append(rows[node.parent])
+            tokens.append(node.token)
+            depths.append(self.tree.depth(node.id))
+        return Batch(tuple(ids), tuple(parents), tuple(tokens), tuple(depths), self.position)
+
+    def ends(self, token: int, position: int) -> bool:
+        """Rule 14: whether the sequence ends with `token` at `position`."""
+        return token in self.stop_tokens or position + 1 >= self.attach.max_tokens
+
+    def commit(self, batch: Batch, walked: Walked) -> Commit:
+        """Rules 14 and 15: commit the walked tokens, alias the nodes that carried them, keep only descendants."""
+        if batch.position != self.position or self.finish is not Finish.NONE:
+            raise Fenced(f"a step begun at position {batch.position} ended at {self.position}; discard it")
+        start = self.position
+        for token in walked.tokens:
+            carried = self.tree.advance(token)
+            self.committed.append(token)
+            if carried is not None:
+                self._aliases[carried] = self.position
+        self.idle = False
+        finish = self._finish_of(self.committed)
+        self._sent.append((self.position, self.seen))
+        if finish is not Finish.NONE:
+            self._end(finish)
+        return Commit(self.epoch, start, walked.tokens, self.seen, finish, len(batch.ids))
+
+    def _check(self, message: Append) -> None:
+        """Rule 10: everything an honest device never sends, found before anything changes."""
+        count = len(message.tokens)
+        last = message.first_id + count - 1
+        if message.first_id > self.seen + 1:
+            raise ProtocolViolation(
+                f"first_id is {message.first_id}, must be at most {self.seen + 1} (ids have no gaps)", field="first_id"
+            )
+        if message.base > self.position:
+            raise ProtocolViolation(
+                f"base is {message.base}, must be at most {self.position}, the tokens committed", field="base"
+            )
+        if message.base < self.base and last > self.seen:
+            raise ProtocolViolation(
+                f"base is {message.base}, must be at least {self.base} (it never goes back)", field="base"
+            )
+        if last - self._seen_at(message.base) > self.limits.in_flight:
+            raise ProtocolViolation(
+                f"ids in flight are {last - self._seen_at(message.base)}, must be at most {self.limits.in_flight}",
+                field="first_id",
+            )
+        self._check_nodes(message)
+
+    def _check_nodes(self, message: Append) -> None:
+        """Parents, siblings, depth and the count of nodes held, as they would stand after this message."""
+        fresh: dict[int, int] = {}  # new id -> the position after it; the dead are left out
+        taken: set[tuple[int, int]] = set()  # (parent, or -1 - position of a late node, token) of the new nodes
+        held = len(self.tree) + sum(after > message.base for after in self._aliases.values())
+        for offset, (parent, token) in enumerate(zip(message.parents, message.tokens, strict=True)):
+            node_id = message.first_id + offset
+            if node_id <= self.seen:
+                continue
+            if parent >= node_id:
+                raise ProtocolViolation(f"parent of node {node_id} is {parent}, must be smaller", field="parent")
+            position = fresh[parent] if parent in fresh else self._position_below(parent, message.base)
+            if position is None:
+                continue
+            if position - message.base + 1 > self.limits.depth:
+                raise ProtocolViolation(
+                    f"depth of node {node_id} is {position - message.base + 1}, must be at most {self.limits.depth}",
+                    field="parent",
+                )
+            if position < self.position:
+                if self.committed[position] != token:
+                    continue  # late and wrong: dead
+                owner = -1 - position
+                duplicate = position + 1 in self._aliases.values()
+            else:
+                owner = parent if parent in self.tree or fresh.get(parent, 0) > self.position else ROOT
+                duplicate = owner not in fresh and token in self.tree.children(owner)
+            if duplicate or (owner, token) in taken:
+                raise ProtocolViolation(f"node {node_id} repeats token {token} of a sibling", field="token")
+            taken.add((owner, token))
+            fresh[node_id] = position + 1
+            held += 1
+            if held > self.limits.nodes:
+                raise ProtocolViolation(f"nodes held are {held}, must be at most {self.limits.nodes}", field="token")
+
+    def _position_below(self, parent: int, base: int) -> int | None:
+        """Rule 11: the position of a child of `parent`, None below a dead one."""
+        if parent == ROOT:
+            return base
+        if parent in self._aliases:
+            return self._aliases[parent]
+        return self.tree.position_under(parent) if parent in self.tree else None
+
+    def _ingest(self, node_id: int, parent: int, token: int, base: int) -> None:
+        """Rules 11 and 12 for one node that passed the checks."""
+        position = self._position_below(parent, base)
+        if position is None:
+            self.dead += 1
+        elif position < self.position:
+            if self.committed[position] == token:
+                self._aliases[node_id] = position + 1
+            else:
+                self.dead += 1
+        else:
+            self.tree.add(node_id, parent if parent in self.tree else ROOT, token)
+
+    def _acknowledge(self, base: int) -> None:
+        """The device has received `base` tokens: forget what it can no longer refer to."""
+        if base <= self.base:
+            return
+        self.base = base
+        self._aliases = {node_id: after for node_id, after in self._aliases.items() if after > base}
+        while len(self._sent) > 1 and self._sent[1][0] <= base:
+            self._sent.popleft()
+
+    def _seen_at(self, base: int) -> int:
+        """The greatest `seen` that a device with `base` tokens can have read."""
+        return max((seen for position, seen in self._sent if position <= base), default=0)
+
+    def _finish_of(self, tokens: Sequence[int]) -> Finish:
+        if tokens and tokens[-1] in self.stop_tokens:
+            return Finish.EOS
+        return Finish.LENGTH if len(tokens) >= self.attach.max_tokens else Finish.NONE
+
+    def _end(self, finish: Finish) -> None:
+        self.finish = finish
+        self.tree.clear()
+        self._aliases.clear()

@@ -1,0 +1,107 @@
+"""The token tree that device and verifier share: append-only, rooted at the last committed token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+ROOT = 0
+"""The id of the root: the committed sequence itself, not a node."""
+
+
+@dataclass(slots=True)
+class Node:
+    """A guess that `token` stands at `position` after its ancestors."""
+
+    id: int
+    parent: int
+    token: int
+    position: int
+    children: dict[int, int] = field(default_factory=dict)
+    """token -> id"""
+
+
+class TokenTree:
+    """Nodes by id, in the order in which they came: every node after its parent.
+
+    `position` is the number of generated tokens before the root's children, so a node's depth is
+    `node.position - tree.position + 1`.
+    """
+
+    def __init__(self, position: int = 0) -> None:
+        self.position = position
+        self._nodes: dict[int, Node] = {}
+        self._root_children: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __iter__(self) -> Iterator[Node]:
+        """Nodes in insertion order: ancestors first."""
+        return iter(self._nodes.values())
+
+    def __contains__(self, node_id: int) -> bool:
+        return node_id in self._nodes
+
+    def __getitem__(self, node_id: int) -> Node:
+        return self._nodes[node_id]
+
+    def children(self, parent: int) -> dict[int, int]:
+        """token -> id of the children of a node or of ROOT."""
+        return self._root_children if parent == ROOT else self._nodes[parent].children
+
+    def child(self, parent: int, token: int) -> int | None:
+        return self.children(parent).get(token)
+
+    def position_under(self, parent: int) -> int:
+        """The position that a child of `parent` has."""
+        return self.position if parent == ROOT else self._nodes[parent].position + 1
+
+    def depth(self, node_id: int) -> int:
+        """1 for a child of the root; 0 for ROOT."""
+        return 0 if node_id == ROOT else self._nodes[node_id].position - self.position + 1
+
+    def add(self, node_id: int, parent: int, token: int) -> Node:
+        """Add a node. The caller has seen to it that the id is new, the parent there and the token no sibling's."""
+        node = Node(node_id, parent, token, self.position_under(parent))
+        self.children(parent)[token] = node_id
+        self._nodes[node_id] = node
+        return node
+
+    def path(self, node_id: int) -> list[int]:
+        """Tokens from below the root down to the node, itself included; [] for ROOT."""
+        tokens = []
+        while node_id != ROOT:
+            node = self._nodes[node_id]
+            tokens.append(node.token)
+            node_id = node.parent
+        return tokens[::-1]
+
+    def advance(self, token: int) -> int | None:
+        """Commit `token`: re-root at the root's child that carries it and drop all that does not descend from it.
+
+        Returns the child's id, which is the root's from now on and no node any more, or None where no child carried it
+        (then the tree is empty).
+        """
+        chosen = self._root_children.get(token)
+        self.position += 1
+        if chosen is None:
+            self._nodes.clear()
+            self._root_children = {}
+            return None
+        self._root_children = self._nodes[chosen].children
+        kept: dict[int, Node] = {}
+        stack = list(self._root_children.values())
+        while stack:
+            node_id = stack.pop()
+            kept[node_id] = self._nodes[node_id]
+            stack.extend(kept[node_id].children.values())
+        for node_id in self._root_children.values():
+            kept[node_id].parent = ROOT
+        self._nodes = {node_id: node for node_id, node in self._nodes.items() if node_id in kept}
+        return chosen
+
+    def clear(self) -> None:
+        """Drop every node; the position stays."""
+        self._nodes.clear()
+        self._root_children = {}
