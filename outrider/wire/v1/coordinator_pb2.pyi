@@ -57,16 +57,25 @@ class OpenSessionResponse(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., primary: _Optional[_Union[Grant, _Mapping]] = ..., standby: _Optional[_Union[Grant, _Mapping]] = ..., expires_unix: _Optional[float] = ...) -> None: ...
 
 class ResumeSessionRequest(_message.Message):
-    __slots__ = ("session_id", "ticket", "failed_verifiers", "last_epoch")
+    __slots__ = ("session_id", "ticket", "failed_verifiers", "last_epoch", "rtt_ms")
+    class RttMsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     FAILED_VERIFIERS_FIELD_NUMBER: _ClassVar[int]
     LAST_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RTT_MS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     ticket: bytes
     failed_verifiers: _containers.RepeatedScalarFieldContainer[str]
     last_epoch: int
-    def __init__(self, session_id: _Optional[str] = ..., ticket: _Optional[bytes] = ..., failed_verifiers: _Optional[_Iterable[str]] = ..., last_epoch: _Optional[int] = ...) -> None: ...
+    rtt_ms: _containers.ScalarMap[str, float]
+    def __init__(self, session_id: _Optional[str] = ..., ticket: _Optional[bytes] = ..., failed_verifiers: _Optional[_Iterable[str]] = ..., last_epoch: _Optional[int] = ..., rtt_ms: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class CloseSessionRequest(_message.Message):
     __slots__ = ("session_id", "ticket")
@@ -101,7 +110,7 @@ class SignedTicket(_message.Message):
     def __init__(self, claims: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., key_id: _Optional[str] = ...) -> None: ...
 
 class TicketClaims(_message.Message):
-    __slots__ = ("session_id", "tenant", "audience", "epoch_first", "epoch_last", "expires_unix", "limits")
+    __slots__ = ("session_id", "tenant", "audience", "epoch_first", "epoch_last", "expires_unix", "limits", "target")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     AUDIENCE_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +118,7 @@ class TicketClaims(_message.Message):
     EPOCH_LAST_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_UNIX_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     tenant: str
     audience: str
@@ -116,7 +126,8 @@ class TicketClaims(_message.Message):
     epoch_last: int
     expires_unix: float
     limits: _session_pb2.SessionLimits
-    def __init__(self, session_id: _Optional[str] = ..., tenant: _Optional[str] = ..., audience: _Optional[str] = ..., epoch_first: _Optional[int] = ..., epoch_last: _Optional[int] = ..., expires_unix: _Optional[float] = ..., limits: _Optional[_Union[_session_pb2.SessionLimits, _Mapping]] = ...) -> None: ...
+    target: _session_pb2.TargetIdentity
+    def __init__(self, session_id: _Optional[str] = ..., tenant: _Optional[str] = ..., audience: _Optional[str] = ..., epoch_first: _Optional[int] = ..., epoch_last: _Optional[int] = ..., expires_unix: _Optional[float] = ..., limits: _Optional[_Union[_session_pb2.SessionLimits, _Mapping]] = ..., target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("verifier_id", "address", "tls", "target", "capacity_sessions", "instance")

@@ -1,0 +1,271 @@
+"""Pairs of `x_to_proto` and `x_from_proto`: protobuf stops here, and everything inbound is held against a bound.
+
+The stateful checks (ids without gaps, credit, siblings) are the session protocol's; here stands what one message alone
+can show. Every refusal is a BadRequest that names field, value and bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from outrider.core.errors import BadRequest
+from outrider.core.processors import SamplingParams
+from outrider.core.protocol.messages import (
+    MAX_APPEND_NODES,
+    MAX_GENERATED_TOKENS,
+    MAX_PROMPT_TOKENS,
+    MAX_SESSION_ID,
+    MAX_STOP_TOKENS,
+    Append,
+    Attach,
+    Cancel,
+    Commit,
+    Directive,
+    Finish,
+    SessionLimits,
+)
+from outrider.wire.v1 import session_pb2 as pb
+
+MAX_TICKET_BYTES = 4_096
+MAX_HASH_BYTES = 64
+_MAX_ID = 2**63 - 1
+_MAX_CAP = 65_536
+
+
+@dataclass(frozen=True)
+class Open:
+    """The first message of a stream."""
+
+    session_id: str
+    attach: Attach
+    ticket: bytes = b""
+    vocabulary_hash: bytes = b""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The verifier's answer to it."""
+
+    epoch: int
+    verifier_id: str
+    limits: SessionLimits
+    directive: Directive
+    vocabulary_size: int
+
+
+def sampling_to_proto(params: SamplingParams) -> pb.Sampling:
+    return pb.Sampling(
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        seed=params.seed,
+    )
+
+
+def sampling_from_proto(message: pb.Sampling) -> SamplingParams:
+    return SamplingParams(
+        temperature=message.temperature,
+        top_k=message.top_k,
+        top_p=message.top_p,
+        min_p=message.min_p,
+        repetition_penalty=message.repetition_penalty,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        seed=message.seed,
+    )
+
+
+def attach_to_proto(attach: Attach) -> pb.Attach:
+    return pb.Attach(
+        epoch=attach.epoch,
+        prompt=attach.prompt,
+        tokens=attach.tokens,
+        sampling=sampling_to_proto(attach.sampling),
+        max_tokens=attach.max_tokens,
+        stop_token_ids=attach.stop_token_ids,
+        ignore_eos=attach.ignore_eos,
+    )
+
+
+def attach_from_proto(message: pb.Attach, *, vocabulary_size: int) -> Attach:
+    """vocabulary_size: ids at or above it are refused."""
+    _between("attach.epoch", message.epoch, 1, _MAX_ID)
+    _between("length of attach.prompt", len(message.prompt), 1, MAX_PROMPT_TOKENS)
+    _between("attach.max_tokens", message.max_tokens, 1, MAX_GENERATED_TOKENS)
+    _between("length of attach.tokens", len(message.tokens), 0, message.max_tokens)
+    _between("length of attach.stop_token_ids", len(message.stop_token_ids), 0, MAX_STOP_TOKENS)
+    return Attach(
+        epoch=message.epoch,
+        prompt=_ids("attach.prompt", message.prompt, vocabulary_size),
+        tokens=_ids("attach.tokens", message.tokens, vocabulary_size),
+        sampling=sampling_from_proto(message.sampling),
+        max_tokens=message.max_tokens,
+        stop_token_ids=_ids("attach.stop_token_ids", message.stop_token_ids, vocabulary_size),
+        ignore_eos=message.ignore_eos,
+    )
+
+
+def append_to_proto(append: Append) -> pb.Append:
+    return pb.Append(
+        epoch=append.epoch,
+        first_id=append.first_id,
+        base=append.base,
+        parent=append.parents,
+        token=append.tokens,
+        idle=append.idle,
+    )
+
+
+def append_from_proto(message: pb.Append, *, vocabulary_size: int) -> Append:
+    """vocabulary_size: ids at or above it are refused."""
+    _between("append.epoch", message.epoch, 1, _MAX_ID)
+    _between("append.first_id", message.first_id, 1, _MAX_ID - MAX_APPEND_NODES)
+    _between("append.base", message.base, 0, MAX_GENERATED_TOKENS)
+    _between("nodes in append.token", len(message.token), 0, MAX_APPEND_NODES)
+    if len(message.parent) != len(message.token):
+        raise BadRequest.bound(
+            "length of append.parent", len(message.parent), f"{len(message.token)}, the length of append.token"
+        )
+    for offset, parent in enumerate(message.parent):
+        if parent >= message.first_id + offset:
+            raise BadRequest.bound(f"append.parent[{offset}]", parent, f"less than {message.first_id + offset}")
+    return Append(
+        epoch=message.epoch,
+        first_id=message.first_id,
+        base=message.base,
+        parents=tuple(message.parent),
+        tokens=_ids("append.token", message.token, vocabulary_size),
+        idle=message.idle,
+    )
+
+
+def commit_to_proto(commit: Commit) -> pb.Commit:
+    return pb.Commit(
+        epoch=commit.epoch,
+        start=commit.start,
+        token=commit.tokens,
+        seen=commit.seen,
+        finish=pb.Finish.ValueType(commit.finish),
+        evaluated=commit.evaluated,
+    )
+
+
+def commit_from_proto(message: pb.Commit) -> Commit:
+    _between("commit.start", message.start, 0, MAX_GENERATED_TOKENS)
+    _between("tokens in commit.token", len(message.token), 0, MAX_GENERATED_TOKENS)
+    if message.finish not in pb.Finish.values():
+        raise BadRequest.bound("commit.finish", message.finish, f"one of {pb.Finish.values()}")
+    return Commit(
+        epoch=message.epoch,
+        start=message.start,
+        tokens=tuple(message.token),
+        seen=message.seen,
+        finish=Finish(message.finish),
+        evaluated=message.evaluated,
+    )
+
+
+def cancel_to_proto(cancel: Cancel) -> pb.Cancel:
+    return pb.Cancel(epoch=cancel.epoch)
+
+
+def cancel_from_proto(message: pb.Cancel) -> Cancel:
+    _between("cancel.epoch", message.epoch, 1, _MAX_ID)
+    return Cancel(message.epoch)
+
+
+def limits_to_proto(limits: SessionLimits) -> pb.SessionLimits:
+    return pb.SessionLimits(
+        nodes=limits.nodes, depth=limits.depth, in_flight=limits.in_flight, run_ahead=limits.run_ahead
+    )
+
+
+def limits_from_proto(message: pb.SessionLimits) -> SessionLimits:
+    _between("limits.nodes", message.nodes, 0, _MAX_CAP)
+    _between("limits.depth", message.depth, 0, _MAX_CAP)
+    _between("limits.in_flight", message.in_flight, 0, _MAX_CAP)
+    _between("limits.run_ahead", message.run_ahead, 1, _MAX_CAP)
+    return SessionLimits(message.nodes, message.depth, message.in_flight, message.run_ahead)
+
+
+def directive_to_proto(directive: Directive) -> pb.Directive:
+    return pb.Directive(
+        window_nodes=directive.window_nodes,
+        window_depth=directive.window_depth,
+        nodes_per_step=directive.nodes_per_step,
+        price=directive.price,
+        patience_ms=directive.patience_ms,
+        step_ms=directive.step_ms,
+    )
+
+
+def directive_from_proto(message: pb.Directive) -> Directive:
+    _between("directive.price", message.price, 0.0, 1.0)
+    _between("directive.patience_ms", message.patience_ms, 0, 60_000)
+    _between("directive.step_ms", message.step_ms, 0.0, 1e6)
+    return Directive(
+        window_nodes=message.window_nodes,
+        window_depth=message.window_depth,
+        nodes_per_step=message.nodes_per_step,
+        price=message.price,
+        patience_ms=message.patience_ms,
+        step_ms=message.step_ms,
+    )
+
+
+def open_to_proto(message: Open) -> pb.Open:
+    return pb.Open(
+        session_id=message.session_id,
+        ticket=message.ticket,
+        attach=attach_to_proto(message.attach),
+        vocabulary_hash=message.vocabulary_hash,
+    )
+
+
+def open_from_proto(message: pb.Open, *, vocabulary_size: int) -> Open:
+    _between("length of open.session_id", len(message.session_id), 1, MAX_SESSION_ID)
+    _between("bytes of open.ticket", len(message.ticket), 0, MAX_TICKET_BYTES)
+    _between("bytes of open.vocabulary_hash", len(message.vocabulary_hash), 0, MAX_HASH_BYTES)
+    return Open(
+        session_id=message.session_id,
+        attach=attach_from_proto(message.attach, vocabulary_size=vocabulary_size),
+        ticket=message.ticket,
+        vocabulary_hash=message.vocabulary_hash,
+    )
+
+
+def opened_to_proto(message: Opened) -> pb.Opened:
+    return pb.Opened(
+        epoch=message.epoch,
+        verifier_id=message.verifier_id,
+        limits=limits_to_proto(message.limits),
+        directive=directive_to_proto(message.directive),
+        vocabulary_size=message.vocabulary_size,
+    )
+
+
+def opened_from_proto(message: pb.Opened) -> Opened:
+    return Opened(
+        epoch=message.epoch,
+        verifier_id=message.verifier_id,
+        limits=limits_from_proto(message.limits),
+        directive=directive_from_proto(message.directive),
+        vocabulary_size=message.vocabulary_size,
+    )
+
+
+def _between(field: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise BadRequest.bound(field, value, f"between {low} and {high}")
+
+
+def _ids(field: str, values: Iterable[int], vocabulary_size: int) -> tuple[int, ...]:
+    ids = tuple(values)
+    if ids and max(ids) >= vocabulary_size:
+        raise BadRequest.bound(f"a token id in {field}", max(ids), f"less than {vocabulary_size}, the vocabulary size")
+    return ids

@@ -1,0 +1,143 @@
+from outrider.wire.v1 import session_pb2 as _session_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class EngineRequest(_message.Message):
+    __slots__ = ("session_id", "append", "start", "cancel", "stop", "tune", "quit", "epoch")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    APPEND_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    TUNE_FIELD_NUMBER: _ClassVar[int]
+    QUIT_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    append: _session_pb2.Append
+    start: Start
+    cancel: _session_pb2.Cancel
+    stop: Stop
+    tune: Tune
+    quit: Quit
+    epoch: int
+    def __init__(self, session_id: _Optional[str] = ..., append: _Optional[_Union[_session_pb2.Append, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., cancel: _Optional[_Union[_session_pb2.Cancel, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., tune: _Optional[_Union[Tune, _Mapping]] = ..., quit: _Optional[_Union[Quit, _Mapping]] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class Start(_message.Message):
+    __slots__ = ("attach", "limits", "directive")
+    ATTACH_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    DIRECTIVE_FIELD_NUMBER: _ClassVar[int]
+    attach: _session_pb2.Attach
+    limits: _session_pb2.SessionLimits
+    directive: _session_pb2.Directive
+    def __init__(self, attach: _Optional[_Union[_session_pb2.Attach, _Mapping]] = ..., limits: _Optional[_Union[_session_pb2.SessionLimits, _Mapping]] = ..., directive: _Optional[_Union[_session_pb2.Directive, _Mapping]] = ...) -> None: ...
+
+class Stop(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Tune(_message.Message):
+    __slots__ = ("rtt_ms", "directive")
+    RTT_MS_FIELD_NUMBER: _ClassVar[int]
+    DIRECTIVE_FIELD_NUMBER: _ClassVar[int]
+    rtt_ms: float
+    directive: _session_pb2.Directive
+    def __init__(self, rtt_ms: _Optional[float] = ..., directive: _Optional[_Union[_session_pb2.Directive, _Mapping]] = ...) -> None: ...
+
+class Quit(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class EngineEvent(_message.Message):
+    __slots__ = ("session_id", "epoch", "commit", "failure", "stats", "ready", "progress")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    STATS_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    epoch: int
+    commit: _session_pb2.Commit
+    failure: EngineFailure
+    stats: EngineStats
+    ready: EngineReady
+    progress: EngineProgress
+    def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., commit: _Optional[_Union[_session_pb2.Commit, _Mapping]] = ..., failure: _Optional[_Union[EngineFailure, _Mapping]] = ..., stats: _Optional[_Union[EngineStats, _Mapping]] = ..., ready: _Optional[_Union[EngineReady, _Mapping]] = ..., progress: _Optional[_Union[EngineProgress, _Mapping]] = ...) -> None: ...
+
+class EngineFailure(_message.Message):
+    __slots__ = ("kind", "message", "field", "retry_after_s")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    message: str
+    field: str
+    retry_after_s: float
+    def __init__(self, kind: _Optional[str] = ..., message: _Optional[str] = ..., field: _Optional[str] = ..., retry_after_s: _Optional[float] = ...) -> None: ...
+
+class EngineProgress(_message.Message):
+    __slots__ = ("text",)
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    def __init__(self, text: _Optional[str] = ...) -> None: ...
+
+class EngineReady(_message.Message):
+    __slots__ = ("target", "vocabulary_size", "eos_token_ids", "max_sequence")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
+    EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    target: _session_pb2.TargetIdentity
+    vocabulary_size: int
+    eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    max_sequence: int
+    def __init__(self, target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., vocabulary_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_sequence: _Optional[int] = ...) -> None: ...
+
+class SessionStats(_message.Message):
+    __slots__ = ("session_id", "epoch", "steps", "committed", "evaluated", "accepted")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    EVALUATED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    epoch: int
+    steps: int
+    committed: int
+    evaluated: int
+    accepted: int
+    def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., steps: _Optional[int] = ..., committed: _Optional[int] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ...) -> None: ...
+
+class EngineStats(_message.Message):
+    __slots__ = ("live_sessions", "step_ms", "tokens_per_s", "kv_used", "kv_capacity", "sessions", "timing_ms")
+    class TimingMsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    LIVE_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    STEP_MS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    KV_USED_FIELD_NUMBER: _ClassVar[int]
+    KV_CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    TIMING_MS_FIELD_NUMBER: _ClassVar[int]
+    live_sessions: int
+    step_ms: float
+    tokens_per_s: float
+    kv_used: int
+    kv_capacity: int
+    sessions: _containers.RepeatedCompositeFieldContainer[SessionStats]
+    timing_ms: _containers.ScalarMap[str, float]
+    def __init__(self, live_sessions: _Optional[int] = ..., step_ms: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., kv_used: _Optional[int] = ..., kv_capacity: _Optional[int] = ..., sessions: _Optional[_Iterable[_Union[SessionStats, _Mapping]]] = ..., timing_ms: _Optional[_Mapping[str, float]] = ...) -> None: ...
