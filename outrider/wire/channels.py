@@ -1,0 +1,171 @@
+"""Where every channel and server is made: liveness, bounds and TLS are decided here and nowhere else.
+
+The numbers were measured (grpcio 1.85, aio): a peer that hangs without closing is noticed only after 60 s unless
+`http2.ping_timeout_ms` is set, whatever `keepalive_timeout_ms` says; a server with default settings drops a client
+that pings an idle stream every 2 s; a reader that stalls leaves thousands of small messages in flight unless BDP
+probing is off and the look-ahead small.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from outrider.core.errors import BadRequest, Unavailable
+
+__all__ = ["ClientTls", "ServerTls", "bind", "channel", "check_bind", "is_loopback", "server", "split_address"]
+
+PING_EVERY_MS = 2_000
+"""A client asks a silent server for life this often."""
+PING_TIMEOUT_MS = 2_000
+"""A server that does not answer for so long is dead; failover waits for at most the sum of both."""
+SERVER_PING_EVERY_MS = 10_000
+"""A server asks less often: a vanished device costs it only memory."""
+SERVER_PING_TIMEOUT_MS = 5_000
+"""Phones pause their radios."""
+MIN_PING_INTERVAL_MS = 1_000
+"""Pings more frequent than this are abuse; below PING_EVERY_MS with room for jitter."""
+LOOKAHEAD_BYTES = 65_536
+"""What a stream may hold for a reader that does not read."""
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+"""A full prompt with a full resumed sequence is 1.3 MB; nothing else comes near."""
+MAX_METADATA_BYTES = 16 * 1024
+RECONNECT_FIRST_MS = 100
+RECONNECT_MAX_MS = 3_000
+MAX_CONCURRENT_RPCS = 4_096
+"""Calls beyond it are shed with RESOURCE_EXHAUSTED before they cost anything."""
+
+_Options = tuple[tuple[str, int | str], ...]
+
+_STEADY: _Options = (
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
+)
+_BOUNDS: _Options = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+)
+_CLIENT: _Options = (
+    *_BOUNDS,
+    ("grpc.keepalive_time_ms", PING_EVERY_MS),
+    ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", RECONNECT_FIRST_MS),
+    ("grpc.min_reconnect_backoff_ms", RECONNECT_FIRST_MS),
+    ("grpc.max_reconnect_backoff_ms", RECONNECT_MAX_MS),
+    ("grpc.use_local_subchannel_pool", 1),  # one caller's back-off must not delay another's failover
+)
+_SERVER: _Options = (
+    *_BOUNDS,
+    *_STEADY,
+    ("grpc.keepalive_time_ms", SERVER_PING_EVERY_MS),
+    ("grpc.keepalive_timeout_ms", SERVER_PING_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", SERVER_PING_TIMEOUT_MS),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
+    ("grpc.so_reuseport", 0),  # a second process on the port must fail, not share it in silence
+)
+
+
+@dataclass(frozen=True)
+class ServerTls:
+    """PEM files: the certificate chain and its private key."""
+
+    cert: Path
+    key: Path
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """Read the files. Raises BadRequest where one is missing or unreadable."""
+        return grpc.ssl_server_credentials([(_read(self.key, "TLS key"), _read(self.cert, "TLS certificate"))])
+
+
+@dataclass(frozen=True)
+class ClientTls:
+    """PEM file of the authorities to trust; None trusts those that gRPC ships with."""
+
+    ca: Path | None = None
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Read the file. Raises BadRequest where it is missing or unreadable."""
+        return grpc.ssl_channel_credentials(_read(self.ca, "TLS authority") if self.ca else None)
+
+
+def channel(
+    address: str, *, tls: ClientTls | None = None, insecure: bool = False, bulk: bool = False
+) -> grpc.aio.Channel:
+    """A channel to `host:port`. `bulk` is for downloads: it reads ahead as far as the link allows.
+
+    Raises BadRequest for a plain connection to another machine, unless `insecure`.
+    """
+    split_address(address)
+    check_bind(address, tls, insecure)
+    options = _CLIENT if bulk else (*_CLIENT, *_STEADY)
+    if is_loopback(address):
+        options = (*options, ("grpc.enable_http_proxy", 0))
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, tls.credentials(), options=options)
+
+
+def server(*, max_rpcs: int = MAX_CONCURRENT_RPCS) -> grpc.aio.Server:
+    """A server without an address; `bind` gives it one."""
+    return grpc.aio.server(options=_SERVER, maximum_concurrent_rpcs=max_rpcs)
+
+
+def bind(to: grpc.aio.Server, address: str, *, tls: ServerTls | None = None, insecure: bool = False) -> int:
+    """Listen on `host:port` (port 0: any free one) and return the port. Raises BadRequest or Unavailable."""
+    split_address(address)
+    check_bind(address, tls, insecure)
+    try:
+        if tls is None:
+            return to.add_insecure_port(address)
+        return to.add_secure_port(address, tls.credentials())
+    except RuntimeError as error:
+        raise Unavailable(f"cannot listen on {address}: is the port taken, or not this machine's? ({error})") from error
+
+
+def check_bind(address: str, tls: object | None, insecure: bool) -> None:
+    """Refuse plain text beyond this machine: tickets and prompts would be readable on the way. Raises BadRequest."""
+    if tls is None and not insecure and not is_loopback(address):
+        raise BadRequest(
+            f"{address} is not a loopback address and has no TLS; give a certificate (--tls-cert and --tls-key on a"
+            " server, --tls-ca on a client), or pass --insecure to accept plain text on this network",
+            field="address",
+        )
+
+
+def is_loopback(address: str) -> bool:
+    """Whether `host:port` never leaves this machine. A name other than localhost is taken to leave it."""
+    host, _ = split_address(address)
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of `host:port` or `[v6]:port`. Raises BadRequest."""
+    host, colon, port = address.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if bracketed else host
+    if not (colon and host and _is_port(port)) or (":" in host and not bracketed):
+        raise BadRequest(f"address is {address[:300]!r}, must be HOST:PORT or [V6]:PORT", field="address")
+    return host, int(port)
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 5 and int(text) < 65_536
+
+
+def _read(path: Path, what: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadRequest(f"{what} {path} cannot be read: {error.strerror}; give a PEM file", field="tls") from error

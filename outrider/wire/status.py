@@ -1,0 +1,148 @@
+"""Core errors as gRPC statuses, and back.
+
+A status code alone is too coarse (three errors are INVALID_ARGUMENT or FAILED_PRECONDITION), so the class travels by
+name in the trailing metadata, with the fields that it carries. A peer that knows no such name, or gRPC itself, is
+understood by its code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, NoReturn
+
+import grpc
+
+from outrider.core import errors
+from outrider.core.errors import OutriderError
+
+__all__ = ["CODES", "abort", "aborting", "error_from_rpc"]
+
+log = logging.getLogger(__name__)
+
+Code = grpc.StatusCode
+
+CODES: Mapping[type[OutriderError], grpc.StatusCode] = {
+    errors.BadRequest: Code.INVALID_ARGUMENT,
+    errors.ProtocolViolation: Code.INVALID_ARGUMENT,
+    errors.VocabularyMismatch: Code.FAILED_PRECONDITION,
+    errors.Unauthenticated: Code.UNAUTHENTICATED,
+    errors.PermissionDenied: Code.PERMISSION_DENIED,
+    errors.NotFound: Code.NOT_FOUND,
+    errors.Fenced: Code.ABORTED,
+    errors.Overloaded: Code.RESOURCE_EXHAUSTED,
+    errors.Unavailable: Code.UNAVAILABLE,
+    errors.ModelRefused: Code.FAILED_PRECONDITION,
+    errors.InternalError: Code.INTERNAL,
+    OutriderError: Code.UNKNOWN,
+}
+
+# What a code means when it comes without our metadata: from gRPC itself, a proxy, or a newer peer.
+_PLAIN: Mapping[grpc.StatusCode, type[OutriderError]] = {
+    Code.INVALID_ARGUMENT: errors.BadRequest,
+    Code.OUT_OF_RANGE: errors.BadRequest,
+    Code.FAILED_PRECONDITION: errors.BadRequest,
+    Code.UNIMPLEMENTED: errors.BadRequest,
+    Code.UNAUTHENTICATED: errors.Unauthenticated,
+    Code.PERMISSION_DENIED: errors.PermissionDenied,
+    Code.NOT_FOUND: errors.NotFound,
+    Code.ABORTED: errors.Fenced,
+    Code.RESOURCE_EXHAUSTED: errors.Overloaded,
+    Code.UNAVAILABLE: errors.Unavailable,
+    Code.DEADLINE_EXCEEDED: errors.Unavailable,
+    Code.CANCELLED: errors.Unavailable,
+}
+
+_BY_NAME = {cls.__name__: cls for cls in CODES}
+
+_ERROR_KEY = "outrider-error"
+_RETRY_KEY = "outrider-retry-after-s"
+_FIELD_KEY = "outrider-field-bin"  # bytes: a field may name what a peer sent
+
+# gRPC drops a whole call whose trailers exceed 8 KiB, and percent-encoding triples a byte.
+MAX_MESSAGE_BYTES = 2_000
+MAX_FIELD_BYTES = 256
+MAX_RETRY_S = 3_600.0
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseException) -> NoReturn:
+    """End the call with the status that `error` has. Never tells the peer more than the error's own message."""
+    if isinstance(error, grpc.aio.AbortError) or not isinstance(error, Exception):
+        raise error  # already ended, or a cancellation
+    known = error if isinstance(error, OutriderError) else _disguised(error)
+    await context.abort(_code(known), _clipped(str(known), MAX_MESSAGE_BYTES), _trailers(known))
+    raise known  # unreachable: abort raises
+
+
+@contextlib.asynccontextmanager
+async def aborting(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
+    """Whatever the body raises ends the call with its status."""
+    try:
+        yield
+    except Exception as error:
+        await abort(context, error)
+
+
+def error_from_rpc(error: grpc.RpcError) -> OutriderError:
+    """The error that the peer raised, or the nearest one to what gRPC says. Takes sync and aio errors alike."""
+    code: grpc.StatusCode = getattr(error, "code", lambda: Code.UNKNOWN)()
+    message = str(getattr(error, "details", lambda: "")() or "")
+    trailers = dict(getattr(error, "trailing_metadata", lambda: ())() or ())
+    cls = _BY_NAME.get(_text(trailers.get(_ERROR_KEY, "")))
+    if cls is None:
+        return _plain(code, message)
+    if issubclass(cls, errors.BadRequest):
+        return cls(message, field=_text(trailers.get(_FIELD_KEY, "")))
+    if issubclass(cls, errors.Overloaded):
+        return cls(message, retry_after_s=_retry(trailers.get(_RETRY_KEY)))
+    return cls(message)
+
+
+def _plain(code: grpc.StatusCode, message: str) -> OutriderError:
+    if code is Code.RESOURCE_EXHAUSTED and "larger than max" in message:
+        return errors.BadRequest(message)  # gRPC's own bound on a message: sending it again cannot help
+    cls = _PLAIN.get(code, errors.InternalError)
+    return cls(message or f"the call ended with {code.name}")
+
+
+def _code(error: OutriderError) -> grpc.StatusCode:
+    return next(CODES[cls] for cls in type(error).__mro__ if cls in CODES)
+
+
+def _name(error: OutriderError) -> str:
+    return next(cls.__name__ for cls in type(error).__mro__ if cls in CODES)
+
+
+def _trailers(error: OutriderError) -> tuple[tuple[str, str | bytes], ...]:
+    trailers: list[tuple[str, str | bytes]] = [(_ERROR_KEY, _name(error))]
+    if isinstance(error, errors.BadRequest) and error.field:
+        trailers.append((_FIELD_KEY, _clipped(error.field, MAX_FIELD_BYTES).encode()))
+    if isinstance(error, errors.Overloaded):
+        trailers.append((_RETRY_KEY, repr(float(error.retry_after_s))))
+    return tuple(trailers)
+
+
+def _disguised(error: Exception) -> errors.InternalError:
+    """A defect: its traceback goes to the log, the peer gets a number to ask about."""
+    error_id = secrets.token_hex(6)
+    log.error("internal error %s", error_id, exc_info=error)
+    return errors.InternalError(f"internal error {error_id}; the server's log has the cause under this id")
+
+
+def _clipped(text: str, size: int) -> str:
+    raw = text.encode(errors="replace")
+    return text if len(raw) <= size else raw[: size - 3].decode(errors="ignore") + "..."
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _retry(value: str | bytes | None) -> float:
+    try:
+        seconds = float(_text(value or "1"))
+    except ValueError:
+        return 1.0
+    return min(max(seconds, 0.0), MAX_RETRY_S) if seconds == seconds else 1.0

@@ -1,0 +1,245 @@
+"""Tickets: what the coordinator promises a device, signed so that a verifier needs nobody to believe it.
+
+Ed25519 over the claims exactly as sent (no re-serialising before the check). `cryptography` is imported only when a
+key is used, so that a device, which carries tickets without reading them, does not need it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from google.protobuf.message import DecodeError
+
+from outrider.core.errors import BadRequest, PermissionDenied, Unauthenticated
+from outrider.core.protocol.messages import SessionLimits
+from outrider.wire.v1 import coordinator_pb2, session_pb2
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+__all__ = ["Claims", "MAX_TICKET_BYTES", "Signer", "Target", "key_id_of", "ticket_key_id", "verify"]
+
+MAX_TICKET_BYTES = 4_096
+MAX_KEY_ID = 64
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a verifier serves. Equal `weights` mean equal text; equal `numerics_class` too means equal bits."""
+
+    name: str
+    weights_hash: str
+    tokenizer_hash: str
+    dtype: str = ""
+    backend: str = ""
+    hardware: str = ""
+
+    @property
+    def weights(self) -> tuple[str, str]:
+        """What a session must never leave: the weights and the token table."""
+        return self.weights_hash, self.tokenizer_hash
+
+    @property
+    def numerics_class(self) -> str:
+        """What a session prefers to stay in: where floating point gives the same bits."""
+        return f"{self.dtype}/{self.backend}/{self.hardware}"
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What a ticket says once it is believed."""
+
+    session_id: str
+    tenant: str
+    audience: str
+    """Id of the one verifier that may honour it."""
+    epoch_first: int
+    epoch_last: int
+    expires_unix: float
+    """Seconds. Checked when a stream opens; a stream that is open goes on."""
+    limits: SessionLimits
+    target: Target
+
+    def owns(self, epoch: int) -> bool:
+        """Whether the device may attach with this epoch."""
+        return self.epoch_first <= epoch <= self.epoch_last
+
+
+class Signer:
+    """The private half of one key."""
+
+    def __init__(self, private_key: Ed25519PrivateKey) -> None:
+        self._private = private_key
+        self.public_key = private_key.public_key().public_bytes_raw()
+        """The 32 raw bytes."""
+        self.key_id = key_id_of(self.public_key)
+
+    @classmethod
+    def generate(cls) -> Signer:
+        """A new key from the system's randomness."""
+        return cls(_ed25519().Ed25519PrivateKey.generate())
+
+    @classmethod
+    def from_pem(cls, pem: bytes) -> Signer:
+        """The key in a PKCS#8 PEM. Raises BadRequest for anything else."""
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+        try:
+            key = serialization.load_pem_private_key(pem, password=None)
+        except (ValueError, TypeError) as error:
+            raise BadRequest(f"the signing key is no unencrypted PEM private key: {error}", field="key") from error
+        if not isinstance(key, Ed25519PrivateKey):
+            raise BadRequest(f"the signing key is a {type(key).__name__}, must be Ed25519", field="key")
+        return cls(key)
+
+    def pem(self) -> bytes:
+        """The key as a PKCS#8 PEM, to be kept in a file that only its owner reads."""
+        from cryptography.hazmat.primitives import serialization
+
+        return self._private.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+
+    def sign(self, claims: Claims) -> bytes:
+        """The ticket: a SignedTicket, serialised."""
+        body = _claims_to_proto(claims).SerializeToString()
+        signed = coordinator_pb2.SignedTicket(claims=body, signature=self._private.sign(body), key_id=self.key_id)
+        ticket = signed.SerializeToString()
+        if len(ticket) > MAX_TICKET_BYTES:
+            raise BadRequest.bound("ticket", f"{len(ticket)} bytes", f"at most {MAX_TICKET_BYTES}")
+        return ticket
+
+
+def verify(
+    ticket: bytes, public_keys: Mapping[str, bytes], *, audience: str | None, now: float, grace_s: float = 0.0
+) -> Claims:
+    """The claims of a genuine ticket.
+
+    `public_keys` maps key id to raw key; `audience` is the verifier that asks (None: any, for who issued it); `now`
+    is Unix time in seconds; `grace_s` forgives an expiry that long ago. The caller still has to compare the session
+    and the epoch with what the device asks for.
+
+    Raises Unauthenticated for a ticket that is no proof of anything, PermissionDenied for one meant for somebody else.
+    """
+    signed = _parse(ticket)
+    _check_signature(signed, public_keys)
+    claims = _claims_from_proto(signed.claims)
+    if audience is not None and claims.audience != audience:
+        raise PermissionDenied(
+            f"the ticket is for verifier {claims.audience!r}, this is {audience!r}; present it at the address it came"
+            " with"
+        )
+    late = now - claims.expires_unix - grace_s
+    if not late <= 0:
+        raise Unauthenticated(
+            f"the ticket expired {late:.0f} s ago; resume the session at the coordinator for a new one"
+        )
+    return claims
+
+
+def key_id_of(public_key: bytes) -> str:
+    """A key's name: the start of its own hash, so that two coordinators never give one name to two keys."""
+    return hashlib.sha256(public_key).hexdigest()[:16]
+
+
+def ticket_key_id(ticket: bytes) -> str:
+    """The key that a ticket says it is signed with; nothing about it is checked. Raises Unauthenticated."""
+    return _parse(ticket).key_id
+
+
+def _parse(ticket: bytes) -> coordinator_pb2.SignedTicket:
+    if not ticket:
+        raise Unauthenticated("no ticket; open a session at the coordinator first")
+    if len(ticket) > MAX_TICKET_BYTES:
+        raise Unauthenticated(f"the ticket is {len(ticket)} bytes, must be at most {MAX_TICKET_BYTES}")
+    try:
+        signed = coordinator_pb2.SignedTicket.FromString(ticket)
+    except DecodeError as error:
+        raise Unauthenticated("the ticket is no SignedTicket; pass on the coordinator's bytes unchanged") from error
+    if len(signed.key_id) > MAX_KEY_ID:
+        raise Unauthenticated(f"the ticket's key_id has {len(signed.key_id)} characters, must be at most {MAX_KEY_ID}")
+    return signed
+
+
+def _check_signature(signed: coordinator_pb2.SignedTicket, public_keys: Mapping[str, bytes]) -> None:
+    raw = public_keys.get(signed.key_id)
+    if raw is None:
+        raise Unauthenticated(
+            f"the ticket is signed with key {signed.key_id!r}, which is unknown here; open a new session"
+        )
+    key = _public(raw)
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        key.verify(signed.signature, signed.claims)
+    except InvalidSignature as error:
+        raise Unauthenticated("the ticket's signature does not match its claims; it was altered or forged") from error
+
+
+def _claims_to_proto(claims: Claims) -> coordinator_pb2.TicketClaims:
+    limits, target = claims.limits, claims.target
+    return coordinator_pb2.TicketClaims(
+        session_id=claims.session_id,
+        tenant=claims.tenant,
+        audience=claims.audience,
+        epoch_first=claims.epoch_first,
+        epoch_last=claims.epoch_last,
+        expires_unix=claims.expires_unix,
+        limits=session_pb2.SessionLimits(
+            nodes=limits.nodes, depth=limits.depth, in_flight=limits.in_flight, run_ahead=limits.run_ahead
+        ),
+        target=session_pb2.TargetIdentity(
+            name=target.name,
+            weights_hash=target.weights_hash,
+            tokenizer_hash=target.tokenizer_hash,
+            dtype=target.dtype,
+            backend=target.backend,
+            hardware=target.hardware,
+        ),
+    )
+
+
+def _claims_from_proto(raw: bytes) -> Claims:
+    """Only ever called on signed bytes: whoever signed them vouches for the values."""
+    try:
+        proto = coordinator_pb2.TicketClaims.FromString(raw)
+    except DecodeError as error:
+        raise Unauthenticated("the ticket's claims are no TicketClaims; is the coordinator much newer?") from error
+    limits, target = proto.limits, proto.target
+    return Claims(
+        session_id=proto.session_id,
+        tenant=proto.tenant,
+        audience=proto.audience,
+        epoch_first=proto.epoch_first,
+        epoch_last=proto.epoch_last,
+        expires_unix=proto.expires_unix,
+        limits=SessionLimits(limits.nodes, limits.depth, limits.in_flight, limits.run_ahead),
+        target=Target(
+            target.name,
+            target.weights_hash,
+            target.tokenizer_hash,
+            target.dtype,
+            target.backend,
+            target.hardware,
+        ),
+    )
+
+
+def _public(raw: bytes) -> Ed25519PublicKey:
+    key: Ed25519PublicKey = _ed25519().Ed25519PublicKey.from_public_bytes(raw)
+    return key
+
+
+def _ed25519() -> ModuleType:
+    try:
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+    except ImportError as error:
+        raise ImportError(
+            "tickets need cryptography: pip install 'outrider[verifier]' or 'outrider[coordinator]'"
+        ) from error
+    return ed25519
