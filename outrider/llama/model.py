@@ -1,0 +1,212 @@
+"""A draft model loaded from a GGUF file: its weights, vocabulary and metadata."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from outrider.core.errors import BadRequest, InternalError, ModelRefused
+from outrider.llama.library import errors_collected, library
+
+_MAGIC = b"GGUF"
+
+
+class LlamaModel:
+    """A GGUF model in memory. Contexts borrow it; it is freed when it and the last of its contexts are closed.
+
+    May be loaded on any thread and shared by contexts on several. The file is memory-mapped: replace it with
+    `os.replace`, since truncating it in place kills the process. The GGUF's own chat template is never executed.
+    """
+
+    def __init__(self, handle: Any, path: Path, threads: int) -> None:
+        self._handle = handle
+        self._lock = threading.Lock()
+        self._users = 1
+        self._closed = False
+        self.path = path
+        self.threads = threads
+        """Threads that a context of this model uses unless told otherwise."""
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, threads: int = 1, check_tensors: bool = True) -> LlamaModel:
+        """Load and check a GGUF file.
+
+        check_tensors: look for NaN and invalid quantisation blocks; without it llama.cpp accepts damaged weights.
+        Raises ModelRefused with the reason, BadRequest for `threads`, ImportError without `outrider[edge]`.
+        """
+        cores = os.cpu_count() or 1
+        if not 1 <= threads <= cores:
+            raise BadRequest.bound("threads", threads, f"between 1 and {cores}, the machine's cores")
+        path = Path(path)
+        _check_header(path)
+        lib = library()
+        params = lib.llama_model_default_params()
+        params.check_tensors = check_tensors
+        with errors_collected() as errors:
+            handle = lib.llama_model_load_from_file(os.fsencode(path), params)
+        if not handle:
+            raise ModelRefused(f"{path} cannot be loaded: {'; '.join(errors) or 'llama.cpp gave no reason'}")
+        model = cls(handle, path, threads)
+        try:
+            model._check_kind()
+        except ModelRefused:
+            model.close()
+            raise
+        return model
+
+    def _check_kind(self) -> None:
+        """Refuse what the tree decoder cannot serve: it needs a KV cache from which positions can be taken back."""
+        lib = library()
+        kinds = {
+            "an encoder": lib.llama_model_has_encoder,
+            "a recurrent model": lib.llama_model_is_recurrent,
+            "a hybrid model": lib.llama_model_is_hybrid,
+            "a diffusion model": lib.llama_model_is_diffusion,
+        }
+        for kind, holds in kinds.items():
+            if holds(self._handle):
+                raise ModelRefused(f"{self.path} is {kind}; a draft must be a decoder with attention in every layer")
+        if lib.llama_vocab_type(self._vocab) == lib.LLAMA_VOCAB_TYPE_NONE:
+            raise ModelRefused(f"{self.path} has no vocabulary; export it with its tokenizer")
+
+    # --- what it is
+
+    @property
+    def handle(self) -> Any:
+        """The pointer for llama.cpp. Raises InternalError after `close`."""
+        if self._closed:
+            raise InternalError(f"the model {self.path} is closed")
+        return self._handle
+
+    @property
+    def _vocab(self) -> Any:
+        return library().llama_model_get_vocab(self.handle)
+
+    @functools.cached_property
+    def vocab_size(self) -> int:
+        """V: width of a row of logits, padding ids included."""
+        return int(library().llama_vocab_n_tokens(self._vocab))
+
+    @functools.cached_property
+    def n_ctx_train(self) -> int:
+        """Positions that the model was trained for."""
+        return int(library().llama_model_n_ctx_train(self.handle))
+
+    @functools.cached_property
+    def n_params(self) -> int:
+        return int(library().llama_model_n_params(self.handle))
+
+    @functools.cached_property
+    def size_bytes(self) -> int:
+        """Size of all tensors."""
+        return int(library().llama_model_size(self.handle))
+
+    @functools.cached_property
+    def metadata(self) -> dict[str, str]:
+        """The GGUF's key-value pairs as strings; arrays are abbreviated by llama.cpp."""
+        lib, handle = library(), self.handle
+        pairs = {}
+        for i in range(lib.llama_model_meta_count(handle)):
+            key = _sized_text(functools.partial(lib.llama_model_meta_key_by_index, handle, i))
+            value = _sized_text(functools.partial(lib.llama_model_meta_val_str_by_index, handle, i))
+            pairs[key.decode("utf-8", "replace")] = value.decode("utf-8", "replace")
+        return pairs
+
+    @property
+    def architecture(self) -> str:
+        """llama.cpp's name of the architecture: `llama`, `qwen3`, ..."""
+        return self.metadata.get("general.architecture", "")
+
+    # --- its vocabulary
+
+    def token_table(self) -> list[bytes]:
+        """The raw bytes of every token id, to be compared with the target's.
+
+        A control or added token is its text; an unused (padding) id is empty. Of byte-level and SentencePiece
+        vocabularies these are the bytes of the text that the token stands for, not of its spelling in the vocabulary.
+        """
+        lib, vocab = library(), self._vocab
+        buffer, size = ctypes.create_string_buffer(256), 256
+        table = []
+        for token in range(self.vocab_size):
+            length = lib.llama_token_to_piece(vocab, token, buffer, size, 0, True)
+            if length < 0:
+                size = -length
+                buffer = ctypes.create_string_buffer(size)
+                length = lib.llama_token_to_piece(vocab, token, buffer, size, 0, True)
+            table.append(buffer.raw[:length])
+        return table
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of text from a user: no BOS, and control tokens spelt out in the text are plain text."""
+        try:
+            data = text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise BadRequest(
+                f"text cannot be encoded as UTF-8 ({error}); remove lone surrogates", field="text"
+            ) from None
+        lib, vocab = library(), self._vocab
+        size = len(data) + 8  # a token covers at least one byte; SentencePiece may add a space
+        tokens = (lib.llama_token * size)()
+        count = lib.llama_tokenize(vocab, data, len(data), tokens, size, False, False)
+        if count < 0:
+            raise InternalError(f"llama.cpp wants {-count} tokens for {len(data)} bytes of text")
+        return list(tokens[:count])
+
+    # --- its life
+
+    def borrow(self) -> Any:
+        """The pointer, kept alive until `give_back`: freeing a model before its contexts kills the process."""
+        with self._lock:
+            handle = self.handle
+            self._users += 1
+            return handle
+
+    def give_back(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                library().llama_model_free(self._handle)
+
+    def close(self) -> None:
+        """No new contexts; the memory goes with the last one. Closing twice is harmless."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self.give_back()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _check_header(path: Path) -> None:
+    """What can be told apart without llama.cpp, in words that its user understands."""
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(_MAGIC))
+    except OSError as error:
+        raise ModelRefused(f"{path} cannot be read: {error.strerror}") from error
+    if magic != _MAGIC:
+        raise ModelRefused(f"{path} is not a GGUF file: it starts with {magic!r}, must start with {_MAGIC!r}")
+
+
+def _sized_text(read: Callable[[Any, int], int]) -> bytes:
+    """Call a llama.cpp function that fills a buffer and returns the length that it wanted."""
+    buffer = ctypes.create_string_buffer(256)
+    wanted = read(buffer, 256)
+    if wanted >= 256:
+        buffer = ctypes.create_string_buffer(wanted + 1)
+        read(buffer, wanted + 1)
+    return buffer.value

@@ -1,0 +1,54 @@
+"""Token tables of draft and target."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from outrider.core.errors import VocabularyMismatch
+from outrider.core.vocabulary import compare_token_tables, vocabulary_hash
+
+TABLE = [b"a", b"b", b"ab", b"<|end|>"]
+
+
+def test_equal_tables_share_every_id() -> None:
+    assert compare_token_tables(TABLE, list(TABLE)) == 4
+
+
+def test_padding_of_either_table_is_not_compared() -> None:
+    assert compare_token_tables([*TABLE, b"", b""], TABLE) == 4
+    assert compare_token_tables(TABLE, [*TABLE, b"", b""]) == 4
+
+
+def test_a_mismatch_names_the_first_ids_that_differ_and_how_many_do() -> None:
+    draft = [b"x%d" % i for i in range(10)]
+    target = [b"x0", *(b"y%d" % i for i in range(1, 12))]
+    with pytest.raises(VocabularyMismatch) as mismatch:
+        compare_token_tables(draft, target)
+    message = str(mismatch.value)
+    assert "9 of the 10" in message
+    assert "id 1: b'x1' and b'y1'" in message and "id 4" not in message
+    assert "the draft has 10 ids, the target 12" in message
+    assert mismatch.value.field == "token_table"
+
+
+def test_a_table_in_another_order_is_a_mismatch() -> None:
+    with pytest.raises(VocabularyMismatch, match="2 of the 4"):
+        compare_token_tables(TABLE, [b"b", b"a", *TABLE[2:]])
+
+
+def test_an_empty_table_is_a_mismatch() -> None:
+    with pytest.raises(VocabularyMismatch, match="empty"):
+        compare_token_tables([], TABLE)
+
+
+def test_the_hash_depends_on_where_one_piece_ends_and_the_next_begins() -> None:
+    assert vocabulary_hash([b"ab", b"c"]) != vocabulary_hash([b"a", b"bc"])
+    assert vocabulary_hash([b""]) != vocabulary_hash([])
+    assert vocabulary_hash(TABLE) == vocabulary_hash(tuple(TABLE))
+
+
+def test_the_hash_is_that_of_its_published_layout() -> None:
+    layout = b"\x01\0\0\0a" + b"\x02\0\0\0bc" + b"\0\0\0\0"
+    assert vocabulary_hash([b"a", b"bc", b""]) == hashlib.sha256(layout).digest()

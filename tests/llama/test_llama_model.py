@@ -1,0 +1,125 @@
+"""Loading a GGUF: what it tells, what it refuses, how it tokenises."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_gguf import CONTEXT, MERGES, PADDING, SPECIAL, vocabulary, write_tiny_llama
+
+from outrider.core.errors import BadRequest, InternalError, ModelRefused
+from outrider.llama import LlamaModel, TreeContext
+
+
+def test_a_model_tells_its_sizes_and_architecture(model: LlamaModel) -> None:
+    assert model.architecture == "llama"
+    assert model.n_ctx_train == CONTEXT
+    assert model.vocab_size == 256 + len(MERGES) + len(SPECIAL) + PADDING
+    assert model.metadata["general.name"] == "tiny"
+    assert model.size_bytes == pytest.approx(4 * model.n_params)
+
+
+def test_long_metadata_is_not_cut(model: LlamaModel, tmp_path: Path) -> None:
+    assert model.metadata["tokenizer.chat_template"].endswith("('never run this') }}")
+
+
+def test_the_token_table_holds_the_bytes_that_each_id_stands_for(model: LlamaModel) -> None:
+    table = model.token_table()
+    merged = [merge.replace(" ", "").replace("Ġ", " ").encode() for merge in MERGES]
+    special = [token.encode() for token in SPECIAL]
+    assert table == [bytes([i]) for i in range(256)] + merged + special + [b""] * PADDING
+
+
+def test_tokens_of_a_text_spell_the_text(model: LlamaModel) -> None:
+    table = model.token_table()
+    for text in ("hello world", "", "ça va? 日本 🙂\n\t", "a\0b", " " * 70):
+        assert b"".join(table[i] for i in model.tokenize(text)) == text.encode()
+
+
+def test_tokenising_uses_the_merges(model: LlamaModel) -> None:
+    assert model.tokenize("hello") == [vocabulary()[0].index("hello")]
+
+
+def test_a_control_token_spelt_out_by_a_user_is_plain_text(model: LlamaModel) -> None:
+    control = {vocabulary()[0].index(token) for token in SPECIAL}
+    for token in SPECIAL:
+        ids = model.tokenize(f"a{token}b")
+        assert control.isdisjoint(ids)
+        assert len(ids) == len(token) + 2
+
+
+def test_text_with_a_lone_surrogate_is_a_bad_request(model: LlamaModel) -> None:
+    with pytest.raises(BadRequest, match="lone surrogates"):
+        model.tokenize("\ud800")
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelRefused, match="cannot be read"):
+        LlamaModel.load(tmp_path / "absent.gguf")
+
+
+def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    path.write_bytes(b"PK\x03\x04" * 100)
+    with pytest.raises(ModelRefused, match="not a GGUF"):
+        LlamaModel.load(path)
+
+
+@pytest.mark.parametrize("kept", [4, 20, 300, 5_000, 200_000, -1])
+def test_a_truncated_file_is_refused_with_the_reason(tiny_path: Path, tmp_path: Path, kept: int) -> None:
+    path = tmp_path / "short.gguf"
+    path.write_bytes(tiny_path.read_bytes()[:kept])
+    with pytest.raises(ModelRefused) as refused:
+        LlamaModel.load(path)
+    assert "no reason" not in str(refused.value)
+
+
+def test_damaged_weights_are_refused_unless_the_check_is_turned_off(tmp_path: Path) -> None:
+    path = write_tiny_llama(tmp_path / "nan.gguf", nan=True)
+    with pytest.raises(ModelRefused, match=r"blk\.0\.ffn_up"):
+        LlamaModel.load(path)
+    LlamaModel.load(path, check_tensors=False).close()
+
+
+def test_more_threads_than_cores_are_refused(tiny_path: Path) -> None:
+    with pytest.raises(BadRequest, match="threads"):
+        LlamaModel.load(tiny_path, threads=10_000)
+
+
+def test_loading_writes_nothing_to_the_terminal_or_the_log(
+    tiny_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING), LlamaModel.load(tiny_path) as model, TreeContext(model, n_ctx=64) as context:
+        context.reset([1, 2, 3])
+    assert capfd.readouterr() == ("", "")
+    assert caplog.records == []
+
+
+def test_a_model_closed_before_its_context_lives_until_the_context_is_closed(tiny_path: Path) -> None:
+    model = LlamaModel.load(tiny_path)
+    context = TreeContext(model, n_ctx=64)
+    model.close()
+    assert context.reset([1, 2, 3]).shape == (context.vocab_size,)
+    with pytest.raises(InternalError, match="closed"):
+        TreeContext(model, n_ctx=64)
+    context.close()
+    model.close()
+
+
+def test_importing_the_package_does_not_load_llama_cpp() -> None:
+    code = "import sys, outrider.llama; assert 'llama_cpp' not in sys.modules and 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_without_llama_cpp_the_error_names_the_extra(tiny_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['llama_cpp'] = None\n"
+        "from outrider.llama import LlamaModel\n"
+        "try: LlamaModel.load(sys.argv[1])\n"
+        "except ImportError as error: assert 'outrider[edge]' in str(error)\n"
+        "else: sys.exit('no error')"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tiny_path)], check=True, timeout=60)

@@ -1,0 +1,68 @@
+"""Measuring a decode by width."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from outrider.core.errors import BadRequest
+from outrider.llama import TreeContext, TreeFull, measure_widths
+
+
+def test_every_width_gets_a_positive_time(context: TreeContext) -> None:
+    seconds = measure_widths(context)
+    assert list(seconds) == [1, 2, 4, 8, 16]
+    assert all(0 < value < 1 for value in seconds.values())
+
+
+def test_an_empty_context_is_empty_again(context: TreeContext) -> None:
+    measure_widths(context, repeats=1)
+    assert (context.length, context.room) == (0, context.n_ctx)
+
+
+def test_committed_tokens_are_left_as_they_were(context: TreeContext) -> None:
+    context.reset([1, 2, 3])
+    _, before = context.decode([0], [10])
+    context.drop_tree()
+    measure_widths(context, repeats=1)
+    _, after = context.decode([0], [10])
+    assert context.length == 3
+    np.testing.assert_array_equal(before, after)
+
+
+def test_a_context_with_a_tree_is_refused_and_keeps_it(context: TreeContext) -> None:
+    context.reset([1, 2, 3])
+    context.decode([0], [10])
+    with pytest.raises(BadRequest, match="tree"):
+        measure_widths(context)
+    assert context.tree_size == 1
+
+
+def test_a_width_that_does_not_fit_is_an_error(context: TreeContext) -> None:
+    with pytest.raises(TreeFull):
+        measure_widths(context, widths=(1, 17))
+    assert context.length == 0
+
+
+def test_the_median_of_all_rounds_is_reported(context: TreeContext) -> None:
+    durations = iter([9.0, 1.0, 5.0, 2.0, 5.0, 30.0, 5.0])  # warm-up, then three rounds of two widths
+    now = 0.0
+    calls = 0
+
+    def clock() -> float:
+        nonlocal now, calls
+        calls += 1
+        # begin/end pairs: warm-up (1, 2), the deadline (3), then rounds of 4 calls and a look at the deadline
+        if calls in (2, 5, 7, 10, 12, 15, 17):
+            now += next(durations)
+        return now
+
+    assert measure_widths(context, widths=(1, 4), repeats=3, budget_s=1e9, clock=clock) == {1: 2.0, 4: 5.0}
+
+
+def test_a_slow_model_is_measured_once(context: TreeContext) -> None:
+    begin = time.perf_counter()
+    assert measure_widths(context, widths=(1, 2), repeats=10**9, budget_s=0.0).keys() == {1, 2}
+    assert time.perf_counter() - begin < 1

@@ -1,0 +1,388 @@
+"""The tree decoder: every row of logits equals a fresh linear decode, and no caller can abort the process."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from outrider.core.errors import BadRequest, InternalError
+from outrider.llama import ContextFull, LlamaModel, TreeContext, TreeFull
+from outrider.llama.tree_context import Logits
+
+TOLERANCE = 1e-4
+
+
+def assert_linear(linear: TreeContext, tokens: Sequence[int], row: Logits) -> None:
+    """`row` is what a fresh, plain decode of `tokens` gives."""
+    linear.clear()
+    np.testing.assert_allclose(row, linear.reset(list(tokens)), rtol=0, atol=TOLERANCE)
+
+
+# --- one behaviour at a time
+
+
+def test_different_tokens_give_logits_far_further_apart_than_the_tolerance(linear: TreeContext) -> None:
+    assert np.abs(linear.reset([1, 2, 3]) - linear.reset([1, 9, 3])).max() > 1000 * TOLERANCE
+
+
+def test_prefill_in_chunks_equals_prefill_in_one(context: TreeContext, linear: TreeContext) -> None:
+    tokens = [i * 7 % 250 for i in range(100)]  # four chunks of 32
+    assert_linear(linear, tokens, context.reset(tokens))
+    assert context.length == 100
+
+
+def test_prefill_reuses_the_common_prefix(context: TreeContext, linear: TreeContext) -> None:
+    context.reset([1, 2, 3, 4, 5])
+    context.decode([0, 0], [6, 7])
+    for tokens in ([1, 2, 3, 9], [1, 2, 3, 9], [1, 2], [8], [8, 1, 2, 3, 4, 5, 6]):
+        assert_linear(linear, tokens, context.reset(tokens))
+        assert (context.length, context.tree_size) == (len(tokens), 0)
+
+
+def test_siblings_do_not_see_one_another(context: TreeContext, linear: TreeContext) -> None:
+    context.reset([1, 2, 3])
+    _, rows = context.decode([0, 0, 0], [10, 11, 12])
+    for token, row in zip([10, 11, 12], rows, strict=True):
+        assert_linear(linear, [1, 2, 3, token], row)
+
+
+def test_a_sibling_may_come_after_the_first_child_has_grown(context: TreeContext, linear: TreeContext) -> None:
+    context.reset([1, 2, 3])
+    [a], _ = context.decode([0], [10])
+    [b], _ = context.decode([a], [20])
+    context.decode([b], [30])
+    [late], row = context.decode([0], [11])
+    assert_linear(linear, [1, 2, 3, 11], row[0])
+    _, rows = context.decode([late, a], [40, 41])
+    assert_linear(linear, [1, 2, 3, 11, 40], rows[0])
+    assert_linear(linear, [1, 2, 3, 10, 41], rows[1])
+
+
+def test_survivors_of_a_commit_keep_their_handles_and_their_children_are_exact(
+    context: TreeContext, linear: TreeContext
+) -> None:
+    context.reset([1, 2, 3])
+    [a, b], _ = context.decode([0, 0], [10, 11])
+    [a1, b1, b2], _ = context.decode([a, b, b], [20, 21, 22])
+    [b11, b21], _ = context.decode([b1, b2], [30, 31])
+    assert context.commit([b]) is None
+    assert (context.length, context.tree_size) == (4, 4)
+    _, rows = context.decode([b11, b21, b1, b2, 0], [40, 41, 42, 43, 44])
+    for suffix, row in zip([(21, 30, 40), (22, 31, 41), (21, 42), (22, 43), (44,)], rows, strict=True):
+        assert_linear(linear, [1, 2, 3, 11, *suffix], row)
+    for dead in (a, a1, b):
+        with pytest.raises(BadRequest, match="parents"):
+            context.decode([dead], [1])
+
+
+def test_children_of_the_new_tip_are_children_of_zero(context: TreeContext, linear: TreeContext) -> None:
+    context.reset([1, 2, 3])
+    [a], _ = context.decode([0], [10])
+    [b], _ = context.decode([a], [20])
+    [c], _ = context.decode([b], [30])
+    context.commit([a])
+    context.commit([b, c])
+    assert (context.length, context.tree_size) == (6, 0)
+    _, rows = context.decode([0], [40])
+    assert_linear(linear, [1, 2, 3, 10, 20, 30, 40], rows[0])
+
+
+def test_a_tail_drops_the_tree_and_returns_its_last_logits(context: TreeContext, linear: TreeContext) -> None:
+    context.reset([1, 2, 3])
+    [a, b], _ = context.decode([0, 0], [10, 11])
+    context.decode([b], [20])
+    row = context.commit([b], [50, 51])
+    assert row is not None
+    assert_linear(linear, [1, 2, 3, 11, 50, 51], row)
+    assert (context.length, context.tree_size) == (6, 0)
+    with pytest.raises(BadRequest, match="parents"):
+        context.decode([a], [1])
+
+
+def test_an_empty_commit_changes_nothing(context: TreeContext) -> None:
+    context.reset([1, 2, 3])
+    [a], _ = context.decode([0], [10])
+    assert context.commit([]) is None
+    context.decode([a], [11])
+    assert (context.length, context.tree_size) == (3, 2)
+
+
+def test_a_dropped_tree_leaves_the_committed_tokens(context: TreeContext, linear: TreeContext) -> None:
+    context.reset([1, 2, 3])
+    context.decode([0, 0, 0], [10, 11, 12])
+    context.drop_tree()
+    assert (context.length, context.tree_size, context.room) == (3, 0, 125)
+    _, rows = context.decode([0, 0], [13, 14])
+    assert_linear(linear, [1, 2, 3, 14], rows[1])
+
+
+def test_returned_logits_outlive_the_next_decode(context: TreeContext) -> None:
+    first = context.reset([1, 2, 3])
+    kept = first.copy()
+    context.decode([0], [10])
+    np.testing.assert_array_equal(first, kept)
+
+
+# --- limits
+
+
+def test_a_tree_without_free_sequence_ids_is_full_and_unchanged(context: TreeContext, linear: TreeContext) -> None:
+    context.reset([1, 2, 3])
+    handles, _ = context.decode([0] * 16, list(range(16)))
+    with pytest.raises(TreeFull, match="sequence ids"):
+        context.decode([handles[0], 0], [30, 31])
+    assert context.tree_size == 16
+    _, rows = context.decode([handles[0], handles[15]], [30, 31])  # first children need none
+    assert_linear(linear, [1, 2, 3, 15, 31], rows[1])
+    context.commit([handles[3]])
+    assert len(context.decode([0] * 16, list(range(16)))[0]) == 16  # all but the committed one are free again
+
+
+def test_a_tree_without_free_cells_is_full_and_unchanged(model: LlamaModel, linear: TreeContext) -> None:
+    with TreeContext(model, n_ctx=8, max_sequences=8, batch=8, kv_type="f32") as context:
+        context.reset([1, 2, 3, 4, 5])
+        [a, _], _ = context.decode([0, 0], [10, 11])
+        with pytest.raises(TreeFull, match="KV cells"):
+            context.decode([a, a], [12, 13])
+        _, rows = context.decode([a], [12])
+        assert_linear(linear, [1, 2, 3, 4, 5, 10, 12], rows[0])
+        assert context.room == 0
+
+
+def test_every_cell_of_a_context_can_be_used_again_and_again(model: LlamaModel) -> None:
+    with TreeContext(model, n_ctx=256, max_sequences=64, batch=64) as context:
+        context.reset(list(range(100)))
+        for _ in range(20):
+            handles, _ = context.decode([0] * 64, list(range(64)))
+            handles, _ = context.decode(handles, list(range(64)))
+            context.decode(handles[:28], list(range(28)))
+            assert context.room == 0
+            context.drop_tree()
+
+
+def test_committed_tokens_beyond_the_context_are_refused_and_nothing_changes(context: TreeContext) -> None:
+    context.reset([1] * 127)
+    [a], _ = context.decode([0], [10])
+    with pytest.raises(ContextFull):
+        context.commit([a], [11])
+    with pytest.raises(ContextFull):
+        context.reset([1] * 129)
+    assert (context.length, context.tree_size) == (127, 1)
+    context.commit([a])
+    assert context.room == 0
+
+
+REFUSED: dict[str, Callable[[TreeContext], object]] = {
+    "an empty prompt": lambda c: c.reset([]),
+    "a prompt with an id beyond the vocabulary": lambda c: c.reset([1, 100_000]),
+    "a prompt with a negative id": lambda c: c.reset([-1]),
+    "a node with an id beyond the vocabulary": lambda c: c.decode([0], [100_000]),
+    "a node with a negative id": lambda c: c.decode([0], [-1]),
+    "an unknown parent": lambda c: c.decode([77], [1]),
+    "a negative parent": lambda c: c.decode([-1], [1]),
+    "no nodes": lambda c: c.decode([], []),
+    "more tokens than parents": lambda c: c.decode([0], [1, 2]),
+    "a path that starts below the tip": lambda c: c.commit([3]),
+    "a path that is not a chain": lambda c: c.commit([1, 2]),
+    "a path with an unknown handle": lambda c: c.commit([1, 77]),
+    "a path through the tip": lambda c: c.commit([0]),
+    "a path with the tip in it": lambda c: c.commit([1, 0]),
+    "a path that repeats a node": lambda c: c.commit([1, 1]),
+    "a tail with an id beyond the vocabulary": lambda c: c.commit([1], [100_000]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_llama_cpp_would_abort_on_is_a_bad_request_that_changes_nothing(
+    name: str, context: TreeContext, linear: TreeContext
+) -> None:
+    context.reset([1, 2, 3])
+    context.decode([0, 0], [10, 11])  # handles 1, 2
+    context.decode([1], [20])  # handle 3
+    with pytest.raises(BadRequest):
+        REFUSED[name](context)
+    assert (context.length, context.tree_size) == (3, 3)
+    _, rows = context.decode([3, 2], [30, 31])
+    assert_linear(linear, [1, 2, 3, 10, 20, 30], rows[0])
+    assert_linear(linear, [1, 2, 3, 11, 31], rows[1])
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"n_ctx": 0},
+        {"n_ctx": 513},
+        {"n_ctx": 64, "max_sequences": 257, "batch": 512},
+        {"n_ctx": 64, "max_sequences": 0},
+        {"n_ctx": 64, "max_sequences": 64, "batch": 63},
+        {"n_ctx": 64, "threads": 0},
+        {"n_ctx": 64, "kv_type": "q8_0"},
+    ],
+)
+def test_a_context_out_of_bounds_is_refused(model: LlamaModel, bounds: dict[str, int]) -> None:
+    with pytest.raises(BadRequest):
+        TreeContext(model, **bounds)  # type: ignore[arg-type]
+
+
+def test_a_node_needs_committed_tokens_below_it(context: TreeContext) -> None:
+    with pytest.raises(BadRequest, match="reset"):
+        context.decode([0], [1])
+
+
+def _elsewhere(call: Callable[[], object]) -> list[Exception]:
+    """What `call` raises on another thread."""
+    raised = []
+
+    def run() -> None:
+        try:
+            call()
+        except Exception as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return raised
+
+
+def test_another_thread_is_refused_until_it_adopts_the_context(context: TreeContext) -> None:
+    context.reset([1, 2, 3])
+    calls: list[Callable[[], object]] = [
+        lambda: context.reset([1]),
+        lambda: context.decode([0], [1]),
+        lambda: context.commit([]),
+        context.drop_tree,
+        context.clear,
+        context.close,
+    ]
+    for call in calls:
+        [error] = _elsewhere(call)
+        assert isinstance(error, InternalError) and "thread" in str(error)
+    assert context.length == 3
+    assert _elsewhere(lambda: (context.adopt(), context.reset([4, 5]))) == []
+    with pytest.raises(InternalError, match="thread"):
+        context.decode([0], [1])
+    context.adopt()
+    assert context.length == 2
+
+
+def test_a_closed_context_refuses_everything(model: LlamaModel) -> None:
+    context = TreeContext(model, n_ctx=64)
+    context.close()
+    context.close()
+    with pytest.raises(InternalError, match="closed"):
+        context.reset([1])
+
+
+def test_half_precision_keys_and_values_stay_close(model: LlamaModel, linear: TreeContext) -> None:
+    with TreeContext(model, n_ctx=64) as context:
+        context.reset([1, 2, 3])
+        _, rows = context.decode([0, 0], [10, 11])
+        linear.clear()
+        np.testing.assert_allclose(rows[1], linear.reset([1, 2, 3, 11]), rtol=0, atol=0.05)
+
+
+# --- random walks against a model of the tree that knows nothing of sequences
+
+
+class Walk:
+    """Drives a context at random, knowing of each handle only the tokens that lead to it."""
+
+    def __init__(self, context: TreeContext, linear: TreeContext, seed: int) -> None:
+        self.context, self.linear, self.random = context, linear, random.Random(seed)
+        self.committed: list[int] = []
+        self.paths: dict[int, tuple[int, ...]] = {0: ()}  # handle -> handles from the tip down to it
+        self.tokens: dict[int, int] = {}
+        self.full = 0
+        self.reset()
+
+    def text(self, path: Sequence[int]) -> list[int]:
+        return self.committed + [self.tokens[handle] for handle in path]
+
+    def reset(self) -> None:
+        kept = self.committed[: self.random.randrange(len(self.committed) + 1)]
+        tokens = kept + self.some_tokens(self.random.randrange(1, 10))
+        tokens = tokens[-100:]
+        row = self.context.reset(tokens)
+        self.committed, self.paths = tokens, {0: ()}
+        assert_linear(self.linear, tokens, row)
+
+    def some_tokens(self, n: int) -> list[int]:
+        return [self.random.randrange(self.context.vocab_size) for _ in range(n)]
+
+    def decode(self) -> None:
+        n = self.random.randrange(1, 7)
+        parents = self.random.choices(list(self.paths), k=n)
+        tokens = self.some_tokens(n)
+        before = self.context.tree_size
+        try:
+            handles, rows = self.context.decode(parents, tokens)
+        except TreeFull:
+            self.full += 1
+            assert self.context.tree_size == before
+            return
+        for handle, parent, token in zip(handles, parents, tokens, strict=True):
+            assert handle > 0 and handle not in self.tokens
+            self.tokens[handle] = token
+            self.paths[handle] = (*self.paths[parent], handle)
+        checked = self.random.randrange(n)
+        assert_linear(self.linear, self.text(self.paths[handles[checked]]), rows[checked])
+
+    def commit(self) -> None:
+        path = self.random.choice(list(self.paths.values()))
+        tail = self.some_tokens(self.random.choice([0, 0, 0, 1, 1, 2]))
+        if len(self.committed) + len(path) + len(tail) > self.context.n_ctx:
+            return self.reset()
+        row = self.context.commit(path, tail)
+        self.committed = self.text(path) + tail
+        survivors = {handle: p[len(path) :] for handle, p in self.paths.items() if p[: len(path)] == path}
+        self.paths = {0: ()}
+        if tail:
+            assert row is not None
+            return assert_linear(self.linear, self.committed, row)
+        assert row is None
+        self.paths |= {handle: p for handle, p in survivors.items() if p}
+        return None
+
+    def drop(self) -> None:
+        self.context.drop_tree()
+        self.paths = {0: ()}
+
+    def step(self) -> None:
+        actions = [self.decode, self.commit, self.drop, self.reset]
+        self.random.choices(actions, weights=[60, 30, 2, 2])[0]()
+        assert self.context.length == len(self.committed)
+        assert self.context.tree_size == len(self.paths) - 1
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_walk_of_decodes_and_commits_gives_the_logits_of_a_linear_decode(
+    seed: int, context: TreeContext, linear: TreeContext
+) -> None:
+    walk = Walk(context, linear, seed)
+    for _ in range(150):
+        walk.step()
+    assert len(walk.tokens) > 150
+
+
+def test_walks_at_the_limits_of_cells_and_sequences_stay_exact(model: LlamaModel, linear: TreeContext) -> None:
+    with TreeContext(model, n_ctx=40, max_sequences=5, batch=8, kv_type="f32") as context:
+        walk = Walk(context, linear, 99)
+        walk.reset = lambda: None  # type: ignore[method-assign]
+        for _ in range(400):
+            if walk.context.room < 4:
+                walk.committed, walk.paths = [7], {0: ()}
+                context.reset([7])
+            walk.step()
+        assert walk.full > 20
+
+
+def test_models_can_be_swapped_between_contexts(tiny_path: Path) -> None:
+    for _ in range(5):
+        with LlamaModel.load(tiny_path) as fresh, TreeContext(fresh, n_ctx=64) as context:
+            context.reset([1, 2, 3])
