@@ -1,0 +1,204 @@
+"""`outrider-verifier`: one target, served to many devices."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import secrets
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from pydantic import ValidationError
+
+from cloud_verifier.artifacts import Catalogue
+from cloud_verifier.config import VerifierConfig
+from cloud_verifier.engine_host import EngineHost
+from cloud_verifier.registration import Registration
+from cloud_verifier.service import VerifierService
+from outrider.core.errors import OutriderError
+from outrider.core.tokenizer_json import token_table
+from outrider.core.vocabulary import vocabulary_hash
+from outrider.wire.channels import ClientTls, ServerTls, bind, check_bind, server
+from outrider.wire.v1 import coordinator_pb2, session_pb2, session_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+SERVICE = session_pb2.DESCRIPTOR.services_by_name["Verifier"].full_name
+EXIT_REFUSED = 2
+EXIT_ENGINE_DIED = 3
+
+
+class Verifier:
+    """The process: an engine, its front, and its registration."""
+
+    def __init__(self, config: VerifierConfig) -> None:
+        self._config = config
+        self._id = config.verifier_id or f"verifier-{secrets.token_hex(4)}"
+        self._tls = ServerTls(config.tls_cert, config.tls_key) if config.tls_cert and config.tls_key else None
+        self._health = health.aio.HealthServicer()
+        self._registration: Registration | None = None
+
+    async def run(self, stop: asyncio.Event) -> int:
+        """Serve until `stop` is set or the engine dies; the exit code. Raises OutriderError where it cannot start."""
+        check_bind(self._config.listen, self._tls, self._config.insecure)
+        catalogue = Catalogue.of_target(self._config.model, self._config.draft)
+        host = EngineHost(self._config, on_progress=lambda text: log.info("%s", text))
+        try:
+            ready = await host.start()
+            grpc_server = server()
+            port = bind(grpc_server, self._config.listen, tls=self._tls, insecure=self._config.insecure)
+            address = f"{self._config.listen.rpartition(':')[0]}:{port}"
+            service = self._service(host, ready, catalogue, self._config.advertise or address)
+            await self._serve(grpc_server, service, address)
+            return await self._live(grpc_server, service, host, stop)
+        finally:
+            await host.stop()
+
+    def _service(self, host: EngineHost, ready: Any, catalogue: Catalogue, address: str) -> VerifierService:
+        digest = vocabulary_hash(token_table((self._config.model / "tokenizer.json").read_bytes()))
+        ready.target.tokenizer_hash = f"sha256:{digest.hex()}"
+        if self._config.coordinator:
+            self._registration = Registration(
+                self._config.coordinator,
+                coordinator_pb2.RegisterRequest(
+                    verifier_id=self._id,
+                    address=address,
+                    tls=self._tls is not None,
+                    target=ready.target,
+                    capacity_sessions=self._config.max_sessions,
+                ),
+                join_token=self._config.join_token,
+                tls=ClientTls(self._config.coordinator_ca) if self._config.coordinator_ca else None,
+                insecure=self._config.insecure,
+            )
+        registration = self._registration
+        return VerifierService(
+            self._config,
+            host,
+            ready,
+            catalogue,
+            verifier_id=self._id,
+            vocabulary_hash=digest,
+            authorise=registration.authorise if registration else lambda ticket: None,
+        )
+
+    async def _serve(self, grpc_server: grpc.aio.Server, service: VerifierService, address: str) -> None:
+        session_pb2_grpc.add_VerifierServicer_to_server(service, grpc_server)  # type: ignore[no-untyped-call]
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, grpc_server)
+        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), grpc_server)
+        await grpc_server.start()
+        if self._registration is not None:
+            await self._registration.register()
+        for name in ("", SERVICE):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        print(f"listening on {address}", flush=True)
+
+    async def _live(
+        self, grpc_server: grpc.aio.Server, service: VerifierService, host: EngineHost, stop: asyncio.Event
+    ) -> int:
+        reporting = asyncio.create_task(self._report(service, host))
+        waits = [asyncio.create_task(stop.wait()), asyncio.create_task(host.ended.wait())]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        died = host.ended.is_set()
+        for task in (*waits, reporting):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        service.draining = True
+        await self._health.enter_graceful_shutdown()
+        if self._registration is not None:
+            await self._registration.close()
+        await grpc_server.stop(0.0 if died else self._config.drain_s)
+        if died:
+            log.error("the engine process has ended by itself; its sessions resume on other verifiers")
+        return EXIT_ENGINE_DIED if died else 0
+
+    async def _report(self, service: VerifierService, host: EngineHost) -> None:
+        while self._registration is not None:
+            await self._registration.report(_report(service, host))
+            await self._registration.pause()
+
+
+def _report(service: VerifierService, host: EngineHost) -> coordinator_pb2.ReportRequest:
+    stats = host.stats
+    return coordinator_pb2.ReportRequest(
+        live_sessions=len(service.tenants),
+        step_ms=stats.step_ms,
+        kv_used=stats.kv_used,
+        kv_capacity=stats.kv_capacity,
+        tokens_per_s=stats.tokens_per_s,
+        draining=service.draining,
+        sessions=[
+            coordinator_pb2.SessionReport(
+                session_id=session.session_id,
+                epoch=session.epoch,
+                tenant=service.tenants.get(session.session_id, ""),
+                steps=session.steps,
+                committed=session.committed,
+                evaluated=session.evaluated,
+                accepted=session.accepted,
+                rtt_ms=service.rtt_ms.get(session.session_id, 0.0),
+            )
+            for session in stats.sessions
+        ],
+    )
+
+
+def parse(arguments: Sequence[str] | None = None) -> VerifierConfig:
+    """Flags over environment over defaults. Exits with a readable message on a bad value."""
+    parser = argparse.ArgumentParser(prog="outrider-verifier", description=__doc__)
+    parser.add_argument("--model", type=Path, help="directory of a Hugging Face causal LM with safetensors weights")
+    parser.add_argument("--name", help="the target's name in the cluster (default: the directory's name)")
+    parser.add_argument("--draft", type=Path, help="GGUF file offered to devices as the draft")
+    parser.add_argument("--listen", help="host:port, port 0 for a free one (default: 127.0.0.1:0)")
+    parser.add_argument("--advertise", help="host:port under which devices reach this verifier")
+    parser.add_argument("--verifier-id", help="stable name of this verifier (default: random)")
+    parser.add_argument("--coordinator", help="host:port of the coordinator; without one, no tickets are asked for")
+    parser.add_argument("--coordinator-ca", type=Path, help="PEM authority of a coordinator that speaks TLS")
+    parser.add_argument("--tls-cert", type=Path, help="PEM certificate chain")
+    parser.add_argument("--tls-key", type=Path, help="PEM private key")
+    parser.add_argument("--insecure", action="store_true", default=None, help="allow plain text beyond loopback")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="of weights and activations")
+    parser.add_argument("--device", help="cpu or cuda (default: cpu)")
+    parser.add_argument("--threads", type=int, help="CPU threads of the forward pass (default: 1)")
+    parser.add_argument("--kv-slots", type=int, help="tokens whose keys and values are held (default: 32768)")
+    parser.add_argument("--max-sessions", type=int, help="sessions served at once (default: 64)")
+    parser.add_argument("--nodes-per-step", type=int, help="k: nodes one step takes from one session (default: 10)")
+    parser.add_argument("--patience-ms", type=int, help="wait for a device's nodes before a plain step (default: 6)")
+    parser.add_argument("--price", type=float, help="least survival (0..1) that a node is worth sending at")
+    given = {key: value for key, value in vars(parser.parse_args(arguments)).items() if value is not None}
+    try:
+        return VerifierConfig(**given)
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']} (got {e['input']!r})" for e in error.errors())
+        parser.error(problems)
+
+
+async def _main(config: VerifierConfig) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop.set)
+    return await Verifier(config).run(stop)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    config = parse(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s verifier %(levelname)s %(message)s", stream=sys.stderr)
+    try:
+        raise SystemExit(asyncio.run(_main(config)))
+    except OutriderError as error:
+        print(f"outrider-verifier: {error}", file=sys.stderr)
+        raise SystemExit(EXIT_REFUSED) from error
+
+
+if __name__ == "__main__":
+    main()

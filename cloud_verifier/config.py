@@ -1,0 +1,89 @@
+"""A verifier's settings, built once at start and passed in. Flags override OUTRIDER_VERIFIER_* in the environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from outrider.core.protocol.messages import Directive, SessionLimits
+
+
+class VerifierConfig(BaseSettings):
+    """Every field says its unit; a field without a flag of its own is for the environment."""
+
+    model_config = SettingsConfigDict(env_prefix="OUTRIDER_VERIFIER_", frozen=True, extra="ignore")
+
+    model: Path
+    """Directory of a Hugging Face causal LM with safetensors weights and tokenizer.json."""
+    name: str = ""
+    """The target's name in the cluster; the directory's name where empty."""
+    draft: Path | None = None
+    """GGUF file offered to devices as the draft for this target."""
+    listen: str = "127.0.0.1:0"
+    """host:port; port 0 takes a free one."""
+    advertise: str = ""
+    """host:port under which devices reach this verifier; what `listen` came to where empty."""
+    verifier_id: str = ""
+    """Stable over restarts if given; random where empty."""
+    coordinator: str = ""
+    """host:port; without one every device on this machine is served without a ticket."""
+    join_token: str = ""
+    """Shared with the coordinator; proves that this verifier belongs to the cluster."""
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    coordinator_ca: Path | None = None
+    """PEM authority of a coordinator that speaks TLS."""
+    insecure: bool = False
+    """Allow plain text beyond loopback."""
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """float32 on a CPU: one-token and batched steps then agree to about 1e-5."""
+    device: str = "cpu"
+    threads: int = Field(default=1, ge=1, le=1024)
+    """CPU threads of the forward pass."""
+    kv_slots: int = Field(default=32_768, ge=256)
+    """Tokens whose keys and values are held, over all sessions."""
+    max_sessions: int = Field(default=64, ge=1, le=100_000)
+    token_budget: int = Field(default=512, ge=16)
+    """Rows of one forward pass, over prefill chunks, trees and plain steps."""
+
+    nodes: int = Field(default=64, ge=0, le=4096)
+    """W: nodes that a device may hold."""
+    depth: int = Field(default=32, ge=0, le=4096)
+    """D: depth below the last committed token."""
+    in_flight: int = Field(default=128, ge=1, le=65_536)
+    """F: ids sent and not yet seen; above W, so that dead nodes do not stall a distant device."""
+    run_ahead: int = Field(default=64, ge=1, le=65_536)
+    """C: positions committed beyond what the device is known to have received."""
+
+    window_nodes: int = Field(default=48, ge=0)
+    window_depth: int = Field(default=16, ge=0)
+    nodes_per_step: int = Field(default=10, ge=0)
+    """k: nodes that one step takes from one session."""
+    price: float = Field(default=0.08, ge=0.0, le=1.0)
+    patience_ms: int = Field(default=6, ge=0, le=60_000)
+
+    open_timeout_s: float = Field(default=10.0, gt=0)
+    """A stream whose first message has not come by then is ended."""
+    ping_interval_s: float = Field(default=0.5, gt=0)
+    silence_timeout_s: float = Field(default=20.0, gt=0)
+    """A device that answers no ping for so long is gone; its slots are freed."""
+    drain_s: float = Field(default=5.0, ge=0)
+    """How long SIGTERM lets live sessions go on."""
+
+    @property
+    def limits(self) -> SessionLimits:
+        return SessionLimits(self.nodes, self.depth, self.in_flight, self.run_ahead)
+
+    @property
+    def directive(self) -> Directive:
+        return Directive(
+            self.window_nodes, self.window_depth, self.nodes_per_step, self.price, self.patience_ms, step_ms=0.0
+        )
+
+    @property
+    def target_name(self) -> str:
+        return self.name or self.model.resolve().name

@@ -1,0 +1,139 @@
+"""The front's side of the engine process: starts it, routes requests to it and events from it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+
+from cloud_verifier import ipc
+from cloud_verifier.config import VerifierConfig
+from outrider.core.errors import Fenced, OutriderError, Unavailable
+from outrider.wire.v1 import engine_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+Inbox = asyncio.Queue[pb.EngineEvent]
+Key = tuple[str, int]
+"""session id and epoch"""
+
+
+class EngineHost:
+    """One engine process. Every session's events go to the inbox that it registered under (session id, epoch)."""
+
+    def __init__(self, config: VerifierConfig, on_progress: Callable[[str], None] = lambda text: None) -> None:
+        self._config = config
+        self._on_progress = on_progress
+        self._inboxes: dict[Key, Inbox] = {}
+        self._process: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._pump: asyncio.Task[None] | None = None
+        self._ready: asyncio.Future[pb.EngineReady] = asyncio.get_running_loop().create_future()
+        self.stats = pb.EngineStats()
+        self.ended = asyncio.Event()
+        """Set when the engine process is gone, whether asked to go or not."""
+
+    async def start(self) -> pb.EngineReady:
+        """Start the process and wait until the model has passed its self-test. Raises ModelRefused or Unavailable."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "cloud_verifier.engine_process",
+                str(theirs.fileno()),
+                self._config.model_dump_json(),
+                pass_fds=[theirs.fileno()],
+            )
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._pump = asyncio.create_task(self._route(reader))
+        return await self._ready
+
+    async def stop(self) -> None:
+        """Ask the process to end, and see to it that it does."""
+        if self._process is None or self._process.returncode is not None:
+            return
+        self.send(pb.EngineRequest(quit=pb.Quit()))
+        try:
+            await asyncio.wait_for(self._process.wait(), 5.0)
+        except TimeoutError:
+            self._process.send_signal(signal.SIGKILL)
+            await self._process.wait()
+        if self._pump is not None:
+            await self._pump
+        if self._writer is not None:
+            self._writer.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process else os.getpid()
+
+    def register(self, session_id: str, epoch: int) -> Inbox:
+        """An inbox for the events of one epoch; an older epoch of the session learns that it is fenced."""
+        for key, inbox in list(self._inboxes.items()):
+            if key[0] == session_id and key[1] < epoch:
+                del self._inboxes[key]
+                inbox.put_nowait(_failure(key, Fenced(f"epoch {epoch} has taken over session {session_id}")))
+        inbox = Inbox()
+        self._inboxes[(session_id, epoch)] = inbox
+        return inbox
+
+    def release(self, session_id: str, epoch: int, inbox: Inbox) -> bool:
+        """The stream has ended: the engine frees all that the session holds within one step.
+
+        False where the inbox no longer owned the session: a later epoch, or a failure, came before.
+        """
+        if self._inboxes.get((session_id, epoch)) is not inbox:
+            return False
+        del self._inboxes[(session_id, epoch)]
+        self.send(pb.EngineRequest(session_id=session_id, epoch=epoch, stop=pb.Stop()))
+        return True
+
+    def send(self, request: pb.EngineRequest) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(ipc.frame(request))
+
+    async def drain(self) -> None:
+        """Wait while the engine has more requests before it than it should."""
+        if self._writer is not None:
+            await self._writer.drain()
+
+    async def _route(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                self._deliver(await ipc.read_event(reader))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self._engine_gone()
+
+    def _deliver(self, event: pb.EngineEvent) -> None:
+        match event.WhichOneof("kind"):
+            case "stats":
+                self.stats = event.stats
+            case "ready":
+                self._ready.set_result(event.ready)
+            case "progress":
+                self._on_progress(event.progress.text)
+            case "failure" if not self._ready.done():
+                self._ready.set_exception(ipc.failure_from_event(event.failure))
+            case _:
+                inbox = self._inboxes.get((event.session_id, event.epoch))
+                if inbox is not None:
+                    inbox.put_nowait(event)
+
+    def _engine_gone(self) -> None:
+        """Its sessions resume on another verifier; whoever supervises this one restarts it."""
+        gone = Unavailable("the verifier's engine process has ended; resume on another verifier")
+        if not self._ready.done():
+            self._ready.set_exception(gone)
+        for key, inbox in self._inboxes.items():
+            inbox.put_nowait(_failure(key, gone))
+        self._inboxes.clear()
+        self.ended.set()
+
+
+def _failure(key: Key, error: OutriderError) -> pb.EngineEvent:
+    return pb.EngineEvent(session_id=key[0], epoch=key[1], failure=ipc.failure_to_event(error))

@@ -1,0 +1,262 @@
+"""The gRPC front: admits streams, validates what they say, and passes it between device and engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+
+from cloud_verifier import ipc
+from cloud_verifier.artifacts import Catalogue
+from cloud_verifier.config import VerifierConfig
+from cloud_verifier.engine_host import EngineHost, Inbox
+from outrider.core.errors import BadRequest, PermissionDenied, ProtocolViolation, Unavailable, VocabularyMismatch
+from outrider.core.protocol.messages import Directive, Finish, SessionLimits
+from outrider.wire import codecs
+from outrider.wire.status import abort, aborting
+from outrider.wire.ticket import Claims
+from outrider.wire.v1 import engine_pb2, session_pb2, session_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Requests = AsyncIterator[session_pb2.ClientMessage]
+Authorise = Callable[[bytes], Claims | None]
+"""Ticket -> what it allows; None where this verifier serves without tickets. Raises Unauthenticated."""
+
+
+class VerifierService(session_pb2_grpc.VerifierServicer):
+    """Translates; the engine decides about tokens, `authorise` about who may come in."""
+
+    def __init__(
+        self,
+        config: VerifierConfig,
+        host: EngineHost,
+        ready: engine_pb2.EngineReady,
+        catalogue: Catalogue,
+        *,
+        verifier_id: str,
+        vocabulary_hash: bytes,
+        authorise: Authorise,
+    ) -> None:
+        self._config = config
+        self._host = host
+        self._ready = ready
+        self._catalogue = catalogue
+        self._verifier_id = verifier_id
+        self._vocabulary_hash = vocabulary_hash
+        self._authorise = authorise
+        self.draining = False
+        self.tenants: dict[str, str] = {}
+        """session id -> tenant, of live streams"""
+        self.rtt_ms: dict[str, float] = {}
+        """session id -> round trip measured by ping, of live streams"""
+
+    async def Describe(self, request: session_pb2.DescribeRequest, context: Context) -> session_pb2.DescribeResponse:
+        return session_pb2.DescribeResponse(
+            verifier_id=self._verifier_id,
+            target=self._ready.target,
+            artifacts=[artifact.to_proto() for artifact in self._catalogue],
+            vocabulary_size=self._ready.vocabulary_size,
+            eos_token_ids=self._ready.eos_token_ids,
+            max_sequence=self._ready.max_sequence,
+        )
+
+    async def FetchArtifact(
+        self, request: session_pb2.FetchArtifactRequest, context: Context
+    ) -> AsyncIterator[session_pb2.ArtifactChunk]:
+        async with aborting(context):
+            for data in self._catalogue.read(request.hash, request.offset):
+                yield session_pb2.ArtifactChunk(data=data)
+
+    async def Session(self, requests: Requests, context: Context) -> AsyncIterator[session_pb2.ServerMessage]:
+        stream: _Stream | None = None
+        try:
+            opening, limits, tenant = await self._admit(requests)
+            stream = _Stream(self._host, self._config, opening, self._ready.vocabulary_size)
+            self.tenants[opening.session_id] = tenant
+            stream.begin(limits)
+            yield self._opened(opening, limits)
+            async for message in stream.messages(requests, self._note_rtt):
+                yield message
+        except Exception as error:
+            await abort(context, error)
+        finally:
+            if stream is not None and stream.close():
+                self.tenants.pop(stream.session_id, None)
+                self.rtt_ms.pop(stream.session_id, None)
+
+    async def _admit(self, requests: Requests) -> tuple[codecs.Open, SessionLimits, str]:
+        """The first message, allowed by its ticket."""
+        if self.draining:
+            raise Unavailable("this verifier is draining and takes no new sessions; ask the coordinator for another")
+        try:
+            first = await asyncio.wait_for(anext(requests), self._config.open_timeout_s)
+        except TimeoutError:
+            raise BadRequest(f"no Open came within {self._config.open_timeout_s} s of the stream's begin") from None
+        except StopAsyncIteration:
+            raise BadRequest("the stream ended before its Open") from None
+        if first.WhichOneof("kind") != "open":
+            raise ProtocolViolation(f"the first message is {first.WhichOneof('kind')}, must be open", field="kind")
+        opening = codecs.open_from_proto(first.open, vocabulary_size=self._ready.vocabulary_size)
+        if opening.vocabulary_hash and opening.vocabulary_hash != self._vocabulary_hash:
+            raise VocabularyMismatch(
+                f"open.vocabulary_hash is {opening.vocabulary_hash.hex()[:16]}, must be"
+                f" {self._vocabulary_hash.hex()[:16]}, the target's; fetch its tokenizer again"
+            )
+        claims = self._authorise(opening.ticket)
+        if claims is None:
+            return opening, self._config.limits, "default"
+        if claims.session_id != opening.session_id:
+            raise PermissionDenied(f"the ticket is for another session than {opening.session_id!r}")
+        if not claims.epoch_first <= opening.attach.epoch <= claims.epoch_last:
+            raise PermissionDenied(
+                f"attach.epoch is {opening.attach.epoch}, must be between {claims.epoch_first} and"
+                f" {claims.epoch_last}, the ticket's; resume at the coordinator for more"
+            )
+        return opening, claims.limits, claims.tenant
+
+    def _opened(self, opening: codecs.Open, limits: SessionLimits) -> session_pb2.ServerMessage:
+        return session_pb2.ServerMessage(
+            opened=codecs.opened_to_proto(
+                codecs.Opened(
+                    epoch=opening.attach.epoch,
+                    verifier_id=self._verifier_id,
+                    limits=limits,
+                    directive=_timed(self._config.directive, self._host.stats.step_ms),
+                    vocabulary_size=self._ready.vocabulary_size,
+                )
+            )
+        )
+
+    def _note_rtt(self, session_id: str, rtt_ms: float) -> None:
+        self.rtt_ms[session_id] = rtt_ms
+
+
+class _Stream:
+    """One stream: one epoch of one session."""
+
+    def __init__(self, host: EngineHost, config: VerifierConfig, opening: codecs.Open, vocabulary_size: int) -> None:
+        self.session_id = opening.session_id
+        self._host = host
+        self._config = config
+        self._opening = opening
+        self._epoch = opening.attach.epoch
+        self._vocabulary_size = vocabulary_size
+        self._inbox: Inbox | None = None
+        self._heard = time.monotonic()
+        self._pings: dict[int, float] = {}
+        self._rtt_ms = 0.0
+
+    def begin(self, limits: SessionLimits) -> None:
+        self._inbox = self._host.register(self.session_id, self._epoch)
+        start = engine_pb2.Start(
+            attach=codecs.attach_to_proto(self._opening.attach),
+            limits=codecs.limits_to_proto(limits),
+            directive=codecs.directive_to_proto(self._config.directive),
+        )
+        self._host.send(self._request(start=start))
+
+    def close(self) -> bool:
+        """Give everything back. Whether this stream still owned its session."""
+        return self._inbox is not None and self._host.release(self.session_id, self._epoch, self._inbox)
+
+    async def messages(
+        self, requests: Requests, on_rtt: Callable[[str, float], None]
+    ) -> AsyncIterator[session_pb2.ServerMessage]:
+        """Commits, pings and directives until the sequence ends. Raises what ended the session otherwise."""
+        if self._inbox is None:
+            return
+        reading = asyncio.create_task(self._read(requests, on_rtt))
+        event = asyncio.ensure_future(self._inbox.get())
+        try:
+            while True:
+                await asyncio.wait({reading, event}, timeout=self._until_ping(), return_when=asyncio.FIRST_COMPLETED)
+                if event.done():
+                    message = self._message(event.result())
+                    if message is not None:
+                        yield message
+                        if message.commit.finish != Finish.NONE:
+                            return
+                    event = asyncio.ensure_future(self._inbox.get())
+                elif reading.done():
+                    reading.result()
+                    return  # the device has closed its side
+                if self._until_ping() <= 0:
+                    yield self._ping()
+        finally:
+            for task in (reading, event):
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await reading
+
+    async def _read(self, requests: Requests, on_rtt: Callable[[str, float], None]) -> None:
+        async for message in requests:
+            self._heard = time.monotonic()
+            match message.WhichOneof("kind"):
+                case "append":
+                    # Decoded to hold it against its bounds; the engine gets the same bytes.
+                    codecs.append_from_proto(message.append, vocabulary_size=self._vocabulary_size)
+                    self._host.send(self._request(append=message.append))
+                    await self._host.drain()
+                case "cancel":
+                    codecs.cancel_from_proto(message.cancel)
+                    self._host.send(self._request(cancel=message.cancel))
+                case "pong":
+                    self._measure(message.pong.nonce, on_rtt)
+                case kind:
+                    raise ProtocolViolation(
+                        f"a message of kind {kind} came mid-stream, must be append, cancel or pong", field="kind"
+                    )
+
+    def _message(self, event: engine_pb2.EngineEvent) -> session_pb2.ServerMessage | None:
+        match event.WhichOneof("kind"):
+            case "commit":
+                return session_pb2.ServerMessage(commit=event.commit)
+            case "failure":
+                raise ipc.failure_from_event(event.failure)
+            case _:
+                return None
+
+    def _until_ping(self) -> float:
+        last = max(self._pings.values(), default=0.0)
+        return max(0.0, last + self._config.ping_interval_s - time.monotonic())
+
+    def _ping(self) -> session_pb2.ServerMessage:
+        now = time.monotonic()
+        if now - self._heard > self._config.silence_timeout_s:
+            raise Unavailable(f"the device has been silent for {self._config.silence_timeout_s} s; attach again")
+        nonce = max(self._pings, default=0) + 1
+        self._pings[nonce] = now
+        while len(self._pings) > 64:
+            del self._pings[min(self._pings)]
+        return session_pb2.ServerMessage(ping=session_pb2.Ping(nonce=nonce))
+
+    def _measure(self, nonce: int, on_rtt: Callable[[str, float], None]) -> None:
+        """The least of recent round trips estimates the path; queueing behind a step only adds to it."""
+        sent = self._pings.get(nonce)
+        if sent is None:
+            return
+        sample = 1000.0 * (time.monotonic() - sent)
+        self._rtt_ms = sample if self._rtt_ms == 0.0 else min(sample, 0.8 * self._rtt_ms + 0.2 * sample)
+        on_rtt(self.session_id, self._rtt_ms)
+        self._host.send(self._request(tune=engine_pb2.Tune(rtt_ms=self._rtt_ms)))
+
+    def _request(self, **kind: Any) -> engine_pb2.EngineRequest:
+        return engine_pb2.EngineRequest(session_id=self.session_id, epoch=self._epoch, **kind)
+
+
+def _timed(directive: Directive, step_ms: float) -> Directive:
+    return Directive(
+        directive.window_nodes,
+        directive.window_depth,
+        directive.nodes_per_step,
+        directive.price,
+        directive.patience_ms,
+        step_ms,
+    )

@@ -1,0 +1,150 @@
+"""A whole cluster as child processes on this machine: for `outrider up`, `outrider demo`, tests and benchmarks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from outrider.core.errors import Unavailable
+
+START_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 15.0
+_READY = "listening on "
+
+
+class Child:
+    """One process of the cluster, the leader of its own process group."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path | None) -> None:
+        self.name = name
+        self.address = ""
+        self._process = process
+        self._log = log
+        self._draining: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(
+        cls, name: str, command: Sequence[str], *, log: Path | None = None, cores: Sequence[int] = ()
+    ) -> Child:
+        """Start `command` and wait until it says where it listens. Raises Unavailable with the end of its log.
+
+        log: file for its stderr, which is inherited where None. cores: CPUs to pin it to, all where empty.
+        """
+        pin = ["taskset", "--cpu-list", ",".join(map(str, cores))] if cores else []
+        with contextlib.ExitStack() as stack:
+            stderr = stack.enter_context(log.open("ab")) if log else None
+            process = await asyncio.create_subprocess_exec(
+                *pin, *command, stdout=asyncio.subprocess.PIPE, stderr=stderr, start_new_session=True
+            )
+        child = cls(name, process, log)
+        try:
+            await asyncio.wait_for(child._await_ready(), START_TIMEOUT_S)
+        except TimeoutError:
+            await child.stop()
+            raise Unavailable(f"{name} was not ready within {START_TIMEOUT_S:.0f} s{child._log_end()}") from None
+        child._draining = asyncio.create_task(child._drain())
+        return child
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process.returncode is None
+
+    async def wait(self) -> int:
+        return await self._process.wait()
+
+    def signal_group(self, signum: int) -> None:
+        """Signal the process and its own children, as when their machine stops."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signum)
+
+    async def stop(self) -> None:
+        """SIGTERM, then SIGKILL to whatever of the group is left."""
+        if self.running:
+            self._process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
+        self.signal_group(signal.SIGKILL)
+        await self._process.wait()
+        if self._draining is not None:
+            await self._draining
+
+    async def _await_ready(self) -> None:
+        if self._process.stdout is None:
+            raise Unavailable(f"{self.name} has no standard output to read its address from")
+        async for line in self._process.stdout:
+            text = line.decode(errors="replace").strip()
+            if text.startswith(_READY):
+                self.address = text.removeprefix(_READY)
+                return
+        code = await self._process.wait()
+        raise Unavailable(f"{self.name} ended with exit code {code} before it was ready{self._log_end()}")
+
+    async def _drain(self) -> None:
+        """A child that writes more must not block on a full pipe."""
+        if self._process.stdout is not None:
+            while await self._process.stdout.read(65536):
+                pass
+
+    def _log_end(self) -> str:
+        if self._log is None or not self._log.exists():
+            return ""
+        return "; its log ends with:\n" + self._log.read_text(errors="replace")[-2000:]
+
+
+class Cluster:
+    """A coordinator and its verifiers. An async context manager; everything has stopped when it is left.
+
+    logs: folder for the children's stderr, inherited where None.
+    """
+
+    def __init__(self, *, logs: Path | None = None) -> None:
+        self._logs = logs
+        self.coordinator: Child | None = None
+        self.verifiers: list[Child] = []
+
+    async def __aenter__(self) -> Self:
+        if self._logs is not None:
+            self._logs.mkdir(parents=True, exist_ok=True)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        children = [*self.verifiers, *([self.coordinator] if self.coordinator else [])]
+        await asyncio.gather(*(child.stop() for child in children[:-1]))
+        if children:
+            await children[-1].stop()
+
+    @property
+    def address(self) -> str:
+        """The coordinator's."""
+        return self.coordinator.address if self.coordinator else ""
+
+    async def start_coordinator(self, *arguments: str, cores: Sequence[int] = ()) -> Child:
+        command = [sys.executable, "-m", "coordinator.app", *arguments]
+        self.coordinator = await Child.start("coordinator", command, log=self._log("coordinator"), cores=cores)
+        return self.coordinator
+
+    async def start_verifier(self, *arguments: str, cores: Sequence[int] = ()) -> Child:
+        """A verifier that registers with the cluster's coordinator, if it has one."""
+        name = f"verifier-{len(self.verifiers) + 1}"
+        command = [sys.executable, "-m", "cloud_verifier.app", "--verifier-id", name, *arguments]
+        if self.coordinator is not None:
+            command += ["--coordinator", self.coordinator.address]
+        child = await Child.start(name, command, log=self._log(name), cores=cores)
+        self.verifiers.append(child)
+        return child
+
+    def _log(self, name: str) -> Path | None:
+        return self._logs / f"{name}.log" if self._logs else None

@@ -1,0 +1,59 @@
+"""The token table in a Hugging Face tokenizer.json, read as data: no tokenizer library is needed to compare tables."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from typing import Any
+
+from outrider.core.errors import ModelRefused
+
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def token_table(tokenizer_json: bytes | str) -> list[bytes]:
+    """Raw bytes of every id, in order; an added token is its text, an unused id is empty.
+
+    Raises ModelRefused for a file that is no tokenizer.json or of an unknown kind.
+    """
+    try:
+        data = json.loads(tokenizer_json)
+        model, added = data["model"], data.get("added_tokens") or []
+        vocab = model["vocab"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelRefused(f"this is no tokenizer.json: {type(error).__name__}: {error}") from error
+    # Unigram lists (piece, score) in order; BPE and WordPiece map piece to id.
+    ids = {piece: i for i, (piece, _) in enumerate(vocab)} if isinstance(vocab, list) else dict(vocab)
+    size = 1 + max([*ids.values(), *(token["id"] for token in added)], default=-1)
+    table = [b""] * size
+    raw = _from_byte_level if _uses(data, "ByteLevel") else _from_sentencepiece
+    for piece, i in ids.items():
+        table[i] = raw(piece)
+    for token in added:
+        table[token["id"]] = token["content"].encode()
+    return table
+
+
+def _uses(data: dict[str, Any], kind: str) -> bool:
+    """Whether a component of this type stands in the pre-tokenizer or the decoder."""
+    return f'"{kind}"' in json.dumps([data.get("pre_tokenizer"), data.get("decoder")])
+
+
+def _from_byte_level(piece: str) -> bytes:
+    alphabet = _byte_alphabet()
+    return b"".join(bytes([alphabet[c]]) if c in alphabet else c.encode() for c in piece)
+
+
+def _from_sentencepiece(piece: str) -> bytes:
+    if match := _BYTE_PIECE.fullmatch(piece):
+        return bytes([int(match[1], 16)])
+    return piece.replace("\u2581", " ").encode()
+
+
+@functools.cache
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-in for each byte: Latin-1's printable characters are themselves, the rest follow 255."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [b for b in range(256) if b not in set(printable)]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(rest)}
