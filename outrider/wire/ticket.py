@@ -16,15 +16,27 @@ from google.protobuf.message import DecodeError
 
 from outrider.core.errors import BadRequest, PermissionDenied, Unauthenticated
 from outrider.core.protocol.messages import SessionLimits
+from outrider.wire.codecs import MAX_TICKET_BYTES, limits_from_proto, limits_to_proto
 from outrider.wire.v1 import coordinator_pb2, session_pb2
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-__all__ = ["Claims", "MAX_TICKET_BYTES", "Signer", "Target", "key_id_of", "ticket_key_id", "verify"]
+__all__ = [
+    "MAX_TICKET_BYTES",
+    "Claims",
+    "Signer",
+    "Target",
+    "key_id_of",
+    "target_from_proto",
+    "target_to_proto",
+    "ticket_key_id",
+    "verify",
+]
 
-MAX_TICKET_BYTES = 4_096
 MAX_KEY_ID = 64
+MAX_LABEL = 160
+"""Characters in a target's name, in each hash and in each part of its numerics class."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +164,37 @@ def ticket_key_id(ticket: bytes) -> str:
     return _parse(ticket).key_id
 
 
+def target_to_proto(target: Target) -> session_pb2.TargetIdentity:
+    return session_pb2.TargetIdentity(
+        name=target.name,
+        weights_hash=target.weights_hash,
+        tokenizer_hash=target.tokenizer_hash,
+        dtype=target.dtype,
+        backend=target.backend,
+        hardware=target.hardware,
+    )
+
+
+def target_from_proto(message: session_pb2.TargetIdentity) -> Target:
+    """Raises BadRequest for a name or hash that is empty, too long or not printable."""
+    return Target(
+        name=_label("target.name", message.name, 1),
+        weights_hash=_label("target.weights_hash", message.weights_hash, 1),
+        tokenizer_hash=_label("target.tokenizer_hash", message.tokenizer_hash, 1),
+        dtype=_label("target.dtype", message.dtype, 0),
+        backend=_label("target.backend", message.backend, 0),
+        hardware=_label("target.hardware", message.hardware, 0),
+    )
+
+
+def _label(field: str, value: str, least: int) -> str:
+    if not least <= len(value) <= MAX_LABEL:
+        raise BadRequest.bound(f"length of {field}", len(value), f"between {least} and {MAX_LABEL}")
+    if not value.isprintable():
+        raise BadRequest.bound(field, repr(value), "printable text")
+    return value
+
+
 def _parse(ticket: bytes) -> coordinator_pb2.SignedTicket:
     if not ticket:
         raise Unauthenticated("no ticket; open a session at the coordinator first")
@@ -182,7 +225,6 @@ def _check_signature(signed: coordinator_pb2.SignedTicket, public_keys: Mapping[
 
 
 def _claims_to_proto(claims: Claims) -> coordinator_pb2.TicketClaims:
-    limits, target = claims.limits, claims.target
     return coordinator_pb2.TicketClaims(
         session_id=claims.session_id,
         tenant=claims.tenant,
@@ -190,17 +232,8 @@ def _claims_to_proto(claims: Claims) -> coordinator_pb2.TicketClaims:
         epoch_first=claims.epoch_first,
         epoch_last=claims.epoch_last,
         expires_unix=claims.expires_unix,
-        limits=session_pb2.SessionLimits(
-            nodes=limits.nodes, depth=limits.depth, in_flight=limits.in_flight, run_ahead=limits.run_ahead
-        ),
-        target=session_pb2.TargetIdentity(
-            name=target.name,
-            weights_hash=target.weights_hash,
-            tokenizer_hash=target.tokenizer_hash,
-            dtype=target.dtype,
-            backend=target.backend,
-            hardware=target.hardware,
-        ),
+        limits=limits_to_proto(claims.limits),
+        target=target_to_proto(claims.target),
     )
 
 
@@ -210,7 +243,6 @@ def _claims_from_proto(raw: bytes) -> Claims:
         proto = coordinator_pb2.TicketClaims.FromString(raw)
     except DecodeError as error:
         raise Unauthenticated("the ticket's claims are no TicketClaims; is the coordinator much newer?") from error
-    limits, target = proto.limits, proto.target
     return Claims(
         session_id=proto.session_id,
         tenant=proto.tenant,
@@ -218,15 +250,8 @@ def _claims_from_proto(raw: bytes) -> Claims:
         epoch_first=proto.epoch_first,
         epoch_last=proto.epoch_last,
         expires_unix=proto.expires_unix,
-        limits=SessionLimits(limits.nodes, limits.depth, limits.in_flight, limits.run_ahead),
-        target=Target(
-            target.name,
-            target.weights_hash,
-            target.tokenizer_hash,
-            target.dtype,
-            target.backend,
-            target.hardware,
-        ),
+        limits=limits_from_proto(proto.limits),
+        target=target_from_proto(proto.target),
     )
 
 

@@ -1,0 +1,218 @@
+"""Protobuf to records and back. Everything inbound is held against a bound here; a refusal names field and value."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+from coordinator.records import (
+    Fleet,
+    Grant,
+    Load,
+    Need,
+    Opening,
+    Registration,
+    ResumeOrder,
+    SessionStats,
+    Verifier,
+)
+from outrider.core.errors import BadRequest
+from outrider.core.protocol.messages import MAX_PROMPT_TOKENS, MAX_SESSION_ID
+from outrider.wire.channels import split_address
+from outrider.wire.ticket import MAX_LABEL, MAX_TICKET_BYTES, target_from_proto, target_to_proto
+from outrider.wire.v1 import coordinator_pb2 as pb
+
+MAX_ADDRESS = 255
+MAX_VERIFIER_ID = 64
+MAX_RTTS = 256
+MAX_RTT_MS = 60_000.0
+MAX_FAILED = 64
+MAX_CAPACITY = 4_096
+MAX_REPORTED_SESSIONS = 2 * MAX_CAPACITY
+MAX_TENANT = 64
+MAX_EPOCH = 2**52
+"""Epochs start as microseconds since 1970 and must stay exact in a double (Lua); this leaves until the year 2112."""
+MAX_RATE = 1e9
+_VERIFIER_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_SESSION_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+def need_from_proto(request: pb.OpenSessionRequest) -> Need:
+    _at_most("length of target", len(request.target), MAX_LABEL)
+    _at_most("prompt_tokens", request.prompt_tokens, MAX_PROMPT_TOKENS)
+    return Need(target=request.target, rtt_ms=_rtts(request.rtt_ms))
+
+
+def resume_from_proto(request: pb.ResumeSessionRequest) -> ResumeOrder:
+    _at_most("entries in failed_verifiers", len(request.failed_verifiers), MAX_FAILED)
+    _at_most("last_epoch", request.last_epoch, MAX_EPOCH)
+    return ResumeOrder(
+        session_id=session_id(request.session_id),
+        ticket=presented(request.ticket),
+        failed=frozenset(_verifier_id("failed_verifiers", name) for name in request.failed_verifiers),
+        last_epoch=request.last_epoch,
+        rtt_ms=_rtts(request.rtt_ms),
+    )
+
+
+def session_id(value: str) -> str:
+    """A session id that may become part of a key."""
+    if not _SESSION_ID.fullmatch(value):
+        raise _bad_name("session_id", value, MAX_SESSION_ID)
+    return value
+
+
+def presented(ticket: bytes) -> bytes:
+    """A ticket of a size worth looking at."""
+    _at_most("bytes of ticket", len(ticket), MAX_TICKET_BYTES)
+    return ticket
+
+
+def registration_from_proto(request: pb.RegisterRequest) -> Registration:
+    _at_most("length of address", len(request.address), MAX_ADDRESS)
+    _, port = split_address(request.address)
+    _between("port of address", port, 1, 65_535)
+    _between("capacity_sessions", request.capacity_sessions, 1, MAX_CAPACITY)
+    return Registration(
+        verifier_id=_verifier_id("verifier_id", request.verifier_id),
+        address=request.address,
+        tls=request.tls,
+        target=target_from_proto(request.target),
+        capacity=request.capacity_sessions,
+        instance=_instance(request.instance),
+    )
+
+
+def identity_from_proto(request: pb.ReportRequest | pb.DeregisterRequest) -> tuple[str, int]:
+    """Verifier id and instance."""
+    return _verifier_id("verifier_id", request.verifier_id), _instance(request.instance)
+
+
+def load_from_proto(request: pb.ReportRequest) -> Load:
+    _at_most("live_sessions", request.live_sessions, MAX_REPORTED_SESSIONS)
+    return Load(
+        live_sessions=request.live_sessions,
+        step_ms=_measure("step_ms", request.step_ms, MAX_RATE),
+        kv_used=request.kv_used,
+        kv_capacity=request.kv_capacity,
+        tokens_per_s=_measure("tokens_per_s", request.tokens_per_s, MAX_RATE),
+        draining=request.draining,
+    )
+
+
+def sessions_from_proto(request: pb.ReportRequest) -> tuple[SessionStats, ...]:
+    _at_most("entries in sessions", len(request.sessions), MAX_REPORTED_SESSIONS)
+    return tuple(_session_stats(request.verifier_id, report) for report in request.sessions)
+
+
+def opening_to_proto(opening: Opening) -> pb.OpenSessionResponse:
+    return pb.OpenSessionResponse(
+        session_id=opening.session_id,
+        target=target_to_proto(opening.target),
+        primary=_grant_to_proto(opening.primary),
+        standby=_grant_to_proto(opening.standby) if opening.standby else None,
+        expires_unix=opening.expires_unix,
+    )
+
+
+def fleet_to_proto(fleet: Fleet) -> pb.StatusResponse:
+    return pb.StatusResponse(
+        verifiers=[_verifier_to_proto(v) for v in fleet.verifiers],
+        sessions=[_session_to_proto(s) for s in fleet.sessions],
+        store=fleet.store,
+        uptime_s=fleet.uptime_s,
+    )
+
+
+def _grant_to_proto(grant: Grant) -> pb.Grant:
+    return pb.Grant(
+        verifier_id=grant.seat.verifier_id,
+        address=grant.seat.address,
+        tls=grant.seat.tls,
+        ticket=grant.ticket,
+        epoch_first=grant.epoch_first,
+        epoch_last=grant.epoch_last,
+        numerics_class=grant.seat.target.numerics_class,
+    )
+
+
+def _verifier_to_proto(verifier: Verifier) -> pb.VerifierStatus:
+    registration, load = verifier.registration, verifier.load
+    return pb.VerifierStatus(
+        verifier_id=registration.verifier_id,
+        address=registration.address,
+        target=target_to_proto(registration.target),
+        capacity_sessions=registration.capacity,
+        live_sessions=load.live_sessions,
+        step_ms=load.step_ms,
+        tokens_per_s=load.tokens_per_s,
+        lease_s=verifier.lease_s,
+        draining=load.draining,
+        kv_used=load.kv_used,
+        kv_capacity=load.kv_capacity,
+    )
+
+
+def _session_to_proto(session: SessionStats) -> pb.SessionStatus:
+    return pb.SessionStatus(
+        session_id=session.session_id,
+        tenant=session.tenant,
+        verifier_id=session.verifier_id,
+        epoch=session.epoch,
+        committed=session.committed,
+        tokens_per_step=session.committed / session.steps if session.steps else 0.0,
+        rtt_ms=session.rtt_ms,
+    )
+
+
+def _session_stats(verifier_id: str, report: pb.SessionReport) -> SessionStats:
+    _at_most("length of sessions.tenant", len(report.tenant), MAX_TENANT)
+    return SessionStats(
+        session_id=session_id(report.session_id),
+        tenant=report.tenant,
+        verifier_id=verifier_id,
+        epoch=report.epoch,
+        steps=report.steps,
+        committed=report.committed,
+        evaluated=report.evaluated,
+        accepted=report.accepted,
+        rtt_ms=_measure("sessions.rtt_ms", report.rtt_ms, MAX_RATE),
+    )
+
+
+def _rtts(rtt_ms: Mapping[str, float]) -> dict[str, float]:
+    _at_most("entries in rtt_ms", len(rtt_ms), MAX_RTTS)
+    return {_verifier_id("rtt_ms", name): _measure("rtt_ms", value, MAX_RTT_MS) for name, value in rtt_ms.items()}
+
+
+def _verifier_id(field: str, value: str) -> str:
+    if not _VERIFIER_ID.fullmatch(value):
+        raise _bad_name(field, value, MAX_VERIFIER_ID)
+    return value
+
+
+def _instance(value: int) -> int:
+    if value == 0:
+        raise BadRequest.bound("instance", 0, "a random number other than 0, new at each start")
+    return value
+
+
+def _bad_name(field: str, value: str, most: int) -> BadRequest:
+    return BadRequest.bound(field, repr(value[:most]), f"1 to {most} letters, digits, '.', '_' or '-'")
+
+
+def _measure(field: str, value: float, most: float) -> float:
+    if not (math.isfinite(value) and 0 <= value <= most):
+        raise BadRequest.bound(field, value, f"between 0 and {most:g}")
+    return value
+
+
+def _at_most(field: str, value: int, most: int) -> None:
+    if value > most:
+        raise BadRequest.bound(field, value, f"at most {most}")
+
+
+def _between(field: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise BadRequest.bound(field, value, f"between {low} and {high}")

@@ -1,0 +1,105 @@
+"""What a coordinator can be told, built once where the process starts.
+
+Flags override the environment (OUTRIDER_COORDINATOR_<FIELD>), which overrides the defaults.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from outrider.core.protocol.messages import SessionLimits
+from outrider.wire.channels import ServerTls
+
+EMBEDDED = "embedded"
+"""The value of `redis` that starts a server of our own."""
+
+
+class CoordinatorConfig(BaseSettings):
+    """Frozen. Times end in _ms or _s, which is their unit."""
+
+    model_config = SettingsConfigDict(env_prefix="OUTRIDER_COORDINATOR_", frozen=True, extra="forbid")
+
+    listen: str = "127.0.0.1:7700"
+    """HOST:PORT; port 0 takes any free one. Loopback by default, so that nothing is open by accident."""
+    redis: str = EMBEDDED
+    """A redis://, rediss:// or unix:// URL; `embedded` starts a server that forgets everything at the end."""
+    state_dir: Path = Path("~/.outrider/coordinator")
+    """Holds the ticket key. Coordinators over one Redis may share it or have one each."""
+    tls_cert: Path | None = None
+    """PEM chain; with `tls_key` it turns TLS on."""
+    tls_key: Path | None = None
+    insecure: bool = False
+    """Accept plain text and anonymous callers beyond this machine."""
+
+    tenants_file: Path | None = None
+    """TOML, `[tenants]` with `name = "key"`. Without any key everybody is tenant "default"."""
+    tenant_keys: dict[str, SecretStr] = Field(default_factory=dict)
+    """The same from the environment, as JSON; adds to the file."""
+    join_token: SecretStr | None = None
+    """What a verifier must show to register: one that is let in receives devices' prompts."""
+    admin_token: SecretStr | None = None
+    """What an operator must show. Without it Admin answers on loopback only."""
+
+    lease_ms: int = Field(5_000, ge=100, le=600_000)
+    """A verifier that is silent for so long gets no more sessions: five lost reports."""
+    report_interval_ms: int = Field(1_000, ge=20, le=60_000)
+    """How often verifiers report: fresh enough for placement, one Redis round trip each."""
+    seat_grace_ms: int = Field(30_000, ge=100, le=600_000)
+    """A seat is kept so long for a device that has not attached yet: two slow connection attempts."""
+    ticket_ttl_s: float = Field(3_600.0, gt=0, le=86_400)
+    """Only attaching needs a valid ticket, so this bounds what a stolen one is worth."""
+    resume_grace_s: float = Field(86_400.0, ge=0, le=2_592_000)
+    """A ticket proves ownership to ResumeSession for so long after its expiry: a stream may outlive its ticket."""
+    epoch_span: int = Field(256, ge=1, le=65_536)
+    """Attaches that one grant allows: reconnects on one verifier without asking us."""
+    load_weight_ms: float = Field(100.0, ge=0, le=60_000)
+    """Round trip for which a full verifier is as good as an empty one: a full batch about doubles a 100 ms step."""
+    unknown_rtt_ms: float = Field(50.0, ge=0, le=60_000)
+    """Assumed where a device has measured none: a neighbouring region."""
+
+    window_nodes: int = Field(SessionLimits.nodes, ge=0, le=1_024)
+    """W, D, F and C of the tickets: nodes held, depth, ids in flight, run-ahead. Directives move below them."""
+    window_depth: int = Field(SessionLimits.depth, ge=0, le=1_024)
+    window_in_flight: int = Field(SessionLimits.in_flight, ge=0, le=4_096)
+    window_run_ahead: int = Field(SessionLimits.run_ahead, ge=1, le=4_096)
+
+    store_timeout_s: float = Field(2.0, gt=0, le=60)
+    """Longest wait for one Redis command; callers retry elsewhere after that."""
+    watch_interval_s: float = Field(1.0, gt=0, le=60)
+    """How often the store is probed for the health service and the public keys are exchanged."""
+    stop_grace_s: float = Field(3.0, ge=0, le=600)
+    """Calls in progress may take so long to finish after SIGTERM; all of ours are short."""
+    max_rpcs: int = Field(1_024, ge=1, le=65_536)
+    """Calls at once; more are shed with RESOURCE_EXHAUSTED."""
+    status_sessions: int = Field(1_000, ge=0, le=10_000)
+    """Sessions that one Status answer lists: about 100 bytes each."""
+    log_level: str = "INFO"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> CoordinatorConfig:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key go together: give both or neither")
+        if self.report_interval_ms * 2 > self.lease_ms:
+            raise ValueError(
+                f"report_interval_ms is {self.report_interval_ms}, must be at most half of lease_ms ({self.lease_ms}),"
+                " or one lost report ends a lease"
+            )
+        return self
+
+    @property
+    def tls(self) -> ServerTls | None:
+        """For `channels.bind`."""
+        return ServerTls(self.tls_cert, self.tls_key) if self.tls_cert and self.tls_key else None
+
+    @property
+    def limits(self) -> SessionLimits:
+        """What tickets allow a session."""
+        return SessionLimits(self.window_nodes, self.window_depth, self.window_in_flight, self.window_run_ahead)
+
+    @property
+    def session_ms(self) -> int:
+        """How long a session's record is kept: as long as one of its tickets proves anything."""
+        return int((self.ticket_ttl_s + self.resume_grace_s) * 1000)

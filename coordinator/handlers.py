@@ -1,0 +1,200 @@
+"""What the coordinator decides. No protobuf, no gRPC, no redis: records in, records out, core errors raised."""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from coordinator import placement
+from coordinator.config import CoordinatorConfig
+from coordinator.keyring import Keyring
+from coordinator.records import (
+    Fleet,
+    Grant,
+    Load,
+    Membership,
+    Need,
+    Opening,
+    Placed,
+    Registration,
+    ResumeOrder,
+    Seat,
+    SessionStats,
+    Verifier,
+)
+from coordinator.store import Store
+from outrider.core.errors import PermissionDenied, Unavailable
+from outrider.wire import ticket
+from outrider.wire.ticket import Claims, Target
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Session:
+    """Whose session is being placed, and above which epoch."""
+
+    session_id: str
+    tenant: str
+    floor: int
+
+
+class Handlers:
+    """One for each process; holds no state that another process would miss."""
+
+    def __init__(
+        self,
+        store: Store,
+        keyring: Keyring,
+        config: CoordinatorConfig,
+        *,
+        now: Callable[[], float] = time.time,
+        draw: random.Random | None = None,
+    ) -> None:
+        self._store = store
+        self._keyring = keyring
+        self._config = config
+        self._now = now
+        self._draw = draw or random.Random()
+        self._started = time.monotonic()
+
+    async def open(self, tenant: str, need: Need) -> Opening:
+        """Place a new session. Raises NotFound, BadRequest, Overloaded or Unavailable."""
+        fleet = await self._store.verifiers()
+        named = replace(need, target=placement.sole_target(fleet, need.target))
+        return await self._place(_Session(secrets.token_hex(16), tenant, floor=0), named, fleet)
+
+    async def resume(self, tenant: str, order: ResumeOrder) -> Opening:
+        """Place a session anew, above every epoch that its device, its ticket or the store knows of."""
+        claims = await self._owner(tenant, order.session_id, order.ticket)
+        need = Need(
+            target=claims.target.name,
+            rtt_ms=order.rtt_ms,
+            weights=claims.target.weights,
+            numerics_class=claims.target.numerics_class,
+            failed=order.failed,
+        )
+        session = _Session(claims.session_id, claims.tenant, max(order.last_epoch, claims.epoch_last))
+        return await self._place(session, need, await self._store.verifiers())
+
+    async def close(self, tenant: str, session_id: str, presented: bytes) -> None:
+        """Free what the session holds here. The stream itself ends between device and verifier."""
+        claims = await self._owner(tenant, session_id, presented)
+        await self._store.close_session(claims.session_id, claims.audience)
+
+    async def targets(self) -> tuple[Target, ...]:
+        """What the live verifiers serve, each identity once."""
+        found = {v.registration.target for v in await self._store.verifiers()}
+        return tuple(sorted(found, key=lambda t: (t.name, t.weights_hash, t.numerics_class)))
+
+    async def register(self, registration: Registration) -> Membership:
+        """Take a verifier in; a restarted one replaces its former self."""
+        if await self._store.register(registration, self._config.lease_ms):
+            log.warning(
+                "verifier %s at %s replaces a live instance of its id; if this repeats, two verifiers share the id",
+                registration.verifier_id,
+                registration.address,
+            )
+        log.info("verifier %s registered at %s", registration.verifier_id, registration.address)
+        return self.membership
+
+    async def report(self, verifier_id: str, instance: int, load: Load, sessions: Sequence[SessionStats]) -> bool:
+        """Renew a verifier's lease and its sessions' seats. False: it has to register again."""
+        return await self._store.report(verifier_id, instance, load, sessions, lease_ms=self._config.lease_ms)
+
+    async def deregister(self, verifier_id: str, instance: int) -> None:
+        """Let a verifier go; nothing happens if it had gone already."""
+        if await self._store.deregister(verifier_id, instance):
+            log.info("verifier %s left", verifier_id)
+
+    async def status(self) -> Fleet:
+        """Everything at a glance."""
+        verifiers = await self._store.verifiers()
+        ids = [v.registration.verifier_id for v in verifiers]
+        sessions = await self._store.sessions(ids, self._config.status_sessions)
+        return Fleet(tuple(verifiers), tuple(sessions), self._store.name, time.monotonic() - self._started)
+
+    @property
+    def membership(self) -> Membership:
+        """What a registered verifier is told."""
+        return Membership(self._config.lease_ms, self._config.report_interval_ms, self._keyring.public_keys)
+
+    async def exchange_keys(self) -> None:
+        """Publish our public key and learn those of the other coordinators. Raises Unavailable."""
+        ours = self._keyring.signer
+        keys = await self._store.share_key(ours.key_id, ours.public_key, self._config.session_ms)
+        self._keyring.learn(keys)
+
+    async def _place(self, session: _Session, need: Need, fleet: Sequence[Verifier]) -> Opening:
+        alive = 0
+        ranked = placement.candidates(fleet, need, self._draw, self._config.unknown_rtt_ms)
+        for among in placement.batches(ranked):
+            placed = await self._store.place(
+                session.session_id,
+                session.tenant,
+                need,
+                among,
+                floor=session.floor,
+                span=self._config.epoch_span,
+                seat_ms=self._config.seat_grace_ms,
+                session_ms=self._config.session_ms,
+                load_weight_ms=self._config.load_weight_ms,
+            )
+            if isinstance(placed, Placed):
+                return self._opening(session, placed)
+            alive += placed
+        raise placement.refusal(fleet, need, alive)
+
+    def _opening(self, session: _Session, placed: Placed) -> Opening:
+        expires = self._now() + self._config.ticket_ttl_s
+        second = placed.epoch + self._config.epoch_span
+        return Opening(
+            session_id=session.session_id,
+            target=placed.primary.target,
+            primary=self._grant(session, placed.primary, placed.epoch, expires),
+            standby=self._grant(session, placed.standby, second, expires) if placed.standby else None,
+            expires_unix=expires,
+        )
+
+    def _grant(self, session: _Session, seat: Seat, first: int, expires: float) -> Grant:
+        last = first + self._config.epoch_span - 1
+        claims = Claims(
+            session_id=session.session_id,
+            tenant=session.tenant,
+            audience=seat.verifier_id,
+            epoch_first=first,
+            epoch_last=last,
+            expires_unix=expires,
+            limits=self._config.limits,
+            target=seat.target,
+        )
+        return Grant(seat, self._keyring.signer.sign(claims), first, last)
+
+    async def _owner(self, tenant: str, session_id: str, presented: bytes) -> Claims:
+        """The claims of a ticket that proves that `tenant` owns the session."""
+        await self._know_key(ticket.ticket_key_id(presented))
+        claims = ticket.verify(
+            presented,
+            self._keyring.public_keys,
+            audience=None,
+            now=self._now(),
+            grace_s=self._config.resume_grace_s,
+        )
+        if claims.session_id != session_id:
+            raise PermissionDenied(f"the ticket is for session {claims.session_id!r}, not for {session_id!r}")
+        if claims.tenant != tenant:
+            raise PermissionDenied("the session belongs to another tenant; use the API key that opened it")
+        return claims
+
+    async def _know_key(self, key_id: str) -> None:
+        """Another coordinator may have signed with a key that it published a moment ago."""
+        if key_id in self._keyring.public_keys:
+            return
+        try:
+            await self.exchange_keys()
+        except Unavailable:
+            log.warning("a ticket names key %s, and the store that might know it cannot be reached", key_id)

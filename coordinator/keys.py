@@ -1,0 +1,31 @@
+"""Every Redis key, in one place. One hash tag keeps them in one slot, so that the scripts also run on a cluster."""
+
+from __future__ import annotations
+
+PREFIX = "{outrider}:v1:"
+
+FLEET = PREFIX + "fleet"
+"""ZSET verifier id -> end of its lease (ms of Redis TIME)."""
+
+PUBLIC_KEYS = PREFIX + "public-keys"
+"""ZSET "key id:hex of the raw key" -> last time that a coordinator vouched for it (ms of Redis TIME)."""
+
+
+def verifier(verifier_id: str) -> str:
+    """HASH: registration and last load of one verifier; expires with its lease."""
+    return f"{PREFIX}verifier:{verifier_id}"
+
+
+def seats(verifier_id: str) -> str:
+    """ZSET session id -> end of its seat (ms of Redis TIME): what counts against the verifier's capacity."""
+    return f"{PREFIX}seats:{verifier_id}"
+
+
+def session(session_id: str) -> str:
+    """HASH: whose session it is, where it was placed, the last epoch given out; expires."""
+    return f"{PREFIX}session:{session_id}"
+
+
+def stats(session_id: str) -> str:
+    """HASH: what the verifier that serves the session last reported; expires soon after the reports stop."""
+    return f"{PREFIX}stats:{session_id}"

@@ -1,0 +1,10 @@
+-- A verifier leaves.
+-- KEYS: 1 verifier:<id> HASH, 2 seats:<id> ZSET, 3 fleet ZSET
+-- ARGV: 1 verifier id, 2 instance
+-- Returns 1, or 0 where another instance (or nobody) holds the lease.
+if redis.call('HGET', KEYS[1], 'instance') ~= ARGV[2] then
+  return 0
+end
+redis.call('DEL', KEYS[1], KEYS[2])
+redis.call('ZREM', KEYS[3], ARGV[1])
+return 1

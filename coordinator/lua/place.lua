@@ -1,0 +1,85 @@
+-- Take a seat for a session, name a standby and use up a range of epochs for each, all in one step.
+-- KEYS: 1 session:<id> HASH, then for each candidate, in the order of the caller's random draw:
+--       verifier:<id> HASH, seats:<id> ZSET
+-- ARGV: 1 session id, 2 tenant, 3 floor (greatest epoch known to whoever asks), 4 epochs in a range, 5 seat ms,
+--       6 session ms, 7 load weight ms, 8 target name ('' any), 9 weights hash ('' any), 10 tokenizer hash,
+--       11 preferred numerics class ('' none), then for each candidate: verifier id, rtt ms, failed (0 or 1)
+-- Returns {first epoch of the primary, its id, its HGETALL, the standby's id ('' none), its HGETALL},
+--      or {0, number of candidates that are alive and serve this}: all of those are full or draining.
+local HEAD = 11
+local time = redis.call('TIME')
+local micros = tonumber(time[1]) * 1000000 + tonumber(time[2])
+local now = math.floor(micros / 1000)
+local now_text = string.format('%.0f', now)
+local FIELDS = {'capacity', 'live', 'draining', 'name', 'weights_hash', 'tokenizer_hash', 'class'}
+
+local alive = 0
+
+-- A candidate that may take the session, or nil. Occupancy is what we placed or what the verifier says, if that is more.
+local function look(i, name, weights, tokenizer)
+  local record, seats = KEYS[2 * i], KEYS[2 * i + 1]
+  local v = redis.call('HMGET', record, unpack(FIELDS))
+  if not v[1] then return nil end
+  if (name ~= '' and v[4] ~= name) or (weights ~= '' and (v[5] ~= weights or v[6] ~= tokenizer)) then return nil end
+  alive = alive + 1
+  if v[3] == '1' then return nil end
+  redis.call('ZREMRANGEBYSCORE', seats, '-inf', now_text)
+  local used = math.max(redis.call('ZCARD', seats), tonumber(v[2] or '0'))
+  local capacity = tonumber(v[1])
+  if used >= capacity and not redis.call('ZSCORE', seats, ARGV[1]) then return nil end
+  local at = HEAD + 3 * (i - 1)
+  return {
+    i = i, id = ARGV[at + 1], failed = ARGV[at + 3] == '1',
+    cost = tonumber(ARGV[at + 2]) + tonumber(ARGV[7]) * used / capacity,
+    name = v[4], weights = v[5], tokenizer = v[6], class = v[7],
+  }
+end
+
+-- 0 is best: one that has not failed, in the class preferred.
+local function tier(c, class)
+  return (c.failed and 2 or 0) + ((class ~= '' and c.class ~= class) and 1 or 0)
+end
+
+-- The better of the first two drawn from the best tier that has any ("power of two choices").
+local function choose(found, class)
+  local best, second
+  for _, c in ipairs(found) do
+    if not best or tier(c, class) < tier(best, class) then
+      best, second = c, nil
+    elseif not second and tier(c, class) == tier(best, class) then
+      second = c
+    end
+  end
+  if second and second.cost < best.cost then return second end
+  return best
+end
+
+local function eligible(name, weights, tokenizer, except)
+  local found = {}
+  for i = 1, (#ARGV - HEAD) / 3 do
+    local c = i ~= except and look(i, name, weights, tokenizer) or nil
+    if c then found[#found + 1] = c end
+  end
+  return found
+end
+
+local primary = choose(eligible(ARGV[8], ARGV[9], ARGV[10], 0), ARGV[11])
+if not primary then return {0, alive} end
+local standby = choose(eligible(primary.name, primary.weights, primary.tokenizer, primary.i), primary.class)
+
+-- Greater than anything given out before: by this record, by the clock if the record was lost, by what the device saw.
+local span = tonumber(ARGV[4])
+local last = tonumber(redis.call('HGET', KEYS[1], 'epoch_last') or '0')
+local epoch = math.max(micros, last + 1, tonumber(ARGV[3]) + 1)
+
+local seat_end = string.format('%.0f', now + tonumber(ARGV[5]))
+redis.call('ZADD', KEYS[2 * primary.i + 1], seat_end, ARGV[1])
+redis.call('PEXPIRE', KEYS[2 * primary.i + 1], 86400000) -- only so that a verifier that never returns leaves nothing
+redis.call('HSET', KEYS[1], 'tenant', ARGV[2], 'verifier', primary.id, 'standby', standby and standby.id or '',
+  'epoch_last', string.format('%.0f', epoch + 2 * span - 1))
+redis.call('PEXPIRE', KEYS[1], tonumber(ARGV[6]))
+
+return {
+  epoch, primary.id, redis.call('HGETALL', KEYS[2 * primary.i]),
+  standby and standby.id or '', standby and redis.call('HGETALL', KEYS[2 * standby.i]) or {},
+}

@@ -1,0 +1,26 @@
+-- A verifier's load, the seats that its live sessions hold, and the renewal of its lease.
+-- KEYS: 1 verifier:<id> HASH, 2 seats:<id> ZSET, 3 fleet ZSET
+-- ARGV: 1 verifier id, 2 instance, 3 lease ms, 4 seat ms, 5 number of load fields and values, then those,
+--       then the ids of all live sessions
+-- Returns 1, or 0 where the lease was lost or another instance holds it: the verifier has to register again.
+if redis.call('HGET', KEYS[1], 'instance') ~= ARGV[2] then
+  return 0
+end
+local time = redis.call('TIME')
+local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local lease_end = string.format('%.0f', now + tonumber(ARGV[3]))
+local seat_end = string.format('%.0f', now + tonumber(ARGV[4]))
+
+local sessions_from = 6 + tonumber(ARGV[5])
+for i = 6, sessions_from - 1, 2 do
+  redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1])
+end
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+redis.call('ZADD', KEYS[3], lease_end, ARGV[1])
+
+redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', string.format('%.0f', now))
+for i = sessions_from, #ARGV do
+  redis.call('ZADD', KEYS[2], seat_end, ARGV[i])
+end
+redis.call('PEXPIRE', KEYS[2], 86400000) -- only so that a verifier that never returns leaves nothing
+return 1

@@ -1,0 +1,155 @@
+"""What the coordinator's parts say to one another. Plain data; `codec` makes it from protobuf and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from outrider.wire.ticket import Target
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A verifier that offers itself."""
+
+    verifier_id: str
+    address: str
+    tls: bool
+    target: Target
+    capacity: int
+    """Sessions that it serves at once."""
+    instance: int
+    """Random per process start."""
+
+
+@dataclass(frozen=True)
+class SessionStats:
+    """One live session, as its verifier counts it."""
+
+    session_id: str
+    tenant: str
+    verifier_id: str
+    epoch: int = 0
+    steps: int = 0
+    committed: int = 0
+    evaluated: int = 0
+    accepted: int = 0
+    rtt_ms: float = 0.0
+
+
+@dataclass(frozen=True)
+class Load:
+    """A verifier's second."""
+
+    live_sessions: int = 0
+    step_ms: float = 0.0
+    kv_used: int = 0
+    kv_capacity: int = 0
+    tokens_per_s: float = 0.0
+    draining: bool = False
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """A registered verifier with a valid lease."""
+
+    registration: Registration
+    load: Load
+    lease_s: float
+    """Until the lease ends unless it is renewed."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a session asks of the verifier that is to serve it."""
+
+    target: str
+    """Name; empty where the cluster serves just one. With `weights` given it is for messages only."""
+    rtt_ms: Mapping[str, float] = field(default_factory=dict)
+    """Verifier id -> measured round trip, where the device knows one."""
+    weights: tuple[str, str] | None = None
+    """Weights and tokenizer hash that the session is bound to; None binds it to those of the verifier chosen."""
+    numerics_class: str = ""
+    """Preferred; empty has no preference."""
+    failed: frozenset[str] = frozenset()
+    """Verifiers to avoid while any other has room."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A verifier that may be asked to take the session, in the order of the random draw."""
+
+    verifier_id: str
+    rtt_ms: float
+    failed: bool
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where a session was put."""
+
+    verifier_id: str
+    address: str
+    tls: bool
+    target: Target
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An atomic placement: a seat taken, a standby named, two ranges of epochs used up."""
+
+    epoch: int
+    """First of the primary's range; the standby's follows it directly."""
+    primary: Seat
+    standby: Seat | None
+
+
+@dataclass(frozen=True)
+class Grant:
+    """A seat with the ticket for it."""
+
+    seat: Seat
+    ticket: bytes
+    epoch_first: int
+    epoch_last: int
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The answer to an open or a resume."""
+
+    session_id: str
+    target: Target
+    primary: Grant
+    standby: Grant | None
+    expires_unix: float
+
+
+@dataclass(frozen=True)
+class ResumeOrder:
+    """What a device that lost its verifier says."""
+
+    session_id: str
+    ticket: bytes
+    failed: frozenset[str] = frozenset()
+    last_epoch: int = 0
+    rtt_ms: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Membership:
+    """What a registered verifier needs to know."""
+
+    lease_ms: int
+    report_interval_ms: int
+    public_keys: Mapping[str, bytes]
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Everything that `status` shows."""
+
+    verifiers: tuple[Verifier, ...]
+    sessions: tuple[SessionStats, ...]
+    store: str
+    uptime_s: float

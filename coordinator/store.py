@@ -1,0 +1,290 @@
+"""The coordinator's memory: the only module that imports redis. Every write is one Lua script, so it is all or nothing.
+
+Nothing here is needed by a live session, and everything can be lost: verifiers register again, tickets carry what a
+resume needs, epochs start from the clock. While Redis is away every method raises Unavailable and reconnects by itself.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+from urllib.parse import urlsplit
+
+try:
+    import redis.asyncio as aioredis
+    from redis import exceptions
+    from redis.asyncio.retry import Retry
+    from redis.backoff import NoBackoff
+except ImportError as error:
+    raise ImportError("the coordinator needs redis: pip install 'outrider[coordinator]'") from error
+
+from coordinator import keys
+from coordinator.records import Candidate, Load, Need, Placed, Registration, Seat, SessionStats, Verifier
+from outrider.core.errors import BadRequest, Unavailable
+from outrider.wire.ticket import Target
+
+SCRIPTS = Path(__file__).parent / "lua"
+MAX_CONNECTIONS = 32
+"""More only queue inside Redis, which runs one command at a time."""
+SESSIONS_AT_ONCE = 256
+"""Statistics are written in lots, so that no script holds Redis for more than about a millisecond."""
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_AWAY = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ReadOnlyError, exceptions.ClusterDownError)
+_AWAY_REPLIES = ("LOADING", "MASTERDOWN", "OOM", "BUSY", "NOREPLICAS", "TRYAGAIN", "MISCONF")
+
+
+def _reaching(
+    method: Callable[Concatenate[Store, _P], Coroutine[Any, Any, _T]],
+) -> Callable[Concatenate[Store, _P], Coroutine[Any, Any, _T]]:
+    """The method, with every way of not reaching Redis made Unavailable."""
+
+    @functools.wraps(method)
+    async def wrapped(self: Store, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return await method(self, *args, **kwargs)
+        except _AWAY as error:
+            raise self._unavailable(error) from error
+        except exceptions.ResponseError as error:
+            if str(error).startswith(_AWAY_REPLIES):
+                raise self._unavailable(error) from error
+            raise
+
+    return wrapped
+
+
+class Store:
+    """One pool of connections. Safe to share between tasks; close it when done."""
+
+    def __init__(self, url: str, *, timeout_s: float = 2.0) -> None:
+        """Connects at first use. Raises BadRequest for a URL that redis does not understand."""
+        self.name = without_credentials(url)
+        try:
+            pool = aioredis.BlockingConnectionPool.from_url(
+                url,
+                max_connections=MAX_CONNECTIONS,
+                timeout=timeout_s,
+                socket_timeout=timeout_s,
+                socket_connect_timeout=timeout_s,
+                decode_responses=True,
+                retry=Retry(NoBackoff(), 1, (exceptions.ConnectionError,)),  # a pooled connection may be stale
+            )
+        except ValueError as error:
+            raise BadRequest(
+                f"redis is {self.name!r}, must be redis://, rediss:// or unix://", field="redis"
+            ) from error
+        self._redis = aioredis.Redis.from_pool(pool)
+        self._scripts: dict[str, Any] = {
+            path.stem: self._redis.register_script(path.read_text()) for path in sorted(SCRIPTS.glob("*.lua"))
+        }
+
+    async def close(self) -> None:
+        """Drop the connections."""
+        await self._redis.aclose()
+
+    @_reaching
+    async def register(self, registration: Registration, lease_ms: int) -> bool:
+        """Start a lease. True where it replaced a live instance of the same id."""
+        fields = _flat(_registration_fields(registration))
+        arguments = [registration.verifier_id, registration.instance, lease_ms, *fields]
+        return bool(await self._run("register", _lease_keys(registration.verifier_id), arguments))
+
+    @_reaching
+    async def report(
+        self, verifier_id: str, instance: int, load: Load, sessions: Sequence[SessionStats], *, lease_ms: int
+    ) -> bool:
+        """Renew the lease and the seats of the sessions listed. False where the lease is lost or someone else's."""
+        fields = _flat(_load_fields(load))
+        ids = [session.session_id for session in sessions]
+        arguments = [verifier_id, instance, lease_ms, lease_ms, len(fields), *fields, *ids]
+        if not await self._run("report", _lease_keys(verifier_id), arguments):
+            return False
+        for start in range(0, len(sessions), SESSIONS_AT_ONCE):
+            await self._observe(verifier_id, sessions[start : start + SESSIONS_AT_ONCE], 2 * lease_ms)
+        return True
+
+    @_reaching
+    async def deregister(self, verifier_id: str, instance: int) -> bool:
+        """End the lease. False where it was not this instance's."""
+        return bool(await self._run("deregister", _lease_keys(verifier_id), [verifier_id, instance]))
+
+    @_reaching
+    async def verifiers(self) -> list[Verifier]:
+        """Everybody with a valid lease, by id."""
+        ids: list[str] = sorted(await self._run("fleet", [keys.FLEET], []))
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for verifier_id in ids:
+                pipe.hgetall(keys.verifier(verifier_id))
+                pipe.pttl(keys.verifier(verifier_id))
+            replies = await pipe.execute()
+        found = zip(ids, replies[::2], replies[1::2], strict=True)
+        return [_verifier(verifier_id, record, ttl) for verifier_id, record, ttl in found if record]
+
+    @_reaching
+    async def sessions(self, verifier_ids: Iterable[str], most: int) -> list[SessionStats]:
+        """Those that hold a seat on one of these verifiers, with what was last reported of them; `most` at most."""
+        ids = list(verifier_ids)
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for verifier_id in ids:
+                pipe.zrange(keys.seats(verifier_id), 0, most - 1)
+            seats = await pipe.execute()
+            held = [(v, s) for v, sessions in zip(ids, seats, strict=True) for s in sessions][:most]
+            for _, session_id in held:
+                pipe.hgetall(keys.stats(session_id))
+                pipe.hget(keys.session(session_id), "tenant")
+            replies = await pipe.execute()
+        records = zip(held, replies[::2], replies[1::2], strict=True)
+        return [
+            _stats(session_id, verifier_id, record, tenant) for (verifier_id, session_id), record, tenant in records
+        ]
+
+    @_reaching
+    async def place(
+        self,
+        session_id: str,
+        tenant: str,
+        need: Need,
+        among: Sequence[Candidate],
+        *,
+        floor: int,
+        span: int,
+        seat_ms: int,
+        session_ms: int,
+        load_weight_ms: float,
+    ) -> Placed | int:
+        """Take a seat, or return how many of the candidates are alive (and have no room).
+
+        `floor`: the greatest epoch that the asker knows; every epoch of the placement is greater.
+        """
+        touched = [keys.session(session_id)]
+        for candidate in among:
+            touched += [keys.verifier(candidate.verifier_id), keys.seats(candidate.verifier_id)]
+        weights, tokenizer = need.weights or ("", "")
+        name = "" if need.weights else need.target  # weights bind, names may change
+        arguments: list[Any] = [session_id, tenant, floor, span, seat_ms, session_ms, load_weight_ms]
+        arguments += [name, weights, tokenizer, need.numerics_class]
+        for candidate in among:
+            arguments += [candidate.verifier_id, candidate.rtt_ms, int(candidate.failed)]
+        reply = await self._run("place", touched, arguments)
+        if not reply[0]:
+            return int(reply[1])
+        epoch, primary, record, standby, standby_record = reply
+        return Placed(epoch, _seat(primary, record), _seat(standby, standby_record) if standby else None)
+
+    @_reaching
+    async def close_session(self, session_id: str, served_by: str) -> None:
+        """Forget a session and free its seat on the verifier that a ticket named and on the one it was placed on."""
+        placed = await self._redis.hget(keys.session(session_id), "verifier")
+        seats = [keys.seats(str(verifier_id)) for verifier_id in {served_by, placed} if verifier_id]
+        await self._run("close", [keys.session(session_id), keys.stats(session_id), *seats], [session_id])
+
+    @_reaching
+    async def share_key(self, key_id: str, public_key: bytes, forget_ms: int) -> dict[str, bytes]:
+        """Vouch for a coordinator's public key; returns everybody's."""
+        entries = await self._run("public_keys", [keys.PUBLIC_KEYS], [f"{key_id}:{public_key.hex()}", forget_ms])
+        return {name: bytes.fromhex(raw) for name, raw in (entry.split(":", 1) for entry in entries)}
+
+    async def _observe(self, verifier_id: str, sessions: Sequence[SessionStats], keep_ms: int) -> None:
+        arguments: list[Any] = [verifier_id, keep_ms]
+        for s in sessions:
+            arguments += [s.tenant, f"{s.epoch:020d}", s.steps, s.committed, s.evaluated, s.accepted, s.rtt_ms]
+            arguments.append(s.session_id)
+        await self._run("observe", [keys.stats(s.session_id) for s in sessions], arguments)
+
+    async def _run(self, script: str, touched: Sequence[str], arguments: Sequence[Any]) -> Any:
+        return await self._scripts[script](keys=list(touched), args=list(arguments))
+
+    def _unavailable(self, error: Exception) -> Unavailable:
+        return Unavailable(
+            f"the coordinator's store at {self.name} cannot be used ({type(error).__name__}: {str(error)[:200]}); live"
+            " sessions go on, opening and resuming work again once it is back"
+        )
+
+
+def without_credentials(url: str) -> str:
+    """The URL as it may be shown and logged."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "no URL"
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+
+
+def _lease_keys(verifier_id: str) -> list[str]:
+    return [keys.verifier(verifier_id), keys.seats(verifier_id), keys.FLEET]
+
+
+def _registration_fields(r: Registration) -> dict[str, Any]:
+    t = r.target
+    return {
+        "address": r.address,
+        "tls": int(r.tls),
+        "capacity": r.capacity,
+        "name": t.name,
+        "weights_hash": t.weights_hash,
+        "tokenizer_hash": t.tokenizer_hash,
+        "dtype": t.dtype,
+        "backend": t.backend,
+        "hardware": t.hardware,
+        "class": t.numerics_class,
+    }
+
+
+def _load_fields(load: Load) -> dict[str, Any]:
+    return {
+        "live": load.live_sessions,
+        "step_ms": load.step_ms,
+        "kv_used": load.kv_used,
+        "kv_capacity": load.kv_capacity,
+        "tokens_per_s": load.tokens_per_s,
+        "draining": int(load.draining),
+    }
+
+
+def _flat(fields: Mapping[str, Any]) -> list[Any]:
+    return [item for pair in fields.items() for item in pair]
+
+
+def _target(record: Mapping[str, str]) -> Target:
+    names = ("name", "weights_hash", "tokenizer_hash", "dtype", "backend", "hardware")
+    return Target(*(record.get(name, "") for name in names))
+
+
+def _seat(verifier_id: str, flat: Sequence[str]) -> Seat:
+    record = dict(zip(flat[::2], flat[1::2], strict=True))
+    return Seat(verifier_id, record["address"], record["tls"] == "1", _target(record))
+
+
+def _verifier(verifier_id: str, record: Mapping[str, str], ttl_ms: int) -> Verifier:
+    registration = Registration(
+        verifier_id,
+        record["address"],
+        record["tls"] == "1",
+        _target(record),
+        int(record["capacity"]),
+        int(record["instance"]),
+    )
+    load = Load(
+        int(record.get("live", 0)),
+        float(record.get("step_ms", 0)),
+        int(record.get("kv_used", 0)),
+        int(record.get("kv_capacity", 0)),
+        float(record.get("tokens_per_s", 0)),
+        record.get("draining") == "1",
+    )
+    return Verifier(registration, load, max(ttl_ms, 0) / 1000)
+
+
+def _stats(session_id: str, seat_on: str, record: Mapping[str, str], tenant: str | None) -> SessionStats:
+    """A session that was placed and has not been reported yet has zeros."""
+    counts = {name: int(record.get(name, 0)) for name in ("epoch", "steps", "committed", "evaluated", "accepted")}
+    return SessionStats(
+        session_id,
+        record.get("tenant", tenant or ""),
+        record.get("verifier", seat_on),
+        **counts,
+        rtt_ms=float(record.get("rtt_ms", 0)),
+    )

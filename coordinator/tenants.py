@@ -1,0 +1,124 @@
+"""Who is calling: devices by their tenant's API key, verifiers by the join token, operators by the admin token.
+
+All three send `authorization: Bearer <secret>`. Secrets are compared as digests in constant time, and a tenant's key
+against every tenant's, so that time tells nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from coordinator.config import CoordinatorConfig
+from outrider.core.errors import BadRequest, PermissionDenied, Unauthenticated
+from outrider.wire.channels import is_loopback
+
+DEFAULT_TENANT = "default"
+MAX_SECRET = 512
+MIN_KEY = 16
+"""Characters of an API key; shorter ones can be guessed."""
+_TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+Metadata = Iterable[tuple[str, str | bytes]]
+
+
+class Access:
+    """What the coordinator was told about its callers."""
+
+    def __init__(self, tenants: Mapping[str, str], join_token: str, admin_token: str, *, open_house: bool) -> None:
+        """`open_house`: whoever can connect is trusted where no secret is set (loopback, or --insecure)."""
+        self._tenants = {_digest(key): tenant for tenant, key in tenants.items()}
+        self._join = join_token
+        self._admin = admin_token
+        self._open_house = open_house
+
+    @classmethod
+    def from_config(cls, config: CoordinatorConfig) -> Access:
+        """Raises BadRequest for a key file that is wrong, or for an address where secrets are needed and missing."""
+        tenants = {name: secret.get_secret_value() for name, secret in config.tenant_keys.items()}
+        if config.tenants_file is not None:
+            tenants |= _read(config.tenants_file)
+        _check(tenants)
+        join = config.join_token.get_secret_value() if config.join_token else ""
+        admin = config.admin_token.get_secret_value() if config.admin_token else ""
+        open_house = config.insecure or is_loopback(config.listen)
+        if not open_house:
+            _demand(tenants, "API keys for tenants", "--tenants FILE")
+            _demand(join, "a join token for verifiers", "OUTRIDER_COORDINATOR_JOIN_TOKEN")
+        return cls(tenants, join, admin, open_house=open_house)
+
+    def tenant(self, metadata: Metadata) -> str:
+        """The caller's tenant. Raises Unauthenticated."""
+        if not self._tenants:
+            return DEFAULT_TENANT
+        shown = _digest(_bearer(metadata, "an API key"))
+        found = [tenant for known, tenant in self._tenants.items() if hmac.compare_digest(known, shown)]
+        if not found:
+            raise Unauthenticated("the API key is unknown here; ask the operator for one of your tenant's")
+        return found[0]
+
+    def verifier(self, metadata: Metadata) -> None:
+        """Raises Unauthenticated unless the caller may act as a verifier."""
+        if self._join:
+            _compare(self._join, _bearer(metadata, "the join token"), "join token")
+
+    def operator(self, metadata: Metadata) -> None:
+        """Raises Unauthenticated or PermissionDenied unless the caller may administer."""
+        if self._admin:
+            _compare(self._admin, _bearer(metadata, "the admin token"), "admin token")
+        elif not self._open_house:
+            raise PermissionDenied(
+                "Admin is off: no admin token is set; set OUTRIDER_COORDINATOR_ADMIN_TOKEN and restart"
+            )
+
+
+def _bearer(metadata: Metadata, what: str) -> str:
+    for name, value in metadata:
+        if name == "authorization" and isinstance(value, str):
+            scheme, _, secret = value.partition(" ")
+            if scheme.lower() == "bearer" and 0 < len(secret) <= MAX_SECRET:
+                return secret
+    raise Unauthenticated(f"{what} is missing; send the metadata `authorization: Bearer ...`")
+
+
+def _compare(known: str, shown: str, what: str) -> None:
+    if not hmac.compare_digest(_digest(known), _digest(shown)):
+        raise Unauthenticated(f"the {what} is wrong; compare it with the coordinator's")
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode()).digest()
+
+
+def _demand(given: object, what: str, how: str) -> None:
+    if not given:
+        raise BadRequest(
+            f"listening beyond loopback needs {what}; give them with {how}, or pass --insecure to trust everybody who"
+            " can connect"
+        )
+
+
+def _read(path: Path) -> dict[str, str]:
+    try:
+        table = tomllib.loads(path.read_text()).get("tenants")
+    except OSError as error:
+        raise BadRequest(f"tenants file {path} cannot be read: {error.strerror}", field="tenants") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(f"tenants file {path} is no TOML: {error}", field="tenants") from error
+    if not isinstance(table, dict) or not all(isinstance(key, str) for key in table.values()):
+        raise BadRequest(f'tenants file {path} must have a table [tenants] of name = "key"', field="tenants")
+    return table
+
+
+def _check(tenants: Mapping[str, str]) -> None:
+    for name, key in tenants.items():
+        if not _TENANT.fullmatch(name):
+            raise BadRequest.bound("tenants: a name", repr(name), "1 to 64 letters, digits, '.', '_' or '-'")
+        if not MIN_KEY <= len(key) <= MAX_SECRET:
+            raise BadRequest.bound(f"tenants: length of {name}'s key", len(key), f"between {MIN_KEY} and {MAX_SECRET}")
+    if len(set(tenants.values())) < len(tenants):
+        raise BadRequest("tenants: two tenants have the same key; give each its own", field="tenants")
