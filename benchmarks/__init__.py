@@ -1,0 +1,1 @@
+"""What we claim, measured. `python -m benchmarks.NAME [--quick]`; the last line of output is one JSON object."""

@@ -1,0 +1,129 @@
+"""What the target alone produces, worked out without a line of Outrider: the yardstick of benchmarks.lossless.
+
+Only torch, transformers, numpy and the standard library. Hash, processors and argmax are written again from
+docs/protocol.md; the model runs through Hugging Face's own forward, one token at a time over a DynamicCache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+
+TIE = 1e-3
+"""Perturbed scores closer than this are a floating-point tie."""
+WORD = 2**64
+
+
+@dataclass(frozen=True)
+class Settings:
+    """As in the wire contract's Sampling."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Difference:
+    position: int
+    got: int
+    expected: int
+    gap: float
+    """Between the two best perturbed scores of the reference."""
+
+    @property
+    def tie(self) -> bool:
+        return self.gap <= TIE
+
+
+class Reference:
+    """One target, in float32 on the CPU."""
+
+    def __init__(self, folder: str) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+        config = self.model.generation_config.eos_token_id
+        self.eos = set(config if isinstance(config, list) else [config])
+
+    @torch.inference_mode()
+    def differences(
+        self, prompt: list[int], output: list[int], settings: Settings, max_tokens: int
+    ) -> list[Difference]:
+        """Hold `output` against the reference at every position, teacher-forced on `output` itself."""
+        found = []
+        cache = DynamicCache()
+        fed = prompt
+        for position, got in enumerate(output):
+            logits = self.model(input_ids=torch.tensor([fed]), past_key_values=cache, use_cache=True).logits[0, -1]
+            scores = self._scores(logits.double().numpy(), prompt, output[:position], settings)
+            best, second = np.argsort(-scores, kind="stable")[:2]
+            if int(best) != got:
+                found.append(Difference(position, got, int(best), float(scores[best] - scores[second])))
+            fed = [got]
+        ended = bool(output) and output[-1] in self.eos
+        if len(output) != max_tokens and not ended:
+            found.append(Difference(len(output), -1, -1, float("inf")))  # it stopped without a reason
+        if any(token in self.eos for token in output[:-1]):
+            found.append(Difference(len(output), -1, -1, float("inf")))  # it went on after the end
+        return found
+
+    @torch.inference_mode()
+    def generate(self, prompt: list[int], max_tokens: int) -> list[int]:
+        """Hugging Face's own greedy generation."""
+        ids = torch.tensor([prompt])
+        out = self.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            temperature=None,
+            top_p=None,
+            top_k=None,
+        )
+        tokens: list[int] = out[0, len(prompt) :].tolist()
+        return tokens
+
+    def _scores(self, logits: np.ndarray, prompt: list[int], before: list[int], settings: Settings) -> np.ndarray:
+        scores = logits.copy()
+        for token in set(prompt + before):
+            value = scores[token]
+            value = value / settings.repetition_penalty if value > 0 else value * settings.repetition_penalty
+            count = prompt.count(token) + before.count(token)
+            scores[token] = value - settings.presence_penalty - settings.frequency_penalty * count
+        if settings.temperature == 0.0:
+            return scores
+        scores = scores / settings.temperature
+        log_p = scores - scores.max()
+        log_p = log_p - np.log(np.sum(np.exp(log_p)))
+        if settings.top_p < 1.0:
+            mass = 0.0
+            for token in sorted(range(len(log_p)), key=lambda v: (-log_p[v], v)):
+                p = float(np.exp(log_p[token]))
+                if mass >= settings.top_p:
+                    log_p[token] = -np.inf
+                mass += p
+        return log_p + _noise(settings.seed, prompt, len(before), len(log_p))
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _noise(seed: int, prompt: list[int], position: int, vocabulary: int) -> np.ndarray:
+    packed = struct.pack("<Q", seed) + struct.pack(f"<{len(prompt)}I", *prompt)
+    digest = hashlib.blake2b(packed, digest_size=8, person=b"outrider.noise.1").digest()
+    (key,) = struct.unpack("<Q", digest)
+    golden = 0x9E3779B97F4A7C15
+    at = _mix(np.array([(key + (position + 1) * golden) % WORD], dtype=np.uint64))
+    hashed = _mix(np.arange(vocabulary, dtype=np.uint64) * np.uint64(golden) + at)
+    u = np.minimum(((hashed >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53, 1 - 2.0**-53)
+    return -np.log(-np.log(u))
