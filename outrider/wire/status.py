@@ -7,9 +7,10 @@ understood by its code.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, NoReturn
 
 import grpc
@@ -17,7 +18,7 @@ import grpc
 from outrider.core import errors
 from outrider.core.errors import OutriderError
 
-__all__ = ["CODES", "abort", "error_from_rpc"]
+__all__ = ["CODES", "abort", "aborting", "error_from_rpc"]
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +74,15 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseExceptio
     known = error if isinstance(error, OutriderError) else _disguised(error)
     await context.abort(_code(known), _clipped(str(known), MAX_MESSAGE_BYTES), _trailers(known))
     raise known  # unreachable: abort raises
+
+
+@contextlib.asynccontextmanager
+async def aborting(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
+    """Whatever the body raises ends the call with its status."""
+    try:
+        yield
+    except Exception as error:
+        await abort(context, error)
 
 
 def error_from_rpc(error: grpc.RpcError) -> OutriderError:

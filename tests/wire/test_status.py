@@ -1,0 +1,116 @@
+"""Every core error crosses the wire and comes back as itself."""
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+
+from outrider.core import errors
+from outrider.wire import channels, status
+
+METHOD = "/outrider.test/Fail"
+EVERY_CLASS = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, errors.OutriderError)]
+
+
+@asynccontextmanager
+async def failing(error: Callable[[], BaseException]) -> AsyncIterator[grpc.aio.UnaryUnaryMultiCallable]:
+    """A method on a real server that ends every call with `error()`."""
+
+    async def fail(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        await status.abort(context, error())
+
+    server = channels.server()
+    handler = grpc.unary_unary_rpc_method_handler(fail)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("outrider.test", {"Fail": handler}),))
+    port = channels.bind(server, "127.0.0.1:0")
+    await server.start()
+    async with channels.channel(f"127.0.0.1:{port}") as channel:
+        yield channel.unary_unary(METHOD)
+    await server.stop(None)
+
+
+async def sent(error: BaseException) -> errors.OutriderError:
+    async with failing(lambda: error) as call:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(b"")
+    return status.error_from_rpc(caught.value)
+
+
+@pytest.mark.parametrize("cls", EVERY_CLASS, ids=lambda cls: cls.__name__)
+async def test_every_core_error_comes_back_as_its_own_class_with_its_message(cls):
+    back = await sent(cls("grün is not a number, must be 1"))
+    assert type(back) is cls
+    assert str(back) == "grün is not a number, must be 1"
+
+
+def test_every_core_error_has_a_code():
+    assert set(EVERY_CLASS) == set(status.CODES)
+
+
+async def test_the_field_of_a_bad_request_comes_back_even_if_it_is_no_ascii():
+    back = await sent(errors.ProtocolViolation("no", field="größe"))
+    assert isinstance(back, errors.ProtocolViolation)
+    assert back.field == "größe"
+
+
+async def test_the_time_to_ask_again_comes_back():
+    back = await sent(errors.Overloaded("full", retry_after_s=0.125))
+    assert isinstance(back, errors.Overloaded)
+    assert back.retry_after_s == 0.125
+
+
+async def test_a_subclass_unknown_to_the_wire_travels_as_its_nearest_base():
+    class Peculiar(errors.NotFound):
+        pass
+
+    assert type(await sent(Peculiar("gone"))) is errors.NotFound
+
+
+async def test_a_defect_reaches_the_peer_as_a_number_and_the_log_as_a_traceback(caplog):
+    with caplog.at_level(logging.ERROR):
+        back = await sent(ZeroDivisionError("secret /etc/path"))
+    assert type(back) is errors.InternalError
+    assert "secret" not in str(back)
+    error_id = str(back).split()[2].rstrip(";")
+    [record] = [r for r in caplog.records if error_id in r.getMessage()]
+    assert record.exc_info is not None
+    assert record.exc_info[0] is ZeroDivisionError
+
+
+async def test_a_very_long_message_is_clipped_and_still_arrives():
+    back = await sent(errors.BadRequest("ü" * 100_000, field="ü" * 100_000))
+    assert type(back) is errors.BadRequest
+    assert str(back).endswith("...")
+    assert len(str(back).encode()) <= status.MAX_MESSAGE_BYTES
+
+
+async def test_a_peer_that_is_not_there_is_unavailable():
+    async with channels.channel("127.0.0.1:1") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary(METHOD)(b"", timeout=5)
+    assert type(status.error_from_rpc(caught.value)) is errors.Unavailable
+
+
+async def test_a_message_beyond_grpcs_own_bound_is_a_bad_request_not_an_overload():
+    async with failing(lambda: errors.NotFound("never reached")) as call:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(b"x" * (channels.MAX_MESSAGE_BYTES + 1))
+    assert type(status.error_from_rpc(caught.value)) is errors.BadRequest
+
+
+@pytest.mark.parametrize("code", list(grpc.StatusCode), ids=lambda code: code.name)
+def test_every_bare_status_code_has_a_meaning(code):
+    back = status.error_from_rpc(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata()))
+    assert type(back) in status.CODES
+    assert str(back)
+
+
+@pytest.mark.parametrize("said", ["nonsense", "nan", "-5", "1e99"])
+def test_a_wrong_time_to_ask_again_is_made_harmless(said):
+    trailers = grpc.aio.Metadata(("outrider-error", "Overloaded"), ("outrider-retry-after-s", said))
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    back = status.error_from_rpc(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailers, "full"))
+    assert isinstance(back, errors.Overloaded)
+    assert 0.0 <= back.retry_after_s <= status.MAX_RETRY_S
