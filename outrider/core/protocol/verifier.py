@@ -52,6 +52,11 @@ class VerifierSession:
         return len(self.committed)
 
     @property
+    def held(self) -> int:
+        """Live and aliased nodes: never more than W, without any message that gives credit back."""
+        return len(self.tree) + len(self._aliases)
+
+    @property
     def may_step(self) -> bool:
         """Rule 16: a device that takes nothing in any more (a zombie's) stops its verifier by itself."""
         return self.finish is Finish.NONE and self.position - self.base < self.limits.run_ahead
@@ -74,8 +79,10 @@ class VerifierSession:
             if node_id > self.seen:
                 self._ingest(node_id, parent, token, message.base)
                 self.seen = node_id
+                self.idle = False  # here, so that a replay does not take the device's last word back
         # An idle device that has not yet received the latest Commit will answer that one.
-        self.idle = message.idle and message.base == self.position
+        if message.idle and message.base == self.position:
+            self.idle = True
 
     def cancel(self, message: Cancel) -> Commit | None:
         """Rule 18. The last Commit, with finish CANCELLED; None for another epoch or a finished session."""
@@ -125,6 +132,8 @@ class VerifierSession:
     def _check(self, message: Append) -> None:
         """Rule 10: everything an honest device never sends, found before anything changes."""
         count = len(message.tokens)
+        if len(message.parents) != count:
+            raise ProtocolViolation(f"parents are {len(message.parents)}, must be {count} like tokens", field="parent")
         last = message.first_id + count - 1
         if message.first_id > self.seen + 1:
             raise ProtocolViolation(
@@ -134,7 +143,9 @@ class VerifierSession:
             raise ProtocolViolation(
                 f"base is {message.base}, must be at most {self.position}, the tokens committed", field="base"
             )
-        if message.base < self.base and last > self.seen:
+        if last <= self.seen:
+            return  # nothing new: a replay, whatever its base, or a report of the base alone
+        if message.base < self.base:
             raise ProtocolViolation(
                 f"base is {message.base}, must be at least {self.base} (it never goes back)", field="base"
             )
@@ -173,7 +184,9 @@ class VerifierSession:
                 owner = parent if parent in self.tree or fresh.get(parent, 0) > self.position else ROOT
                 duplicate = owner not in fresh and token in self.tree.children(owner)
             if duplicate or (owner, token) in taken:
-                raise ProtocolViolation(f"node {node_id} repeats token {token} of a sibling", field="token")
+                raise ProtocolViolation(
+                    f"token of node {node_id} is {token}, must be another than its siblings'", field="token"
+                )
             taken.add((owner, token))
             fresh[node_id] = position + 1
             held += 1
