@@ -73,9 +73,13 @@ async def cluster() -> AsyncIterator[Cluster]:
             async with Cluster(logs=Path(scratch) / "logs") as running:
                 yield running
         except BaseException:
-            for log in sorted(Path(scratch, "logs").glob("*.log")):
-                print(f"--- end of {log.name}\n{log.read_text(errors='replace')[-1500:]}", file=sys.stderr)
+            _show_logs(Path(scratch, "logs"))
             raise
+
+
+def _show_logs(folder: Path) -> None:
+    for log in sorted(folder.glob("*.log")):
+        print(f"--- end of {log.name}\n{log.read_text(errors='replace')[-1500:]}", file=sys.stderr)
 
 
 def pin(core: int) -> None:

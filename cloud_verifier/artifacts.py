@@ -64,7 +64,7 @@ class Catalogue:
 
 
 def chat_template(model: Path) -> str:
-    """The target's chat template: chat_template.jinja, or the field of tokenizer_config.json; "" where there is none."""
+    """The target's chat template: chat_template.jinja, or tokenizer_config.json's; "" where there is none."""
     if (path := model / "chat_template.jinja").is_file():
         return path.read_text()
     if (path := model / "tokenizer_config.json").is_file():

@@ -21,6 +21,7 @@ from cloud_verifier.ipc import EngineEnd, failure_to_event
 from outrider.core.errors import InternalError, OutriderError
 from outrider.wire import codecs
 from outrider.wire.v1 import engine_pb2 as pb
+from outrider.wire.v1 import session_pb2
 
 log = logging.getLogger(__name__)
 
@@ -136,6 +137,23 @@ class EngineLoop:
 
 def _failure(request: pb.EngineRequest, error: OutriderError) -> pb.EngineEvent:
     return pb.EngineEvent(session_id=request.session_id, epoch=request.epoch, failure=failure_to_event(error))
+
+
+def _ready(model: TargetModel) -> pb.EngineReady:
+    """The front adds the tokenizer's hash."""
+    target = session_pb2.TargetIdentity(
+        name=model.name,
+        weights_hash=f"sha256:{model.weights_hash}",
+        dtype=model.dtype,
+        backend=model.backend,
+        hardware=model.hardware,
+    )
+    return pb.EngineReady(
+        target=target,
+        vocabulary_size=model.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+        max_sequence=model.max_sequence,
+    )
 
 
 def _serve(config: VerifierConfig, end: EngineEnd) -> None:

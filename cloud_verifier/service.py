@@ -16,7 +16,7 @@ from cloud_verifier.artifacts import Catalogue
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_host import EngineHost, Inbox
 from outrider.core.errors import BadRequest, PermissionDenied, ProtocolViolation, Unavailable, VocabularyMismatch
-from outrider.core.protocol.messages import Directive, Finish, SessionLimits
+from outrider.core.protocol.messages import Directive, SessionLimits
 from outrider.wire import codecs
 from outrider.wire.status import abort, aborting
 from outrider.wire.ticket import Claims
@@ -181,7 +181,7 @@ class _Stream:
                     message = self._message(event.result())
                     if message is not None:
                         yield message
-                        if message.commit.finish != Finish.NONE:
+                        if message.commit.finish != session_pb2.FINISH_NONE:
                             return
                     event = asyncio.ensure_future(self._inbox.get())
                 elif reading.done():

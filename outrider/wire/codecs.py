@@ -150,7 +150,7 @@ def commit_to_proto(commit: Commit) -> pb.Commit:
         start=commit.start,
         token=commit.tokens,
         seen=commit.seen,
-        finish=pb.Finish.ValueType(commit.finish),
+        finish=pb.Finish.Name(commit.finish),
         evaluated=commit.evaluated,
     )
 
