@@ -1,0 +1,27 @@
+"""Regressions found while the verifier's engine was built."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from outrider.core.processors import SamplingParams, filtered_log_probs, log_softmax
+
+
+def plain_top_p(logits: np.ndarray, top_p: float) -> np.ndarray:
+    """The definition, with a sort of the whole vocabulary."""
+    log_p = log_softmax(logits)
+    order = np.argsort(-log_p, kind="stable")
+    p = np.exp(log_p[order])
+    log_p[order[np.cumsum(p) - p >= top_p]] = -np.inf
+    return log_p
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.3, 3.0, 12.0])
+@pytest.mark.parametrize("top_p", [1e-6, 0.5, 0.95, 1.0 - 1e-12])
+def test_top_p_that_sorts_only_the_head_has_the_bits_of_one_that_sorts_everything(spread: float, top_p: float) -> None:
+    rng = np.random.default_rng(7)
+    for _ in range(20):
+        logits = np.round(rng.normal(size=997) * spread, 1)  # rounding makes ties
+        result = filtered_log_probs(logits, SamplingParams(temperature=1.0, top_p=top_p))
+        np.testing.assert_array_equal(result, plain_top_p(logits, top_p))
