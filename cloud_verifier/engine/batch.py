@@ -1,0 +1,97 @@
+"""One step's rows, packed: every session's segment one after another in a single row of ids, without padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cloud_verifier.engine.kv_pool import Slots
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The rows of one session in one step: a chain of known tokens, then nodes of its tree.
+
+    The chain goes on where the session's table ends. The nodes stand below its last row.
+    """
+
+    tokens: Ints
+    """`[n]`: chain, then nodes."""
+    chain: int
+    """How many of the rows are the chain; at least 1."""
+    parents: Ints
+    """`[n - chain]`: the row of each node's parent in this segment, at least `chain - 1` and smaller than its own."""
+    positions: Ints
+    """`[n]`: positions in the sequence, the prompt included."""
+    prefix: Slots
+    """`[start]`: slots of the positions before the chain."""
+    slots: Slots
+    """`[n]`: where the rows' keys and values go."""
+    wants_logits: bool
+    """Whether the chain reaches the last known token: then its last row and every node need logits."""
+
+    @property
+    def rows(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def start(self) -> int:
+        """Position of the first row, which is the number of keys before it."""
+        return len(self.prefix)
+
+    def visible(self) -> NDArray[np.bool_]:
+        """`[n, n]`: which rows of the segment each row sees: the chain's before it, its own ancestors, itself."""
+        rows, chain = self.rows, self.chain
+        seen = np.zeros((rows, rows), dtype=np.bool_)
+        seen[:chain, :chain] = np.tri(chain, dtype=np.bool_)
+        for row, parent in enumerate(self.parents.tolist(), start=chain):
+            seen[row] = seen[parent]
+            seen[row, row] = True
+        return seen
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """The segments of a step as the model takes them."""
+
+    segments: tuple[Segment, ...]
+    input_ids: torch.Tensor
+    """int64 `[1, T]`"""
+    position_ids: torch.Tensor
+    """int64 `[1, T]`"""
+    logit_rows: torch.Tensor
+    """int64 `[R]`: the rows out of T whose logits are needed."""
+    logit_starts: tuple[int, ...]
+    """Per segment, where its first row stands among the R; its own rows follow from the end of its chain on."""
+
+    @classmethod
+    def pack(cls, segments: Sequence[Segment], device: torch.device | str = "cpu") -> PackedBatch:
+        """Lay the segments one after another."""
+        wanted: list[Ints] = []
+        starts: list[int] = []
+        offset = count = 0
+        for segment in segments:
+            starts.append(count)
+            if segment.wants_logits:
+                rows = np.arange(offset + segment.chain - 1, offset + segment.rows, dtype=np.int64)
+                wanted.append(rows)
+                count += len(rows)
+            offset += segment.rows
+        return cls(
+            tuple(segments),
+            _tensor([segment.tokens for segment in segments], device)[None],
+            _tensor([segment.positions for segment in segments], device)[None],
+            _tensor(wanted, device),
+            tuple(starts),
+        )
+
+
+def _tensor(parts: Sequence[Ints], device: torch.device | str) -> torch.Tensor:
+    joined = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+    return torch.from_numpy(joined).to(device)

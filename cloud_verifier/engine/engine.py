@@ -1,0 +1,375 @@
+"""The engine: sessions in, commits out; one thread, no I/O. The caller feeds it between steps.
+
+while serving:
+    wait until engine.next_deadline() or until something arrives
+    engine.start / append / cancel / tune / stop ...
+    for event in engine.step(): ...
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+
+from cloud_verifier.engine.batch import PackedBatch, Segment
+from cloud_verifier.engine.kv_pool import KVPool
+from cloud_verifier.engine.memory import SessionMemory, fingerprint
+from cloud_verifier.engine.model import TargetModel
+from cloud_verifier.engine.scheduler import Plan, StepBudget, Wait, schedule
+from cloud_verifier.engine.session import EngineSession, slots_needed
+from cloud_verifier.engine.stats import EngineStats, Rate, SessionStats, StepMeter
+from outrider.core.errors import (
+    BadRequest,
+    Fenced,
+    InternalError,
+    ModelRefused,
+    OutriderError,
+    Overloaded,
+    ProtocolViolation,
+)
+from outrider.core.protocol.messages import Append, Attach, Cancel, Commit, Directive, Finish, SessionLimits
+from outrider.core.protocol.verifier import VerifierSession
+from outrider.core.walk import Batch, Walked
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How much the engine holds and does at once."""
+
+    kv_slots: int = 32_768
+    """Tokens whose keys and values are held, over all sessions."""
+    token_budget: int = 512
+    """Rows of one forward pass: prefill chunks, plain steps and trees together."""
+    prefill_chunk: int = 128
+    """Of them for prompts while others generate: bounds how much a long prompt slows the others' step."""
+    max_sessions: int = 64
+    """Live at once."""
+    remembered_sessions: int = 65_536
+    """Ids whose greatest epoch is remembered after they ended."""
+    remembered_tokens: int = 4_000_000
+    """Tokens, over all ended sessions, kept for devices that come back without having received them; 4 bytes each."""
+
+    def __post_init__(self) -> None:
+        for name in ("kv_slots", "token_budget", "prefill_chunk", "max_sessions"):
+            if getattr(self, name) < 1:
+                raise BadRequest.bound(name, getattr(self, name), "at least 1")
+
+    @property
+    def budget(self) -> StepBudget:
+        return StepBudget(self.token_budget, min(self.prefill_chunk, self.token_budget))
+
+
+@dataclass(frozen=True)
+class Committed:
+    """Tokens for a session's device."""
+
+    session_id: str
+    commit: Commit
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A session that ended without a last commit; its slots are free."""
+
+    session_id: str
+    error: OutriderError
+
+
+Event = Committed | Failed
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """One session's part of a step."""
+
+    session: EngineSession
+    segment: Segment
+    batch: Batch | None
+    """None while its prompt goes on."""
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A step in progress."""
+
+    rows: tuple[_Rows, ...]
+    packed: PackedBatch
+
+
+class Engine:
+    """Continuous verification of many sessions' trees by one target. Not thread-safe, on purpose."""
+
+    def __init__(
+        self,
+        model: TargetModel,
+        config: EngineConfig | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if model.deviation is None:
+            raise ModelRefused(f"{model.label} has not passed the self-test; call self_test(model) first")
+        self.model = model
+        self.config = config or EngineConfig()
+        self._clock = clock
+        self._pool = KVPool(model.layers, self.config.kv_slots, dtype=model.torch_dtype, device=model.device)
+        self._live: dict[str, EngineSession] = {}
+        self._ended: OrderedDict[str, SessionStats] = OrderedDict()
+        self._memory = SessionMemory(self.config.remembered_sessions, self.config.remembered_tokens)
+        self._outbox: list[Event] = []
+        self._steps = self._committed = self._evaluated = self._accepted = self._prefilled = 0
+        self._meter = StepMeter()
+        self._rate = Rate(clock())
+
+    # What the caller may do between steps
+
+    def start(self, session_id: str, attach: Attach, limits: SessionLimits, directive: Directive) -> None:
+        """Take a session (rule 9). Raises BadRequest, Fenced or Overloaded, and then nothing has changed.
+
+        A live session of the same id in an older epoch is replaced; what both sequences share stays in the pool.
+        """
+        self._check(attach, limits)
+        newest = self._memory.epoch(session_id)
+        if attach.epoch <= newest:
+            raise Fenced(f"epoch of session {session_id} is {attach.epoch}, must be greater than {newest}")
+        older = self._live.get(session_id)
+        request = fingerprint(attach)
+        same = older is not None and older.request == request
+        kept = older.protocol.committed if older and same else self._memory.kept(session_id, request)
+        protocol = VerifierSession(attach, limits, eos_token_ids=self.model.eos_token_ids, kept=kept)
+        session = EngineSession(session_id, protocol, directive, self._clock())
+        needed = 0 if protocol.finish is not Finish.NONE else slots_needed(attach, limits)
+        self._admit(needed, older)
+
+        self._memory.see(session_id, attach.epoch)
+        if older is not None:
+            session.adopt(older, self._pool)
+            self._close(older)
+        self._ended.pop(session_id, None)
+        session.reserved = needed
+        self._pool.reserve(needed)
+        self._live[session_id] = session
+        self._publish(session, protocol.resend())
+
+    def append(self, session_id: str, message: Append) -> None:
+        """Take nodes in (rules 10 to 12). A message that breaks the protocol ends its session with Failed."""
+        session = self._live.get(session_id)
+        if session is None or message.epoch != session.protocol.epoch:
+            return
+        try:
+            self._check_nodes(message)
+            session.protocol.append(message)
+        except ProtocolViolation as error:
+            self._fail(session, error)
+
+    def cancel(self, session_id: str, message: Cancel) -> None:
+        """Rule 18: the last commit goes out and the slots are free at once."""
+        session = self._live.get(session_id)
+        if session is not None:
+            self._publish(session, session.protocol.cancel(message))
+
+    def stop(self, session_id: str, epoch: int | None = None) -> None:
+        """The device has gone: free everything. The committed tokens are remembered, in case that it comes back.
+
+        epoch: stop only this one, so that an old stream's end does not stop its successor; None stops any.
+        """
+        session = self._live.get(session_id)
+        if session is not None and epoch in (None, session.protocol.epoch):
+            self._close(session)
+        if session_id not in self._live:
+            self._ended.pop(session_id, None)
+
+    def tune(self, session_id: str, directive: Directive | None = None, rtt_ms: float | None = None) -> None:
+        """Change how far a session speculates, or how far away its device is; None leaves a value as it is."""
+        session = self._live.get(session_id)
+        if session is None:
+            return
+        if directive is not None:
+            session.directive = directive
+        if rtt_ms is not None:
+            session.rtt_ms = rtt_ms
+
+    def next_deadline(self) -> float | None:
+        """When `step` next has something to do, on the engine's clock; the past means now, None not before a call."""
+        if self._outbox:
+            return float("-inf")
+        now = self._clock()
+        match self._decide(now):
+            case Wait(until):
+                return until
+            case _:
+                return now
+
+    def step(self) -> list[Event]:
+        """One forward pass, if one is due, and what came of it and of the calls before."""
+        decision = self._decide(self._clock())
+        if isinstance(decision, Plan):
+            self._run(decision)
+        events, self._outbox = self._outbox, []
+        return events
+
+    def stats(self) -> EngineStats:
+        """A snapshot."""
+        return EngineStats(
+            live_sessions=len(self._live),
+            steps=self._steps,
+            committed=self._committed,
+            evaluated=self._evaluated,
+            accepted=self._accepted,
+            prefilled=self._prefilled,
+            kv_used=self._pool.used,
+            kv_reserved=self._pool.reserved,
+            kv_capacity=self._pool.slots,
+            step_ms=self._meter.step.value,
+            tokens_per_s=self._rate.per_second(self._clock()),
+            timing_ms={part: meter.value for part, meter in self._meter.parts.items()},
+            sessions={**self._ended, **{key: session.stats for key, session in self._live.items()}},
+        )
+
+    # A step: schedule -> forward -> walk -> commit
+
+    def _decide(self, now: float) -> Plan | Wait:
+        return schedule([session.candidate() for session in self._live.values()], now, self.config.budget)
+
+    def _run(self, plan: Plan) -> None:
+        begun = perf_counter()
+        self._steps += 1
+        sessions = [self._live[grant.session_id] for grant in plan.grants]
+        try:
+            work = self._prepare(plan, sessions)
+            planned = perf_counter()
+            logits = self._forward(work)
+        except Exception as error:
+            log.exception("a forward pass over %d sessions failed", len(sessions))
+            self._fail_all(sessions, f"the forward pass failed: {type(error).__name__}")
+            return
+        computed = perf_counter()
+        walks = self._walk(work, logits)
+        walked = perf_counter()
+        self._commit(work, walks)
+        if all(rows.segment.chain == 1 for rows in work.rows):
+            self._meter.add((begun, planned, computed, walked, perf_counter()))
+
+    def _prepare(self, plan: Plan, sessions: Iterable[EngineSession]) -> _Work:
+        rows = []
+        for grant, session in zip(plan.grants, sessions, strict=True):
+            session.last_step = self._steps
+            rows.append(_Rows(session, *session.segment(grant, self._pool)))
+        return _Work(tuple(rows), PackedBatch.pack([r.segment for r in rows], self.model.device))
+
+    def _forward(self, work: _Work) -> torch.Tensor:
+        """Logits `[R, V]` of the rows that want some."""
+        plan = self.model.attention.plan(work.packed.segments, self._pool)
+        return self.model.forward(work.packed, plan)
+
+    def _walk(self, work: _Work, logits: torch.Tensor) -> list[Walked | None]:
+        """Every session's path; None for one whose prompt goes on, and for one that failed."""
+        walks: list[Walked | None] = []
+        for rows, start in zip(work.rows, work.packed.logit_starts, strict=True):
+            walked = None
+            if rows.batch is not None:
+                try:
+                    walked = rows.session.walk(rows.batch, logits[start : start + 1 + len(rows.batch.ids)])
+                except Exception as error:
+                    log.warning("session %s fails at its walk: %s", rows.session.session_id, error)
+                    self._fail_all([rows.session], str(error))
+            walks.append(walked)
+        return walks
+
+    def _commit(self, work: _Work, walks: Iterable[Walked | None]) -> None:
+        now = self._clock()
+        for rows, walked in zip(work.rows, walks, strict=True):
+            session, segment, batch = rows.session, rows.segment, rows.batch
+            self._prefilled += segment.chain - (batch is not None)
+            if batch is None:
+                session.keep_chain(segment)
+            elif walked is not None:
+                self._committed += len(walked.tokens)
+                self._evaluated += len(batch.ids)
+                self._accepted += len(walked.rows)
+                self._rate.add(len(walked.tokens), now)
+                self._publish(session, session.commit(segment, batch, walked, self._pool, now))
+
+    # How sessions come and go
+
+    def _check(self, attach: Attach, limits: SessionLimits) -> None:
+        """Everything about an attach that no waiting could mend."""
+        prompt, longest = len(attach.prompt), self.model.max_sequence
+        if prompt == 0:
+            raise BadRequest.bound("prompt", "empty", "at least one token")
+        if attach.max_tokens < 1:
+            raise BadRequest.bound("max_tokens", attach.max_tokens, "at least 1")
+        if prompt + attach.max_tokens > longest:
+            got = f"{prompt} + {attach.max_tokens}"
+            raise BadRequest.bound(
+                "prompt length + max_tokens", got, f"at most {longest}, the target's longest sequence"
+            )
+        if slots_needed(attach, limits) > self._pool.slots:
+            got = f"{prompt} + {attach.max_tokens}"
+            room = self._pool.slots - limits.nodes
+            raise BadRequest.bound("prompt length + max_tokens", got, f"at most {room}, what the verifier can hold")
+        if len(attach.tokens) > attach.max_tokens:
+            raise BadRequest.bound("tokens", f"{len(attach.tokens)} long", f"at most max_tokens = {attach.max_tokens}")
+        for field in ("prompt", "tokens", "stop_token_ids"):
+            ids: tuple[int, ...] = getattr(attach, field)
+            if ids and not (min(ids) >= 0 and max(ids) < self.model.vocab_size):
+                wrong = min(ids) if min(ids) < 0 else max(ids)
+                raise BadRequest.bound(field, f"holding {wrong}", f"ids from 0 to {self.model.vocab_size - 1}")
+
+    def _check_nodes(self, message: Append) -> None:
+        if len(message.parents) != len(message.tokens):
+            raise ProtocolViolation(
+                f"{len(message.parents)} parents came with {len(message.tokens)} tokens, must be as many",
+                field="parent",
+            )
+        for token in message.tokens:
+            if not 0 <= token < self.model.vocab_size:
+                raise ProtocolViolation(
+                    f"token is {token}, must be from 0 to {self.model.vocab_size - 1}", field="token"
+                )
+
+    def _admit(self, needed: int, older: EngineSession | None) -> None:
+        """Raises Overloaded where the session, in place of `older`, finds no room."""
+        if not needed:
+            return
+        room = self._pool.unreserved + (older.reserved if older else 0)
+        if needed > room:
+            raise Overloaded(f"{needed} KV slots are needed, {room} are free", retry_after_s=self._retry_after())
+        if older is None and len(self._live) >= self.config.max_sessions:
+            raise Overloaded(f"all {self.config.max_sessions} sessions are taken", retry_after_s=self._retry_after())
+
+    def _retry_after(self) -> float:
+        """Seconds until the first of the live sessions can be through, by plain steps; between 0.2 and 30."""
+        left = [s.protocol.attach.max_tokens - s.protocol.position for s in self._live.values()]
+        return min(30.0, max(0.2, 1e-3 * self._meter.step.value * min(left, default=0)))
+
+    def _publish(self, session: EngineSession, commit: Commit | None) -> None:
+        """Send a commit, and let go of a session that it ends."""
+        if commit is None:
+            return
+        self._outbox.append(Committed(session.session_id, commit))
+        if commit.finish is not Finish.NONE:
+            self._close(session)
+
+    def _fail_all(self, sessions: Iterable[EngineSession], reason: str) -> None:
+        for session in sessions:
+            self._fail(session, InternalError(f"session {session.session_id} failed: {reason}"))
+
+    def _fail(self, session: EngineSession, error: OutriderError) -> None:
+        self._close(session)
+        self._outbox.append(Failed(session.session_id, error))
+
+    def _close(self, session: EngineSession) -> None:
+        """Free all that the session holds; its committed tokens and its statistics are remembered for a while."""
+        session.release(self._pool)
+        del self._live[session.session_id]
+        self._memory.keep(session.session_id, session.request, session.protocol.committed)
+        self._ended[session.session_id] = session.stats
+        while len(self._ended) > 2 * self.config.max_sessions:
+            self._ended.popitem(last=False)

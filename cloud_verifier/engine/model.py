@@ -1,0 +1,282 @@
+"""A Hugging Face causal LM whose attention runs over our KV pool: the only file that knows transformers' insides.
+
+transformers calls the attention function that we register with every layer's query, key and value; the step's plan
+reaches it as an extra keyword of the model's forward. Nothing else of the model is touched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AutoModelForCausalLM
+
+from cloud_verifier.engine.attention import AttentionBackend, AttentionPlan, Scoring, SdpaBackend
+from cloud_verifier.engine.batch import PackedBatch
+from cloud_verifier.engine.kv_pool import LayerShape
+from outrider.core.errors import ModelRefused
+
+ATTENTION = "outrider_slots"
+"""The name under which transformers knows our attention; it has no mask interface, so no mask is ever built."""
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+REFUSED_ROPE = ("longrope", "dynamic")
+"""Both look at the longest position of the whole batch, so that one session's length would change another's tokens."""
+SERVED_LAYERS = ("full_attention", "sliding_attention")
+
+Progress = Callable[[str], None]
+
+
+class TargetModel:
+    """The target, ready for packed forwards. `self_test` must pass before an Engine takes it.
+
+    layers: what each attention layer keeps per token, in order of layer_idx.
+    deviation: by how much the logits of trees and of plain sequences differed in the self-test; None before it.
+    """
+
+    def __init__(
+        self, module: Any, *, name: str, weights_hash: str = "", backend: AttentionBackend | None = None
+    ) -> None:
+        self.module = module.eval()
+        self.name = name
+        self.weights_hash = weights_hash
+        self.attention: AttentionBackend = backend or SdpaBackend()
+        self.config: Any = module.config.get_text_config()
+        self.label = f"{name} (model type {self.config.model_type})"
+        parameter = next(module.parameters())
+        self.torch_dtype: torch.dtype = parameter.dtype
+        self.device: torch.device = parameter.device
+        self.deviation: float | None = None
+        self.eos_token_ids = _eos_token_ids(module)
+        _refuse_unsupported(self.config, self.label)
+        _install(module, self.label)
+        self.layers: tuple[LayerShape, ...] = self._probe()
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        dtype: str = "float32",
+        device: str = "cpu",
+        threads: int | None = None,
+        name: str = "",
+        on_progress: Progress = lambda text: None,
+    ) -> TargetModel:
+        """Read a model directory. Raises ModelRefused, with the reason, for one that cannot be served.
+
+        dtype: float32, bfloat16 or float16. threads: CPU threads of the whole process; None leaves them alone.
+        """
+        directory = Path(path)
+        files = sorted(directory.glob("*.safetensors"))
+        if not (directory / "config.json").is_file() or not files:
+            raise ModelRefused(f"{directory} has no config.json or no *.safetensors; give a Hugging Face directory")
+        if dtype not in DTYPES:
+            raise ModelRefused(f"dtype is {dtype}, must be one of {', '.join(DTYPES)}")
+        if threads is not None:
+            torch.set_num_threads(threads)
+        on_progress(f"hashing {sum(f.stat().st_size for f in files) / 1e6:.0f} MB of weights")
+        digest = _hash_files(tuple((str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files))
+        on_progress(f"loading {directory.name} as {dtype} on {device}")
+        module = _read(directory, DTYPES[dtype]).to(device)
+        return cls(module, name=name or directory.resolve().name, weights_hash=digest)
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits."""
+        return int(self.config.vocab_size)
+
+    @property
+    def max_sequence(self) -> int:
+        """Positions that the model was made for, prompt and output together."""
+        return int(getattr(self.config, "max_position_embeddings", None) or 131_072)
+
+    @property
+    def dtype(self) -> str:
+        return str(self.torch_dtype).removeprefix("torch.")
+
+    @property
+    def backend(self) -> str:
+        return self.attention.name
+
+    @property
+    def hardware(self) -> str:
+        """What the numbers were computed on; with dtype and backend the numerics class."""
+        if self.device.type == "cuda":
+            return torch.cuda.get_device_name(self.device)
+        return _cpu_name()
+
+    @torch.inference_mode()
+    def forward(self, batch: PackedBatch, plan: AttentionPlan) -> torch.Tensor:
+        """Logits `[R, V]` of the rows that the batch asks for; keys and values of all rows go to the plan's pool."""
+        out = self.module(
+            input_ids=batch.input_ids,
+            position_ids=batch.position_ids,
+            use_cache=False,
+            logits_to_keep=batch.logit_rows,
+            outrider_plan=plan,
+        )
+        logits: torch.Tensor = out.logits[0]
+        return logits
+
+    @torch.inference_mode()
+    def linear_logits(self, ids: list[int]) -> torch.Tensor:
+        """Logits `[T, V]` of a plain forward with transformers' own attention: what the packed path must equal."""
+        with _plain_attention(self.module):
+            logits: torch.Tensor = self.module(
+                input_ids=torch.tensor([ids], device=self.device), use_cache=False
+            ).logits
+        return logits[0]
+
+    def _probe(self) -> tuple[LayerShape, ...]:
+        """One tiny forward that records what every layer hands its attention."""
+        probe = _Probe()
+        rows = torch.tensor([1], device=self.device)
+        ids = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
+        batch = PackedBatch((), ids, torch.arange(2, device=self.device)[None], rows, ())
+        try:
+            logits = self.forward(batch, probe)
+        except ModelRefused:
+            raise
+        except Exception as error:
+            raise ModelRefused(f"{self.label} fails on a packed forward: {type(error).__name__}: {error}") from error
+        if sorted(probe.layers) != list(range(int(self.config.num_hidden_layers))):
+            raise ModelRefused(
+                f"{self.label} ignores the attention that it is given: {len(probe.layers)} of "
+                f"{self.config.num_hidden_layers} layers called it"
+            )
+        if logits.shape[0] != 1:
+            raise ModelRefused(f"{self.label} ignores logits_to_keep: {logits.shape[0]} rows came, 1 was asked for")
+        self._check_windows(probe)
+        return tuple(probe.layers[i][0] for i in range(len(probe.layers)))
+
+    def _check_windows(self, probe: _Probe) -> None:
+        """A window that the configuration states must reach the attention function, or long sequences go wrong."""
+        kinds = getattr(self.config, "layer_types", None)
+        windows = [probe.layers[i][1] for i in range(len(probe.layers))]
+        if kinds:
+            lost = any(k == "sliding_attention" and w is None for k, w in zip(kinds, windows, strict=False))
+        else:
+            stated = getattr(self.config, "sliding_window", None) and getattr(self.config, "use_sliding_window", True)
+            lost = bool(stated) and all(w is None for w in windows)
+        if lost:
+            raise ModelRefused(f"{self.label} has a sliding window but does not hand it to its attention")
+
+
+class _Probe:
+    """An attention plan that looks and computes nothing."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, tuple[LayerShape, int | None]] = {}
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring
+    ) -> torch.Tensor:
+        self.layers[layer] = (LayerShape(key.shape[1], key.shape[3], value.shape[3]), scoring.window)
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
+
+
+def _attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    outrider_plan: AttentionPlan | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """What transformers calls in every layer; query `[1, Hq, T, D]` and so on, result `[1, T, Hq, Dv]`."""
+    if outrider_plan is None:
+        raise ModelRefused(f"{type(module).__name__} does not hand on the batch descriptor of the forward")
+    if position_bias is not None:
+        raise ModelRefused(f"{type(module).__name__} adds a position bias to its scores, which is not supported")
+    scale = query.shape[3] ** -0.5 if scaling is None else scaling
+    scoring = Scoring(scale, sliding_window, softcap, s_aux)
+    return outrider_plan.attend(module.layer_idx, query, key, value, scoring), None
+
+
+def _install(module: Any, label: str) -> None:
+    """Make the module call `_attention`."""
+    AttentionInterface.register(ATTENTION, _attention)
+    try:
+        module.set_attn_implementation(ATTENTION)
+    except (ValueError, ImportError) as error:
+        raise ModelRefused(f"{label}: {error}") from error
+    if module.config.get_text_config()._attn_implementation != ATTENTION:
+        raise ModelRefused(f"{label} does not take its attention from AttentionInterface")
+
+
+@contextmanager
+def _plain_attention(module: Any) -> Iterator[None]:
+    """transformers' own attention within; ours again afterwards."""
+    module.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        module.set_attn_implementation(ATTENTION)
+
+
+def _read(directory: Path, dtype: torch.dtype) -> Any:
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            directory,
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            attn_implementation="eager",
+        )
+    except Exception as error:
+        raise ModelRefused(f"{directory} does not load: {type(error).__name__}: {error}") from error
+
+
+def _refuse_unsupported(config: Any, label: str) -> None:
+    """What the self-test, with its short sequences, cannot see."""
+    strange = set(getattr(config, "layer_types", None) or ()) - set(SERVED_LAYERS)
+    if strange:
+        raise ModelRefused(f"{label} has layers of type {', '.join(sorted(strange))}; served are {SERVED_LAYERS}")
+    rope = json.dumps(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {})
+    for kind in REFUSED_ROPE:
+        if f'"{kind}"' in rope:
+            raise ModelRefused(f"{label} uses {kind} positions, which depend on the longest sequence of the batch")
+
+
+def _eos_token_ids(module: Any) -> tuple[int, ...]:
+    """From the generation configuration, else from the model's."""
+    generation = getattr(module, "generation_config", None)
+    ids = getattr(generation, "eos_token_id", None)
+    if ids is None:
+        ids = module.config.get_text_config().eos_token_id
+    return () if ids is None else tuple(ids) if isinstance(ids, (list, tuple)) else (int(ids),)
+
+
+@cache
+def _hash_files(files: tuple[tuple[str, int, int], ...]) -> str:
+    """sha256 over the bytes of (path, size, mtime) in this order; size and mtime only key the cache."""
+    digest = hashlib.sha256()
+    for path, _, _ in files:
+        with open(path, "rb") as file:
+            while chunk := file.read(1 << 22):
+                digest.update(chunk)
+    return digest.hexdigest()
+
+
+@cache
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

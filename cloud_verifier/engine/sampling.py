@@ -1,0 +1,55 @@
+"""The target's token for one row of logits: greedy, or coupled to the session's noise (design section 3)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from outrider.core.coupling import gumbel, position_key, session_key
+from outrider.core.errors import InternalError
+from outrider.core.processors import SamplingParams, filtered_log_probs, penalise
+
+
+class Sampler:
+    """Chooses tokens for one session; the same logits at the same position always give the same token."""
+
+    def __init__(self, params: SamplingParams, prompt: Sequence[int]) -> None:
+        self._params = params
+        self._key = 0 if params.greedy else session_key(params.seed, prompt)
+
+    def choose(self, row: torch.Tensor, position: int, counts: Counter[int], path: Sequence[int]) -> int:
+        """The token at a generated position; equal scores go to the lowest id.
+
+        row: logits `[V]` after the position's last ancestor. counts: tokens of prompt and output so far.
+        path: tokens accepted in this step on the way to the row. Raises InternalError where the logits are no numbers.
+        """
+        logits: NDArray[np.float32] = row.float().cpu().numpy()
+        if self._params.greedy and not self._params.penalised:
+            return _best(logits)
+        scores = penalise(logits.astype(np.float64), self._params, counts, path)
+        if self._params.greedy:
+            return _best(scores)
+        scores = filtered_log_probs(scores, self._params)
+        # Noise only for what the filters left. NaN stays in, to be found.
+        left = np.flatnonzero(scores != -np.inf)
+        ids = _all_ids(len(scores)) if len(left) == len(scores) else left
+        noisy = scores[ids] + gumbel(position_key(self._key, position), ids)
+        return int(ids[_best(noisy)])
+
+
+def _best(scores: NDArray[np.float32] | NDArray[np.float64]) -> int:
+    """argmax, which finds a NaN first of all."""
+    best = int(scores.argmax()) if len(scores) else -1
+    if best < 0 or not np.isfinite(scores[best]):
+        raise InternalError("the target's logits are not finite")
+    return best
+
+
+@lru_cache(maxsize=8)
+def _all_ids(vocab: int) -> NDArray[np.int64]:
+    return np.arange(vocab, dtype=np.int64)

@@ -1,0 +1,113 @@
+"""Who steps now, as pure functions: candidates and the time in, a plan or the moment to ask again out.
+
+One budget of rows per step covers prefill chunks, plain steps and trees. A session without nodes waits for some at most
+its directive's patience after its last commit, and only where an answer can be there by then; while any other session
+steps it steps along, since sitting out would save only its own row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StepBudget:
+    """How much one forward pass may hold."""
+
+    rows: int
+    """Over all sessions."""
+    prefill_rows: int
+    """Of them for prompts while anybody generates, so that a long prompt does not hold the others up."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What the scheduler knows of one session."""
+
+    session_id: str
+    pending: int
+    """Known tokens that are not in the KV pool: 1 while generating, more in a prefill."""
+    nodes: int
+    """Live nodes in its tree."""
+    may_step: bool
+    """False where its device has fallen too far behind (rule 16)."""
+    idle: bool
+    """Its device has said that nothing more will come before the next commit."""
+    nodes_per_step: int
+    """k of its directive, 0 where it shall not speculate."""
+    patience_s: float
+    rtt_s: float
+    """Round trip to its device; 0 where it is not known."""
+    last_commit: float
+    """Time of its last commit."""
+    last_step: int
+    """Number of the step in which it last had rows; those that waited longest come first."""
+
+    @property
+    def due(self) -> float:
+        """When it has to step at the latest (rule 17); the past where nothing is worth waiting for."""
+        nothing_comes = self.idle or self.nodes_per_step == 0 or self.rtt_s > self.patience_s
+        if self.pending > 1 or self.nodes or nothing_comes:
+            return float("-inf")
+        return self.last_commit + self.patience_s
+
+
+@dataclass(frozen=True)
+class Grant:
+    """One session's rows in a step."""
+
+    session_id: str
+    chain: int
+    """Known tokens to put into the pool; the last known one's row gives the next token."""
+    nodes: int
+    """At most so many nodes of the tree besides."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Step now, with these."""
+
+    grants: tuple[Grant, ...]
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Nothing is due before `until`; None where no session can step at all."""
+
+    until: float | None
+
+
+def schedule(candidates: Sequence[Candidate], now: float, budget: StepBudget) -> Plan | Wait:
+    """Decide on the next step."""
+    able = [candidate for candidate in candidates if candidate.may_step]
+    if not able:
+        return Wait(None)
+    due = min(candidate.due for candidate in able)
+    return Wait(due) if due > now else Plan(_share(able, budget))
+
+
+def _share(able: Sequence[Candidate], budget: StepBudget) -> tuple[Grant, ...]:
+    """Every session that generates gets its plain row; then prompts in order of arrival; trees get what is left."""
+    generating = sorted((c for c in able if c.pending == 1), key=lambda c: c.last_step)
+    prefilling = [c for c in able if c.pending > 1]
+    kept = min(budget.prefill_rows, budget.rows // 4) if prefilling else 0
+    generating = generating[: budget.rows - kept]
+    left = budget.rows - len(generating)
+
+    allowance = min(left, budget.prefill_rows) if generating else left
+    chains: list[tuple[Candidate, int]] = [(candidate, 1) for candidate in generating]
+    for candidate in prefilling:
+        rows = min(candidate.pending, allowance)
+        if rows:
+            chains.append((candidate, rows))
+        allowance -= rows
+        left -= rows
+
+    grants = []
+    for candidate, chain in chains:
+        # Nodes stand below the last known token, so a prompt that is not through has no use for them yet.
+        nodes = min(candidate.nodes, candidate.nodes_per_step, left) if chain == candidate.pending else 0
+        left -= nodes
+        grants.append(Grant(candidate.session_id, chain, nodes))
+    return tuple(grants)

@@ -1,0 +1,132 @@
+"""What the engine tells of itself: snapshots for the service, and the meters behind them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class SessionStats:
+    """One session in one epoch; everything is the verifier's own measurement."""
+
+    steps: int = 0
+    """Forward passes that committed something."""
+    committed: int = 0
+    evaluated: int = 0
+    """Nodes that went through a forward pass."""
+    accepted: int = 0
+    """Of them, those that were committed."""
+    dead: int = 0
+    """Nodes that came too late or below such a one."""
+    evaluated_by_depth: tuple[int, ...] = ()
+    """Index 0 is depth 1."""
+    accepted_by_depth: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """The engine at one moment. Times are moving averages over steps that generated and prefilled nothing."""
+
+    live_sessions: int
+    steps: int
+    committed: int
+    evaluated: int
+    accepted: int
+    prefilled: int
+    """Prompt tokens put into the pool."""
+    kv_used: int
+    kv_reserved: int
+    """Slots promised to live sessions; what is left is what a new one can get."""
+    kv_capacity: int
+    step_ms: float
+    tokens_per_s: float
+    """Tokens committed per second of the clock, over the last few seconds."""
+    timing_ms: Mapping[str, float]
+    """plan, forward, walk and commit of a step."""
+    sessions: Mapping[str, SessionStats]
+    """Live ones, and ended ones that nobody has stopped yet."""
+
+
+class MovingAverage:
+    """Exponentially weighted over samples; the first ones count by their plain mean."""
+
+    def __init__(self, share: float = 0.05) -> None:
+        self.value = 0.0
+        self._share = share
+        self._samples = 0
+
+    def add(self, sample: float) -> None:
+        self._samples += 1
+        self.value += max(self._share, 1.0 / self._samples) * (sample - self.value)
+
+
+class Rate:
+    """Events per second, weighted by exp(-age / memory_s)."""
+
+    def __init__(self, now: float, memory_s: float = 5.0) -> None:
+        self._memory_s = memory_s
+        self._start = self._last = now
+        self._weighted = 0.0
+
+    def add(self, count: int, now: float) -> None:
+        self._weighted = self._decayed(now) + count
+        self._last = now
+
+    def per_second(self, now: float) -> float:
+        seen = self._memory_s * (1.0 - math.exp(-max(now - self._start, 1e-3) / self._memory_s))
+        return self._decayed(now) / seen
+
+    def _decayed(self, now: float) -> float:
+        return self._weighted * math.exp(-(now - self._last) / self._memory_s)
+
+
+PARTS = ("plan", "forward", "walk", "commit")
+
+
+@dataclass
+class StepMeter:
+    """Times of steps: the whole, and its parts."""
+
+    step: MovingAverage = field(default_factory=MovingAverage)
+    parts: dict[str, MovingAverage] = field(default_factory=lambda: {part: MovingAverage() for part in PARTS})
+
+    def add(self, marks: tuple[float, float, float, float, float]) -> None:
+        """marks: perf_counter before the step and after each part, in seconds."""
+        for part, begin, end in zip(PARTS, marks, marks[1:], strict=False):
+            self.parts[part].add(1e3 * (end - begin))
+        self.step.add(1e3 * (marks[-1] - marks[0]))
+
+
+class Acceptance:
+    """Counts of one session, by depth."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.committed = 0
+        self._evaluated: list[int] = []
+        self._accepted: list[int] = []
+
+    def add(self, depths: tuple[int, ...], accepted: int, committed: int) -> None:
+        """depths: of the nodes evaluated, 1 for a child of the root. accepted: how deep the walk went on them."""
+        self.steps += 1
+        self.committed += committed
+        grown = max(depths, default=0) - len(self._evaluated)
+        self._evaluated += [0] * grown
+        self._accepted += [0] * grown
+        for depth in depths:
+            self._evaluated[depth - 1] += 1
+        for depth in range(accepted):
+            self._accepted[depth] += 1
+
+    def snapshot(self, dead: int) -> SessionStats:
+        return SessionStats(
+            steps=self.steps,
+            committed=self.committed,
+            evaluated=sum(self._evaluated),
+            accepted=sum(self._accepted),
+            dead=dead,
+            evaluated_by_depth=tuple(self._evaluated),
+            accepted_by_depth=tuple(self._accepted),
+        )
