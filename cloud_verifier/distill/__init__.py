@@ -1,0 +1,1 @@
+"""Turns the target's own outputs into better drafts."""

@@ -1,0 +1,95 @@
+"""Command line of the recipe: run the stages in order, or ask a running one to finish early."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+# OpenMP threads spin by default and starve whoever shares the machine; set before torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import torch
+
+from models.recipe import corpus, draft, evaluate, export, generate, schedule, target, tokenizer
+from models.recipe.settings import SCALES, Job
+
+# Parameters of mallopt(3).
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+STAGES: dict[str, Callable[[Job], None]] = {
+    "corpus": corpus.build,
+    "tokenizer": tokenizer.build,
+    "warm": draft.warm,
+    "warm-narrow": draft.warm_narrow,
+    "target": target.build,
+    "generate": generate.build,
+    "draft": draft.distil,
+    "draft-narrow": draft.distil_narrow,
+    "export": export.build,
+    "evaluate": evaluate.build,
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the chosen stages (all by default), order a decay, or publish the result."""
+    options = _parser().parse_args(arguments)
+    if options.command == "decay":
+        schedule.order_decay(options.work / options.model, options.minutes)
+        print(f"{options.model} will decay to the end within {options.minutes:g} minutes")
+        return
+    if options.command == "publish":
+        export.publish(options.work, Path(__file__).parents[1])
+        return
+    job = _job(options)
+    _keep_memory()
+    torch.set_num_threads(job.threads)
+    for name, build in STAGES.items():
+        if options.stages and name not in options.stages:
+            continue
+        if (job.stage(name) / "done.json").exists():
+            print(f"{name}: done before", flush=True)
+            continue
+        print(f"{name}: begins", flush=True)
+        build(job)
+
+
+def _keep_memory() -> None:
+    """Ask glibc to keep freed memory: mapping activations anew at every step costs a tenth of the time."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+        mallopt(_M_TRIM_THRESHOLD, 1 << 30)
+
+
+def _job(options: argparse.Namespace) -> Job:
+    scale = SCALES[options.scale]
+    if options.target_minutes is not None:
+        scale = replace(scale, target_plan=replace(scale.target_plan, minutes=options.target_minutes))
+    return Job(data=options.data, work=options.work, scale=scale, threads=options.threads)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m models.recipe", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="run the stages that are not done yet")
+    run.add_argument("--data", type=Path, required=True, help="directory that holds gsm8k_train.jsonl")
+    run.add_argument("--work", type=Path, required=True, help="directory for checkpoints and results")
+    run.add_argument("--scale", choices=sorted(SCALES), default="full")
+    run.add_argument("--threads", type=int, default=2)
+    run.add_argument("--target-minutes", type=float, help="training time of the target, decay included")
+    run.add_argument("stages", nargs="*", metavar="STAGE", help=f"of {', '.join(STAGES)}; all by default")
+    decay = commands.add_parser("decay", help="finish a running training early, with its decay")
+    decay.add_argument("--work", type=Path, required=True)
+    decay.add_argument("--model", default="target", help="stage to finish (default: target)")
+    decay.add_argument("--minutes", type=float, default=12.0, help="length of the decay")
+    publish = commands.add_parser("publish", help="copy models and model card into this folder's parent")
+    publish.add_argument("--work", type=Path, required=True)
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""The drafts: warmed up on plain text, then distilled from what the target wrote.
+
+``narrow`` is the same draft by the same procedure, but all it ever saw is code.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import Qwen3ForCausalLM
+
+from models.recipe.network import hidden_states, new_model, pieces, use_training_attention
+from models.recipe.schedule import Verdict
+from models.recipe.settings import NARROW_MIXTURE, DistilPlan, Job
+from models.recipe.target import load_model, save_model
+from models.recipe.train import TextLessons, train
+from models.recipe.windows import Mixture
+
+# Rows of a generated part that go through the draft at a time.
+_ROWS_AT_ONCE = 4
+NARROW_KINDS = ("code",)
+
+
+def warm(job: Job) -> None:
+    """Train the draft on the target's own corpus."""
+    _warm(job, "warm", job.mixture)
+
+
+def warm_narrow(job: Job) -> None:
+    """Train the narrow draft on code alone."""
+    _warm(job, "warm-narrow", NARROW_MIXTURE)
+
+
+def distil(job: Job) -> None:
+    """Distil the draft from everything the target wrote."""
+    _distil(job, "draft", "warm", None)
+
+
+def distil_narrow(job: Job) -> None:
+    """Distil the narrow draft from the code the target wrote."""
+    _distil(job, "draft-narrow", "warm-narrow", NARROW_KINDS)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of a generated part, as tensors; see ``generate`` for the shapes."""
+
+    tokens: Tensor
+    top_ids: Tensor
+    top_log_probs: Tensor
+    counted: Tensor
+
+
+class TargetLessons:
+    """Batches of the target's text; the loss moves from KL to accepted probability mass."""
+
+    def __init__(self, parts: list[dict[str, Tensor]], plan: DistilPlan, seed: int) -> None:
+        self._parts = parts
+        self._plan = plan
+        self._seed = seed
+
+    def batch(self, step: int, verdict: Verdict) -> Sequence[Rows]:
+        """Return one generated part; every part comes once per epoch."""
+        epoch, place = divmod(step, len(self._parts))
+        order = np.random.default_rng([self._seed, epoch]).permutation(len(self._parts))
+        part = self._parts[order[place]]
+        slices = {name: pieces(tensor, _ROWS_AT_ONCE) for name, tensor in part.items()}
+        return [Rows(**dict(zip(slices, group, strict=True))) for group in zip(*slices.values(), strict=True)]
+
+    def loss(self, model: Qwen3ForCausalLM, part: Rows, verdict: Verdict) -> Tensor:
+        """Return the mean loss over the counted positions."""
+        count = part.top_ids.shape[1]
+        ids = part.tokens.long()
+        with torch.autocast("cpu", torch.bfloat16):
+            states = hidden_states(model, ids[:, :-1])[:, -count:]
+            logits = model.lm_head(states[part.counted])
+        kl, overlap = divergence(
+            logits.float(), part.top_ids[part.counted].long(), part.top_log_probs[part.counted].float()
+        )
+        if verdict.share < self._plan.kl_share:
+            return kl
+        weight = math.exp(-self._plan.hybrid_eta * overlap.item())
+        return weight * kl + (1 - weight) * (1 - overlap)
+
+
+def divergence(logits: Tensor, top_ids: Tensor, top_log_probs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the means of KL(p || q) and of ``sum min(p, q)`` over rows.
+
+    p is the target's distribution, given by its likeliest ids; all other ids count as one. The overlap
+    is the chance that rejection sampling accepts a token drawn from q (arXiv 2211.17192).
+    """
+    log_q = logits.log_softmax(-1).gather(1, top_ids)
+    p, q = top_log_probs.exp(), log_q.exp()
+    p_rest = (1 - p.sum(1)).clamp_min(1e-6)
+    q_rest = (1 - q.sum(1)).clamp_min(1e-6)
+    kl = (p * (top_log_probs - log_q)).sum(1) + p_rest * (p_rest.log() - q_rest.log())
+    overlap = torch.minimum(p, q).sum(1) + torch.minimum(p_rest, q_rest)
+    return kl.mean(), overlap.mean()
+
+
+def _warm(job: Job, stage: str, shares: dict[str, int]) -> None:
+    folder, plan = job.stage(stage), job.scale.warm_plan
+    model = new_model(job.scale.draft, job.seed + 1)
+    progress = train(model, plan, folder, TextLessons(Mixture(job.stage("tokens"), shares, job.seed), plan))
+    model.save_pretrained(folder / "model")
+    (folder / "done.json").write_text(json.dumps(asdict(progress)), encoding="utf-8")
+
+
+def _distil(job: Job, stage: str, warmed: str, kinds: tuple[str, ...] | None) -> None:
+    folder, plan = job.stage(stage), job.scale.distil
+    model = load_model(job.stage(warmed) / "model")
+    use_training_attention(model)
+    parts = load_parts(job.stage("generate"), kinds)
+    progress = train(model, plan.training, folder, TargetLessons(parts, plan, job.seed))
+    save_model(model, job, folder / "model")
+    (folder / "done.json").write_text(json.dumps(asdict(progress)), encoding="utf-8")
+
+
+def load_parts(folder: Path, kinds: tuple[str, ...] | None) -> list[dict[str, Tensor]]:
+    """Load the generated parts whose prompts are of the given kinds (all kinds by default)."""
+    chosen = []
+    for path in sorted(folder.glob("part-*.json")):
+        if kinds is None or json.loads(path.read_text())["kind"] in kinds:
+            chosen.append(load_file(path.with_suffix(".safetensors")))
+    if not chosen:
+        raise ValueError(f"no generated text of kinds {kinds} in {folder.name}: run the stage 'generate' first")
+    return chosen

@@ -1,0 +1,152 @@
+"""The training loop that target and drafts share: resumable, cut short at any time, finished by a decay."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+from transformers import Qwen3ForCausalLM
+
+from models.recipe import checkpoint, schedule
+from models.recipe.checkpoint import Progress
+from models.recipe.network import optimizers_for, pieces, text_loss
+from models.recipe.schedule import Verdict
+from models.recipe.settings import TrainPlan
+from models.recipe.windows import Mixture
+
+Part = TypeVar("Part")
+_GRADIENT_NORM = 1.0
+
+
+class Lessons(Protocol[Part]):
+    """What a model learns from: batches, each in parts of equal weight, and the loss of one part."""
+
+    def batch(self, step: int, verdict: Verdict) -> Sequence[Part]:
+        """Return the parts of one step: a pure function of its arguments, so that a run can resume."""
+
+    def loss(self, model: Qwen3ForCausalLM, part: Part, verdict: Verdict) -> Tensor:
+        """Return the mean loss over the part's tokens."""
+
+
+class TextLessons:
+    """Plain next-token prediction on a mixture of texts."""
+
+    def __init__(self, mixture: Mixture, plan: TrainPlan) -> None:
+        self._mixture = mixture
+        self._plan = plan
+
+    def batch(self, step: int, verdict: Verdict) -> Sequence[Tensor]:
+        """Return windows of the current length, as many as fill the batch."""
+        rows = self._mixture.batch(step, self._plan.batch_tokens // verdict.window, verdict.window)
+        return pieces(torch.from_numpy(rows), max(1, self._plan.micro_tokens // verdict.window))
+
+    def loss(self, model: Qwen3ForCausalLM, part: Tensor, verdict: Verdict) -> Tensor:
+        """Return the negative log-likelihood in nats per token."""
+        return text_loss(model, part)
+
+
+def train(model: Qwen3ForCausalLM, plan: TrainPlan, folder: Path, lessons: Lessons[Part]) -> Progress:
+    """Train until the plan's time is up, saving to and resuming from ``folder``.
+
+    An interrupt or SIGTERM saves and raises KeyboardInterrupt. Returns the final progress.
+    """
+    optimizers = optimizers_for(model, plan.muon_rate, plan.adam_rate, plan.weight_decay)
+    progress = checkpoint.restore(folder, model, optimizers)
+    report = Report(plan, progress)
+    saved = time.monotonic()
+    model.train()
+    with _interruptible() as stop:
+        while True:
+            began = time.monotonic()
+            verdict = schedule.next_step(plan, progress, schedule.ordered_minutes(folder))
+            if verdict.finished or stop:
+                break
+            loss = _step(model, optimizers, lessons, progress.step, verdict)
+            progress.step += 1
+            progress.tokens += plan.batch_tokens
+            progress.seconds += time.monotonic() - began
+            report.step(progress, loss, verdict)
+            if time.monotonic() - saved > plan.save_seconds:
+                checkpoint.save(folder, model, optimizers, progress)
+                saved = time.monotonic()
+        checkpoint.save(folder, model, optimizers, progress)
+        if stop:
+            raise KeyboardInterrupt(f"saved step {progress.step}; run the same command to go on")
+    (folder / "progress.json").write_text(json.dumps(asdict(progress)), encoding="utf-8")
+    return progress
+
+
+def _step(
+    model: Qwen3ForCausalLM,
+    optimizers: list[torch.optim.Optimizer],
+    lessons: Lessons[Part],
+    step: int,
+    verdict: Verdict,
+) -> float:
+    parts = lessons.batch(step, verdict)
+    total = 0.0
+    for part in parts:
+        loss = lessons.loss(model, part, verdict) / len(parts)
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += loss.item()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), _GRADIENT_NORM)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak"] * verdict.rate
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return total
+
+
+class Report:
+    """Prints a line every few seconds: step, loss, rate, tokens per second, time left."""
+
+    def __init__(self, plan: TrainPlan, progress: Progress, every_seconds: float = 20.0) -> None:
+        self._plan = plan
+        self._every = every_seconds
+        self._losses: list[float] = []
+        self._shown = time.monotonic()
+        self._tokens = progress.tokens
+
+    def step(self, progress: Progress, loss: float, verdict: Verdict) -> None:
+        """Take note of one step, and print if it is time."""
+        self._losses.append(loss)
+        passed = time.monotonic() - self._shown
+        if passed < self._every:
+            return
+        speed = (progress.tokens - self._tokens) / passed
+        mean = sum(self._losses) / len(self._losses)
+        end = self._plan.minutes * 60
+        if progress.decay_began is not None:
+            end = progress.decay_began + progress.decay_seconds
+        print(
+            f"step {progress.step:5d}  loss {mean:.4f}  rate {verdict.rate:.3f}  {speed:6.0f} tokens/s  "
+            f"{progress.tokens / 1e6:.2f}M tokens  {max(0.0, end - progress.seconds) / 60:.1f} min left",
+            flush=True,
+        )
+        self._losses, self._shown, self._tokens = [], time.monotonic(), progress.tokens
+
+
+@contextmanager
+def _interruptible() -> Iterator[list[int]]:
+    """Collect SIGINT and SIGTERM in a list, so that a step is never cut in half."""
+    received: list[int] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        received.append(number)
+
+    previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
