@@ -1,0 +1,444 @@
+"""Hostile Appends: each is refused by a message that names field, value and bound, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.core.errors import Fenced, ProtocolViolation
+from outrider.core.protocol.messages import Append, Attach, Cancel, Finish, SessionLimits
+from outrider.core.protocol.verifier import VerifierSession
+from outrider.core.tree import ROOT
+from outrider.core.walk import walk
+
+EPOCH = 3
+EOS = 9
+LIMITS = SessionLimits(nodes=4, depth=3, in_flight=6, run_ahead=5)
+
+
+def target(prefix: list[int]) -> int:
+    """0, 1, 2, 0, 1, 2, ... without an end."""
+    return len(prefix) % 3
+
+
+def session(received: int = 0, limits: SessionLimits = LIMITS, max_tokens: int = 100) -> VerifierSession:
+    tokens = tuple(i % 3 for i in range(received))
+    attach = Attach(epoch=EPOCH, prompt=(5, 6), tokens=tokens, max_tokens=max_tokens)
+    return VerifierSession(attach, limits, eos_token_ids=(EOS,))
+
+
+def step(verifier: VerifierSession, limit: int = 8):
+    batch = verifier.batch(limit)
+    committed = list(verifier.committed)
+    return verifier.commit(batch, walk(batch, lambda _, path: target([*committed, *path]), verifier.ends))
+
+
+def append(first_id: int, base: int, *nodes: tuple[int, int], idle: bool = False, epoch: int = EPOCH) -> Append:
+    """nodes: (parent, token) each."""
+    return Append(epoch, first_id, base, tuple(p for p, _ in nodes), tuple(t for _, t in nodes), idle)
+
+
+def state(verifier: VerifierSession) -> object:
+    """Everything that an Append could change."""
+    nodes = [(n.id, n.parent, n.token, n.position, sorted(n.children.items())) for n in verifier.tree]
+    return (
+        nodes,
+        dict(verifier.tree.children(ROOT)),
+        dict(verifier._aliases),
+        list(verifier._sent),
+        verifier.tree.position,
+        tuple(verifier.committed),
+        (verifier.seen, verifier.base, verifier.idle, verifier.dead, verifier.finish),
+    )
+
+
+def refused(verifier: VerifierSession, message: Append, field: str, says: str) -> None:
+    before = state(verifier)
+    with pytest.raises(ProtocolViolation, match=says) as caught:
+        verifier.append(message)
+    assert caught.value.field == field
+    assert state(verifier) == before
+
+
+# --------------------------------------------------------------------------- refusals
+
+
+def test_a_gap_in_the_ids_is_refused() -> None:
+    verifier = session()
+    verifier.append(append(1, 0, (0, 5)))
+    refused(verifier, append(3, 0, (0, 6)), "first_id", "first_id is 3, must be at most 2")
+
+
+def test_a_base_beyond_what_was_committed_is_refused() -> None:
+    refused(session(2), append(1, 3), "base", "base is 3, must be at most 2")
+
+
+def test_a_base_that_goes_back_is_refused() -> None:
+    verifier = session()
+    step(verifier)
+    step(verifier)
+    verifier.append(append(1, 2))
+    refused(verifier, append(1, 1, (0, 5)), "base", "base is 1, must be at least 2")
+
+
+@pytest.mark.parametrize("parent", [1, 2, 99])
+def test_a_parent_that_is_not_smaller_than_its_child_is_refused(parent: int) -> None:
+    refused(session(), append(1, 0, (parent, 5)), "parent", f"parent of node 1 is {parent}, must be smaller")
+
+
+def test_a_forward_parent_inside_one_message_is_refused_whole() -> None:
+    refused(session(), append(1, 0, (0, 5), (3, 6), (0, 7)), "parent", "parent of node 2 is 3, must be smaller")
+
+
+TWIN = "token of node {} is {}, must be another than its siblings'"
+
+
+def test_a_twin_in_the_same_message_is_refused() -> None:
+    refused(session(), append(1, 0, (0, 5), (0, 5)), "token", TWIN.format(2, 5))
+
+
+def test_a_twin_below_a_new_node_is_refused() -> None:
+    refused(session(), append(1, 0, (0, 5), (1, 6), (1, 6)), "token", TWIN.format(3, 6))
+
+
+def test_a_twin_of_a_live_node_is_refused() -> None:
+    verifier = session()
+    verifier.append(append(1, 0, (0, 5), (1, 6)))
+    refused(verifier, append(3, 0, (0, 5)), "token", TWIN.format(3, 5))
+    refused(verifier, append(3, 0, (1, 6)), "token", TWIN.format(3, 6))
+
+
+def test_a_twin_of_an_alias_is_refused() -> None:
+    verifier = session()
+    verifier.append(append(1, 0, (0, 0)))
+    step(verifier)  # node 1 carried token 0 at position 0
+    refused(verifier, append(2, 0, (0, 0)), "token", TWIN.format(2, 0))
+
+
+def test_a_twin_of_a_late_node_is_refused() -> None:
+    verifier = session()
+    step(verifier)
+    verifier.append(append(1, 0, (0, 0)))  # late and right: an alias
+    refused(verifier, append(2, 0, (0, 0)), "token", TWIN.format(2, 0))
+
+
+def test_a_late_twin_in_the_same_message_is_refused() -> None:
+    verifier = session()
+    step(verifier)
+    refused(verifier, append(1, 0, (0, 0), (0, 0)), "token", TWIN.format(2, 0))
+
+
+def test_a_twin_below_the_root_by_way_of_an_alias_is_refused() -> None:
+    verifier = session()
+    step(verifier)
+    verifier.append(append(1, 0, (0, 0), (1, 7)))  # node 1 is the root's alias, node 2 its live child
+    refused(verifier, append(3, 0, (1, 7)), "token", TWIN.format(3, 7))
+    refused(verifier, append(3, 1, (0, 7)), "token", TWIN.format(3, 7))
+
+
+def test_the_same_token_below_different_parents_is_no_twin() -> None:
+    verifier = session()
+    verifier.append(append(1, 0, (0, 5), (0, 6), (1, 7), (2, 7)))
+    assert len(verifier.tree) == 4
+
+
+def test_a_node_deeper_than_allowed_is_refused() -> None:
+    message = append(1, 0, (0, 5), (1, 5), (2, 5), (3, 5))
+    refused(session(), message, "parent", "depth of node 4 is 4, must be at most 3")
+
+
+def test_depth_counts_from_the_base_and_not_from_what_the_verifier_committed() -> None:
+    verifier = session()
+    verifier.append(append(1, 0, (0, 0), (1, 1), (2, 2)))
+    step(verifier, limit=1)
+    # Node 3 is at depth 1 for the verifier, and at depth 3 for a device that has received nothing.
+    refused(verifier, append(4, 0, (3, 5)), "parent", "depth of node 4 is 4, must be at most 3")
+    verifier.append(append(4, 2, (3, 5)))
+
+
+def test_more_nodes_than_allowed_are_refused() -> None:
+    verifier = session()
+    verifier.append(append(1, 0, (0, 5), (0, 6), (0, 7)))
+    refused(verifier, append(4, 0, (0, 8), (1, 5)), "token", "nodes held are 5, must be at most 4")
+
+
+def test_an_alias_that_the_device_still_holds_counts_as_held() -> None:
+    verifier = session()
+    verifier.append(append(1, 0, (0, 0), (1, 1), (2, 2), (2, 5)))
+    step(verifier, limit=1)
+    assert (len(verifier.tree), verifier.held) == (2, 4)  # nodes 1 and 2 are aliases
+    refused(verifier, append(5, 0, (2, 7)), "token", "nodes held are 5, must be at most 4")
+
+
+def test_received_tokens_give_room_back_without_a_message_of_its_own() -> None:
+    verifier = session()
+    verifier.append(append(1, 0, (0, 0), (1, 1), (2, 2), (1, 5)))
+    step(verifier)
+    assert verifier.position == 4
+    assert verifier.held == 3
+    verifier.append(append(5, 4, (0, 5), (0, 6), (0, 7), (0, 8)))
+    assert verifier.held == 4
+
+
+def test_more_ids_in_flight_than_allowed_are_refused() -> None:
+    verifier = session(limits=SessionLimits(nodes=100, depth=100, in_flight=3, run_ahead=5))
+    verifier.append(append(1, 0, (0, 5), (0, 6), (0, 7)))
+    refused(verifier, append(4, 0, (0, 8)), "first_id", "ids in flight are 4, must be at most 3")
+
+
+def test_credit_comes_back_only_with_a_commit_that_the_device_has_received() -> None:
+    verifier = session(limits=SessionLimits(nodes=100, depth=100, in_flight=3, run_ahead=5))
+    verifier.append(append(1, 0, (0, 5), (0, 6), (0, 7)))
+    step(verifier)
+    refused(verifier, append(4, 0, (0, 8)), "first_id", "ids in flight are 4, must be at most 3")
+    verifier.append(append(4, 1, (0, 5), (0, 6), (0, 7)))
+    assert verifier.seen == 6
+
+
+def test_columns_of_different_length_are_refused() -> None:
+    refused(session(), Append(EPOCH, 1, 0, (0, 0), (5,)), "parent", "parents are 2, must be 1")
+    refused(session(), Append(EPOCH, 1, 0, (), (5,)), "parent", "parents are 0, must be 1")
+
+
+def test_a_message_that_is_refused_in_its_last_node_leaves_nothing_behind() -> None:
+    verifier = session()
+    step(verifier)
+    verifier.append(append(1, 0, (0, 0), (1, 5)))
+    refused(verifier, append(3, 1, (0, 6), (3, 6), (3, 6)), "token", TWIN.format(5, 6))
+
+
+# --------------------------------------------------------------------------- what is no error
+
+
+def test_another_epoch_is_ignored_however_wrong_the_rest() -> None:
+    verifier = session()
+    before = state(verifier)
+    for epoch in (EPOCH - 1, EPOCH + 1):
+        verifier.append(append(77, 55, (99, 5), idle=True, epoch=epoch))
+    assert state(verifier) == before
+
+
+def test_a_replay_is_skipped_however_old_its_base() -> None:
+    verifier = session(limits=SessionLimits(nodes=4, depth=4, in_flight=4, run_ahead=9))
+    sent = []
+    for round_ in range(4):
+        first = 1 + 4 * round_
+        sent.append(append(first, verifier.position, *[(0, token) for token in range(5, 9)]))
+        verifier.append(sent[-1])
+        step(verifier)
+    verifier.append(append(17, 4, idle=True))
+    before = state(verifier)
+    for message in sent:
+        verifier.append(message)
+    assert state(verifier) == before
+
+
+def test_a_replay_does_not_take_idle_back() -> None:
+    verifier = session()
+    first, report = append(1, 0, (0, 5)), append(2, 0)
+    verifier.append(first)
+    verifier.append(report)
+    verifier.append(append(2, 0, idle=True))
+    verifier.append(first)
+    verifier.append(report)
+    assert verifier.idle
+
+
+def test_new_nodes_end_idle() -> None:
+    verifier = session()
+    verifier.append(append(1, 0, idle=True))
+    verifier.append(append(1, 0, (0, 5)))
+    assert not verifier.idle
+
+
+def test_idle_before_the_latest_commit_arrived_does_not_count() -> None:
+    verifier = session()
+    step(verifier)
+    verifier.append(append(1, 0, idle=True))
+    assert not verifier.idle
+    verifier.append(append(1, 1, idle=True))
+    assert verifier.idle
+    step(verifier)
+    assert not verifier.idle
+
+
+def test_a_partial_replay_brings_only_what_is_new() -> None:
+    verifier = session()
+    verifier.append(append(1, 0, (0, 5), (1, 6)))
+    verifier.append(append(2, 0, (1, 6), (2, 7)))
+    assert [node.token for node in verifier.tree] == [5, 6, 7]
+    assert verifier.seen == 3
+
+
+def test_dead_nodes_are_seen_and_counted_and_not_stored() -> None:
+    verifier = session()
+    step(verifier)
+    verifier.append(append(1, 0, (0, 7), (1, 5)))  # late and wrong, and a child of it
+    assert len(verifier.tree) == 0
+    assert (verifier.seen, verifier.dead, verifier.held) == (2, 2, 0)
+    assert step(verifier).seen == 2
+
+
+def test_an_unknown_parent_is_dead_and_no_error() -> None:
+    verifier = session()
+    verifier.append(append(1, 0, (0, 7)))
+    step(verifier)  # drops node 1
+    verifier.append(append(2, 1, (1, 5)))
+    assert (verifier.seen, verifier.dead, len(verifier.tree)) == (2, 1, 0)
+
+
+def test_a_late_right_node_lets_its_children_live() -> None:
+    verifier = session()
+    step(verifier)
+    step(verifier)
+    verifier.append(append(1, 0, (0, 0), (1, 1), (2, 5), (1, 6)))
+    assert [(node.id, node.position, node.parent) for node in verifier.tree] == [(3, 2, ROOT)]
+    assert (verifier.held, verifier.dead) == (3, 1)
+
+
+def test_an_alias_at_the_base_is_forgotten() -> None:
+    verifier = session()
+    verifier.append(append(1, 0, (0, 0)))
+    step(verifier)
+    assert verifier.held == 1
+    verifier.append(append(2, verifier.position))
+    assert verifier.held == 0
+
+
+def test_after_the_end_everything_is_ignored() -> None:
+    verifier = session(max_tokens=1)
+    verifier.append(append(1, 0, (0, 5)))
+    assert step(verifier).finish is Finish.LENGTH
+    before = state(verifier)
+    verifier.append(append(99, 99, (100, 5)))
+    assert state(verifier) == before
+    assert (verifier.held, verifier.may_step) == (0, False)
+
+
+def test_a_batch_that_was_running_at_a_cancel_is_discarded() -> None:
+    verifier = session()
+    verifier.append(append(1, 0, (0, 0)))
+    batch = verifier.batch(8)
+    last = verifier.cancel(Cancel(EPOCH))
+    assert last is not None
+    assert (last.start, last.tokens, last.seen, last.finish) == (0, (), 1, Finish.CANCELLED)
+    with pytest.raises(Fenced):
+        verifier.commit(batch, walk(batch, lambda _, path: target(list(path)), verifier.ends))
+    assert verifier.committed == []
+    assert verifier.held == 0
+
+
+def test_a_cancel_of_another_epoch_is_ignored() -> None:
+    verifier = session()
+    assert verifier.cancel(Cancel(EPOCH - 1)) is None
+    assert verifier.may_step
+
+
+# --------------------------------------------------------------------------- fuzz
+
+NODE = st.tuples(st.integers(-1, 14), st.integers(0, 3))
+APPENDS = st.builds(
+    lambda epoch, first_id, base, nodes, idle: append(first_id, base, *nodes, idle=idle, epoch=epoch),
+    st.sampled_from([EPOCH] * 9 + [EPOCH - 1]),
+    st.integers(-1, 14),
+    st.integers(-1, 9),
+    st.lists(NODE, max_size=6),
+    st.booleans(),
+)
+
+
+def honest_ids(verifier: VerifierSession) -> st.SearchStrategy[Append]:
+    """Appends whose ids and base fit, so that the fuzz gets past the first checks."""
+    return st.builds(
+        lambda back, nodes, idle: append(
+            verifier.seen + 1, max(verifier.base, verifier.position - back), *nodes, idle=idle
+        ),
+        st.integers(0, 3),
+        st.lists(st.tuples(st.one_of(st.just(0), st.integers(0, verifier.seen + 3)), st.integers(0, 3)), max_size=4),
+        st.booleans(),
+    )
+
+
+def sound(verifier: VerifierSession, limits: SessionLimits) -> None:
+    """What holds in every state, whatever the device has sent."""
+    assert verifier.held <= limits.nodes
+    assert verifier.tree.position == verifier.position == len(verifier.committed)
+    for node in verifier.tree:
+        assert 0 < node.id <= verifier.seen
+        assert node.parent == ROOT or node.parent < node.id
+        assert verifier.tree.child(node.parent, node.token) == node.id
+        assert node.position - verifier.base + 1 <= limits.depth
+    batch = verifier.batch(100)
+    assert len(batch.ids) == len(verifier.tree)
+    assert all(parent <= row for row, parent in enumerate(batch.parents))
+    assert verifier.committed == [i % 3 for i in range(verifier.position)]
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(data=st.data(), limits=st.sampled_from([LIMITS, SessionLimits(2, 2, 3, 2), SessionLimits(9, 6, 12, 9)]))
+def test_no_append_corrupts_a_session_or_changes_what_is_committed(data: st.DataObject, limits: SessionLimits) -> None:
+    verifier = session(data.draw(st.integers(0, 2), label="received"), limits, max_tokens=20)
+    for _ in range(data.draw(st.integers(1, 12), label="events")):
+        if verifier.may_step and data.draw(st.integers(0, 3), label="step") == 0:
+            step(verifier, data.draw(st.integers(0, 5), label="limit"))
+        else:
+            message = data.draw(st.one_of(honest_ids(verifier), APPENDS), label="message")
+            take_or_refuse(verifier, message)
+        sound(verifier, limits)
+
+
+def take_or_refuse(verifier: VerifierSession, message: Append) -> bool:
+    """Whether it drew a violation, which must leave nothing behind."""
+    refused = False
+    before, committed = state(verifier), list(verifier.committed)
+    try:
+        verifier.append(message)
+    except ProtocolViolation as violation:
+        assert violation.field in {"first_id", "base", "parent", "token"}
+        assert state(verifier) == before
+        refused = True
+    assert verifier.committed == committed
+    return refused
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    parents=st.lists(st.integers(-(2**63), 2**64), max_size=5),
+    tokens=st.lists(st.integers(-(2**31), 2**32), max_size=5),
+    first_id=st.integers(-(2**63), 2**64),
+    base=st.integers(-(2**31), 2**32),
+    epoch=st.integers(EPOCH, EPOCH + 1),
+)
+def test_numbers_of_any_size_draw_nothing_but_a_violation(
+    parents: list[int], tokens: list[int], first_id: int, base: int, epoch: int
+) -> None:
+    verifier = session(1)
+    take_or_refuse(verifier, Append(epoch, first_id, base, tuple(parents), tuple(tokens)))
+    sound(verifier, LIMITS)
+
+
+def test_twenty_thousand_random_appends_corrupt_nothing() -> None:
+    rng = random.Random(7)
+    taken = drew = 0
+    for _ in range(2_000):
+        limits = rng.choice([LIMITS, SessionLimits(2, 2, 3, 2), SessionLimits(9, 6, 12, 9)])
+        verifier = session(rng.randrange(3), limits, max_tokens=20)
+        for _ in range(10):
+            nodes = [
+                (rng.choice([0, rng.randrange(verifier.seen + 4)]), rng.randrange(4)) for _ in range(rng.randrange(4))
+            ]
+            first_id, base = (
+                verifier.seen + rng.choice([1, 1, 1, 1, 0, 2]),
+                verifier.position - rng.choice([0, 0, 1, 2, -1]),
+            )
+            seen = verifier.seen
+            drew += take_or_refuse(verifier, append(first_id, base, *nodes, idle=rng.random() < 0.3))
+            taken += verifier.seen > seen
+            sound(verifier, limits)
+            if verifier.may_step and rng.random() < 0.3:
+                step(verifier, rng.randrange(6))
+    assert taken > 2_000
+    assert drew > 2_000
