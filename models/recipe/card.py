@@ -44,7 +44,7 @@ Software Foundation, GSM8K (Cobbe et al., arXiv 2110.14168) of OpenAI.
 |---|---|---|---|---|
 {training_rows}
 
-The target is trained with Muon (hidden matrices) and AdamW (the rest), bf16 autocast, 8,192 tokens a step; warm-up,
+The target is trained with Muon (hidden matrices) and AdamW (the rest), bf16 autocast, {batch:,} tokens a step; warm-up,
 constant rate, linear decay. Each draft begins on the same kind of text and is then distilled on what the target wrote
 after training prompts, half greedy and half at temperature 0.9 ({generated} tokens; the narrow draft sees only what
 follows code): forward KL on the target's 64 likeliest tokens and the rest as one, then the acceptance-seeking hybrid of
@@ -107,6 +107,7 @@ def render(job: Job, results: dict[str, Any]) -> str:
         python=platform.python_version(),
         data_rows=_data_rows(job),
         training_rows=_training_rows(job),
+        batch=job.scale.target_plan.batch_tokens,
         generated=f"{_done(job, 'generate')['tokens']:,}",
         bits_rows=_rows(
             [name, *(f"{value:.3f}" for value in row.values())] for name, row in results["bits_per_byte"].items()

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
+from models.recipe.checkpoint import Progress
 from models.recipe.network import hidden_states, new_model, pieces, use_training_attention
 from models.recipe.schedule import Verdict
 from models.recipe.settings import NARROW_MIXTURE, DistilPlan, Job
@@ -67,9 +68,9 @@ class TargetLessons:
         self._plan = plan
         self._seed = seed
 
-    def batch(self, step: int, verdict: Verdict) -> Sequence[Rows]:
+    def batch(self, progress: Progress, verdict: Verdict) -> Sequence[Rows]:
         """Return one generated part; every part comes once per epoch."""
-        epoch, place = divmod(step, len(self._parts))
+        epoch, place = divmod(progress.step, len(self._parts))
         order = np.random.default_rng([self._seed, epoch]).permutation(len(self._parts))
         part = self._parts[order[place]]
         slices = {name: pieces(tensor, _ROWS_AT_ONCE) for name, tensor in part.items()}

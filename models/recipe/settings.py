@@ -40,14 +40,15 @@ class TrainPlan:
     decay_share: float = 0.18
     """Share of the time in which the learning rate falls linearly to zero."""
     warmup_steps: int = 40
-    batch_tokens: int = 8192
+    batch_tokens: int = 4096
+    """Small: with a few million tokens to see, more steps are worth more than quieter gradients."""
     micro_tokens: int = 2048
     """Tokens per forward and backward pass: bounds the memory held by logits and activations."""
     window: int = 512
     decay_window: int = 1024
     """Window while the rate falls: the model meets long contexts once it has learnt the short ones."""
-    muon_rate: float = 0.02
-    adam_rate: float = 4e-3
+    muon_rate: float = 0.015
+    adam_rate: float = 3e-3
     weight_decay: float = 0.02
     save_seconds: float = 240.0
 
@@ -109,19 +110,21 @@ FULL = Scale(
     target=ModelShape(hidden=512, layers=7, heads=8, kv_heads=2, head_dim=64, ffn=1280),
     draft=DRAFT_SHAPE,
     target_plan=TrainPlan(minutes=88.0),
-    warm_plan=TrainPlan(minutes=6.0, decay_share=0.02, adam_rate=6e-3, decay_window=512),
+    warm_plan=TrainPlan(
+        minutes=6.0, decay_share=0.02, muon_rate=0.02, adam_rate=6e-3, batch_tokens=8192, decay_window=512
+    ),
     distil=DistilPlan(
         tokens=900_000,
         generate_minutes=13.0,
-        training=TrainPlan(minutes=6.0, decay_share=0.5, adam_rate=4e-3, warmup_steps=20),
+        training=TrainPlan(minutes=6.0, decay_share=0.5, muon_rate=0.02, adam_rate=4e-3, warmup_steps=20),
     ),
 )
 
 TINY = Scale(
     target=ModelShape(hidden=224, layers=4, heads=4, kv_heads=2, head_dim=64, ffn=576),
     draft=ModelShape(hidden=96, layers=2, heads=3, kv_heads=1, head_dim=32, ffn=256),
-    target_plan=TrainPlan(minutes=4.0, adam_rate=6e-3, batch_tokens=4096, decay_window=512),
-    warm_plan=TrainPlan(minutes=1.0, decay_share=0.02, adam_rate=8e-3, batch_tokens=4096, decay_window=512),
+    target_plan=TrainPlan(minutes=4.0, adam_rate=6e-3, decay_window=512),
+    warm_plan=TrainPlan(minutes=1.0, decay_share=0.02, adam_rate=8e-3, decay_window=512),
     distil=DistilPlan(
         tokens=30_000,
         generate_minutes=1.0,

@@ -30,8 +30,8 @@ _GRADIENT_NORM = 1.0
 class Lessons(Protocol[Part]):
     """What a model learns from: batches, each in parts of equal weight, and the loss of one part."""
 
-    def batch(self, step: int, verdict: Verdict) -> Sequence[Part]:
-        """Return the parts of one step: a pure function of its arguments, so that a run can resume."""
+    def batch(self, progress: Progress, verdict: Verdict) -> Sequence[Part]:
+        """Return the parts of the next step: a pure function of its arguments, so that a run can resume."""
 
     def loss(self, model: Qwen3ForCausalLM, part: Part, verdict: Verdict) -> Tensor:
         """Return the mean loss over the part's tokens."""
@@ -44,9 +44,10 @@ class TextLessons:
         self._mixture = mixture
         self._plan = plan
 
-    def batch(self, step: int, verdict: Verdict) -> Sequence[Tensor]:
+    def batch(self, progress: Progress, verdict: Verdict) -> Sequence[Tensor]:
         """Return windows of the current length, as many as fill the batch."""
-        rows = self._mixture.batch(step, self._plan.batch_tokens // verdict.window, verdict.window)
+        count = self._plan.batch_tokens // verdict.window
+        rows = self._mixture.batch(progress.tokens // verdict.window, count, verdict.window)
         return pieces(torch.from_numpy(rows), max(1, self._plan.micro_tokens // verdict.window))
 
     def loss(self, model: Qwen3ForCausalLM, part: Tensor, verdict: Verdict) -> Tensor:
@@ -70,7 +71,7 @@ def train(model: Qwen3ForCausalLM, plan: TrainPlan, folder: Path, lessons: Lesso
             verdict = schedule.next_step(plan, progress, schedule.ordered_minutes(folder))
             if verdict.finished or stop:
                 break
-            loss = _step(model, optimizers, lessons, progress.step, verdict)
+            loss = _step(model, optimizers, lessons, progress, verdict)
             progress.step += 1
             progress.tokens += plan.batch_tokens
             progress.seconds += time.monotonic() - began
@@ -89,10 +90,10 @@ def _step(
     model: Qwen3ForCausalLM,
     optimizers: list[torch.optim.Optimizer],
     lessons: Lessons[Part],
-    step: int,
+    progress: Progress,
     verdict: Verdict,
 ) -> float:
-    parts = lessons.batch(step, verdict)
+    parts = lessons.batch(progress, verdict)
     total = 0.0
     for part in parts:
         loss = lessons.loss(model, part, verdict) / len(parts)

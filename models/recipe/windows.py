@@ -1,4 +1,4 @@
-"""Training windows as a pure function of (seed, step): nothing about the data needs to be checkpointed."""
+"""Training windows as a pure function of seed and number: nothing about the data needs to be checkpointed."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ class Mixture:
         self._cycle = _interleave(shares)
         self._epoch_windows = lru_cache(maxsize=32)(self._shuffle)
 
-    def batch(self, step: int, count: int, length: int) -> NDArray[np.int64]:
-        """Return ``[count, length + 1]`` token ids: inputs and, shifted by one, what follows them."""
-        numbers = range(step * count, (step + 1) * count)
-        return np.stack([self._window(number, length + 1) for number in numbers]).astype(np.int64)
+    def batch(self, first: int, count: int, length: int) -> NDArray[np.int64]:
+        """Return windows ``first`` and following, ``[count, length + 1]``: inputs and, shifted by one, what follows."""
+        return np.stack([self._window(first + row, length + 1) for row in range(count)]).astype(np.int64)
 
     def _window(self, number: int, length: int) -> Tokens:
         kind = self._cycle[number % len(self._cycle)]
