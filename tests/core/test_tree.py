@@ -1,0 +1,115 @@
+"""The token tree against a model that knows nothing but whole sequences."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.core.tree import ROOT, TokenTree
+
+# (parent among those there, token) adds a node; a token alone commits it.
+ADD = st.tuples(st.integers(0, 30), st.integers(0, 2))
+COMMIT = st.integers(0, 2)
+SCRIPTS = st.lists(st.one_of(ADD, ADD, ADD, COMMIT), max_size=30)
+
+
+class Model:
+    """Nodes as the whole sequences that they stand for."""
+
+    def __init__(self, position: int) -> None:
+        self.committed: tuple[int, ...] = (7,) * position
+        self.nodes: dict[int, tuple[int, ...]] = {}
+        self.next_id = 1
+
+    def sequence(self, node_id: int) -> tuple[int, ...]:
+        return self.committed if node_id == ROOT else self.nodes[node_id]
+
+    def commit(self, token: int) -> int | None:
+        self.committed = (*self.committed, token)
+        carried = [node_id for node_id, whole in self.nodes.items() if whole == self.committed]
+        size = len(self.committed)
+        self.nodes = {
+            i: whole for i, whole in self.nodes.items() if whole[:size] == self.committed and len(whole) > size
+        }
+        return carried[0] if carried else None
+
+
+def play(script: list[tuple[int, int] | int], position: int) -> tuple[TokenTree, Model]:
+    tree, model = TokenTree(position), Model(position)
+    for move in script:
+        if isinstance(move, int):
+            assert tree.advance(move) == model.commit(move)
+            continue
+        choice, token = move
+        places = [ROOT, *model.nodes]
+        parent = places[choice % len(places)]
+        if tree.child(parent, token) is None:
+            node = tree.add(model.next_id, parent, token)
+            model.nodes[model.next_id] = (*model.sequence(parent), token)
+            assert (node.id, node.token, node.position) == (model.next_id, token, len(model.sequence(parent)))
+            model.next_id += 1
+    return tree, model
+
+
+@settings(deadline=None, derandomize=True, max_examples=300)
+@given(SCRIPTS, st.integers(0, 3))
+def test_the_tree_holds_just_what_extends_the_committed_sequence(script: list, position: int) -> None:
+    tree, model = play(script, position)
+    assert {node.id: (*model.committed, *tree.path(node.id)) for node in tree} == model.nodes
+    assert len(tree) == len(model.nodes)
+    assert tree.position == len(model.committed)
+    assert all((node_id in tree) == (node_id in model.nodes) for node_id in range(1, model.next_id))
+
+
+@settings(deadline=None, derandomize=True, max_examples=300)
+@given(SCRIPTS, st.integers(0, 3))
+def test_positions_depths_and_children_agree_with_the_paths(script: list, position: int) -> None:
+    tree, model = play(script, position)
+    assert tree.path(ROOT) == []
+    assert tree.depth(ROOT) == 0
+    assert tree.position_under(ROOT) == tree.position
+    for node in tree:
+        whole = model.nodes[node.id]
+        assert node.position == len(whole) - 1
+        assert tree.position_under(node.id) == len(whole)
+        assert tree.depth(node.id) == len(tree.path(node.id)) == len(whole) - len(model.committed)
+    for parent in [ROOT, *model.nodes]:
+        below = {whole[-1]: node_id for node_id, whole in model.nodes.items() if whole[:-1] == model.sequence(parent)}
+        assert tree.children(parent) == below
+        assert all(tree[node_id].parent == parent for node_id in below.values())
+        assert all(tree.child(parent, token) == below.get(token) for token in range(4))
+
+
+@settings(deadline=None, derandomize=True, max_examples=300)
+@given(SCRIPTS)
+def test_iteration_keeps_the_order_of_arrival_with_ancestors_first(script: list) -> None:
+    tree, _ = play(script, 0)
+    order = [node.id for node in tree]
+    assert order == sorted(order)
+    assert all(node.parent == ROOT or order.index(node.parent) < order.index(node.id) for node in tree)
+
+
+@settings(deadline=None, derandomize=True, max_examples=100)
+@given(SCRIPTS)
+def test_a_cleared_tree_is_empty_at_the_same_position_and_takes_nodes_again(script: list) -> None:
+    tree, model = play(script, 1)
+    position = tree.position
+    tree.clear()
+    assert (len(tree), list(tree), tree.children(ROOT), tree.position) == (0, [], {}, position)
+    assert tree.add(model.next_id, ROOT, 5).position == position
+
+
+def test_a_committed_token_without_a_node_empties_the_tree() -> None:
+    tree = TokenTree()
+    tree.add(1, ROOT, 4)
+    tree.add(2, 1, 5)
+    assert tree.advance(6) is None
+    assert (len(tree), tree.position, tree.children(ROOT)) == (0, 1, {})
+
+
+def test_a_committed_token_makes_its_node_the_root() -> None:
+    tree = TokenTree()
+    for node_id, parent, token in [(1, ROOT, 4), (2, ROOT, 5), (3, 1, 6), (4, 2, 6), (5, 3, 7)]:
+        tree.add(node_id, parent, token)
+    assert tree.advance(4) == 1
+    assert [(node.id, node.parent, tree.depth(node.id)) for node in tree] == [(3, ROOT, 1), (5, 3, 2)]
