@@ -1,0 +1,140 @@
+"""A cache of artifacts by content hash: fetched once, resumed where a download broke off, checked before every use."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from io import BufferedRandom, BufferedReader
+from pathlib import Path
+
+from outrider.core.errors import BadRequest, ModelRefused, Unavailable
+
+log = logging.getLogger(__name__)
+
+MAX_ARTIFACT_BYTES = 64 << 30
+_HASH = re.compile(r"sha256:([0-9a-f]{64})")
+_ATTEMPTS = 4
+"""Streams tried per artifact; each goes on where the last one broke off."""
+
+Fetch = Callable[[str, int], AsyncIterator[bytes]]
+"""(hash, offset) -> the bytes from there on. Raises core errors."""
+
+
+@dataclass(frozen=True)
+class ArtifactRef:
+    """An artifact as its verifier announces it."""
+
+    role: str
+    name: str
+    hash: str
+    """"sha256:<hex>" of the bytes"""
+    size: int
+    """bytes"""
+
+    @property
+    def digest(self) -> str:
+        """The hex digits. Raises BadRequest for any other form: it becomes a file's name."""
+        match = _HASH.fullmatch(self.hash)
+        if match is None:
+            raise BadRequest.bound("artifact.hash", repr(self.hash)[:100], '"sha256:" and 64 hex digits')
+        if not 0 < self.size <= MAX_ARTIFACT_BYTES:
+            raise BadRequest.bound("artifact.size", self.size, f"between 1 and {MAX_ARTIFACT_BYTES}")
+        return match[1]
+
+
+class ArtifactCache:
+    """Files under `root`, named by their hash. Processes may share one; files appear whole or not at all."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    async def get(self, ref: ArtifactRef, fetch: Fetch) -> Path:
+        """The path of the checked file. Raises ModelRefused for bytes of the wrong hash, or what `fetch` raises."""
+        path = self._root / ref.digest
+        if await asyncio.to_thread(_is_whole, path, ref):
+            return path
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadRequest(f"the cache {self._root} cannot be made: {error.strerror}; set another one") from error
+        for attempt in range(2):
+            with _partial(path) as file:
+                await self._fill(file, ref, fetch)
+                if await asyncio.to_thread(_hash_of, file) == ref.digest:
+                    os.fsync(file.fileno())
+                    os.replace(file.name, path)
+                    return path
+                file.truncate(0)  # what broke off earlier may have been damaged on disk: once more from the start
+            log.warning("%s %s has the wrong hash%s", ref.role, ref.name, "; fetching it again" if not attempt else "")
+        raise ModelRefused(
+            f"{ref.role} {ref.name!r} does not have the hash that its verifier announced ({ref.hash[:20]}...); "
+            "the verifier's file has changed since it started, or something on the way alters it"
+        )
+
+    async def _fill(self, file: BufferedRandom, ref: ArtifactRef, fetch: Fetch) -> None:
+        """Download from where the file ends to its announced size, over several streams if need be."""
+        for attempt in range(_ATTEMPTS):
+            try:
+                offset = file.seek(0, os.SEEK_END)
+                if offset >= ref.size:
+                    file.truncate(ref.size)
+                    return
+                async for chunk in fetch(ref.hash, offset):
+                    file.write(chunk)
+                    if file.tell() > ref.size:
+                        break  # the hash will tell
+                file.flush()
+            except Unavailable:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+                await asyncio.sleep(0.1 * 2**attempt)
+        file.truncate(min(file.seek(0, os.SEEK_END), ref.size))
+
+
+@contextlib.contextmanager
+def _partial(path: Path) -> Iterator[BufferedRandom]:
+    """The unfinished download, kept for the next try; a private one where another process is at it."""
+    shared = path.with_name(path.name + ".partial")
+    with open(shared, "a+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            shared = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        else:
+            yield file
+            return
+    with open(shared, "w+b") as file:
+        try:
+            yield file
+        finally:
+            shared.unlink(missing_ok=True)
+
+
+def _is_whole(path: Path, ref: ArtifactRef) -> bool:
+    """Whether the cached file is there and undamaged; a damaged one is removed."""
+    try:
+        with path.open("rb") as file:
+            if _hash_of(file) == ref.digest:
+                return True
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise BadRequest(
+            f"the cached {path} cannot be read: {error.strerror}; remove it or set another cache"
+        ) from error
+    log.warning("the cached %s %s is damaged; fetching it again", ref.role, path.name)
+    path.unlink(missing_ok=True)
+    return False
+
+
+def _hash_of(file: BufferedRandom | BufferedReader) -> str:
+    file.flush()
+    file.seek(0)
+    return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,290 @@
+"""The SDK: `AsyncClient` turns a prompt into the target's text, drafting on this device."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Awaitable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import grpc
+
+from edge_agent.artifacts import ArtifactCache
+from edge_agent.channels import Channels
+from edge_agent.completion import Chunk, Completion, FinishReason, Options, Request, check_prompt
+from edge_agent.completion_stream import Chunks, CompletionStream
+from edge_agent.config import EdgeSettings
+from edge_agent.describe import Library
+from edge_agent.drafts import DraftOptions
+from edge_agent.driver import DriverOptions, SessionDriver
+from edge_agent.failover import Backoff, DirectRoute, GrantRoute, Hop, Route
+from edge_agent.kit import TargetKit, assemble
+from edge_agent.placement import Coordinator, Placement
+from edge_agent.statistics import Statistics
+from edge_agent.template import Message
+from edge_agent.text import TextAssembler
+from edge_agent.worker import DraftWorker
+from outrider.core.errors import BadRequest, ModelRefused, OutriderError
+from outrider.core.protocol.device import DeviceSession
+from outrider.core.protocol.messages import Finish
+from outrider.wire.channels import ClientTls
+
+log = logging.getLogger(__name__)
+
+Prompt = str | Sequence[int]
+
+_REASONS: dict[Finish, FinishReason] = {
+    Finish.EOS: "eos",
+    Finish.LENGTH: "length",
+    Finish.CANCELLED: "cancelled",
+}
+
+
+class AsyncClient:
+    """A client of one cluster (`coordinator`) or of one verifier (`verifier`); both are "host:port".
+
+    async with AsyncClient(verifier="127.0.0.1:7000") as client:
+        completion = await client.generate("def add(a, b):", max_tokens=64)
+
+    draft: "auto" fetches the one that the target offers, None is plain cloud streaming, "lookup" guesses from the text
+    alone, else the path of a GGUF file. The model is loaded once and shared by the client's sessions. `settings` holds
+    what has no argument. Every error is one of outrider.core.errors.
+    """
+
+    def __init__(
+        self,
+        *,
+        coordinator: str | None = None,
+        verifier: str | None = None,
+        target: str | None = None,
+        draft: str | Path | None = "auto",
+        api_key: str | None = None,
+        tls: ClientTls | None = None,
+        insecure: bool | None = None,
+        cache_dir: str | Path | None = None,
+        settings: EdgeSettings | None = None,
+    ) -> None:
+        self._settings = settings = settings or EdgeSettings()
+        # An address given here stands for itself: the environment's other one would contradict it.
+        given = coordinator is not None or verifier is not None
+        self._coordinator_address = (coordinator or "") if given else settings.coordinator
+        self._verifier_address = (verifier or "") if given else settings.verifier
+        if bool(self._coordinator_address) == bool(self._verifier_address):
+            raise BadRequest("give either coordinator or verifier, as HOST:PORT")
+        self._target = settings.target if target is None else target
+        self._draft = draft
+        key = settings.api_key.get_secret_value() if settings.api_key else None
+        self._api_key = key if api_key is None else api_key
+        if tls is None and (settings.tls or settings.tls_ca):
+            tls = ClientTls(settings.tls_ca)
+        self._tls = tls is not None
+        self._channels = Channels(tls, insecure=settings.insecure if insecure is None else insecure)
+        self._cache = ArtifactCache(Path(cache_dir or settings.cache_dir) / "artifacts")
+        self._slots = asyncio.Semaphore(settings.max_sessions)
+        self._preparing = asyncio.Lock()
+        self._kit: TargetKit | None = None
+        self._background: set[asyncio.Future[Any]] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End what still runs in the background, free the draft, close the connections."""
+        if self._background:
+            await asyncio.wait(self._background, timeout=2.0)
+        if self._kit is not None:
+            await self._kit.close()
+            self._kit = None
+        await self._channels.close()
+
+    # --- what it is for
+
+    async def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
+        """The whole completion of a text or of token ids."""
+        return await (await self.stream(prompt, **options)).drain()
+
+    async def stream(self, prompt: Prompt, **options: Unpack[Options]) -> CompletionStream:
+        """The completion in chunks, as the verifier commits them."""
+        request = Request.of(**options)
+        statistics = Statistics()
+        kit = await self.prepare()
+        ids = kit.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else list(prompt)
+        return await self._start(kit, ids, request, statistics)
+
+    async def chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Completion:
+        """The assistant's answer to messages with `role` and `content`, in the target's own template."""
+        return await (await self.stream_chat(messages, **options)).drain()
+
+    async def stream_chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> CompletionStream:
+        """The assistant's answer in chunks. Raises ModelRefused for a target without a chat template."""
+        request = Request.of(**options)
+        statistics = Statistics()
+        kit = await self.prepare()
+        if kit.template is None:
+            raise ModelRefused(f"the target {kit.description.target.name} has no chat template; use generate")
+        tokenizer = kit.tokenizer
+        ids = kit.template.tokenise(messages, tokenizer.encode, tokenizer.encode_plain, tokenizer.controls)
+        return await self._start(kit, ids, request, statistics)
+
+    async def prepare(self) -> TargetKit:
+        """Fetch and load what the target needs, once; the first request does it otherwise."""
+        async with self._preparing:
+            if self._kit is None:
+                self._kit = await self._assemble()
+            return self._kit
+
+    # --- one request
+
+    async def _start(
+        self, kit: TargetKit, ids: Sequence[int], request: Request, statistics: Statistics
+    ) -> CompletionStream:
+        description = kit.description
+        prompt = check_prompt(ids, request.max_tokens, description.vocabulary_size, description.max_sequence)
+        placement = await self._place(len(prompt))
+        session_id = placement.grants.session_id if placement else secrets.token_hex(8)
+        session = DeviceSession(
+            prompt,
+            sampling=request.sampling,
+            max_tokens=request.max_tokens,
+            stop_token_ids=request.stop_token_ids,
+            eos_token_ids=description.eos_token_ids,
+            ignore_eos=request.ignore_eos,
+        )
+        chunks = self._run(kit, session, placement, session_id, request, statistics)
+        return CompletionStream(
+            chunks,
+            prompt_tokens=len(prompt),
+            seed=request.sampling.seed,
+            session_id=session_id,
+            statistics=statistics,
+        )
+
+    async def _run(
+        self,
+        kit: TargetKit,
+        session: DeviceSession,
+        placement: Placement | None,
+        session_id: str,
+        request: Request,
+        statistics: Statistics,
+    ) -> Chunks:
+        assembler = TextAssembler(kit.tokenizer.table, kit.tokenizer.special, request.stop)
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(self._slots)
+            if placement is not None:
+                stack.callback(self._close_session, placement)
+            worker = await stack.enter_async_context(kit.drafts.borrow()) if kit.drafts else None
+            statistics.draft = kit.drafts.name if kit.drafts and worker else ""
+            driver = self._driver(kit, session, placement, session_id, worker, request, statistics)
+            stack.callback(self._keep_until_done, driver)
+            deliveries = await stack.enter_async_context(contextlib.aclosing(driver.deliveries()))
+            async for delivery in deliveries:
+                piece = assembler.feed(delivery.tokens, last=bool(delivery.finish))
+                chunk = Chunk(piece.text, delivery.tokens[: piece.tokens], delivery.drafted[: piece.tokens])
+                reason: FinishReason | None = "stop" if piece.stopped else _REASONS.get(delivery.finish)
+                yield chunk, reason
+                if piece.stopped:
+                    return
+
+    def _driver(
+        self,
+        kit: TargetKit,
+        session: DeviceSession,
+        placement: Placement | None,
+        session_id: str,
+        worker: DraftWorker | None,
+        request: Request,
+        statistics: Statistics,
+    ) -> SessionDriver:
+        ends = frozenset(request.stop_token_ids)
+        if not request.ignore_eos:
+            ends |= frozenset(kit.description.eos_token_ids)
+        options = DriverOptions(
+            session_id=session_id,
+            vocabulary_hash=kit.tokenizer.vocabulary_hash,
+            ends=ends,
+            silence_s=self._settings.silence_s,
+            siblings=self._settings.siblings,
+        )
+        return SessionDriver(session, self._route(placement), self._dial, worker, options, statistics)
+
+    # --- where to
+
+    def _route(self, placement: Placement | None) -> Route:
+        backoff = Backoff(self._settings.resume_budget_s)
+        if placement is None:
+            return DirectRoute(self._verifier_address, backoff, tls=self._tls)
+        session_id = placement.grants.session_id
+
+        async def resume(ticket: bytes, failed: Sequence[str], last_epoch: int) -> Any:
+            return await self._coordinator().resume(session_id, ticket, failed, last_epoch)
+
+        return GrantRoute(placement.grants, resume, backoff)
+
+    def _dial(self, hop: Hop) -> grpc.aio.Channel:
+        return self._channels.get(hop.address, tls=hop.tls)
+
+    def _coordinator(self) -> Coordinator:
+        return Coordinator(self._channels.get(self._coordinator_address, tls=self._tls), self._api_key)
+
+    async def _place(self, prompt_tokens: int) -> Placement | None:
+        """A session at the coordinator; None without one."""
+        if not self._coordinator_address:
+            return None
+        return await self._coordinator().open(self._target, prompt_tokens)
+
+    def _close_session(self, placement: Placement) -> None:
+        ticket = placement.grants.grants[0].ticket if placement.grants.grants else b""
+        self._in_background(self._coordinator().close(placement.grants.session_id, ticket))
+
+    # --- the target's kit
+
+    async def _assemble(self) -> TargetKit:
+        """Everything for the target, from a verifier that serves it."""
+        if self._verifier_address:
+            return await self._assemble_from(self._verifier_address, tls=self._tls)
+        placement = await self._coordinator().open(self._target)
+        try:
+            grant = placement.grants.grants[0]
+            return await self._assemble_from(grant.address, tls=grant.tls)
+        finally:
+            self._close_session(placement)
+
+    async def _assemble_from(self, address: str, *, tls: bool) -> TargetKit:
+        settings = self._settings
+        options = DraftOptions(
+            workers=settings.draft_workers,
+            threads=settings.draft_threads,
+            context=settings.draft_context,
+            prompt_lookup=settings.prompt_lookup,
+        )
+        library = Library(self._channels.get(address, tls=tls, bulk=True))
+        return await assemble(library, self._cache, self._draft, options)
+
+    # --- what outlives a request
+
+    def _keep_until_done(self, driver: SessionDriver) -> None:
+        if driver.winding_down is not None:
+            self._keep(driver.winding_down)
+
+    def _in_background(self, work: Awaitable[None]) -> None:
+        async def quietly() -> None:
+            try:
+                await work
+            except OutriderError as error:
+                log.info("closing a session: %s", error)
+
+        self._keep(asyncio.ensure_future(quietly()))
+
+    def _keep(self, task: asyncio.Future[Any]) -> None:
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)

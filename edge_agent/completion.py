@@ -1,0 +1,117 @@
+"""What a client asks for and what it gets."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypedDict, Unpack
+
+from edge_agent.statistics import Statistics, Usage
+from edge_agent.text import check_stops
+from outrider.core.errors import BadRequest
+from outrider.core.processors import SamplingParams
+from outrider.core.protocol.messages import MAX_GENERATED_TOKENS, MAX_PROMPT_TOKENS, MAX_STOP_TOKENS
+
+FinishReason = Literal["eos", "length", "stop", "cancelled"]
+
+
+class Options(TypedDict, total=False):
+    """Keyword arguments of `generate`, `stream` and `chat`; `SamplingParams` says what the sampling ones mean."""
+
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    seed: int | None
+    stop: str | Sequence[str] | None
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request whose values are within their bounds."""
+
+    max_tokens: int
+    sampling: SamplingParams
+    stop: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
+    ignore_eos: bool
+
+    @classmethod
+    def of(cls, **options: Unpack[Options]) -> Request:
+        """Defaults: 256 tokens, greedy, a random 64-bit seed. Raises BadRequest naming the option."""
+        unknown = set(options) - set(Options.__annotations__)
+        if unknown:
+            raise BadRequest(
+                f"unknown option {sorted(unknown)[0]!r}; known are {', '.join(sorted(Options.__annotations__))}"
+            )
+        max_tokens = options.get("max_tokens", 256)
+        if not isinstance(max_tokens, int) or not 1 <= max_tokens <= MAX_GENERATED_TOKENS:
+            raise BadRequest.bound("max_tokens", max_tokens, f"between 1 and {MAX_GENERATED_TOKENS}")
+        stop_token_ids = tuple(options.get("stop_token_ids", ()))
+        if len(stop_token_ids) > MAX_STOP_TOKENS:
+            raise BadRequest.bound("number of stop_token_ids", len(stop_token_ids), f"at most {MAX_STOP_TOKENS}")
+        seed = options.get("seed")
+        return cls(
+            max_tokens,
+            SamplingParams(
+                temperature=options.get("temperature", 0.0),
+                top_k=options.get("top_k", 0),
+                top_p=options.get("top_p", 1.0),
+                min_p=options.get("min_p", 0.0),
+                repetition_penalty=options.get("repetition_penalty", 1.0),
+                presence_penalty=options.get("presence_penalty", 0.0),
+                frequency_penalty=options.get("frequency_penalty", 0.0),
+                seed=secrets.randbits(64) if seed is None else seed,
+            ),
+            check_stops(options.get("stop")),
+            stop_token_ids,
+            bool(options.get("ignore_eos", False)),
+        )
+
+
+def check_prompt(ids: Sequence[int], max_tokens: int, vocabulary_size: int, max_sequence: int) -> tuple[int, ...]:
+    """The prompt's ids, if the target can take them. Raises BadRequest."""
+    if not 1 <= len(ids) <= MAX_PROMPT_TOKENS:
+        raise BadRequest.bound("length of prompt", f"{len(ids)} tokens", f"between 1 and {MAX_PROMPT_TOKENS}")
+    if not 0 <= min(ids) <= max(ids) < vocabulary_size:
+        wrong = next(i for i in ids if not 0 <= i < vocabulary_size)
+        raise BadRequest.bound("a token id in prompt", wrong, f"between 0 and {vocabulary_size - 1}")
+    if max_sequence and len(ids) + max_tokens > max_sequence:
+        raise BadRequest.bound(
+            "prompt plus max_tokens",
+            f"{len(ids)} + {max_tokens}",
+            f"at most {max_sequence}, which is all that the target can hold",
+        )
+    return tuple(ids)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one Commit brought."""
+
+    text: str
+    """May be empty: a character or a stop string may still be incomplete."""
+    token_ids: tuple[int, ...]
+    drafted: tuple[bool, ...]
+    """Per token, whether the device had guessed it."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished request."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    usage: Usage
+    seed: int
+    """With the same target, prompt and parameters it gives the same tokens again."""
+    session_id: str
+    statistics: Statistics

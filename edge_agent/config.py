@@ -1,0 +1,57 @@
+"""A device's settings, built once and passed in. Arguments override OUTRIDER_EDGE_* in the environment."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+def default_cache() -> Path:
+    """Where XDG wants caches."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "outrider"
+
+
+class EdgeSettings(BaseSettings):
+    """Every field says its unit."""
+
+    model_config = SettingsConfigDict(env_prefix="OUTRIDER_EDGE_", frozen=True, extra="ignore")
+
+    coordinator: str = ""
+    """host:port; it names the verifier."""
+    verifier: str = ""
+    """host:port of one verifier, instead of a coordinator."""
+    target: str = ""
+    """Name of the target; empty where the cluster serves just one."""
+    draft: str = "auto"
+    """"auto" takes the draft that the verifier offers, "lookup" guesses from the text alone, "none" is plain cloud
+    streaming; anything else is the path of a GGUF file."""
+    api_key: SecretStr | None = None
+    tls_ca: Path | None = None
+    """PEM file of the authorities to trust; set it to speak TLS to `verifier` and `coordinator`."""
+    tls: bool = False
+    """Speak TLS with the authorities that gRPC ships with."""
+    insecure: bool = False
+    """Allow plain text beyond loopback."""
+    cache_dir: Path = Field(default_factory=default_cache)
+
+    draft_workers: int = Field(default=2, ge=1, le=64)
+    """Sessions that may draft at once; further ones run without a draft rather than wait."""
+    draft_threads: int = Field(default=1, ge=1, le=256)
+    """CPU threads of a decode; below the number of cores, since the threads spin."""
+    draft_context: int = Field(default=4096, ge=64)
+    """Tokens that a draft's context holds, never more than the draft was trained for."""
+    prompt_lookup: bool = True
+    """Guess from what the text has said before, beside the draft."""
+    siblings: int = Field(default=3, ge=1, le=8)
+    """Children that the tree has per node at most."""
+
+    max_sessions: int = Field(default=64, ge=1)
+    """Requests served at once; further ones wait."""
+    silence_s: float = Field(default=2.5, gt=0.0)
+    """A verifier that says nothing for so long is dead; its heartbeat comes every 0.5 s."""
+    resume_budget_s: float = Field(default=30.0, ge=0.0)
+    """How long a session without progress looks for a verifier before it gives up."""

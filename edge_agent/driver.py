@@ -1,0 +1,301 @@
+"""Drives one session: drafts ahead, keeps the tree in step with the verifier's, and resumes where a stream breaks.
+
+The event loop owns the DeviceSession, a worker thread owns the draft. A Commit goes to the client before anything else
+happens; what the draft grew comes in by callback and goes out coalesced, unless the verifier is waiting for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+
+import grpc
+
+from edge_agent.drafter import Growth
+from edge_agent.failover import Hop, Route
+from edge_agent.growth import Plan, send_interval
+from edge_agent.intake import Intake
+from edge_agent.round_trip import RoundTrip
+from edge_agent.sources.base import DraftTask
+from edge_agent.statistics import Statistics
+from edge_agent.stream import Received, Stream
+from edge_agent.worker import DraftFailed, DraftWorker
+from outrider.core.errors import InternalError, OutriderError, ProtocolViolation
+from outrider.core.protocol.device import Delivery, DeviceSession, ReattachNeeded
+from outrider.core.protocol.messages import Commit, Directive, SessionLimits
+from outrider.wire.codecs import Open, Opened
+
+log = logging.getLogger(__name__)
+
+Dial = Callable[[Hop], grpc.aio.Channel]
+"""The channel for a hop; channels are shared and closed by whoever owns them."""
+
+
+@dataclass(frozen=True)
+class DriverOptions:
+    """What a driver needs to know beside its session."""
+
+    session_id: str
+    vocabulary_hash: bytes = b""
+    ends: frozenset[int] = frozenset()
+    """Token ids that end the sequence."""
+    silence_s: float = 2.5
+    """A verifier that says nothing for so long is dead; its heartbeat comes every 0.5 s."""
+    siblings: int = 3
+
+
+class SessionDriver:
+    """One session from Open to its end. `worker` is lent for as long as the session runs; None drafts nothing."""
+
+    def __init__(
+        self,
+        session: DeviceSession,
+        route: Route,
+        dial: Dial,
+        worker: DraftWorker | None,
+        options: DriverOptions,
+        statistics: Statistics,
+    ) -> None:
+        self._session = session
+        self._route = route
+        self._dial = dial
+        self._worker = worker
+        self._options = options
+        self._statistics = statistics
+        self._intake = Intake(session)
+        self._queue: asyncio.Queue[Delivery | OutriderError] = asyncio.Queue()
+        self._stream: Stream | None = None
+        self._directive = Directive()
+        self._drafting = False
+        """Whether the worker has told of this session at least once: its prefill is done."""
+        self._rested_at = -1
+        """Tokens received when the worker last said that it rests."""
+        self._may_append = False
+        self._fresh = False
+        """Whether nodes were added since the last Append."""
+        self._next_send = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._round_trip = RoundTrip()
+        self._unanswered: float | None = None
+        """Since when the verifier has had no node of ours, where it has none."""
+        self.winding_down: asyncio.Task[None] | None = None
+        """The rest of the session's work after `deliveries` has ended; await or cancel it before the loop ends."""
+
+    async def deliveries(self) -> AsyncGenerator[Delivery, None]:
+        """What the verifier commits, in order, until the sequence ends. Closing the iterator cancels the session.
+
+        Raises the error of a session that can be attached nowhere.
+        """
+        runner = asyncio.create_task(self._run())
+        try:
+            while True:
+                item = await self._queue.get()
+                if isinstance(item, OutriderError):
+                    raise item
+                yield item
+                if item.finish:
+                    return
+        finally:
+            self._stop()
+            self.winding_down = asyncio.create_task(_wind_down(runner))
+
+    # --- attaching
+
+    async def _run(self) -> None:
+        """Attach until the sequence has ended; what cannot be mended reaches the client."""
+        try:
+            while not self._session.finished:
+                await self._attach(await self._route.next())
+        except OutriderError as error:
+            self._queue.put_nowait(error)
+        except Exception as error:
+            log.exception("a session's driver failed")
+            self._queue.put_nowait(InternalError(f"the session's driver failed: {type(error).__name__}: {error}"))
+
+    async def _attach(self, hop: Hop) -> None:
+        """One stream from Open to its end. Returns where the session is over or another hop may help."""
+        before = len(self._session.received)
+        self._statistics.attaches += 1
+        try:
+            async with Stream(self._dial(hop), self._options.silence_s, self._statistics) as stream:
+                self._open(stream, hop)
+                while not self._session.finished:
+                    self._take(await stream.receive())
+        except OutriderError as error:
+            if self._session.finished:
+                return
+            log.info("attach with epoch %d at %s ended: %s", hop.epoch, hop.address, error)
+            self._route.failed(error, progressed=len(self._session.received) > before)
+        finally:
+            self._detach()
+
+    def _open(self, stream: Stream, hop: Hop) -> None:
+        """Open goes out before the draft is prefilled: the verifier prefills meanwhile."""
+        attach = self._session.attach(hop.epoch, hop.limits or SessionLimits())
+        stream.open(Open(self._options.session_id, attach, hop.ticket, self._options.vocabulary_hash))
+        self._stream = stream
+        self._may_append = hop.limits is not None
+        if self._statistics.attaches == 1 and self._worker is not None:
+            self._begin_drafting(self._worker)
+        if self._may_append:
+            self._flush(at_once=True)
+
+    def _begin_drafting(self, worker: DraftWorker) -> None:
+        session = self._session
+        task = DraftTask(
+            session.prompt, tuple(session.received), session.sampling, session.max_tokens, self._options.ends
+        )
+        loop = asyncio.get_running_loop()
+
+        def report(news: Growth | DraftFailed) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
+                loop.call_soon_threadsafe(self._hear, news)
+
+        worker.begin(task, self._plan(), report)
+
+    def _detach(self) -> None:
+        self._stream = None
+        self._round_trip = RoundTrip()
+        self._may_append = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # --- what the verifier says
+
+    def _take(self, message: Received) -> None:
+        match message:
+            case Commit():
+                self._commit(message)
+            case Opened():
+                self._opened(message)
+            case Directive():
+                self._replan(message)
+
+    def _opened(self, opened: Opened) -> None:
+        if opened.epoch != self._session.epoch:
+            raise ProtocolViolation(f"opened.epoch is {opened.epoch}, must be {self._session.epoch}", field="epoch")
+        self._route.learned(opened.limits)
+        self._adopt(opened.limits)
+        self._replan(opened.directive)
+        self._may_append = True
+        self._flush(at_once=True)
+
+    def _adopt(self, limits: SessionLimits) -> None:
+        """The verifier's limits where they were not known; a tree that they do not fit is sent again, smaller."""
+        held = self._session.limits
+        smaller = limits.nodes < held.nodes or limits.depth < held.depth or limits.in_flight < held.in_flight
+        if smaller and (self._may_append or len(self._session.tree)):
+            raise ReattachNeeded(f"the verifier allows {limits}, the device began with {held}")
+        self._session.limits = limits
+
+    def _replan(self, directive: Directive) -> None:
+        self._directive = directive
+        if self._worker is not None:
+            self._worker.replan(self._plan())
+
+    def _commit(self, commit: Commit) -> None:
+        """The client first, then the answer, then the draft: each step is late by the ones before it."""
+        delivery = self._session.on_commit(commit)
+        if delivery is None:
+            return
+        self._statistics.evaluated += commit.evaluated
+        now = asyncio.get_running_loop().time()
+        if self._round_trip.seen(commit.seen, now, self._directive.step_ms / 1000):
+            self._replan(self._directive)
+        if delivery.tokens:
+            self._statistics.delivered(len(delivery.tokens), sum(delivery.drafted))
+        if delivery.tokens or delivery.finish:
+            self._queue.put_nowait(delivery)
+        if self._session.finished:
+            return
+        self._intake.moved(delivery)
+        self._unanswered = None if len(self._session.tree) else now
+        self._flush(at_once=True)
+        if self._worker is not None:
+            self._worker.commit(delivery.tokens)
+
+    # --- what the draft says
+
+    def _hear(self, news: Growth | DraftFailed) -> None:
+        if self._session.finished:
+            return
+        if isinstance(news, DraftFailed):
+            self._statistics.draft_failure = news.reason
+            self._worker, self._drafting = None, False
+            self._flush(at_once=True)
+            return
+        self._drafting = True
+        self._fresh = self._intake.add(news) > 0 or self._fresh
+        if news.resting:
+            self._rested_at = news.base
+        self._flush(at_once=news.urgent)
+
+    def _resting(self) -> bool:
+        """Whether the verifier should not wait for nodes: none will come before its patience ends."""
+        if self._worker is None or not self._drafting or not self._plan().speculates:
+            return True
+        if self._rested_at == len(self._session.received):
+            return True
+        return not len(self._session.tree) and self._worker.decode_s > self._plan().patience_s
+
+    # --- what goes out
+
+    def _flush(self, *, at_once: bool) -> None:
+        """Send what there is to say, now or when enough time has passed since the last message."""
+        if self._stream is None or not self._may_append or self._session.finished:
+            return
+        now = asyncio.get_running_loop().time()
+        if not at_once and now < self._next_send:
+            if self._timer is None:
+                self._timer = asyncio.get_running_loop().call_at(self._next_send, self._on_timer)
+            return
+        # While it has nodes of ours the verifier waits for nothing: idle alone would be a message for nobody.
+        resting = self._resting() and (self._fresh or not len(self._session.tree))
+        append = self._session.poll(resting=resting)
+        if append is None:
+            return
+        self._fresh = False
+        self._stream.append(append)
+        if append.tokens:
+            self._round_trip.sent(append.first_id + len(append.tokens) - 1, now)
+        self._next_send = now + send_interval(self._plan().step_s)
+        self._statistics.appends += 1
+        self._statistics.drafted += len(append.tokens)
+        if append.tokens and self._unanswered is not None:
+            self._statistics.answers_s.append(now - self._unanswered)
+            self._unanswered = None
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._flush(at_once=True)
+
+    def _plan(self) -> Plan:
+        waits = self._round_trip.seconds < self._directive.patience_ms / 1000
+        return _plan(self._directive, self._session.limits, self._options.siblings, waits)
+
+    # --- the end
+
+    def _stop(self) -> None:
+        """The client wants no more, or has all: cancel what still runs and give the draft back."""
+        if self._worker is not None:
+            self._worker.end()
+        cancel = self._session.cancel()
+        if cancel is not None and self._stream is not None:
+            self._stream.cancel(cancel)
+
+
+@functools.lru_cache(maxsize=64)
+def _plan(directive: Directive, limits: SessionLimits, siblings: int, waits: bool) -> Plan:
+    return Plan.of(directive, limits, siblings=siblings, waits=waits)
+
+
+async def _wind_down(runner: asyncio.Task[None]) -> None:
+    """Let the stream end by itself for a moment, then end it."""
+    await asyncio.wait({runner}, timeout=0.5)
+    runner.cancel()
+    await asyncio.wait({runner})

@@ -1,0 +1,184 @@
+"""How the tree grows: pure decisions about what to draft, what to offer and when to send.
+
+Survival S of a node is the estimated probability that the target walks through it: the product of accept probabilities
+along its path. A tree that is grown by S is best-first; where wide decodes are dear it comes out as a comb, a greedy
+spine with siblings that cost no decode of their own.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from outrider.core.protocol.messages import Directive, SessionLimits
+
+DEFAULT_STEP_S = 0.010
+"""A target step that nobody has measured yet."""
+_SPINE_FLOOR = 2
+"""The greedy spine is kept to this depth whatever its survival: a wrong calibration must be able to unlearn."""
+_WAIT_GAIN = 2.0
+"""Waiting must gain at this multiple of the current rate: nodes that come during a step are not lost."""
+_PATIENCE_SHARE = 0.6
+"""Of the verifier's patience that drafting may use; the rest is the way there."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the verifier allows and what the device's clock says, in one snapshot."""
+
+    nodes: int
+    """Nodes that the tree may hold."""
+    depth: int
+    """A child of the root has depth 1."""
+    nodes_per_step: int
+    """k: nodes that one step of the verifier takes."""
+    price: float
+    """Least survival that a node must have."""
+    patience_s: float
+    """How long the verifier waits for nodes; 0 where it is too far away to wait at all."""
+    step_s: float
+    siblings: int = 3
+    """b: children offered per parent at most."""
+
+    @classmethod
+    def of(cls, directive: Directive, limits: SessionLimits, *, siblings: int = 3, waits: bool = True) -> Plan:
+        """The directive, never above the session's limits. waits: the verifier is near enough to wait for nodes."""
+        return cls(
+            nodes=min(directive.window_nodes, limits.nodes),
+            depth=min(directive.window_depth, limits.depth),
+            nodes_per_step=directive.nodes_per_step,
+            price=directive.price,
+            patience_s=directive.patience_ms / 1000 if waits else 0.0,
+            step_s=directive.step_ms / 1000 or DEFAULT_STEP_S,
+            siblings=siblings,
+        )
+
+    @property
+    def speculates(self) -> bool:
+        """Whether any node is worth drafting; otherwise the session is plain cloud streaming."""
+        return self.nodes > 0 and self.depth > 0 and self.nodes_per_step > 0 and self.price < 1.0
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A node that the draft has not evaluated, but could."""
+
+    id: int
+    survival: float
+    depth: int
+    spine: bool = False
+    """Whether every node on its path is the draft's first guess."""
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A possible child of an evaluated node."""
+
+    token: int
+    survival: float
+    lead: bool
+    """Whether it is the leading source's first guess."""
+
+
+@dataclass(frozen=True)
+class Widths:
+    """Seconds of one decode by the number of nodes in it, as measured on this device."""
+
+    seconds: tuple[tuple[int, float], ...]
+    """(width, seconds), ascending"""
+
+    @classmethod
+    def measured(cls, seconds: Mapping[int, float]) -> Widths:
+        return cls(tuple(sorted(seconds.items())))
+
+    def of(self, width: int) -> float:
+        """Linear between the widths measured and beyond the last one."""
+        points = self.seconds
+        if len(points) == 1 or width <= points[0][0]:
+            return points[0][1] * max(1.0, width / points[0][0])
+        right = min(max(1, bisect.bisect_left(points, (width, 0.0))), len(points) - 1)
+        (w0, t0), (w1, t1) = points[right - 1], points[right]
+        return max(t0, t0 + (t1 - t0) * (width - w0) / (w1 - w0))
+
+    @property
+    def widest(self) -> int:
+        return self.seconds[-1][0]
+
+
+def floor(plan: Plan, widths: Widths, expected: float) -> float:
+    """Least survival at which a node is worth a decode: the verifier's price, or the device's own time.
+
+    Device time is worth E / R tokens a second (design section 4), but only while the verifier waits for it: a decode
+    that runs beside a step delays the answer to a Commit by half its length, and only if the Commit falls into it.
+    """
+    decode = widths.of(1)
+    rate = expected / plan.step_s
+    falls_into_it = min(1.0, decode / plan.step_s)
+    return max(plan.price, rate * decode * falls_into_it / 2)
+
+
+def choose_leaves(leaves: Sequence[Leaf], plan: Plan, widths: Widths, least: float) -> list[Leaf]:
+    """The leaves to evaluate in one decode, best first: as many as give the most survival per second.
+
+    A wide decode joins when its marginal survival pays for its marginal time, so t(W) decides between comb and
+    best-first. The deepest leaf of the greedy spine goes along whenever it is worth a decode at all.
+    """
+    worth = [leaf for leaf in leaves if leaf.depth < plan.depth and _worth(leaf.survival, leaf, least)]
+    if not worth:
+        return []
+    worth.sort(key=lambda leaf: (-leaf.survival, leaf.id))
+    chosen = worth[: _best_count(worth, widths)]
+    spine = next((leaf for leaf in worth if leaf.spine), None)
+    if spine is not None and spine not in chosen:
+        chosen = [spine, *chosen[:-1]] if len(chosen) == widths.widest else [*chosen, spine]
+    return chosen
+
+
+def _worth(survival: float, leaf: Leaf, least: float) -> bool:
+    return survival >= least or (leaf.spine and leaf.depth < _SPINE_FLOOR)
+
+
+def _best_count(leaves: Sequence[Leaf], widths: Widths) -> int:
+    """n that maximises (survival of the n best) / t(n)."""
+    best, best_rate, total = 1, 0.0, 0.0
+    for n, leaf in enumerate(leaves[: widths.widest], start=1):
+        total += leaf.survival
+        rate = total / widths.of(n)
+        if rate > best_rate * 1.0001:
+            best, best_rate = n, rate
+    return best
+
+
+def choose_children(guesses: Sequence[Guess], depth: int, spine: bool, plan: Plan) -> list[Guess]:
+    """The children to add below one parent, out of guesses by falling survival.
+
+    depth: the children's. spine: whether the parent is on the greedy spine.
+    """
+    if depth > plan.depth or not plan.speculates:
+        return []
+    kept = [guess for guess in guesses[: plan.siblings] if guess.survival >= plan.price]
+    if spine and depth <= _SPINE_FLOOR and not any(guess.lead for guess in kept):
+        kept += [guess for guess in guesses if guess.lead][:1]
+    return kept
+
+
+def worth_waiting(plan: Plan, held: Sequence[float], next_gain: float, decode_s: float, elapsed_s: float) -> bool:
+    """Whether to draft on before the first nodes after a Commit go out, while the verifier waits for them.
+
+    held: survival of the nodes that would go now. next_gain: survival that the next decode is expected to add.
+    Sends when the marginal gain per second falls to the rate that sending now would have (twice it, see above).
+    """
+    if next_gain <= 0.0 or len(held) >= plan.nodes_per_step:
+        return False
+    if elapsed_s + decode_s > _PATIENCE_SHARE * plan.patience_s:
+        return False
+    if not held:
+        return True
+    rate = (1.0 + sum(held)) / (plan.step_s + elapsed_s)
+    return next_gain / decode_s > _WAIT_GAIN * rate
+
+
+def send_interval(step_s: float) -> float:
+    """Least seconds between two messages that answer no Commit: more of them would only cost bytes and wake-ups."""
+    return max(0.002, step_s / 4)

@@ -1,0 +1,102 @@
+"""Everything that the device needs for one target: tokenizer, chat template, draft."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_agent.artifacts import ArtifactCache, ArtifactRef
+from edge_agent.describe import Description, Library
+from edge_agent.drafts import DraftOptions, DraftPool
+from edge_agent.template import ChatTemplate
+from edge_agent.tokens import TargetTokenizer
+from outrider.core.errors import BadRequest, ModelRefused, OutriderError, VocabularyMismatch
+
+log = logging.getLogger(__name__)
+
+LOOKUP = "lookup"
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class TargetKit:
+    """Made once per client and target; `drafts` is None for plain cloud streaming."""
+
+    description: Description
+    tokenizer: TargetTokenizer
+    template: ChatTemplate | None
+    drafts: DraftPool | None
+
+    async def close(self) -> None:
+        if self.drafts is not None:
+            await self.drafts.__aexit__(None, None, None)
+
+
+async def assemble(
+    library: Library, cache: ArtifactCache, draft: str | Path | None, options: DraftOptions
+) -> TargetKit:
+    """Describe, fetch what is missing, check it, load the draft.
+
+    draft: "auto" the one that the verifier offers, "lookup" look-up alone, a path, or None for none.
+    Raises VocabularyMismatch for a draft of another vocabulary, ModelRefused, BadRequest.
+    """
+    description = await library.describe()
+    tokenizer_ref = description.artifact("tokenizer")
+    if tokenizer_ref is None:
+        raise BadRequest("the verifier offers no tokenizer, so that no text can be made; is it much older?")
+    tokenizer_path = await cache.get(tokenizer_ref, library.fetch)
+    tokenizer = await asyncio.to_thread(lambda: TargetTokenizer(tokenizer_path.read_bytes()))
+    announced = description.target.tokenizer_hash
+    if announced != f"sha256:{tokenizer.vocabulary_hash.hex()}":
+        raise VocabularyMismatch(
+            f"the target's token table has the hash {announced[:24]}, the tokenizer that its verifier offers "
+            f"sha256:{tokenizer.vocabulary_hash.hex()[:16]}; the verifier's model directory is inconsistent"
+        )
+    template_ref = description.artifact("template")
+    template = await _template(template_ref, library, cache, description, tokenizer) if template_ref else None
+    drafts = await _drafts(description, library, cache, tokenizer, draft, options)
+    if drafts is not None:
+        await drafts.warm_up()
+    return TargetKit(description, tokenizer, template, drafts)
+
+
+async def _template(
+    ref: ArtifactRef, library: Library, cache: ArtifactCache, description: Description, tokenizer: TargetTokenizer
+) -> ChatTemplate:
+    path = await cache.get(ref, library.fetch)
+    ends = [
+        tokenizer.table[i].decode("utf-8", "replace") for i in description.eos_token_ids if i < len(tokenizer.table)
+    ]
+    return ChatTemplate(path.read_text("utf-8"), variables={"eos_token": ends[0] if ends else "", "bos_token": ""})
+
+
+async def _drafts(
+    description: Description,
+    library: Library,
+    cache: ArtifactCache,
+    tokenizer: TargetTokenizer,
+    draft: str | Path | None,
+    options: DraftOptions,
+) -> DraftPool | None:
+    if draft is None:
+        return None
+    if draft == LOOKUP:
+        return DraftPool.lookup_only(options)
+    if draft != AUTO:
+        return await DraftPool.load(Path(draft), tokenizer.table, options)
+    ref = description.artifact("draft")
+    if ref is None:
+        log.info("the verifier offers no draft; guessing from the text itself")
+        return DraftPool.lookup_only(options) if options.prompt_lookup else None
+    try:
+        return await DraftPool.load(await cache.get(ref, library.fetch), tokenizer.table, options)
+    except VocabularyMismatch:
+        raise  # somebody has paired what does not belong together, and should hear of it
+    except (ModelRefused, ImportError) as error:
+        log.warning("the offered draft cannot be used, going on as plain cloud streaming: %s", error)
+        return None
+    except OutriderError as error:
+        log.warning("the offered draft cannot be fetched, going on as plain cloud streaming: %s", error)
+        return None

@@ -1,0 +1,65 @@
+"""The coordinator as a device sees it: open, resume and close sessions. It is never on the token path."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import grpc
+
+from edge_agent.failover import Grants
+from outrider.wire.status import error_from_rpc
+from outrider.wire.v1 import coordinator_pb2 as pb
+from outrider.wire.v1 import coordinator_pb2_grpc
+from outrider.wire.v1.session_pb2 import TargetIdentity
+
+_TIMEOUT_S = 5.0
+_A = TypeVar("_A")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A session that was opened."""
+
+    grants: Grants
+    target: TargetIdentity
+
+
+class Coordinator:
+    """Calls the coordinator with the tenant's API key. Raises core errors."""
+
+    def __init__(self, channel: grpc.aio.Channel, api_key: str | None) -> None:
+        self._stub = coordinator_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+        self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
+
+    async def open(self, target: str, prompt_tokens: int = 0) -> Placement:
+        """Place a session on a verifier that serves `target` ("": the cluster's only one)."""
+        request = pb.OpenSessionRequest(target=target, prompt_tokens=prompt_tokens)
+        answer = await self._call(self._stub.OpenSession(request, timeout=_TIMEOUT_S, metadata=self._metadata))
+        return Placement(_grants(answer), answer.target)
+
+    async def resume(self, session_id: str, ticket: bytes, failed: Sequence[str], last_epoch: int) -> Grants:
+        """New grants with greater epochs for a session whose verifiers are gone."""
+        request = pb.ResumeSessionRequest(
+            session_id=session_id, ticket=ticket, failed_verifiers=failed, last_epoch=last_epoch
+        )
+        return _grants(await self._call(self._stub.ResumeSession(request, timeout=_TIMEOUT_S, metadata=self._metadata)))
+
+    async def close(self, session_id: str, ticket: bytes) -> None:
+        """Give the session's seat back before its lease ends."""
+        request = pb.CloseSessionRequest(session_id=session_id, ticket=ticket)
+        await self._call(self._stub.CloseSession(request, timeout=_TIMEOUT_S, metadata=self._metadata))
+
+    async def _call(self, call: Awaitable[_A]) -> _A:
+        try:
+            return await call
+        except grpc.RpcError as error:
+            raise error_from_rpc(error) from error
+
+
+def _grants(answer: pb.OpenSessionResponse) -> Grants:
+    granted = [answer.primary] if answer.HasField("primary") else []
+    if answer.HasField("standby"):
+        granted.append(answer.standby)
+    return Grants(answer.session_id, tuple(granted))

@@ -1,0 +1,84 @@
+"""From a draft's logits to proposals: the tokens that the target would take if it thought as the draft does."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_agent.sources.base import Proposal
+from outrider.core.coupling import gumbel, position_key
+from outrider.core.processors import SamplingParams, penalise
+
+Row = NDArray[np.floating[Any]]
+
+_REACH = 9.0
+"""Nats below the best token within which noise may plausibly lift one to the top; the rest is not looked at."""
+_MOST = 256
+"""Tokens looked at, at most: a flat distribution has no good guesses anyway."""
+
+
+def propose(
+    logits: Row,
+    sampling: SamplingParams,
+    key: int,
+    position: int,
+    counts: Counter[int],
+    path: Sequence[int],
+    count: int,
+) -> list[Proposal]:
+    """The `count` best children by log q + g (by log q where greedy), q after the target's processors.
+
+    logits: `[V]`. key: the session's noise key. position: the children's. counts: occurrences in prompt and output;
+    path: tokens between them and the children. Exact for the best tokens but for what preselection leaves out.
+    """
+    row: Row = penalise(logits, sampling, counts, path) if sampling.penalised else logits  # type: ignore[arg-type]
+    ids, values = _likely(row, 1.0 if sampling.greedy else sampling.temperature, count + 1)
+    if not sampling.greedy:
+        ids, scores = _filtered(ids, values.astype(np.float64) / sampling.temperature, sampling)
+        scores = scores + gumbel(position_key(key, position), ids)
+        order = np.argsort(-scores, kind="stable")[: count + 1]
+        ids, values = ids[order], scores[order]
+    return _ranked(ids.tolist(), values.tolist(), count)
+
+
+def _likely(row: Row, temperature: float, least: int) -> tuple[NDArray[np.int64], Row]:
+    """Ids and logits of the tokens within reach of the best, greatest first: at least `least`, at most _MOST."""
+    ids = np.flatnonzero(row >= row.max() - _REACH * temperature)
+    if not least <= ids.size <= _MOST:
+        wanted = min(row.shape[0], least if ids.size < least else _MOST)
+        ids = np.argpartition(row, -wanted)[-wanted:]
+        ids.sort()
+    values = row[ids]
+    order = np.argsort(-values, kind="stable")
+    return ids[order], values[order]
+
+
+def _filtered(
+    ids: NDArray[np.int64], scaled: NDArray[np.float64], sampling: SamplingParams
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Top-k, top-p and min-p on sorted candidates: a token that the target's filter drops is a guess lost."""
+    if sampling.top_k:
+        ids, scaled = ids[: sampling.top_k], scaled[: sampling.top_k]
+    if sampling.top_p < 1.0:
+        p = np.exp(scaled - scaled[0])
+        p /= p.sum()
+        kept = int(np.searchsorted(np.cumsum(p) - p, sampling.top_p))
+        ids, scaled = ids[:kept], scaled[:kept]
+    if sampling.min_p > 0.0:
+        kept = int(np.searchsorted(-scaled, -(scaled[0] + math.log(sampling.min_p)), side="right"))
+        ids, scaled = ids[:kept], scaled[:kept]
+    return ids, scaled
+
+
+def _ranked(ids: list[int], scores: list[float], count: int) -> list[Proposal]:
+    """Proposals with margins; a lone candidate is ahead of nothing by the whole reach."""
+    if not ids:
+        return []
+    lead = scores[0] - scores[1] if len(scores) > 1 else _REACH
+    behind = [scores[0] - score for score in scores]
+    return [Proposal(ids[i], i, lead if i == 0 else behind[i]) for i in range(min(count, len(ids)))]

@@ -1,0 +1,89 @@
+"""What one request cost and how well its guesses went."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens, as they would be billed; what a stop string cut off is not in it."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass
+class Statistics:
+    """Counts of one request, through all its attaches. Times are in seconds from its begin."""
+
+    clock: Callable[[], float] = field(default=time.monotonic, repr=False)
+    begun: float = field(init=False, repr=False)
+    tokens: int = 0
+    """Delivered, a stop string's overrun included."""
+    steps: int = 0
+    """Commits that brought tokens."""
+    evaluated: int = 0
+    """Nodes of ours that the target evaluated."""
+    drafted: int = 0
+    """Nodes sent."""
+    accepted: int = 0
+    """Delivered tokens that a node of ours carried."""
+    attaches: int = 0
+    """Streams opened; more than one means that the session was resumed."""
+    appends: int = 0
+    bytes_up: int = 0
+    """Payload bytes of messages sent, without gRPC's framing."""
+    bytes_down: int = 0
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    draft: str = ""
+    """What drafted: a file's name, "lookup" or "" for none."""
+    draft_failure: str = ""
+    """Why drafting ended early, if it did."""
+    answers_s: list[float] = field(default_factory=list, repr=False)
+    """From a Commit that left the verifier without nodes to the first nodes sent after it."""
+
+    def __post_init__(self) -> None:
+        self.begun = self.clock()
+
+    def delivered(self, count: int, carried: int) -> None:
+        """One Commit's tokens, `carried` of them guessed."""
+        now = self.clock() - self.begun
+        if self.first_token_s is None:
+            self.first_token_s = now
+        self.last_token_s = now
+        self.tokens += count
+        self.accepted += carried
+        self.steps += 1
+
+    @property
+    def tokens_per_step(self) -> float:
+        return self.tokens / self.steps if self.steps else 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Between the first and the last delivery."""
+        if self.first_token_s is None or self.last_token_s is None or self.last_token_s <= self.first_token_s:
+            return 0.0
+        return (self.tokens - 1) / (self.last_token_s - self.first_token_s)
+
+    @property
+    def answer_ms(self) -> float:
+        """Median time from a Commit that left the verifier without nodes to our next ones; 0 where it never did."""
+        return 1000.0 * statistics.median(self.answers_s) if self.answers_s else 0.0
+
+    def summary(self) -> str:
+        """One line for people."""
+        ttft = f"{1000 * self.first_token_s:.0f} ms" if self.first_token_s is not None else "never"
+        draft = self.draft or "none"
+        return (
+            f"{self.tokens} tokens in {self.steps} steps ({self.tokens_per_step:.2f} per step), "
+            f"{self.tokens_per_s:.1f} tokens/s, first after {ttft}; draft {draft}: {self.accepted} accepted of "
+            f"{self.drafted} sent; {self.bytes_up} bytes up, {self.bytes_down} down; {self.attaches} attach"
+            f"{'' if self.attaches == 1 else 'es'}"
+            + (f"; drafting ended: {self.draft_failure}" if self.draft_failure else "")
+        )

@@ -1,0 +1,167 @@
+"""The thread that owns a draft: it drafts without pause and never makes the event loop wait.
+
+Commands go in through a queue and are obeyed between two decodes; growth comes out through a callback. llama.cpp
+releases the GIL while it decodes, so Commits reach the client meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from edge_agent.drafter import Drafter, Growth
+from edge_agent.growth import Plan
+from edge_agent.sources.base import DraftTask
+
+log = logging.getLogger(__name__)
+
+Report = Callable[["Growth | DraftFailed"], None]
+"""Called on the worker's thread; must not block."""
+
+
+@dataclass(frozen=True)
+class DraftFailed:
+    """The session goes on without a draft."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Begin:
+    task: DraftTask
+    plan: Plan
+    report: Report
+
+
+@dataclass(frozen=True)
+class _Commit:
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Replan:
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class _End:
+    pass
+
+
+@dataclass(frozen=True)
+class _Close:
+    pass
+
+
+_Command = _Begin | _Commit | _Replan | _End | _Close
+
+
+class DraftWorker:
+    """One thread, one drafter, one session at a time; later sessions profit from what its context still holds.
+
+    build: makes the drafter on the worker's thread. release: frees what `build` took, on the same thread.
+    """
+
+    def __init__(self, build: Callable[[], Drafter], release: Callable[[], None] = lambda: None) -> None:
+        self._build = build
+        self._release = release
+        self._inbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._drafter: Drafter | None = None
+        self._report: Report | None = None
+        self.ready: Future[None] = Future()
+        """Done when the drafter is built; carries what went wrong."""
+        self._thread = threading.Thread(target=self._main, name="outrider-draft", daemon=True)
+        self._thread.start()
+
+    @property
+    def decode_s(self) -> float:
+        """Seconds that one decode takes, lately."""
+        return self._drafter.decode_s if self._drafter else float("inf")
+
+    def begin(self, task: DraftTask, plan: Plan, report: Report) -> None:
+        """Take a session over; whatever was drafted before is dropped."""
+        self._inbox.put(_Begin(task, plan, report))
+
+    def commit(self, tokens: Iterable[int]) -> None:
+        self._inbox.put(_Commit(tuple(tokens)))
+
+    def replan(self, plan: Plan) -> None:
+        self._inbox.put(_Replan(plan))
+
+    def end(self) -> None:
+        """Stop drafting; nothing is reported after the command has been read."""
+        self._inbox.put(_End())
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """End the thread and free its context. Blocks for at most one decode."""
+        self._inbox.put(_Close())
+        self._thread.join(timeout_s)
+
+    def _main(self) -> None:
+        try:
+            self._drafter = self._build()
+        except BaseException as error:
+            self.ready.set_exception(error)
+            return
+        self.ready.set_result(None)
+        try:
+            self._serve(self._drafter)
+        finally:
+            self._release()
+
+    def _serve(self, drafter: Drafter) -> None:
+        resting = True
+        while True:
+            commands = self._commands(wait=resting)
+            if any(isinstance(command, _Close) for command in commands):
+                return
+            try:
+                for command in commands:
+                    self._obey(drafter, command)
+                if commands and self._report:
+                    self._tell(drafter.harvest(moved=True))  # survivors first, before the next decode
+                resting = self._report is None or not self._draft(drafter)
+            except Exception as error:
+                # Whatever ails the draft, the session goes on as plain cloud streaming.
+                log.warning("the draft gave up for this session: %s", error, exc_info=log.isEnabledFor(logging.DEBUG))
+                self._tell(DraftFailed(f"{type(error).__name__}: {error}"))
+                self._report, resting = None, True
+
+    def _draft(self, drafter: Drafter) -> bool:
+        moved = drafter.step()
+        self._tell(drafter.harvest(moved=moved))
+        return moved
+
+    def _obey(self, drafter: Drafter, command: _Command) -> None:
+        match command:
+            case _Begin():
+                self._report = command.report
+                drafter.begin(command.task, command.plan)
+            case _Commit() if self._report is not None:
+                drafter.advance(command.tokens)
+            case _Replan():
+                drafter.plan = command.plan
+            case _End():
+                self._report = None
+
+    def _commands(self, *, wait: bool) -> list[_Command]:
+        """What has come in; Commits that follow one another become one, so that a late draft catches up at once."""
+        commands: list[_Command] = [self._inbox.get()] if wait else []
+        try:
+            while True:
+                command = self._inbox.get_nowait()
+                last = commands[-1] if commands else None
+                if isinstance(command, _Commit) and isinstance(last, _Commit):
+                    commands[-1] = _Commit(last.tokens + command.tokens)
+                else:
+                    commands.append(command)
+        except queue.Empty:
+            return commands
+
+    def _tell(self, news: Growth | DraftFailed | None) -> None:
+        if news is not None and self._report is not None:
+            self._report(news)
