@@ -121,9 +121,10 @@ async def _serve(config: CoordinatorConfig) -> None:
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    """Cancel until it is done: `asyncio.wait_for` of Python 3.11, which redis uses, can swallow a cancellation."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=0.1)
 
 
 def _parser() -> argparse.ArgumentParser:

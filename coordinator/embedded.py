@@ -5,7 +5,7 @@ It listens on a unix socket in a directory of its own, keeps nothing on disk and
 
 from __future__ import annotations
 
-import ctypes
+import os
 import shutil
 import signal
 import socket
@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -24,7 +23,13 @@ START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
 MAX_SOCKET_PATH = 100
 """The kernel's limit is 108 bytes on Linux and 104 on macOS."""
-_PR_SET_PDEATHSIG = 1
+_LAUNCHER = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 class EmbeddedServer:
@@ -58,7 +63,6 @@ class EmbeddedServer:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C in a terminal reaches the coordinator alone, which stops us in order
-                preexec_fn=_die_with_parent(),
             )
         try:
             self._wait_until_it_answers()
@@ -105,7 +109,8 @@ class EmbeddedServer:
             "daemonize": "no",
             "loglevel": "warning",
         }
-        return [_binary(), *(word for name, value in options.items() for word in (f"--{name}", value))]
+        words = [word for name, value in options.items() for word in (f"--{name}", value)]
+        return [*_tied_to_this_process(), _binary(), *words]
 
     def _wait_until_it_answers(self) -> None:
         give_up = time.monotonic() + START_TIMEOUT_S
@@ -150,13 +155,9 @@ def _answers(path: Path) -> bool:
         return False
 
 
-def _die_with_parent() -> Callable[[], None] | None:
-    """Run in the child before exec (Linux): even a parent that was killed outright leaves no server behind."""
-    if sys.platform != "linux":
-        return None
-    prctl = ctypes.CDLL(None).prctl
+def _tied_to_this_process() -> list[str]:
+    """A prefix for a command: even if this process is killed outright, the command does not outlive it (Linux).
 
-    def ask_the_kernel() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-    return ask_the_kernel
+    A launcher that execs, rather than `preexec_fn`: forking without exec is not safe beside gRPC's threads.
+    """
+    return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid())] if sys.platform == "linux" else []

@@ -210,7 +210,7 @@ def without_credentials(url: str) -> str:
         parts = urlsplit(url)
     except ValueError:
         return "no URL"
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def _lease_keys(verifier_id: str) -> list[str]:

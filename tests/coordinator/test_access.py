@@ -1,0 +1,128 @@
+"""Who may do what."""
+
+import pytest
+
+from coordinator.config import CoordinatorConfig
+from coordinator.tenants import Access
+from outrider.core.errors import BadRequest, PermissionDenied, Unauthenticated
+from outrider.wire.v1 import coordinator_pb2 as pb
+
+ACME, GLOBEX = "acme-key-0123456789", "globex-key-0123456789"
+JOIN, ADMIN = "join-token-0123456789", "admin-token-0123456789"
+
+
+def bearing(secret):
+    return (("authorization", f"Bearer {secret}"),)
+
+
+@pytest.fixture
+def tenants_file(tmp_path):
+    path = tmp_path / "tenants.toml"
+    path.write_text(f'[tenants]\nacme = "{ACME}"\nglobex = "{GLOBEX}"\n')
+    return path
+
+
+async def test_a_device_needs_its_tenants_key(start, tenants_file, refused):
+    coordinator = await start(tenants_file=tenants_file)
+    await coordinator.join("v1")
+    request = pb.OpenSessionRequest()
+    error = await refused(coordinator.sessions.OpenSession(request))
+    assert isinstance(error, Unauthenticated)
+    assert "authorization: Bearer" in str(error)
+    assert isinstance(await refused(coordinator.sessions.OpenSession(request, metadata=bearing("x"))), Unauthenticated)
+    listing = coordinator.sessions.ListTargets(pb.ListTargetsRequest())
+    assert isinstance(await refused(listing), Unauthenticated)
+    opened = await coordinator.sessions.OpenSession(request, metadata=bearing(ACME))
+    assert coordinator.read(opened.primary).tenant == "acme"
+
+
+async def test_a_tenant_cannot_take_over_anothers_session(start, tenants_file, refused):
+    coordinator = await start(tenants_file=tenants_file)
+    await coordinator.join("v1")
+    opened = await coordinator.sessions.OpenSession(pb.OpenSessionRequest(), metadata=bearing(ACME))
+    order = pb.ResumeSessionRequest(session_id=opened.session_id, ticket=opened.primary.ticket)
+    stolen = coordinator.sessions.ResumeSession(order, metadata=bearing(GLOBEX))
+    error = await refused(stolen)
+    assert isinstance(error, PermissionDenied)
+    assert "acme" not in str(error)
+    await coordinator.sessions.ResumeSession(order, metadata=bearing(ACME))
+
+
+async def test_a_verifier_needs_the_join_token(start, refused):
+    coordinator = await start(join_token=JOIN)
+    assert isinstance(await refused(coordinator.join("v1")), Unauthenticated)
+    assert isinstance(await refused(coordinator.report("v1")), Unauthenticated)
+    leave = pb.DeregisterRequest(verifier_id="v1", instance=1)
+    assert isinstance(await refused(coordinator.registry.Deregister(leave)), Unauthenticated)
+    wrong = coordinator.registry.Deregister(leave, metadata=bearing("wrong"))
+    assert "join token is wrong" in str(await refused(wrong))
+    await coordinator.registry.Deregister(leave, metadata=bearing(JOIN))
+
+
+async def test_an_operator_needs_the_admin_token_where_there_is_one(start, refused):
+    coordinator = await start(admin_token=ADMIN)
+    assert isinstance(await refused(coordinator.status()), Unauthenticated)
+    await coordinator.admin.Status(pb.StatusRequest(), metadata=bearing(ADMIN))
+
+
+async def test_beyond_loopback_admin_is_off_until_it_has_a_token():
+    settings = {"listen": "0.0.0.0:7700", "tenant_keys": {"acme": ACME}, "join_token": JOIN}
+    with pytest.raises(PermissionDenied, match="ADMIN_TOKEN"):
+        Access.from_config(CoordinatorConfig(**settings)).operator(())
+    Access.from_config(CoordinatorConfig(**settings, admin_token=ADMIN)).operator(bearing(ADMIN))
+    Access.from_config(CoordinatorConfig(**settings, insecure=True)).operator(())
+
+
+def test_on_loopback_everybody_is_the_default_tenant():
+    access = Access.from_config(CoordinatorConfig())
+    assert access.tenant(()) == "default"
+    access.verifier(())
+    access.operator(())
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [({}, "API keys"), ({"tenant_keys": {"acme": ACME}}, "join token"), ({"join_token": JOIN}, "API keys")],
+)
+def test_beyond_loopback_secrets_are_needed_unless_insecure(given, missing):
+    with pytest.raises(BadRequest, match=rf"{missing}.*--insecure"):
+        Access.from_config(CoordinatorConfig(listen="0.0.0.0:7700", **given))
+    Access.from_config(CoordinatorConfig(listen="0.0.0.0:7700", insecure=True, **given))
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("nonsense", "no TOML"),
+        ("x = 1", r"\[tenants\]"),
+        ("[tenants]\nacme = 5", r"\[tenants\]"),
+        ('[tenants]\nacme = "short"', "length of acme's key is 5"),
+        (f'[tenants]\n"a b" = "{ACME}"', "letters, digits"),
+        (f'[tenants]\na = "{ACME}"\nb = "{ACME}"', "same key"),
+    ],
+)
+def test_a_senseless_tenants_file_is_refused_with_the_reason(tmp_path, text, complaint):
+    path = tmp_path / "tenants.toml"
+    path.write_text(text)
+    with pytest.raises(BadRequest, match=complaint) as caught:
+        Access.from_config(CoordinatorConfig(tenants_file=path))
+    assert ACME not in str(caught.value)
+
+
+def test_a_missing_tenants_file_is_refused_by_name(tmp_path):
+    with pytest.raises(BadRequest, match=r"absent\.toml cannot be read"):
+        Access.from_config(CoordinatorConfig(tenants_file=tmp_path / "absent.toml"))
+
+
+def test_keys_from_file_and_environment_add_up(tenants_file, monkeypatch):
+    monkeypatch.setenv("OUTRIDER_COORDINATOR_TENANT_KEYS", '{"initech": "initech-key-0123456789"}')
+    access = Access.from_config(CoordinatorConfig(tenants_file=tenants_file))
+    assert access.tenant(bearing("initech-key-0123456789")) == "initech"
+    assert access.tenant(bearing(GLOBEX)) == "globex"
+
+
+@pytest.mark.parametrize("value", ["", "Bearer", "Bearer ", "Basic x", ACME, "Bearer " + "x" * 10_000])
+def test_what_is_no_bearer_secret_is_refused(value):
+    access = Access({"acme": ACME}, "", "", open_house=False)
+    with pytest.raises(Unauthenticated):
+        access.tenant((("authorization", value),))

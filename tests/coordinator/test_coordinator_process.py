@@ -1,0 +1,192 @@
+"""The program itself: one line when it is ready, a clean end, a key of its own, a server that dies with it."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Peer, until
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from coordinator.app import main
+from coordinator.embedded import EmbeddedServer
+from coordinator.keyring import FILE, Keyring, load_or_create
+from outrider.core.errors import BadRequest
+from outrider.wire import channels
+from outrider.wire.ticket import Signer
+
+
+@contextlib.asynccontextmanager
+async def program(*flags):
+    """The program as a child process, once it is ready."""
+    command = [sys.executable, "-m", "coordinator.app", "--listen", "127.0.0.1:0", *flags]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    try:
+        async with asyncio.timeout(30):
+            line = (await process.stdout.readline()).decode().strip()
+        assert line.startswith("listening on 127.0.0.1:")
+        yield process, line.removeprefix("listening on ")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+def children(pid):
+    """Pids of a process's children (Linux)."""
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def ended(pid):
+    """Whether a process is gone, or dead and not yet buried (Linux)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+async def test_it_says_where_it_listens_serves_and_ends_cleanly_on_sigterm(tmp_path):
+    async with program("--state-dir", str(tmp_path)) as (process, address):
+        async with channels.channel(address) as channel:
+            peer = Peer(address, channel)
+            await peer.join("v1")
+            assert (await peer.open()).primary.verifier_id == "v1"
+        [server] = children(process.pid)
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait(), 10) == 0
+        assert ended(server)
+
+
+async def test_two_processes_over_one_redis_share_everything(redis, tmp_path):
+    flags = ("--redis", redis.url, "--state-dir", str(tmp_path))
+    async with contextlib.AsyncExitStack() as stack:
+        peers = []
+        for _ in range(2):
+            _, address = await stack.enter_async_context(program(*flags))
+            peers.append(Peer(address, await stack.enter_async_context(channels.channel(address))))
+        one, two = peers
+        await one.join("v1", capacity=10)
+        await two.join("v2", capacity=10)
+        assert await one.alive() == await two.alive() == {"v1", "v2"}
+        opened = await asyncio.gather(*(peers[i % 2].open() for i in range(20)))
+        assert len({o.primary.epoch_first for o in opened}) == 20
+        assert (await two.resume(opened[0])).session_id == opened[0].session_id
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux to end the server with its parent")
+async def test_an_embedded_server_does_not_outlive_a_coordinator_that_was_killed(tmp_path):
+    async with program("--state-dir", str(tmp_path)) as (process, _):
+        [server] = children(process.pid)
+        process.kill()
+        await process.wait()
+
+        async def gone():
+            return ended(server)
+
+        await until(gone)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+async def test_an_embedded_server_that_dies_is_started_again(tmp_path):
+    async with program("--state-dir", str(tmp_path)) as (process, address), channels.channel(address) as channel:
+        peer = Peer(address, channel)
+        await peer.join("v1")
+        [server] = children(process.pid)
+        os.kill(server, signal.SIGKILL)
+
+        async def told_to_register_again():
+            with contextlib.suppress(Exception):
+                return not (await peer.report("v1")).known
+
+        await until(told_to_register_again)
+        await peer.join("v1")
+        await peer.open()
+
+
+async def test_reflection_names_the_services(coordinator):
+    stub = reflection_pb2_grpc.ServerReflectionStub(coordinator.channel)
+    call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+    names = {service.name for service in (await call.read()).list_services_response.service}
+    assert {"outrider.wire.v1.Coordinator", "outrider.wire.v1.Registry", "outrider.wire.v1.Admin"} <= names
+    assert "grpc.health.v1.Health" in names
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--listen", "0.0.0.0:0"], "--insecure"),
+        (["--listen", "nowhere"], "HOST:PORT"),
+        (["--redis", "http://user:secret@host"], "redis://, rediss:// or unix://"),
+        (["--lease-ms", "1000"], "at most half of lease_ms"),
+        (["--tls-cert", "x.pem"], "go together"),
+        (["--tls-cert", "x.pem", "--tls-key", "y.pem"], "cannot be read"),
+        (["--tenants", "/does/not/exist"], "cannot be read"),
+    ],
+)
+def test_a_configuration_that_cannot_work_ends_with_2_and_one_clear_message(tmp_path, capsys, flags, complaint):
+    assert main(["--listen", "127.0.0.1:0", "--state-dir", str(tmp_path), *flags]) == 2
+    said = capsys.readouterr()
+    assert complaint in said.err
+    assert "secret" not in said.err
+    assert "Traceback" not in said.err
+    assert said.out == ""
+
+
+def test_secrets_in_the_environment_are_not_repeated_in_a_complaint(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("OUTRIDER_COORDINATOR_TENANT_KEYS", '["hush-hush"]')
+    assert main(["--state-dir", str(tmp_path)]) == 2
+    assert "hush" not in capsys.readouterr().err
+
+
+def test_the_signing_key_is_made_once_and_for_its_owner_alone(tmp_path):
+    first = load_or_create(tmp_path / "state")
+    assert load_or_create(tmp_path / "state").key_id == first.key_id
+    assert stat.S_IMODE((tmp_path / "state" / FILE).stat().st_mode) == 0o600
+    assert [path.name for path in (tmp_path / "state").iterdir()] == [FILE]
+
+
+def test_a_signing_key_that_others_may_read_is_refused_with_the_way_out(tmp_path):
+    load_or_create(tmp_path)
+    (tmp_path / FILE).chmod(0o644)
+    with pytest.raises(BadRequest, match="chmod 600"):
+        load_or_create(tmp_path)
+
+
+def test_a_damaged_signing_key_is_refused_and_left_alone(tmp_path):
+    path = tmp_path / FILE
+    path.write_bytes(b"garbage")
+    path.chmod(0o600)
+    with pytest.raises(BadRequest, match="PEM"):
+        load_or_create(tmp_path)
+    assert path.read_bytes() == b"garbage"
+
+
+def test_a_keyring_keeps_its_own_key_and_the_latest_of_the_others():
+    ring = Keyring(Signer.generate())
+    ring.learn({f"k{i}": bytes(32) for i in range(500)})
+    assert ring.signer.key_id in ring.public_keys
+    assert "k499" in ring.public_keys
+    assert len(ring.public_keys) <= 64
+
+
+def test_an_embedded_server_leaves_nothing_behind():
+    with EmbeddedServer() as server:
+        directory = os.path.dirname(server.url.removeprefix("unix://"))
+        pid = server.pid
+        assert os.path.exists(directory)
+    assert not os.path.exists(directory)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_an_embedded_server_copes_with_a_temporary_directory_of_a_long_name(tmp_path, monkeypatch):
+    deep = tmp_path / ("d" * 120)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    with EmbeddedServer() as server:
+        assert len(server.url) < 110

@@ -1,0 +1,141 @@
+"""A verifier is there for as long as it says so."""
+
+import asyncio
+
+from conftest import identity, until
+
+from outrider.core.errors import NotFound, Unavailable
+from outrider.wire.v1 import coordinator_pb2 as pb
+
+
+async def test_a_registered_verifier_is_shown_with_what_it_said(coordinator):
+    await coordinator.join("v1", capacity=5, tls=True)
+    await coordinator.report("v1", ["a", "b"], step_ms=12.5, kv_used=10, kv_capacity=100, tokens_per_s=250.0)
+    [shown] = (await coordinator.status()).verifiers
+    assert (shown.verifier_id, shown.address, shown.capacity_sessions) == ("v1", "127.0.0.1:10001", 5)
+    assert (shown.live_sessions, shown.step_ms, shown.kv_used, shown.kv_capacity) == (2, 12.5, 10, 100)
+    assert shown.tokens_per_s == 250.0
+    assert shown.target == identity()
+    assert 4.0 < shown.lease_s <= 5.0
+
+
+async def test_a_silent_verifier_is_gone_after_its_lease(start):
+    coordinator = await start(lease_ms=200, report_interval_ms=50)
+    await coordinator.join("v1")
+    assert await coordinator.alive() == {"v1"}
+
+    async def gone():
+        return not await coordinator.alive()
+
+    await until(gone)
+
+
+async def test_reports_keep_a_verifier_beyond_its_lease(start):
+    coordinator = await start(lease_ms=300, report_interval_ms=50)
+    await coordinator.join("v1")
+    await coordinator.join("v2")
+
+    async def only_the_one_that_reports_is_left():
+        assert (await coordinator.report("v1")).known
+        return await coordinator.alive() == {"v1"}
+
+    await until(only_the_one_that_reports_is_left)
+
+
+async def test_a_verifier_whose_lease_ended_is_told_to_register_again(start):
+    coordinator = await start(lease_ms=100, report_interval_ms=50)
+    await coordinator.join("v1")
+
+    async def gone():
+        return not await coordinator.alive()
+
+    await until(gone)
+    assert not (await coordinator.report("v1")).known
+
+
+async def test_a_restarted_verifier_replaces_its_former_self_and_its_sessions(coordinator, refused):
+    await coordinator.join("v1", capacity=1, instance=1)
+    await coordinator.open()
+    await coordinator.join("v1", capacity=1, instance=2)
+    assert not (await coordinator.report("v1", instance=1)).known
+    assert (await coordinator.report("v1", instance=2)).known
+    await coordinator.open()  # the seat of the first session died with the first instance
+
+
+async def test_registering_again_keeps_the_seats_of_the_same_instance(coordinator, refused):
+    await coordinator.join("v1", capacity=1)
+    await coordinator.open()
+    await coordinator.join("v1", capacity=1)
+    assert "full" in str(await refused(coordinator.open()))
+
+
+async def test_a_verifier_that_leaves_is_gone_at_once(coordinator, refused):
+    await coordinator.join("v1")
+    await coordinator.registry.Deregister(pb.DeregisterRequest(verifier_id="v1", instance=1))
+    assert await coordinator.alive() == set()
+    assert isinstance(await refused(coordinator.open()), Unavailable)
+
+
+async def test_a_former_instance_cannot_remove_its_successor(coordinator):
+    await coordinator.join("v1", instance=1)
+    await coordinator.join("v1", instance=2)
+    await coordinator.registry.Deregister(pb.DeregisterRequest(verifier_id="v1", instance=1))
+    assert await coordinator.alive() == {"v1"}
+
+
+async def test_a_cluster_lists_each_target_once(coordinator):
+    await coordinator.join("v1")
+    await coordinator.join("v2")
+    await coordinator.join("v3", target=identity(name="other", weights_hash="sha256:x"))
+    listed = (await coordinator.sessions.ListTargets(pb.ListTargetsRequest())).targets
+    assert [t.name for t in listed] == ["demo", "other"]
+
+
+async def test_a_session_is_shown_as_its_verifier_reports_it(coordinator):
+    await coordinator.join("v1")
+    opened = await coordinator.open()
+    epoch = opened.primary.epoch_first
+    report = pb.SessionReport(
+        session_id=opened.session_id, epoch=epoch, tenant="default", steps=10, committed=35, rtt_ms=4.5
+    )
+    await coordinator.report("v1", [report])
+    [shown] = (await coordinator.status()).sessions
+    assert (shown.session_id, shown.tenant, shown.verifier_id) == (opened.session_id, "default", "v1")
+    assert (shown.epoch, shown.committed, shown.tokens_per_step, shown.rtt_ms) == (epoch, 35, 3.5, 4.5)
+
+
+async def test_a_session_that_has_not_attached_yet_is_shown_where_it_was_placed(coordinator):
+    await coordinator.join("v1")
+    opened = await coordinator.open()
+    [shown] = (await coordinator.status()).sessions
+    assert (shown.session_id, shown.tenant, shown.verifier_id) == (opened.session_id, "default", "v1")
+    assert shown.committed == 0
+
+
+async def test_a_zombies_report_does_not_hide_the_owner_of_a_greater_epoch(coordinator):
+    await coordinator.join("v1")
+    await coordinator.join("v2")
+    await coordinator.report("v2", [pb.SessionReport(session_id="s", epoch=1_000, steps=1, committed=50)])
+    await coordinator.report("v1", [pb.SessionReport(session_id="s", epoch=999, steps=1, committed=40)])
+    shown = {(s.verifier_id, s.committed) for s in (await coordinator.status()).sessions}
+    assert shown == {("v2", 50)}
+
+
+async def test_a_thousand_sessions_in_one_report_are_kept(coordinator):
+    await coordinator.join("v1", capacity=2_000)
+    await coordinator.report("v1", [f"s{i}" for i in range(1_000)])
+    assert len((await coordinator.status()).sessions) == 1_000
+
+
+async def test_an_unknown_target_is_not_found_and_the_known_ones_are_named(coordinator, refused):
+    await coordinator.join("v1")
+    error = await refused(coordinator.open(target="nothing"))
+    assert isinstance(error, NotFound)
+    assert "'nothing'" in str(error)
+    assert "'demo'" in str(error)
+
+
+async def test_verifiers_of_one_id_that_register_by_turns_never_both_hold_the_lease(coordinator):
+    await asyncio.gather(*(coordinator.join("v1", instance=i) for i in range(1, 9)))
+    answers = [await coordinator.report("v1", instance=i) for i in range(1, 9)]
+    assert sum(answer.known for answer in answers) == 1

@@ -1,0 +1,215 @@
+"""Where a session goes: never beyond capacity, rather near and idle than far and busy."""
+
+import asyncio
+import collections
+import random
+
+import pytest
+from conftest import identity, until
+
+from coordinator import placement
+from coordinator.records import Load, Need, Registration, Verifier
+from outrider.core.errors import BadRequest, OutriderError, Overloaded
+from outrider.wire.status import error_from_rpc
+from outrider.wire.ticket import Target
+
+
+def verifier(verifier_id, **target):
+    names = {"name": "demo", "weights_hash": "w", "tokenizer_hash": "t", "dtype": "float32", **target}
+    return Verifier(Registration(verifier_id, "127.0.0.1:1", False, Target(**names), 4, 1), Load(), 5.0)
+
+
+async def attempt(call):
+    try:
+        return await call
+    except Exception as error:
+        return error_from_rpc(error)
+
+
+async def test_fifty_concurrent_opens_over_two_coordinators_fill_every_seat_and_no_more(start):
+    one, two = await start(), await start()
+    capacity = {"v1": 7, "v2": 11, "v3": 5}
+    for verifier_id, seats in capacity.items():
+        await one.join(verifier_id, capacity=seats)
+    outcomes = await asyncio.gather(*(attempt((one, two)[i % 2].open()) for i in range(50)))
+    placed = [o for o in outcomes if not isinstance(o, OutriderError)]
+    turned_away = [o for o in outcomes if isinstance(o, OutriderError)]
+    assert collections.Counter(o.primary.verifier_id for o in placed) == capacity
+    assert len({o.session_id for o in placed}) == 23
+    assert {type(error) for error in turned_away} == {Overloaded}
+    assert all(error.retry_after_s > 0 and "full or draining" in str(error) for error in turned_away)
+
+
+async def test_a_closed_session_makes_room(coordinator, refused):
+    await coordinator.join("v1", capacity=1)
+    opened = await coordinator.open()
+    assert isinstance(await refused(coordinator.open()), Overloaded)
+    await coordinator.close(opened)
+    await coordinator.open()
+
+
+async def test_the_seat_of_a_device_that_never_attaches_is_free_again(start, refused):
+    coordinator = await start(seat_grace_ms=150)
+    await coordinator.join("v1", capacity=1)
+    await coordinator.open()
+    assert isinstance(await refused(coordinator.open()), Overloaded)
+
+    async def room():
+        return not isinstance(await attempt(coordinator.open()), OutriderError)
+
+    await until(room)
+
+
+async def test_a_session_keeps_its_seat_while_it_is_reported_and_loses_it_after(start, refused):
+    coordinator = await start(lease_ms=300, report_interval_ms=50, seat_grace_ms=100)
+    await coordinator.join("v1", capacity=1)
+    await coordinator.join("v2", capacity=1)
+    kept = await coordinator.open()
+    dropped = await coordinator.open()
+    await coordinator.report(dropped.primary.verifier_id, [dropped.session_id])
+
+    async def only_the_dropped_ones_seat_is_free():
+        await coordinator.report(kept.primary.verifier_id, [kept.session_id])
+        await coordinator.report(dropped.primary.verifier_id)
+        got = await attempt(coordinator.open())
+        return not isinstance(got, OutriderError) and got.primary.verifier_id == dropped.primary.verifier_id
+
+    await until(only_the_dropped_ones_seat_is_free)
+
+
+async def test_sessions_that_only_the_verifier_knows_of_count_too(coordinator, refused):
+    await coordinator.join("v1", capacity=2)
+    await coordinator.report("v1", ["left-over-1", "left-over-2"])
+    assert isinstance(await refused(coordinator.open()), Overloaded)
+
+
+async def test_a_draining_verifier_gets_nothing_new(coordinator, refused):
+    await coordinator.join("v1")
+    await coordinator.join("v2")
+    await coordinator.report("v1", draining=True)
+    assert {(await coordinator.open()).primary.verifier_id for _ in range(6)} == {"v2"}
+    await coordinator.report("v2", draining=True)
+    assert isinstance(await refused(coordinator.open()), Overloaded)
+
+
+async def test_of_two_the_nearer_is_taken_while_both_are_idle(coordinator):
+    await coordinator.join("v1", capacity=100)
+    await coordinator.join("v2", capacity=100)
+    rtts = {"v1": 90.0, "v2": 5.0}
+    chosen = [(await coordinator.open(rtt_ms=rtts)).primary.verifier_id for _ in range(10)]
+    assert chosen == ["v2"] * 10
+
+
+async def test_a_near_but_full_verifier_yields_to_a_far_idle_one(coordinator):
+    await coordinator.join("v1", capacity=10)
+    await coordinator.join("v2", capacity=10)
+    await coordinator.report("v2", [f"busy-{i}" for i in range(9)])
+    opened = await coordinator.open(rtt_ms={"v1": 50.0, "v2": 5.0})
+    assert opened.primary.verifier_id == "v1"
+
+
+async def test_load_spreads_over_equals(coordinator):
+    for i in range(1, 5):
+        await coordinator.join(f"v{i}", capacity=50)
+    chosen = collections.Counter([(await coordinator.open()).primary.verifier_id for _ in range(80)])
+    assert max(chosen.values()) <= 30
+    assert len(chosen) == 4
+
+
+async def test_a_standby_is_another_verifier_of_the_same_weights_and_rather_of_the_same_class(coordinator):
+    await coordinator.join("v1")
+    await coordinator.join("v2", target=identity(hardware="h200"))
+    await coordinator.join("v3", target=identity(weights_hash="sha256:other"))
+    await coordinator.join("v4")
+    for _ in range(12):
+        opened = await coordinator.open(target="demo")
+        expected = {"v1": "v4", "v4": "v1"}.get(opened.primary.verifier_id)
+        if opened.primary.verifier_id == "v3":
+            assert not opened.HasField("standby")
+        elif expected:
+            assert opened.standby.verifier_id == expected
+        else:
+            assert opened.standby.verifier_id in ("v1", "v4")
+
+
+async def test_a_lone_verifier_means_no_standby(coordinator):
+    await coordinator.join("v1")
+    assert not (await coordinator.open()).HasField("standby")
+
+
+async def test_a_full_verifier_is_no_standby_and_a_standby_costs_no_seat(coordinator):
+    await coordinator.join("v1", capacity=1)
+    await coordinator.join("v2", capacity=1)
+    first = await coordinator.open()
+    assert first.HasField("standby")
+    second = await coordinator.open()
+    assert second.primary.verifier_id == first.standby.verifier_id
+    assert not second.HasField("standby")
+
+
+async def test_several_targets_need_a_name_and_one_does_not(coordinator, refused):
+    await coordinator.join("v1")
+    assert (await coordinator.open()).target.name == "demo"
+    await coordinator.join("v2", target=identity(name="other", weights_hash="sha256:x"))
+    error = await refused(coordinator.open())
+    assert isinstance(error, BadRequest)
+    assert "'demo', 'other'" in str(error)
+    assert error.field == "target"
+    assert (await coordinator.open(target="other")).primary.verifier_id == "v2"
+
+
+async def test_a_grant_tells_the_device_where_to_go_and_the_verifier_what_to_allow(start):
+    coordinator = await start(window_nodes=10, window_depth=5, window_in_flight=20, window_run_ahead=30)
+    await coordinator.join("v1", tls=True)
+    opened = await coordinator.open()
+    claims = coordinator.read(opened.primary)
+    assert (opened.primary.address, opened.primary.tls) == ("127.0.0.1:10001", True)
+    assert opened.primary.numerics_class == claims.target.numerics_class == "float32/sdpa/cpu"
+    assert (claims.session_id, claims.tenant, claims.audience) == (opened.session_id, "default", "v1")
+    assert (claims.epoch_first, claims.epoch_last) == (opened.primary.epoch_first, opened.primary.epoch_last)
+    assert claims.expires_unix == opened.expires_unix
+    limits = claims.limits
+    assert (limits.nodes, limits.depth, limits.in_flight, limits.run_ahead) == (10, 5, 20, 30)
+
+
+async def test_more_verifiers_than_one_step_looks_at_are_all_used(coordinator):
+    count = placement.CANDIDATES_AT_ONCE + 8
+    for i in range(1, count + 1):
+        await coordinator.join(f"v{i}", capacity=1)
+    opened = await asyncio.gather(*(coordinator.open() for _ in range(count)))
+    assert len({o.primary.verifier_id for o in opened}) == count
+
+
+def test_the_order_of_candidates_is_the_draws_and_the_tiers():
+    fleet = [
+        verifier("far"),
+        verifier("lost"),
+        verifier("odd", dtype="bfloat16"),
+        verifier("near"),
+        verifier("x", name="y"),
+    ]
+    need = Need("demo", {"near": 2.0, "far": 8.0}, ("w", "t"), "float32//", frozenset({"lost"}))
+    ranked = placement.candidates(fleet, need, random.Random(1), unknown_rtt_ms=50.0)
+    again = placement.candidates(fleet, need, random.Random(1), unknown_rtt_ms=50.0)
+    assert ranked == again
+    tiers = [c.verifier_id for c in ranked]
+    assert set(tiers[:3]) == {"near", "far", "x"}
+    assert tiers[3:] == ["odd", "lost"]
+    assert [c.failed for c in ranked] == [False] * 4 + [True]
+
+
+def test_an_unmeasured_verifier_is_taken_for_a_typical_one():
+    fleet = [verifier("a"), verifier("b")]
+    [known] = [
+        c.rtt_ms
+        for c in placement.candidates(fleet, Need("demo", {"a": 8.0}), random.Random(), 50.0)
+        if c.verifier_id == "b"
+    ]
+    assert known == 8.0
+    assert {c.rtt_ms for c in placement.candidates(fleet, Need("demo"), random.Random(), 50.0)} == {50.0}
+
+
+@pytest.mark.parametrize("count", [0, 1, 32, 33, 65])
+def test_batches_hold_every_candidate_once(count):
+    ranked = placement.candidates([verifier(f"v{i}") for i in range(count)], Need(""), random.Random(), 50.0)
+    assert [c for lot in placement.batches(ranked) for c in lot] == ranked

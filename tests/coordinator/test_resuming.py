@@ -1,0 +1,199 @@
+"""Epochs only grow, whatever is lost, and a session goes on where its tokens are the same."""
+
+import asyncio
+import itertools
+import time
+
+import pytest
+from conftest import identity, until
+
+from coordinator.codec import MAX_EPOCH
+from outrider.core.errors import BadRequest, Overloaded, PermissionDenied, Unauthenticated, Unavailable
+from outrider.wire.v1 import coordinator_pb2 as pb
+
+
+def ranges(*openings):
+    """The epoch ranges of all grants, in order of handing out."""
+    grants = [g for o in openings for g in ((o.primary, o.standby) if o.HasField("standby") else (o.primary,))]
+    return [(g.epoch_first, g.epoch_last) for g in grants]
+
+
+def grows(found):
+    return all(first <= last for first, last in found) and all(
+        earlier[1] < later[0] for earlier, later in itertools.pairwise(found)
+    )
+
+
+async def test_every_grant_of_a_session_lies_above_the_one_before(coordinator):
+    for i in range(1, 4):
+        await coordinator.join(f"v{i}")
+    found = [await coordinator.open()]
+    for _ in range(20):
+        found.append(await coordinator.resume(found[-1]))
+    assert grows(ranges(*found))
+    assert all(last - first == 255 for first, last in ranges(*found))
+
+
+async def test_concurrent_resumes_over_two_coordinators_get_disjoint_epochs(start):
+    one, two = await start(), await start()
+    for i in range(1, 4):
+        await one.join(f"v{i}")
+    opened = await one.open()
+    found = await asyncio.gather(*((one, two)[i % 2].resume(opened) for i in range(30)))
+    assert grows(sorted(ranges(opened, *found)))
+
+
+async def test_a_resume_exceeds_what_the_device_has_used(coordinator):
+    await coordinator.join("v1")
+    opened = await coordinator.open()
+    ahead = opened.primary.epoch_last + 10**9
+    assert (await coordinator.resume(opened, last_epoch=ahead)).primary.epoch_first > ahead
+
+
+async def test_epochs_still_grow_after_redis_lost_everything(coordinator, redis):
+    await coordinator.join("v1")
+    await coordinator.join("v2")
+    opened = await coordinator.open()
+    redis.stop(kill=True)
+    redis.start()
+    assert not (await coordinator.report("v1")).known
+    await coordinator.join("v1")
+    await coordinator.join("v2")
+    resumed = await coordinator.resume(opened, last_epoch=opened.standby.epoch_first)
+    assert grows(ranges(opened, resumed))
+    assert resumed.session_id == opened.session_id
+
+
+async def test_epochs_still_grow_when_redis_lost_everything_and_its_clock_is_behind(coordinator, redis):
+    await coordinator.join("v1")
+    opened = await coordinator.open()
+    future = opened.primary.epoch_last + 3_600 * 10**6  # as if an hour of this clock had been taken back
+    ahead = await coordinator.resume(opened, last_epoch=future)
+    redis.stop(kill=True)
+    redis.start()
+    await coordinator.join("v1")
+    after = await coordinator.resume(ahead)  # the ticket alone carries the greatest epoch
+    assert grows(ranges(ahead, after))
+
+
+async def test_a_resume_avoids_the_verifier_that_failed(coordinator):
+    for i in range(1, 4):
+        await coordinator.join(f"v{i}")
+    for _ in range(5):
+        opened = await coordinator.open()
+        lost = opened.primary.verifier_id
+        resumed = await coordinator.resume(opened, failed_verifiers=[lost])
+        assert lost not in (resumed.primary.verifier_id, resumed.standby.verifier_id)
+
+
+async def test_a_verifier_that_failed_is_still_better_than_none(coordinator):
+    await coordinator.join("v1", capacity=1)
+    opened = await coordinator.open()
+    resumed = await coordinator.resume(opened, failed_verifiers=["v1"])
+    assert resumed.primary.verifier_id == "v1"
+
+
+async def test_a_resume_stays_in_its_numerics_class_even_when_it_is_the_busier_and_farther(coordinator):
+    await coordinator.join("v1")
+    opened = await coordinator.open()
+    await coordinator.join("v2", capacity=10)
+    await coordinator.join("v3", capacity=100, target=identity(dtype="bfloat16"))
+    await coordinator.report("v2", [f"busy-{i}" for i in range(8)])
+    resumed = await coordinator.resume(opened, failed_verifiers=["v1"], rtt_ms={"v2": 80.0, "v3": 1.0})
+    assert resumed.primary.verifier_id == "v2"
+    assert resumed.primary.numerics_class == opened.primary.numerics_class
+    assert resumed.standby.verifier_id == "v3"
+
+
+async def test_without_its_class_a_session_goes_on_in_another_of_the_same_weights(coordinator):
+    await coordinator.join("v1")
+    opened = await coordinator.open()
+    await coordinator.join("v2", target=identity(dtype="bfloat16"))
+    resumed = await coordinator.resume(opened, failed_verifiers=["v1"])
+    assert resumed.primary.verifier_id == "v2"
+    assert resumed.primary.numerics_class == "bfloat16/sdpa/cpu"
+
+
+@pytest.mark.parametrize("changed", ["weights_hash", "tokenizer_hash"])
+async def test_a_session_never_moves_to_other_weights_or_another_tokenizer(coordinator, refused, changed):
+    await coordinator.join("v1")
+    opened = await coordinator.open()
+    await coordinator.registry.Deregister(pb.DeregisterRequest(verifier_id="v1", instance=1))
+    await coordinator.join("v2", target=identity(**{changed: "sha256:other"}))
+    error = await refused(coordinator.resume(opened))
+    assert isinstance(error, Unavailable)
+    assert "sha256:w" in str(error)
+
+
+async def test_a_resume_onto_full_verifiers_says_when_to_ask_again(coordinator, refused):
+    await coordinator.join("v1", capacity=1)
+    opened = await coordinator.open()
+    await coordinator.close(opened)
+    await coordinator.open()
+    assert isinstance(await refused(coordinator.resume(opened)), Overloaded)
+
+
+async def test_the_standbys_ticket_proves_ownership_as_well(coordinator):
+    await coordinator.join("v1")
+    await coordinator.join("v2")
+    opened = await coordinator.open()
+    assert coordinator.read(opened.standby).audience == opened.standby.verifier_id
+    resumed = await coordinator.resume(opened, ticket=opened.standby.ticket)
+    assert grows(ranges(opened, resumed))
+
+
+async def test_an_expired_ticket_still_resumes_its_session_and_not_for_ever(start, refused):
+    lasting = await start(ticket_ttl_s=1e-3)
+    await lasting.join("v1")
+    opened = await lasting.open()
+
+    async def expired():
+        return time.time() > opened.expires_unix
+
+    await until(expired)
+    with pytest.raises(Unauthenticated, match="expired"):
+        lasting.read(opened.primary)
+    await lasting.resume(opened)
+    strict = await start(ticket_ttl_s=1e-3, resume_grace_s=0.0)
+    assert isinstance(await refused(strict.resume(opened)), Unauthenticated)
+
+
+async def test_a_ticket_of_another_session_resumes_and_closes_nothing(coordinator, refused):
+    await coordinator.join("v1")
+    mine, yours = await coordinator.open(), await coordinator.open()
+    error = await refused(coordinator.resume(mine, ticket=yours.primary.ticket))
+    assert isinstance(error, PermissionDenied)
+    assert mine.session_id in str(error)
+    order = pb.CloseSessionRequest(session_id=mine.session_id, ticket=yours.primary.ticket)
+    assert isinstance(await refused(coordinator.sessions.CloseSession(order)), PermissionDenied)
+
+
+async def test_a_forged_ticket_resumes_nothing(coordinator, refused):
+    await coordinator.join("v1")
+    opened = await coordinator.open()
+    forged = bytearray(opened.primary.ticket)
+    forged[10] ^= 1
+    assert isinstance(await refused(coordinator.resume(opened, ticket=bytes(forged))), Unauthenticated)
+
+
+async def test_coordinators_with_keys_of_their_own_honour_one_anothers_tickets(start, tmp_path):
+    one = await start(state_dir=tmp_path / "one")
+    two = await start(state_dir=tmp_path / "two", watch_interval_s=60.0)
+    three = await start(state_dir=tmp_path / "three", watch_interval_s=60.0)  # two has not heard of its key yet
+    answer = await one.join("v1")
+    assert set(one.public_keys) <= set(answer.public_keys)
+    opened = await three.open()
+    resumed = await two.resume(opened)
+    known = dict((await two.report("v1")).public_keys)
+    assert set(one.public_keys) | set(two.public_keys) | set(three.public_keys) <= set(known)
+    assert grows(ranges(opened, resumed))
+
+
+async def test_an_epoch_that_could_not_be_counted_exactly_is_refused(coordinator, refused):
+    await coordinator.join("v1")
+    opened = await coordinator.open()
+    error = await refused(coordinator.resume(opened, last_epoch=MAX_EPOCH + 1))
+    assert isinstance(error, BadRequest)
+    assert f"at most {MAX_EPOCH}" in str(error)
+    highest = await coordinator.resume(opened, last_epoch=MAX_EPOCH)
+    assert highest.primary.epoch_first == MAX_EPOCH + 1

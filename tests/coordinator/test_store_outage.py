@@ -1,0 +1,111 @@
+"""Redis may die: the coordinator says so, and goes on once it is back."""
+
+import os
+import signal
+
+import pytest
+from conftest import until
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from coordinator.store import Store, without_credentials
+from outrider.core.errors import BadRequest, OutriderError, Unavailable
+
+
+async def answers(call):
+    try:
+        await call
+    except Exception:
+        return False
+    return True
+
+
+async def serving(peer):
+    stub = health_pb2_grpc.HealthStub(peer.channel)
+    reply = await stub.Check(health_pb2.HealthCheckRequest(service="outrider.wire.v1.Coordinator"))
+    return reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_while_redis_is_dead_every_call_is_unavailable_in_words_and_works_again_after(
+    coordinator, redis, refused
+):
+    await coordinator.join("v1")
+    opened = await coordinator.open()
+    redis.stop(kill=True)
+    for call in (
+        lambda: coordinator.open(),
+        lambda: coordinator.resume(opened),
+        lambda: coordinator.close(opened),
+        lambda: coordinator.join("v1"),
+        lambda: coordinator.report("v1"),
+        lambda: coordinator.status(),
+    ):
+        error = await refused(call())
+        assert type(error) is Unavailable
+        assert redis.url in str(error)
+        assert "live sessions go on" in str(error)
+    redis.start()
+    assert not (await coordinator.report("v1")).known
+    await coordinator.join("v1")
+    assert (await coordinator.resume(opened)).primary.epoch_first > opened.primary.epoch_last
+
+
+async def test_a_redis_that_hangs_is_unavailable_within_the_timeout(coordinator, redis, refused):
+    await coordinator.join("v1")
+    os.kill(redis.pid, signal.SIGSTOP)
+    try:
+        assert type(await refused(coordinator.open())) is Unavailable
+    finally:
+        os.kill(redis.pid, signal.SIGCONT)
+
+    async def works():
+        return await answers(coordinator.open())
+
+    await until(works)
+
+
+async def test_the_health_service_follows_the_store(coordinator, redis):
+    assert await serving(coordinator)
+    redis.stop(kill=True)
+
+    async def unhealthy():
+        return not await serving(coordinator)
+
+    await until(unhealthy)
+    redis.start()
+
+    async def healthy():
+        return await serving(coordinator)
+
+    await until(healthy)
+
+
+async def test_a_coordinator_starts_without_its_redis_and_works_once_it_comes(start, redis):
+    redis.stop()
+    coordinator = await start()
+    assert not await serving(coordinator)
+    redis.start()
+
+    async def joined():
+        return await answers(coordinator.join("v1"))
+
+    await until(joined)
+    await coordinator.open()
+
+
+async def test_a_url_that_is_no_redis_is_refused():
+    for url in ("http://somewhere", "nonsense", "redis://[::1", ""):
+        with pytest.raises(BadRequest, match=r"redis://, rediss:// or unix://"):
+            Store(url)
+
+
+def test_credentials_are_never_shown():
+    assert without_credentials("redis://user:secret@host:6379/3?password=secret") == "redis://host:6379/3"
+    assert "secret" not in Store("rediss://:secret@host:6379/0").name
+
+
+async def test_the_error_of_a_store_does_not_show_its_password():
+    store = Store("redis://user:secret@127.0.0.1:1/0", timeout_s=0.5)
+    with pytest.raises(OutriderError) as caught:
+        await store.verifiers()
+    assert "secret" not in str(caught.value)
+    await store.close()
