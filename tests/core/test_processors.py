@@ -1,0 +1,281 @@
+"""The processors against transformers' own where the definitions agree, and against their own words elsewhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from outrider.core.errors import BadRequest
+from outrider.core.processors import SamplingParams, filtered_log_probs, log_softmax, penalise
+
+VOCABULARY = 64
+
+
+def random_logits(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0.0, 3.0, VOCABULARY)
+
+
+def theirs(logits: np.ndarray, *processors, prompt: tuple[int, ...] = (0,)) -> np.ndarray:
+    """log p after transformers' processors."""
+    ids = torch.tensor([prompt], dtype=torch.long)
+    scores = LogitsProcessorList(processors)(ids, torch.from_numpy(logits.copy())[None])
+    return torch.log_softmax(scores[0], -1).numpy()
+
+
+def ours(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
+    return log_softmax(filtered_log_probs(logits, params))
+
+
+def assert_same(mine: np.ndarray, other: np.ndarray) -> None:
+    assert np.array_equal(np.isfinite(mine), np.isfinite(other))
+    kept = np.isfinite(mine)
+    assert np.abs(mine[kept] - other[kept]).max() < 1e-12
+
+
+def probabilities(*p: float) -> np.ndarray:
+    return np.log(np.array(p))
+
+
+def kept(logits: np.ndarray, **params: float) -> list[int]:
+    return np.flatnonzero(
+        np.isfinite(filtered_log_probs(logits, SamplingParams(**{"temperature": 1.0, **params})))
+    ).tolist()
+
+
+# --------------------------------------------------------------------------- against transformers
+
+
+@pytest.mark.parametrize("temperature", [0.01, 0.5, 1.0, 2.5])
+def test_temperature_agrees_with_transformers(temperature: float) -> None:
+    for seed in range(20):
+        logits = random_logits(seed)
+        assert_same(
+            ours(logits, SamplingParams(temperature=temperature)), theirs(logits, TemperatureLogitsWarper(temperature))
+        )
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 10, VOCABULARY, VOCABULARY + 1])
+def test_top_k_agrees_with_transformers(top_k: int) -> None:
+    for seed in range(20):
+        logits = random_logits(seed)
+        assert_same(ours(logits, SamplingParams(temperature=1.0, top_k=top_k)), theirs(logits, TopKLogitsWarper(top_k)))
+
+
+@pytest.mark.parametrize("top_p", [0.01, 0.3, 0.9, 0.999, 1.0])
+def test_top_p_agrees_with_transformers(top_p: float) -> None:
+    for seed in range(20):
+        logits = random_logits(seed)
+        assert_same(ours(logits, SamplingParams(temperature=1.0, top_p=top_p)), theirs(logits, TopPLogitsWarper(top_p)))
+
+
+@pytest.mark.parametrize("min_p", [0.001, 0.1, 0.9])
+def test_min_p_agrees_with_transformers(min_p: float) -> None:
+    for seed in range(20):
+        logits = random_logits(seed)
+        assert_same(ours(logits, SamplingParams(temperature=1.0, min_p=min_p)), theirs(logits, MinPLogitsWarper(min_p)))
+
+
+@pytest.mark.parametrize("penalty", [0.7, 1.0, 1.3, 5.0])
+def test_the_repetition_penalty_agrees_with_transformers(penalty: float) -> None:
+    for seed in range(20):
+        logits = random_logits(seed)
+        prompt = tuple(np.random.default_rng(seed).integers(0, VOCABULARY, 12).tolist())
+        params = SamplingParams(temperature=1.0, repetition_penalty=penalty)
+        mine = ours(penalise(logits, params, Counter(prompt)), params)
+        assert_same(mine, theirs(logits, RepetitionPenaltyLogitsProcessor(penalty), prompt=prompt))
+
+
+def test_all_together_agree_with_transformers_in_the_stated_order() -> None:
+    params = SamplingParams(temperature=0.7, top_k=20, top_p=0.85, min_p=0.05, repetition_penalty=1.2)
+    chain = [
+        RepetitionPenaltyLogitsProcessor(1.2),
+        TemperatureLogitsWarper(0.7),
+        TopKLogitsWarper(20),
+        TopPLogitsWarper(0.85),
+        MinPLogitsWarper(0.05),
+    ]
+    for seed in range(50):
+        logits, prompt = random_logits(seed), (1, 2, 3, 2)
+        assert_same(ours(penalise(logits, params, Counter(prompt)), params), theirs(logits, *chain, prompt=prompt))
+
+
+# --------------------------------------------------------------------------- the order
+
+
+def test_the_penalty_comes_before_the_temperature() -> None:
+    params = SamplingParams(temperature=0.5, presence_penalty=1.0)
+    logits = np.array([2.0, 1.5])
+    expected = log_softmax(np.array([(2.0 - 1.0) / 0.5, 1.5 / 0.5]))
+    assert np.allclose(ours(penalise(logits, params, Counter([0])), params), expected, atol=1e-12)
+
+
+def test_the_temperature_comes_before_top_p() -> None:
+    logits = probabilities(0.6, 0.3, 0.1)
+    assert kept(logits, top_p=0.65) == [0, 1]
+    assert kept(logits, top_p=0.65, temperature=0.5) == [0]  # 0.36 / 0.46 is 0.78
+
+
+def test_top_k_comes_before_top_p() -> None:
+    # Of the two that are left, the first has 4/7, which top-p 0.55 is content with; of all four it has 0.4.
+    logits = probabilities(0.4, 0.3, 0.2, 0.1)
+    assert kept(logits, top_p=0.55) == [0, 1]
+    assert kept(logits, top_p=0.55, top_k=2) == [0]
+
+
+def test_min_p_comes_last_and_measures_against_the_most_likely() -> None:
+    logits = probabilities(0.5, 0.3, 0.15, 0.05)
+    assert kept(logits, min_p=0.5) == [0, 1]
+    assert kept(logits, min_p=0.5, top_k=1) == [0]
+    assert kept(logits, min_p=0.31) == [0, 1]
+    assert kept(logits, min_p=0.29) == [0, 1, 2]
+
+
+# --------------------------------------------------------------------------- ties
+
+
+def test_equal_probabilities_are_ordered_by_token_id() -> None:
+    logits = np.zeros(5)
+    assert kept(logits, top_k=2) == [0, 1]
+    assert kept(logits, top_p=0.5) == [0, 1, 2]
+    logits[4] = 1.0
+    assert kept(logits, top_k=3) == [0, 1, 4]
+
+
+def test_a_tie_at_the_edge_of_min_p_is_kept_whole() -> None:
+    assert kept(np.array([1.0, 0.0, 1.0, 1.0]), min_p=1.0) == [0, 2, 3]
+
+
+@pytest.mark.parametrize("params", [{"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}])
+def test_the_most_likely_token_always_survives(params: dict[str, float]) -> None:
+    for seed in range(20):
+        logits = random_logits(seed)
+        assert kept(logits, **params) == [int(logits.argmax())]
+
+
+def test_filters_never_change_the_shares_of_what_is_left() -> None:
+    logits = random_logits(4)
+    everything = log_softmax(logits / 0.8)
+    left = filtered_log_probs(logits, SamplingParams(temperature=0.8, top_k=30, top_p=0.9, min_p=0.01))
+    gaps = (left - everything)[np.isfinite(left)]
+    assert np.ptp(gaps) < 1e-12
+
+
+def test_the_logits_themselves_are_never_changed() -> None:
+    logits = random_logits(5)
+    copy = logits.copy()
+    params = SamplingParams(
+        temperature=0.5, top_k=3, top_p=0.5, min_p=0.5, repetition_penalty=2.0, frequency_penalty=1.0
+    )
+    filtered_log_probs(penalise(logits, params, Counter([1, 2])), params)
+    assert np.array_equal(logits, copy)
+
+
+# --------------------------------------------------------------------------- penalties
+
+
+def test_penalties_count_the_prompt_the_output_and_the_nodes_own_ancestors() -> None:
+    params = SamplingParams(frequency_penalty=0.5, presence_penalty=0.25)
+    prompt, output, ancestors = [1, 1, 2], [2, 3], [3, 3, 4]
+    penalised = penalise(np.zeros(6), params, Counter(prompt + output), ancestors)
+    assert penalised.tolist() == [0.0, -1.25, -1.25, -1.75, -0.75, 0.0]
+
+
+def test_ancestors_count_as_the_same_tokens_in_the_output_would() -> None:
+    params = SamplingParams(frequency_penalty=0.3, presence_penalty=0.2, repetition_penalty=1.7)
+    logits = random_logits(6)
+    committed = penalise(logits, params, Counter([5, 6, 7, 7]))
+    pending = penalise(logits, params, Counter([5, 6]), [7, 7])
+    assert np.array_equal(committed, pending)
+
+
+def test_another_branch_of_the_tree_does_not_count() -> None:
+    params = SamplingParams(presence_penalty=1.0)
+    counts = Counter([1])
+    penalise(np.zeros(4), params, counts, [2])
+    assert penalise(np.zeros(4), params, counts, [3]).tolist() == [0.0, -1.0, 0.0, -1.0]
+
+
+def test_the_repetition_penalty_divides_positive_and_multiplies_negative_logits() -> None:
+    penalised = penalise(np.array([2.0, -2.0, 0.0, 2.0]), SamplingParams(repetition_penalty=2.0), Counter([0, 1, 2]))
+    assert penalised.tolist() == [1.0, -4.0, 0.0, 2.0]
+
+
+def test_the_repetition_penalty_comes_before_presence_and_frequency() -> None:
+    params = SamplingParams(repetition_penalty=2.0, presence_penalty=1.0, frequency_penalty=0.5)
+    assert penalise(np.array([4.0]), params, Counter([0, 0])).tolist() == [4.0 / 2.0 - 1.0 - 2 * 0.5]
+
+
+def test_without_penalties_nothing_is_copied() -> None:
+    logits = random_logits(7)
+    assert penalise(logits, SamplingParams(), Counter([1])) is logits
+
+
+def test_ids_outside_the_vocabulary_are_left_out() -> None:
+    params = SamplingParams(presence_penalty=1.0)
+    assert penalise(np.zeros(3), params, Counter([1, 3, 900])).tolist() == [0.0, -1.0, 0.0]
+
+
+def test_penalties_apply_at_temperature_zero_too() -> None:
+    params = SamplingParams(repetition_penalty=1.5)
+    assert params.greedy
+    assert params.penalised
+    assert penalise(np.array([3.0, 2.5]), params, Counter([0])).argmax() == 1
+
+
+# --------------------------------------------------------------------------- bounds
+
+OUTSIDE = [
+    ("temperature", -0.1),
+    ("temperature", 100.1),
+    ("temperature", 1e-4),
+    ("temperature", float("nan")),
+    ("temperature", float("inf")),
+    ("top_k", -1),
+    ("top_k", 2**31),
+    ("top_p", 0.0),
+    ("top_p", -0.1),
+    ("top_p", 1.01),
+    ("min_p", -0.1),
+    ("min_p", 1.1),
+    ("repetition_penalty", 0.0),
+    ("repetition_penalty", 101.0),
+    ("presence_penalty", -101.0),
+    ("presence_penalty", float("nan")),
+    ("frequency_penalty", 101.0),
+    ("frequency_penalty", float("-inf")),
+    ("seed", -1),
+    ("seed", 2**64),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), OUTSIDE)
+def test_a_value_outside_its_bound_is_refused_by_field_value_and_bound(field: str, value: float) -> None:
+    with pytest.raises(BadRequest, match=rf"^{field} is {value}, must be ") as caught:
+        SamplingParams(**{field: value})
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", 0.001),
+        ("temperature", 100.0),
+        ("top_p", 1e-9),
+        ("min_p", 1.0),
+        ("seed", 2**64 - 1),
+        ("top_k", 0),
+    ],
+)
+def test_a_value_at_its_bound_is_taken(field: str, value: float) -> None:
+    assert getattr(SamplingParams(**{field: value}), field) == value
