@@ -126,7 +126,8 @@ def bind(to: grpc.aio.Server, address: str, *, tls: ServerTls | None = None, ins
             return to.add_insecure_port(address)
         return to.add_secure_port(address, tls.credentials())
     except RuntimeError as error:
-        raise Unavailable(f"cannot listen on {address}: is the port taken, or not this machine's? ({error})") from error
+        doubt = "" if tls is None else " Or do certificate and key not belong together?"
+        raise Unavailable(f"cannot listen on {address}; is the port taken, or not this machine's?{doubt}") from error
 
 
 def check_bind(address: str, tls: object | None, insecure: bool) -> None:
@@ -166,6 +167,9 @@ def _is_port(text: str) -> bool:
 
 def _read(path: Path, what: str) -> bytes:
     try:
-        return path.read_bytes()
+        pem = path.read_bytes()
     except OSError as error:
         raise BadRequest(f"{what} {path} cannot be read: {error.strerror}; give a PEM file", field="tls") from error
+    if b"-----BEGIN " not in pem:
+        raise BadRequest(f"{what} {path} is no PEM; convert it (openssl x509 or openssl pkey)", field="tls")
+    return pem

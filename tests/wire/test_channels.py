@@ -166,6 +166,16 @@ async def test_missing_and_senseless_tls_files_are_refused_by_name(tmp_path):
         channels.bind(channels.server(), "127.0.0.1:0", tls=ServerTls(absent, absent))
     with pytest.raises(BadRequest, match=r"absent\.pem cannot be read"):
         channels.channel("127.0.0.1:1", tls=ClientTls(absent))
+    senseless = tmp_path / "senseless.pem"
+    senseless.write_bytes(b"garbage")
+    with pytest.raises(BadRequest, match=r"senseless\.pem is no PEM"):
+        channels.channel("127.0.0.1:1", tls=ClientTls(senseless))
+
+
+async def test_a_certificate_without_its_key_is_refused_at_once(certificate):
+    mixed = ServerTls(certificate.cert, certificate.cert)
+    with pytest.raises(Unavailable, match="certificate and key"):
+        channels.bind(channels.server(), "127.0.0.1:0", tls=mixed)
 
 
 async def test_a_server_that_hangs_without_closing_is_noticed_within_seconds():
