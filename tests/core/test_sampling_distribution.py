@@ -1,0 +1,213 @@
+"""Coupled tree sampling has the target's joint distribution: a chi-square test over whole sequences.
+
+A vocabulary of five, three positions: 125 sequences, each with a known probability. The device proposes, per node, the
+children that maximise log q + g; the verifier walks with its own argmax of log p + g, and steps again from where it
+stopped until three tokens are committed. The same test must reject rules that only look alike.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from outrider.core.coupling import gumbel, position_key, session_key
+from outrider.core.processors import SamplingParams, filtered_log_probs, log_softmax
+from outrider.core.walk import Batch, walk
+
+VOCABULARY = 5
+LENGTH = 3
+SEEDS = 8_000
+CHILDREN = 2
+PARAMS = SamplingParams(temperature=0.8, top_p=0.93)
+
+Prefix = tuple[int, ...]
+Table = dict[Prefix, np.ndarray]
+"""prefix -> log p of the next token `[V]`"""
+
+
+def prefixes() -> list[Prefix]:
+    return [prefix for size in range(LENGTH) for prefix in itertools.product(range(VOCABULARY), repeat=size)]
+
+
+def table(logits: Callable[[Prefix], np.ndarray]) -> Table:
+    return {prefix: log_softmax(filtered_log_probs(logits(prefix), PARAMS)) for prefix in prefixes()}
+
+
+def raw(name: int, prefix: Prefix) -> np.ndarray:
+    return np.random.default_rng([name, len(prefix), *prefix]).normal(0.0, 1.2, VOCABULARY)
+
+
+TARGET = table(lambda prefix: raw(1, prefix))
+DRAFTS = {
+    "the target itself": TARGET,
+    "a good draft": table(lambda prefix: raw(1, prefix) + 0.5 * raw(2, prefix)),
+    "an unrelated draft": table(lambda prefix: raw(3, prefix)),
+    "a draft that knows nothing": table(lambda prefix: np.zeros(VOCABULARY)),
+    "a draft that is always wrong": table(lambda prefix: -4.0 * raw(1, prefix)),
+    "a draft that is sure of one token": table(lambda prefix: 20.0 * np.eye(VOCABULARY)[sum(prefix) % VOCABULARY]),
+}
+
+
+@cache
+def noise() -> np.ndarray:
+    """g `[seed, position, V]` as a session makes it."""
+    ids = np.arange(VOCABULARY, dtype=np.int64)
+    keys = [session_key(seed, (4, 2)) for seed in range(SEEDS)]
+    return np.array([[gumbel(position_key(key, t), ids) for t in range(LENGTH)] for key in keys])
+
+
+def ranked(log_probs: Table, g: np.ndarray) -> dict[Prefix, list[list[int]]]:
+    """Per prefix and seed the tokens by decreasing log p + g; those without probability are last."""
+    return {prefix: np.argsort(-(log_p + g[:, len(prefix)]), axis=1).tolist() for prefix, log_p in log_probs.items()}
+
+
+@dataclass
+class Session:
+    """What one seed's session knows: the order of the tokens for the target and for the draft, per prefix."""
+
+    seed: int
+    target: dict[Prefix, list[list[int]]]
+    draft: dict[Prefix, list[list[int]]]
+
+    def token(self, prefix: Prefix) -> int:
+        return self.target[prefix][self.seed][0]
+
+    def proposals(self, prefix: Prefix) -> list[int]:
+        return self.draft[prefix][self.seed][:CHILDREN]
+
+
+Rule = Callable[[Session, Prefix, list[int]], int]
+"""(session, prefix, proposed children) -> the token that the walk takes"""
+
+
+def coupled(session: Session, prefix: Prefix, children: list[int]) -> int:
+    return session.token(prefix)
+
+
+def likely_child(session: Session, prefix: Prefix, children: list[int]) -> int:
+    """Wrong: a child is accepted because the target finds it likely enough, not because it equals its token."""
+    good = [token for token in children if TARGET[prefix][token] > np.log(0.25)]
+    return good[0] if good else session.token(prefix)
+
+
+def best_child(session: Session, prefix: Prefix, children: list[int]) -> int:
+    """Wrong: the argmax is taken among the proposed children where there are any."""
+    order = session.target[prefix][session.seed]
+    possible = [token for token in children if np.isfinite(TARGET[prefix][token])]
+    return min(possible or order, key=order.index)
+
+
+def fresh_residual(session: Session, prefix: Prefix, children: list[int]) -> int:
+    """Wrong: after a rejection the children are excluded and the rest is drawn with noise of its own."""
+    token = session.token(prefix)
+    if token in children or not children:
+        return token
+    log_p = TARGET[prefix].copy()
+    log_p[children] = -np.inf
+    if np.isinf(log_p).all():
+        return token
+    return int(np.argmax(log_p + np.random.default_rng([9, session.seed, *prefix]).gumbel(size=VOCABULARY)))
+
+
+def tree(session: Session, committed: Prefix) -> Batch:
+    """Two children per node, as deep as the sequence goes."""
+    parents: list[int] = []
+    tokens: list[int] = []
+    depths: list[int] = []
+    open_rows = [(0, committed)]
+    for row, prefix in open_rows:
+        if len(prefix) == LENGTH:
+            continue
+        for token in session.proposals(prefix):
+            parents.append(row)
+            tokens.append(token)
+            depths.append(len(prefix) + 1 - len(committed))
+            open_rows.append((len(tokens), (*prefix, token)))
+    return Batch(tuple(range(1, len(tokens) + 1)), tuple(parents), tuple(tokens), tuple(depths), len(committed))
+
+
+def generate(session: Session, rule: Rule) -> Prefix:
+    committed: Prefix = ()
+    while len(committed) < LENGTH:
+        batch, start = tree(session, committed), committed
+        below: dict[int, list[int]] = {}
+        for parent, token in zip(batch.parents, batch.tokens, strict=True):
+            below.setdefault(parent, []).append(token)
+
+        def target_token(row: int, path: list[int], start: Prefix = start, below: dict = below) -> int:
+            return rule(session, (*start, *path), below.get(row, []))
+
+        walked = walk(batch, target_token, lambda token, position: position + 1 >= LENGTH)
+        committed = (*committed, *walked.tokens)
+    return committed
+
+
+def sequences(draft: Table, rule: Rule, g: np.ndarray) -> list[Prefix]:
+    target, draft_order = ranked(TARGET, g), ranked(draft, g)
+    return [generate(Session(seed, target, draft_order), rule) for seed in range(len(g))]
+
+
+def p_value(drawn: list[Prefix]) -> float:
+    """Chi-square against the target's joint distribution; cells with less than five expected are taken together."""
+    every = list(itertools.product(range(VOCABULARY), repeat=LENGTH))
+    log_joint = np.array([sum(TARGET[whole[:i]][whole[i]] for i in range(LENGTH)) for whole in every])
+    expected = np.exp(log_joint) * len(drawn)
+    place = {whole: i for i, whole in enumerate(every)}
+    observed = np.bincount([place[whole] for whole in drawn], minlength=len(every))
+    if observed[expected == 0].any():
+        return 0.0
+    rare = (expected < 5) & (expected > 0)
+    cells = expected >= 5
+    observed = np.append(observed[cells], observed[rare].sum())
+    expected = np.append(expected[cells], expected[rare].sum())
+    some = expected > 0
+    return float(stats.chisquare(observed[some], expected[some]).pvalue)
+
+
+@pytest.mark.parametrize("name", DRAFTS)
+def test_the_committed_tokens_have_the_targets_joint_distribution(name: str) -> None:
+    assert p_value(sequences(DRAFTS[name], coupled, noise())) > 1e-3
+
+
+def test_every_draft_leads_to_the_very_same_tokens() -> None:
+    g = noise()[:2_000]
+    plain = ranked(TARGET, g)
+    alone = []
+    for seed in range(len(g)):
+        whole: Prefix = ()
+        while len(whole) < LENGTH:
+            whole = (*whole, plain[whole][seed][0])
+        alone.append(whole)
+    for name, draft in DRAFTS.items():
+        assert sequences(draft, coupled, g) == alone, name
+
+
+@pytest.mark.parametrize("rule", [likely_child, best_child, fresh_residual], ids=lambda rule: rule.__name__)
+def test_a_rule_that_is_not_accept_iff_equal_is_rejected(rule: Rule) -> None:
+    assert p_value(sequences(DRAFTS["an unrelated draft"], rule, noise())) < 1e-6
+
+
+def test_one_noise_for_all_positions_is_rejected() -> None:
+    same = np.repeat(noise()[:, :1], LENGTH, axis=1)
+    assert p_value(sequences(DRAFTS["a good draft"], coupled, same)) < 1e-6
+
+
+def test_the_drafts_own_token_in_place_of_the_targets_is_rejected() -> None:
+    own: Rule = lambda session, prefix, children: (children or [session.token(prefix)])[0]  # noqa: E731
+    assert p_value(sequences(DRAFTS["a good draft"], own, noise())) < 1e-6
+
+
+def test_the_first_child_matches_at_least_as_often_as_the_coupling_promises() -> None:
+    """P(match) >= (1 - TV) / (1 + TV), arXiv 2408.07978."""
+    g = noise()
+    for name, draft in DRAFTS.items():
+        p, q = np.exp(TARGET[()]), np.exp(draft[()])
+        distance = np.abs(p - q).sum() / 2
+        match = np.mean((TARGET[()] + g[:, 0]).argmax(1) == (draft[()] + g[:, 0]).argmax(1))
+        assert match >= (1 - distance) / (1 + distance) - 0.02, name
