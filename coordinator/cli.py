@@ -124,9 +124,10 @@ async def _demo(options: argparse.Namespace) -> int:
         async with Cluster(logs=Path(scratch)) as cluster:
             print("starting a coordinator (embedded Redis) and a verifier ...", flush=True)
             await cluster.start_coordinator("--listen", "127.0.0.1:0", "--state-dir", scratch)
-            await cluster.start_verifier(*pair)
+            verifier = await cluster.start_verifier(*pair)
             command = [sys.executable, "-m", "edge_agent.demo", "--coordinator", cluster.address]
-            command += ["--rtt-ms", str(options.rtt_ms), *(["--quick"] if options.quick else [])]
+            command += ["--verifier", verifier.address, "--rtt-ms", str(options.rtt_ms)]
+            command += ["--quick"] if options.quick else []
             device = await asyncio.create_subprocess_exec(*command)
             try:
                 return await device.wait()

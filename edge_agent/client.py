@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -51,8 +51,8 @@ class AsyncClient:
         completion = await client.generate("def add(a, b):", max_tokens=64)
 
     draft: "auto" fetches the one that the target offers, None is plain cloud streaming, "lookup" guesses from the text
-    alone, else the path of a GGUF file. The model is loaded once and shared by the client's sessions. `settings` holds
-    what has no argument. Every error is one of outrider.core.errors.
+    alone, else the path of a GGUF file. The model is loaded once and shared by the client's sessions. `reroute` maps a
+    verifier's address to the one to dial instead, for tunnels and proxies. `settings` holds what has no argument. Every error is one of outrider.core.errors.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class AsyncClient:
         tls: ClientTls | None = None,
         insecure: bool | None = None,
         cache_dir: str | Path | None = None,
+        reroute: Mapping[str, str] | None = None,
         settings: EdgeSettings | None = None,
     ) -> None:
         self._settings = settings = settings or EdgeSettings()
@@ -77,6 +78,7 @@ class AsyncClient:
             raise BadRequest("give either coordinator or verifier, as HOST:PORT")
         self._target = settings.target if target is None else target
         self._draft = draft
+        self._reroute = dict(reroute or {})
         key = settings.api_key.get_secret_value() if settings.api_key else None
         self._api_key = key if api_key is None else api_key
         if tls is None and (settings.tls or settings.tls_ca):
@@ -231,7 +233,7 @@ class AsyncClient:
         return GrantRoute(placement.grants, resume, backoff)
 
     def _dial(self, hop: Hop) -> grpc.aio.Channel:
-        return self._channels.get(hop.address, tls=hop.tls)
+        return self._channels.get(self._reroute.get(hop.address, hop.address), tls=hop.tls)
 
     def _coordinator(self) -> Coordinator:
         return Coordinator(self._channels.get(self._coordinator_address, tls=self._tls), self._api_key)
@@ -267,7 +269,7 @@ class AsyncClient:
             context=settings.draft_context,
             prompt_lookup=settings.prompt_lookup,
         )
-        library = Library(self._channels.get(address, tls=tls, bulk=True))
+        library = Library(self._channels.get(self._reroute.get(address, address), tls=tls, bulk=True))
         return await assemble(library, self._cache, self._draft, options)
 
     # --- what outlives a request
