@@ -162,7 +162,7 @@ def overall(rows: Sequence[Row]) -> str:
 
 
 async def run(options: argparse.Namespace) -> int:
-    pieces = SHOWPIECES
+    pieces: Sequence[Showpiece] = SHOWPIECES
     if options.quick:
         pieces = tuple(replace(p, options=p.options | Options(max_tokens=QUICK_TOKENS)) for p in SHOWPIECES[:2])
     print("The draft runs in this process on llama.cpp; every token below was verified by the target in another one.")
