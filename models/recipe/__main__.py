@@ -15,7 +15,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
 
 from models.recipe import corpus, draft, evaluate, export, generate, schedule, target, tokenizer
-from models.recipe.settings import SCALES, Job
+from models.recipe.settings import SCALES, Job, TrainPlan
 
 # Parameters of mallopt(3).
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -54,7 +54,10 @@ def main(arguments: list[str] | None = None) -> None:
             print(f"{name}: done before", flush=True)
             continue
         print(f"{name}: begins", flush=True)
-        build(job)
+        try:
+            build(job)
+        except KeyboardInterrupt as reason:
+            raise SystemExit(f"{name}: stopped; {reason or 'run the same command to go on'}") from None
 
 
 def _keep_memory() -> None:
@@ -66,10 +69,22 @@ def _keep_memory() -> None:
 
 
 def _job(options: argparse.Namespace) -> Job:
-    scale = SCALES[options.scale]
-    if options.target_minutes is not None:
-        scale = replace(scale, target_plan=replace(scale.target_plan, minutes=options.target_minutes))
+    chosen = SCALES[options.scale]
+    scale = replace(
+        chosen,
+        target_plan=_within(chosen.target_plan, options.target_minutes),
+        warm_plan=_within(chosen.warm_plan, options.warm_minutes),
+        distil=replace(
+            chosen.distil,
+            generate_minutes=options.generate_minutes or chosen.distil.generate_minutes,
+            training=_within(chosen.distil.training, options.draft_minutes),
+        ),
+    )
     return Job(data=options.data, work=options.work, scale=scale, threads=options.threads)
+
+
+def _within(plan: TrainPlan, minutes: float | None) -> TrainPlan:
+    return plan if minutes is None else replace(plan, minutes=minutes)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -81,6 +96,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--scale", choices=sorted(SCALES), default="full")
     run.add_argument("--threads", type=int, default=2)
     run.add_argument("--target-minutes", type=float, help="training time of the target, decay included")
+    run.add_argument("--warm-minutes", type=float, help="time of each draft's training on plain text")
+    run.add_argument("--generate-minutes", type=float, help="time in which the target writes for the drafts")
+    run.add_argument("--draft-minutes", type=float, help="time of each draft's distillation")
     run.add_argument("stages", nargs="*", metavar="STAGE", help=f"of {', '.join(STAGES)}; all by default")
     decay = commands.add_parser("decay", help="finish a running training early, with its decay")
     decay.add_argument("--work", type=Path, required=True)

@@ -76,6 +76,10 @@ class TargetLessons:
         slices = {name: pieces(tensor, _ROWS_AT_ONCE) for name, tensor in part.items()}
         return [Rows(**dict(zip(slices, group, strict=True))) for group in zip(*slices.values(), strict=True)]
 
+    def size(self, part: Rows) -> int:
+        """Return the number of tokens that the target wrote before it came to an end."""
+        return int(part.counted.sum())
+
     def loss(self, model: Qwen3ForCausalLM, part: Rows, verdict: Verdict) -> Tensor:
         """Return the mean loss over the counted positions."""
         count = part.top_ids.shape[1]

@@ -33,6 +33,9 @@ class Lessons(Protocol[Part]):
     def batch(self, progress: Progress, verdict: Verdict) -> Sequence[Part]:
         """Return the parts of the next step: a pure function of its arguments, so that a run can resume."""
 
+    def size(self, part: Part) -> int:
+        """Return how many tokens of the part are learnt from."""
+
     def loss(self, model: Qwen3ForCausalLM, part: Part, verdict: Verdict) -> Tensor:
         """Return the mean loss over the part's tokens."""
 
@@ -49,6 +52,10 @@ class TextLessons:
         count = self._plan.batch_tokens // verdict.window
         rows = self._mixture.batch(progress.tokens // verdict.window, count, verdict.window)
         return pieces(torch.from_numpy(rows), max(1, self._plan.micro_tokens // verdict.window))
+
+    def size(self, part: Tensor) -> int:
+        """Return the number of tokens that are predicted."""
+        return part[:, 1:].numel()
 
     def loss(self, model: Qwen3ForCausalLM, part: Tensor, verdict: Verdict) -> Tensor:
         """Return the negative log-likelihood in nats per token."""
@@ -71,9 +78,10 @@ def train(model: Qwen3ForCausalLM, plan: TrainPlan, folder: Path, lessons: Lesso
             verdict = schedule.next_step(plan, progress, schedule.ordered_minutes(folder))
             if verdict.finished or stop:
                 break
-            loss = _step(model, optimizers, lessons, progress, verdict)
+            parts = lessons.batch(progress, verdict)
+            loss = _step(model, optimizers, lessons, parts, verdict)
             progress.step += 1
-            progress.tokens += plan.batch_tokens
+            progress.tokens += sum(map(lessons.size, parts))
             progress.seconds += time.monotonic() - began
             report.step(progress, loss, verdict)
             if time.monotonic() - saved > plan.save_seconds:
@@ -90,10 +98,9 @@ def _step(
     model: Qwen3ForCausalLM,
     optimizers: list[torch.optim.Optimizer],
     lessons: Lessons[Part],
-    progress: Progress,
+    parts: Sequence[Part],
     verdict: Verdict,
 ) -> float:
-    parts = lessons.batch(progress, verdict)
     total = 0.0
     for part in parts:
         loss = lessons.loss(model, part, verdict) / len(parts)
