@@ -52,7 +52,8 @@ class AsyncClient:
 
     draft: "auto" fetches the one that the target offers, None is plain cloud streaming, "lookup" guesses from the text
     alone, else the path of a GGUF file. The model is loaded once and shared by the client's sessions. `reroute` maps a
-    verifier's address to the one to dial instead, for tunnels and proxies. `settings` holds what has no argument. Every error is one of outrider.core.errors.
+    verifier's address to the one to dial instead, for tunnels and proxies. `settings` holds what has no argument. Every
+    error is one of outrider.core.errors.
     """
 
     def __init__(

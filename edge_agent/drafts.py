@@ -62,15 +62,15 @@ class DraftPool:
         self._workers: list[DraftWorker] = []
 
     @classmethod
-    async def load(cls, path: Path, target_table: Sequence[bytes], options: DraftOptions) -> Self:
+    async def load(cls, path: Path, name: str, target_table: Sequence[bytes], options: DraftOptions) -> Self:
         """Load a GGUF and compare its vocabulary with the target's.
 
-        Raises ModelRefused, VocabularyMismatch, ImportError without llama-cpp-python.
+        name: for people. Raises ModelRefused, VocabularyMismatch, ImportError without llama-cpp-python.
         """
-        return await asyncio.to_thread(cls._load, path, target_table, options)
+        return await asyncio.to_thread(cls._load, path, name, target_table, options)
 
     @classmethod
-    def _load(cls, path: Path, target_table: Sequence[bytes], options: DraftOptions) -> Self:
+    def _load(cls, path: Path, name: str, target_table: Sequence[bytes], options: DraftOptions) -> Self:
         from outrider.llama import LlamaModel
 
         model = LlamaModel.load(path, threads=options.threads)
@@ -79,7 +79,7 @@ class DraftPool:
         except BaseException:
             model.close()
             raise
-        return cls(path.name, options, model, shared)
+        return cls(name, options, model, shared)
 
     @classmethod
     def lookup_only(cls, options: DraftOptions) -> Self:

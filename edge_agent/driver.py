@@ -75,6 +75,10 @@ class SessionDriver:
         self._rested_at = -1
         """Tokens received when the worker last said that it rests."""
         self._may_append = False
+        self._limited = False
+        """Whether the limits are the verifier's own, from a ticket or from Opened."""
+        self._early: list[Growth] = []
+        """What was drafted before they were known."""
         self._fresh = False
         """Whether nodes were added since the last Append."""
         self._next_send = 0.0
@@ -139,6 +143,7 @@ class SessionDriver:
         stream.open(Open(self._options.session_id, attach, hop.ticket, self._options.vocabulary_hash))
         self._stream = stream
         self._may_append = hop.limits is not None
+        self._limited = self._limited or self._may_append
         if self._statistics.attaches == 1 and self._worker is not None:
             self._begin_drafting(self._worker)
         if self._may_append:
@@ -192,6 +197,10 @@ class SessionDriver:
         if smaller and (self._may_append or len(self._session.tree)):
             raise ReattachNeeded(f"the verifier allows {limits}, the device began with {held}")
         self._session.limits = limits
+        self._limited = True
+        for growth in self._early:
+            self._take_in(growth)
+        self._early = []
 
     def _replan(self, directive: Directive) -> None:
         self._directive = directive
@@ -230,10 +239,16 @@ class SessionDriver:
             self._flush(at_once=True)
             return
         self._drafting = True
-        self._fresh = self._intake.add(news) > 0 or self._fresh
-        if news.resting:
-            self._rested_at = news.base
+        if not self._limited:
+            self._early.append(news)
+            return
+        self._take_in(news)
         self._flush(at_once=news.urgent)
+
+    def _take_in(self, growth: Growth) -> None:
+        self._fresh = self._intake.add(growth) > 0 or self._fresh
+        if growth.resting:
+            self._rested_at = growth.base
 
     def _resting(self) -> bool:
         """Whether the verifier should not wait for nodes: none will come before its patience ends."""

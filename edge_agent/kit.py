@@ -85,13 +85,14 @@ async def _drafts(
     if draft == LOOKUP:
         return DraftPool.lookup_only(options)
     if draft != AUTO:
-        return await DraftPool.load(Path(draft), tokenizer.table, options)
+        return await DraftPool.load(Path(draft), Path(draft).name, tokenizer.table, options)
     ref = description.artifact("draft")
     if ref is None:
         log.info("the verifier offers no draft; guessing from the text itself")
         return DraftPool.lookup_only(options) if options.prompt_lookup else None
     try:
-        return await DraftPool.load(await cache.get(ref, library.fetch), tokenizer.table, options)
+        path = await cache.get(ref, library.fetch)
+        return await DraftPool.load(path, ref.name, tokenizer.table, options)
     except VocabularyMismatch:
         raise  # somebody has paired what does not belong together, and should hear of it
     except (ModelRefused, ImportError) as error:

@@ -37,7 +37,7 @@ def propose(
     path: tokens between them and the children. Exact for the best tokens but for what preselection leaves out.
     """
     row: Row = penalise(logits, sampling, counts, path) if sampling.penalised else logits  # type: ignore[arg-type]
-    ids, values = _likely(row, 1.0 if sampling.greedy else sampling.temperature, count + 1)
+    ids, values = _likely(row, 1.0 if sampling.greedy else sampling.temperature)
     if not sampling.greedy:
         ids, scores = _filtered(ids, values.astype(np.float64) / sampling.temperature, sampling)
         scores = scores + gumbel(position_key(key, position), ids)
@@ -46,12 +46,14 @@ def propose(
     return _ranked(ids.tolist(), values.tolist(), count)
 
 
-def _likely(row: Row, temperature: float, least: int) -> tuple[NDArray[np.int64], Row]:
-    """Ids and logits of the tokens within reach of the best, greatest first: at least `least`, at most _MOST."""
-    ids = np.flatnonzero(row >= row.max() - _REACH * temperature)
-    if not least <= ids.size <= _MOST:
-        wanted = min(row.shape[0], least if ids.size < least else _MOST)
-        ids = np.argpartition(row, -wanted)[-wanted:]
+def _likely(row: Row, temperature: float) -> tuple[NDArray[np.int64], Row]:
+    """Ids and logits of the tokens within reach of the best, greatest first, at most _MOST."""
+    top = row.max()
+    ids = np.flatnonzero(row >= top - _REACH * temperature)
+    if ids.size > _MOST:  # nearer ones first: a partition of the whole row costs as much as a small draft's decode
+        ids = np.flatnonzero(row >= top - _REACH / 2 * temperature)
+    if ids.size > _MOST:
+        ids = ids[np.argpartition(row[ids], -_MOST)[-_MOST:]]
         ids.sort()
     values = row[ids]
     order = np.argsort(-values, kind="stable")

@@ -1,0 +1,285 @@
+"""A verifier without a model: a real grpc.aio server on a socket around the session protocol and a scripted target."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import grpc
+
+from outrider.core.errors import Fenced, NotFound, OutriderError, Unavailable, VocabularyMismatch
+from outrider.core.protocol.messages import Commit, Directive, Finish, SessionLimits
+from outrider.core.protocol.verifier import VerifierSession
+from outrider.core.tokenizer_json import token_table
+from outrider.core.vocabulary import vocabulary_hash
+from outrider.core.walk import walk
+from outrider.wire import codecs
+from outrider.wire.channels import bind, server
+from outrider.wire.codecs import Open, Opened
+from outrider.wire.status import abort
+from outrider.wire.v1 import session_pb2 as pb
+from outrider.wire.v1 import session_pb2_grpc
+
+Target = Callable[[Sequence[int]], int]
+"""The whole sequence so far, prompt included -> the target's next token."""
+
+
+@dataclass
+class Script:
+    """How a fake verifier behaves; change it while it runs."""
+
+    target: Target
+    step_s: float = 0.002
+    node_s: float = 0.0
+    """Added to a step for each node of its batch."""
+    limits: SessionLimits = field(default_factory=SessionLimits)
+    directive: Directive = field(default_factory=lambda: Directive(patience_ms=8, step_ms=2.0))
+    eos_token_ids: tuple[int, ...] = ()
+    ping_s: float = 0.1
+    vocabulary_size: int = 4096
+    tokenizer_json: bytes = b""
+    artifacts: dict[str, bytes] = field(default_factory=dict)
+    """role -> bytes, beside the tokenizer"""
+    corrupt: bool = False
+    """Serve artifacts whose bytes are not those announced."""
+    chunk_bytes: int = 1000
+    break_after: int = 0
+    """End artifact streams after so many chunks, once."""
+    max_sequence: int = 8192
+    refuse: OutriderError | None = None
+    """What Open is answered with."""
+
+
+class FakeVerifier:
+    """Use as an async context manager; `address` is where it listens."""
+
+    def __init__(self, script: Script, verifier_id: str = "fake") -> None:
+        self.script = script
+        self.verifier_id = verifier_id
+        self.address = ""
+        self.live: dict[str, VerifierSession] = {}
+        self.opens: list[Open] = []
+        self.pongs = 0
+        self.appends = 0
+        self.fetches: list[tuple[str, int]] = []
+        self.frozen = False
+        self._kept: dict[str, tuple[int, list[int]]] = {}
+        self._streams: set[_Live] = set()
+        self._server: grpc.aio.Server | None = None
+
+    async def __aenter__(self) -> FakeVerifier:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.kill()
+
+    async def start(self, address: str = "127.0.0.1:0") -> None:
+        self._server = server()
+        session_pb2_grpc.add_VerifierServicer_to_server(_Servicer(self), self._server)
+        self.address = f"127.0.0.1:{bind(self._server, address)}"
+        await self._server.start()
+
+    async def kill(self) -> None:
+        """As kill -9 looks from outside: every stream breaks, nothing listens any more."""
+        if self._server is not None:
+            await self._server.stop(0)
+            self._server = None
+
+    def drop_streams(self) -> None:
+        """Break every stream, go on listening."""
+        for live in self._streams:
+            live.fail(Unavailable("the stream was dropped"))
+
+    def freeze(self) -> None:
+        """As SIGSTOP looks from outside: connections stay, nothing is said."""
+        self.frozen = True
+
+    # --- what the streams share
+
+    def take(self, opening: Open) -> VerifierSession:
+        epoch, kept = self._kept.get(opening.session_id, (0, []))
+        if opening.attach.epoch <= epoch:
+            raise Fenced(f"epoch is {opening.attach.epoch}, must be greater than {epoch}")
+        session = VerifierSession(
+            opening.attach, self.script.limits, eos_token_ids=self.script.eos_token_ids, kept=kept
+        )
+        self._kept[opening.session_id] = (opening.attach.epoch, session.committed)
+        self.live[opening.session_id] = session
+        return session
+
+    def artifact(self, content_hash: str) -> bytes:
+        for data in (self.script.tokenizer_json, *self.script.artifacts.values()):
+            if data and hash_of(data) == content_hash:
+                return data
+        raise NotFound(f"no artifact {content_hash}")
+
+
+class _Live:
+    """One stream."""
+
+    def __init__(self, verifier: FakeVerifier, opening: Open, session: VerifierSession) -> None:
+        self.verifier = verifier
+        self.session = session
+        self.opening = opening
+        self.out: asyncio.Queue[pb.ServerMessage | OutriderError | None] = asyncio.Queue()
+        self.news = asyncio.Event()
+        self.last_commit = time.monotonic()
+
+    def fail(self, error: OutriderError) -> None:
+        self.out.put_nowait(error)
+
+    async def read(self, requests: AsyncIterator[pb.ClientMessage]) -> None:
+        try:
+            async for message in requests:
+                match message.WhichOneof("kind"):
+                    case "append":
+                        self.verifier.appends += 1
+                        vocabulary_size = self.verifier.script.vocabulary_size
+                        self.session.append(codecs.append_from_proto(message.append, vocabulary_size=vocabulary_size))
+                        self.news.set()
+                    case "cancel":
+                        commit = self.session.cancel(codecs.cancel_from_proto(message.cancel))
+                        if commit is not None:
+                            self.commit(commit)
+                    case "pong":
+                        self.verifier.pongs += 1
+            self.out.put_nowait(None)
+        except OutriderError as error:
+            self.fail(error)
+
+    async def step(self) -> None:
+        if commit := self.session.resend():
+            self.commit(commit)
+        while self.session.finish is Finish.NONE:
+            await self._until_due()
+            script = self.verifier.script
+            batch = self.session.batch(script.directive.nodes_per_step)
+            await asyncio.sleep(script.step_s + script.node_s * len(batch.ids))
+            if self.session.finish is not Finish.NONE:
+                return
+            before = [*self.session.attach.prompt, *self.session.committed]
+            paths: dict[int, list[int]] = {0: []}
+            for row, (parent, token) in enumerate(zip(batch.parents, batch.tokens, strict=True), start=1):
+                paths[row] = [*paths[parent], token]
+            walked = walk(batch, lambda row, _: script.target([*before, *paths[row]]), self.session.ends)  # noqa: B023
+            self.last_commit = time.monotonic()
+            self.commit(self.session.commit(batch, walked))
+
+    async def _until_due(self) -> None:
+        """Nodes, an idle device, or the end of patience; never while frozen or too far ahead."""
+        while True:
+            self.news.clear()
+            deadline = self.last_commit + self.verifier.script.directive.patience_ms / 1000
+            waiting = not len(self.session.tree) and not self.session.idle and time.monotonic() < deadline
+            if self.session.may_step and not waiting and not self.verifier.frozen:
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.001, deadline - time.monotonic())):
+                    await self.news.wait()
+
+    async def ping(self) -> None:
+        nonce = 0
+        while True:
+            await asyncio.sleep(self.verifier.script.ping_s)
+            nonce += 1
+            self.say(pb.ServerMessage(ping=pb.Ping(nonce=nonce)))
+
+    def commit(self, commit: Commit) -> None:
+        self.say(pb.ServerMessage(commit=codecs.commit_to_proto(commit)))
+        if commit.finish is not Finish.NONE:
+            self.out.put_nowait(None)
+
+    def say(self, message: pb.ServerMessage) -> None:
+        if not self.verifier.frozen:
+            self.out.put_nowait(message)
+
+
+class _Servicer(session_pb2_grpc.VerifierServicer):
+    def __init__(self, verifier: FakeVerifier) -> None:
+        self._verifier = verifier
+
+    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:
+        script = self._verifier.script
+        table = token_table(script.tokenizer_json) if script.tokenizer_json else []
+        data = {"tokenizer": script.tokenizer_json, **script.artifacts}
+        return pb.DescribeResponse(
+            verifier_id=self._verifier.verifier_id,
+            target=pb.TargetIdentity(
+                name="fake", weights_hash="w", tokenizer_hash=f"sha256:{vocabulary_hash(table).hex()}"
+            ),
+            artifacts=[pb.Artifact(role=r, name=f"{r}.bin", hash=hash_of(d), size=len(d)) for r, d in data.items()],
+            vocabulary_size=script.vocabulary_size,
+            eos_token_ids=script.eos_token_ids,
+            max_sequence=script.max_sequence,
+        )
+
+    async def FetchArtifact(self, request: pb.FetchArtifactRequest, context: Any) -> AsyncIterator[pb.ArtifactChunk]:
+        script = self._verifier.script
+        self._verifier.fetches.append((request.hash, request.offset))
+        try:
+            data = self._verifier.artifact(request.hash)[request.offset :]
+            if script.corrupt:
+                data = bytes(255 - byte for byte in data)
+            for sent, at in enumerate(range(0, len(data), script.chunk_bytes), start=1):
+                yield pb.ArtifactChunk(data=data[at : at + script.chunk_bytes])
+                if sent == script.break_after:
+                    script.break_after = 0
+                    raise Unavailable("the download broke off")
+        except OutriderError as error:
+            await abort(context, error)
+
+    async def Session(self, requests: AsyncIterator[pb.ClientMessage], context: Any) -> AsyncIterator[pb.ServerMessage]:
+        verifier, script = self._verifier, self._verifier.script
+        live: _Live | None = None
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            first = await anext(requests)
+            opening = codecs.open_from_proto(first.open, vocabulary_size=script.vocabulary_size)
+            verifier.opens.append(opening)
+            self._admit(opening)
+            live = _Live(verifier, opening, verifier.take(opening))
+            verifier._streams.add(live)
+            tasks = [asyncio.create_task(work) for work in (live.read(requests), live.step(), live.ping())]
+            opened = Opened(
+                opening.attach.epoch, verifier.verifier_id, script.limits, script.directive, script.vocabulary_size
+            )
+            if verifier.frozen:
+                await asyncio.sleep(3600)
+            yield pb.ServerMessage(opened=codecs.opened_to_proto(opened))
+            while (message := await live.out.get()) is not None:
+                if isinstance(message, OutriderError):
+                    raise message
+                yield message
+        except OutriderError as error:
+            await abort(context, error)
+        finally:
+            for task in tasks:
+                task.cancel()
+            if live is not None:
+                verifier._streams.discard(live)
+                if verifier.live.get(live.opening.session_id) is live.session:
+                    del verifier.live[live.opening.session_id]
+
+    def _admit(self, opening: Open) -> None:
+        script = self._verifier.script
+        if script.refuse is not None:
+            raise script.refuse
+        if opening.vocabulary_hash and script.tokenizer_json:
+            ours = vocabulary_hash(token_table(script.tokenizer_json))
+            if opening.vocabulary_hash != ours:
+                raise VocabularyMismatch("another token table")
+
+
+def hash_of(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def patient(script: Script, **directive: Any) -> Script:
+    """The script with another directive."""
+    return replace(script, directive=replace(script.directive, **directive))

@@ -1,0 +1,105 @@
+"""Scripted targets and drafts: a sequence that is a function of what stands before it, and guesses of a set quality."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+
+from edge_agent.drafter import Drafter, Voice
+from edge_agent.growth import Widths
+from edge_agent.sources.base import DraftTask, Proposal, Spot
+from edge_agent.worker import DraftWorker
+from outrider.core.survival import Calibrator
+
+VOCABULARY = 97
+
+
+def target(sequence: Sequence[int]) -> int:
+    """The next token: a hash of the last three and of how long the sequence is."""
+    data = bytes(token % 251 for token in (*sequence[-3:], len(sequence)))
+    return hashlib.blake2b(data, digest_size=2).digest()[0] % VOCABULARY
+
+
+def continuation(prompt: Sequence[int], count: int, rule: Callable[[Sequence[int]], int] = target) -> list[int]:
+    """What the target alone generates."""
+    sequence = list(prompt)
+    for _ in range(count):
+        sequence.append(rule(sequence))
+    return sequence[len(prompt) :]
+
+
+class ScriptedSource:
+    """Guesses right with probability `quality`, by a hash; otherwise the right token is second or missing."""
+
+    def __init__(self, quality: float = 1.0, decode_s: float = 0.0, raises_after: int = -1) -> None:
+        self.quality = quality
+        self.decode_s = decode_s
+        self.raises_after = raises_after
+        self.decodes = 0
+        self._sequence: list[int] = []
+
+    def begin(self, task: DraftTask) -> None:
+        self._sequence = [*task.prompt, *task.received]
+
+    def advance(self, path: Sequence[int], tokens: Sequence[int]) -> None:
+        self._work()
+        self._sequence += tokens
+
+    def expand(self, spots: Sequence[Spot]) -> list[list[Proposal]]:
+        self._work()
+        return [self._guess([*self._sequence, *spot.path]) for spot in spots]
+
+    def knows(self, token: int) -> bool:
+        return token < VOCABULARY
+
+    def _work(self) -> None:
+        self.decodes += 1
+        if self.decodes == self.raises_after:
+            raise RuntimeError("the draft broke")
+        time.sleep(self.decode_s)
+
+    def _guess(self, sequence: list[int]) -> list[Proposal]:
+        right = target(sequence)
+        luck = hashlib.blake2b(repr(sequence[-4:]).encode(), digest_size=4).digest()
+        draw = int.from_bytes(luck, "little") / 2**32
+        wrong = (right + 1) % VOCABULARY
+        if draw < self.quality:
+            return [Proposal(right, 0, 2.0), Proposal(wrong, 1, 2.0)]
+        if draw < (1 + self.quality) / 2:
+            return [Proposal(wrong, 0, 0.2), Proposal(right, 1, 0.2)]
+        return [Proposal(wrong, 0, 0.2), Proposal((right + 2) % VOCABULARY, 1, 0.2)]
+
+
+def worker(source: ScriptedSource) -> DraftWorker:
+    widths = Widths(((1, max(source.decode_s, 1e-5)), (4, max(source.decode_s, 1e-5) * 2)))
+    return DraftWorker(lambda: Drafter(Voice(source, Calibrator(), Calibrator()), None, widths))
+
+
+def tokenizer_json() -> bytes:
+    """The tokenizer of the tiny GGUF: one token per byte, a few merges, two control tokens, padding."""
+    from tiny_gguf import MERGES, SPECIAL, vocabulary
+
+    tokens, _ = vocabulary()
+    added = [
+        {"id": tokens.index(text), "content": text, "special": True, "single_word": False, "lstrip": False,
+         "rstrip": False, "normalized": False}
+        for text in SPECIAL
+    ]  # fmt: skip
+    vocab = {token: i for i, token in enumerate(tokens) if not token.startswith("[PAD")}
+    model = {"type": "BPE", "vocab": vocab, "merges": [merge.split() for merge in MERGES]}
+    return json.dumps(
+        {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": added,
+            "normalizer": None,
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+            "post_processor": None,
+            "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+            "model": {**model, "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+                      "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False},
+        }
+    ).encode()  # fmt: skip

@@ -1,0 +1,109 @@
+"""Artifacts: fetched once, resumed, checked before use, never half there."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from edge_agent.artifacts import ArtifactCache, ArtifactRef
+from outrider.core.errors import BadRequest, ModelRefused, NotFound, Unavailable
+
+DATA = bytes(range(256)) * 40
+REF = ArtifactRef("draft", "draft.gguf", f"sha256:{hashlib.sha256(DATA).hexdigest()}", len(DATA))
+
+
+class Origin:
+    """Serves DATA in chunks; breaks off after so many, as often as told."""
+
+    def __init__(self, data: bytes = DATA, *, breaks: int = 0, after: int = 3) -> None:
+        self.data = data
+        self.breaks = breaks
+        self.after = after
+        self.offsets: list[int] = []
+
+    async def fetch(self, content_hash: str, offset: int) -> AsyncIterator[bytes]:
+        self.offsets.append(offset)
+        for sent, at in enumerate(range(offset, len(self.data), 1000)):
+            if self.breaks and sent == self.after:
+                self.breaks -= 1
+                raise Unavailable("broke off")
+            yield self.data[at : at + 1000]
+
+
+async def test_an_artifact_is_fetched_once(tmp_path: Path) -> None:
+    origin, cache = Origin(), ArtifactCache(tmp_path / "deep" / "cache")
+    first = await cache.get(REF, origin.fetch)
+    second = await cache.get(REF, origin.fetch)
+    assert first == second and first.read_bytes() == DATA
+    assert origin.offsets == [0]
+    assert [path.name for path in first.parent.iterdir()] == [first.name]
+
+
+async def test_a_download_that_breaks_off_goes_on_where_it_was(tmp_path: Path) -> None:
+    origin = Origin(breaks=2)
+    path = await ArtifactCache(tmp_path).get(REF, origin.fetch)
+    assert path.read_bytes() == DATA
+    assert origin.offsets == [0, 3000, 6000]
+
+
+async def test_a_later_process_goes_on_too(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable):
+        await ArtifactCache(tmp_path).get(REF, Origin(breaks=99, after=1).fetch)
+    origin = Origin()
+    path = await ArtifactCache(tmp_path).get(REF, origin.fetch)
+    assert path.read_bytes() == DATA and origin.offsets[0] > 0
+
+
+async def test_bytes_of_another_hash_are_refused_and_not_kept(tmp_path: Path) -> None:
+    origin = Origin(bytes(reversed(DATA)))
+    with pytest.raises(ModelRefused, match=r"draft\.gguf"):
+        await ArtifactCache(tmp_path).get(REF, origin.fetch)
+    assert origin.offsets == [0, 0]  # once more from the start: the first try may have been damaged on disk
+    assert not (tmp_path / REF.digest).exists()
+    assert (await ArtifactCache(tmp_path).get(REF, Origin().fetch)).read_bytes() == DATA
+
+
+async def test_a_damaged_partial_download_is_thrown_away(tmp_path: Path) -> None:
+    (tmp_path / f"{REF.digest}.partial").write_bytes(b"rubbish" * 100)
+    path = await ArtifactCache(tmp_path).get(REF, Origin().fetch)
+    assert path.read_bytes() == DATA
+
+
+async def test_a_damaged_file_in_the_cache_is_fetched_again(tmp_path: Path) -> None:
+    cache, origin = ArtifactCache(tmp_path), Origin()
+    path = await cache.get(REF, origin.fetch)
+    path.write_bytes(DATA[:-1] + b"!")
+    assert (await cache.get(REF, origin.fetch)).read_bytes() == DATA
+    assert len(origin.offsets) == 2
+
+
+async def test_more_bytes_than_announced_are_not_stored(tmp_path: Path) -> None:
+    with pytest.raises(ModelRefused):
+        await ArtifactCache(tmp_path).get(REF, Origin(DATA[::-1] * 1000).fetch)
+    kept = [(tmp_path / name).stat().st_size for name in os.listdir(tmp_path)]
+    assert sum(kept) <= len(DATA)
+
+
+async def test_what_the_origin_refuses_is_passed_on(tmp_path: Path) -> None:
+    async def gone(content_hash: str, offset: int) -> AsyncIterator[bytes]:
+        raise NotFound("no such artifact")
+        yield b""
+
+    with pytest.raises(NotFound):
+        await ArtifactCache(tmp_path).get(REF, gone)
+
+
+@pytest.mark.parametrize("wrong", ["sha256:../../etc/passwd", "md5:abc", "sha256:" + "A" * 64, "", "0" * 64])
+async def test_a_hash_that_could_name_another_file_is_refused(tmp_path: Path, wrong: str) -> None:
+    with pytest.raises(BadRequest):
+        await ArtifactCache(tmp_path).get(ArtifactRef("draft", "x", wrong, 1), Origin().fetch)
+
+
+async def test_an_empty_or_absurd_size_is_refused(tmp_path: Path) -> None:
+    for size in (0, 1 << 40):
+        with pytest.raises(BadRequest):
+            await ArtifactCache(tmp_path).get(ArtifactRef("draft", "x", REF.hash, size), Origin().fetch)

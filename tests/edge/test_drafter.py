@@ -1,0 +1,237 @@
+"""The drafter: a tree that grows by survival, moves with every Commit and learns from it."""
+
+from __future__ import annotations
+
+import pytest
+from scripted import VOCABULARY, ScriptedSource, continuation, target
+
+from edge_agent.drafter import Drafter, Growth, Voice
+from edge_agent.growth import Plan, Widths
+from edge_agent.sources.base import DraftTask, Proposal, Spot
+from edge_agent.sources.prompt_lookup import PromptLookup
+from outrider.core.survival import Calibrator
+from outrider.core.tree import ROOT
+from outrider.llama import TreeFull
+
+PLAN = Plan(nodes=24, depth=8, nodes_per_step=10, price=0.05, patience_s=0.008, step_s=0.01)
+WIDTHS = Widths(((1, 1e-3), (4, 2e-3)))
+PROMPT = (1, 2, 3)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def drafter(
+    source: ScriptedSource | None = None, *, plan: Plan = PLAN, clock: Clock | None = None, **task: object
+) -> Drafter:
+    made = Drafter(Voice(source or ScriptedSource(), Calibrator(), Calibrator()), None, WIDTHS, clock or Clock())
+    made.begin(DraftTask(PROMPT, **task), plan)  # type: ignore[arg-type]
+    return made
+
+
+def grown(made: Drafter) -> Growth:
+    """All that it drafts before it rests."""
+    heard: list[Growth] = []
+    while True:
+        moved = made.step()
+        growth = made.harvest(moved=moved)
+        heard += [growth] if growth else []
+        if not moved:
+            nodes = tuple(node for growth in heard for node in growth.nodes)
+            return Growth(heard[-1].base, nodes, True, heard[0].urgent)
+
+
+def spine(growth: Growth) -> list[int]:
+    """Tokens along the first child of each node."""
+    tokens, parent = [], ROOT
+    while child := next((node for node in growth.nodes if node.parent == parent), None):
+        tokens.append(child.token)
+        parent = child.id
+    return tokens
+
+
+def test_a_draft_of_the_target_guesses_the_continuation() -> None:
+    growth = grown(drafter())
+    guessed = spine(growth)
+    assert len(guessed) >= 5
+    assert guessed == continuation(PROMPT, len(guessed))
+    assert growth.base == 0
+
+
+def test_ancestors_come_before_descendants() -> None:
+    seen = {ROOT}
+    for node in grown(drafter(ScriptedSource(0.6))).nodes:
+        assert node.parent in seen
+        seen.add(node.id)
+
+
+def test_the_tree_stays_within_nodes_and_depth() -> None:
+    made = drafter(ScriptedSource(0.6), plan=Plan(7, 3, 10, 0.01, 0.008, 0.01))
+    grown(made)
+    assert len(made._tree) <= 7
+    assert max(made._tree.depth(node.id) for node in made._tree) <= 3
+
+
+def test_what_descends_from_the_committed_tokens_survives() -> None:
+    made = drafter()
+    before = grown(made)
+    right = continuation(PROMPT, 20)
+    made.advance(right[:2])
+    offered = {node.id for node in before.nodes}
+    paths: dict[int, tuple[int, ...]] = {ROOT: ()}
+    for node in before.nodes:
+        paths[node.id] = (*paths[node.parent], node.token)
+    descend = {i for i, path in paths.items() if len(path) > 2 and path[:2] == tuple(right[:2])}
+    assert descend and {node.id for node in made._tree} & offered == descend
+    after = grown(made)
+    assert after.base == 2
+    assert offered.isdisjoint(node.id for node in after.nodes)  # each node is offered once
+
+
+def test_after_a_miss_it_starts_afresh_below_the_new_token() -> None:
+    made = drafter()
+    grown(made)
+    wrong = (target(PROMPT) + 40) % VOCABULARY
+    made.advance([wrong])
+    growth = grown(made)
+    assert growth.urgent and growth.base == 1
+    assert spine(growth)[:3] == continuation((*PROMPT, wrong), 3)
+
+
+def test_nothing_is_drafted_below_an_end_or_past_the_maximum() -> None:
+    right = continuation(PROMPT, 8)
+    ended = drafter(ends=frozenset({right[1]}))
+    assert len(spine(grown(ended))) == 2
+    short = drafter(max_tokens=3)
+    assert len(spine(grown(short))) == 3
+    short.advance(right[:3])
+    assert not short.step()
+
+
+def test_a_plan_without_speculation_rests_at_once() -> None:
+    made = drafter(plan=Plan(0, 8, 10, 0.05, 0.008, 0.01))
+    assert not made.step()
+    growth = made.harvest(moved=False)
+    assert growth == Growth(0, (), resting=True, urgent=True)
+    assert made.harvest(moved=False) is None  # said once per Commit
+
+
+def test_a_better_draft_is_believed_further_after_it_was_right() -> None:
+    made = drafter()
+    at_first = len(spine(grown(made)))
+    done: list[int] = []
+    right = continuation(PROMPT, 100)
+    while len(done) < 60:
+        made.advance(right[len(done) : len(done) + 3])
+        done += right[len(done) : len(done) + 3]
+        grown(made)
+    made.advance([0])
+    assert len(spine(grown(made))) >= at_first
+
+
+def test_a_bad_draft_unlearns_its_optimism() -> None:
+    made = drafter(ScriptedSource(0.0), max_tokens=10_000)
+    first = len(grown(made).nodes)
+    sequence = list(PROMPT)
+    for _ in range(80):
+        token = (target(sequence) + 40) % VOCABULARY  # never what the draft says
+        made.advance([token])
+        sequence.append(token)
+        last = len(grown(made).nodes)
+    assert last <= 2 < first
+
+
+def test_the_first_nodes_after_a_commit_wait_for_their_children_and_then_go() -> None:
+    clock = Clock()
+    made = drafter(clock=clock)
+    assert made.step()
+    assert made.harvest(moved=True) is None  # one more level is worth a decode of 1 ms
+    clock.now = 0.006
+    growth = made.harvest(moved=True)
+    assert growth is not None and growth.urgent and growth.nodes
+
+
+def test_while_the_verifier_has_nodes_more_are_collected_for_a_moment() -> None:
+    clock = Clock()
+    made = drafter(clock=clock)
+    made.step()
+    clock.now = 1.0
+    assert made.harvest(moved=True) is not None
+    made.step()
+    assert made.harvest(moved=True) is None
+    clock.now += 0.003
+    growth = made.harvest(moved=True)
+    assert growth is not None and not growth.urgent
+
+
+def test_a_full_context_rests_until_the_next_commit() -> None:
+    class Full(ScriptedSource):
+        def expand(self, spots: list[Spot]) -> list[list[Proposal]]:  # type: ignore[override]
+            if any(spot.id for spot in spots):
+                raise TreeFull("no cells")
+            return super().expand(spots)
+
+    made = drafter(Full())
+    assert made.step() and not made.step() and not made.step()
+    made.advance([target(PROMPT)])
+    assert made.step()
+
+
+def test_sources_are_merged_by_parent_and_token() -> None:
+    prompt = (5, 6, 7, 8, 9, 5, 6, 7)
+
+    class Echo(ScriptedSource):
+        def _guess(self, sequence: list[int]) -> list[Proposal]:
+            return [Proposal(8, 0, 1.0), Proposal(50, 1, 1.0)]
+
+    lookup = Voice(PromptLookup(), Calibrator(), Calibrator(), leads=False)
+    made = Drafter(Voice(Echo(), Calibrator(), Calibrator()), lookup, WIDTHS, Clock())
+    made.begin(DraftTask(prompt), PLAN)
+    made.step()
+    children = made._tree.children(ROOT)
+    assert list(children).count(8) == 1
+    below = made._tree.children(children[8])
+    assert 9 in below  # look-up went on below the node that both proposed, before the model was asked
+
+
+def test_lookup_alone_makes_a_chain() -> None:
+    prompt = (5, 6, 7, 8, 9, 10, 11, 5, 6, 7)
+    lookup = Voice(PromptLookup(), Calibrator(), Calibrator())
+    made = Drafter(None, lookup, Widths(((1, 1e-4),)), Clock())
+    made.begin(DraftTask(prompt), PLAN)
+    assert spine(grown(made))[:3] == [8, 9, 10]
+    made.advance([8, 9])
+    assert made._tree.position == 2 and len(made._tree) >= 1
+
+
+def test_tokens_that_the_draft_does_not_know_are_never_evaluated() -> None:
+    prompt = (500, 501, 502, 500, 501)
+    lookup = Voice(PromptLookup(), Calibrator(), Calibrator(), leads=False)
+    source = ScriptedSource()
+    seen: list[int] = []
+    source.expand = lambda spots, inner=source.expand: seen.extend(s.token for s in spots) or inner(spots)  # type: ignore
+    made = Drafter(Voice(source, Calibrator(), Calibrator()), lookup, WIDTHS, Clock())
+    made.begin(DraftTask(prompt), PLAN)
+    grown(made)
+    assert 502 in made._tree.children(ROOT)
+    assert 502 not in seen
+
+
+@pytest.mark.parametrize("quality", [0.3, 0.8, 1.0])
+def test_offered_nodes_are_the_mirrors_own_however_commits_fall(quality: float) -> None:
+    made = drafter(ScriptedSource(quality), max_tokens=500)
+    sequence = list(PROMPT)
+    offered: set[int] = set()
+    for i in range(60):
+        growth = grown(made)
+        assert offered.isdisjoint(node.id for node in growth.nodes)
+        offered |= {node.id for node in growth.nodes}
+        step = continuation(sequence, 1 + i % 4)
+        sequence += step
+        made.advance(step)
+        assert made._tree.position == len(sequence) - len(PROMPT)

@@ -1,0 +1,266 @@
+"""The session driver against a real stream: nothing lost, nothing doubled, whatever the draft and the network do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+from fake_verifier import FakeVerifier, Script, patient
+from scripted import ScriptedSource, continuation, target, worker
+
+from edge_agent.channels import Channels
+from edge_agent.driver import DriverOptions, SessionDriver
+from edge_agent.failover import Backoff, DirectRoute
+from edge_agent.statistics import Statistics
+from edge_agent.worker import DraftWorker
+from outrider.core.errors import ModelRefused, ProtocolViolation, Unavailable
+from outrider.core.protocol.device import DeviceSession
+from outrider.core.protocol.messages import Directive, Finish, SessionLimits
+
+PROMPT = (1, 2, 3)
+
+
+@dataclass
+class Run:
+    """One session on one verifier."""
+
+    verifier: FakeVerifier
+    channels: Channels
+    worker: DraftWorker | None = None
+    tokens: int = 60
+    silence_s: float = 1.0
+    budget_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        self.session = DeviceSession(PROMPT, max_tokens=self.tokens)
+        self.statistics = Statistics()
+        self.driver = SessionDriver(
+            self.session,
+            DirectRoute(self.verifier.address, Backoff(self.budget_s)),
+            lambda hop: self.channels.get(hop.address, tls=hop.tls),
+            self.worker,
+            DriverOptions("session", silence_s=self.silence_s),
+            self.statistics,
+        )
+
+    async def tokens_of(self, *, until: int | None = None) -> list[int]:
+        """What is delivered, up to `until` tokens; the session is cancelled there."""
+        got: list[int] = []
+        async with aclosing(self.driver.deliveries()) as deliveries:
+            async for delivery in deliveries:
+                got += delivery.tokens
+                if until is not None and len(got) >= until:
+                    break
+        assert self.driver.winding_down is not None
+        await self.driver.winding_down
+        return got
+
+
+@pytest.fixture
+async def channels() -> AsyncIterator[Channels]:
+    opened = Channels(None, insecure=False)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def verifier() -> AsyncIterator[FakeVerifier]:
+    async with FakeVerifier(Script(target)) as running:
+        yield running
+
+
+@asynccontextmanager
+async def drafting(source: ScriptedSource) -> AsyncIterator[DraftWorker]:
+    made = worker(source)
+    try:
+        yield made
+    finally:
+        await asyncio.to_thread(made.close)
+
+
+async def eventually(condition: object, within_s: float = 2.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline, "did not happen in time"
+        await asyncio.sleep(0.01)
+
+
+async def test_without_a_draft_it_is_plain_cloud_streaming(verifier: FakeVerifier, channels: Channels) -> None:
+    run = Run(verifier, channels)
+    assert await run.tokens_of() == continuation(PROMPT, 60)
+    assert run.statistics.steps == 60 and run.statistics.drafted == 0
+    assert run.session.finish is Finish.LENGTH
+
+
+@pytest.mark.parametrize("quality", [0.0, 0.5, 1.0])
+async def test_the_draft_changes_how_fast_the_tokens_come_and_nothing_else(
+    verifier: FakeVerifier, channels: Channels, quality: float
+) -> None:
+    async with drafting(ScriptedSource(quality, 0.0005)) as draft:
+        run = Run(verifier, channels, draft, tokens=120)
+        assert await run.tokens_of() == continuation(PROMPT, 120)
+        if quality == 1.0:
+            assert run.statistics.tokens_per_step > 2.0
+            assert run.statistics.accepted > 100
+
+
+async def test_a_draft_that_breaks_leaves_a_session_that_streams_on(verifier: FakeVerifier, channels: Channels) -> None:
+    async with drafting(ScriptedSource(1.0, 0.0005, raises_after=12)) as draft:
+        run = Run(verifier, channels, draft, tokens=100)
+        assert await run.tokens_of() == continuation(PROMPT, 100)
+        assert "the draft broke" in run.statistics.draft_failure
+        again = Run(verifier, channels, draft, tokens=40)  # the worker itself is fine
+        again.driver._options = DriverOptions("another")
+        assert await again.tokens_of() == continuation(PROMPT, 40)
+        assert again.statistics.accepted > 0
+
+
+async def test_a_draft_slower_than_the_verifiers_patience_never_makes_it_wait(channels: Channels) -> None:
+    script = patient(Script(target, step_s=0.002), patience_ms=50)
+    async with FakeVerifier(script) as verifier, drafting(ScriptedSource(1.0, 0.08)) as draft:
+        run = Run(verifier, channels, draft, tokens=40)
+        begun = time.monotonic()
+        assert await run.tokens_of() == continuation(PROMPT, 40)
+        assert time.monotonic() - begun < 40 * 0.050 / 2
+
+
+async def test_pings_are_answered(verifier: FakeVerifier, channels: Channels) -> None:
+    verifier.script.step_s, verifier.script.ping_s = 0.02, 0.02
+    await Run(verifier, channels, tokens=20).tokens_of()
+    assert verifier.pongs >= 5
+
+
+async def test_a_directive_of_no_speculation_is_obeyed(channels: Channels) -> None:
+    script = Script(target, directive=Directive(window_nodes=0, step_ms=2.0))
+    async with FakeVerifier(script) as verifier, drafting(ScriptedSource(1.0)) as draft:
+        run = Run(verifier, channels, draft, tokens=30)
+        assert await run.tokens_of() == continuation(PROMPT, 30)
+        assert run.statistics.accepted <= 12  # what was sent before Opened told
+
+
+async def test_small_limits_are_kept(channels: Channels) -> None:
+    limits = SessionLimits(nodes=3, depth=2, in_flight=4, run_ahead=4)
+    async with FakeVerifier(Script(target, limits=limits)) as verifier, drafting(ScriptedSource(0.7)) as draft:
+        run = Run(verifier, channels, draft, tokens=80)
+        assert await run.tokens_of() == continuation(PROMPT, 80)
+        assert run.statistics.attaches == 1  # a violation would have ended the stream
+        assert run.statistics.accepted > 0
+
+
+async def test_a_dropped_stream_is_taken_up_where_it_was(channels: Channels) -> None:
+    async with FakeVerifier(Script(target, step_s=0.004)) as verifier, drafting(ScriptedSource(0.8, 0.0005)) as draft:
+        run = Run(verifier, channels, draft, tokens=300)
+        reading = asyncio.create_task(run.tokens_of())
+        for _ in range(5):
+            await asyncio.sleep(0.08)
+            verifier.drop_streams()
+        assert await reading == continuation(PROMPT, 300)
+        assert run.statistics.attaches >= 4
+        epochs = [opening.attach.epoch for opening in verifier.opens]
+        assert epochs == sorted(set(epochs))
+
+
+async def test_a_silent_verifier_is_left_and_found_again(channels: Channels) -> None:
+    async with FakeVerifier(Script(target, step_s=0.004)) as verifier:
+        run = Run(verifier, channels, tokens=60, silence_s=0.3)
+        reading = asyncio.create_task(run.tokens_of())
+        await eventually(lambda: len(run.session.received) > 10)
+        verifier.freeze()
+        await eventually(lambda: len(verifier.opens) >= 2, 3.0)
+        verifier.frozen = False
+        assert await reading == continuation(PROMPT, 60)
+
+
+async def test_a_verifier_that_restarts_on_its_address_is_found_again(channels: Channels) -> None:
+    async with FakeVerifier(Script(target, step_s=0.004)) as verifier:
+        run = Run(verifier, channels, tokens=80)
+        reading = asyncio.create_task(run.tokens_of())
+        await eventually(lambda: len(run.session.received) > 20)
+        address = verifier.address
+        await verifier.kill()
+        await asyncio.sleep(0.2)
+        verifier._kept.clear()
+        await verifier.start(address)
+        assert await reading == continuation(PROMPT, 80)
+
+
+async def test_a_verifier_that_stays_away_is_told_after_the_budget(channels: Channels) -> None:
+    async with FakeVerifier(Script(target)) as verifier:
+        await verifier.kill()
+        run = Run(verifier, channels, budget_s=0.5)
+        begun = time.monotonic()
+        with pytest.raises(Unavailable):
+            await run.tokens_of()
+        assert time.monotonic() - begun < 3.0
+
+
+async def test_what_cannot_be_mended_is_raised_at_once(verifier: FakeVerifier, channels: Channels) -> None:
+    verifier.script.refuse = ModelRefused("not this one")
+    with pytest.raises(ModelRefused, match="not this one"):
+        await Run(verifier, channels).tokens_of()
+    assert len(verifier.opens) == 1
+
+
+async def test_closing_the_iterator_cancels_the_session(channels: Channels) -> None:
+    async with FakeVerifier(Script(target, step_s=0.004)) as verifier, drafting(ScriptedSource(0.8, 0.0005)) as draft:
+        run = Run(verifier, channels, draft, tokens=2000)
+        got = await run.tokens_of(until=20)
+        assert got == continuation(PROMPT, len(got))
+        assert run.session.finish is Finish.CANCELLED
+        await eventually(lambda: not verifier.live)
+
+
+async def test_many_sessions_run_at_once(verifier: FakeVerifier, channels: Channels) -> None:
+    async with drafting(ScriptedSource(0.8, 0.0005)) as draft:
+        runs = [Run(verifier, channels, draft if i == 0 else None, tokens=50) for i in range(8)]
+        for i, run in enumerate(runs):
+            run.driver._options = DriverOptions(f"session-{i}")
+        everything = await asyncio.gather(*(run.tokens_of() for run in runs))
+    assert all(got == continuation(PROMPT, 50) for got in everything)
+
+
+async def test_the_end_of_sequence_ends_the_session(channels: Channels) -> None:
+    expected = continuation(PROMPT, 60)
+    end = expected[30]
+    script = Script(target, eos_token_ids=(end,))
+    async with FakeVerifier(script) as verifier, drafting(ScriptedSource(1.0, 0.0005)) as draft:
+        run = Run(verifier, channels, draft)
+        run.session._ends = frozenset({end})
+        run.driver._options = DriverOptions("session", ends=frozenset({end}))
+        assert await run.tokens_of() == expected[: expected.index(end) + 1]
+        assert run.session.finish is Finish.EOS
+
+
+async def test_a_commit_that_changes_delivered_tokens_ends_in_an_error(channels: Channels) -> None:
+    lies = iter(range(10**6))
+
+    def fickle(sequence: object) -> int:
+        return next(lies) % 97
+
+    async with FakeVerifier(Script(fickle, step_s=0.004)) as verifier:
+        run = Run(verifier, channels, tokens=500)
+        reading = asyncio.create_task(run.tokens_of())
+        await eventually(lambda: len(run.session.received) > 5)
+        run.session.received[-1] = 1000  # as if another verifier had said so
+        kept = verifier.live["session"]
+        kept.committed = [*run.session.received[:-1], 5, 6, 7]
+        (stream,) = verifier._streams
+        from outrider.core.protocol.messages import Commit
+
+        stream.commit(Commit(run.session.epoch, len(run.session.received) - 1, (5, 6), 0))
+        with pytest.raises(ProtocolViolation, match="changes tokens"):
+            await reading
+
+
+async def test_nodes_reach_the_verifier_within_moments_of_a_commit(channels: Channels) -> None:
+    """The median answer to a Commit that left the verifier without nodes; generous, for a machine that is busy."""
+    script = Script(target, step_s=0.005, directive=Directive(patience_ms=20, step_ms=5.0))
+    async with FakeVerifier(script) as verifier, drafting(ScriptedSource(0.5, 0.0005)) as draft:
+        run = Run(verifier, channels, draft, tokens=150)
+        assert await run.tokens_of() == continuation(PROMPT, 150)
+        assert run.statistics.answers_s
+        assert run.statistics.answer_ms < 20.0

@@ -1,0 +1,277 @@
+"""The SDK end to end on the device's side: a real draft on llama.cpp, a scripted target behind a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fake_verifier import FakeVerifier, Script
+from scripted import tokenizer_json
+
+import edge_agent
+from edge_agent import AsyncClient, EdgeSettings
+from edge_agent.cli import main
+from edge_agent.tokens import TargetTokenizer
+from outrider.core.errors import BadRequest, ModelRefused, VocabularyMismatch
+
+TEXT = "def grüße(name):\n    return f'Grüße, {name}! 🙂'\n\nprint(grüße('Welt'))\n"
+TEMPLATE = "{% for m in messages %}<|user|>{{ m.content }}<|end|>{% endfor %}"
+
+
+def reciting(tokens: Sequence[int]) -> object:
+    """A target that says the same text over and over, whatever the prompt's length."""
+
+    def target(sequence: Sequence[int]) -> int:
+        for length in range(min(len(sequence), len(tokens)), -1, -1):
+            if list(sequence[len(sequence) - length :]) == list(tokens[:length]):
+                return tokens[length % len(tokens)]
+        return tokens[0]
+
+    return target
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_gguf: Path) -> TargetTokenizer:
+    return TargetTokenizer(tokenizer_json())
+
+
+@pytest.fixture
+def script(tokenizer: TargetTokenizer, tiny_gguf: Path) -> Iterator[Script]:
+    yield Script(
+        reciting(tokenizer.encode_plain(TEXT)),  # type: ignore[arg-type]
+        vocabulary_size=len(tokenizer.table),
+        tokenizer_json=tokenizer_json(),
+        artifacts={"draft": tiny_gguf.read_bytes(), "template": TEMPLATE.encode()},
+        chunk_bytes=100_000,
+    )
+
+
+@pytest.fixture
+async def verifier(script: Script) -> AsyncIterator[FakeVerifier]:
+    async with FakeVerifier(script) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(verifier: FakeVerifier, tmp_path: Path) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path) as made:
+        yield made
+
+
+async def test_text_comes_out_whole_and_equal_to_plain_streaming(
+    client: AsyncClient, verifier: FakeVerifier, tmp_path: Path, tokenizer: TargetTokenizer
+) -> None:
+    length = len(tokenizer.encode_plain(TEXT))
+    completion = await client.generate("# Python", max_tokens=2 * length)
+    assert completion.text == TEXT * 2
+    assert completion.finish_reason == "length"
+    assert completion.usage.completion_tokens == 2 * length and completion.usage.prompt_tokens > 0
+    assert completion.statistics.accepted > 0  # by look-up at least: the second round repeats the first
+    async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path, draft=None) as plain:
+        assert (await plain.generate("# Python", max_tokens=2 * length)).token_ids == completion.token_ids
+
+
+async def test_chunks_are_the_text_in_pieces(client: AsyncClient) -> None:
+    stream = await client.stream("x", max_tokens=60)
+    chunks = [chunk async for chunk in stream]
+    assert "".join(chunk.text for chunk in chunks) == stream.completion.text
+    assert all(len(chunk.drafted) == len(chunk.token_ids) for chunk in chunks)
+    assert sum(len(chunk.token_ids) for chunk in chunks) == 60
+
+
+async def test_a_stop_string_ends_text_and_usage_and_frees_the_verifier(
+    client: AsyncClient, verifier: FakeVerifier, tokenizer: TargetTokenizer
+) -> None:
+    completion = await client.generate("x", max_tokens=500, stop=["🙂", "never"])
+    assert completion.text == TEXT[: TEXT.index("🙂")]
+    assert completion.finish_reason == "stop"
+    assert completion.usage.completion_tokens == len(tokenizer.encode_plain(TEXT[: TEXT.index("🙂") + 1]))
+    for _ in range(100):
+        if not verifier.live:
+            return
+        await asyncio.sleep(0.02)
+    pytest.fail("the session was not cancelled")
+
+
+async def test_leaving_a_stream_early_cancels_it(client: AsyncClient, verifier: FakeVerifier) -> None:
+    async with await client.stream("x", max_tokens=3000) as stream:
+        async for _ in stream:
+            break
+    assert stream.completion.finish_reason == "cancelled"
+    for _ in range(100):
+        if not verifier.live:
+            return
+        await asyncio.sleep(0.02)
+    pytest.fail("the session was not cancelled")
+
+
+async def test_chat_uses_the_targets_template(client: AsyncClient, verifier: FakeVerifier) -> None:
+    completion = await client.chat([{"role": "user", "content": "hello <|end|>"}], max_tokens=20)
+    assert completion.text == TEXT[: len(completion.text)] != ""
+    prompt = verifier.opens[-1].attach.prompt
+    table = TargetTokenizer(tokenizer_json())
+    ends = [i for i in prompt if i in table.special]
+    assert len(ends) == 2  # the template's own two: what the user wrote is text
+
+
+async def test_sampling_parameters_reach_the_verifier_and_seeds_are_random(
+    client: AsyncClient, verifier: FakeVerifier
+) -> None:
+    await client.generate([1, 2], max_tokens=3, temperature=0.7, top_p=0.9, repetition_penalty=1.1, seed=11)
+    sampling = verifier.opens[-1].attach.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.repetition_penalty, sampling.seed) == (0.7, 0.9, 1.1, 11)
+    seeds = {(await client.generate([1, 2], max_tokens=1)).seed for _ in range(4)}
+    assert len(seeds) == 4
+
+
+async def test_artifacts_are_fetched_once_and_a_broken_download_is_resumed(
+    verifier: FakeVerifier, tmp_path: Path
+) -> None:
+    verifier.script.break_after = 2
+    verifier.script.chunk_bytes = 1000
+    for _ in range(2):
+        async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path) as made:
+            await made.generate("x", max_tokens=2)
+    offsets = [offset for _, offset in verifier.fetches]
+    assert len(offsets) == 4 and sorted(offsets)[:3] == [0, 0, 0] and max(offsets) == 2000
+
+
+async def test_a_corrupted_tokenizer_is_refused(verifier: FakeVerifier, tmp_path: Path) -> None:
+    verifier.script.corrupt = True
+    async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path) as made:
+        with pytest.raises(ModelRefused, match="hash"):
+            await made.generate("x")
+
+
+async def test_a_draft_file_that_is_no_model_leaves_plain_streaming(verifier: FakeVerifier, tmp_path: Path) -> None:
+    verifier.script.artifacts = {"draft": b"no GGUF at all" * 100}
+    async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path) as made:
+        completion = await made.generate("x", max_tokens=20)
+    assert completion.text == TEXT[: len(completion.text)]
+    assert completion.statistics.drafted == 0
+
+
+async def test_a_draft_of_another_vocabulary_is_refused(script: Script, tmp_path: Path) -> None:
+    data = json.loads(tokenizer_json())
+    vocab = data["model"]["vocab"]
+    vocab["A"], vocab["B"] = vocab["B"], vocab["A"]
+    other = json.dumps(data).encode()
+    async with (
+        FakeVerifier(replace(script, tokenizer_json=other)) as verifier,
+        AsyncClient(verifier=verifier.address, cache_dir=tmp_path) as made,
+    ):
+        with pytest.raises(VocabularyMismatch, match="differ"):
+            await made.generate("x")
+
+
+async def test_a_prompt_longer_than_the_drafts_context_is_streamed_without_it(
+    verifier: FakeVerifier, tmp_path: Path
+) -> None:
+    settings = EdgeSettings(draft_context=64)
+    async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path, settings=settings) as made:
+        completion = await made.generate("abc " * 100, max_tokens=30)
+    assert completion.text == TEXT[: len(completion.text)]
+    assert "ContextFull" in completion.statistics.draft_failure
+
+
+async def test_more_sessions_than_workers_run_without_a_draft(verifier: FakeVerifier, tmp_path: Path) -> None:
+    settings = EdgeSettings(draft_workers=1)
+    async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path, settings=settings) as made:
+        completions = await asyncio.gather(*(made.generate("x", max_tokens=60) for _ in range(4)))
+    assert len({completion.token_ids for completion in completions}) == 1
+    assert sorted(bool(completion.statistics.draft) for completion in completions) == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_tokens": 0},
+        {"temperature": -1.0},
+        {"top_p": 0.0},
+        {"seed": -1},
+        {"stop": [""]},
+        {"max_tokens": 100_000},
+        {"n": 3},
+    ],
+)
+async def test_values_out_of_bounds_are_refused_before_anything_is_sent(
+    client: AsyncClient, verifier: FakeVerifier, wrong: dict[str, object]
+) -> None:
+    with pytest.raises(BadRequest):
+        await client.generate("x", **wrong)  # type: ignore[arg-type]
+    assert not verifier.opens
+
+
+@pytest.mark.parametrize("prompt", ["", [], [10**6], [-1]])
+async def test_prompts_that_the_target_cannot_take_are_refused(client: AsyncClient, prompt: object) -> None:
+    with pytest.raises(BadRequest):
+        await client.generate(prompt)  # type: ignore[arg-type]
+
+
+def test_a_client_needs_exactly_one_address() -> None:
+    for given in ({}, {"coordinator": "a:1", "verifier": "b:2"}):
+        with pytest.raises(BadRequest, match="either"):
+            AsyncClient(**given, settings=EdgeSettings(coordinator="", verifier=""))  # type: ignore[arg-type]
+
+
+def test_the_command_line_prints_text_and_statistics(
+    script: Script, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def served() -> None:
+        async with FakeVerifier(script) as verifier:
+            where = ["--verifier", verifier.address, "--cache-dir", str(tmp_path)]
+            await asyncio.to_thread(main, ["generate", "x", "--max-tokens", "30", "--stats", *where])
+            await asyncio.to_thread(main, ["chat", "--message", "hi", "--max-tokens", "10", *where])
+
+    asyncio.run(served())
+    out, err = capfd.readouterr()
+    assert out.startswith(TEXT[:20])
+    assert "tokens/s" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["generate", "x", "--verifier", "nonsense"], 2, "HOST:PORT"),
+        (["generate", "x", "--verifier", "127.0.0.1:1"], 1, "outrider-edge:"),
+        (["generate", "x", "--verifier", "127.0.0.1:1", "--draft", "/no/such"], 2, "GGUF"),
+        (["generate", "x", "--verifier", "example.org:1"], 2, "TLS"),
+    ],
+)
+def test_the_command_lines_errors_are_readable(
+    arguments: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    assert exit_.value.code == code
+    err = capsys.readouterr().err
+    assert said in err and "Traceback" not in err
+
+
+def test_the_public_names_are_those_that_are_listed() -> None:
+    assert sorted(edge_agent.__all__) == [
+        "AsyncClient",
+        "Chunk",
+        "Completion",
+        "CompletionStream",
+        "EdgeSettings",
+        "Statistics",
+        "Usage",
+    ]
+    assert all(hasattr(edge_agent, name) for name in edge_agent.__all__)
+
+
+def test_a_device_imports_neither_torch_nor_the_other_applications() -> None:
+    code = (
+        "import sys, edge_agent.cli, edge_agent.sources.llama_source, outrider.llama\n"
+        "bad = {'torch', 'transformers', 'redis', 'cloud_verifier', 'coordinator'} & set(sys.modules)\n"
+        "sys.exit(', '.join(bad) or 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr

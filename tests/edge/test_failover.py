@@ -1,0 +1,262 @@
+"""Where a session goes next, and that no token is lost or doubled on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, aclosing
+
+import pytest
+from fake_verifier import FakeVerifier, Script
+from scripted import ScriptedSource, continuation, target, worker
+
+from edge_agent.channels import Channels
+from edge_agent.driver import DriverOptions, SessionDriver
+from edge_agent.failover import Backoff, DirectRoute, GrantRoute, Grants, Step, after, limits_of
+from edge_agent.statistics import Statistics
+from edge_agent.stream import Silent
+from outrider.core import errors
+from outrider.core.errors import BadRequest, OutriderError, Unavailable
+from outrider.core.protocol.device import DeviceSession
+from outrider.core.protocol.messages import SessionLimits
+from outrider.wire.codecs import limits_to_proto
+from outrider.wire.v1 import coordinator_pb2 as pb
+
+PROMPT = (4, 5, 6)
+LIMITS = SessionLimits(nodes=20, depth=10, in_flight=40, run_ahead=16)
+
+
+def ticket(limits: SessionLimits = LIMITS) -> bytes:
+    claims = pb.TicketClaims(session_id="s", limits=limits_to_proto(limits)).SerializeToString()
+    return pb.SignedTicket(claims=claims, signature=b"unchecked", key_id="k").SerializeToString()
+
+
+def grant(name: str, address: str, first: int, last: int) -> pb.Grant:
+    return pb.Grant(verifier_id=name, address=address, ticket=ticket(), epoch_first=first, epoch_last=last)
+
+
+def grants(*given: pb.Grant) -> Grants:
+    return Grants("s", given)
+
+
+class Coordinator:
+    """Answers resume with what it was given, one after another; an error is raised."""
+
+    def __init__(self, *answers: Grants | OutriderError) -> None:
+        self.answers = list(answers)
+        self.asked: list[tuple[tuple[str, ...], int]] = []
+
+    async def resume(self, ticket: bytes, failed: Sequence[str], last_epoch: int) -> Grants:
+        self.asked.append((tuple(failed), last_epoch))
+        answer = self.answers.pop(0)
+        if isinstance(answer, OutriderError):
+            raise answer
+        return answer
+
+
+def quick(budget_s: float = 5.0) -> Backoff:
+    return Backoff(budget_s, draw=lambda: 0.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "step"),
+    [
+        (Unavailable("reset"), Step.HERE),
+        (errors.Fenced("old"), Step.HERE),
+        (Silent("hung"), Step.ELSEWHERE),
+        (errors.Overloaded("full"), Step.ELSEWHERE),
+        (errors.InternalError("bug"), Step.ELSEWHERE),
+        (errors.Unauthenticated("expired"), Step.ELSEWHERE),
+        (errors.ProtocolViolation("gap"), Step.NOWHERE),
+        (errors.VocabularyMismatch("other"), Step.NOWHERE),
+        (errors.PermissionDenied("no"), Step.NOWHERE),
+        (errors.ModelRefused("no"), Step.NOWHERE),
+    ],
+)
+def test_an_error_says_where_another_attach_may_help(error: OutriderError, step: Step) -> None:
+    assert after(error) is step
+
+
+async def test_a_broken_stream_is_tried_once_more_and_then_the_standby() -> None:
+    route = GrantRoute(grants(grant("a", "h:1", 10, 19), grant("b", "h:2", 20, 29)), Coordinator().resume, quick())
+    hops = [await route.next()]
+    for _ in range(2):
+        route.failed(Unavailable("reset"), progressed=False)
+        hops.append(await route.next())
+    assert [(hop.address, hop.epoch) for hop in hops] == [("h:1", 10), ("h:1", 11), ("h:2", 20)]
+    assert hops[0].limits == LIMITS
+
+
+async def test_a_silent_verifier_is_not_tried_again() -> None:
+    route = GrantRoute(grants(grant("a", "h:1", 10, 19), grant("b", "h:2", 20, 29)), Coordinator().resume, quick())
+    await route.next()
+    route.failed(Silent("hung"), progressed=True)
+    assert (await route.next()).address == "h:2"
+
+
+async def test_with_no_grant_left_the_coordinator_is_asked_until_it_answers() -> None:
+    coordinator = Coordinator(Unavailable("restarting"), grants(), grants(grant("c", "h:3", 40, 49)))
+    route = GrantRoute(grants(grant("a", "h:1", 10, 19)), coordinator.resume, quick())
+    await route.next()
+    route.failed(Silent("hung"), progressed=False)
+    hop = await route.next()
+    assert (hop.address, hop.epoch) == ("h:3", 40)
+    assert coordinator.asked[0] == (("a",), 10)
+
+
+async def test_epochs_only_grow_and_stay_within_their_grant() -> None:
+    coordinator = Coordinator(grants(grant("a", "h:1", 12, 13)))
+    route = GrantRoute(grants(grant("a", "h:1", 10, 11)), coordinator.resume, quick())
+    epochs = []
+    for _ in range(4):
+        epochs.append((await route.next()).epoch)
+        route.failed(Unavailable("reset"), progressed=True)
+    assert epochs == [10, 11, 12, 13]
+
+
+async def test_progress_renews_the_budget_and_its_lack_ends_it() -> None:
+    now = [0.0]
+    backoff = Backoff(10.0, clock=lambda: now[0], draw=lambda: 0.0)
+    for _ in range(5):
+        backoff.failed(Unavailable("x"))
+        now[0] += 9.0
+        backoff.progressed()
+    backoff.failed(Unavailable("x"))
+    now[0] += 11.0
+    with pytest.raises(Unavailable):
+        backoff.failed(Unavailable("x"))
+
+
+def test_pauses_double_up_to_a_bound_and_honour_the_peers_wish() -> None:
+    backoff = Backoff(1e9, draw=lambda: 1.0)
+    pauses = []
+    for _ in range(8):
+        backoff.failed(Unavailable("x"))
+        pauses.append(backoff.pause_s())
+    assert pauses[:4] == pytest.approx([0.1, 0.2, 0.4, 0.8]) and pauses[-1] == 3.0
+    assert backoff.pause_s(60.0) == 60.0
+
+
+async def test_an_overloaded_verifier_is_left_alone_for_as_long_as_it_asked() -> None:
+    route = DirectRoute("h:1", quick())
+    await route.next()
+    route.failed(errors.Overloaded("full", retry_after_s=0.3), progressed=False)
+    begun = time.monotonic()
+    await route.next()
+    assert time.monotonic() - begun >= 0.3
+
+
+def test_limits_are_read_from_a_ticket_and_a_broken_one_is_refused() -> None:
+    assert limits_of(ticket()) == LIMITS
+    assert limits_of(b"") is None
+    with pytest.raises(BadRequest):
+        limits_of(b"\xff\xff\xff")
+
+
+# --- on sockets
+
+
+class Pair:
+    """Two verifiers, a session that may use both, a draft of quality .8."""
+
+    def __init__(self, first: FakeVerifier, second: FakeVerifier, channels: Channels, tokens: int) -> None:
+        self.first, self.second = first, second
+        self.session = DeviceSession(PROMPT, max_tokens=tokens)
+        self.statistics = Statistics()
+        self.worker = worker(ScriptedSource(0.8, 0.0005))
+        self.coordinator = Coordinator(grants(grant("a", first.address, 300, 399)))
+        given = grants(grant("a", first.address, 100, 199), grant("b", second.address, 200, 299))
+        self.driver = SessionDriver(
+            self.session,
+            GrantRoute(given, self.coordinator.resume, quick()),
+            lambda hop: channels.get(hop.address, tls=hop.tls),
+            self.worker,
+            DriverOptions("s", silence_s=0.4),
+            self.statistics,
+        )
+
+    async def run(self) -> list[int]:
+        got: list[int] = []
+        async with aclosing(self.driver.deliveries()) as deliveries:
+            async for delivery in deliveries:
+                got += delivery.tokens
+        assert self.driver.winding_down is not None
+        await self.driver.winding_down
+        return got
+
+    async def until(self, received: int) -> None:
+        deadline = time.monotonic() + 5.0
+        while len(self.session.received) < received:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.002)
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Pair]:
+    async with AsyncExitStack() as stack:
+        script = Script(target, step_s=0.004, limits=LIMITS)
+        first = await stack.enter_async_context(FakeVerifier(script, "a"))
+        second = await stack.enter_async_context(FakeVerifier(script, "b"))
+        channels = Channels(None, insecure=False)
+        stack.push_async_callback(channels.close)
+        made = Pair(first, second, channels, 250)
+        stack.push_async_callback(asyncio.to_thread, made.worker.close)
+        yield made
+
+
+async def test_a_killed_verifiers_session_goes_on_at_the_standby(pair: Pair) -> None:
+    reading = asyncio.create_task(pair.run())
+    await pair.until(60)
+    await pair.first.kill()
+    assert await reading == continuation(PROMPT, 250)
+    assert not pair.coordinator.asked  # it may be down
+    assert pair.second.opens[0].attach.epoch >= 200
+
+
+async def test_a_hung_verifiers_session_goes_on_at_the_standby_and_its_late_commits_change_nothing(pair: Pair) -> None:
+    reading = asyncio.create_task(pair.run())
+    await pair.until(60)
+    pair.first.freeze()
+    await pair.until(150)
+    pair.first.frozen = False  # the zombie wakes and commits in its old epoch
+    assert await reading == continuation(PROMPT, 250)
+    assert pair.second.opens
+
+
+async def test_when_the_standby_dies_too_the_coordinator_names_another(pair: Pair) -> None:
+    reading = asyncio.create_task(pair.run())
+    await pair.until(50)
+    pair.first.freeze()
+    await pair.until(120)
+    pair.first.frozen = False
+    await pair.second.kill()
+    assert await reading == continuation(PROMPT, 250)
+    assert pair.coordinator.asked[0][0] == ("a", "b")
+    assert pair.first.opens[-1].attach.epoch >= 300
+
+
+async def test_appends_follow_open_at_once_where_a_ticket_tells_the_limits(pair: Pair) -> None:
+    assert await pair.run() == continuation(PROMPT, 250)
+    assert pair.statistics.attaches == 1
+    assert pair.first.opens[0].ticket == ticket()
+
+
+async def test_random_kills_lose_nothing_and_double_nothing() -> None:
+    """Both ways to die, at random points, ten times over."""
+    for round_ in range(10):
+        async with AsyncExitStack() as stack:
+            script = Script(target, step_s=0.002, limits=LIMITS)
+            first = await stack.enter_async_context(FakeVerifier(script, "a"))
+            second = await stack.enter_async_context(FakeVerifier(script, "b"))
+            channels = Channels(None, insecure=False)
+            stack.push_async_callback(channels.close)
+            made = Pair(first, second, channels, 120)
+            stack.push_async_callback(asyncio.to_thread, made.worker.close)
+            reading = asyncio.create_task(made.run())
+            await made.until(1 + (37 * round_) % 90)
+            if round_ % 2:
+                await first.kill()
+            else:
+                first.freeze()
+            assert await reading == continuation(PROMPT, 120)

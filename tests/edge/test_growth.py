@@ -1,0 +1,114 @@
+"""Which nodes are worth a decode, worth sending, worth waiting for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from edge_agent.growth import (
+    Guess,
+    Leaf,
+    Plan,
+    Widths,
+    choose_children,
+    choose_leaves,
+    floor,
+    send_interval,
+    worth_waiting,
+)
+from outrider.core.protocol.messages import Directive, SessionLimits
+
+PLAN = Plan(nodes=48, depth=16, nodes_per_step=10, price=0.05, patience_s=0.008, step_s=0.007)
+FLAT = Widths(((1, 1.0e-3), (2, 1.02e-3), (4, 1.05e-3), (8, 1.1e-3)))
+STEEP = Widths(((1, 1.0e-3), (2, 2.0e-3), (4, 4.0e-3), (8, 8.0e-3)))
+
+
+def leaves(*survivals: float, spine: int = 0) -> list[Leaf]:
+    return [Leaf(i + 1, s, depth=1 + i, spine=i == spine) for i, s in enumerate(survivals)]
+
+
+def test_a_plan_never_exceeds_the_sessions_limits() -> None:
+    directive = Directive(window_nodes=48, window_depth=16, price=0.1, patience_ms=8, step_ms=7.0)
+    plan = Plan.of(directive, SessionLimits(nodes=5, depth=40))
+    assert (plan.nodes, plan.depth, plan.price, plan.patience_s, plan.step_s) == (5, 16, 0.1, 0.008, 0.007)
+    assert Plan.of(directive, SessionLimits(), waits=False).patience_s == 0.0
+
+
+@pytest.mark.parametrize("change", [{"nodes": 0}, {"depth": 0}, {"nodes_per_step": 0}, {"price": 1.0}])
+def test_a_plan_that_allows_nothing_does_not_speculate(change: dict[str, float]) -> None:
+    assert PLAN.speculates
+    assert not replace(PLAN, **change).speculates  # type: ignore[arg-type]
+
+
+def test_where_width_costs_nothing_the_tree_is_best_first() -> None:
+    chosen = choose_leaves(leaves(0.8, 0.5, 0.4, 0.3), PLAN, FLAT, 0.05)
+    assert [leaf.id for leaf in chosen] == [1, 2, 3, 4]
+
+
+def test_where_width_costs_its_share_the_tree_is_a_comb() -> None:
+    assert [leaf.id for leaf in choose_leaves(leaves(0.8, 0.5, 0.4, 0.3), PLAN, STEEP, 0.05)] == [1]
+
+
+def test_the_greedy_spine_goes_along_even_where_others_are_better() -> None:
+    chosen = choose_leaves(leaves(0.8, 0.1, spine=1), PLAN, STEEP, 0.05)
+    assert {leaf.id for leaf in chosen} == {1, 2}
+
+
+def test_the_spines_first_nodes_are_kept_below_the_floor_and_its_later_ones_are_not() -> None:
+    shallow, deep = Leaf(1, 0.01, depth=1, spine=True), Leaf(2, 0.01, depth=5, spine=True)
+    assert choose_leaves([shallow], PLAN, FLAT, 0.05) == [shallow]
+    assert choose_leaves([deep], PLAN, FLAT, 0.05) == []
+
+
+def test_nothing_is_evaluated_below_the_window() -> None:
+    assert choose_leaves([Leaf(1, 0.9, depth=16, spine=True)], PLAN, FLAT, 0.05) == []
+
+
+def test_no_more_leaves_than_were_measured_go_into_one_decode() -> None:
+    assert len(choose_leaves(leaves(*[0.5] * 20), PLAN, FLAT, 0.05)) == 8
+
+
+def test_children_are_the_best_that_are_worth_the_price() -> None:
+    guesses = [Guess(1, 0.5, True), Guess(2, 0.2, False), Guess(3, 0.06, False), Guess(4, 0.055, False)]
+    assert [g.token for g in choose_children(guesses, 3, True, PLAN)] == [1, 2, 3]
+    assert [g.token for g in choose_children(guesses, 3, True, replace(PLAN, price=0.1))] == [1, 2]
+    assert choose_children(guesses, 17, True, PLAN) == []
+
+
+def test_the_first_guess_is_offered_near_the_root_even_if_it_is_not_believed() -> None:
+    guesses = [Guess(5, 0.3, False), Guess(1, 0.01, True)]
+    assert [g.token for g in choose_children(guesses, 1, True, PLAN)] == [5, 1]
+    assert [g.token for g in choose_children(guesses, 3, True, PLAN)] == [5]
+    assert [g.token for g in choose_children(guesses, 1, False, PLAN)] == [5]
+
+
+def test_device_time_raises_the_floor_only_as_far_as_it_delays_the_verifier() -> None:
+    assert floor(PLAN, FLAT, expected=3.0) == PLAN.price
+    slow = Widths(((1, 20e-3),))
+    assert floor(PLAN, slow, expected=1.0) == pytest.approx(20e-3 / 7e-3 / 2)
+
+
+def test_waiting_ends_when_the_next_node_gains_less_than_going_now() -> None:
+    decode = 0.7e-3
+    assert worth_waiting(PLAN, [], 0.5, decode, 0.0)
+    assert worth_waiting(PLAN, [0.9], 0.8, decode, 1e-3)
+    assert not worth_waiting(PLAN, [0.9, 0.8, 0.7], 0.3, decode, 2e-3)
+
+
+def test_nobody_waits_past_the_verifiers_patience_or_for_more_than_it_takes() -> None:
+    assert not worth_waiting(PLAN, [], 0.9, 6e-3, 0.0)
+    assert not worth_waiting(replace(PLAN, patience_s=0.0), [], 0.9, 1e-4, 0.0)
+    assert not worth_waiting(replace(PLAN, nodes_per_step=2), [0.9, 0.9], 0.9, 1e-4, 0.0)
+    assert not worth_waiting(PLAN, [0.9], 0.0, 1e-4, 0.0)
+
+
+def test_widths_are_interpolated_and_extended() -> None:
+    widths = Widths(((1, 1.0), (4, 2.5), (8, 3.5)))
+    assert [widths.of(w) for w in (1, 2, 4, 6, 8, 10)] == pytest.approx([1.0, 1.5, 2.5, 3.0, 3.5, 4.0])
+    assert Widths(((1, 2.0),)).of(3) == 6.0
+
+
+def test_messages_that_answer_nothing_are_a_quarter_step_apart() -> None:
+    assert send_interval(0.007) == 0.002
+    assert send_interval(0.040) == 0.010
