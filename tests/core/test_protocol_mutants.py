@@ -16,7 +16,7 @@ from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.tree import ROOT, TokenTree
 from outrider.core.walk import Walked, walk
 
-SCHEDULES = 4_000
+SCHEDULES = 10_000
 
 
 class AppendsBlindly(DeviceSession):
