@@ -1,0 +1,422 @@
+"""The serving verifier dies in the middle of a session, and the client must not notice more than a pause.
+
+Two verifiers, one session at a time, greedy and sampled in turn. At a random point between 20% and 80% of the tokens
+the serving one is killed with its whole process group (kill -9) or stopped (SIGSTOP) and woken again once the standby
+has taken over. The output is compared with that of an undisturbed run of the same request. The time is what the client
+sees: from the signal to the first token that the next verifier commits, so that tokens which were on their way when
+the signal fell do not count.
+
+A woken verifier is a zombie: it does not know that its session has gone elsewhere. The benchmark keeps its stream open
+and hands every Commit that still comes of it to the device, among those of the new stream. The device must refuse all
+of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import difflib
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+from tokenizers import Tokenizer
+
+from benchmarks import harness
+from benchmarks.harness import Pair
+from benchmarks.lossless import SETTINGS, sampling
+from coordinator.cluster import Child, Cluster
+from edge_agent.client import AsyncClient
+from edge_agent.failover import Hop
+from outrider.core.protocol.device import Delivery, DeviceSession
+from outrider.core.protocol.messages import Commit
+from outrider.wire.channels import channel
+from outrider.wire.v1 import coordinator_pb2 as pb
+from outrider.wire.v1 import coordinator_pb2_grpc, session_pb2
+
+TOKENS = 160
+SEED = 20_260_801
+KILL, STOP = "kill -9", "SIGSTOP"
+SETTLE_S = 60.0
+
+
+@dataclass
+class Watch:
+    """What one disturbed session went through. Times are of the monotonic clock."""
+
+    signalled: float = 0.0
+    noticed: float = 0.0
+    """The broken stream was given up."""
+    attached: float = 0.0
+    """The next verifier answered with Opened."""
+    resumed: float = 0.0
+    """Its first Commit was read."""
+    addresses: list[str] = field(default_factory=list)
+    """Of the verifiers attached to, one per hop."""
+    zombie_commits: int = 0
+    """Commits of the old epoch that came after the device had gone elsewhere."""
+
+
+class Tap:
+    """A device's channels with the streams' ends held open: what a zombie still says is put before the device."""
+
+    def __init__(self) -> None:
+        self.watch = Watch()
+        self._calls: list[_Call] = []
+
+    def channel(self, hop: Hop, under: grpc.aio.Channel) -> Any:
+        self.watch.addresses.append(hop.address)
+        return _Channel(self, under)
+
+    def begin(self) -> None:
+        self.watch = Watch()
+
+    async def end(self) -> None:
+        """Let go of every stream."""
+        calls, self._calls = self._calls, []
+        for call in calls:
+            await call.release()
+
+    def join(self, call: _Call) -> None:
+        self._calls.append(call)
+
+    def heard(self, call: _Call, message: Any) -> None:
+        """A message of the newest stream."""
+        if len(self._calls) > 1 and self.watch.signalled and call is self._calls[-1]:
+            now = time.monotonic()
+            self.watch.attached = self.watch.attached or now
+            if message.WhichOneof("kind") == "commit" and message.commit.token:
+                self.watch.resumed = self.watch.resumed or now
+
+    def late(self, message: Any) -> None:
+        """A Commit of a stream that the device has given up: the device gets it all the same."""
+        self.watch.zombie_commits += 1
+        self._calls[-1].inbox.put_nowait(message)
+
+    def given_up(self) -> None:
+        if self.watch.signalled:
+            self.watch.noticed = self.watch.noticed or time.monotonic()
+
+
+class _Channel:
+    """Taps Session; everything else goes straight through."""
+
+    def __init__(self, tap: Tap, under: grpc.aio.Channel) -> None:
+        self._tap = tap
+        self._under = under
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._under, name)
+
+    def stream_stream(self, *arguments: Any, **options: Any) -> Any:
+        open_stream = self._under.stream_stream(*arguments, **options)
+        return lambda: _Call(self._tap, open_stream())
+
+
+class _Call:
+    """One stream. Cancelled by the device, it goes on towards its verifier: pings are answered, Commits are kept."""
+
+    def __init__(self, tap: Tap, under: Any) -> None:
+        self.inbox: asyncio.Queue[Any] = asyncio.Queue()
+        self._tap = tap
+        self._under = under
+        self._given_up = False
+        self._ended = False
+        tap.join(self)
+        self._reading = asyncio.create_task(self._read())
+
+    async def read(self) -> Any:
+        item = await self.inbox.get()
+        if isinstance(item, BaseException):
+            self._tap.given_up()
+            raise item
+        return item
+
+    async def write(self, message: Any) -> None:
+        await self._under.write(message)
+
+    async def done_writing(self) -> None:
+        await self._under.done_writing()
+
+    def done(self) -> bool:
+        return self._ended
+
+    def cancel(self) -> None:
+        if not self._ended:
+            self._tap.given_up()
+        self._given_up = True
+
+    async def release(self) -> None:
+        self._under.cancel()
+        await asyncio.wait({self._reading})
+
+    async def _read(self) -> None:
+        try:
+            while (message := await self._under.read()) is not grpc.aio.EOF:
+                await self._sort(message)
+            self._end(grpc.aio.EOF)
+        except (grpc.RpcError, asyncio.CancelledError) as error:
+            self._end(error)
+
+    async def _sort(self, message: Any) -> None:
+        if not self._given_up:
+            self._tap.heard(self, message)
+            self.inbox.put_nowait(message)
+        elif message.WhichOneof("kind") == "commit":
+            self._tap.late(message)
+        elif message.WhichOneof("kind") == "ping":
+            nonce = message.ping.nonce
+            with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
+                await self._under.write(session_pb2.ClientMessage(pong=session_pb2.Pong(nonce=nonce)))
+
+    def _end(self, how: Any) -> None:
+        self._ended = True
+        self.inbox.put_nowait(how)
+
+
+class TappedClient(AsyncClient):
+    def __init__(self, tap: Tap, **options: Any) -> None:
+        super().__init__(**options)
+        self._tap = tap
+
+    def _dial(self, hop: Hop) -> grpc.aio.Channel:
+        tapped: grpc.aio.Channel = self._tap.channel(hop, super()._dial(hop))
+        return tapped
+
+
+@dataclass
+class Stale:
+    """Commits of an older epoch that reached the device's session."""
+
+    refused: int = 0
+    accepted: int = 0
+
+
+@contextlib.contextmanager
+def counting_stale_commits() -> Iterator[Stale]:
+    """Look on at DeviceSession.on_commit, and change nothing."""
+    stale, on_commit = Stale(), DeviceSession.on_commit
+
+    def watched(session: DeviceSession, commit: Commit) -> Delivery | None:
+        old, before = commit.epoch < session.epoch, len(session.received)
+        delivery = on_commit(session, commit)
+        if old and delivery is None and len(session.received) == before:
+            stale.refused += 1
+        elif old:
+            stale.accepted += 1
+        return delivery
+
+    DeviceSession.on_commit = watched  # type: ignore[assignment,method-assign]
+    try:
+        yield stale
+    finally:
+        DeviceSession.on_commit = on_commit  # type: ignore[method-assign]
+
+
+@dataclass(frozen=True)
+class Trial:
+    kind: str
+    setting: str
+    prompt: list[int]
+    point: int
+    """The signal falls once so many tokens were delivered."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    lost: int
+    duplicated: int
+    differing: int
+    resume_ms: float
+    watch: Watch
+
+
+def trials(prompts: Sequence[list[int]], runs: int) -> list[Trial]:
+    """Both kinds of death with both settings, in turn; the points come from a seeded generator."""
+    draw = random.Random(SEED)
+    low, high = TOKENS // 5, 4 * TOKENS // 5
+    return [
+        Trial(
+            (KILL, STOP)[i // 2 % 2], ("greedy", "sampled")[i % 2], prompts[i % len(prompts)], draw.randint(low, high)
+        )
+        for i in range(runs)
+    ]
+
+
+def compare(got: Sequence[int], expected: Sequence[int]) -> tuple[int, int, int]:
+    """Tokens lost, duplicated and differing."""
+    lost = duplicated = differing = 0
+    for kind, a, b, c, d in difflib.SequenceMatcher(None, expected, got, autojunk=False).get_opcodes():
+        if kind == "delete":
+            lost += b - a
+        elif kind == "insert":
+            duplicated += d - c
+        elif kind == "replace":
+            differing += max(b - a, d - c)
+    return lost, duplicated, differing
+
+
+class Bench:
+    """A cluster of two verifiers, and the device."""
+
+    def __init__(self, cluster: Cluster, pair: Pair, cache: Path) -> None:
+        self._cluster = cluster
+        self._flags = ("--model", str(pair.target), "--draft", str(pair.draft))
+        self._core, self._device_core = harness.cores()
+        self._tap = Tap()
+        self._client_options = {"coordinator": cluster.address, "cache_dir": cache}
+
+    async def run(self, plan: Sequence[Trial]) -> list[Outcome]:
+        os.sched_setaffinity(0, {self._device_core})
+        outcomes = []
+        async with TappedClient(self._tap, **self._client_options) as client:
+            await self._restore()
+            for number, trial in enumerate(plan, start=1):
+                undisturbed = await self._undisturbed(client, trial)
+                outcome = await self._disturbed(client, trial, undisturbed)
+                _tell(number, trial, outcome)
+                outcomes.append(outcome)
+                if number < len(plan):
+                    await self._restore()
+        return outcomes
+
+    async def _undisturbed(self, client: AsyncClient, trial: Trial) -> Sequence[int]:
+        self._tap.begin()
+        completion = await client.generate(trial.prompt, **_options(trial))
+        await self._tap.end()
+        return completion.token_ids
+
+    async def _disturbed(self, client: AsyncClient, trial: Trial, undisturbed: Sequence[int]) -> Outcome:
+        self._tap.begin()
+        watch = self._tap.watch
+        got: list[int] = []
+        resumed = 0.0
+        victim: Child | None = None
+        stream = await client.stream(trial.prompt, **_options(trial))
+        async with stream:
+            async for chunk in stream:
+                got += chunk.token_ids
+                if victim is None and len(got) >= trial.point:
+                    victim = self._serving()
+                    watch.signalled = time.monotonic()
+                    victim.signal_group(signal.SIGKILL if trial.kind == KILL else signal.SIGSTOP)
+                elif victim is not None and watch.resumed and not resumed:
+                    resumed = time.monotonic()
+                    if trial.kind == STOP:
+                        victim.signal_group(signal.SIGCONT)
+        if victim is not None and trial.kind == STOP:
+            victim.signal_group(signal.SIGCONT)
+            await asyncio.sleep(0.2)  # what the zombie says after the end is refused too
+        await self._tap.end()
+        return Outcome(*compare(got, undisturbed), 1000.0 * (resumed - watch.signalled), watch)
+
+    def _serving(self) -> Child:
+        address = self._tap.watch.addresses[-1]
+        return next(child for child in self._cluster.verifiers if child.running and child.address == address)
+
+    async def _restore(self) -> None:
+        """Two verifiers, known to the coordinator, holding nothing."""
+        verifiers = self._cluster.verifiers
+        for child in [child for child in verifiers if not child.running]:
+            verifiers.remove(child)
+        while len(verifiers) < 2:
+            await self._cluster.start_verifier(*self._flags, cores=(self._core,))
+        give_up = time.monotonic() + SETTLE_S
+        wanted = {child.address for child in verifiers}
+        while not _settled(await self._status(), wanted):
+            if time.monotonic() > give_up:
+                raise TimeoutError(f"the verifiers have not come to rest within {SETTLE_S:.0f} s")
+            await asyncio.sleep(0.2)
+
+    async def _status(self) -> pb.StatusResponse:
+        async with channel(self._cluster.address) as link:
+            admin = coordinator_pb2_grpc.AdminStub(link)  # type: ignore[no-untyped-call]
+            status: pb.StatusResponse = await admin.Status(pb.StatusRequest(), timeout=5.0)
+            return status
+
+
+def _settled(status: pb.StatusResponse, wanted: set[str]) -> bool:
+    here = {verifier.address for verifier in status.verifiers}
+    return here == wanted and not any(verifier.kv_used or verifier.live_sessions for verifier in status.verifiers)
+
+
+def _options(trial: Trial) -> dict[str, Any]:
+    return {"max_tokens": TOKENS, "ignore_eos": True, **sampling(SETTINGS[trial.setting])}
+
+
+def _tell(number: int, trial: Trial, outcome: Outcome) -> None:
+    watch = outcome.watch
+    noticed, attached, resumed = (
+        1000 * (end - begin)
+        for begin, end in (
+            (watch.signalled, watch.noticed),
+            (watch.noticed, watch.attached),
+            (watch.attached, watch.resumed),
+        )
+    )
+    zombie = f", {watch.zombie_commits} late Commits" if trial.kind == STOP else ""
+    print(
+        f"{number:>2}  {trial.kind:<8} {trial.setting:<8} at token {trial.point:>3}: lost {outcome.lost},"
+        f" duplicated {outcome.duplicated}, differing {outcome.differing}; resumed after {outcome.resume_ms:.0f} ms"
+        f" (noticed {noticed:.0f}, attached +{attached:.0f}, token +{resumed:.0f}),"
+        f" {len(watch.addresses)} attaches{zombie}",
+        flush=True,
+    )
+
+
+async def main() -> None:
+    options = harness.arguments("failover", __doc__).parse_args()
+    pair = Pair.in_folder(options.models)
+    tokenizer = Tokenizer.from_file(str(pair.target / "tokenizer.json"))
+    prompts = [tokenizer.encode(p.text, add_special_tokens=False).ids for p in harness.prompts("heldout")]
+    plan = trials(prompts, 4 if options.quick else 20)
+    with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch, counting_stale_commits() as stale:
+        async with harness.cluster() as cluster:
+            await cluster.start_coordinator("--listen", "127.0.0.1:0", "--state-dir", str(Path(scratch, "state")))
+            outcomes = await Bench(cluster, pair, Path(scratch, "cache")).run(plan)
+    _finish(plan, outcomes, stale)
+
+
+def _finish(plan: Sequence[Trial], outcomes: Sequence[Outcome], stale: Stale) -> None:
+    by_kind = {
+        kind: [o.resume_ms for t, o in zip(plan, outcomes, strict=True) if t.kind == kind] for kind in (KILL, STOP)
+    }
+    for kind, times in by_kind.items():
+        print(f"{kind:<8} resumed after {harness.spread(times)} ms")
+    zombies = [o.watch.zombie_commits for t, o in zip(plan, outcomes, strict=True) if t.kind == STOP]
+    print(
+        f"zombies said {sum(zombies)} Commits after the device had gone elsewhere (per run: {zombies});"
+        f" the device refused {stale.refused}, accepted {stale.accepted} and had ended before the others came"
+    )
+    times = [outcome.resume_ms for outcome in outcomes]
+    result = {
+        "runs": len(outcomes),
+        "lost": sum(outcome.lost for outcome in outcomes),
+        "duplicated": sum(outcome.duplicated for outcome in outcomes),
+        "differing": sum(outcome.differing for outcome in outcomes),
+        "resume_ms_p50": round(statistics.median(times), 1),
+        "resume_ms_max": round(max(times), 1),
+        "kill9_resume_ms_p50": round(statistics.median(by_kind[KILL]), 1),
+        "kill9_resume_ms_max": round(max(by_kind[KILL]), 1),
+        "sigstop_resume_ms_p50": round(statistics.median(by_kind[STOP]), 1),
+        "sigstop_resume_ms_max": round(max(by_kind[STOP]), 1),
+        "zombie_commits": sum(zombies),
+        "zombie_refused": stale.refused,
+        "zombie_accepted": stale.accepted,
+    }
+    harness.finish(result)
+    if result["lost"] or result["duplicated"] or result["differing"] or stale.accepted:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
