@@ -96,19 +96,22 @@ def _pair(options: argparse.Namespace) -> list[str]:
 async def _up(options: argparse.Namespace) -> int:
     pair = _pair(options)
     stop = asyncio.Event()
-    for signum in (signal.SIGINT, signal.SIGTERM):
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
     async with Cluster() as cluster:
-        state = ["--state-dir", options.state_dir] if options.state_dir else []
-        await cluster.start_coordinator("--listen", options.listen, "--redis", options.redis, *state)
-        for _ in range(options.verifiers):
-            await cluster.start_verifier(*pair)
+        stopping = asyncio.create_task(stop.wait())
+        starting = asyncio.create_task(_start(cluster, options, pair))
+        await asyncio.wait({stopping, starting}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():  # models take long to load, and Ctrl-C must not wait for them
+            starting.cancel()
+            await asyncio.wait({starting})
+            return 0
+        starting.result()
         print(
             f"ready: coordinator at {cluster.address}, {len(cluster.verifiers)} verifier(s); Ctrl-C stops", flush=True
         )
         children = [child for child in (cluster.coordinator, *cluster.verifiers) if child is not None]
         exits = {asyncio.create_task(child.wait()): child for child in children}
-        stopping = asyncio.create_task(stop.wait())
         done, _ = await asyncio.wait({stopping, *exits}, return_when=asyncio.FIRST_COMPLETED)
         for task in (stopping, *exits):
             task.cancel()
@@ -116,6 +119,13 @@ async def _up(options: argparse.Namespace) -> int:
     for child in ended:
         print(f"outrider: {child.name} ended by itself; see its messages above", file=sys.stderr)
     return EXIT_FAILED if ended else 0
+
+
+async def _start(cluster: Cluster, options: argparse.Namespace, pair: Sequence[str]) -> None:
+    state = ["--state-dir", options.state_dir] if options.state_dir else []
+    await cluster.start_coordinator("--listen", options.listen, "--redis", options.redis, *state)
+    for _ in range(options.verifiers):
+        await cluster.start_verifier(*pair)
 
 
 async def _demo(options: argparse.Namespace) -> int:

@@ -49,6 +49,9 @@ class Child:
         except TimeoutError:
             await child.stop()
             raise Unavailable(f"{name} was not ready within {START_TIMEOUT_S:.0f} s{child._log_end()}") from None
+        except BaseException:  # whoever gives up waiting must not leave it running
+            await child.kill()
+            raise
         child._draining = asyncio.create_task(child._drain())
         return child
 
@@ -78,6 +81,11 @@ class Child:
         await self._process.wait()
         if self._draining is not None:
             await self._draining
+
+    async def kill(self) -> None:
+        """SIGKILL to the whole group, as when its machine stops."""
+        self.signal_group(signal.SIGKILL)
+        await self._process.wait()
 
     async def _await_ready(self) -> None:
         if self._process.stdout is None:
@@ -110,6 +118,7 @@ class Cluster:
 
     def __init__(self, *, logs: Path | None = None) -> None:
         self._logs = logs
+        self._named = 0
         self.coordinator: Child | None = None
         self.verifiers: list[Child] = []
 
@@ -137,8 +146,9 @@ class Cluster:
         return self.coordinator
 
     async def start_verifier(self, *arguments: str, cores: Sequence[int] = ()) -> Child:
-        """A verifier that registers with the cluster's coordinator, if it has one."""
-        name = f"verifier-{len(self.verifiers) + 1}"
+        """A verifier that registers with the cluster's coordinator, if it has one. Several may be started at once."""
+        self._named += 1
+        name = f"verifier-{self._named}"
         command = [sys.executable, "-m", "cloud_verifier.app", "--verifier-id", name, *arguments]
         if self.coordinator is not None:
             command += ["--coordinator", self.coordinator.address]
