@@ -51,7 +51,8 @@ class EdgeSettings(BaseSettings):
 
     max_sessions: int = Field(default=64, ge=1)
     """Requests served at once; further ones wait."""
-    silence_s: float = Field(default=2.5, gt=0.0)
-    """A verifier that says nothing for so long is dead; its heartbeat comes every 0.5 s."""
+    silence_s: float = Field(default=1.5, gt=0.0)
+    """A verifier that says nothing for so long is dead: three heartbeats, which come every 0.5 s whatever its engine
+    does. A false alarm costs a prompt read again on another verifier, never a token."""
     resume_budget_s: float = Field(default=30.0, ge=0.0)
     """How long a session without progress looks for a verifier before it gives up."""

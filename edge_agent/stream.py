@@ -23,6 +23,8 @@ Received = Commit | Opened | Directive | None
 
 _FAREWELL_S = 0.3
 """How long a finished stream is left to end by itself."""
+_CONNECT_S = 1.0
+"""More patience for a stream's first message: a lost SYN is sent again only after a second (RFC 6298)."""
 
 
 class Silent(Unavailable):
@@ -39,6 +41,7 @@ class Stream:
         self._stub = session_pb2_grpc.VerifierStub(channel)  # type: ignore[no-untyped-call]
         self._silence_s = silence_s
         self._statistics = statistics
+        self._allowed_s = silence_s + _CONNECT_S
         self._outbox: asyncio.Queue[pb.ClientMessage | None] = asyncio.Queue()
         self._call: Any = None
         self._pump: asyncio.Task[None] | None = None
@@ -75,6 +78,7 @@ class Stream:
         if message is grpc.aio.EOF:
             raise Unavailable("the verifier ended the stream before the sequence was finished")
         self._statistics.bytes_down += message.ByteSize()
+        self._allowed_s = self._silence_s
         match message.WhichOneof("kind"):
             case "commit":
                 return codecs.commit_from_proto(message.commit)
@@ -88,10 +92,10 @@ class Stream:
 
     async def _read(self) -> Any:
         try:
-            async with asyncio.timeout(self._silence_s):
+            async with asyncio.timeout(self._allowed_s):
                 return await self._call.read()
         except TimeoutError:
-            raise Silent(f"the verifier has been silent for {self._silence_s} s") from None
+            raise Silent(f"the verifier has been silent for {self._allowed_s} s") from None
         except grpc.RpcError as error:
             raise error_from_rpc(error) from error
         except asyncio.CancelledError:
@@ -105,7 +109,8 @@ class Stream:
 
     async def _write(self) -> None:
         """The one writer. What breaks here breaks reading too, and is told there."""
-        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
+        # Any Exception: a stream that ends meanwhile makes done_writing raise an error that grpc does not export.
+        with contextlib.suppress(Exception):
             while (message := await self._outbox.get()) is not None:
                 await self._call.write(message)
             await self._call.done_writing()
