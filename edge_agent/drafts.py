@@ -115,13 +115,17 @@ class DraftPool:
 
     async def _take(self) -> DraftWorker | None:
         if self._idle:
-            return self._idle.pop()
-        if len(self._workers) >= self._options.workers:
+            worker = self._idle.pop()
+        elif len(self._workers) < self._options.workers:
+            worker = self._worker()
+            self._workers.append(worker)
+        else:
             return None
-        worker = self._worker()
-        self._workers.append(worker)
         try:
             await asyncio.shield(asyncio.wrap_future(worker.ready))
+        except asyncio.CancelledError:
+            self._idle.append(worker)
+            raise
         except Exception as error:
             log.warning("the draft %s cannot start: %s", self.name, error)
             return None

@@ -43,7 +43,7 @@ class DriverOptions:
     vocabulary_hash: bytes = b""
     ends: frozenset[int] = frozenset()
     """Token ids that end the sequence."""
-    silence_s: float = 2.5
+    silence_s: float = 1.5
     """A verifier that says nothing for so long is dead; its heartbeat comes every 0.5 s."""
     siblings: int = 3
 
@@ -214,7 +214,7 @@ class SessionDriver:
             return
         self._statistics.evaluated += commit.evaluated
         now = asyncio.get_running_loop().time()
-        if self._round_trip.seen(commit.seen, now, self._directive.step_ms / 1000):
+        if self._round_trip.seen(commit.seen, now, self._plan().step_s):
             self._replan(self._directive)
         if delivery.tokens:
             self._statistics.delivered(len(delivery.tokens), sum(delivery.drafted))

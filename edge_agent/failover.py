@@ -66,8 +66,10 @@ def after(error: OutriderError) -> Step:
             return Step.ELSEWHERE
         case errors.Unavailable() | errors.Fenced():
             return Step.HERE
-        case errors.Overloaded() | errors.InternalError() | errors.Unauthenticated():
+        case errors.Overloaded() | errors.InternalError():
             return Step.ELSEWHERE
+        case errors.Unauthenticated() | errors.PermissionDenied():
+            return Step.ELSEWHERE  # the ticket has expired, or another verifier has taken the address over
     return Step.NOWHERE
 
 
@@ -124,7 +126,7 @@ class DirectRoute:
     def failed(self, error: OutriderError, *, progressed: bool) -> None:
         if progressed:
             self._backoff.progressed()
-        if after(error) is Step.NOWHERE or isinstance(error, errors.Unauthenticated):
+        if after(error) is Step.NOWHERE or isinstance(error, errors.Unauthenticated | errors.PermissionDenied):
             raise error
         self._backoff.failed(error)
         self._pause_s = 0.0 if progressed else self._backoff.pause_s(_retry_after(error))

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import deque
 
 _SAMPLES = 16
+_ENOUGH = 4
+"""Samples before the estimate is believed: a single one may have waited for two steps."""
 
 
 class RoundTrip:
-    """Waiting for a step to end only ever adds to a sample, so the least of the recent ones is the estimate."""
+    """Waiting for a step to begin only ever adds to a sample, so the least of the recent ones is the estimate."""
 
     def __init__(self) -> None:
         self._samples: deque[float] = deque(maxlen=_SAMPLES)
@@ -16,8 +18,8 @@ class RoundTrip:
 
     @property
     def seconds(self) -> float:
-        """0 where nothing is known yet."""
-        return min(self._samples, default=0.0)
+        """0 where too little is known yet."""
+        return min(self._samples) if len(self._samples) >= _ENOUGH else 0.0
 
     def sent(self, last_id: int, now: float) -> None:
         """An Append went out whose last node has this id."""

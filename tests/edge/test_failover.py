@@ -70,7 +70,7 @@ def quick(budget_s: float = 5.0) -> Backoff:
         (errors.Unauthenticated("expired"), Step.ELSEWHERE),
         (errors.ProtocolViolation("gap"), Step.NOWHERE),
         (errors.VocabularyMismatch("other"), Step.NOWHERE),
-        (errors.PermissionDenied("no"), Step.NOWHERE),
+        (errors.PermissionDenied("another verifier's ticket"), Step.ELSEWHERE),
         (errors.ModelRefused("no"), Step.NOWHERE),
     ],
 )
