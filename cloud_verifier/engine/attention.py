@@ -60,7 +60,7 @@ class SdpaBackend:
     name = "sdpa"
 
     def __init__(self) -> None:
-        self._scratch: dict[tuple[str, int, int], torch.Tensor] = {}
+        self._scratch: dict[tuple[object, ...], torch.Tensor] = {}
 
     def plan(self, segments: Sequence[Segment], pool: KVPool) -> AttentionPlan:
         return _SdpaPlan(segments, pool, self)
@@ -68,11 +68,11 @@ class SdpaBackend:
     def gathered(self, kind: str, source: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         """`source[index]` in a buffer that grows and is used again by the next layer of the same shape."""
         rows = index.shape[0]
-        shape = (kind, source.shape[1], source.shape[2])
-        buffer = self._scratch.get(shape)
+        like = (kind, source.shape[1], source.shape[2], source.dtype, source.device)
+        buffer = self._scratch.get(like)
         if buffer is None or buffer.shape[0] < rows:
             buffer = source.new_empty((max(1024, 2 * rows), *source.shape[1:]))
-            self._scratch[shape] = buffer
+            self._scratch[like] = buffer
         return torch.index_select(source, 0, index, out=buffer[:rows])
 
 

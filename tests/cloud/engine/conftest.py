@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cloud_verifier.engine.model import TargetModel
+from cloud_verifier.engine.selftest import self_test
+
+
+@pytest.fixture(scope="session")
+def target(tiny_directory: Callable[[str], Path]) -> Callable[[str], TargetModel]:
+    """kind -> a loaded and tested tiny target, made once."""
+    made: dict[str, TargetModel] = {}
+
+    def get(kind: str) -> TargetModel:
+        if kind not in made:
+            made[kind] = TargetModel.load(tiny_directory(kind))
+            self_test(made[kind])
+        return made[kind]
+
+    return get

@@ -1,0 +1,169 @@
+"""Devices with scripted drafters that drive an engine on a clock of their own; no wire, no threads."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tiny_targets import EOS, VOCAB
+
+from cloud_verifier.engine.engine import Committed, Engine, EngineConfig, Event, Failed
+from cloud_verifier.engine.model import TargetModel
+from outrider.core.errors import OutriderError
+from outrider.core.processors import SamplingParams
+from outrider.core.protocol.device import DeviceSession
+from outrider.core.protocol.messages import Append, Attach, Directive, SessionLimits
+from outrider.core.tree import ROOT
+
+LIMITS = SessionLimits(nodes=24, depth=8, in_flight=48, run_ahead=32)
+DIRECTIVE = Directive(window_nodes=24, window_depth=8, nodes_per_step=8, patience_ms=5)
+
+Drafter = Callable[[DeviceSession, random.Random], None]
+"""Adds nodes to a device's tree."""
+
+
+class Clock:
+    """Time that passes when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def nothing(device: DeviceSession, rng: random.Random) -> None:
+    """No draft at all."""
+
+
+def perfect(expected: Sequence[int]) -> Drafter:
+    """Knows what the target will say."""
+
+    def draft(device: DeviceSession, rng: random.Random) -> None:
+        _follow(device, expected[len(device.received) :])
+
+    return draft
+
+
+def guesses(device: DeviceSession, rng: random.Random) -> None:
+    """A bushy tree of random tokens."""
+    for _ in range(6):
+        device.add(rng.choice([ROOT, *(node.id for node in device.tree)]), rng.randrange(VOCAB))
+
+
+def adversary(expected: Sequence[int]) -> Drafter:
+    """The right path with wrong siblings everywhere, ends in its midst, right tokens under wrong parents."""
+
+    def draft(device: DeviceSession, rng: random.Random) -> None:
+        future = expected[len(device.received) :]
+        device.add(ROOT, EOS)
+        spine = _follow(device, future[: rng.randrange(5)])
+        for parent in [ROOT, *spine]:
+            device.add(parent, rng.randrange(VOCAB))
+        wrong = device.add(ROOT, rng.randrange(VOCAB))
+        if wrong is not None:
+            device.add(wrong, future[1] if len(future) > 1 else 0)
+
+    return draft
+
+
+def _follow(device: DeviceSession, tokens: Sequence[int]) -> list[int]:
+    """Node ids along `tokens` from the root, added where they are missing."""
+    path: list[int] = []
+    for token in tokens:
+        parent = path[-1] if path else ROOT
+        node = device.tree.child(parent, token)
+        if node is None:
+            node = device.add(parent, token)
+        if node is None:
+            break
+        path.append(node)
+    return path
+
+
+@dataclass
+class Client:
+    """One device and what it has seen."""
+
+    device: DeviceSession
+    draft: Drafter = nothing
+    directive: Directive = DIRECTIVE
+    limits: SessionLimits = LIMITS
+    errors: list[OutriderError] = field(default_factory=list)
+
+    @property
+    def ended(self) -> bool:
+        return self.device.finished or bool(self.errors)
+
+
+def client(prompt: Sequence[int], draft: Drafter = nothing, max_tokens: int = 24, **options: Any) -> Client:
+    sampling = options.pop("sampling", SamplingParams())
+    device = DeviceSession(prompt, sampling=sampling, max_tokens=max_tokens, eos_token_ids=(EOS,), **options)
+    return Client(device, draft)
+
+
+class Rig:
+    """An engine and its devices, without a network between them."""
+
+    def __init__(self, model: TargetModel, config: EngineConfig | None = None, seed: int = 0) -> None:
+        self.clock = Clock()
+        self.engine = Engine(model, config or EngineConfig(kv_slots=1024, max_sessions=16), self.clock)
+        self.clients: dict[str, Client] = {}
+        self.rng = random.Random(seed)
+
+    def attach(self, session_id: str, joining: Client, epoch: int | None = None) -> None:
+        """Open or take back a session."""
+        epoch = joining.device.epoch + 1 if epoch is None else epoch
+        message = joining.device.attach(epoch, joining.limits)
+        self.engine.start(session_id, message, joining.limits, joining.directive)
+        self.clients[session_id] = joining
+
+    def turn(self) -> list[Event]:
+        """Everybody drafts and sends, then the engine makes a step and everybody hears of it."""
+        for session_id, one in self.clients.items():
+            if not one.ended:
+                one.draft(one.device, self.rng)
+                while (append := one.device.poll(resting=True)) is not None:
+                    self.engine.append(session_id, append)
+        events = self.engine.step()
+        for event in events:
+            self.hear(event)
+        self.clock.now += 0.001
+        return events
+
+    def hear(self, event: Event) -> None:
+        one = self.clients.get(event.session_id)
+        match event:
+            case Committed(_, commit) if one is not None:
+                one.device.on_commit(commit)
+            case Failed(_, error) if one is not None:
+                one.errors.append(error)
+
+    def run(self, turns: int = 2_000) -> None:
+        """Until everybody is through."""
+        for _ in range(turns):
+            if all(one.ended for one in self.clients.values()):
+                return
+            self.turn()
+        raise AssertionError("some sessions never end")
+
+    @property
+    def slots(self) -> tuple[int, int]:
+        """(slots that hold a token, slots promised)."""
+        stats = self.engine.stats()
+        return stats.kv_used, stats.kv_reserved
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    return random.Random(1_000 * seed + length).choices(range(VOCAB), k=length)
+
+
+def attach_of(prompt: Sequence[int], **changes: Any) -> Attach:
+    return Attach(**{"epoch": 1, "max_tokens": 16} | changes, prompt=tuple(prompt))
+
+
+def nodes(*tokens: int, epoch: int = 1, first_id: int = 1, base: int = 0) -> Append:
+    """Children of the root."""
+    return Append(epoch, first_id, base, (0,) * len(tokens), tokens)

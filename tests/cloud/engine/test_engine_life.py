@@ -1,0 +1,399 @@
+"""How sessions come and go: bounds, epochs, cancel, disconnect, failure; nothing leaks and no neighbour notices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from rig import DIRECTIVE, LIMITS, Client, Rig, attach_of, client, nodes, nothing, perfect, prompt_of
+from tiny_targets import VOCAB, Reference
+
+from cloud_verifier.engine.engine import Committed, Engine, EngineConfig, Failed
+from cloud_verifier.engine.model import TargetModel
+from outrider.core.errors import (
+    BadRequest,
+    Fenced,
+    InternalError,
+    ModelRefused,
+    OutriderError,
+    Overloaded,
+    ProtocolViolation,
+)
+from outrider.core.processors import SamplingParams
+from outrider.core.protocol.messages import Append, Cancel, Finish
+
+Target = Callable[[str], TargetModel]
+Plain = Callable[[str], Reference]
+
+
+@pytest.fixture
+def llama(target: Target) -> TargetModel:
+    return target("llama")
+
+
+def running(rig: Rig, reference: Plain, name: str = "s", tokens: int = 40, turns: int = 4) -> tuple[Client, list[int]]:
+    """A session with some tokens behind it, and all that it will say."""
+    prompt = prompt_of(11)
+    expected = reference("llama").generate(prompt, tokens, ignore_eos=True)
+    one = client(prompt, perfect(expected[:3]), max_tokens=tokens, ignore_eos=True)
+    rig.attach(name, one)
+    for _ in range(turns):
+        rig.turn()
+    assert 0 < len(one.device.received) < tokens
+    return one, expected
+
+
+def test_cancel_sends_the_last_commit_and_frees_the_slots_at_once(llama: TargetModel, reference: Plain) -> None:
+    rig = Rig(llama)
+    one, _ = running(rig, reference)
+    rig.engine.cancel("s", Cancel(one.device.epoch))
+    assert rig.slots == (0, 0)
+    assert rig.engine.next_deadline() == float("-inf")
+    (event,) = rig.engine.step()
+    assert isinstance(event, Committed)
+    assert (event.commit.finish, event.commit.tokens) == (Finish.CANCELLED, ())
+
+
+def test_a_cancel_of_another_epoch_is_ignored(llama: TargetModel, reference: Plain) -> None:
+    rig = Rig(llama)
+    one, expected = running(rig, reference)
+    rig.engine.cancel("s", Cancel(7))
+    rig.run()
+    assert one.device.received == expected
+
+
+def test_stop_frees_the_slots_at_once_and_says_nothing(llama: TargetModel, reference: Plain) -> None:
+    rig = Rig(llama)
+    running(rig, reference)
+    rig.engine.stop("s")
+    assert rig.slots == (0, 0)
+    assert rig.engine.step() == []
+    assert rig.engine.stats().sessions == {}
+
+
+def test_the_stop_of_an_old_epoch_leaves_its_successor_alone(llama: TargetModel, reference: Plain) -> None:
+    rig = Rig(llama)
+    one, expected = running(rig, reference)
+    rig.attach("s", one)
+    rig.engine.stop("s", epoch=1)
+    rig.run()
+    assert one.device.received == expected
+
+
+def test_a_session_goes_on_with_the_same_tokens_on_a_fresh_engine(llama: TargetModel, reference: Plain) -> None:
+    for params in (SamplingParams(), SamplingParams(temperature=0.9, frequency_penalty=0.3, seed=9)):
+        prompt = prompt_of(14)
+        expected = reference("llama").generate(prompt, 40, params, ignore_eos=True)
+        one = client(prompt, perfect(expected), max_tokens=40, sampling=params, ignore_eos=True)
+        for _ in range(20):
+            rig = Rig(llama)
+            rig.attach("s", one)
+            rig.turn()
+            rig.turn()
+        rig.run()
+        assert one.device.received == expected
+
+
+def test_an_attach_in_a_greater_epoch_keeps_the_pool_and_sends_what_is_missing(
+    llama: TargetModel, reference: Plain
+) -> None:
+    rig = Rig(llama)
+    one, expected = running(rig, reference)
+    received = len(one.device.received)
+    rig.engine.step()  # this commit is lost on its way
+    before = rig.engine.stats().prefilled
+    rig.attach("s", one)
+    events = rig.turn()
+    assert isinstance(events[0], Committed)
+    assert events[0].commit.start == received
+    assert list(events[0].commit.tokens) == expected[received : received + len(events[0].commit.tokens)]
+    assert rig.engine.stats().prefilled == before
+    rig.run()
+    assert one.device.received == expected
+    assert rig.slots == (0, 0)
+
+
+def test_an_attach_with_another_prompt_keeps_only_the_common_prefix(llama: TargetModel, reference: Plain) -> None:
+    rig = Rig(llama)
+    one, _ = running(rig, reference)
+    prompt = [*one.device.prompt[:6], 50, 51, 52, 53]
+    other = client(prompt, nothing, max_tokens=10, ignore_eos=True)
+    before = rig.engine.stats().prefilled
+    rig.attach("s", other, epoch=2)
+    rig.run()
+    assert other.device.received == reference("llama").generate(prompt, 10, ignore_eos=True)
+    assert rig.engine.stats().prefilled == before + 3
+    assert rig.slots == (0, 0)
+
+
+def test_a_device_that_missed_the_last_commit_gets_the_end_again(llama: TargetModel, reference: Plain) -> None:
+    prompt = prompt_of(8)
+    expected = reference("llama").generate(prompt, 6, ignore_eos=True)
+    rig = Rig(llama)
+    one = client(prompt, perfect(expected), max_tokens=6, ignore_eos=True)
+    rig.attach("s", one)
+    rig.clients.clear()  # everything is lost on its way
+    while rig.engine.stats().live_sessions:
+        rig.clock.now += 1.0
+        rig.turn()
+    rig.attach("s", one)
+    assert rig.slots == (0, 0)
+    (event,) = rig.turn()
+    assert isinstance(event, Committed)
+    assert (event.commit.start, event.commit.finish) == (0, Finish.LENGTH)
+    assert one.device.received == expected
+
+
+def test_committed_tokens_that_were_never_delivered_survive_a_disconnect(llama: TargetModel, reference: Plain) -> None:
+    rig = Rig(llama)
+    one, expected = running(rig, reference)
+    received = len(one.device.received)
+    rig.clock.now += 1.0
+    assert rig.engine.step()
+    rig.engine.stop("s", epoch=1)
+    rig.attach("s", one)
+    (event, *_) = rig.turn()
+    assert isinstance(event, Committed)
+    assert (event.commit.start, event.commit.tokens[0]) == (received, expected[received])
+    rig.run()
+    assert one.device.received == expected
+
+
+def test_what_was_committed_for_another_request_is_not_used(llama: TargetModel, reference: Plain) -> None:
+    rig = Rig(llama)
+    one, _ = running(rig, reference)
+    rig.engine.stop("s")
+    params = SamplingParams(temperature=1.5, seed=3)
+    other = client(one.device.prompt, nothing, max_tokens=40, sampling=params, ignore_eos=True)
+    rig.attach("s", other, epoch=2)
+    rig.run()
+    assert other.device.received == reference("llama").generate(list(one.device.prompt), 40, params, ignore_eos=True)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_an_epoch_that_is_not_greater_is_fenced_even_after_the_session_ended(
+    ended: bool, llama: TargetModel, reference: Plain
+) -> None:
+    rig = Rig(llama)
+    one, expected = running(rig, reference)
+    if ended:
+        rig.run()
+    for epoch in (0, 1):
+        with pytest.raises(Fenced, match="must be greater than 1"):
+            rig.engine.start("s", attach_of([1], epoch=epoch), LIMITS, DIRECTIVE)
+    rig.run()
+    assert one.device.received == expected
+
+
+def test_the_oldest_epochs_are_forgotten_first(llama: TargetModel) -> None:
+    engine = Engine(llama, EngineConfig(kv_slots=512, remembered_sessions=2))
+    for name in "abc":
+        engine.start(name, attach_of([1]), LIMITS, DIRECTIVE)
+        engine.stop(name)
+    with pytest.raises(Fenced):
+        engine.start("c", attach_of([1]), LIMITS, DIRECTIVE)
+    engine.start("a", attach_of([1]), LIMITS, DIRECTIVE)
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("prompt", {"prompt": ()}),
+        ("prompt", {"prompt": (3, VOCAB)}),
+        ("prompt", {"prompt": (3, -1)}),
+        ("tokens", {"tokens": (VOCAB,)}),
+        ("tokens", {"tokens": (1,) * 17}),
+        ("stop_token_ids", {"stop_token_ids": (VOCAB,)}),
+        ("max_tokens", {"max_tokens": 0}),
+        ("prompt length + max_tokens", {"max_tokens": 254}),
+        ("prompt length + max_tokens", {"max_tokens": 220}),
+    ],
+)
+def test_an_attach_outside_a_bound_is_refused_by_name(field: str, changes: dict[str, Any], llama: TargetModel) -> None:
+    engine = Engine(llama, EngineConfig(kv_slots=240))
+    with pytest.raises(BadRequest) as refusal:
+        engine.start("s", attach_of(**{"prompt": (1, 2, 3)} | changes), LIMITS, DIRECTIVE)
+    assert refusal.value.field == field
+    assert engine.stats().live_sessions == 0
+    engine.start("s", attach_of([1, 2, 3]), LIMITS, DIRECTIVE)  # the epoch is not used up
+
+
+def test_a_session_is_admitted_only_if_all_that_it_may_need_is_free(llama: TargetModel) -> None:
+    rig = Rig(llama, EngineConfig(kv_slots=100))
+    rig.attach("a", client([1, 2], max_tokens=30, ignore_eos=True))
+    with pytest.raises(Overloaded) as refusal:
+        rig.attach("b", client([1, 2], max_tokens=30, ignore_eos=True))
+    assert 0.2 <= refusal.value.retry_after_s <= 30
+    rig.attach("a", rig.clients["a"])  # in its own place it fits
+    rig.run()
+    rig.attach("b", client([1, 2], max_tokens=30, ignore_eos=True))
+    rig.run()
+    assert rig.slots == (0, 0)
+
+
+def test_no_more_sessions_than_the_maximum_live_at_once(llama: TargetModel) -> None:
+    engine = Engine(llama, EngineConfig(kv_slots=512, max_sessions=1))
+    engine.start("a", attach_of([1]), LIMITS, DIRECTIVE)
+    with pytest.raises(Overloaded, match="all 1 sessions"):
+        engine.start("b", attach_of([1]), LIMITS, DIRECTIVE)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        nodes(VOCAB),
+        nodes(-1),
+        nodes(5, 5),
+        nodes(5, first_id=4),
+        nodes(5, base=99),
+        Append(1, 1, 0, (0, 0), (3,)),
+        Append(1, 1, 0, (1,), (3,)),
+    ],
+)
+def test_a_message_that_breaks_the_protocol_ends_its_session_alone(
+    bad: Append, llama: TargetModel, reference: Plain
+) -> None:
+    rig = Rig(llama)
+    neighbour, expected = running(rig, reference)
+    rig.engine.start("bad", attach_of([1, 2]), LIMITS, DIRECTIVE)
+    rig.engine.append("bad", bad)
+    events = rig.turn()
+    assert [type(e.error) for e in events if isinstance(e, Failed)] == [ProtocolViolation]
+    rig.run()
+    assert neighbour.device.received == expected
+    assert rig.slots == (0, 0)
+
+
+def test_messages_for_unknown_sessions_and_other_epochs_are_ignored(llama: TargetModel, reference: Plain) -> None:
+    rig = Rig(llama)
+    one, expected = running(rig, reference)
+    rig.engine.append("nobody", nodes(1))
+    rig.engine.append("s", nodes(VOCAB, epoch=9))
+    rig.engine.cancel("nobody", Cancel(1))
+    rig.engine.stop("nobody")
+    rig.engine.tune("nobody", rtt_ms=3.0)
+    rig.run()
+    assert one.device.received == expected
+
+
+class Spoilt:
+    """Stands in for a model's forward and spoils chosen steps."""
+
+    def __init__(self, model: TargetModel, spoil: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._forward = model.forward
+        self._spoil = spoil
+        self.on = True
+
+    def __call__(self, *args: Any) -> torch.Tensor:
+        logits = self._forward(*args)
+        return self._spoil(logits.clone()) if self.on else logits
+
+
+def test_a_forward_that_raises_fails_the_sessions_in_it_and_no_later_one(
+    target: Target, reference: Plain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def explode(_: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("out of memory")
+
+    model = target("llama")
+    rig = Rig(model)
+    one, expected = running(rig, reference)
+    spoilt = Spoilt(model, explode)
+    monkeypatch.setattr(model, "forward", spoilt)
+    rig.turn()
+    assert [type(error) for error in one.errors] == [InternalError]
+    assert rig.slots == (0, 0)
+    spoilt.on = False
+    one.errors.clear()
+    rig.attach("s", one)
+    rig.run()
+    assert one.device.received == expected
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=1.0, top_p=0.9, seed=1)])
+def test_logits_that_are_no_numbers_fail_their_session_and_not_its_neighbour(
+    value: float, params: SamplingParams, target: Target, reference: Plain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoil(logits: torch.Tensor) -> torch.Tensor:
+        logits[-1, 3] = value
+        return logits
+
+    model = target("llama")
+    rig = Rig(model)
+    neighbour, expected = running(rig, reference)
+    neighbour.draft = nothing
+    victim = client([5, 6], nothing, sampling=params)
+    rig.attach("victim", victim)
+    rig.turn()
+    spoilt = Spoilt(model, spoil)
+    monkeypatch.setattr(model, "forward", spoilt)
+    # Whoever stepped longest ago comes first, so the newcomer is last in the batch or alone.
+    events = rig.turn()
+    spoilt.on = False
+    failed = [event.session_id for event in events if isinstance(event, Failed)]
+    assert len(failed) == 1
+    rig.run()
+    survivor = next(name for name in ("s", "victim") if name != failed[0])
+    if survivor == "s":
+        assert neighbour.device.received == expected
+    else:
+        assert victim.device.received == reference("llama").generate([5, 6], 24, params)
+    assert rig.slots == (0, 0)
+
+
+def test_a_device_that_stops_listening_stops_its_verifier(llama: TargetModel) -> None:
+    rig = Rig(llama)
+    rig.engine.start("s", attach_of([1, 2], max_tokens=200, ignore_eos=True), LIMITS, DIRECTIVE)
+    while (deadline := rig.engine.next_deadline()) is not None:
+        rig.clock.now = max(deadline, rig.clock.now)
+        rig.engine.step()
+    assert rig.engine.stats().committed == LIMITS.run_ahead
+
+
+def test_a_session_waits_for_nodes_until_its_deadline_but_not_before_its_last_token(llama: TargetModel) -> None:
+    rig = Rig(llama)
+    rig.engine.start("s", attach_of([1, 2], max_tokens=3, ignore_eos=True), LIMITS, DIRECTIVE)
+    assert [len(event.commit.tokens) for event in rig.engine.step() if isinstance(event, Committed)] == [1]
+    assert rig.engine.next_deadline() == rig.clock.now + 0.005
+    assert rig.engine.step() == []
+    rig.clock.now += 0.005
+    assert len(rig.engine.step()) == 1
+    assert rig.engine.next_deadline() is not None
+    assert len(rig.engine.step()) == 1
+    assert rig.engine.next_deadline() is None
+
+
+def test_a_distant_device_is_not_waited_for_and_a_directive_can_change(llama: TargetModel) -> None:
+    rig = Rig(llama)
+    rig.engine.start("s", attach_of([1, 2], ignore_eos=True), LIMITS, DIRECTIVE)
+    assert len(rig.engine.step()) == 1
+    assert rig.engine.step() == []
+    rig.engine.tune("s", rtt_ms=6.0)
+    assert len(rig.engine.step()) == 1
+    rig.engine.tune("s", directive=replace(DIRECTIVE, patience_ms=7))
+    assert rig.engine.step() == []
+
+
+def test_an_engine_refuses_a_model_that_was_not_tested(llama: TargetModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama, "deviation", None)
+    with pytest.raises(ModelRefused, match="self-test"):
+        Engine(llama)
+
+
+@pytest.mark.parametrize("field", ["kv_slots", "token_budget", "prefill_chunk", "max_sessions"])
+def test_a_config_without_room_is_refused(field: str) -> None:
+    with pytest.raises(OutriderError, match=field):
+        EngineConfig(**{field: 0})
+
+
+def test_the_parts_of_a_step_are_timed(llama: TargetModel, reference: Plain) -> None:
+    rig = Rig(llama)
+    running(rig, reference)
+    stats = rig.engine.stats()
+    assert set(stats.timing_ms) == {"plan", "forward", "walk", "commit"}
+    assert 0 < sum(stats.timing_ms.values()) == pytest.approx(stats.step_ms)
+    assert stats.tokens_per_s > 0

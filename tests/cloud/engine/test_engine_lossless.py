@@ -1,0 +1,158 @@
+"""What comes out is what plain transformers says, whatever the draft, the batch and the chunking (I1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from rig import Drafter, Rig, adversary, client, guesses, nothing, perfect, prompt_of
+from tiny_targets import Reference
+
+from cloud_verifier.engine.engine import EngineConfig
+from cloud_verifier.engine.model import TargetModel
+from outrider.core.processors import SamplingParams
+from outrider.core.protocol.messages import Append
+
+Target = Callable[[str], TargetModel]
+Plain = Callable[[str], Reference]
+
+DRAFTERS: dict[str, Callable[[list[int]], Drafter]] = {
+    "nothing": lambda expected: nothing,
+    "perfect": perfect,
+    "guesses": lambda expected: guesses,
+    "adversary": adversary,
+}
+SAMPLING = {
+    "plain": SamplingParams(temperature=0.8, seed=5),
+    "filters": SamplingParams(temperature=1.1, top_k=30, top_p=0.9, min_p=0.01, seed=6),
+    "penalties": SamplingParams(
+        temperature=0.7, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2, seed=2**64 - 1
+    ),
+    "greedy with penalties": SamplingParams(repetition_penalty=1.4, frequency_penalty=0.3),
+}
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_greedy_output_is_that_of_a_plain_loop(kind: str, drafter: str, target: Target, reference: Plain) -> None:
+    prompt = prompt_of(19)
+    expected = reference(kind).generate(prompt, 40, ignore_eos=True)
+    rig = Rig(target(kind))
+    rig.attach("s", client(prompt, DRAFTERS[drafter](expected), max_tokens=40, ignore_eos=True))
+    rig.run()
+    assert rig.clients["s"].device.received == expected
+    assert rig.slots == (0, 0)
+
+
+@pytest.mark.parametrize("kind", ["mistral", "gemma2", "gpt_oss"])
+def test_windows_softcaps_and_sinks_are_honoured_far_beyond_the_window(
+    kind: str, target: Target, reference: Plain
+) -> None:
+    prompt = prompt_of(30)
+    expected = reference(kind).generate(prompt, 40, ignore_eos=True)
+    rig = Rig(target(kind), EngineConfig(kv_slots=512, token_budget=16, prefill_chunk=7))
+    rig.attach("a", client(prompt, adversary(expected), max_tokens=40, ignore_eos=True))
+    rig.attach("b", client(prompt, nothing, max_tokens=40, ignore_eos=True))
+    rig.run()
+    assert rig.clients["a"].device.received == expected
+    assert rig.clients["b"].device.received == expected
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("name", SAMPLING)
+def test_sampled_output_is_that_of_a_plain_loop_with_the_same_noise(
+    name: str, drafter: str, target: Target, reference: Plain
+) -> None:
+    prompt, params = prompt_of(12, seed=3), SAMPLING[name]
+    expected = reference("qwen3").generate(prompt, 32, params)
+    rig = Rig(target("qwen3"))
+    rig.attach("s", client(prompt, DRAFTERS[drafter](expected), max_tokens=32, sampling=params))
+    rig.run()
+    assert rig.clients["s"].device.received == expected
+
+
+def test_many_sessions_that_join_at_different_times_do_not_disturb_one_another(
+    target: Target, reference: Plain
+) -> None:
+    rig = Rig(target("llama"), EngineConfig(kv_slots=2048, token_budget=48, prefill_chunk=8, max_sessions=12))
+    expected: dict[str, list[int]] = {}
+    params = list(SAMPLING.values())
+    for i in range(12):
+        prompt = prompt_of(1 + 7 * i, seed=i)
+        sampling = params[i % 4] if i % 2 else SamplingParams()
+        session_id = f"s{i}"
+        expected[session_id] = reference("llama").generate(prompt, 20 + i, sampling, ignore_eos=True)
+        draft = list(DRAFTERS.values())[i % 4](expected[session_id])
+        rig.attach(session_id, client(prompt, draft, max_tokens=20 + i, sampling=sampling, ignore_eos=True))
+        rig.turn()
+    rig.run()
+    assert {key: one.device.received for key, one in rig.clients.items()} == expected
+    assert rig.slots == (0, 0)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 64])
+def test_the_size_of_prefill_chunks_does_not_show(chunk: int, target: Target, reference: Plain) -> None:
+    prompt = prompt_of(45, seed=1)
+    expected = reference("qwen2").generate(prompt, 12, ignore_eos=True)
+    rig = Rig(target("qwen2"), EngineConfig(kv_slots=512, token_budget=chunk, prefill_chunk=chunk))
+    rig.attach("s", client(prompt, perfect(expected), max_tokens=12, ignore_eos=True))
+    rig.run()
+    assert rig.clients["s"].device.received == expected
+    assert rig.engine.stats().prefilled == 44
+
+
+def test_a_perfect_draft_commits_many_tokens_per_step(target: Target, reference: Plain) -> None:
+    prompt = prompt_of(9)
+    expected = reference("llama").generate(prompt, 48, ignore_eos=True)
+    rig = Rig(target("llama"))
+    rig.attach("s", client(prompt, perfect(expected), max_tokens=48, ignore_eos=True))
+    rig.run()
+    stats = rig.engine.stats().sessions["s"]
+    assert stats.committed == 48
+    assert stats.committed / stats.steps > 6
+    assert stats.accepted_by_depth == stats.evaluated_by_depth
+    assert stats.accepted == sum(stats.accepted_by_depth) >= 48 - stats.steps
+
+
+@pytest.mark.parametrize(
+    "end", [{}, {"stop_token_ids": "the 5th token", "ignore_eos": True}], ids=["by EOS", "by a stop token"]
+)
+def test_an_end_inside_an_accepted_path_ends_the_sequence_there(
+    end: dict[str, Any], target: Target, reference: Plain
+) -> None:
+    sampling = SamplingParams(temperature=2.0, seed=11)
+    for seed in range(40):
+        prompt = prompt_of(6, seed)
+        free = reference("qwen3").generate(prompt, 30, sampling, ignore_eos=True)
+        options = dict(end)
+        stop: tuple[int, ...] = ()
+        if "stop_token_ids" in options:
+            stop = options["stop_token_ids"] = (free[4],)
+        expected = reference("qwen3").generate(
+            prompt, 30, sampling, ignore_eos=options.get("ignore_eos", False), stop=stop
+        )
+        if 2 < len(expected) < 30:
+            break
+    else:
+        raise AssertionError("no prompt ends early")
+    rig = Rig(target("qwen3"))
+    rig.attach("s", client(prompt, perfect(free), max_tokens=30, sampling=sampling, **options))
+    rig.run()
+    assert rig.clients["s"].device.received == expected
+    assert rig.clients["s"].device.finish.name == "EOS"
+    assert rig.slots == (0, 0)
+
+
+def test_a_draft_past_the_longest_sequence_of_the_model_is_harmless(target: Target, reference: Plain) -> None:
+    # GPT-2 has a table of 256 positions and nothing beyond.
+    prompt = prompt_of(250)
+    expected = reference("gpt2").generate(prompt, 6, ignore_eos=True)
+    rig = Rig(target("gpt2"))
+    one = client(prompt, nothing, max_tokens=6, ignore_eos=True)
+    rig.attach("s", one)
+    # A device that breaks rule 2: eight nodes deep with six tokens to come.
+    chain = [*expected, 3, 3]
+    rig.engine.append("s", Append(1, 1, 0, (0, *range(1, 8)), tuple(chain)))
+    rig.run()
+    assert one.device.received == expected

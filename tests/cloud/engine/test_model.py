@@ -1,0 +1,167 @@
+"""Which models are served, which are refused, and with what reason."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tiny_targets import EOS, SHAPE, TINY, VOCAB, make_tiny
+
+from cloud_verifier.engine.attention import AttentionPlan, Scoring, SdpaBackend
+from cloud_verifier.engine.batch import Segment
+from cloud_verifier.engine.kv_pool import KVPool
+from cloud_verifier.engine.model import TargetModel
+from cloud_verifier.engine.selftest import FLOAT32_BOUND, self_test
+from outrider.core.errors import ModelRefused
+
+Directory = Callable[[str], Path]
+
+
+def tiny(config: transformers.PretrainedConfig, dtype: torch.dtype = torch.float32) -> Any:
+    torch.manual_seed(1)
+    return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")
+
+
+@pytest.mark.parametrize("kind", TINY)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_trees_have_the_logits_of_plain_sequences(kind: str, dtype: str, tiny_directory: Directory) -> None:
+    model = TargetModel.load(tiny_directory(kind), dtype=dtype)
+    deviation = self_test(model)
+    assert model.deviation == deviation
+    assert deviation < (FLOAT32_BOUND / 10 if dtype == "float32" else 0.5)
+
+
+def test_a_loaded_model_tells_what_it_is(tiny_directory: Directory) -> None:
+    said: list[str] = []
+    directory = tiny_directory("qwen3")
+    model = TargetModel.load(directory, name="tiny", on_progress=said.append)
+    weights = b"".join(file.read_bytes() for file in sorted(directory.glob("*.safetensors")))
+    assert model.weights_hash == hashlib.sha256(weights).hexdigest()
+    assert (model.vocab_size, model.max_sequence, model.eos_token_ids) == (VOCAB, 256, (EOS,))
+    assert (model.name, model.dtype, model.backend) == ("tiny", "float32", "sdpa")
+    assert model.hardware
+    assert len(said) == 2
+
+
+def test_the_generation_config_says_what_ends_a_sequence(tiny_directory: Directory, tmp_path: Path) -> None:
+    module = make_tiny("llama")
+    module.generation_config.eos_token_id = [3, 4]
+    module.save_pretrained(tmp_path)
+    assert TargetModel.load(tmp_path).eos_token_ids == (3, 4)
+
+
+def test_a_directory_without_safetensors_is_refused(tmp_path: Path) -> None:
+    make_tiny("llama").config.save_pretrained(tmp_path)
+    torch.save({}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ModelRefused, match=r"no \*\.safetensors"):
+        TargetModel.load(tmp_path)
+
+
+def test_a_model_with_code_of_its_own_is_refused(tiny_directory: Directory, tmp_path: Path) -> None:
+    make_tiny("llama").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["model_type"] = "mine"
+    config["auto_map"] = {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "mine.py").write_text("raise SystemExit('code was run')")
+    with pytest.raises(ModelRefused, match="does not load"):
+        TargetModel.load(tmp_path)
+
+
+def test_an_unknown_dtype_is_refused(tiny_directory: Directory) -> None:
+    with pytest.raises(ModelRefused, match="dtype is int3"):
+        TargetModel.load(tiny_directory("llama"), dtype="int3")
+
+
+def test_a_model_that_has_its_own_attention_is_refused() -> None:
+    falcon = transformers.FalconConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, vocab_size=50)
+    with pytest.raises(ModelRefused, match=r"falcon.*AttentionInterface"):
+        TargetModel(tiny(falcon), name="f")
+
+
+def test_a_model_that_drops_the_batch_descriptor_is_refused() -> None:
+    module = make_tiny("llama")
+    forward = module.forward
+    module.forward = lambda *args, outrider_plan=None, **kwargs: forward(*args, **kwargs)
+    with pytest.raises(ModelRefused, match="does not hand on the batch descriptor"):
+        TargetModel(module, name="m")
+
+
+def test_a_layer_that_does_not_call_the_attention_is_refused() -> None:
+    module = make_tiny("llama")
+    layer = module.model.layers[1].self_attn
+    layer.forward = lambda hidden_states, **kwargs: (torch.zeros_like(hidden_states), None)
+    with pytest.raises(ModelRefused, match="1 of 2 layers"):
+        TargetModel(module, name="m")
+
+
+def test_a_window_that_does_not_reach_the_attention_is_refused() -> None:
+    module = make_tiny("gemma2")
+    for layer in module.model.layers:
+        layer.self_attn.sliding_window = None
+    with pytest.raises(ModelRefused, match="sliding window"):
+        TargetModel(module, name="m")
+
+
+@pytest.mark.parametrize("rope", ["dynamic", "longrope"])
+def test_positions_that_depend_on_the_whole_batch_are_refused(rope: str) -> None:
+    parameters: dict[str, Any] = {"rope_type": rope, "rope_theta": 1e4, "factor": 2.0}
+    if rope == "longrope":
+        parameters |= {"short_factor": [1.0] * 6, "long_factor": [2.0] * 6, "original_max_position_embeddings": 128}
+    config = transformers.LlamaConfig(**SHAPE, rope_parameters=parameters)
+    with pytest.raises(ModelRefused, match=rope):
+        TargetModel(tiny(config), name="m")
+
+
+def test_layers_that_are_no_attention_are_refused() -> None:
+    config = transformers.Qwen3NextConfig(**SHAPE, head_dim=16)
+    with pytest.raises(ModelRefused, match="linear_attention"):
+        TargetModel(tiny(config), name="m")
+
+
+class Causal(SdpaBackend):
+    """Ignores the trees: every row sees all rows before it, siblings too."""
+
+    def plan(self, segments: Sequence[Segment], pool: KVPool) -> AttentionPlan:
+        chains = [
+            Segment(**{**vars(segment), "chain": segment.rows, "parents": segment.parents[:0]}) for segment in segments
+        ]
+        return super().plan(chains, pool)
+
+
+class Blind(SdpaBackend):
+    """Forgets the newest slot of every prefix."""
+
+    def plan(self, segments: Sequence[Segment], pool: KVPool) -> AttentionPlan:
+        return super().plan([Segment(**{**vars(s), "prefix": s.prefix[:-1]}) for s in segments], pool)
+
+
+class Nan(SdpaBackend):
+    """Returns what is no number."""
+
+    def plan(self, segments: Sequence[Segment], pool: KVPool) -> AttentionPlan:
+        inner = super().plan(segments, pool)
+
+        class Plan:
+            def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, s: Scoring) -> torch.Tensor:
+                return inner.attend(layer, q, k, v, s) * float("nan")
+
+        return Plan()
+
+
+@pytest.mark.parametrize("backend", [Causal(), Blind(), Nan()])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_whose_trees_deviate_is_refused_with_difference_and_bound(
+    backend: SdpaBackend, dtype: torch.dtype
+) -> None:
+    module = make_tiny("llama").to(dtype)
+    model = TargetModel(module, name="m", backend=backend)
+    with pytest.raises(ModelRefused, match=r"model type llama.* differ by .*, must be at most"):
+        self_test(model)
+    assert model.deviation is None
