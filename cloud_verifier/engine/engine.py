@@ -164,7 +164,7 @@ class Engine:
             return
         try:
             self._check_nodes(message)
-            session.protocol.append(message)
+            session.append(message)
         except ProtocolViolation as error:
             self._fail(session, error)
 

@@ -14,11 +14,14 @@ from cloud_verifier.engine.memory import Fingerprint, fingerprint
 from cloud_verifier.engine.sampling import Sampler
 from cloud_verifier.engine.scheduler import Candidate, Grant
 from cloud_verifier.engine.stats import Acceptance, SessionStats
-from outrider.core.protocol.messages import Attach, Commit, Directive, SessionLimits
+from outrider.core.protocol.messages import Append, Attach, Commit, Directive, SessionLimits
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.walk import Batch, Walked, walk
 
 _NO_SLOTS: Slots = np.empty(0, dtype=np.int32)
+EMPTY_ANSWERS = 2
+"""After so many empty answers in a row a device is taken to draft nothing: its stream runs at full speed, without a
+wait for word from it after every step, until it sends a node again."""
 
 
 def slots_needed(attach: Attach, limits: SessionLimits) -> int:
@@ -35,6 +38,7 @@ class EngineSession:
         self.protocol = protocol
         self.directive = directive
         self.rtt_ms = 0.0
+        self._empty_answers = 0
         self.request: Fingerprint = fingerprint(attach)
         self.tokens: list[int] = [*attach.prompt, *protocol.committed]
         self.table = SlotTable(len(self.tokens) + 64)
@@ -58,6 +62,14 @@ class EngineSession:
     def stats(self) -> SessionStats:
         return self._acceptance.snapshot(self.protocol.dead)
 
+    def append(self, message: Append) -> None:
+        """Take nodes in (rules 10 to 12). Raises ProtocolViolation."""
+        self.protocol.append(message)
+        if message.tokens:
+            self._empty_answers = 0
+        elif message.idle:
+            self._empty_answers += 1
+
     def candidate(self) -> Candidate:
         """What the scheduler needs to know."""
         protocol, directive = self.protocol, self.directive
@@ -67,7 +79,7 @@ class EngineSession:
             pending=self.pending,
             nodes=len(protocol.tree),
             may_step=protocol.may_step,
-            idle=protocol.idle or ends_next,
+            idle=protocol.idle or ends_next or self._empty_answers >= EMPTY_ANSWERS,
             nodes_per_step=directive.nodes_per_step if directive.window_nodes else 0,
             patience_s=1e-3 * directive.patience_ms,
             rtt_s=1e-3 * self.rtt_ms,

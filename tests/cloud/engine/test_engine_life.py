@@ -378,6 +378,22 @@ def test_a_distant_device_is_not_waited_for_and_a_directive_can_change(llama: Ta
     assert rig.engine.step() == []
 
 
+def test_a_device_that_keeps_answering_with_nothing_is_not_waited_for_until_it_drafts_again(llama: TargetModel) -> None:
+    rig = Rig(llama)
+    rig.engine.start("s", attach_of([1, 2], max_tokens=64, ignore_eos=True), LIMITS, DIRECTIVE)
+    committed = 0
+    for _ in range(2):
+        (event,) = rig.engine.step()
+        assert isinstance(event, Committed)
+        committed += len(event.commit.tokens)
+        assert rig.engine.step() == []
+        rig.engine.append("s", Append(1, first_id=1, base=committed, idle=True))
+    for _ in range(3):
+        assert len(rig.engine.step()) == 1
+    rig.engine.append("s", Append(1, first_id=1, base=committed, parents=(0,), tokens=(3,)))
+    assert rig.engine.step() == []
+
+
 def test_an_engine_refuses_a_model_that_was_not_tested(llama: TargetModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama, "deviation", None)
     with pytest.raises(ModelRefused, match="self-test"):
