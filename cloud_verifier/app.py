@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import logging
 import secrets
 import signal
@@ -23,10 +22,10 @@ from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_host import EngineHost
 from cloud_verifier.registration import Registration
 from cloud_verifier.service import VerifierService
-from outrider.core.errors import OutriderError
+from outrider.core.errors import BadRequest, OutriderError
 from outrider.core.tokenizer_json import token_table
 from outrider.core.vocabulary import vocabulary_hash
-from outrider.wire.channels import ClientTls, ServerTls, bind, check_bind, server
+from outrider.wire.channels import ClientTls, ServerTls, bind, check_bind, server, split_address
 from outrider.wire.v1 import coordinator_pb2, session_pb2, session_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -34,6 +33,9 @@ log = logging.getLogger(__name__)
 SERVICE = session_pb2.DESCRIPTOR.services_by_name["Verifier"].full_name
 EXIT_REFUSED = 2
 EXIT_ENGINE_DIED = 3
+FAREWELL_S = 0.5
+"""For streams to tell their devices that the engine has died."""
+_ANY = ("0.0.0.0", "::")
 
 
 class Verifier:
@@ -49,18 +51,44 @@ class Verifier:
     async def run(self, stop: asyncio.Event) -> int:
         """Serve until `stop` is set or the engine dies; the exit code. Raises OutriderError where it cannot start."""
         check_bind(self._config.listen, self._tls, self._config.insecure)
+        self._check_advertised()
         catalogue = Catalogue.of_target(self._config.model, self._config.draft)
         host = EngineHost(self._config, on_progress=lambda text: log.info("%s", text))
+        grpc_server = server()
+        starting = asyncio.create_task(self._start(host, grpc_server, catalogue))
+        stopping = asyncio.create_task(stop.wait())
         try:
-            ready = await host.start()
-            grpc_server = server()
-            port = bind(grpc_server, self._config.listen, tls=self._tls, insecure=self._config.insecure)
-            address = f"{self._config.listen.rpartition(':')[0]}:{port}"
-            service = self._service(host, ready, catalogue, self._config.advertise or address)
-            await self._serve(grpc_server, service, address)
-            return await self._live(grpc_server, service, host, stop)
+            # A model takes long to load and a coordinator may not be there: neither holds up a SIGTERM.
+            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
+                return 0
+            return await self._live(grpc_server, starting.result(), host, stopping)
         finally:
+            for task in (starting, stopping):
+                task.cancel()
+            await asyncio.wait({starting, stopping})
+            if self._registration is not None:
+                await self._registration.close()
+            await grpc_server.stop(0.0)
             await host.stop()
+
+    def _check_advertised(self) -> None:
+        """Devices cannot dial "all interfaces". Raises BadRequest."""
+        host, _ = split_address(self._config.listen)
+        if self._config.coordinator and not self._config.advertise and host in _ANY:
+            raise BadRequest(
+                f"--listen {self._config.listen} is every interface; say with --advertise HOST:PORT under which address"
+                " devices reach this verifier",
+                field="advertise",
+            )
+
+    async def _start(self, host: EngineHost, grpc_server: grpc.aio.Server, catalogue: Catalogue) -> VerifierService:
+        ready = await host.start()
+        port = bind(grpc_server, self._config.listen, tls=self._tls, insecure=self._config.insecure)
+        address = f"{self._config.listen.rpartition(':')[0]}:{port}"
+        service = self._service(host, ready, catalogue, self._config.advertise or address)
+        await self._serve(grpc_server, service, address)
+        return service
 
     def _service(self, host: EngineHost, ready: Any, catalogue: Catalogue, address: str) -> VerifierService:
         digest = vocabulary_hash(token_table((self._config.model / "tokenizer.json").read_bytes()))
@@ -87,7 +115,7 @@ class Verifier:
             catalogue,
             verifier_id=self._id,
             vocabulary_hash=digest,
-            authorise=registration.authorise if registration else lambda ticket: None,
+            authorise=registration.authorise if registration else _everybody,
         )
 
     async def _serve(self, grpc_server: grpc.aio.Server, service: VerifierService, address: str) -> None:
@@ -102,29 +130,37 @@ class Verifier:
         print(f"listening on {address}", flush=True)
 
     async def _live(
-        self, grpc_server: grpc.aio.Server, service: VerifierService, host: EngineHost, stop: asyncio.Event
+        self, grpc_server: grpc.aio.Server, service: VerifierService, host: EngineHost, stopping: asyncio.Task[bool]
     ) -> int:
         reporting = asyncio.create_task(self._report(service, host))
-        waits = [asyncio.create_task(stop.wait()), asyncio.create_task(host.ended.wait())]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        ended = asyncio.create_task(host.ended.wait())
+        await asyncio.wait({stopping, ended, reporting}, return_when=asyncio.FIRST_COMPLETED)
         died = host.ended.is_set()
-        for task in (*waits, reporting):
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
         service.draining = True
+        for task in (ended, reporting):
+            task.cancel()
+        await asyncio.wait({ended, reporting})
         await self._health.enter_graceful_shutdown()
         if self._registration is not None:
-            await self._registration.close()
-        await grpc_server.stop(0.0 if died else self._config.drain_s)
+            await self._registration.leave()
+        await grpc_server.stop(FAREWELL_S if died else self._config.drain_s)
+        if not reporting.cancelled():
+            reporting.result()  # it never ends but by a defect, and that is told
         if died:
             log.error("the engine process has ended by itself; its sessions resume on other verifiers")
         return EXIT_ENGINE_DIED if died else 0
 
     async def _report(self, service: VerifierService, host: EngineHost) -> None:
-        while self._registration is not None:
+        if self._registration is None:
+            await asyncio.Event().wait()
+            return
+        while True:
             await self._registration.report(_report(service, host))
             await self._registration.pause()
+
+
+async def _everybody(ticket: bytes) -> None:
+    """Without a coordinator there are no tickets."""
 
 
 def _report(service: VerifierService, host: EngineHost) -> coordinator_pb2.ReportRequest:

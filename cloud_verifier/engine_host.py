@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -20,6 +21,9 @@ log = logging.getLogger(__name__)
 Inbox = asyncio.Queue[pb.EngineEvent]
 Key = tuple[str, int]
 """session id and epoch"""
+
+STOP_TIMEOUT_S = 5.0
+GONE = "the verifier's engine process has ended; resume on another verifier"
 
 
 class EngineHost:
@@ -46,22 +50,22 @@ class EngineHost:
                 "-m",
                 "cloud_verifier.engine_process",
                 str(theirs.fileno()),
-                self._config.model_dump_json(),
+                self._config.model_dump_json(exclude={"join_token"}),  # every user of the machine may read this
                 pass_fds=[theirs.fileno()],
             )
-        reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._pump = asyncio.create_task(self._route(reader))
-        return await self._ready
+        return await self._connect(ours)
 
     async def stop(self) -> None:
-        """Ask the process to end, and see to it that it does."""
-        if self._process is None or self._process.returncode is not None:
+        """Ask the process to end, and see to it that it does; one that is still loading cannot hear and is killed."""
+        if self._process is None:
             return
+        loading = self._ready.cancel()
         self.send(pb.EngineRequest(quit=pb.Quit()))
         try:
-            await asyncio.wait_for(self._process.wait(), 5.0)
+            await asyncio.wait_for(self._process.wait(), 0.0 if loading else STOP_TIMEOUT_S)
         except TimeoutError:
-            self._process.send_signal(signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGKILL)
             await self._process.wait()
         if self._pump is not None:
             await self._pump
@@ -73,11 +77,19 @@ class EngineHost:
         return self._process.pid if self._process else os.getpid()
 
     def register(self, session_id: str, epoch: int) -> Inbox:
-        """An inbox for the events of one epoch; an older epoch of the session learns that it is fenced."""
+        """An inbox for the events of one epoch; an older epoch of the session learns that it is fenced.
+
+        Raises Fenced where a stream with this epoch or a newer one is live, Unavailable without an engine.
+        """
+        if self.ended.is_set():
+            raise Unavailable(GONE)
         for key, inbox in list(self._inboxes.items()):
-            if key[0] == session_id and key[1] < epoch:
-                del self._inboxes[key]
-                inbox.put_nowait(_failure(key, Fenced(f"epoch {epoch} has taken over session {session_id}")))
+            if key[0] != session_id:
+                continue
+            if key[1] >= epoch:
+                raise Fenced(f"epoch of session {session_id} is {epoch}, must be greater than {key[1]}, which is live")
+            del self._inboxes[key]
+            inbox.put_nowait(_failure(key, Fenced(f"epoch {epoch} has taken over session {session_id}")))
         inbox = Inbox()
         self._inboxes[(session_id, epoch)] = inbox
         return inbox
@@ -85,12 +97,13 @@ class EngineHost:
     def release(self, session_id: str, epoch: int, inbox: Inbox) -> bool:
         """The stream has ended: the engine frees all that the session holds within one step.
 
-        False where the inbox no longer owned the session: a later epoch, or a failure, came before.
+        False where the inbox no longer owned the session: a later epoch, or a failure, came before. The engine is told
+        even then: it may have refused that later epoch, and would hold this one for ever.
         """
+        self.send(pb.EngineRequest(session_id=session_id, epoch=epoch, stop=pb.Stop()))
         if self._inboxes.get((session_id, epoch)) is not inbox:
             return False
         del self._inboxes[(session_id, epoch)]
-        self.send(pb.EngineRequest(session_id=session_id, epoch=epoch, stop=pb.Stop()))
         return True
 
     def send(self, request: pb.EngineRequest) -> None:
@@ -101,6 +114,12 @@ class EngineHost:
         """Wait while the engine has more requests before it than it should."""
         if self._writer is not None:
             await self._writer.drain()
+
+    async def _connect(self, sock: socket.socket) -> pb.EngineReady:
+        """Take up an engine at the other end."""
+        reader, self._writer = await asyncio.open_connection(sock=sock)
+        self._pump = asyncio.create_task(self._route(reader))
+        return await asyncio.shield(self._ready)  # `stop` needs to know whether it is still loading
 
     async def _route(self, reader: asyncio.StreamReader) -> None:
         try:
@@ -114,7 +133,8 @@ class EngineHost:
             case "stats":
                 self.stats = event.stats
             case "ready":
-                self._ready.set_result(event.ready)
+                if not self._ready.done():
+                    self._ready.set_result(event.ready)
             case "progress":
                 self._on_progress(event.progress.text)
             case "failure" if not self._ready.done():
@@ -126,12 +146,11 @@ class EngineHost:
 
     def _engine_gone(self) -> None:
         """Its sessions resume on another verifier; whoever supervises this one restarts it."""
-        gone = Unavailable("the verifier's engine process has ended; resume on another verifier")
+        gone = Unavailable(GONE)
         if not self._ready.done():
             self._ready.set_exception(gone)
         for key, inbox in self._inboxes.items():
             inbox.put_nowait(_failure(key, gone))
-        self._inboxes.clear()
         self.ended.set()
 
 

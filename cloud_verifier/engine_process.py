@@ -180,8 +180,9 @@ def _serve(config: VerifierConfig, end: EngineEnd) -> None:
 
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s engine %(levelname)s %(message)s", stream=sys.stderr)
-    # The front decides when to end; a Ctrl-C reaches the whole process group.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The front decides when to end, and drains first; terminals and supervisors signal the whole group.
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
     config = VerifierConfig.model_validate_json(sys.argv[2])
     with socket.socket(fileno=int(sys.argv[1])) as sock:
         end = EngineEnd(sock)

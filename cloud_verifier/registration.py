@@ -7,14 +7,16 @@ the keys that it last gave.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import secrets
 import time
+from typing import Any
 
 import grpc
 
-from outrider.core.errors import Unauthenticated
+from outrider.core.errors import OutriderError, Overloaded, Unauthenticated, Unavailable
 from outrider.wire import ticket
 from outrider.wire.channels import ClientTls, channel
 from outrider.wire.status import error_from_rpc
@@ -26,6 +28,8 @@ log = logging.getLogger(__name__)
 CALL_TIMEOUT_S = 3.0
 RETRY_S = 1.0
 CLOCK_SKEW_S = 5.0
+SOONEST = 0.1
+"""Share of the report interval that passes at least between two reports, however many strange tickets come."""
 
 
 class Registration:
@@ -48,9 +52,18 @@ class Registration:
         self._coordinator = coordinator
         self._interval_s = 1.0
         self._public_keys: dict[str, bytes] = {}
+        self._wanted = asyncio.Event()
+        """Somebody waits for the next report's keys."""
+        self._reported: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the next report has come back."""
 
-    def authorise(self, ticket_bytes: bytes) -> ticket.Claims:
-        """What a ticket allows here. Raises Unauthenticated or PermissionDenied."""
+    async def authorise(self, ticket_bytes: bytes) -> ticket.Claims:
+        """What a ticket allows here. Raises Unauthenticated or PermissionDenied.
+
+        A key that is unknown may be that of a coordinator which has just started: the next report brings it.
+        """
+        if ticket.ticket_key_id(ticket_bytes) not in self._public_keys:
+            await self._fresh_keys()
         if not self._public_keys:
             raise Unauthenticated("this verifier has not yet reached its coordinator and knows no keys; try again")
         return ticket.verify(
@@ -65,42 +78,64 @@ class Registration:
         """Take the lease, trying until it is granted. Raises only what trying again cannot mend."""
         while True:
             try:
-                answer = await self._stub.Register(self._request, timeout=CALL_TIMEOUT_S, metadata=self._metadata)
-            except grpc.aio.AioRpcError as error:
-                reason = error_from_rpc(error)
-                if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                    raise reason from error
-                log.warning("the coordinator at %s is not there yet: %s", self._coordinator, reason)
+                return await self._register()
+            except (Unavailable, Overloaded) as error:
+                log.warning("the coordinator at %s is not there yet: %s", self._coordinator, error)
                 await asyncio.sleep(RETRY_S * random.uniform(0.5, 1.5))
-                continue
-            self._interval_s = max(0.1, answer.report_interval_ms / 1000)
-            self._public_keys = dict(answer.public_keys)
-            return
 
     async def report(self, request: pb.ReportRequest) -> None:
-        """One report. Registers again if the lease was lost; a coordinator that is away is not an error."""
+        """One report. Registers again if the lease was lost; a coordinator that is away, or refuses, is no error."""
+        self._wanted.clear()
+        waiting, self._reported = self._reported, asyncio.get_running_loop().create_future()
+        try:
+            await self._report(request)
+        except OutriderError as error:
+            log.warning("report not delivered: %s", error)
+        finally:
+            waiting.set_result(None)
+
+    async def pause(self) -> None:
+        """Until the next report is due: after the interval, or sooner where somebody waits for keys."""
+        soonest = self._interval_s * SOONEST
+        await asyncio.sleep(soonest)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._interval_s - soonest):
+                await self._wanted.wait()
+
+    async def _register(self) -> None:
+        answer = await self._call(self._stub.Register, self._request)
+        self._interval_s = max(0.1, answer.report_interval_ms / 1000)
+        self._public_keys = dict(answer.public_keys)
+
+    async def _report(self, request: pb.ReportRequest) -> None:
         request.verifier_id = self._request.verifier_id
         request.instance = self._request.instance
-        try:
-            answer = await self._stub.Report(request, timeout=CALL_TIMEOUT_S, metadata=self._metadata)
-        except grpc.aio.AioRpcError as error:
-            log.warning("report not delivered: %s", error_from_rpc(error))
-            return
+        answer = await self._call(self._stub.Report, request)
         if answer.public_keys:
             self._public_keys = dict(answer.public_keys)
         if not answer.known:
             log.info("the coordinator does not know this verifier; registering again")
-            await self.register()
+            await self._register()
 
-    async def pause(self) -> None:
-        """Until the next report is due."""
-        await asyncio.sleep(self._interval_s)
+    async def _fresh_keys(self) -> None:
+        """Wait for the report after now, which is asked for at once; however many ask, there is one."""
+        reported = self._reported
+        self._wanted.set()
+        await asyncio.wait({reported}, timeout=CALL_TIMEOUT_S)
 
-    async def close(self) -> None:
+    async def _call(self, method: Any, request: Any) -> Any:
+        try:
+            return await method(request, timeout=CALL_TIMEOUT_S, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from error
+
+    async def leave(self) -> None:
         """Give the lease back, if the coordinator is there to take it."""
         request = pb.DeregisterRequest(verifier_id=self._request.verifier_id, instance=self._request.instance)
         try:
             await self._stub.Deregister(request, timeout=1.0, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             log.info("not deregistered, the lease will end by itself: %s", error_from_rpc(error))
+
+    async def close(self) -> None:
         await self._channel.close()

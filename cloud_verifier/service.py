@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -26,8 +26,12 @@ log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Requests = AsyncIterator[session_pb2.ClientMessage]
-Authorise = Callable[[bytes], Claims | None]
+Authorise = Callable[[bytes], Awaitable[Claims | None]]
 """Ticket -> what it allows; None where this verifier serves without tickets. Raises Unauthenticated."""
+
+
+MAX_PINGS = 64
+"""Unanswered ones whose times are kept."""
 
 
 class VerifierService(session_pb2_grpc.VerifierServicer):
@@ -79,11 +83,12 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         try:
             opening, limits, tenant = await self._admit(requests)
             stream = _Stream(self._host, self._config, opening, self._ready.vocabulary_size)
-            self.tenants[opening.session_id] = tenant
             stream.begin(limits)
+            self.tenants[opening.session_id] = tenant
             yield self._opened(opening, limits)
-            async for message in stream.messages(requests, self._note_rtt):
-                yield message
+            async with contextlib.aclosing(stream.messages(requests, self._note_rtt)) as messages:
+                async for message in messages:
+                    yield message
         except Exception as error:
             await abort(context, error)
         finally:
@@ -109,12 +114,12 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
                 f"open.vocabulary_hash is {opening.vocabulary_hash.hex()[:16]}, must be"
                 f" {self._vocabulary_hash.hex()[:16]}, the target's; fetch its tokenizer again"
             )
-        claims = self._authorise(opening.ticket)
+        claims = await self._authorise(opening.ticket)
         if claims is None:
             return opening, self._config.limits, "default"
         if claims.session_id != opening.session_id:
             raise PermissionDenied(f"the ticket is for another session than {opening.session_id!r}")
-        if not claims.epoch_first <= opening.attach.epoch <= claims.epoch_last:
+        if not claims.owns(opening.attach.epoch):
             raise PermissionDenied(
                 f"attach.epoch is {opening.attach.epoch}, must be between {claims.epoch_first} and"
                 f" {claims.epoch_last}, the ticket's; resume at the coordinator for more"
@@ -151,6 +156,9 @@ class _Stream:
         self._inbox: Inbox | None = None
         self._heard = time.monotonic()
         self._pings: dict[int, float] = {}
+        """nonce -> when it was sent, of pings without an answer"""
+        self._nonce = 0
+        self._pinged = 0.0
         self._rtt_ms = 0.0
 
     def begin(self, limits: SessionLimits) -> None:
@@ -168,7 +176,7 @@ class _Stream:
 
     async def messages(
         self, requests: Requests, on_rtt: Callable[[str, float], None]
-    ) -> AsyncIterator[session_pb2.ServerMessage]:
+    ) -> AsyncGenerator[session_pb2.ServerMessage, None]:
         """Commits, pings and directives until the sequence ends. Raises what ended the session otherwise."""
         if self._inbox is None:
             return
@@ -177,6 +185,8 @@ class _Stream:
         try:
             while True:
                 await asyncio.wait({reading, event}, timeout=self._until_ping(), return_when=asyncio.FIRST_COMPLETED)
+                if reading.done():
+                    reading.result()  # what the device did wrong comes before what is due to it
                 if event.done():
                     message = self._message(event.result())
                     if message is not None:
@@ -185,7 +195,6 @@ class _Stream:
                             return
                     event = asyncio.ensure_future(self._inbox.get())
                 elif reading.done():
-                    reading.result()
                     return  # the device has closed its side
                 if self._until_ping() <= 0:
                     yield self._ping()
@@ -224,22 +233,21 @@ class _Stream:
                 return None
 
     def _until_ping(self) -> float:
-        last = max(self._pings.values(), default=0.0)
-        return max(0.0, last + self._config.ping_interval_s - time.monotonic())
+        return max(0.0, self._pinged + self._config.ping_interval_s - time.monotonic())
 
     def _ping(self) -> session_pb2.ServerMessage:
         now = time.monotonic()
         if now - self._heard > self._config.silence_timeout_s:
             raise Unavailable(f"the device has been silent for {self._config.silence_timeout_s} s; attach again")
-        nonce = max(self._pings, default=0) + 1
-        self._pings[nonce] = now
-        while len(self._pings) > 64:
+        self._nonce += 1
+        self._pinged = self._pings[self._nonce] = now
+        while len(self._pings) > MAX_PINGS:
             del self._pings[min(self._pings)]
-        return session_pb2.ServerMessage(ping=session_pb2.Ping(nonce=nonce))
+        return session_pb2.ServerMessage(ping=session_pb2.Ping(nonce=self._nonce))
 
     def _measure(self, nonce: int, on_rtt: Callable[[str, float], None]) -> None:
         """The least of recent round trips estimates the path; queueing behind a step only adds to it."""
-        sent = self._pings.get(nonce)
+        sent = self._pings.pop(nonce, None)
         if sent is None:
             return
         sample = 1000.0 * (time.monotonic() - sent)

@@ -1,0 +1,173 @@
+"""An engine that says what a test tells it to, at the other end of a real EngineHost, and the front around both."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from cloud_verifier import ipc
+from cloud_verifier.artifacts import Catalogue
+from cloud_verifier.config import VerifierConfig
+from cloud_verifier.engine_host import EngineHost
+from cloud_verifier.service import VerifierService
+from outrider.core.errors import OutriderError
+from outrider.core.protocol.messages import Attach
+from outrider.wire import channels, codecs
+from outrider.wire.status import error_from_rpc
+from outrider.wire.v1 import engine_pb2, session_pb2, session_pb2_grpc
+
+VOCABULARY = 101
+VOCABULARY_HASH = b"v" * 32
+READY = engine_pb2.EngineReady(vocabulary_size=VOCABULARY, eos_token_ids=[7], max_sequence=256)
+
+
+class ScriptedEngine:
+    """Keeps every request and sends the events that it is given."""
+
+    def __init__(self) -> None:
+        self.requests: list[engine_pb2.EngineRequest] = []
+        self._news = asyncio.Condition()
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def serve(self, sock: socket.socket) -> None:
+        reader, self._writer = await asyncio.open_connection(sock=sock)
+        self.say(ready=READY)
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while True:
+                size = int.from_bytes(await reader.readexactly(4), "little")
+                request = engine_pb2.EngineRequest.FromString(await reader.readexactly(size))
+                async with self._news:
+                    self.requests.append(request)
+                    self._news.notify_all()
+
+    def say(self, session_id: str = "", epoch: int = 0, **kind: Any) -> None:
+        assert self._writer is not None
+        self._writer.write(ipc.frame(engine_pb2.EngineEvent(session_id=session_id, epoch=epoch, **kind)))
+
+    def commit(self, session_id: str, epoch: int, start: int, tokens: list[int], finish: int = 0) -> None:
+        self.say(session_id, epoch, commit=session_pb2.Commit(epoch=epoch, start=start, token=tokens, finish=finish))
+
+    def fail(self, session_id: str, epoch: int, error: OutriderError) -> None:
+        self.say(session_id, epoch, failure=ipc.failure_to_event(error))
+
+    def die(self) -> None:
+        assert self._writer is not None
+        self._writer.close()
+
+    async def asked(self, kind: str, epoch: int = 0) -> engine_pb2.EngineRequest:
+        """The first request of this kind (and epoch), once it has come."""
+
+        def found() -> list[engine_pb2.EngineRequest]:
+            return [r for r in self.requests if r.WhichOneof("kind") == kind and epoch in (0, r.epoch)]
+
+        async with asyncio.timeout(5), self._news:
+            await self._news.wait_for(found)
+        return found()[0]
+
+
+class ScriptedHost(EngineHost):
+    """A real host of a scripted engine."""
+
+    def __init__(self, config: VerifierConfig, engine: ScriptedEngine) -> None:
+        super().__init__(config)
+        self.engine = engine
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self) -> engine_pb2.EngineReady:
+        ours, theirs = socket.socketpair()
+        self._serving = asyncio.create_task(self.engine.serve(theirs))
+        return await self._connect(ours)
+
+    async def stop(self) -> None:
+        assert self._writer is not None and self._pump is not None and self._serving is not None
+        self._writer.close()
+        self.engine.die()
+        await asyncio.wait({self._pump, self._serving}, timeout=5)
+
+
+class Front:
+    """A verifier's front on a socket, with a scripted engine behind it."""
+
+    def __init__(self, service: VerifierService, host: ScriptedHost, channel: grpc.aio.Channel) -> None:
+        self.service = service
+        self.host = host
+        self.engine = host.engine
+        self.stub = session_pb2_grpc.VerifierStub(channel)
+
+    async def open(self, session_id: str = "s", epoch: int = 1, *, wait: bool = True, **fields: Any) -> Stream:
+        """A stream whose Open was sent; `wait`: and answered."""
+        stream = Stream(self.stub.Session())
+        attach = Attach(epoch=epoch, prompt=(1, 2, 3), max_tokens=32)
+        await stream.send(open=codecs.open_to_proto(codecs.Open(session_id, attach, **fields)))
+        if wait:
+            assert (await stream.read()).WhichOneof("kind") == "opened"
+            await self.engine.asked("start", epoch)
+        return stream
+
+
+class Stream:
+    """A device's end, message by message. Pings are passed on only when asked for."""
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+
+    async def send(self, **kind: Any) -> None:
+        await self.call.write(session_pb2.ClientMessage(**kind))
+
+    async def read(self, *, pings: bool = False) -> Any:
+        async with asyncio.timeout(5):
+            while True:
+                message = await self.call.read()
+                if message is grpc.aio.EOF or pings or message.WhichOneof("kind") != "ping":
+                    return message
+
+    async def refusal(self) -> OutriderError:
+        """The error that ends this stream."""
+        try:
+            while await self.read() is not grpc.aio.EOF:
+                pass
+        except grpc.aio.AioRpcError as error:
+            return error_from_rpc(error)
+        raise AssertionError("the stream ended without an error")
+
+
+async def everybody(ticket: bytes) -> None:
+    return None
+
+
+@contextlib.asynccontextmanager
+async def front(
+    model: Path,
+    *,
+    authorise: Callable[[bytes], Awaitable[Any]] = everybody,
+    catalogue: Catalogue | None = None,
+    **settings: Any,
+) -> AsyncIterator[Front]:
+    config = VerifierConfig(model=model, **settings)
+    host = ScriptedHost(config, ScriptedEngine())
+    ready = await host.start()
+    service = VerifierService(
+        config,
+        host,
+        ready,
+        catalogue or Catalogue([]),
+        verifier_id="v1",
+        vocabulary_hash=VOCABULARY_HASH,
+        authorise=authorise,
+    )
+    server = channels.server()
+    session_pb2_grpc.add_VerifierServicer_to_server(service, server)
+    port = channels.bind(server, "127.0.0.1:0")
+    await server.start()
+    try:
+        async with channels.channel(f"127.0.0.1:{port}") as channel:
+            yield Front(service, host, channel)
+    finally:
+        await server.stop(0)
+        await host.stop()

@@ -1,0 +1,112 @@
+"""What devices fetch: the catalogue, and its bytes over a socket."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import grpc
+import pytest
+from scripted_engine import front
+
+from cloud_verifier.artifacts import CHUNK_BYTES, Catalogue
+from outrider.core.errors import BadRequest, ModelRefused, NotFound
+from outrider.wire.status import error_from_rpc
+from outrider.wire.v1 import session_pb2
+
+DRAFT = bytes(i * 7 % 251 for i in range(2 * CHUNK_BYTES + 1000))
+
+
+@pytest.fixture
+def model(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    (tmp_path / "draft.gguf").write_bytes(DRAFT)
+    return tmp_path
+
+
+@pytest.fixture
+def catalogue(model):
+    return Catalogue.of_target(model, model / "draft.gguf")
+
+
+def by_role(catalogue, role):
+    return next(artifact for artifact in catalogue if artifact.role == role)
+
+
+def test_artifacts_are_named_by_the_hash_of_their_bytes(catalogue):
+    draft = by_role(catalogue, "draft")
+    assert draft.hash == f"sha256:{hashlib.sha256(DRAFT).hexdigest()}"
+    assert (draft.name, draft.size) == ("draft.gguf", len(DRAFT))
+    assert {artifact.role for artifact in catalogue} == {"tokenizer", "template", "draft"}
+
+
+@pytest.mark.parametrize("offset", [0, 1, CHUNK_BYTES, CHUNK_BYTES + 1, len(DRAFT) - 1, len(DRAFT)])
+def test_any_rest_of_a_file_can_be_read(catalogue, offset):
+    assert b"".join(catalogue.read(by_role(catalogue, "draft").hash, offset)) == DRAFT[offset:]
+
+
+def test_any_rest_of_the_template_can_be_read(catalogue):
+    assert b"".join(catalogue.read(by_role(catalogue, "template").hash, 3)) == b"messages }}"
+
+
+def test_no_chunk_is_larger_than_stated(catalogue):
+    assert max(map(len, catalogue.read(by_role(catalogue, "draft").hash, 0))) <= CHUNK_BYTES
+
+
+def test_an_offset_beyond_the_end_is_refused(catalogue):
+    with pytest.raises(BadRequest, match=rf"offset is {len(DRAFT) + 1}, must be at most {len(DRAFT)}"):
+        list(catalogue.read(by_role(catalogue, "draft").hash, len(DRAFT) + 1))
+
+
+@pytest.mark.parametrize("name", ["sha256:" + "0" * 64, "", "../../etc/passwd", "/etc/passwd"])
+def test_only_listed_hashes_can_be_read(catalogue, name):
+    with pytest.raises(NotFound, match="Describe lists"):
+        list(catalogue.read(name, 0))
+
+
+def test_a_template_in_the_tokenizers_configuration_is_found(model):
+    (model / "chat_template.jinja").unlink()
+    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ x }}"}))
+    assert by_role(Catalogue.of_target(model, None), "template").source == b"{{ x }}"
+
+
+@pytest.mark.parametrize("config", ["{}", '{"chat_template": [{"name": "default", "template": "x"}]}'])
+def test_a_target_may_have_no_template(model, config):
+    (model / "chat_template.jinja").unlink()
+    (model / "tokenizer_config.json").write_text(config)
+    assert {artifact.role for artifact in Catalogue.of_target(model, None)} == {"tokenizer"}
+
+
+@pytest.mark.parametrize("missing", ["tokenizer.json", "draft.gguf"])
+def test_a_missing_file_is_refused_at_start(model, missing):
+    (model / missing).unlink()
+    with pytest.raises(ModelRefused, match=missing):
+        Catalogue.of_target(model, model / "draft.gguf")
+
+
+async def test_a_download_may_begin_anywhere(model, catalogue):
+    draft = by_role(catalogue, "draft")
+    async with front(model, catalogue=catalogue) as running:
+        call = running.stub.FetchArtifact(session_pb2.FetchArtifactRequest(hash=draft.hash, offset=CHUNK_BYTES + 5))
+        assert b"".join([chunk.data async for chunk in call]) == DRAFT[CHUNK_BYTES + 5 :]
+
+
+async def test_refusals_reach_the_device(model, catalogue):
+    async with front(model, catalogue=catalogue) as running:
+        requests = [
+            (session_pb2.FetchArtifactRequest(hash="sha256:no"), NotFound),
+            (session_pb2.FetchArtifactRequest(hash=by_role(catalogue, "draft").hash, offset=2**60), BadRequest),
+        ]
+        for request, expected in requests:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                async for _ in running.stub.FetchArtifact(request):
+                    pass
+            assert type(error_from_rpc(caught.value)) is expected
+
+
+async def test_describe_lists_what_can_be_fetched(model, catalogue):
+    async with front(model, catalogue=catalogue) as running:
+        answer = await running.stub.Describe(session_pb2.DescribeRequest())
+    assert {a.hash for a in answer.artifacts} == {artifact.hash for artifact in catalogue}
+    assert (answer.verifier_id, answer.vocabulary_size, list(answer.eos_token_ids)) == ("v1", 101, [7])

@@ -1,0 +1,254 @@
+"""A verifier's lease, against a registry on a real socket that does what a test tells it to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+import pytest
+
+from cloud_verifier.registration import Registration
+from outrider.core.errors import PermissionDenied, Unauthenticated
+from outrider.core.protocol.messages import SessionLimits
+from outrider.wire import channels
+from outrider.wire.status import abort
+from outrider.wire.ticket import Claims, Signer, Target
+from outrider.wire.v1 import coordinator_pb2 as pb
+from outrider.wire.v1 import coordinator_pb2_grpc
+
+
+class Registry(coordinator_pb2_grpc.RegistryServicer):
+    def __init__(self) -> None:
+        self.keys: dict[str, bytes] = {}
+        self.registrations: list[pb.RegisterRequest] = []
+        self.reports: list[pb.ReportRequest] = []
+        self.left: list[pb.DeregisterRequest] = []
+        self.known = True
+        self.refuse: Exception | None = None
+        self.interval_ms = 100
+
+    async def Register(self, request, context):
+        self.registrations.append(request)
+        if self.refuse is not None:
+            await abort(context, self.refuse)
+        self.known = True
+        return pb.RegisterResponse(lease_ms=5000, report_interval_ms=self.interval_ms, public_keys=self.keys)
+
+    async def Report(self, request, context):
+        self.reports.append(request)
+        return pb.ReportResponse(known=self.known, public_keys=self.keys)
+
+    async def Deregister(self, request, context):
+        self.left.append(request)
+        return pb.DeregisterResponse()
+
+    def trust(self, signer: Signer) -> Signer:
+        self.keys[signer.key_id] = signer.public_key
+        return signer
+
+
+@contextlib.asynccontextmanager
+async def serving(registry: Registry, address: str = "127.0.0.1:0"):
+    server = channels.server()
+    coordinator_pb2_grpc.add_RegistryServicer_to_server(registry, server)
+    port = channels.bind(server, address)
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+@contextlib.asynccontextmanager
+async def registration(address: str, **options):
+    made = Registration(address, pb.RegisterRequest(verifier_id="v1", address="127.0.0.1:1"), **options)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+@contextlib.asynccontextmanager
+async def reporting(made: Registration):
+    """As the verifier's process does."""
+
+    async def forever() -> None:
+        while True:
+            await made.report(pb.ReportRequest(kv_used=3))
+            await made.pause()
+
+    task = asyncio.create_task(forever())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+@pytest.fixture
+async def registry():
+    return Registry()
+
+
+def claims(audience: str = "v1", expires_in: float = 60.0) -> Claims:
+    return Claims("s", "acme", audience, 1, 9, time.time() + expires_in, SessionLimits(), Target("t", "w", "k"))
+
+
+async def until(condition, timeout_s: float = 5.0) -> None:
+    give_up = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < give_up
+        await asyncio.sleep(0.01)
+
+
+async def test_a_ticket_of_a_registered_key_is_believed(registry):
+    signer = registry.trust(Signer.generate())
+    async with serving(registry) as address, registration(address) as made:
+        await made.register()
+        assert (await made.authorise(signer.sign(claims()))).tenant == "acme"
+        with pytest.raises(PermissionDenied, match="v2"):
+            await made.authorise(signer.sign(claims(audience="v2")))
+        with pytest.raises(Unauthenticated, match="expired"):
+            await made.authorise(signer.sign(claims(expires_in=-60)))
+        with pytest.raises(Unauthenticated, match="no ticket"):
+            await made.authorise(b"")
+    assert registry.reports == []
+
+
+async def test_registering_goes_on_until_the_coordinator_is_there(registry, monkeypatch):
+    monkeypatch.setattr("cloud_verifier.registration.RETRY_S", 0.05)
+    async with serving(registry) as address:
+        pass  # a port that is free again
+    async with registration(address) as made:
+        trying = asyncio.create_task(made.register())
+        await asyncio.sleep(0.3)
+        assert not trying.done()
+        async with serving(registry, address):
+            await asyncio.wait_for(trying, 10.0)
+    assert len(registry.registrations) == 1
+
+
+async def test_what_trying_again_cannot_mend_is_raised(registry):
+    registry.refuse = Unauthenticated("the join token is wrong")
+    async with serving(registry) as address, registration(address) as made:
+        with pytest.raises(Unauthenticated, match="join token"):
+            await made.register()
+
+
+async def test_the_join_token_is_shown(registry):
+    seen = []
+
+    class Watching(Registry):
+        async def Register(self, request, context):
+            seen.append(dict(context.invocation_metadata()).get("authorization"))
+            return await super().Register(request, context)
+
+    async with serving(Watching()) as address, registration(address, join_token="sesame") as made:
+        await made.register()
+    assert seen == ["Bearer sesame"]
+
+
+async def test_a_lost_lease_is_taken_again_by_the_same_instance(registry):
+    async with serving(registry) as address, registration(address) as made:
+        await made.register()
+        registry.known = False
+        async with reporting(made):
+            await until(lambda: len(registry.registrations) == 2)
+            await until(lambda: len(registry.reports) >= 3)
+    first, second = registry.registrations
+    assert first.instance == second.instance == registry.reports[0].instance != 0
+    assert registry.reports[0].verifier_id == "v1"
+    assert registry.reports[0].kv_used == 3
+
+
+async def test_reports_go_on_after_a_coordinator_was_away_or_refused(registry):
+    async with serving(registry) as address, registration(address) as made:
+        await made.register()
+        registry.known, registry.refuse = False, Unauthenticated("not now")
+        async with reporting(made):
+            await until(lambda: len(registry.registrations) >= 3)
+            registry.refuse = None
+            await until(lambda: registry.known)
+            count = len(registry.reports)
+            await until(lambda: len(registry.reports) > count)
+
+
+async def test_a_strange_key_is_asked_for_once_and_then_believed(registry):
+    registry.trust(Signer.generate())
+    registry.interval_ms = 60_000
+    async with serving(registry) as address, registration(address) as made:
+        await made.register()
+        made._interval_s = 1.0
+        async with reporting(made):
+            await until(lambda: len(registry.reports) == 1)
+            newcomer = registry.trust(Signer.generate())  # a coordinator that has just started
+            tickets = [newcomer.sign(claims())] * 5
+            believed = await asyncio.gather(*(made.authorise(ticket) for ticket in tickets))
+            assert [c.session_id for c in believed] == ["s"] * 5
+            assert len(registry.reports) == 2
+
+
+async def test_a_key_that_nobody_knows_is_refused_after_one_report(registry):
+    registry.trust(Signer.generate())
+    async with serving(registry) as address, registration(address) as made:
+        await made.register()
+        made._interval_s = 5.0
+        async with reporting(made):
+            await until(lambda: len(registry.reports) == 1)
+            with pytest.raises(Unauthenticated, match="unknown here"):
+                await made.authorise(Signer.generate().sign(claims()))
+            assert len(registry.reports) == 2
+
+
+async def test_strange_tickets_do_not_make_reports_endless(registry):
+    registry.trust(Signer.generate())
+    async with serving(registry) as address, registration(address) as made:
+        await made.register()
+        made._interval_s = 1.0
+        async with reporting(made):
+            give_up = time.monotonic() + 1.0
+            while time.monotonic() < give_up:
+                with contextlib.suppress(Unauthenticated):
+                    await made.authorise(Signer.generate().sign(claims()))
+            assert len(registry.reports) <= 12
+
+
+async def test_known_keys_are_believed_while_the_coordinator_is_away(registry, monkeypatch):
+    monkeypatch.setattr("cloud_verifier.registration.CALL_TIMEOUT_S", 0.3)
+    signer = registry.trust(Signer.generate())
+    async with registration_after_outage(registry) as made, reporting(made):
+        assert (await made.authorise(signer.sign(claims()))).session_id == "s"
+        with pytest.raises(Unauthenticated, match="unknown here"):
+            await made.authorise(Signer.generate().sign(claims()))
+
+
+@contextlib.asynccontextmanager
+async def registration_after_outage(registry):
+    async with contextlib.AsyncExitStack() as stack:
+        async with serving(registry) as address:
+            made = await stack.enter_async_context(registration(address))
+            await made.register()
+        yield made
+
+
+async def test_leaving_gives_the_lease_back(registry):
+    async with serving(registry) as address, registration(address) as made:
+        await made.register()
+        await made.leave()
+    assert [(r.verifier_id, r.instance) for r in registry.left] == [("v1", registry.registrations[0].instance)]
+
+
+async def test_leaving_does_not_need_the_coordinator(registry):
+    async with registration_after_outage(registry) as made:
+        began = time.monotonic()
+        await made.leave()
+        assert time.monotonic() - began < 3.0
+
+
+def test_plain_text_to_another_machine_is_refused():
+    async def make():
+        Registration("10.0.0.1:7700", pb.RegisterRequest())
+
+    with pytest.raises(Exception, match="--insecure"):
+        asyncio.run(make())

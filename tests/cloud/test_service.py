@@ -1,0 +1,342 @@
+"""The front of a verifier on a real socket, with a scripted engine: who comes in, what goes through, what ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import grpc
+import pytest
+from scripted_engine import VOCABULARY_HASH, Stream, front
+
+from outrider.core.errors import (
+    BadRequest,
+    Fenced,
+    Overloaded,
+    PermissionDenied,
+    ProtocolViolation,
+    Unauthenticated,
+    Unavailable,
+    VocabularyMismatch,
+)
+from outrider.core.protocol.messages import SessionLimits
+from outrider.wire.ticket import Claims, Target
+from outrider.wire.v1 import session_pb2
+
+
+def claims(session_id: str = "s", first: int = 10, last: int = 19) -> Claims:
+    target = Target("t", "w", "k")
+    return Claims(session_id, "acme", "v1", first, last, time.time() + 60, SessionLimits(7, 6, 5, 4), target)
+
+
+@pytest.fixture
+async def plain(tmp_path):
+    """A front without tickets."""
+    async with front(tmp_path, ping_interval_s=0.05) as running:
+        yield running
+
+
+async def until(condition, timeout_s: float = 5.0) -> None:
+    give_up = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < give_up
+        await asyncio.sleep(0.01)
+
+
+# --- coming in
+
+
+async def test_an_open_is_answered_with_limits_and_directive_and_reaches_the_engine(plain):
+    stream = await plain.open(wait=False)
+    opened = (await stream.read()).opened
+    assert (opened.epoch, opened.verifier_id, opened.vocabulary_size) == (1, "v1", 101)
+    assert opened.limits.nodes == 64
+    start = await plain.engine.asked("start")
+    assert (start.session_id, start.epoch, list(start.start.attach.prompt)) == ("s", 1, [1, 2, 3])
+    stream.call.cancel()
+
+
+async def test_a_stream_without_an_open_is_ended_in_time(tmp_path):
+    async with front(tmp_path, open_timeout_s=0.1) as running:
+        error = await Stream(running.stub.Session()).refusal()
+    assert isinstance(error, BadRequest)
+    assert "no Open came within 0.1 s" in str(error)
+
+
+async def test_a_stream_that_is_closed_without_an_open_is_told_so(plain):
+    stream = Stream(plain.stub.Session())
+    await stream.call.done_writing()
+    assert "ended before its Open" in str(await stream.refusal())
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        session_pb2.ClientMessage(append=session_pb2.Append(epoch=1, first_id=1)),
+        session_pb2.ClientMessage(pong=session_pb2.Pong(nonce=1)),
+        session_pb2.ClientMessage(),
+    ],
+)
+async def test_a_first_message_that_is_no_open_is_refused(plain, first):
+    stream = Stream(plain.stub.Session())
+    await stream.call.write(first)
+    error = await stream.refusal()
+    assert isinstance(error, ProtocolViolation)
+    assert f"the first message is {first.WhichOneof('kind')}, must be open" in str(error)
+    assert plain.engine.requests == []
+
+
+async def test_an_open_out_of_bounds_is_refused_by_field_value_and_bound(plain):
+    stream = Stream(plain.stub.Session())
+    attach = session_pb2.Attach(epoch=1, prompt=[5, 101], max_tokens=8)
+    await stream.send(open=session_pb2.Open(session_id="s", attach=attach))
+    error = await stream.refusal()
+    assert isinstance(error, BadRequest)
+    assert "attach.prompt is 101, must be less than 101" in str(error)
+
+
+async def test_another_token_table_is_refused_before_anything_is_drafted(plain):
+    stream = await plain.open(wait=False, vocabulary_hash=b"w" * 32)
+    error = await stream.refusal()
+    assert isinstance(error, VocabularyMismatch)
+    assert (b"w" * 8).hex() in str(error)
+    assert plain.engine.requests == []
+
+
+async def test_the_same_token_table_is_let_in(plain):
+    stream = await plain.open(vocabulary_hash=VOCABULARY_HASH)
+    stream.call.cancel()
+
+
+async def test_a_draining_verifier_refuses_new_streams_and_keeps_the_old(plain):
+    old = await plain.open("old")
+    plain.service.draining = True
+    error = await (await plain.open("new", wait=False)).refusal()
+    assert isinstance(error, Unavailable)
+    assert "draining" in str(error)
+    plain.engine.commit("old", 1, 0, [5])
+    assert list((await old.read()).commit.token) == [5]
+    old.call.cancel()
+
+
+# --- tickets
+
+
+async def test_a_ticket_sets_limits_and_tenant(tmp_path):
+    async def authorise(ticket):
+        assert ticket == b"ticket"
+        return claims()
+
+    async with front(tmp_path, authorise=authorise) as running:
+        stream = await running.open(epoch=10, ticket=b"ticket", wait=False)
+        assert (await stream.read()).opened.limits.nodes == 7
+        assert (await running.engine.asked("start")).start.limits.run_ahead == 4
+        assert running.service.tenants == {"s": "acme"}
+        stream.call.cancel()
+        await until(lambda: not running.service.tenants)
+
+
+async def test_a_ticket_for_another_session_is_refused(tmp_path):
+    async def authorise(ticket):
+        return claims("another")
+
+    async with front(tmp_path, authorise=authorise) as running:
+        error = await (await running.open(epoch=10, wait=False)).refusal()
+    assert isinstance(error, PermissionDenied)
+    assert "another session than 's'" in str(error)
+
+
+@pytest.mark.parametrize("epoch", [9, 20])
+async def test_an_epoch_outside_the_ticket_is_refused(tmp_path, epoch):
+    async def authorise(ticket):
+        return claims()
+
+    async with front(tmp_path, authorise=authorise) as running:
+        error = await (await running.open(epoch=epoch, wait=False)).refusal()
+        assert running.engine.requests == []
+    assert isinstance(error, PermissionDenied)
+    assert f"attach.epoch is {epoch}, must be between 10 and 19" in str(error)
+
+
+async def test_who_is_not_authorised_never_reaches_the_engine(tmp_path):
+    async def authorise(ticket):
+        raise Unauthenticated("no")
+
+    async with front(tmp_path, authorise=authorise) as running:
+        assert isinstance(await (await running.open(wait=False)).refusal(), Unauthenticated)
+        assert running.engine.requests == []
+
+
+# --- epochs
+
+
+async def test_a_newer_epoch_fences_the_older_stream_and_goes_on_alone(plain):
+    old = await plain.open(epoch=1)
+    new = await plain.open(epoch=2)
+    error = await old.refusal()
+    assert isinstance(error, Fenced)
+    assert "epoch 2 has taken over" in str(error)
+    plain.engine.commit("s", 1, 0, [4])  # the old epoch's last words
+    plain.engine.commit("s", 2, 0, [5])
+    assert list((await new.read()).commit.token) == [5]
+    assert plain.service.tenants == {"s": "default"}
+    new.call.cancel()
+
+
+@pytest.mark.parametrize("epoch", [4, 5])
+async def test_an_epoch_that_is_not_newer_is_fenced_and_harms_nobody(plain, epoch):
+    live = await plain.open(epoch=5)
+    late = await plain.open(epoch=epoch, wait=False)
+    error = await late.refusal()
+    assert isinstance(error, Fenced)
+    assert f"is {epoch}, must be greater than 5" in str(error)
+    plain.engine.commit("s", 5, 0, [9])
+    assert list((await live.read()).commit.token) == [9]
+    assert plain.service.tenants == {"s": "default"}
+    live.call.cancel()
+
+
+async def test_an_epoch_that_a_refused_one_displaced_is_given_back_too(plain):
+    old = await plain.open(epoch=1)
+    new = await plain.open(epoch=2)
+    plain.engine.fail("s", 2, Overloaded("full", retry_after_s=2.0))
+    error = await new.refusal()
+    assert isinstance(error, Overloaded)
+    assert error.retry_after_s == 2.0
+    await old.refusal()
+    await plain.engine.asked("stop", epoch=1)
+
+
+# --- while it runs
+
+
+async def test_appends_are_passed_on_and_commits_come_back(plain):
+    stream = await plain.open()
+    await stream.send(append=session_pb2.Append(epoch=1, first_id=1, parent=[0, 1], token=[4, 5]))
+    assert list((await plain.engine.asked("append")).append.token) == [4, 5]
+    plain.engine.commit("s", 1, 0, [4, 5, 6])
+    assert list((await stream.read()).commit.token) == [4, 5, 6]
+    stream.call.cancel()
+
+
+async def test_a_hostile_append_ends_its_stream_alone_and_frees_its_slots(plain):
+    hostile, neighbour = await plain.open("hostile"), await plain.open("neighbour")
+    await hostile.send(append=session_pb2.Append(epoch=1, first_id=1, parent=[7], token=[4]))
+    error = await hostile.refusal()
+    assert isinstance(error, BadRequest)
+    assert "append.parent[0] is 7, must be less than 1" in str(error)
+    assert (await plain.engine.asked("stop")).session_id == "hostile"
+    plain.engine.commit("neighbour", 1, 0, [5])
+    assert list((await neighbour.read()).commit.token) == [5]
+    neighbour.call.cancel()
+
+
+async def test_a_second_open_is_a_violation(plain):
+    stream = await plain.open()
+    await stream.send(open=session_pb2.Open(session_id="s"))
+    error = await stream.refusal()
+    assert isinstance(error, ProtocolViolation)
+    assert "kind open" in str(error)
+
+
+async def test_the_last_commit_ends_the_stream_in_order(plain):
+    stream = await plain.open()
+    plain.engine.commit("s", 1, 0, [5], finish=session_pb2.FINISH_EOS)
+    assert (await stream.read()).commit.finish == session_pb2.FINISH_EOS
+    assert await stream.read() is grpc.aio.EOF
+    assert plain.service.tenants == {}
+    await plain.engine.asked("stop")
+
+
+async def test_a_cancel_is_passed_on_and_answered(plain):
+    stream = await plain.open()
+    await stream.send(cancel=session_pb2.Cancel(epoch=1))
+    await plain.engine.asked("cancel")
+    plain.engine.commit("s", 1, 0, [], finish=session_pb2.FINISH_CANCELLED)
+    assert (await stream.read()).commit.finish == session_pb2.FINISH_CANCELLED
+
+
+async def test_a_device_that_disconnects_is_given_up_at_once(plain):
+    stream = await plain.open()
+    stream.call.cancel()
+    assert (await plain.engine.asked("stop")).session_id == "s"
+    await until(lambda: not plain.service.tenants)
+
+
+# --- heartbeats
+
+
+async def test_pings_come_by_themselves_and_their_answers_are_measured(plain):
+    stream = await plain.open()
+    ping = (await stream.read(pings=True)).ping
+    await asyncio.sleep(0.03)
+    await stream.send(pong=session_pb2.Pong(nonce=ping.nonce))
+    tune = (await plain.engine.asked("tune")).tune
+    assert 30.0 <= tune.rtt_ms < 1000.0
+    assert plain.service.rtt_ms["s"] == tune.rtt_ms
+    stream.call.cancel()
+
+
+async def test_a_pong_is_believed_once(plain):
+    stream = await plain.open()
+    ping = (await stream.read(pings=True)).ping
+    for nonce in (ping.nonce, ping.nonce, 12345):
+        await stream.send(pong=session_pb2.Pong(nonce=nonce))
+    await stream.send(cancel=session_pb2.Cancel(epoch=1))
+    await plain.engine.asked("cancel")
+    assert sum(request.WhichOneof("kind") == "tune" for request in plain.engine.requests) == 1
+    stream.call.cancel()
+
+
+async def test_pings_go_out_between_commits_too(plain):
+    stream = await plain.open()
+    kinds = []
+    for position in range(40):
+        plain.engine.commit("s", 1, position, [5])
+        kinds.append((await stream.read(pings=True)).WhichOneof("kind"))
+        await asyncio.sleep(0.005)
+    assert "ping" in kinds
+    stream.call.cancel()
+
+
+async def test_a_device_that_answers_nothing_is_gone_in_time(tmp_path):
+    async with front(tmp_path, ping_interval_s=0.05, silence_timeout_s=0.3) as running:
+        stream = await running.open()
+        error = await stream.refusal()
+        assert isinstance(error, Unavailable)
+        assert "the device has been silent for 0.3 s" in str(error)
+        await running.engine.asked("stop")
+
+
+# --- the engine
+
+
+async def test_what_the_engine_refuses_reaches_the_device_as_it_is(plain):
+    stream = await plain.open()
+    plain.engine.fail("s", 1, BadRequest.bound("prompt length + max_tokens", "3 + 9", "at most 8"))
+    error = await stream.refusal()
+    assert type(error) is BadRequest
+    assert error.field == "prompt length + max_tokens"
+    assert str(error) == "prompt length + max_tokens is 3 + 9, must be at most 8"
+
+
+async def test_all_streams_learn_that_the_engine_has_died(plain):
+    streams = [await plain.open(f"s{i}") for i in range(3)]
+    plain.engine.die()
+    for stream in streams:
+        error = await stream.refusal()
+        assert isinstance(error, Unavailable)
+        assert "engine process has ended" in str(error)
+    assert plain.host.ended.is_set()
+    await until(lambda: not plain.service.tenants)
+    assert isinstance(await (await plain.open("late", wait=False)).refusal(), Unavailable)
+
+
+async def test_a_defect_is_told_by_a_number_and_not_by_its_words(tmp_path):
+    async def authorise(ticket):
+        raise RuntimeError("secret path /etc/keys")
+
+    async with front(tmp_path, authorise=authorise) as running:
+        error = await (await running.open(wait=False)).refusal()
+    assert "secret" not in str(error)
+    assert "internal error" in str(error)
