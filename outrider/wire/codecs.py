@@ -229,6 +229,8 @@ def open_to_proto(message: Open) -> pb.Open:
 
 def open_from_proto(message: pb.Open, *, vocabulary_size: int) -> Open:
     _between("length of open.session_id", len(message.session_id), 1, MAX_SESSION_ID)
+    if not message.session_id.isprintable():  # it goes into logs and into what operators see
+        raise BadRequest.bound("open.session_id", repr(message.session_id), "printable text")
     _between("bytes of open.ticket", len(message.ticket), 0, MAX_TICKET_BYTES)
     _between("bytes of open.vocabulary_hash", len(message.vocabulary_hash), 0, MAX_HASH_BYTES)
     return Open(
