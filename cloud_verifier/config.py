@@ -60,10 +60,10 @@ class VerifierConfig(BaseSettings):
     """C: positions committed beyond what the device is known to have received."""
 
     window_nodes: int = Field(default=48, ge=0)
-    window_depth: int = Field(default=16, ge=0)
-    nodes_per_step: int = Field(default=10, ge=0)
+    window_depth: int = Field(default=24, ge=0)
+    nodes_per_step: int = Field(default=14, ge=0)
     """k: nodes that one step takes from one session."""
-    price: float = Field(default=0.08, ge=0.0, le=1.0)
+    price: float = Field(default=0.05, ge=0.0, le=1.0)
     patience_ms: int = Field(default=6, ge=0, le=60_000)
 
     open_timeout_s: float = Field(default=10.0, gt=0)

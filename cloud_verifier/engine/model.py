@@ -21,6 +21,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from cloud_verifier.engine.attention import AttentionBackend, AttentionPlan, Scoring, SdpaBackend
 from cloud_verifier.engine.batch import PackedBatch
 from cloud_verifier.engine.kv_pool import LayerShape
+from cloud_verifier.engine.packed_linear import pack_linears
 from outrider.core.errors import ModelRefused
 
 ATTENTION = "outrider_slots"
@@ -56,6 +57,7 @@ class TargetModel:
         self.eos_token_ids = _eos_token_ids(module)
         _refuse_unsupported(self.config, self.label)
         _install(module, self.label)
+        self._packed = pack_linears(module)
         self.layers: tuple[LayerShape, ...] = self._probe()
 
     @classmethod
@@ -103,7 +105,7 @@ class TargetModel:
 
     @property
     def backend(self) -> str:
-        return self.attention.name
+        return f"{self.attention.name}+onednn" if self._packed else self.attention.name
 
     @property
     def hardware(self) -> str:

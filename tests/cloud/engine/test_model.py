@@ -44,7 +44,8 @@ def test_a_loaded_model_tells_what_it_is(tiny_directory: Directory) -> None:
     weights = b"".join(file.read_bytes() for file in sorted(directory.glob("*.safetensors")))
     assert model.weights_hash == hashlib.sha256(weights).hexdigest()
     assert (model.vocab_size, model.max_sequence, model.eos_token_ids) == (VOCAB, 256, (EOS,))
-    assert (model.name, model.dtype, model.backend) == ("tiny", "float32", "sdpa")
+    assert (model.name, model.dtype) == ("tiny", "float32")
+    assert model.backend in ("sdpa", "sdpa+onednn")
     assert model.hardware
     assert len(said) == 2
 

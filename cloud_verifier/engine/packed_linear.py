@@ -1,0 +1,76 @@
+"""Linear layers with weights packed once for oneDNN: on a CPU a tree then costs hardly more than a single token.
+
+torch's own float32 linear (MKL) is made for many rows: on one core of a Zen 4, 22M parameters, 1 / 3 / 5 / 8 rows take
+8 / 15 / 13 / 13 ms. With packed weights they take 6.5 / 6 / 5.5 / 7.5 ms, and a row's bits do not depend on the rows
+beside it, which MKL's do below four. bfloat16 gains as much.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import pad
+
+log = logging.getLogger(__name__)
+
+_HINT_ROWS = 16
+"""Rows that the packed layout is made for; measured best from 1 to 128."""
+_LEAST_ROWS = 4
+"""Fewer rows are slower than this many."""
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+"""Greatest difference to torch's own linear, relative to its greatest output."""
+
+# What torch's inductor uses for frozen weights. Not public, so it may be missing; results are checked before use.
+_pack: Any = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
+_linear: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+
+
+class PackedLinear(nn.Module):
+    """nn.Linear for inference on a CPU; x `[..., in]` -> `[..., out]`."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self._bias = linear.bias
+        self._packed = _pack(linear.weight.detach().contiguous(), _HINT_ROWS)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.reshape(-1, self.in_features)
+        count = rows.shape[0]
+        if count < _LEAST_ROWS:
+            rows = pad(rows, (0, 0, 0, _LEAST_ROWS - count))
+        out: torch.Tensor = _linear(rows, self._packed, self._bias, "none", [], "")
+        return out[:count].reshape(*x.shape[:-1], self.out_features)
+
+
+@torch.inference_mode()
+def pack_linears(module: nn.Module) -> int:
+    """Replace the linear layers that packing serves, each checked against torch's own; returns how many."""
+    if _pack is None or _linear is None:
+        return 0
+    found = [
+        (parent, name, child)
+        for parent in module.modules()
+        for name, child in parent.named_children()
+        if type(child) is nn.Linear and child.weight.dtype in _TOLERANCE and child.weight.device.type == "cpu"
+    ]
+    packed = 0
+    for parent, name, linear in found:
+        replacement = PackedLinear(linear)
+        if _agrees(replacement, linear):
+            setattr(parent, name, replacement)
+            packed += 1
+    if packed < len(found):
+        log.warning("%d of %d linear layers differ when packed and stay as they are", len(found) - packed, len(found))
+    return packed
+
+
+def _agrees(packed: PackedLinear, linear: nn.Linear) -> bool:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(5, linear.in_features, generator=generator).to(linear.weight.dtype)
+    expected = linear(x)
+    bound = _TOLERANCE[linear.weight.dtype] * float(expected.abs().max())
+    return float((packed(x) - expected).abs().max()) <= bound

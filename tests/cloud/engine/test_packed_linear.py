@@ -1,0 +1,60 @@
+"""Linear layers packed for oneDNN: the same function, with bits that do not depend on the neighbours."""
+
+import pytest
+import torch
+from torch import nn
+
+from cloud_verifier.engine import packed_linear
+from cloud_verifier.engine.packed_linear import PackedLinear, pack_linears
+
+pytestmark = pytest.mark.skipif(packed_linear._pack is None, reason="this torch has no packed linear")
+
+
+def _rows(count: int, width: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(count, width, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 16, 33])
+def test_a_packed_layer_computes_what_the_layer_did(rows: int, bias: bool) -> None:
+    linear = nn.Linear(64, 96, bias=bias)
+    x = _rows(rows, 64)
+    with torch.inference_mode():
+        torch.testing.assert_close(PackedLinear(linear)(x), linear(x), atol=1e-5, rtol=1e-5)
+
+
+def test_leading_dimensions_are_kept() -> None:
+    linear = nn.Linear(64, 96)
+    with torch.inference_mode():
+        assert PackedLinear(linear)(_rows(6, 64).reshape(1, 2, 3, 64)).shape == (1, 2, 3, 96)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_bits_of_a_row_do_not_depend_on_the_rows_beside_it(dtype: torch.dtype) -> None:
+    packed = PackedLinear(nn.Linear(512, 1280, bias=False).to(dtype))
+    x = _rows(16, 512, dtype)
+    with torch.inference_mode():
+        full = packed(x)
+        for count in range(1, 16):
+            assert torch.equal(packed(x[:count]), full[:count])
+
+
+def test_a_layer_that_comes_out_different_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    first = module[0]
+    monkeypatch.setattr(packed_linear, "_agrees", lambda packed, linear: linear is not first)
+    assert pack_linears(module) == 1
+    assert module[0] is first
+    assert isinstance(module[2], PackedLinear)
+
+
+def test_without_the_operators_nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_linear, "_pack", None)
+    assert pack_linears(nn.Sequential(nn.Linear(8, 8))) == 0
+
+
+def test_subclasses_of_linear_are_left_alone() -> None:
+    class Special(nn.Linear):
+        pass
+
+    assert pack_linears(nn.Sequential(Special(8, 8))) == 0
