@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -23,6 +24,9 @@ from outrider.wire.ticket import Claims
 from outrider.wire.v1 import engine_pb2, session_pb2, session_pb2_grpc
 
 log = logging.getLogger(__name__)
+
+STEP_CHANGE = 0.25
+"""Share by which the step time must have changed before a device is told again."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Requests = AsyncIterator[session_pb2.ClientMessage]
@@ -85,7 +89,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             stream = _Stream(self._host, self._config, opening, self._ready.vocabulary_size)
             stream.begin(limits)
             self.tenants[opening.session_id] = tenant
-            yield self._opened(opening, limits)
+            yield self._opened(stream, limits)
             async with contextlib.aclosing(stream.messages(requests, self._note_rtt)) as messages:
                 async for message in messages:
                     yield message
@@ -126,14 +130,14 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             )
         return opening, claims.limits, claims.tenant
 
-    def _opened(self, opening: codecs.Open, limits: SessionLimits) -> session_pb2.ServerMessage:
+    def _opened(self, stream: _Stream, limits: SessionLimits) -> session_pb2.ServerMessage:
         return session_pb2.ServerMessage(
             opened=codecs.opened_to_proto(
                 codecs.Opened(
-                    epoch=opening.attach.epoch,
+                    epoch=stream.epoch,
                     verifier_id=self._verifier_id,
                     limits=limits,
-                    directive=_timed(self._config.directive, self._host.stats.step_ms),
+                    directive=stream.directive(),
                     vocabulary_size=self._ready.vocabulary_size,
                 )
             )
@@ -151,7 +155,7 @@ class _Stream:
         self._host = host
         self._config = config
         self._opening = opening
-        self._epoch = opening.attach.epoch
+        self.epoch = opening.attach.epoch
         self._vocabulary_size = vocabulary_size
         self._inbox: Inbox | None = None
         self._heard = time.monotonic()
@@ -160,9 +164,15 @@ class _Stream:
         self._nonce = 0
         self._pinged = 0.0
         self._rtt_ms = 0.0
+        self._told_step_ms = 0.0
+
+    def directive(self) -> Directive:
+        """What the device is told from now on."""
+        self._told_step_ms = self._host.stats.step_ms
+        return replace(self._config.directive, step_ms=self._told_step_ms)
 
     def begin(self, limits: SessionLimits) -> None:
-        self._inbox = self._host.register(self.session_id, self._epoch)
+        self._inbox = self._host.register(self.session_id, self.epoch)
         start = engine_pb2.Start(
             attach=codecs.attach_to_proto(self._opening.attach),
             limits=codecs.limits_to_proto(limits),
@@ -172,7 +182,7 @@ class _Stream:
 
     def close(self) -> bool:
         """Give everything back. Whether this stream still owned its session."""
-        return self._inbox is not None and self._host.release(self.session_id, self._epoch, self._inbox)
+        return self._inbox is not None and self._host.release(self.session_id, self.epoch, self._inbox)
 
     async def messages(
         self, requests: Requests, on_rtt: Callable[[str, float], None]
@@ -198,6 +208,8 @@ class _Stream:
                     return  # the device has closed its side
                 if self._until_ping() <= 0:
                     yield self._ping()
+                    if self._step_changed():
+                        yield session_pb2.ServerMessage(directive=codecs.directive_to_proto(self.directive()))
         finally:
             for task in (reading, event):
                 task.cancel()
@@ -245,6 +257,10 @@ class _Stream:
             del self._pings[min(self._pings)]
         return session_pb2.ServerMessage(ping=session_pb2.Ping(nonce=self._nonce))
 
+    def _step_changed(self) -> bool:
+        """Whether the device plans with a step time that is off by more than a quarter."""
+        return abs(self._host.stats.step_ms - self._told_step_ms) > STEP_CHANGE * self._told_step_ms
+
     def _measure(self, nonce: int, on_rtt: Callable[[str, float], None]) -> None:
         """The least of recent round trips estimates the path; queueing behind a step only adds to it."""
         sent = self._pings.pop(nonce, None)
@@ -256,15 +272,4 @@ class _Stream:
         self._host.send(self._request(tune=engine_pb2.Tune(rtt_ms=self._rtt_ms)))
 
     def _request(self, **kind: Any) -> engine_pb2.EngineRequest:
-        return engine_pb2.EngineRequest(session_id=self.session_id, epoch=self._epoch, **kind)
-
-
-def _timed(directive: Directive, step_ms: float) -> Directive:
-    return Directive(
-        directive.window_nodes,
-        directive.window_depth,
-        directive.nodes_per_step,
-        directive.price,
-        directive.patience_ms,
-        step_ms,
-    )
+        return engine_pb2.EngineRequest(session_id=self.session_id, epoch=self.epoch, **kind)

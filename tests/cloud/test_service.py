@@ -21,7 +21,7 @@ from outrider.core.errors import (
 )
 from outrider.core.protocol.messages import SessionLimits
 from outrider.wire.ticket import Claims, Target
-from outrider.wire.v1 import session_pb2
+from outrider.wire.v1 import engine_pb2, session_pb2
 
 
 def claims(session_id: str = "s", first: int = 10, last: int = 19) -> Claims:
@@ -117,6 +117,18 @@ async def test_a_draining_verifier_refuses_new_streams_and_keeps_the_old(plain):
     plain.engine.commit("old", 1, 0, [5])
     assert list((await old.read()).commit.token) == [5]
     old.call.cancel()
+
+
+async def test_a_device_is_told_when_the_step_time_has_changed_by_much(plain):
+    stream = await plain.open()
+    plain.engine.say(stats=engine_pb2.EngineStats(step_ms=12.0))
+
+    assert (await stream.read()).directive.step_ms == 12.0
+    plain.engine.say(stats=engine_pb2.EngineStats(step_ms=13.0))
+    await until(lambda: plain.host.stats.step_ms == 13.0)
+    plain.engine.say(stats=engine_pb2.EngineStats(step_ms=30.0))
+    assert (await stream.read()).directive.step_ms == 30.0  # 13 was too near to 12 to be worth a message
+    stream.call.cancel()
 
 
 # --- tickets
