@@ -184,6 +184,8 @@ def _report(service: VerifierService, host: EngineHost) -> coordinator_pb2.Repor
                 rtt_ms=service.rtt_ms.get(session.session_id, 0.0),
             )
             for session in stats.sessions
+            # The engine's figures are a moment old: a session that has left must not take its seat once more.
+            if session.session_id in service.tenants
         ],
     )
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from coordinator.embedded import tied_to_this_process
 from outrider.core.errors import Unavailable
 
 START_TIMEOUT_S = 180.0
@@ -41,7 +42,12 @@ class Child:
         with contextlib.ExitStack() as stack:
             stderr = stack.enter_context(log.open("ab")) if log else None
             process = await asyncio.create_subprocess_exec(
-                *pin, *command, stdout=asyncio.subprocess.PIPE, stderr=stderr, start_new_session=True
+                *tied_to_this_process(),
+                *pin,
+                *command,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=stderr,
+                start_new_session=True,
             )
         child = cls(name, process, log)
         try:

@@ -110,7 +110,7 @@ class EmbeddedServer:
             "loglevel": "warning",
         }
         words = [word for name, value in options.items() for word in (f"--{name}", value)]
-        return [*_tied_to_this_process(), _binary(), *words]
+        return [*tied_to_this_process(), _binary(), *words]
 
     def _wait_until_it_answers(self) -> None:
         give_up = time.monotonic() + START_TIMEOUT_S
@@ -155,7 +155,7 @@ def _answers(path: Path) -> bool:
         return False
 
 
-def _tied_to_this_process() -> list[str]:
+def tied_to_this_process() -> list[str]:
     """A prefix for a command: even if this process is killed outright, the command does not outlive it (Linux).
 
     A launcher that execs, rather than `preexec_fn`: forking without exec is not safe beside gRPC's threads.

@@ -94,6 +94,17 @@ async def test_ctrl_c_while_a_model_is_loading_leaves_no_child(pair, folder):
         await until(lambda: not [pid for pid in children if alive(pid)])
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux to end children with their parent")
+async def test_an_up_that_is_killed_outright_leaves_no_child(pair, folder):
+    target, state = str(pair[0]), str(folder / "up-state")
+    up = (*OUTRIDER, "up", "--listen", "127.0.0.1:0", "--model", target, "--state-dir", state)
+    async with process(*up) as running:
+        await until(lambda: any("cloud_verifier" in _command(pid) for pid in children_of(running.pid)), 60)
+        children = children_of(running.pid)
+        running.kill()
+        await until(lambda: not [pid for pid in children if alive(pid)])
+
+
 async def test_sigterm_while_a_model_is_loading_ends_a_verifier_with_0(pair):
     async with process(*VERIFIER, "--model", str(pair[0])) as running:
         await until(lambda: children_of(running.pid), 60)

@@ -145,9 +145,9 @@ async def test_a_cancel_frees_everything_at_the_verifier(settled, device):
     done = await running.done()
     assert done["finish"] == "cancelled"
     assert EARLY <= len(done["tokens"]) < LONG["max_tokens"]
-    await settled.until_status(lambda status: not holding(status), timeout_s=5.0)
+    await settled.until_status(lambda status: not holding(status), timeout_s=3.0)
     await settled.until_status(
-        lambda status: done["session"] not in {s.session_id for s in status.sessions}, timeout_s=5.0
+        lambda status: done["session"] not in {s.session_id for s in status.sessions}, timeout_s=3.0
     )
 
 
