@@ -52,11 +52,11 @@ class Knock:
         async with channel(self.grant.address) as link:
             call = session_pb2_grpc.VerifierStub(link).Session()
             opening = codecs.open_to_proto(Open(self.session_id, attach, ticket))
-            await call.write(session_pb2.ClientMessage(open=opening))
-            for append in appends:
-                append.epoch = epoch
-                await call.write(session_pb2.ClientMessage(append=append))
-            try:
+            try:  # a write may learn of the end before a read does
+                await call.write(session_pb2.ClientMessage(open=opening))
+                for append in appends:
+                    append.epoch = epoch
+                    await call.write(session_pb2.ClientMessage(append=append))
                 while await call.read() is not grpc.aio.EOF:
                     pass
             except grpc.aio.AioRpcError as error:
