@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Peer, until
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from peers import Peer, until
 
 from coordinator.app import main
 from coordinator.embedded import EmbeddedServer

@@ -1,7 +1,7 @@
 """Everything that comes in is held against a bound, and the refusal names field and value."""
 
 import pytest
-from conftest import identity
+from peers import identity
 
 from outrider.core.errors import BadRequest, Unauthenticated
 from outrider.wire.v1 import coordinator_pb2 as pb

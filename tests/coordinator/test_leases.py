@@ -2,7 +2,7 @@
 
 import asyncio
 
-from conftest import identity, until
+from peers import identity, until
 
 from outrider.core.errors import NotFound, Unavailable
 from outrider.wire.v1 import coordinator_pb2 as pb

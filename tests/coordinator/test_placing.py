@@ -5,7 +5,7 @@ import collections
 import random
 
 import pytest
-from conftest import identity, until
+from peers import identity, until
 
 from coordinator import placement
 from coordinator.records import Load, Need, Registration, Verifier

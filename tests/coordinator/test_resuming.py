@@ -5,7 +5,7 @@ import itertools
 import time
 
 import pytest
-from conftest import identity, until
+from peers import identity, until
 
 from coordinator.codec import MAX_EPOCH
 from outrider.core.errors import BadRequest, Overloaded, PermissionDenied, Unauthenticated, Unavailable

@@ -4,8 +4,8 @@ import os
 import signal
 
 import pytest
-from conftest import until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from peers import until
 
 from coordinator.store import Store, without_credentials
 from outrider.core.errors import BadRequest, OutriderError, Unavailable
