@@ -9,12 +9,15 @@ from typing import TypeVar
 import grpc
 
 from edge_agent.failover import Grants
+from outrider.core.errors import Unavailable
 from outrider.wire.status import error_from_rpc
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import coordinator_pb2_grpc
 from outrider.wire.v1.session_pb2 import TargetIdentity
 
 _TIMEOUT_S = 5.0
+_RETRY_S = 3.5
+"""Longer than the longest back-off of a channel (wire.channels)."""
 _A = TypeVar("_A")
 
 
@@ -36,8 +39,20 @@ class Coordinator:
     async def open(self, target: str, prompt_tokens: int = 0) -> Placement:
         """Place a session on a verifier that serves `target` ("": the cluster's only one)."""
         request = pb.OpenSessionRequest(target=target, prompt_tokens=prompt_tokens)
-        answer = await self._call(self._stub.OpenSession(request, timeout=_TIMEOUT_S, metadata=self._metadata))
+        try:
+            answer = await self._open(request, wait=False, timeout_s=_TIMEOUT_S)
+        except Unavailable as unreachable:
+            # It may just have restarted: a channel that failed before does not even try until its back-off ends.
+            try:
+                answer = await self._open(request, wait=True, timeout_s=_RETRY_S)
+            except Unavailable:
+                raise unreachable from None
         return Placement(_grants(answer), answer.target)
+
+    async def _open(self, request: pb.OpenSessionRequest, *, wait: bool, timeout_s: float) -> pb.OpenSessionResponse:
+        call = self._stub.OpenSession(request, timeout=timeout_s, metadata=self._metadata, wait_for_ready=wait)
+        answer: pb.OpenSessionResponse = await self._call(call)
+        return answer
 
     async def resume(self, session_id: str, ticket: bytes, failed: Sequence[str], last_epoch: int) -> Grants:
         """New grants with greater epochs for a session whose verifiers are gone."""

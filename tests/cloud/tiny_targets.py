@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections import Counter
 from pathlib import Path
@@ -49,7 +50,8 @@ TINY: dict[str, transformers.PretrainedConfig] = {
 def make_tiny(kind: str) -> Any:
     """A random model with sharper logits than the default initialisation gives."""
     torch.manual_seed(sum(kind.encode()))
-    module = transformers.AutoModelForCausalLM.from_config(TINY[kind], attn_implementation="eager")
+    # A copy: the module keeps its configuration, and a target changes the attention in it.
+    module = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(TINY[kind]), attn_implementation="eager")
     with torch.no_grad():
         for parameter in module.parameters():
             if parameter.ndim > 1:
