@@ -121,7 +121,7 @@ class AsyncClient:
         statistics = Statistics()
         kit = await self.prepare()
         ids = kit.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else list(prompt)
-        return await self._start(kit, ids, request, statistics)
+        return self._start(kit, ids, request, statistics)
 
     async def chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Completion:
         """The assistant's answer to messages with `role` and `content`, in the target's own template."""
@@ -136,7 +136,7 @@ class AsyncClient:
             raise ModelRefused(f"the target {kit.description.target.name} has no chat template; use generate")
         tokenizer = kit.tokenizer
         ids = kit.template.tokenise(messages, tokenizer.encode, tokenizer.encode_plain, tokenizer.controls)
-        return await self._start(kit, ids, request, statistics)
+        return self._start(kit, ids, request, statistics)
 
     async def prepare(self) -> TargetKit:
         """Fetch and load what the target needs, once; the first request does it otherwise."""
@@ -147,13 +147,10 @@ class AsyncClient:
 
     # --- one request
 
-    async def _start(
-        self, kit: TargetKit, ids: Sequence[int], request: Request, statistics: Statistics
-    ) -> CompletionStream:
+    def _start(self, kit: TargetKit, ids: Sequence[int], request: Request, statistics: Statistics) -> CompletionStream:
+        """Nothing is asked of anybody before the first chunk is."""
         description = kit.description
         prompt = check_prompt(ids, request.max_tokens, description.vocabulary_size, description.max_sequence)
-        placement = await self._place(len(prompt))
-        session_id = placement.grants.session_id if placement else secrets.token_hex(8)
         session = DeviceSession(
             prompt,
             sampling=request.sampling,
@@ -162,12 +159,10 @@ class AsyncClient:
             eos_token_ids=description.eos_token_ids,
             ignore_eos=request.ignore_eos,
         )
-        chunks = self._run(kit, session, placement, session_id, request, statistics)
         return CompletionStream(
-            chunks,
+            self._run(kit, session, request, statistics),
             prompt_tokens=len(prompt),
             seed=request.sampling.seed,
-            session_id=session_id,
             statistics=statistics,
         )
 
@@ -175,19 +170,19 @@ class AsyncClient:
         self,
         kit: TargetKit,
         session: DeviceSession,
-        placement: Placement | None,
-        session_id: str,
         request: Request,
         statistics: Statistics,
     ) -> Chunks:
         assembler = TextAssembler(kit.tokenizer.table, kit.tokenizer.special, request.stop)
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(self._slots)
+            placement = await self._place(len(session.prompt))
             if placement is not None:
                 stack.callback(self._close_session, placement)
+            statistics.session_id = placement.grants.session_id if placement else secrets.token_hex(8)
             worker = await stack.enter_async_context(kit.drafts.borrow()) if kit.drafts else None
             statistics.draft = kit.drafts.name if kit.drafts and worker else ""
-            driver = self._driver(kit, session, placement, session_id, worker, request, statistics)
+            driver = self._driver(kit, session, placement, worker, request, statistics)
             stack.callback(self._keep_until_done, driver)
             deliveries = await stack.enter_async_context(contextlib.aclosing(driver.deliveries()))
             async for delivery in deliveries:
@@ -203,7 +198,6 @@ class AsyncClient:
         kit: TargetKit,
         session: DeviceSession,
         placement: Placement | None,
-        session_id: str,
         worker: DraftWorker | None,
         request: Request,
         statistics: Statistics,
@@ -212,7 +206,7 @@ class AsyncClient:
         if not request.ignore_eos:
             ends |= frozenset(kit.description.eos_token_ids)
         options = DriverOptions(
-            session_id=session_id,
+            session_id=statistics.session_id,
             vocabulary_hash=kit.tokenizer.vocabulary_hash,
             ends=ends,
             silence_s=self._settings.silence_s,

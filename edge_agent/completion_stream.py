@@ -22,14 +22,13 @@ class CompletionStream:
     print(stream.completion.usage)
     """
 
-    def __init__(self, chunks: Chunks, *, prompt_tokens: int, seed: int, session_id: str, statistics: Statistics):
+    def __init__(self, chunks: Chunks, *, prompt_tokens: int, seed: int, statistics: Statistics):
         self._chunks = chunks
         self._prompt_tokens = prompt_tokens
         self._texts: list[str] = []
         self._ids: list[int] = []
         self._reason: FinishReason | None = None
         self._seed = seed
-        self._session_id = session_id
         self.statistics = statistics
 
     def __aiter__(self) -> Self:
@@ -63,7 +62,7 @@ class CompletionStream:
             finish_reason=self._reason or "cancelled",
             usage=Usage(self._prompt_tokens, len(self._ids)),
             seed=self._seed,
-            session_id=self._session_id,
+            session_id=self.statistics.session_id,
             statistics=self.statistics,
         )
 

@@ -22,6 +22,8 @@ class Statistics:
 
     clock: Callable[[], float] = field(default=time.monotonic, repr=False)
     begun: float = field(init=False, repr=False)
+    session_id: str = ""
+    """Its name at coordinator and verifier, once it has been placed."""
     tokens: int = 0
     """Delivered, a stop string's overrun included."""
     steps: int = 0
