@@ -25,7 +25,7 @@ _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 
 # What torch's inductor uses for frozen weights. Not public, so it may be missing; results are checked before use.
 _pack: Any = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
-_linear: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+_linear: Any = getattr(getattr(torch.ops.mkldnn, "_linear_pointwise", None), "default", None)
 
 
 class PackedLinear(nn.Module):
