@@ -59,13 +59,23 @@ def pack_linears(module: nn.Module) -> int:
     ]
     packed = 0
     for parent, name, linear in found:
-        replacement = PackedLinear(linear)
-        if _agrees(replacement, linear):
+        replacement = _checked(linear)
+        if replacement is not None:
             setattr(parent, name, replacement)
             packed += 1
     if packed < len(found):
-        log.warning("%d of %d linear layers differ when packed and stay as they are", len(found) - packed, len(found))
+        log.warning("%d of %d linear layers cannot be packed and stay as they are", len(found) - packed, len(found))
     return packed
+
+
+def _checked(linear: nn.Linear) -> PackedLinear | None:
+    """The packed layer; None where this processor's oneDNN refuses it or computes something else."""
+    try:
+        packed = PackedLinear(linear)
+        return packed if _agrees(packed, linear) else None
+    except RuntimeError as error:
+        log.info("oneDNN does not pack a layer of %s: %s", tuple(linear.weight.shape), error)
+        return None
 
 
 def _agrees(packed: PackedLinear, linear: nn.Linear) -> bool:

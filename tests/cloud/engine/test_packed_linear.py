@@ -48,6 +48,16 @@ def test_a_layer_that_comes_out_different_stays_as_it_is(monkeypatch: pytest.Mon
     assert isinstance(module[2], PackedLinear)
 
 
+def test_a_layer_that_onednn_refuses_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(weight: torch.Tensor, rows: int) -> torch.Tensor:
+        raise RuntimeError("no primitive")
+
+    monkeypatch.setattr(packed_linear, "_pack", refuse)
+    module = nn.Sequential(nn.Linear(8, 8))
+    assert pack_linears(module) == 0
+    assert type(module[0]) is nn.Linear
+
+
 def test_without_the_operators_nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_linear, "_pack", None)
     assert pack_linears(nn.Sequential(nn.Linear(8, 8))) == 0
