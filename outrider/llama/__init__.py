@@ -1,12 +1,11 @@
 """The draft model on llama.cpp: the only package that imports llama_cpp.
 
-`model` a loaded GGUF, `tree_context` the decoder that grows and commits a token tree, `top` the best candidates of a
-row of logits, `timing` what a decode costs by width.
+`model` a loaded GGUF, `tree_context` the decoder that grows and commits a token tree, `timing` what a decode costs by
+width, `quantize` GGUF to smaller GGUF.
 """
 
 from outrider.llama.model import LlamaModel
 from outrider.llama.timing import measure_widths
-from outrider.llama.top import top_candidates, top_log_probs
 from outrider.llama.tree_context import ContextFull, TreeContext, TreeFull
 
 __all__ = [
@@ -15,6 +14,4 @@ __all__ = [
     "TreeContext",
     "TreeFull",
     "measure_widths",
-    "top_candidates",
-    "top_log_probs",
 ]

@@ -99,15 +99,6 @@ class LlamaModel:
         return int(library().llama_model_n_ctx_train(self.handle))
 
     @functools.cached_property
-    def n_params(self) -> int:
-        return int(library().llama_model_n_params(self.handle))
-
-    @functools.cached_property
-    def size_bytes(self) -> int:
-        """Size of all tensors."""
-        return int(library().llama_model_size(self.handle))
-
-    @functools.cached_property
     def metadata(self) -> dict[str, str]:
         """The GGUF's key-value pairs as strings; arrays are abbreviated by llama.cpp."""
         lib, handle = library(), self.handle

@@ -267,10 +267,6 @@ class TreeContext:
 
     # --- its life
 
-    def adopt(self) -> None:
-        """Make the calling thread the owner. The thread that owned it before must have stopped using it."""
-        self._owner = threading.get_ident()
-
     def close(self) -> None:
         """Free the context, on its owner's thread. Closing twice is harmless."""
         if not self._context:

@@ -264,11 +264,6 @@ def test_another_thread_is_refused_until_it_adopts_the_context(context: TreeCont
         [error] = _elsewhere(call)
         assert isinstance(error, InternalError) and "thread" in str(error)
     assert context.length == 3
-    assert _elsewhere(lambda: (context.adopt(), context.reset([4, 5]))) == []
-    with pytest.raises(InternalError, match="thread"):
-        context.decode([0], [1])
-    context.adopt()
-    assert context.length == 2
 
 
 def test_a_closed_context_refuses_everything(model: LlamaModel) -> None:
