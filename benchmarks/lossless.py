@@ -3,7 +3,8 @@
 40 held-out prompts, greedy and sampled, through coordinator, verifier and device; then again with the narrow draft,
 with no draft, with eight sessions at once, and behind 30 ms. The reference (benchmarks.reference) shares no code with
 Outrider. Where an output differs it is held against the reference teacher-forced, so that every position counts;
-`mismatches` are positions whose two best perturbed scores differ by more than 1e-3, closer ones are `ties`.
+`mismatches` are positions whose two best perturbed scores differ by more than 1e-3, closer ones are `ties`. The verifier
+has one core, the device and the reference another.
 """
 
 from __future__ import annotations
@@ -160,11 +161,14 @@ async def main() -> None:
     chosen = harness.prompts("heldout")[: 6 if options.quick else 40]
     prompts = {prompt.id: tokenizer.encode(prompt.text, add_special_tokens=False).ids for prompt in chosen}
     max_tokens = 32 if options.quick else 96
-    reference = Reference(str(pair.target))
+    verifier_core, device_core = harness.cores()
     tally = Tally()
     async with harness.cluster() as cluster:
-        await cluster.start_coordinator("--listen", "127.0.0.1:0")
-        verifier = await cluster.start_verifier("--model", str(pair.target), "--draft", str(pair.draft))
+        await cluster.start_coordinator("--listen", "127.0.0.1:0", cores=[device_core])
+        flags = ("--model", str(pair.target), "--draft", str(pair.draft))
+        verifier = await cluster.start_verifier(*flags, cores=[verifier_core])
+        harness.pin(device_core)
+        reference = Reference(str(pair.target))
         where = Service(cluster.address, verifier.address)
         for arm in arms(pair):
             began = time.perf_counter()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,9 +46,10 @@ class Difference:
 
 
 class Reference:
-    """One target, in float32 on the CPU."""
+    """One target, in float32 on one CPU core, which the benchmark shares with the device."""
 
     def __init__(self, folder: str) -> None:
+        torch.set_num_threads(1)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
         config = self.model.generation_config.eos_token_id
         self.eos = set(config if isinstance(config, list) else [config])
@@ -92,10 +94,9 @@ class Reference:
 
     def _scores(self, logits: np.ndarray, prompt: list[int], before: list[int], settings: Settings) -> np.ndarray:
         scores = logits.copy()
-        for token in set(prompt + before):
+        for token, count in Counter(prompt + before).items():
             value = scores[token]
             value = value / settings.repetition_penalty if value > 0 else value * settings.repetition_penalty
-            count = prompt.count(token) + before.count(token)
             scores[token] = value - settings.presence_penalty - settings.frequency_penalty * count
         if settings.temperature == 0.0:
             return scores
@@ -103,12 +104,9 @@ class Reference:
         log_p = scores - scores.max()
         log_p = log_p - np.log(np.sum(np.exp(log_p)))
         if settings.top_p < 1.0:
-            mass = 0.0
-            for token in sorted(range(len(log_p)), key=lambda v: (-log_p[v], v)):
-                p = float(np.exp(log_p[token]))
-                if mass >= settings.top_p:
-                    log_p[token] = -np.inf
-                mass += p
+            order = np.argsort(-log_p, kind="stable")  # most likely first, equals by id
+            mass_before = np.concatenate(([0.0], np.cumsum(np.exp(log_p[order]))[:-1]))
+            log_p[order[mass_before >= settings.top_p]] = -np.inf
         return log_p + _noise(settings.seed, prompt, len(before), len(log_p))
 
 
