@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import socket
 import sys
 from collections.abc import Callable
+
+from google.protobuf.message import DecodeError
 
 from cloud_verifier import ipc
 from cloud_verifier.config import VerifierConfig
@@ -23,6 +24,8 @@ Key = tuple[str, int]
 """session id and epoch"""
 
 STOP_TIMEOUT_S = 5.0
+TICK_S = 0.25
+"""Longest slice in which an engine's silence is counted."""
 GONE = "the verifier's engine process has ended; resume on another verifier"
 
 
@@ -37,6 +40,8 @@ class EngineHost:
         self._writer: asyncio.StreamWriter | None = None
         self._pump: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[pb.EngineReady] = asyncio.get_running_loop().create_future()
+        self._quiet_s = 0.0
+        """How long this process has run without a word from the engine."""
         self.stats = pb.EngineStats()
         self.ended = asyncio.Event()
         """Set when the engine process is gone, whether asked to go or not."""
@@ -64,8 +69,7 @@ class EngineHost:
         try:
             await asyncio.wait_for(self._process.wait(), 0.0 if loading else STOP_TIMEOUT_S)
         except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGKILL)
+            self._kill()
             await self._process.wait()
         if self._pump is not None:
             await self._pump
@@ -111,9 +115,13 @@ class EngineHost:
             self._writer.write(ipc.frame(request))
 
     async def drain(self) -> None:
-        """Wait while the engine has more requests before it than it should."""
-        if self._writer is not None:
+        """Wait while the engine has more requests before it than it should. Raises Unavailable without an engine."""
+        if self._writer is None:
+            return
+        try:
             await self._writer.drain()
+        except ConnectionError:
+            raise Unavailable(GONE) from None
 
     async def _connect(self, sock: socket.socket) -> pb.EngineReady:
         """Take up an engine at the other end."""
@@ -122,11 +130,41 @@ class EngineHost:
         return await asyncio.shield(self._ready)  # `stop` needs to know whether it is still loading
 
     async def _route(self, reader: asyncio.StreamReader) -> None:
+        watching = asyncio.create_task(self._watch())
         try:
             while True:
-                self._deliver(await ipc.read_event(reader))
+                event = await ipc.read_event(reader)
+                self._quiet_s = 0.0
+                self._deliver(event)
         except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        except DecodeError as error:
+            log.error("the engine process sent what is no event (%s); killing it", error)
+        finally:
+            watching.cancel()
+            self._kill()
             self._engine_gone()
+
+    async def _watch(self) -> None:
+        """Kill an engine that hangs.
+
+        Its silence is counted in slices in which this process ran: after a suspension of both, which may last for
+        hours, a healthy engine has its time to speak.
+        """
+        limit_s = self._config.engine_silence_s
+        tick_s = min(TICK_S, limit_s / 4)
+        while self._quiet_s < limit_s:
+            await asyncio.sleep(tick_s)
+            if self._ready.done():
+                self._quiet_s += tick_s
+        log.error("the engine process has been silent for %g s (engine_silence_s); killing it", limit_s)
+        self._kill()
+        self._engine_gone()
+
+    def _kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
 
     def _deliver(self, event: pb.EngineEvent) -> None:
         match event.WhichOneof("kind"):
@@ -146,6 +184,8 @@ class EngineHost:
 
     def _engine_gone(self) -> None:
         """Its sessions resume on another verifier; whoever supervises this one restarts it."""
+        if self.ended.is_set():
+            return
         gone = Unavailable(GONE)
         if not self._ready.done():
             self._ready.set_exception(gone)

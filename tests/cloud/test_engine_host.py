@@ -122,6 +122,22 @@ async def test_an_engine_serves_refuses_forgets_and_its_death_is_told(config, re
         await host.stop()
 
 
+async def test_an_engine_that_hangs_is_killed_and_its_sessions_are_told(config):
+    host = EngineHost(config.model_copy(update={"engine_silence_s": 1.0}))
+    try:
+        await host.start()
+        await asyncio.sleep(1.5)
+        assert not host.ended.is_set()  # idle is not silent
+        inbox = host.register("s", 1)
+        os.kill(host.pid, signal.SIGSTOP)
+        with pytest.raises(Unavailable, match="engine process has ended"):
+            await tokens_of(inbox)
+        assert host.ended.is_set()
+        await until(lambda: not Path(f"/proc/{host.pid}").exists())
+    finally:
+        await host.stop()
+
+
 async def test_a_model_that_cannot_be_served_is_refused_with_the_reason(config, tmp_path):
     host = EngineHost(config.model_copy(update={"model": tmp_path}))
     try:

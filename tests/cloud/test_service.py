@@ -352,3 +352,38 @@ async def test_a_defect_is_told_by_a_number_and_not_by_its_words(tmp_path):
         error = await (await running.open(wait=False)).refusal()
     assert "secret" not in str(error)
     assert "internal error" in str(error)
+
+
+async def test_a_hung_engine_is_given_up_and_its_streams_are_told(tmp_path):
+    async with front(tmp_path, ping_interval_s=0.05, engine_silence_s=0.4) as running:
+        speaking = asyncio.create_task(speak(running.engine))
+        stream = await running.open()
+        await asyncio.sleep(0.8)
+        assert not running.host.ended.is_set()  # it spoke
+        speaking.cancel()
+        error = await stream.refusal()
+        assert isinstance(error, Unavailable)
+        assert "engine process has ended" in str(error)
+        assert running.host.ended.is_set()
+
+
+async def speak(engine) -> None:
+    while True:
+        engine.say(stats=engine_pb2.EngineStats())
+        await asyncio.sleep(0.05)
+
+
+async def test_silence_is_counted_while_the_front_itself_runs(tmp_path):
+    async with front(tmp_path, engine_silence_s=0.4) as running:
+        time.sleep(1.0)  # as if the whole group had been suspended: nobody could speak, nobody could listen
+        running.engine.say(stats=engine_pb2.EngineStats(step_ms=3.0))
+        await until(lambda: running.host.stats.step_ms == 3.0)
+        assert not running.host.ended.is_set()
+
+
+async def test_a_frame_that_is_no_event_ends_the_engine_and_not_in_silence(plain, caplog):
+    stream = await plain.open()
+    plain.engine.say_bytes(b"\xff" * 9)
+    assert isinstance(await stream.refusal(), Unavailable)
+    assert plain.host.ended.is_set()
+    assert "no event" in caplog.text
