@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import logging
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from coordinator.config import EMBEDDED, CoordinatorConfig
-from coordinator.embedded import EmbeddedServer
-from coordinator.handlers import Handlers
-from coordinator.keyring import Keyring, load_or_create
-from coordinator.service import Health, add_services
-from coordinator.store import Store
-from coordinator.tenants import Access
 from outrider.core.errors import OutriderError, Unavailable
-from outrider.wire import channels
 
 log = logging.getLogger("coordinator")
+
+INSTALL = "the coordinator needs: pip install 'outrider[coordinator]'"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,72 +38,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Unavailable as error:
         print(f"outrider-coordinator: {error}", file=sys.stderr)
         return 1
-    except (OutriderError, ImportError) as error:
+    except OutriderError as error:
         print(f"outrider-coordinator: {error}", file=sys.stderr)
+        return 2
+    except ImportError as error:
+        mend = "" if "pip install" in str(error) else f"; {INSTALL}"
+        print(f"outrider-coordinator: {error}{mend}", file=sys.stderr)
         return 2
     return 0
 
 
-@contextlib.asynccontextmanager
-async def running(config: CoordinatorConfig) -> AsyncIterator[str]:
-    """A coordinator that answers at the address yielded, until the body ends. Raises BadRequest or Unavailable."""
-    access = Access.from_config(config)
-    keyring = Keyring(load_or_create(config.state_dir))
-    async with contextlib.AsyncExitStack() as stack:
-        embedded = stack.enter_context(EmbeddedServer()) if config.redis == EMBEDDED else None
-        store = Store(embedded.url if embedded else config.redis, timeout_s=config.store_timeout_s)
-        stack.push_async_callback(store.close)
-        handlers, vitals = Handlers(store, keyring, config), Health()
-        server = channels.server(max_rpcs=config.max_rpcs)
-        add_services(server, handlers, access, vitals)
-        port = channels.bind(server, config.listen, tls=config.tls, insecure=config.insecure)
-        watch = Watch(handlers, vitals, embedded)
-        await watch.once()
-        await server.start()
-        stack.push_async_callback(server.stop, config.stop_grace_s)
-        stack.push_async_callback(vitals.leave)
-        task = asyncio.create_task(watch.forever(config.watch_interval_s))
-        stack.push_async_callback(_cancelled, task)
-        yield f"{config.listen.rpartition(':')[0]}:{port}"
-
-
-class Watch:
-    """Looks after the store: is it there, and which public keys do the other coordinators use."""
-
-    def __init__(self, handlers: Handlers, vitals: Health, embedded: EmbeddedServer | None) -> None:
-        self._handlers = handlers
-        self._vitals = vitals
-        self._embedded = embedded
-        self._serving = True
-
-    async def forever(self, interval_s: float) -> None:
-        """Until cancelled."""
-        while True:
-            await asyncio.sleep(interval_s)
-            try:
-                await self.once()
-            except Exception:
-                log.exception("looking after the store failed; trying again")
-
-    async def once(self) -> None:
-        """Exchange keys, and tell the health service whether that worked."""
-        if self._embedded and self._embedded.revive():
-            log.error("the embedded Redis server had ended; started an empty one, verifiers will register again")
-        try:
-            await self._handlers.exchange_keys()
-        except Unavailable as error:
-            await self._set(False, str(error))
-        else:
-            await self._set(True, "the store answers again")
-
-    async def _set(self, serving: bool, why: str) -> None:
-        if serving != self._serving:
-            log.warning("%s", why)
-        self._serving = serving
-        await self._vitals.say(serving)
-
-
 async def _serve(config: CoordinatorConfig) -> None:
+    from coordinator.server import running  # needs the extra; `main` says so where it is missing
+
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -118,13 +59,6 @@ async def _serve(config: CoordinatorConfig) -> None:
         print(f"listening on {address}", flush=True)
         await stop.wait()
         log.info("stopping")
-
-
-async def _cancelled(task: asyncio.Task[None]) -> None:
-    """Cancel until it is done: `asyncio.wait_for` of Python 3.11, which redis uses, can swallow a cancellation."""
-    while not task.done():
-        task.cancel()
-        await asyncio.wait({task}, timeout=0.1)
 
 
 def _parser() -> argparse.ArgumentParser:

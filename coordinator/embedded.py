@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from types import TracebackType
@@ -39,6 +40,8 @@ class EmbeddedServer:
         self._directory = _short_directory()
         self._socket = self._directory / "redis.sock"
         self._process: subprocess.Popen[bytes] | None = None
+        self._wanted = False
+        self._turn = threading.Lock()
 
     @property
     def url(self) -> str:
@@ -52,13 +55,48 @@ class EmbeddedServer:
 
     def start(self) -> None:
         """Returns once it answers. Raises Unavailable with the server's own words if it does not."""
-        if self._process is not None:
-            return
+        self._wanted = True
+        with self._turn:
+            if self._process is None:
+                self._begin()
+
+    def revive(self) -> bool:
+        """Start it again if it ended by itself or could not be started; True if it had.
+
+        Blocks as `start` does, so call it from a worker thread; a `stop` meanwhile makes it give up at once.
+        """
+        with self._turn:
+            if not self._wanted or (self._process is not None and self._process.poll() is None):
+                return False
+            self._end()
+            self._begin()
+            return True
+
+    def stop(self, *, kill: bool = False) -> None:
+        """End the server, at once with `kill`. What it held is gone."""
+        self._wanted = False
+        with self._turn:
+            self._end(kill=kill)
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _begin(self) -> None:
+        command = self._command()
         self._directory.mkdir(mode=0o700, exist_ok=True)
         self._socket.unlink(missing_ok=True)
         with (self._directory / "log").open("wb") as log:
             self._process = subprocess.Popen(
-                self._command(),
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -67,19 +105,10 @@ class EmbeddedServer:
         try:
             self._wait_until_it_answers()
         except Unavailable:
-            self.stop()
+            self._end()
             raise
 
-    def revive(self) -> bool:
-        """Start it again if it ended by itself; True if it had."""
-        if self._process is None or self._process.poll() is None:
-            return False
-        self.stop()
-        self.start()
-        return True
-
-    def stop(self, *, kill: bool = False) -> None:
-        """End the server, at once with `kill`. What it held is gone."""
+    def _end(self, *, kill: bool = False) -> None:
         process, self._process = self._process, None
         if process is None:
             return
@@ -89,14 +118,6 @@ class EmbeddedServer:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.stop()
-        shutil.rmtree(self._directory, ignore_errors=True)
 
     def _command(self) -> list[str]:
         options = {
@@ -116,7 +137,7 @@ class EmbeddedServer:
         give_up = time.monotonic() + START_TIMEOUT_S
         while not _answers(self._socket):
             ended = self._process is None or self._process.poll() is not None
-            if ended or time.monotonic() > give_up:
+            if ended or not self._wanted or time.monotonic() > give_up:
                 said = (self._directory / "log").read_text(errors="replace")[-500:].strip()
                 how = "ended at once" if ended else "does not answer"
                 raise Unavailable(

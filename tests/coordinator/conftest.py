@@ -8,10 +8,10 @@ import grpc
 import pytest
 from peers import Peer
 
-from coordinator.app import running
 from coordinator.config import CoordinatorConfig
 from coordinator.embedded import EmbeddedServer
 from coordinator.keyring import load_or_create
+from coordinator.server import running
 from outrider.wire import channels
 
 

