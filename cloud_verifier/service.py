@@ -123,6 +123,12 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             return opening, self._config.limits, "default"
         if claims.session_id != opening.session_id:
             raise PermissionDenied(f"the ticket is for another session than {opening.session_id!r}")
+        served = self._ready.target.weights_hash, self._ready.target.tokenizer_hash
+        if claims.target.weights != served:
+            raise PermissionDenied(
+                f"the ticket's target has weights and tokenizer {' and '.join(claims.target.weights)}, this verifier"
+                f" serves {' and '.join(served)}; ask the coordinator for another"
+            )
         if not claims.owns(opening.attach.epoch):
             raise PermissionDenied(
                 f"attach.epoch is {opening.attach.epoch}, must be between {claims.epoch_first} and"

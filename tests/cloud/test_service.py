@@ -7,7 +7,7 @@ import time
 
 import grpc
 import pytest
-from scripted_engine import VOCABULARY_HASH, Stream, front
+from scripted_engine import TARGET, VOCABULARY_HASH, Stream, front
 
 from outrider.core.errors import (
     BadRequest,
@@ -24,8 +24,7 @@ from outrider.wire.ticket import Claims, Target
 from outrider.wire.v1 import engine_pb2, session_pb2
 
 
-def claims(session_id: str = "s", first: int = 10, last: int = 19) -> Claims:
-    target = Target("t", "w", "k")
+def claims(session_id: str = "s", first: int = 10, last: int = 19, target: Target = TARGET) -> Claims:
     return Claims(session_id, "acme", "v1", first, last, time.time() + 60, SessionLimits(7, 6, 5, 4), target)
 
 
@@ -156,6 +155,26 @@ async def test_a_ticket_for_another_session_is_refused(tmp_path):
         error = await (await running.open(epoch=10, wait=False)).refusal()
     assert isinstance(error, PermissionDenied)
     assert "another session than 's'" in str(error)
+
+
+@pytest.mark.parametrize("target", [Target("t", "w2", "k"), Target("t", "w", "k2")])
+async def test_a_ticket_for_other_weights_or_another_tokenizer_is_refused(tmp_path, target):
+    async def authorise(ticket):
+        return claims(target=target)
+
+    async with front(tmp_path, authorise=authorise) as running:
+        error = await (await running.open(epoch=10, wait=False)).refusal()
+        assert running.engine.requests == []
+    assert isinstance(error, PermissionDenied)
+    assert f"{target.weights_hash} and {target.tokenizer_hash}, this verifier serves w and k" in str(error)
+
+
+async def test_a_ticket_may_call_the_same_target_by_another_name(tmp_path):
+    async def authorise(ticket):
+        return claims(target=Target("another name", "w", "k", dtype="bfloat16"))
+
+    async with front(tmp_path, authorise=authorise) as running:
+        (await running.open(epoch=10)).call.cancel()
 
 
 @pytest.mark.parametrize("epoch", [9, 20])
@@ -375,7 +394,7 @@ async def speak(engine) -> None:
 
 async def test_silence_is_counted_while_the_front_itself_runs(tmp_path):
     async with front(tmp_path, engine_silence_s=0.4) as running:
-        time.sleep(1.0)  # as if the whole group had been suspended: nobody could speak, nobody could listen
+        time.sleep(1.0)  # noqa: ASYNC251: as if all had been suspended and nobody could speak or listen
         running.engine.say(stats=engine_pb2.EngineStats(step_ms=3.0))
         await until(lambda: running.host.stats.step_ms == 3.0)
         assert not running.host.ended.is_set()
