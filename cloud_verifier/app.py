@@ -25,7 +25,7 @@ from cloud_verifier.service import VerifierService
 from outrider.core.errors import BadRequest, OutriderError
 from outrider.core.tokenizer_json import token_table
 from outrider.core.vocabulary import vocabulary_hash
-from outrider.wire.channels import ClientTls, ServerTls, bind, check_bind, server, split_address
+from outrider.wire.channels import bind, check_bind, is_loopback, server, split_address
 from outrider.wire.v1 import coordinator_pb2, session_pb2, session_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -44,14 +44,17 @@ class Verifier:
     def __init__(self, config: VerifierConfig) -> None:
         self._config = config
         self._id = config.verifier_id or f"verifier-{secrets.token_hex(4)}"
-        self._tls = ServerTls(config.tls_cert, config.tls_key) if config.tls_cert and config.tls_key else None
         self._health = health.aio.HealthServicer()
         self._registration: Registration | None = None
 
     async def run(self, stop: asyncio.Event) -> int:
         """Serve until `stop` is set or the engine dies; the exit code. Raises OutriderError where it cannot start."""
-        check_bind(self._config.listen, self._tls, self._config.insecure)
+        check_bind(self._config.listen, self._config.tls, self._config.insecure)
+        self._check_open()
         self._check_advertised()
+        for tls in (self._config.tls, self._config.coordinator_tls):
+            if tls is not None:
+                tls.credentials()  # a missing file is told before a model is loaded
         catalogue = Catalogue.of_target(self._config.model, self._config.draft)
         host = EngineHost(self._config, on_progress=lambda text: log.info("%s", text))
         grpc_server = server()
@@ -72,6 +75,16 @@ class Verifier:
             await grpc_server.stop(0.0)
             await host.stop()
 
+    def _check_open(self) -> None:
+        """Only a coordinator's tickets tell a customer from a stranger; TLS does not. Raises BadRequest."""
+        config = self._config
+        if not (config.coordinator or config.open_to_all or is_loopback(config.listen)):
+            raise BadRequest(
+                f"--listen {config.listen} is beyond this machine and without a coordinator there are no tickets; give"
+                " --coordinator HOST:PORT, or --open-to-all to serve everybody who can reach it",
+                field="coordinator",
+            )
+
     def _check_advertised(self) -> None:
         """Devices cannot dial "all interfaces". Raises BadRequest."""
         host, _ = split_address(self._config.listen)
@@ -84,7 +97,7 @@ class Verifier:
 
     async def _start(self, host: EngineHost, grpc_server: grpc.aio.Server, catalogue: Catalogue) -> VerifierService:
         ready = await host.start()
-        port = bind(grpc_server, self._config.listen, tls=self._tls, insecure=self._config.insecure)
+        port = bind(grpc_server, self._config.listen, tls=self._config.tls, insecure=self._config.insecure)
         address = f"{self._config.listen.rpartition(':')[0]}:{port}"
         service = self._service(host, ready, catalogue, self._config.advertise or address)
         await self._serve(grpc_server, service, address)
@@ -99,12 +112,12 @@ class Verifier:
                 coordinator_pb2.RegisterRequest(
                     verifier_id=self._id,
                     address=address,
-                    tls=self._tls is not None,
+                    tls=self._config.tls is not None,
                     target=ready.target,
                     capacity_sessions=self._config.max_sessions,
                 ),
-                join_token=self._config.join_token,
-                tls=ClientTls(self._config.coordinator_ca) if self._config.coordinator_ca else None,
+                join_token=self._config.join_token.get_secret_value(),
+                tls=self._config.coordinator_tls,
                 insecure=self._config.insecure,
             )
         registration = self._registration
@@ -192,7 +205,11 @@ def _report(service: VerifierService, host: EngineHost) -> coordinator_pb2.Repor
 
 def parse(arguments: Sequence[str] | None = None) -> VerifierConfig:
     """Flags over environment over defaults. Exits with a readable message on a bad value."""
-    parser = argparse.ArgumentParser(prog="outrider-verifier", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="outrider-verifier",
+        description="Serve one target to many devices. Every option, and every setting of cloud_verifier/config.py, can"
+        " also be set as OUTRIDER_VERIFIER_<NAME>; the cluster's join token only as OUTRIDER_VERIFIER_JOIN_TOKEN.",
+    )
     parser.add_argument("--model", type=Path, help="directory of a Hugging Face causal LM with safetensors weights")
     parser.add_argument("--name", help="the target's name in the cluster (default: the directory's name)")
     parser.add_argument("--draft", type=Path, help="GGUF file offered to devices as the draft")
@@ -200,6 +217,7 @@ def parse(arguments: Sequence[str] | None = None) -> VerifierConfig:
     parser.add_argument("--advertise", help="host:port under which devices reach this verifier")
     parser.add_argument("--verifier-id", help="stable name of this verifier (default: random)")
     parser.add_argument("--coordinator", help="host:port of the coordinator; without one, no tickets are asked for")
+    parser.add_argument("--open-to-all", action="store_true", default=None, help="serve strangers beyond loopback")
     parser.add_argument("--coordinator-ca", type=Path, help="PEM authority of a coordinator that speaks TLS")
     parser.add_argument("--tls-cert", type=Path, help="PEM certificate chain")
     parser.add_argument("--tls-key", type=Path, help="PEM private key")
@@ -216,8 +234,11 @@ def parse(arguments: Sequence[str] | None = None) -> VerifierConfig:
     try:
         return VerifierConfig(**given)
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']} (got {e['input']!r})" for e in error.errors())
-        parser.error(problems)
+        # Without the values: they may be secrets.
+        problems = [
+            f"{'.'.join(map(str, e['loc'])) or 'options'}: {e['msg']}" for e in error.errors(include_input=False)
+        ]
+        parser.error("; ".join(problems))
 
 
 async def _main(config: VerifierConfig) -> int:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from outrider.core.protocol.messages import Directive, SessionLimits
+from outrider.wire.channels import ClientTls, ServerTls
 
 
 class VerifierConfig(BaseSettings):
@@ -30,7 +31,9 @@ class VerifierConfig(BaseSettings):
     """Stable over restarts if given; random where empty."""
     coordinator: str = ""
     """host:port; without one every device on this machine is served without a ticket."""
-    join_token: str = ""
+    open_to_all: bool = False
+    """Without a coordinator, serve every device beyond this machine too, without a ticket."""
+    join_token: SecretStr = SecretStr("")
     """Shared with the coordinator; proves that this verifier belongs to the cluster."""
     tls_cert: Path | None = None
     tls_key: Path | None = None
@@ -76,6 +79,21 @@ class VerifierConfig(BaseSettings):
     `token_budget` of prefill; a healthy engine speaks every 0.25 s between steps."""
     drain_s: float = Field(default=5.0, ge=0)
     """How long SIGTERM lets live sessions go on."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> VerifierConfig:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key go together: give both or neither")
+        return self
+
+    @property
+    def tls(self) -> ServerTls | None:
+        """For `channels.bind`."""
+        return ServerTls(self.tls_cert, self.tls_key) if self.tls_cert and self.tls_key else None
+
+    @property
+    def coordinator_tls(self) -> ClientTls | None:
+        return ClientTls(self.coordinator_ca) if self.coordinator_ca else None
 
     @property
     def limits(self) -> SessionLimits:

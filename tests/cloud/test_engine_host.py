@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from cloud_verifier import ipc
 from cloud_verifier.config import VerifierConfig
@@ -61,7 +62,7 @@ def command_line(pid: int) -> bytes:
 
 @pytest.fixture
 def config(tiny_directory):
-    return VerifierConfig(model=tiny_directory("llama"), kv_slots=256, max_sessions=4, join_token="sesame")
+    return VerifierConfig(model=tiny_directory("llama"), kv_slots=256, max_sessions=4, join_token=SecretStr("sesame"))
 
 
 async def test_an_engine_serves_refuses_forgets_and_its_death_is_told(config, reference):

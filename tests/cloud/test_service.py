@@ -394,7 +394,7 @@ async def speak(engine) -> None:
 
 async def test_silence_is_counted_while_the_front_itself_runs(tmp_path):
     async with front(tmp_path, engine_silence_s=0.4) as running:
-        time.sleep(1.0)  # noqa: ASYNC251: as if all had been suspended and nobody could speak or listen
+        time.sleep(1.0)  # noqa: ASYNC251  # as if all had been suspended: nobody speaks or listens
         running.engine.say(stats=engine_pb2.EngineStats(step_ms=3.0))
         await until(lambda: running.host.stats.step_ms == 3.0)
         assert not running.host.ended.is_set()

@@ -1,0 +1,80 @@
+"""The command: what it says of itself, and what it refuses before it loads anything."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cloud_verifier.app import Verifier, parse
+from cloud_verifier.config import VerifierConfig
+from outrider.core.errors import BadRequest, ModelRefused
+
+SECRET = "sesame"
+
+
+@pytest.fixture
+def complaint(capsys):
+    """arguments -> what a refusal of them says"""
+
+    def of(*arguments: str) -> str:
+        with pytest.raises(SystemExit) as stopped:
+            parse(arguments)
+        assert stopped.value.code == 2
+        return capsys.readouterr().err
+
+    return of
+
+
+def refusal(**settings) -> str:
+    """What a verifier says that does not start."""
+    with pytest.raises(BadRequest) as caught:
+        asyncio.run(run(**settings))
+    return str(caught.value)
+
+
+async def run(**settings) -> int:
+    return await Verifier(VerifierConfig(**settings)).run(asyncio.Event())
+
+
+def test_the_join_token_is_never_printed(monkeypatch, complaint):
+    monkeypatch.setenv("OUTRIDER_VERIFIER_JOIN_TOKEN", SECRET)
+    for arguments in ([], ["--model", "m", "--threads", "0"], ["--model", "m", "--tls-cert", "c"]):
+        assert SECRET not in complaint(*arguments)
+    config = parse(["--model", "m"])
+    assert config.join_token.get_secret_value() == SECRET
+    assert SECRET not in repr(config)
+    assert SECRET not in config.model_dump_json()
+
+
+def test_a_bad_value_is_told_by_its_name(complaint):
+    assert "threads: Input should be greater than or equal to 1" in complaint("--model", "m", "--threads", "0")
+
+
+def test_the_help_names_the_environment(capsys):
+    with pytest.raises(SystemExit):
+        parse(["--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "OUTRIDER_VERIFIER_JOIN_TOKEN" in said
+    assert "OUTRIDER_VERIFIER_<NAME>" in said
+
+
+@pytest.mark.parametrize("half", ["--tls-cert", "--tls-key"])
+def test_half_of_a_certificate_is_refused(complaint, half):
+    assert "tls_cert and tls_key go together" in complaint("--model", "m", half, "file.pem")
+
+
+def test_a_missing_certificate_is_refused_before_the_model_is_read(tmp_path):
+    missing = tmp_path / "no.pem"
+    assert str(missing) in refusal(model=tmp_path, tls_cert=missing, tls_key=missing)
+    assert str(missing) in refusal(model=tmp_path, coordinator="127.0.0.1:1", coordinator_ca=missing)
+
+
+def test_beyond_this_machine_a_verifier_needs_a_coordinator_or_says_that_it_is_open(tmp_path):
+    for settings in ({"insecure": True}, {"tls_cert": tmp_path / "c.pem", "tls_key": tmp_path / "k.pem"}):
+        said = refusal(model=tmp_path, listen="0.0.0.0:0", **settings)
+        assert "--coordinator" in said
+        assert "--open-to-all" in said
+    for settings in ({"listen": "0.0.0.0:0", "insecure": True, "open_to_all": True}, {"listen": "127.0.0.1:0"}):
+        with pytest.raises(ModelRefused):  # it has come as far as the model, which is not there
+            asyncio.run(run(model=tmp_path, **settings))
