@@ -71,6 +71,9 @@ class VerifierConfig(BaseSettings):
 
     open_timeout_s: float = Field(default=10.0, gt=0)
     """A stream whose first message has not come by then is ended."""
+    stream_messages_per_s: float = Field(default=1_000.0, gt=0)
+    """Messages read from one stream; the rest wait at the device. An honest one sends one in 2 ms, and answers."""
+    stream_burst: int = Field(default=200, ge=1)
     ping_interval_s: float = Field(default=0.5, gt=0)
     silence_timeout_s: float = Field(default=20.0, gt=0)
     """A device that answers no ping for so long is gone; its slots are freed."""

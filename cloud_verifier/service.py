@@ -16,6 +16,7 @@ from cloud_verifier import ipc
 from cloud_verifier.artifacts import Catalogue
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_host import EngineHost, Inbox
+from cloud_verifier.pace import Pace
 from outrider.core.errors import BadRequest, PermissionDenied, ProtocolViolation, Unavailable, VocabularyMismatch
 from outrider.core.protocol.messages import Directive, SessionLimits
 from outrider.wire import codecs
@@ -223,17 +224,25 @@ class _Stream:
                 await reading
 
     async def _read(self, requests: Requests, on_rtt: Callable[[str, float], None]) -> None:
+        pace = Pace(self._config.stream_messages_per_s, self._config.stream_burst)
+        cancelled = False
         async for message in requests:
             self._heard = time.monotonic()
+            if delay_s := pace.delay_s():
+                await asyncio.sleep(delay_s)  # what is not read stays with the device, by flow control
             match message.WhichOneof("kind"):
                 case "append":
                     # Decoded to hold it against its bounds; the engine gets the same bytes.
                     codecs.append_from_proto(message.append, vocabulary_size=self._vocabulary_size)
                     self._host.send(self._request(append=message.append))
                     await self._host.drain()
-                case "cancel":
+                case "cancel" if not cancelled:
                     codecs.cancel_from_proto(message.cancel)
                     self._host.send(self._request(cancel=message.cancel))
+                    cancelled = True
+                    await self._host.drain()
+                case "cancel":
+                    pass  # once is enough
                 case "pong":
                     self._measure(message.pong.nonce, on_rtt)
                 case kind:

@@ -287,6 +287,34 @@ async def test_a_cancel_is_passed_on_and_answered(plain):
     assert (await stream.read()).commit.finish == session_pb2.FINISH_CANCELLED
 
 
+async def test_a_cancel_reaches_the_engine_once(plain):
+    stream = await plain.open()
+    for _ in range(50):
+        await stream.send(cancel=session_pb2.Cancel(epoch=1))
+    await stream.send(append=session_pb2.Append(epoch=1, first_id=1))
+    await plain.engine.asked("append")
+    assert sum(request.WhichOneof("kind") == "cancel" for request in plain.engine.requests) == 1
+    stream.call.cancel()
+
+
+async def test_a_stream_that_talks_too_fast_is_read_later_and_loses_nothing(tmp_path):
+    def appends(session_id: str) -> int:
+        return sum(r.HasField("append") and r.session_id == session_id for r in running.engine.requests)
+
+    async with front(tmp_path, stream_messages_per_s=100.0, stream_burst=10) as running:
+        loud, neighbour = await running.open("loud"), await running.open("neighbour")
+        began = time.monotonic()
+        for _ in range(60):
+            await loud.send(append=session_pb2.Append(epoch=1, first_id=1))
+        await neighbour.send(append=session_pb2.Append(epoch=1, first_id=1))
+        await until(lambda: appends("neighbour") == 1)
+        assert appends("loud") < 60
+        await until(lambda: appends("loud") == 60)
+        assert time.monotonic() - began > 0.45
+        loud.call.cancel()
+        neighbour.call.cancel()
+
+
 async def test_a_device_that_disconnects_is_given_up_at_once(plain):
     stream = await plain.open()
     stream.call.cancel()
