@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import weakref
 from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -36,6 +37,9 @@ from outrider.wire.channels import ClientTls
 log = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int]
+
+_CLOSE_S = 2.0
+"""How long `close` waits for sessions to end."""
 
 _REASONS: dict[Finish, FinishReason] = {
     Finish.EOS: "eos",
@@ -91,6 +95,9 @@ class AsyncClient:
         self._preparing = asyncio.Lock()
         self._kit: TargetKit | None = None
         self._background: set[asyncio.Future[Any]] = set()
+        self._closed = False
+        self._streams: weakref.WeakSet[CompletionStream] = weakref.WeakSet()
+        self._drivers: set[SessionDriver] = set()
 
     async def __aenter__(self) -> Self:
         return self
@@ -101,9 +108,16 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """End what still runs in the background, free the draft, close the connections."""
+        """Cancel what still runs, free the draft, close the connections."""
+        self._closed = True
+        for driver in self._drivers:
+            driver.cancel()
+        if streams := [asyncio.ensure_future(stream.aclose()) for stream in self._streams]:
+            _, pending = await asyncio.wait(streams, timeout=_CLOSE_S)
+            for closing in pending:
+                closing.cancel()
         if self._background:
-            await asyncio.wait(self._background, timeout=2.0)
+            await asyncio.wait(self._background, timeout=_CLOSE_S)
         if self._kit is not None:
             await self._kit.close()
             self._kit = None
@@ -141,9 +155,14 @@ class AsyncClient:
     async def prepare(self) -> TargetKit:
         """Fetch and load what the target needs, once; the first request does it otherwise."""
         async with self._preparing:
+            self._check_open()
             if self._kit is None:
                 self._kit = await self._assemble()
             return self._kit
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BadRequest("the client is closed; make another one")
 
     # --- one request
 
@@ -159,12 +178,14 @@ class AsyncClient:
             eos_token_ids=description.eos_token_ids,
             ignore_eos=request.ignore_eos,
         )
-        return CompletionStream(
+        stream = CompletionStream(
             self._run(kit, session, request, statistics),
             prompt_tokens=len(prompt),
             seed=request.sampling.seed,
             statistics=statistics,
         )
+        self._streams.add(stream)
+        return stream
 
     async def _run(
         self,
@@ -176,6 +197,7 @@ class AsyncClient:
         assembler = TextAssembler(kit.tokenizer.table, kit.tokenizer.special, request.stop)
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(self._slots)
+            self._check_open()
             placement = await self._place(len(session.prompt))
             if placement is not None:
                 stack.callback(self._close_session, placement)
@@ -183,6 +205,8 @@ class AsyncClient:
             worker = await stack.enter_async_context(kit.drafts.borrow()) if kit.drafts else None
             statistics.draft = kit.drafts.name if kit.drafts and worker else ""
             driver = self._driver(kit, session, placement, worker, request, statistics)
+            self._drivers.add(driver)
+            stack.callback(self._drivers.discard, driver)
             stack.callback(self._keep_until_done, driver)
             deliveries = await stack.enter_async_context(contextlib.aclosing(driver.deliveries()))
             async for delivery in deliveries:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
 from types import TracebackType
 from typing import Self
 
@@ -16,14 +17,19 @@ Chunks = AsyncGenerator[tuple[Chunk, FinishReason | None], None]
 class CompletionStream:
     """Iterate over it for chunks; leave the iteration early, or the context, to cancel.
 
-    async with client.stream("def add(a, b):") as stream:
-        async for chunk in stream:
-            print(chunk.text, end="")
+    stream = await client.stream("def add(a, b):")
+    async for chunk in stream:
+        print(chunk.text, end="")
     print(stream.completion.usage)
+
+    `async with stream:` around the loop waits until a cancelled session has been told so; without it a `break` cancels
+    in the background.
     """
 
     def __init__(self, chunks: Chunks, *, prompt_tokens: int, seed: int, statistics: Statistics):
         self._chunks = chunks
+        self._pulling = asyncio.Lock()
+        """Held while a chunk is awaited: a generator that runs cannot be closed."""
         self._prompt_tokens = prompt_tokens
         self._texts: list[str] = []
         self._ids: list[int] = []
@@ -31,19 +37,28 @@ class CompletionStream:
         self._seed = seed
         self.statistics = statistics
 
-    def __aiter__(self) -> Self:
-        return self
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        try:
+            while (chunk := await self._next()) is not None:
+                yield chunk
+        finally:
+            await self.aclose()
 
-    async def __anext__(self) -> Chunk:
-        chunk, reason = await self._chunks.__anext__()
+    async def _next(self) -> Chunk | None:
+        """The next chunk, None at the end."""
+        async with self._pulling:
+            item = await anext(self._chunks, None)
+        if item is None:
+            return None
+        chunk, self._reason = item
         self._texts.append(chunk.text)
         self._ids += chunk.token_ids
-        self._reason = reason
         return chunk
 
     async def aclose(self) -> None:
-        """Cancel what still runs; afterwards the verifier holds nothing of the session."""
-        await self._chunks.aclose()
+        """Cancel what still runs; a chunk that another task awaits is let come first."""
+        async with self._pulling:
+            await self._chunks.aclose()
 
     async def __aenter__(self) -> Self:
         return self

@@ -26,7 +26,7 @@ from edge_agent.stream import Received, Stream
 from edge_agent.worker import DraftFailed, DraftWorker
 from outrider.core.errors import InternalError, OutriderError, ProtocolViolation
 from outrider.core.protocol.device import Delivery, DeviceSession, ReattachNeeded
-from outrider.core.protocol.messages import Commit, Directive, SessionLimits
+from outrider.core.protocol.messages import Commit, Directive, Finish, SessionLimits
 from outrider.wire.codecs import Open, Opened
 
 log = logging.getLogger(__name__)
@@ -106,6 +106,11 @@ class SessionDriver:
         finally:
             self._stop()
             self.winding_down = asyncio.create_task(_wind_down(runner))
+
+    def cancel(self) -> None:
+        """End the session from outside: `deliveries` ends with a cancelled one, whatever it waits for."""
+        self._stop()
+        self._queue.put_nowait(Delivery((), (), (), Finish.CANCELLED))
 
     # --- attaching
 
@@ -299,6 +304,9 @@ class SessionDriver:
         """The client wants no more, or has all: cancel what still runs and give the draft back."""
         if self._worker is not None:
             self._worker.end()
+            self._worker = (
+                None  # lent to another session from now on: what still comes for this one is not its business
+            )
         cancel = self._session.cancel()
         if cancel is not None and self._stream is not None:
             self._stream.cancel(cancel)

@@ -264,3 +264,15 @@ async def test_nodes_reach_the_verifier_within_moments_of_a_commit(channels: Cha
         assert await run.tokens_of() == continuation(PROMPT, 150)
         assert run.statistics.answers_s
         assert run.statistics.answer_ms < 20.0
+
+
+async def test_a_late_directive_of_an_ended_session_does_not_reach_the_worker_lent_to_another(
+    verifier: FakeVerifier, channels: Channels
+) -> None:
+    async with drafting(ScriptedSource(1.0, 0.0005)) as draft:
+        run = Run(verifier, channels, draft, tokens=2000)
+        await run.tokens_of(until=10)
+        plans: list[object] = []
+        draft.replan = plans.append  # type: ignore[method-assign]
+        run.driver._take(Directive(window_nodes=1))
+        assert plans == []

@@ -111,6 +111,44 @@ async def test_leaving_a_stream_early_cancels_it(client: AsyncClient, verifier: 
     pytest.fail("the session was not cancelled")
 
 
+async def until_nothing_is_live(verifier: FakeVerifier) -> None:
+    for _ in range(300):
+        if not verifier.live:
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("the session was not cancelled")
+
+
+async def test_leaving_the_iteration_alone_cancels_it_too(client: AsyncClient, verifier: FakeVerifier) -> None:
+    stream = await client.stream("x", max_tokens=3000)
+    async for _ in stream:
+        break
+    await until_nothing_is_live(verifier)
+    assert stream.completion.finish_reason == "cancelled"
+    assert [chunk async for chunk in stream] == []
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+async def test_closing_the_client_cancels_what_runs(
+    client: AsyncClient, verifier: FakeVerifier, *, awaited: bool
+) -> None:
+    stream = await client.stream("x", max_tokens=3000)
+    chunks = aiter(stream)
+    await anext(chunks)
+    if awaited:
+        verifier.freeze()  # a task waits for a chunk that does not come
+    reading = asyncio.create_task(stream.drain()) if awaited else None
+    await asyncio.sleep(0.05)
+    begun = asyncio.get_running_loop().time()
+    await client.close()
+    assert asyncio.get_running_loop().time() - begun < 1.5
+    await until_nothing_is_live(verifier)
+    if reading is not None:
+        assert (await reading).finish_reason == "cancelled"
+    with pytest.raises(BadRequest, match="closed"):
+        await client.generate("x")
+
+
 async def test_chat_uses_the_targets_template(client: AsyncClient, verifier: FakeVerifier) -> None:
     completion = await client.chat([{"role": "user", "content": "hello <|end|>"}], max_tokens=20)
     assert completion.text == TEXT[: len(completion.text)] != ""
