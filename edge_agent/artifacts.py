@@ -9,6 +9,7 @@ import hashlib
 import logging
 import os
 import re
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from io import BufferedRandom, BufferedReader
@@ -18,7 +19,8 @@ from outrider.core.errors import BadRequest, ModelRefused, Unavailable
 
 log = logging.getLogger(__name__)
 
-MAX_ARTIFACT_BYTES = 64 << 30
+_MAX_BYTES = {"tokenizer": 256 << 20, "template": 1 << 20, "special_tokens": 1 << 20, "draft": 64 << 30}
+"""Per role: what is read into memory is small, and nothing fills the disk unasked."""
 _HASH = re.compile(r"sha256:([0-9a-f]{64})")
 _ATTEMPTS = 4
 """Streams tried per artifact; each goes on where the last one broke off."""
@@ -44,8 +46,9 @@ class ArtifactRef:
         match = _HASH.fullmatch(self.hash)
         if match is None:
             raise BadRequest.bound("artifact.hash", repr(self.hash)[:100], '"sha256:" and 64 hex digits')
-        if not 0 < self.size <= MAX_ARTIFACT_BYTES:
-            raise BadRequest.bound("artifact.size", self.size, f"between 1 and {MAX_ARTIFACT_BYTES}")
+        most = _MAX_BYTES.get(self.role, 0)
+        if not 0 < self.size <= most:
+            raise BadRequest.bound(f"size of the artifact {self.role}", self.size, f"between 1 and {most} bytes")
         return match[1]
 
 
@@ -66,6 +69,9 @@ class ArtifactCache:
             raise BadRequest(f"the cache {self._root} cannot be made: {error.strerror}; set another one") from error
         for attempt in range(2):
             with _partial(path) as file:
+                if await asyncio.to_thread(_is_whole, path, ref):  # another was at it, and has finished meanwhile
+                    os.unlink(file.name)
+                    return path
                 await self._fill(file, ref, fetch)
                 if await asyncio.to_thread(_hash_of, file) == ref.digest:
                     os.fsync(file.fileno())
@@ -100,21 +106,44 @@ class ArtifactCache:
 
 @contextlib.contextmanager
 def _partial(path: Path) -> Iterator[BufferedRandom]:
-    """The unfinished download, kept for the next try; a private one where another process is at it."""
-    shared = path.with_name(path.name + ".partial")
-    with open(shared, "a+b") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            shared = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        else:
-            yield file
-            return
-    with open(shared, "w+b") as file:
+    """The unfinished download, kept for the next try; a private one where another client is at it."""
+    shared = _locked(path.with_name(path.name + ".partial"))
+    if shared is not None:
+        with shared:
+            yield shared
+        return
+    handle, private = tempfile.mkstemp(prefix=f"{path.name}.", suffix=".partial", dir=path.parent)
+    os.close(handle)
+    with open(private, "w+b") as file:
         try:
             yield file
         finally:
-            shared.unlink(missing_ok=True)
+            Path(private).unlink(missing_ok=True)
+
+
+def _locked(path: Path) -> BufferedRandom | None:
+    """The file, locked; None where somebody else holds it.
+
+    Between opening and locking its owner may have moved it to its final name: then what was locked is the finished
+    file, which nobody may write to any more.
+    """
+    while True:
+        file = open(path, "a+b")  # noqa: SIM115 - it is handed on, locked
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(file, path):
+                return file
+        except OSError:
+            file.close()
+            return None
+        file.close()
+
+
+def _is_at(file: BufferedRandom, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def _is_whole(path: Path, ref: ArtifactRef) -> bool:

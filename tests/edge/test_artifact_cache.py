@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import hashlib
 import os
 from collections.abc import AsyncIterator
@@ -104,6 +106,45 @@ async def test_a_hash_that_could_name_another_file_is_refused(tmp_path: Path, wr
 
 
 async def test_an_empty_or_absurd_size_is_refused(tmp_path: Path) -> None:
-    for size in (0, 1 << 40):
-        with pytest.raises(BadRequest):
-            await ArtifactCache(tmp_path).get(ArtifactRef("draft", "x", REF.hash, size), Origin().fetch)
+    for role, size in (
+        ("draft", 0),
+        ("draft", 1 << 40),
+        ("tokenizer", (256 << 20) + 1),
+        ("template", (1 << 20) + 1),
+        ("special_tokens", (1 << 20) + 1),
+    ):
+        origin = Origin()
+        with pytest.raises(BadRequest, match=role):
+            await ArtifactCache(tmp_path).get(ArtifactRef(role, "x", REF.hash, size), origin.fetch)
+        assert origin.offsets == []
+
+
+async def test_many_clients_of_one_process_fill_a_cold_cache_together(tmp_path: Path) -> None:
+    class Slow(Origin):
+        async def fetch(self, content_hash: str, offset: int) -> AsyncIterator[bytes]:
+            async for chunk in super().fetch(content_hash, offset):
+                await asyncio.sleep(0.002)
+                yield chunk
+
+    paths = await asyncio.gather(*(ArtifactCache(tmp_path).get(REF, Slow().fetch) for _ in range(5)))
+    assert {path.read_bytes() for path in paths} == {DATA}
+    assert os.listdir(tmp_path) == [REF.digest]
+
+
+async def test_a_partial_file_that_was_finished_before_it_could_be_locked_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partial, final = tmp_path / f"{REF.digest}.partial", tmp_path / REF.digest
+    partial.write_bytes(DATA)
+    lock = fcntl.flock
+
+    def late(file: int, operation: int) -> None:
+        """The lock is granted just after its owner has moved the file to its final name."""
+        if partial.exists() and partial.stat().st_size:
+            os.replace(partial, final)
+        lock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    origin = Origin(bytes(len(DATA)))
+    assert (await ArtifactCache(tmp_path).get(REF, origin.fetch)).read_bytes() == DATA
+    assert origin.offsets == [] and os.listdir(tmp_path) == [REF.digest]
