@@ -9,30 +9,39 @@ from typing import Any
 
 from outrider.core.errors import ModelRefused
 
+MAX_IDS = 4_000_000
+"""Many times the largest vocabulary in use; a table of more is not built."""
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def token_table(tokenizer_json: bytes | str) -> list[bytes]:
     """Raw bytes of every id, in order; an added token is its text, an unused id is empty.
 
-    Raises ModelRefused for a file that is no tokenizer.json or of an unknown kind.
+    Raises ModelRefused for a file that is no tokenizer.json or of an unknown kind, whatever it holds instead.
     """
     try:
-        data = json.loads(tokenizer_json)
-        model, added = data["model"], data.get("added_tokens") or []
-        vocab = model["vocab"]
-    except (ValueError, KeyError, TypeError) as error:
+        return _table(json.loads(tokenizer_json))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, MemoryError) as error:
         raise ModelRefused(f"this is no tokenizer.json: {type(error).__name__}: {error}") from error
+
+
+def _table(data: dict[str, Any]) -> list[bytes]:
+    vocab, added = data["model"]["vocab"], data.get("added_tokens") or []
     # Unigram lists (piece, score) in order; BPE and WordPiece map piece to id.
     ids = {piece: i for i, (piece, _) in enumerate(vocab)} if isinstance(vocab, list) else dict(vocab)
-    size = 1 + max([*ids.values(), *(token["id"] for token in added)], default=-1)
-    table = [b""] * size
+    table = [b""] * (1 + max((_checked(i) for i in (*ids.values(), *(token["id"] for token in added))), default=-1))
     raw = _from_byte_level if _uses(data, "ByteLevel") else _from_sentencepiece
     for piece, i in ids.items():
         table[i] = raw(piece)
     for token in added:
         table[token["id"]] = token["content"].encode()
     return table
+
+
+def _checked(token_id: object) -> int:
+    if type(token_id) is not int or not 0 <= token_id < MAX_IDS:
+        raise ValueError(f"a token id is {token_id!r:.40}, must be an integer between 0 and {MAX_IDS - 1}")
+    return token_id
 
 
 def _uses(data: dict[str, Any], kind: str) -> bool:
