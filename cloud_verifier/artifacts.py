@@ -1,4 +1,4 @@
-"""What devices fetch by content hash before they can draft: tokenizer, chat template, draft."""
+"""What devices fetch by content hash before they can draft: tokenizer, chat template, special tokens, draft."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from outrider.core.errors import BadRequest, ModelRefused, NotFound
 from outrider.wire.v1 import session_pb2 as pb
 
 CHUNK_BYTES = 1 << 18
+DEFAULT_TEMPLATE = "default"
+"""Of several named templates, the one that transformers takes too where none is asked for."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +39,13 @@ class Catalogue:
 
     @classmethod
     def of_target(cls, model: Path, draft: Path | None) -> Catalogue:
-        """Raises ModelRefused where the tokenizer or the draft is missing."""
+        """Raises ModelRefused where the tokenizer or the draft is missing, or a file beside them is no JSON."""
         artifacts = [_file("tokenizer", model / "tokenizer.json")]
         if template := chat_template(model):
             artifacts.append(_artifact("template", "chat_template.jinja", template.encode()))
+        if tokens := special_tokens(model):
+            data = json.dumps(tokens, ensure_ascii=False, sort_keys=True).encode()
+            artifacts.append(_artifact("special_tokens", "special_tokens.json", data))
         if draft is not None:
             artifacts.append(_file("draft", draft))
         return cls(artifacts)
@@ -66,11 +72,40 @@ class Catalogue:
 def chat_template(model: Path) -> str:
     """The target's chat template: chat_template.jinja, or tokenizer_config.json's; "" where there is none."""
     if (path := model / "chat_template.jinja").is_file():
-        return path.read_text()
-    if (path := model / "tokenizer_config.json").is_file():
-        template = json.loads(path.read_text()).get("chat_template")
-        return template if isinstance(template, str) else ""
-    return ""
+        return path.read_text(encoding="utf-8")
+    template = _json(model / "tokenizer_config.json").get("chat_template")
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get(DEFAULT_TEMPLATE)
+    return template if isinstance(template, str) else ""
+
+
+def special_tokens(model: Path) -> dict[str, str]:
+    """Name (bos_token, eos_token, ...) -> text, as chat templates use them. tokenizer_config.json's come first."""
+    tokens: dict[str, str] = {}
+    for file in ("special_tokens_map.json", "tokenizer_config.json"):
+        texts = {name: _token_text(value) for name, value in _json(model / file).items() if name.endswith("_token")}
+        tokens |= {name: text for name, text in texts.items() if text is not None}
+    return tokens
+
+
+def _token_text(value: object) -> str | None:
+    """A token is written as its text, or as an AddedToken's fields."""
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """The object in a file; {} where there is none. Raises ModelRefused."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ModelRefused(f"{path} is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelRefused(f"{path} holds a {type(value).__name__}, must be an object")
+    return value
 
 
 def _artifact(role: str, name: str, data: bytes) -> Artifact:

@@ -71,7 +71,43 @@ def test_a_template_in_the_tokenizers_configuration_is_found(model):
     assert by_role(Catalogue.of_target(model, None), "template").source == b"{{ x }}"
 
 
-@pytest.mark.parametrize("config", ["{}", '{"chat_template": [{"name": "default", "template": "x"}]}'])
+def test_of_several_templates_the_default_is_served(model):
+    (model / "chat_template.jinja").unlink()
+    templates = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "{{ d }}"}]
+    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+    assert by_role(Catalogue.of_target(model, None), "template").source == b"{{ d }}"
+
+
+def test_special_tokens_are_served_by_name_however_they_are_written(model):
+    config = {
+        "bos_token": "<s>",
+        "eos_token": {"content": "</s>", "lstrip": False},
+        "unk_token": None,
+        "pad_token": {"lstrip": False},
+        "add_bos_token": True,
+        "tokenizer_class": "X",
+    }
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    artifact = by_role(Catalogue.of_target(model, None), "special_tokens")
+    assert artifact.name == "special_tokens.json"
+    assert json.loads(artifact.source) == {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+def test_special_tokens_may_stand_in_a_file_of_their_own(model):
+    (model / "special_tokens_map.json").write_text(json.dumps({"eos_token": "<old>", "pad_token": "<päd>"}))
+    (model / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
+    artifact = by_role(Catalogue.of_target(model, None), "special_tokens")
+    assert json.loads(artifact.source) == {"eos_token": "<end>", "pad_token": "<päd>"}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", b"\xff"])
+def test_a_configuration_that_cannot_be_read_is_refused(model, text):
+    (model / "tokenizer_config.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ModelRefused, match=r"tokenizer_config\.json"):
+        Catalogue.of_target(model, None)
+
+
+@pytest.mark.parametrize("config", ["{}", '{"chat_template": [{"name": "tool_use", "template": "x"}]}'])
 def test_a_target_may_have_no_template(model, config):
     (model / "chat_template.jinja").unlink()
     (model / "tokenizer_config.json").write_text(config)
