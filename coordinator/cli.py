@@ -5,16 +5,20 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import importlib.util
 import os
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import grpc
 
-from coordinator.cluster import Cluster
+from coordinator.cluster import START_TIMEOUT_S, Child, Cluster
+from coordinator.embedded import tied_to_this_process
+from coordinator.overview import describe
 from outrider import __version__
 from outrider.core.errors import BadRequest, OutriderError
 from outrider.wire.channels import ClientTls, channel
@@ -26,29 +30,64 @@ DEFAULT_COORDINATOR = "127.0.0.1:7700"
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 
+_T = TypeVar("_T")
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = _parser().parse_args(arguments)
+    options = _parse(sys.argv[1:] if arguments is None else arguments)
     try:
         raise SystemExit(options.run(options))
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGINT) from None
+    except ImportError as error:
+        print(f"outrider: {error}", file=sys.stderr)
+        raise SystemExit(EXIT_USAGE) from error
     except OutriderError as error:
         print(f"outrider: {error}", file=sys.stderr)
         raise SystemExit(EXIT_USAGE if isinstance(error, BadRequest) else EXIT_FAILED) from error
 
 
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """`passed_on` is for another program: all that `chat` does not know, and what follows `--` of `up`."""
+    parser = _parser()
+    cut = arguments.index("--") if "--" in arguments else len(arguments)
+    options, unknown = parser.parse_known_args(arguments[:cut])
+    if options.command == "chat":
+        options.passed_on = [*unknown, *arguments[cut:]]
+    elif unknown or (options.command != "up" and cut < len(arguments)):
+        parser.error(f"unrecognized arguments: {' '.join([*unknown, *arguments[cut:]])}")
+    else:
+        options.passed_on = list(arguments[cut + 1 :])
+    return options
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="outrider", description=__doc__)
     parser.add_argument("--version", action="version", version=f"outrider {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
 
-    up = commands.add_parser("up", help="start a coordinator and verifiers here, until Ctrl-C")
+    up = commands.add_parser(
+        "up",
+        help="start a coordinator and verifiers here, until Ctrl-C",
+        epilog="What follows `--` goes to every verifier: outrider up -- --threads 4 --kv-slots 65536",
+    )
     _pair_options(up)
+    up.add_argument("--name", help="of the target in the cluster (default: the directory's name)")
     up.add_argument("--listen", default=DEFAULT_COORDINATOR, help=f"of the coordinator ({DEFAULT_COORDINATOR})")
     up.add_argument("--verifiers", type=int, default=1, help="how many (1)")
     up.add_argument("--redis", default="embedded", help="URL of a Redis server, or `embedded` (the default)")
     up.add_argument("--state-dir", help="where the coordinator keeps its ticket key")
+    up.add_argument("--tls-cert", type=Path, metavar="PEM", help="certificate chain, of coordinator and verifiers")
+    up.add_argument("--tls-key", type=Path, metavar="PEM", help="its private key")
+    up.add_argument("--ca", type=Path, metavar="PEM", help="its authority (default: the certificate is its own)")
+    up.add_argument("--insecure", action="store_true", help="accept plain text and strangers beyond loopback")
+    up.add_argument(
+        "--start-timeout-s",
+        type=float,
+        default=START_TIMEOUT_S,
+        metavar="S",
+        help=f"how long each process may take to be ready: large models load slowly ({START_TIMEOUT_S:.0f})",
+    )
     up.set_defaults(run=lambda options: asyncio.run(_up(options)))
 
     demo = commands.add_parser("demo", help="text from a device and its verifier, compared with cloud streaming")
@@ -57,13 +96,20 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--rtt-ms", type=float, default=30.0, help="of the second, emulated link (30)")
     demo.set_defaults(run=lambda options: asyncio.run(_demo(options)))
 
-    chat = commands.add_parser("chat", help="chat through a running cluster (the device's own command)")
-    chat.add_argument("--coordinator", default=DEFAULT_COORDINATOR)
+    chat = commands.add_parser(
+        "chat",
+        help="chat through a running cluster; takes all options of `outrider-edge chat`",
+        epilog="All other options are passed on to `outrider-edge chat`; see `outrider-edge chat --help`.",
+        allow_abbrev=False,
+    )
+    chat.add_argument("--coordinator", help=f"host:port ({DEFAULT_COORDINATOR})")
+    chat.add_argument("--verifier", help="host:port of one verifier, instead of a coordinator")
     chat.set_defaults(run=_chat)
 
     status = commands.add_parser("status", help="verifiers and sessions of a running cluster")
     status.add_argument("--coordinator", default=DEFAULT_COORDINATOR)
-    status.add_argument("--ca", type=Path, help="PEM authority, where the coordinator speaks TLS")
+    status.add_argument("--tls", action="store_true", help="speak TLS, trusting the public authorities")
+    status.add_argument("--ca", type=Path, metavar="PEM", help="speak TLS, trusting this authority")
     status.add_argument("--insecure", action="store_true", help="plain text beyond loopback")
     status.set_defaults(run=lambda options: asyncio.run(_status(options)))
     return parser
@@ -80,7 +126,9 @@ def shipped_pair() -> tuple[Path, Path]:
     target, draft = folder / "target", folder / "draft.gguf"
     if not (target / "config.json").is_file() or not draft.is_file():
         raise BadRequest(
-            f"no demo pair in {folder}; give --model DIR and --draft FILE, or set OUTRIDER_MODELS", field="model"
+            f"no demo pair in {folder} (an installed package brings none): run it from a clone of the repository, give"
+            " --model DIR and --draft FILE, or set OUTRIDER_MODELS to a folder with target/ and draft.gguf",
+            field="model",
         )
     return target, draft
 
@@ -93,66 +141,123 @@ def _pair(options: argparse.Namespace) -> list[str]:
     return ["--model", str(options.model), *(["--draft", str(options.draft)] if options.draft else [])]
 
 
+_NEEDS = {
+    "coordinator": ("redis", "cryptography", "grpc_health", "grpc_reflection"),
+    "verifier": ("torch", "transformers", "safetensors", "cryptography", "grpc_health", "grpc_reflection"),
+    "edge": ("llama_cpp", "tokenizers", "jinja2"),
+}
+"""Modules of each extra that its program cannot do without."""
+
+
+def _check_extras(*extras: str) -> None:
+    """Look, without importing, before a child process fails. Raises ImportError that names what to install."""
+    for extra in extras:
+        for module in _NEEDS[extra]:
+            if importlib.util.find_spec(module) is None:
+                raise ImportError(f"{module} is missing: pip install 'outrider[{','.join(extras)}]'")
+
+
+def _stop_signal() -> asyncio.Future[int]:
+    """Done with its number at the first SIGINT, SIGTERM or SIGHUP, which no longer end this process."""
+    loop = asyncio.get_running_loop()
+    stop: asyncio.Future[int] = loop.create_future()
+
+    def note(signum: int) -> None:
+        if not stop.done():
+            stop.set_result(signum)
+
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(signum, note, signum)
+    return stop
+
+
+async def _unless(stop: asyncio.Future[int], work: Coroutine[Any, Any, _T]) -> _T | None:
+    """The result of `work`, or None where `stop` came first: models take long to load, and Ctrl-C must not wait."""
+    task = asyncio.create_task(work)
+    await asyncio.wait({stop, task}, return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        return task.result()
+    task.cancel()
+    await asyncio.wait({task})
+    return None
+
+
 async def _up(options: argparse.Namespace) -> int:
     pair = _pair(options)
-    stop = asyncio.Event()
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
-    async with Cluster() as cluster:
-        stopping = asyncio.create_task(stop.wait())
-        starting = asyncio.create_task(_start(cluster, options, pair))
-        await asyncio.wait({stopping, starting}, return_when=asyncio.FIRST_COMPLETED)
-        if not starting.done():  # models take long to load, and Ctrl-C must not wait for them
-            starting.cancel()
-            await asyncio.wait({starting})
+    if (options.tls_cert is None) != (options.tls_key is None):
+        raise BadRequest("--tls-cert and --tls-key go together: give both or neither", field="tls_cert")
+    _check_extras("coordinator", "verifier")
+    stop = _stop_signal()
+    async with Cluster(start_timeout_s=options.start_timeout_s) as cluster:
+        if await _unless(stop, _start(cluster, options, pair)) is None:
             return 0
-        starting.result()
         print(
             f"ready: coordinator at {cluster.address}, {len(cluster.verifiers)} verifier(s); Ctrl-C stops", flush=True
         )
         children = [child for child in (cluster.coordinator, *cluster.verifiers) if child is not None]
-        exits = {asyncio.create_task(child.wait()): child for child in children}
-        done, _ = await asyncio.wait({stopping, *exits}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (stopping, *exits):
+        exits: dict[asyncio.Future[int], Child] = {asyncio.create_task(child.wait()): child for child in children}
+        waiting: list[asyncio.Future[int]] = [stop, *exits]
+        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in exits:
             task.cancel()
-        ended = [exits[task] for task in done if task is not stopping]
+        ended = [child for task, child in exits.items() if task in done]
     for child in ended:
         print(f"outrider: {child.name} ended by itself; see its messages above", file=sys.stderr)
     return EXIT_FAILED if ended else 0
 
 
-async def _start(cluster: Cluster, options: argparse.Namespace, pair: Sequence[str]) -> None:
+async def _start(cluster: Cluster, options: argparse.Namespace, pair: Sequence[str]) -> bool:
+    """True once all of them are ready."""
+    shared = ["--insecure"] if options.insecure else []
+    trust = []
+    if options.tls_cert:
+        shared += ["--tls-cert", str(options.tls_cert), "--tls-key", str(options.tls_key)]
+        trust = ["--coordinator-ca", str(options.ca or options.tls_cert)]
     state = ["--state-dir", options.state_dir] if options.state_dir else []
-    await cluster.start_coordinator("--listen", options.listen, "--redis", options.redis, *state)
+    name = ["--name", options.name] if options.name else []
+    await cluster.start_coordinator("--listen", options.listen, "--redis", options.redis, *state, *shared)
     for _ in range(options.verifiers):
-        await cluster.start_verifier(*pair)
+        await cluster.start_verifier(*pair, *name, *shared, *trust, *options.passed_on)
+    return True
 
 
 async def _demo(options: argparse.Namespace) -> int:
     pair = _pair(options)
+    _check_extras("coordinator", "verifier", "edge")
+    stop = _stop_signal()
     with tempfile.TemporaryDirectory(prefix="outrider-demo-") as scratch:
         async with Cluster(logs=Path(scratch)) as cluster:
-            print("starting a coordinator (embedded Redis) and a verifier ...", flush=True)
-            await cluster.start_coordinator("--listen", "127.0.0.1:0", "--state-dir", scratch)
-            verifier = await cluster.start_verifier(*pair)
-            command = [sys.executable, "-m", "edge_agent.demo", "--coordinator", cluster.address]
-            command += ["--verifier", verifier.address, "--rtt-ms", str(options.rtt_ms)]
-            command += ["--quick"] if options.quick else []
-            device = await asyncio.create_subprocess_exec(*command)
-            try:
-                return await device.wait()
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    device.terminate()
+            code = await _unless(stop, _show(cluster, options, pair, scratch))
+            return 128 + stop.result() if code is None else code
+
+
+async def _show(cluster: Cluster, options: argparse.Namespace, pair: Sequence[str], scratch: str) -> int:
+    """The demonstration's exit code. Its device does not outlive this call, nor this process."""
+    print("starting a coordinator (embedded Redis) and a verifier ...", flush=True)
+    await cluster.start_coordinator("--listen", "127.0.0.1:0", "--state-dir", scratch)
+    verifier = await cluster.start_verifier(*pair)
+    command = [sys.executable, "-m", "edge_agent.demo", "--coordinator", cluster.address]
+    command += ["--verifier", verifier.address, "--rtt-ms", str(options.rtt_ms)]
+    command += ["--quick"] if options.quick else []
+    # In a session of its own: Ctrl-C in a terminal reaches us alone, and we end it in order.
+    device = await asyncio.create_subprocess_exec(*tied_to_this_process(), *command, start_new_session=True)
+    try:
+        return await device.wait()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            device.kill()
+        await device.wait()
 
 
 def _chat(options: argparse.Namespace) -> int:
-    command = [sys.executable, "-m", "edge_agent.cli", "chat", "--coordinator", options.coordinator]
-    os.execv(sys.executable, command)
+    where = ["--verifier", options.verifier] if options.verifier else []
+    if options.coordinator or not where:
+        where += ["--coordinator", options.coordinator or DEFAULT_COORDINATOR]
+    os.execv(sys.executable, [sys.executable, "-m", "edge_agent.cli", "chat", *where, *options.passed_on])
 
 
 async def _status(options: argparse.Namespace) -> int:
-    tls = ClientTls(options.ca) if options.ca else None
+    tls = ClientTls(options.ca) if options.ca or options.tls else None
     token = os.environ.get("OUTRIDER_ADMIN_TOKEN")
     metadata = (("authorization", f"Bearer {token}"),) if token else ()
     async with channel(options.coordinator, tls=tls, insecure=options.insecure) as link:
@@ -161,49 +266,8 @@ async def _status(options: argparse.Namespace) -> int:
             status = await admin.Status(pb.StatusRequest(), timeout=5.0, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from error
-    print(f"coordinator {options.coordinator}, up {status.uptime_s:.0f} s, store {status.store}")
-    print()
-    print(_table(_VERIFIER_COLUMNS, [_verifier_row(verifier) for verifier in status.verifiers]))
-    print()
-    print(_table(_SESSION_COLUMNS, [_session_row(session) for session in status.sessions]))
+    print(f"coordinator {options.coordinator}, {describe(status)}")
     return 0
-
-
-_VERIFIER_COLUMNS = ("VERIFIER", "ADDRESS", "TARGET", "SESSIONS", "STEP", "TOKENS/S", "KV", "LEASE", "STATE")
-_SESSION_COLUMNS = ("SESSION", "TENANT", "VERIFIER", "COMMITTED", "TOKENS/STEP", "RTT")
-
-
-def _verifier_row(verifier: pb.VerifierStatus) -> tuple[str, ...]:
-    return (
-        verifier.verifier_id,
-        verifier.address,
-        f"{verifier.target.name} {verifier.target.dtype}",
-        f"{verifier.live_sessions}/{verifier.capacity_sessions}",
-        f"{verifier.step_ms:.1f} ms",
-        f"{verifier.tokens_per_s:.0f}",
-        f"{verifier.kv_used}/{verifier.kv_capacity}",
-        f"{verifier.lease_s:.1f} s",
-        "draining" if verifier.draining else "serving",
-    )
-
-
-def _session_row(session: pb.SessionStatus) -> tuple[str, ...]:
-    return (
-        session.session_id,
-        session.tenant,
-        session.verifier_id,
-        str(session.committed),
-        f"{session.tokens_per_step:.2f}",
-        f"{session.rtt_ms:.1f} ms",
-    )
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[i]) for row in (columns, *rows)) for i in range(len(columns))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in (columns, *rows)
-    )
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from coordinator.embedded import tied_to_this_process
 from outrider.core.errors import Unavailable
 
 START_TIMEOUT_S = 180.0
+"""Enough for the models of the demo; a large one takes minutes to be read and tested."""
 STOP_TIMEOUT_S = 15.0
 _READY = "listening on "
 
@@ -32,7 +33,13 @@ class Child:
 
     @classmethod
     async def start(
-        cls, name: str, command: Sequence[str], *, log: Path | None = None, cores: Sequence[int] = ()
+        cls,
+        name: str,
+        command: Sequence[str],
+        *,
+        log: Path | None = None,
+        cores: Sequence[int] = (),
+        timeout_s: float = START_TIMEOUT_S,
     ) -> Child:
         """Start `command` and wait until it says where it listens. Raises Unavailable with the end of its log.
 
@@ -51,12 +58,15 @@ class Child:
             )
         child = cls(name, process, log)
         try:
-            await asyncio.wait_for(child._await_ready(), START_TIMEOUT_S)
+            await asyncio.wait_for(child._await_ready(), timeout_s)
         except TimeoutError:
             await child.stop()
-            raise Unavailable(f"{name} was not ready within {START_TIMEOUT_S:.0f} s{child._log_end()}") from None
-        except BaseException:  # whoever gives up waiting must not leave it running
-            await child.kill()
+            raise Unavailable(
+                f"{name} was not ready within {timeout_s:.0f} s; a large model may need a longer"
+                f" --start-timeout-s{child._log_end()}"
+            ) from None
+        except BaseException:  # whoever gives up waiting must not leave it running, nor its scratch
+            await child.stop()
             raise
         child._draining = asyncio.create_task(child._drain())
         return child
@@ -119,11 +129,12 @@ class Child:
 class Cluster:
     """A coordinator and its verifiers. An async context manager; everything has stopped when it is left.
 
-    logs: folder for the children's stderr, inherited where None.
+    logs: folder for the children's stderr, inherited where None. start_timeout_s: how long each may take to be ready.
     """
 
-    def __init__(self, *, logs: Path | None = None) -> None:
+    def __init__(self, *, logs: Path | None = None, start_timeout_s: float = START_TIMEOUT_S) -> None:
         self._logs = logs
+        self._start_timeout_s = start_timeout_s
         self._named = 0
         self.coordinator: Child | None = None
         self.verifiers: list[Child] = []
@@ -148,7 +159,7 @@ class Cluster:
 
     async def start_coordinator(self, *arguments: str, cores: Sequence[int] = ()) -> Child:
         command = [sys.executable, "-m", "coordinator.app", *arguments]
-        self.coordinator = await Child.start("coordinator", command, log=self._log("coordinator"), cores=cores)
+        self.coordinator = await self._start("coordinator", command, cores)
         return self.coordinator
 
     async def start_verifier(self, *arguments: str, cores: Sequence[int] = ()) -> Child:
@@ -158,9 +169,10 @@ class Cluster:
         command = [sys.executable, "-m", "cloud_verifier.app", "--verifier-id", name, *arguments]
         if self.coordinator is not None:
             command += ["--coordinator", self.coordinator.address]
-        child = await Child.start(name, command, log=self._log(name), cores=cores)
+        child = await self._start(name, command, cores)
         self.verifiers.append(child)
         return child
 
-    def _log(self, name: str) -> Path | None:
-        return self._logs / f"{name}.log" if self._logs else None
+    async def _start(self, name: str, command: Sequence[str], cores: Sequence[int]) -> Child:
+        log = self._logs / f"{name}.log" if self._logs else None
+        return await Child.start(name, command, log=log, cores=cores, timeout_s=self._start_timeout_s)

@@ -32,9 +32,13 @@ VERIFIER = (sys.executable, "-m", "cloud_verifier.app")
 
 
 @contextlib.asynccontextmanager
-async def process(*command: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def process(*command: str, **environment: str) -> AsyncIterator[asyncio.subprocess.Process]:
     made = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=ROOT
+        *command,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        cwd=ROOT,
+        env={**os.environ, **environment},
     )
     try:
         yield made
@@ -45,8 +49,8 @@ async def process(*command: str) -> AsyncIterator[asyncio.subprocess.Process]:
         await made.wait()
 
 
-async def output(*command: str, timeout_s: float = 30.0) -> tuple[int, str, str]:
-    async with process(*command) as made:
+async def output(*command: str, timeout_s: float = 30.0, **environment: str) -> tuple[int, str, str]:
+    async with process(*command, **environment) as made:
         out, err = await asyncio.wait_for(made.communicate(), timeout_s)
         return made.returncode or 0, out.decode(), err.decode()
 
@@ -55,7 +59,7 @@ async def test_up_status_generate_and_ctrl_c(pair, folder):
     target, draft = map(str, pair)
     state = str(folder / "up-state")
     up = (*OUTRIDER, "up", "--listen", "127.0.0.1:0", "--model", target, "--draft", draft, "--state-dir", state)
-    async with process(*up) as running:
+    async with process(*up, "--name", "renamed", "--", "--max-sessions", "7") as running:
         assert running.stdout is not None and running.stderr is not None
         err = asyncio.create_task(running.stderr.read())  # or it would block on a full pipe
         line = (await asyncio.wait_for(running.stdout.readline(), 120)).decode()
@@ -65,7 +69,7 @@ async def test_up_status_generate_and_ctrl_c(pair, folder):
 
         code, out, _ = await output(*OUTRIDER, "status", *where)
         assert code == 0
-        assert re.search(r"verifier-1 +127\.0\.0\.1:\d+ .* 0/64 .* serving", out)
+        assert re.search(r"verifier-1 +127\.0\.0\.1:\d+ +renamed .* 0/7 .* serving", out)
 
         generate = (*EDGE, "generate", PROMPT, *where, "--max-tokens", "24", "--cache-dir", str(folder / "cache"))
         (code, drafted, said), (_, streamed, _) = await asyncio.gather(
@@ -74,6 +78,9 @@ async def test_up_status_generate_and_ctrl_c(pair, folder):
         assert code == 0, said
         assert drafted == streamed != "\n"
         assert "tokens in" in said
+
+        chat = ("chat", *where, "--message", "Hello", "--max-tokens", "8", "--cache-dir", str(folder / "cache"))
+        assert await output(*OUTRIDER, *chat) == (0, (await output(*EDGE, *chat))[1], "")
 
         children = children_of(running.pid)
         assert len(children) >= 4  # coordinator, Redis, verifier, engine
@@ -92,6 +99,30 @@ async def test_ctrl_c_while_a_model_is_loading_leaves_no_child(pair, folder):
         running.send_signal(signal.SIGINT)
         assert await asyncio.wait_for(running.wait(), 20) == 0
         await until(lambda: not [pid for pid in children if alive(pid)])
+
+
+async def test_a_terminated_demo_leaves_no_device_and_no_scratch(pair, tmp_path):
+    async with process(*OUTRIDER, "demo", "--quick", TMPDIR=str(tmp_path)) as running:
+        await _device_of(running.pid)
+        children = children_of(running.pid)
+        running.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(running.wait(), 20) == 128 + signal.SIGTERM
+        assert [pid for pid in children if alive(pid)] == []
+        assert list(tmp_path.glob("outrider-*")) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux to end children with their parent")
+async def test_a_demo_that_is_killed_outright_leaves_no_child(pair, tmp_path):
+    async with process(*OUTRIDER, "demo", "--quick", TMPDIR=str(tmp_path)) as running:
+        await _device_of(running.pid)
+        children = children_of(running.pid)
+        running.kill()
+        await until(lambda: not [pid for pid in children if alive(pid)])
+
+
+async def _device_of(demo: int) -> None:
+    """Return once the demonstration's device runs."""
+    await until(lambda: any("-m\0edge_agent.demo" in _command(pid) for pid in children_of(demo)), 60)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux to end children with their parent")
@@ -167,6 +198,20 @@ async def test_tls_between_all_three(pair, folder, device):
             with pytest.raises(Failed) as caught:
                 await device.run({**where, **other}, PROMPT, max_tokens=4)
             assert caught.value.kind == "Unavailable"
+
+
+async def test_up_speaks_tls_with_its_verifiers_and_status_trusts_public_authorities(pair, folder):
+    ca, cert, key = certificates(folder / "up-tls")
+    up = (*OUTRIDER, "up", "--listen", "127.0.0.1:0", "--model", str(pair[0]), "--state-dir", str(folder / "up-state"))
+    async with process(*up, "--tls-cert", str(cert), "--tls-key", str(key)) as running:
+        assert running.stdout is not None
+        line = (await asyncio.wait_for(running.stdout.readline(), 60)).decode()
+        status = (*OUTRIDER, "status", "--coordinator", line.split()[3].rstrip(","), "--tls")
+        code, out, said = await output(*status, GRPC_DEFAULT_SSL_ROOTS_FILE_PATH=str(ca))
+        assert (code, said) == (0, "")
+        assert "verifier-1" in out
+        code, out, _ = await output(*status)
+        assert (code, out) == (1, "")
 
 
 def _command(pid: int) -> str:

@@ -1,0 +1,55 @@
+"""What `outrider status` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.wire.v1 import coordinator_pb2 as pb
+
+
+def describe(status: pb.StatusResponse) -> str:
+    """Uptime and store, then a table of the verifiers and one of the sessions."""
+    return "\n\n".join(
+        (
+            f"up {status.uptime_s:.0f} s, store {status.store}",
+            _table(_VERIFIER_COLUMNS, [_verifier_row(verifier) for verifier in status.verifiers]),
+            _table(_SESSION_COLUMNS, [_session_row(session) for session in status.sessions]),
+        )
+    )
+
+
+_VERIFIER_COLUMNS = ("VERIFIER", "ADDRESS", "TARGET", "SESSIONS", "STEP", "TOKENS/S", "KV", "LEASE", "STATE")
+_SESSION_COLUMNS = ("SESSION", "TENANT", "VERIFIER", "COMMITTED", "TOKENS/STEP", "RTT")
+
+
+def _verifier_row(verifier: pb.VerifierStatus) -> tuple[str, ...]:
+    return (
+        verifier.verifier_id,
+        verifier.address,
+        f"{verifier.target.name} {verifier.target.dtype}",
+        f"{verifier.live_sessions}/{verifier.capacity_sessions}",
+        f"{verifier.step_ms:.1f} ms",
+        f"{verifier.tokens_per_s:.0f}",
+        f"{verifier.kv_used}/{verifier.kv_capacity}",
+        f"{verifier.lease_s:.1f} s",
+        "draining" if verifier.draining else "serving",
+    )
+
+
+def _session_row(session: pb.SessionStatus) -> tuple[str, ...]:
+    return (
+        session.session_id,
+        session.tenant,
+        session.verifier_id,
+        str(session.committed),
+        f"{session.tokens_per_step:.2f}",
+        f"{session.rtt_ms:.1f} ms",
+    )
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[i]) for row in (columns, *rows)) for i in range(len(columns))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (columns, *rows)
+    )
