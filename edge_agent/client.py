@@ -149,7 +149,10 @@ class AsyncClient:
         if kit.template is None:
             raise ModelRefused(f"the target {kit.description.target.name} has no chat template; use generate")
         tokenizer = kit.tokenizer
-        ids = kit.template.tokenise(messages, tokenizer.encode, tokenizer.encode_plain, tokenizer.controls)
+        # Off the event loop: a template is somebody else's program.
+        ids = await asyncio.to_thread(
+            kit.template.tokenise, messages, tokenizer.encode, tokenizer.encode_plain, tokenizer.controls
+        )
         return self._start(kit, ids, request, statistics)
 
     async def prepare(self) -> TargetKit:

@@ -10,7 +10,7 @@ from pathlib import Path
 from edge_agent.artifacts import ArtifactCache, ArtifactRef
 from edge_agent.describe import Description, Library
 from edge_agent.drafts import DraftOptions, DraftPool
-from edge_agent.template import ChatTemplate
+from edge_agent.template import ChatTemplate, special_tokens
 from edge_agent.tokens import TargetTokenizer
 from outrider.core.errors import BadRequest, ModelRefused, OutriderError, VocabularyMismatch
 
@@ -66,10 +66,23 @@ async def _template(
     ref: ArtifactRef, library: Library, cache: ArtifactCache, description: Description, tokenizer: TargetTokenizer
 ) -> ChatTemplate:
     path = await cache.get(ref, library.fetch)
+    variables = _guessed_tokens(description, tokenizer)
+    tokens_ref = description.artifact("special_tokens")
+    if tokens_ref is not None:
+        tokens_path = await cache.get(tokens_ref, library.fetch)
+        try:
+            variables |= special_tokens(tokens_path.read_bytes())
+        except ModelRefused as error:
+            log.warning("chat goes on without the target's special tokens: %s", error)
+    return ChatTemplate(path.read_bytes(), variables=variables)
+
+
+def _guessed_tokens(description: Description, tokenizer: TargetTokenizer) -> dict[str, str]:
+    """What a verifier that does not offer its special tokens lets us know of them."""
     ends = [
         tokenizer.table[i].decode("utf-8", "replace") for i in description.eos_token_ids if i < len(tokenizer.table)
     ]
-    return ChatTemplate(path.read_text("utf-8"), variables={"eos_token": ends[0] if ends else "", "bos_token": ""})
+    return {"eos_token": ends[0] if ends else "", "bos_token": ""}
 
 
 async def _drafts(

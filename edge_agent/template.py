@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import datetime
+import functools
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
-import jinja2
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from typing import TYPE_CHECKING
 
 from outrider.core.errors import BadRequest, ModelRefused
+
+if TYPE_CHECKING:
+    import jinja2
 
 Message = Mapping[str, str]
 """role and content"""
@@ -21,34 +20,39 @@ MAX_TEMPLATE_CHARS = 1 << 20
 
 
 class ChatTemplate:
-    """A template in the dialect that Hugging Face tokenizers use."""
+    """A template in the dialect that Hugging Face tokenizers use; compiled when chat is first used.
 
-    def __init__(self, source: str, *, variables: Mapping[str, str] | None = None) -> None:
-        """variables: bos_token and the like. Raises ModelRefused for a template that does not compile."""
-        if len(source) > MAX_TEMPLATE_CHARS:
-            raise ModelRefused(f"the chat template has {len(source)} characters, at most {MAX_TEMPLATE_CHARS}")
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _refuse
-        environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    Whatever is wrong with it thus disables chat and nothing else.
+    """
+
+    def __init__(self, source: str | bytes, *, variables: Mapping[str, str] | None = None) -> None:
+        """variables: bos_token and the like."""
+        self._source = source
         self._variables = dict(variables or {})
+
+    @functools.cached_property
+    def _template(self) -> jinja2.Template:
+        """Raises ModelRefused for a template that does not compile, ImportError naming the extra."""
+        from edge_agent.templating import compiled
+
+        if len(self._source) > MAX_TEMPLATE_CHARS:
+            raise ModelRefused(f"the chat template has {len(self._source)} characters, at most {MAX_TEMPLATE_CHARS}")
         try:
-            self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
-            raise ModelRefused(f"the target's chat template does not compile: {error}") from error
+            source = self._source if isinstance(self._source, str) else self._source.decode()
+        except UnicodeDecodeError as error:
+            raise ModelRefused(f"the target's chat template does not compile: it is no UTF-8: {error}") from error
+        return compiled(source)
 
     def render(self, messages: Sequence[Message]) -> str:
-        """The prompt's text up to where the assistant begins. Raises BadRequest for messages that it refuses."""
-        try:
-            return self._template.render(
-                messages=[dict(message) for message in messages], add_generation_prompt=True, **self._variables
-            )
-        except jinja2.TemplateError as error:
-            raise BadRequest(f"the target's chat template refuses these messages: {error}", field="messages") from error
-        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-            raise BadRequest(
-                f"the target's chat template fails on these messages: {type(error).__name__}: {error}", field="messages"
-            ) from error
+        """The prompt's text up to where the assistant begins.
+
+        Raises BadRequest for messages that it refuses, ModelRefused for a template that cannot be used.
+        """
+        template = self._template
+        from edge_agent.templating import rendered
+
+        turns = [dict(message) for message in messages]
+        return rendered(template, {**self._variables, "messages": turns, "add_generation_prompt": True})
 
     def tokenise(
         self,
@@ -88,9 +92,12 @@ def check_messages(messages: Sequence[Message]) -> None:
                 raise BadRequest.bound(f"messages[{i}].{key}", repr(message.get(key))[:80], "a text")
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _refuse(reason: str) -> str:
-    raise jinja2.TemplateError(reason)
+def special_tokens(data: bytes) -> dict[str, str]:
+    """The special tokens' texts by the names that templates know them by. Raises ModelRefused."""
+    try:
+        names = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ModelRefused(f"the target's special tokens are no JSON: {error}") from error
+    if not isinstance(names, dict) or not all(isinstance(text, str) for text in names.values()):
+        raise ModelRefused("the target's special tokens must be a JSON object of texts")
+    return names

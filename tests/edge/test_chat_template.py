@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_agent.template import ChatTemplate
+from edge_agent.template import ChatTemplate, special_tokens
 from outrider.core.errors import BadRequest, ModelRefused
 
 SOURCE = (
@@ -61,8 +61,47 @@ def test_a_template_cannot_reach_out_of_its_sandbox() -> None:
 
 
 def test_a_template_that_does_not_compile_is_refused() -> None:
-    with pytest.raises(ModelRefused, match="does not compile"):
-        ChatTemplate("{% for %}")
+    for source in ("{% for %}", "{% generation %}x", b"\xff"):
+        with pytest.raises(ModelRefused, match="does not compile"):
+            ChatTemplate(source).render(user("x"))
+
+
+def test_the_generation_tag_is_ignored_and_its_body_kept() -> None:
+    source = "{% for m in messages %}{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}{% endfor %}"
+    assert ChatTemplate(source, variables={"eos_token": "</s>"}).render(user("hi")) == "hi</s>"
+
+
+@pytest.mark.parametrize(
+    "hog",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}0123456789{% endfor %}{% endfor %}",
+        "{% for i in range(20) %}{{ 'x' * 1000000 }}{% endfor %}",
+    ],
+)
+def test_output_without_end_is_refused(hog: str) -> None:
+    with pytest.raises(ModelRefused, match="more than"):
+        ChatTemplate(hog).render(user("x"))
+
+
+@pytest.mark.parametrize("hog", ["{{ 'x' * 10 ** 12 }}", "{{ [0] * 10 ** 12 }}", "{{ 10 ** (10 ** 10) }}"])
+def test_products_that_would_fill_the_memory_are_refused(hog: str) -> None:
+    with pytest.raises(BadRequest, match="too"):
+        ChatTemplate(hog).render(user("x"))
+
+
+def test_a_template_that_runs_out_of_memory_is_refused() -> None:
+    with pytest.raises(ModelRefused, match="memory"):
+        ChatTemplate("{{ '%2000000000000000d' % 1 }}").render(user("x"))
+
+
+@pytest.mark.parametrize("broken", [b"", b"[1]", b'{"bos_token": 5}', b"\xff", b"[" * 100_000])
+def test_special_tokens_of_another_form_are_refused(broken: bytes) -> None:
+    with pytest.raises(ModelRefused, match="special tokens"):
+        special_tokens(broken)
+
+
+def test_special_tokens_are_texts_by_name() -> None:
+    assert special_tokens(b'{"bos_token": "<s>"}') == {"bos_token": "<s>"}
 
 
 def test_what_the_template_raises_reaches_the_caller() -> None:
@@ -77,7 +116,7 @@ def test_messages_without_role_or_content_are_refused(messages: list[dict[str, s
 
 
 def test_variables_and_filters_of_the_dialect_are_there() -> None:
-    source = "{{ bos_token }}{{ messages | tojson }}{{ strftime_now('%Y') | length }}"
+    source = "{{ bos_token }}{{ messages | tojson(ensure_ascii=False) }}{{ strftime_now('%Y') | length }}"
     assert ChatTemplate(source, variables={"bos_token": "<s>"}).render(user("é")) == (
         '<s>[{"role": "user", "content": "é"}]4'
     )

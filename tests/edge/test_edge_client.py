@@ -158,6 +158,24 @@ async def test_chat_uses_the_targets_template(client: AsyncClient, verifier: Fak
     assert len(ends) == 2  # the template's own two: what the user wrote is text
 
 
+async def test_the_template_knows_the_targets_special_tokens(
+    client: AsyncClient, verifier: FakeVerifier, tokenizer: TargetTokenizer
+) -> None:
+    verifier.script.artifacts |= {
+        "template": b"{{ bos_token }}{{ messages[0].content }}",
+        "special_tokens": b'{"bos_token": "<|user|>"}',
+    }
+    await client.chat([{"role": "user", "content": "x"}], max_tokens=1)
+    assert verifier.opens[-1].attach.prompt == tuple(tokenizer.encode("<|user|>x"))
+
+
+async def test_a_template_that_cannot_be_used_disables_chat_alone(client: AsyncClient, verifier: FakeVerifier) -> None:
+    verifier.script.artifacts["template"] = b"{% for %}"
+    assert (await client.generate("x", max_tokens=3)).text
+    with pytest.raises(ModelRefused, match="does not compile"):
+        await client.chat([{"role": "user", "content": "x"}])
+
+
 async def test_sampling_parameters_reach_the_verifier_and_seeds_are_random(
     client: AsyncClient, verifier: FakeVerifier
 ) -> None:
