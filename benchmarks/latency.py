@@ -2,9 +2,10 @@
 
 The verifier has one core and the device another. `drafted` and `streamed` are the same service with and without a draft
 (no drafter runs in the second); `generate` is Hugging Face's on the verifier's core; `forward` is the bare one-token
-forward that streaming cannot beat. Arms are interleaved; a figure is the median over rounds of tokens per second, all
-time from request to last token counted. Outputs with more than 30% repeated 4-grams are left out and counted: any draft
-is good at those.
+forward that streaming cannot beat, to be held against `streaming`, the time of `streamed` from its first token to its
+last: the prompt is in neither. Arms are interleaved; a figure is the median over rounds of tokens per second, in the
+other arms all time from request to last token. Outputs with more than 30% repeated 4-grams are left out and counted:
+any draft is good at those. That is decided once for each prompt, by the first round; later ones must repeat its output.
 """
 
 from __future__ import annotations
@@ -88,20 +89,34 @@ class Sums:
         self.seconds += seconds
 
     @property
-    def rate(self) -> float:
-        return self.tokens / self.seconds
+    def rate(self) -> float | None:
+        """Tokens per second; None where nothing was measured."""
+        return self.tokens / self.seconds if self.seconds else None
 
 
 @dataclass
 class Outcome:
     """Of one setting over all rounds."""
 
-    rates: dict[str, list[float]] = field(default_factory=dict)
+    rounds: list[dict[str, Sums]] = field(default_factory=list)
+    """By arm."""
     drafted: list[Completion] = field(default_factory=list)
-    excluded: int = 0
+    outputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """By the prompt's name, those left out included."""
 
-    def ratio(self, over: str) -> list[float]:
-        return [a / b for a, b in zip(self.rates["drafted"], self.rates[over], strict=True)]
+    @property
+    def excluded(self) -> set[str]:
+        """The prompts whose output is repetitive."""
+        return {name for name, tokens in self.outputs.items() if repetitive(tokens)}
+
+    def rates(self, arm: str) -> list[float]:
+        """One for each round that measured something."""
+        return [rate for sums in self.rounds if (rate := sums[arm].rate) is not None]
+
+    def ratio(self, arm: str, over: str) -> list[float]:
+        """One for each round that measured both."""
+        rates = [(sums[arm].rate, sums[over].rate) for sums in self.rounds]
+        return [a / b for a, b in rates if a is not None and b is not None]
 
 
 def repetitive(tokens: Sequence[int]) -> bool:
@@ -117,39 +132,52 @@ async def timed(client: AsyncClient, prompt: list[int], options: Options) -> tup
 
 
 async def one_round(
-    number: int, prompts: Mapping[str, list[int]], options: Options, clients: Mapping[str, AsyncClient], hf: HuggingFace
-) -> tuple[dict[str, Sums], list[Completion], int]:
-    """Every prompt by every arm, the arms in an order that turns from prompt to prompt."""
-    sums = {name: Sums() for name in (*clients, "generate", "forward")}
-    drafted, excluded = [], 0
-    for i, prompt in enumerate(prompts.values()):
-        found: dict[str, tuple[int, float]] = {}
+    number: int,
+    prompts: Mapping[str, list[int]],
+    options: Options,
+    clients: Mapping[str, AsyncClient],
+    hf: HuggingFace,
+    outcome: Outcome,
+) -> dict[str, Sums]:
+    """Every prompt that is not left out by every arm, the arms in an order that turns from prompt to prompt."""
+    sums = {name: Sums() for name in (*clients, "streaming", "generate", "forward")}
+    left_out = outcome.excluded
+    for i, (name, prompt) in enumerate(prompts.items()):
+        if name in left_out:
+            continue
         arms = [*clients, "huggingface"]
         turn = (i + number) % len(arms)
-        tokens: tuple[int, ...] = ()
+        found: dict[str, tuple[float, float]] = {}
+        completions: dict[str, Completion] = {}
         for arm in arms[turn:] + arms[:turn]:
             if arm == "huggingface":
                 generated = await hf.ask(
                     generate=prompt, max_tokens=TOKENS, temperature=options.get("temperature", 0.0)
                 )
-                found["generate"] = (int(generated["tokens"]), generated["seconds"])
+                found["generate"] = (generated["tokens"], generated["seconds"])
                 bare = await hf.ask(forward=prompt, steps=TOKENS)
                 found["forward"] = (TOKENS, bare["seconds"])
             else:
-                completion, seconds = await timed(clients[arm], prompt, options)
-                found[arm] = (len(completion.token_ids), seconds)
-                if tokens and tokens != completion.token_ids:
-                    raise RuntimeError("drafted and streamed outputs differ: run benchmarks.lossless")
-                tokens = completion.token_ids
-                if arm == "drafted":
-                    drafted.append(completion)
-        if repetitive(tokens):
-            excluded += 1
-            drafted.pop()
+                completions[arm], seconds = await timed(clients[arm], prompt, options)
+                tokens = completions[arm].token_ids
+                found[arm] = (len(tokens), seconds)
+                if outcome.outputs.setdefault(name, tokens) != tokens:
+                    raise RuntimeError(f"outputs of {name} differ between arms or rounds: run benchmarks.lossless")
+        if repetitive(outcome.outputs[name]):
             continue
+        found["streaming"] = after_the_first(completions["streamed"])
+        outcome.drafted.append(completions["drafted"])
         for arm, measured in found.items():
             sums[arm].add(*measured)
-    return sums, drafted, excluded
+    return sums
+
+
+def after_the_first(completion: Completion) -> tuple[int, float]:
+    """Tokens after the first, and the seconds that they took."""
+    timing = completion.statistics
+    if timing.first_token_s is None or timing.last_token_s is None:
+        return 0, 0.0
+    return timing.tokens - 1, timing.last_token_s - timing.first_token_s
 
 
 async def measure(
@@ -157,33 +185,43 @@ async def measure(
 ) -> Outcome:
     outcome = Outcome()
     for number in range(rounds):
-        sums, drafted, outcome.excluded = await one_round(number, prompts, options, clients, hf)
-        outcome.drafted += drafted
-        for arm, total in sums.items():
-            outcome.rates.setdefault(arm, []).append(total.rate)
+        outcome.rounds.append(await one_round(number, prompts, options, clients, hf, outcome))
     return outcome
 
 
-def report(setting: str, outcome: Outcome, count: int) -> None:
-    print(f"{setting}: {count - outcome.excluded} prompts, {outcome.excluded} repetitive ones left out")
-    for arm, rates in outcome.rates.items():
-        print(f"  {arm:<10} {harness.spread(rates)} tokens/s")
-    print(f"  over streaming    {harness.spread(outcome.ratio('streamed'))}")
-    print(f"  over HF generate  {harness.spread(outcome.ratio('generate'))}")
-    of_bare = [a / b for a, b in zip(outcome.rates["streamed"], outcome.rates["forward"], strict=True)]
-    print(
-        f"  streaming is {harness.spread(of_bare)} of what a bare one-token forward allows (prompt and wire included)"
-    )
+def report(setting: str, outcome: Outcome) -> None:
+    left, excluded = len(outcome.outputs) - len(outcome.excluded), len(outcome.excluded)
+    print(f"{setting}: {left} prompts, {excluded} repetitive ones left out")
+    if not left:
+        print("  every output is repetitive, so there is nothing to compare: its ratios are null", flush=True)
+        return
+    for arm in outcome.rounds[0]:
+        print(f"  {arm:<10} {spread(outcome.rates(arm))} tokens/s")
+    print(f"  over streaming    {spread(outcome.ratio('drafted', 'streamed'))}")
+    print(f"  over HF generate  {spread(outcome.ratio('drafted', 'generate'))}")
+    of_bare = outcome.ratio("streaming", "forward")
+    print(f"  streaming is {spread(of_bare)} of what a bare one-token forward allows (prompt in neither)")
     print(f"  {per_step(outcome.drafted):.2f} tokens per step", flush=True)
 
 
-def per_step(completions: Sequence[Completion]) -> float:
-    return sum(c.statistics.tokens for c in completions) / sum(c.statistics.steps for c in completions)
+def spread(values: Sequence[float]) -> str:
+    return harness.spread(values) if values else "(not measured)"
 
 
-def per_token(completions: Sequence[Completion], field_name: str) -> float:
+def median(ratios: Sequence[float]) -> float | None:
+    return round(statistics.median(ratios), 3) if ratios else None
+
+
+def per_step(completions: Sequence[Completion]) -> float | None:
+    """None where nothing was measured."""
+    steps = sum(c.statistics.steps for c in completions)
+    return round(sum(c.statistics.tokens for c in completions) / steps, 3) if steps else None
+
+
+def per_token(completions: Sequence[Completion], field_name: str) -> float | None:
+    """None where nothing was measured."""
     tokens = sum(c.statistics.tokens for c in completions)
-    return sum(getattr(c.statistics, field_name) for c in completions) / tokens
+    return round(sum(getattr(c.statistics, field_name) for c in completions) / tokens, 1) if tokens else None
 
 
 async def main() -> None:
@@ -205,19 +243,20 @@ async def main() -> None:
         ):
             clients = {"drafted": drafting, "streamed": streaming}
             tuning = [tokenizer.encode(p.text, add_special_tokens=False).ids for p in harness.prompts("tuning")[:4]]
-            await one_round(0, dict(enumerate(tuning)), SETTINGS["greedy"], clients, hf)  # type: ignore[arg-type]
+            await measure(1, {str(i): ids for i, ids in enumerate(tuning)}, SETTINGS["greedy"], clients, hf)
             for setting, sampling in SETTINGS.items():
                 outcomes[setting] = await measure(rounds, prompts, sampling, clients, hf)
-                report(setting, outcomes[setting], count)
+                report(setting, outcomes[setting])
     everything = [completion for outcome in outcomes.values() for completion in outcome.drafted]
     harness.finish(
         {
-            "speedup_vs_streaming": {s: round(statistics.median(o.ratio("streamed")), 3) for s, o in outcomes.items()},
-            "speedup_vs_hf": {s: round(statistics.median(o.ratio("generate")), 3) for s, o in outcomes.items()},
-            "tokens_per_step": {s: round(per_step(o.drafted), 3) for s, o in outcomes.items()},
-            "bytes_up_per_token": round(per_token(everything, "bytes_up"), 1),
-            "bytes_down_per_token": round(per_token(everything, "bytes_down"), 1),
-            "excluded_repetitive": sum(outcome.excluded for outcome in outcomes.values()),
+            "speedup_vs_streaming": {s: median(o.ratio("drafted", "streamed")) for s, o in outcomes.items()},
+            "speedup_vs_hf": {s: median(o.ratio("drafted", "generate")) for s, o in outcomes.items()},
+            "streaming_over_bare_forward": {s: median(o.ratio("streaming", "forward")) for s, o in outcomes.items()},
+            "tokens_per_step": {s: per_step(o.drafted) for s, o in outcomes.items()},
+            "bytes_up_per_token": per_token(everything, "bytes_up"),
+            "bytes_down_per_token": per_token(everything, "bytes_down"),
+            "excluded_repetitive": sum(len(outcome.excluded) for outcome in outcomes.values()),
         }
     )
 

@@ -3,8 +3,8 @@
 40 held-out prompts, greedy and sampled, through coordinator, verifier and device; then again with the narrow draft,
 with no draft, with eight sessions at once, and behind 30 ms. The reference (benchmarks.reference) shares no code with
 Outrider. Where an output differs it is held against the reference teacher-forced, so that every position counts;
-`mismatches` are positions whose two best perturbed scores differ by more than 1e-3, closer ones are `ties`. The verifier
-has one core, the device and the reference another.
+`mismatches` are positions whose two best perturbed scores differ by more than 1e-3, closer ones are `ties`.
+The verifier has one core, the device and the reference another.
 """
 
 from __future__ import annotations
