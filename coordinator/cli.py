@@ -174,7 +174,8 @@ def _stop_signal() -> asyncio.Future[int]:
 async def _unless(stop: asyncio.Future[int], work: Coroutine[Any, Any, _T]) -> _T | None:
     """The result of `work`, or None where `stop` came first: models take long to load, and Ctrl-C must not wait."""
     task = asyncio.create_task(work)
-    await asyncio.wait({stop, task}, return_when=asyncio.FIRST_COMPLETED)
+    waiting: list[asyncio.Future[Any]] = [stop, task]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     if task.done():
         return task.result()
     task.cancel()
