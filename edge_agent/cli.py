@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
+import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,10 +16,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from edge_agent.client import AsyncClient
-from edge_agent.completion import Options
+from edge_agent.completion import TOO_LONG, Options
 from edge_agent.completion_stream import CompletionStream
 from edge_agent.config import EdgeSettings
 from edge_agent.kit import LOOKUP
+from edge_agent.template import Message
 from outrider.core.errors import BadRequest, ModelRefused, OutriderError, VocabularyMismatch
 
 EXIT_FAILED = 1
@@ -24,8 +28,14 @@ EXIT_FAILED = 1
 EXIT_REFUSED = 2
 """It was wrong; asking again cannot help. argparse uses the same."""
 EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+"""Nobody reads what we print; as a program that SIGPIPE ends."""
 
 _NONE = "none"
+_ENVIRONMENT = (
+    "The API key that a coordinator may ask for is read from OUTRIDER_EDGE_API_KEY, where no list of processes shows "
+    "it; every other setting has a variable too, such as OUTRIDER_EDGE_COORDINATOR."
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -40,6 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         asyncio.run(args.run(args))
     except KeyboardInterrupt:
         raise SystemExit(EXIT_INTERRUPTED) from None
+    except BrokenPipeError:
+        # What is still in the buffer goes nowhere, rather than into an error when Python flushes it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(EXIT_BROKEN_PIPE) from None
     except (BadRequest, ModelRefused, VocabularyMismatch) as error:
         raise SystemExit(_tell(error, EXIT_REFUSED)) from error
     except (OutriderError, ImportError) as error:
@@ -53,17 +67,36 @@ async def _generate(args: argparse.Namespace) -> None:
 
 
 async def _chat(args: argparse.Namespace) -> None:
-    messages = [{"role": "system", "content": args.system}] if args.system else []
+    messages: list[Message] = [{"role": "system", "content": args.system}] if args.system else []
     async with _client(args) as client:
         await client.prepare()
         while (line := await _ask(args)) is not None:
             if not line.strip():
                 continue
             messages.append({"role": "user", "content": line})
-            answer = await _print(await client.stream_chat(messages, **_options(args)), args)
+            answer = await _print(await _answer(client, messages, _options(args)), args)
             messages.append({"role": "assistant", "content": answer})
             if args.message is not None:
                 return
+
+
+async def _answer(client: AsyncClient, messages: list[Message], options: Options) -> CompletionStream:
+    """The answer to the last message; the oldest turns are forgotten where the target cannot hold them all."""
+    while True:
+        try:
+            return await client.stream_chat(messages, **options)
+        except BadRequest as error:
+            if error.field not in TOO_LONG or not _forget_a_turn(messages):
+                raise
+
+
+def _forget_a_turn(messages: list[Message]) -> bool:
+    """Drop the oldest question and its answer; False where only the last question is left."""
+    questions = [i for i, message in enumerate(messages) if message["role"] == "user"]
+    if len(questions) < 2:
+        return False
+    del messages[questions[0] : questions[1]]
+    return True
 
 
 async def _ask(args: argparse.Namespace) -> str | None:
@@ -72,8 +105,31 @@ async def _ask(args: argparse.Namespace) -> str | None:
         return str(args.message)
     if sys.stdin.isatty():
         print("> ", end="", flush=True)
-    line = await asyncio.to_thread(sys.stdin.readline)
+    line = await _line()
     return line.rstrip("\n") if line else None
+
+
+async def _line() -> str:
+    """A line of standard input, "" at its end.
+
+    It is read on a daemon thread and past Python's buffer, whose lock would otherwise be held at exit: Ctrl-C ends the
+    program although nobody can interrupt the read.
+    """
+    loop = asyncio.get_running_loop()
+    read: asyncio.Future[bytes] = loop.create_future()
+
+    def arrived(line: bytes) -> None:
+        if not read.done():
+            read.set_result(line)
+
+    def reading() -> None:
+        with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as terminal:
+            line = terminal.readline()
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
+            loop.call_soon_threadsafe(arrived, line)
+
+    threading.Thread(target=reading, name="outrider-stdin", daemon=True).start()
+    return (await read).decode(errors="replace")
 
 
 async def _print(stream: CompletionStream, args: argparse.Namespace) -> str:
@@ -81,7 +137,7 @@ async def _print(stream: CompletionStream, args: argparse.Namespace) -> str:
     async with stream:
         async for chunk in stream:
             print(chunk.text, end="", flush=True)
-    print()
+    print(flush=True)
     completion = stream.completion
     if args.stats:
         print(f"[{completion.finish_reason}; seed {completion.seed}] {stream.statistics.summary()}", file=sys.stderr)
@@ -112,7 +168,7 @@ def _options(args: argparse.Namespace) -> Options:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="outrider-edge", description=__doc__)
+    parser = argparse.ArgumentParser(prog="outrider-edge", description=__doc__, epilog=_ENVIRONMENT)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     generate = _command(commands, "generate", _generate, "continue a text")
     generate.add_argument("prompt", help='the text to continue; "-" reads it from standard input')
@@ -123,7 +179,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _command(commands: Any, name: str, run: Callable[..., Any], text: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text, epilog=_ENVIRONMENT)
     parser.set_defaults(run=run)
     where = parser.add_argument_group("where to")
     where.add_argument("--coordinator", help="host:port; it names the verifier")

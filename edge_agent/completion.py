@@ -13,6 +13,9 @@ from outrider.core.errors import BadRequest
 from outrider.core.processors import SamplingParams
 from outrider.core.protocol.messages import MAX_GENERATED_TOKENS, MAX_PROMPT_TOKENS, MAX_STOP_TOKENS
 
+TOO_LONG = frozenset({"length of prompt", "prompt plus max_tokens"})
+"""Fields of the BadRequest for a prompt that the target cannot hold."""
+
 FinishReason = Literal["eos", "length", "stop", "cancelled"]
 
 

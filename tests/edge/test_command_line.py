@@ -1,0 +1,124 @@
+"""`outrider-edge` as a process: interrupted, cut off, and without its extras."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+from fake_verifier import FakeVerifier, Script
+from scripted import tokenizer_json
+
+from edge_agent.tokens import TargetTokenizer
+
+TEMPLATE = b"{% for m in messages %}{{ m.content }};{% endfor %}"
+PROGRAM = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+for missing in sys.argv.pop(1).split():
+    sys.modules[missing] = None
+from edge_agent.cli import main
+main()
+"""
+
+
+@pytest.fixture
+async def verifier(tiny_gguf: Path) -> AsyncIterator[FakeVerifier]:
+    tokenizer = TargetTokenizer(tokenizer_json())
+    (letter,) = tokenizer.encode_plain("x")
+    script = Script(
+        lambda _: letter,
+        vocabulary_size=len(tokenizer.table),
+        tokenizer_json=tokenizer_json(),
+        artifacts={"template": TEMPLATE},
+    )
+    async with FakeVerifier(script) as running:
+        yield running
+
+
+async def started(
+    arguments: Sequence[str], *, missing: str = "", stdout: int = asyncio.subprocess.PIPE
+) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        PROGRAM,
+        missing,
+        *arguments,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=stdout,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+def at(verifier: FakeVerifier, tmp_path: Path, *more: str) -> list[str]:
+    return ["--verifier", verifier.address, "--cache-dir", str(tmp_path), "--draft", "none", *more]
+
+
+async def test_an_interrupt_ends_a_chat_that_waits_for_a_message(verifier: FakeVerifier, tmp_path: Path) -> None:
+    process = await started(["chat", *at(verifier, tmp_path, "--max-tokens", "3")])
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(b"hi\n")
+    assert await asyncio.wait_for(process.stdout.readline(), 20) == b"xxx\n"
+    await asyncio.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, err = await asyncio.wait_for(_output(process), 10)
+    assert (process.returncode, err) == (130, b"")
+
+
+async def test_a_chat_forgets_its_oldest_turns_rather_than_end(verifier: FakeVerifier, tmp_path: Path) -> None:
+    verifier.script.max_sequence = 60
+    process = await started(["chat", *at(verifier, tmp_path, "--max-tokens", "8", "--system", "S")])
+    out, err = await asyncio.wait_for(process.communicate(b"ask one thing\n" * 6), 20)
+    assert (process.returncode, err, out) == (0, b"", b"xxxxxxxx\n" * 6)
+    table = TargetTokenizer(tokenizer_json()).table
+    last = b"".join(table[i] for i in verifier.opens[-1].attach.prompt)
+    assert last.startswith(b"S;ask one thing;xxxxxxxx;") and last.endswith(b"ask one thing;") and len(last) <= 60
+
+
+async def test_a_message_that_is_too_long_by_itself_is_refused(verifier: FakeVerifier, tmp_path: Path) -> None:
+    verifier.script.max_sequence = 20
+    process = await started(["chat", *at(verifier, tmp_path, "--max-tokens", "8")])
+    _, err = await asyncio.wait_for(process.communicate(b"a message of many letters\n"), 20)
+    assert process.returncode == 2 and b"prompt plus max_tokens" in err and b"Traceback" not in err
+
+
+async def test_a_reader_that_leaves_early_ends_it_quietly(verifier: FakeVerifier, tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        process = await started(["generate", "x", *at(verifier, tmp_path)], stdout=writing)
+    finally:
+        os.close(writing)
+    _, err = await asyncio.wait_for(process.communicate(), 20)
+    assert (process.returncode, err) == (141, b"")
+
+
+async def test_help_names_the_api_keys_variable_and_needs_no_extra() -> None:
+    for command in ([], ["generate"], ["chat"]):
+        process = await started([*command, "--help"], missing="jinja2 tokenizers llama_cpp")
+        out, err = await process.communicate()
+        assert (process.returncode, err) == (0, b"")
+        assert b"OUTRIDER_EDGE_API_KEY" in out
+
+
+@pytest.mark.parametrize("missing", ["jinja2", "tokenizers"])
+async def test_without_the_extra_a_command_says_what_to_install(
+    verifier: FakeVerifier, tmp_path: Path, missing: str
+) -> None:
+    process = await started(["chat", "--message", "hi", *at(verifier, tmp_path)], missing=missing)
+    _, err = await process.communicate()
+    assert process.returncode == 1
+    assert b"pip install 'outrider[edge]'" in err and err.count(b"\n") == 1
+
+
+async def _output(process: asyncio.subprocess.Process) -> tuple[bytes, bytes]:
+    """As `communicate`, and leaves standard input open."""
+    assert process.stdout is not None and process.stderr is not None
+    out, err = await asyncio.gather(process.stdout.read(), process.stderr.read())
+    await process.wait()
+    return out, err
