@@ -63,7 +63,8 @@ class EmbeddedServer:
     def revive(self) -> bool:
         """Start it again if it ended by itself or could not be started; True if it had.
 
-        Blocks as `start` does, so call it from a worker thread; a `stop` meanwhile makes it give up at once.
+        Blocks as `start` does, so call it from a worker thread, and one that stays: Linux ends the server with the
+        thread that started it. A `stop` meanwhile makes it give up at once.
         """
         with self._turn:
             if not self._wanted or (self._process is not None and self._process.poll() is None):
