@@ -11,6 +11,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from outrider.core.protocol.messages import Directive, SessionLimits
 from outrider.wire.channels import ClientTls, ServerTls
 
+INSTALL = "the verifier needs: pip install 'outrider[verifier]'"
+
 
 class VerifierConfig(BaseSettings):
     """Every field says its unit; a field without a flag of its own is for the environment."""

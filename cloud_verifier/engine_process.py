@@ -11,171 +11,13 @@ import logging
 import signal
 import socket
 import sys
-import time
 
-from cloud_verifier.config import VerifierConfig
-from cloud_verifier.engine.engine import Committed, Engine, EngineConfig, Event, Failed
-from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.selftest import self_test
+from cloud_verifier.config import INSTALL, VerifierConfig
 from cloud_verifier.ipc import EngineEnd, failure_to_event
-from outrider.core.errors import InternalError, OutriderError
-from outrider.wire import codecs
+from outrider.core.errors import ModelRefused, OutriderError
 from outrider.wire.v1 import engine_pb2 as pb
-from outrider.wire.v1 import session_pb2
 
 log = logging.getLogger(__name__)
-
-STATS_INTERVAL_S = 0.25
-
-
-class EngineLoop:
-    """Drives one Engine from one socket."""
-
-    def __init__(self, engine: Engine, end: EngineEnd, vocabulary_size: int) -> None:
-        self._engine = engine
-        self._end = end
-        self._vocabulary_size = vocabulary_size
-        self._epochs: dict[str, int] = {}
-        """session id -> the epoch that the engine has it in"""
-        self._stats_due = 0.0
-        self._quit = False
-
-    def run(self) -> None:
-        while not (self._quit or self._end.closed):
-            events = [event for request in self._end.receive(self._patience()) for event in self._take(request)]
-            events += [self._event(event) for event in self._engine.step()]
-            if time.monotonic() >= self._stats_due:
-                events.append(self._stats())
-            self._end.send(events)
-
-    def _patience(self) -> float:
-        """Seconds to wait for requests: none while a step is due."""
-        deadline = self._engine.next_deadline()
-        wait = self._stats_due - time.monotonic()
-        return max(0.0, wait if deadline is None else min(wait, deadline - time.monotonic()))
-
-    def _take(self, request: pb.EngineRequest) -> list[pb.EngineEvent]:
-        """One request. What the engine refuses ends that session alone."""
-        try:
-            self._apply(request)
-        except OutriderError as error:
-            return [_failure(request, error)]
-        except Exception as error:
-            log.exception("a request of session %s failed", request.session_id)
-            return [_failure(request, InternalError(f"the engine failed on a request: {type(error).__name__}"))]
-        return []
-
-    def _apply(self, request: pb.EngineRequest) -> None:
-        session_id, kind = request.session_id, request.WhichOneof("kind")
-        if kind == "quit":
-            self._quit = True
-            return
-        if kind == "start":
-            self._start(request)
-            return
-        if self._epochs.get(session_id) != request.epoch:
-            return  # an old stream's last words
-        match kind:
-            case "append":
-                append = codecs.append_from_proto(request.append, vocabulary_size=self._vocabulary_size)
-                self._engine.append(session_id, append)
-            case "cancel":
-                self._engine.cancel(session_id, codecs.cancel_from_proto(request.cancel))
-            case "tune":
-                self._tune(session_id, request.tune)
-            case "stop":
-                del self._epochs[session_id]
-                self._engine.stop(session_id)
-
-    def _start(self, request: pb.EngineRequest) -> None:
-        start = request.start
-        self._engine.start(
-            request.session_id,
-            codecs.attach_from_proto(start.attach, vocabulary_size=self._vocabulary_size),
-            codecs.limits_from_proto(start.limits),
-            codecs.directive_from_proto(start.directive),
-        )
-        self._epochs[request.session_id] = request.epoch
-
-    def _tune(self, session_id: str, tune: pb.Tune) -> None:
-        directive = codecs.directive_from_proto(tune.directive) if tune.HasField("directive") else None
-        self._engine.tune(session_id, directive=directive, rtt_ms=tune.rtt_ms or None)
-
-    def _event(self, event: Event) -> pb.EngineEvent:
-        match event:
-            case Committed(session_id, commit):
-                return pb.EngineEvent(session_id=session_id, epoch=commit.epoch, commit=codecs.commit_to_proto(commit))
-            case Failed(session_id, error):
-                epoch = self._epochs.get(session_id, 0)
-                return pb.EngineEvent(session_id=session_id, epoch=epoch, failure=failure_to_event(error))
-
-    def _stats(self) -> pb.EngineEvent:
-        self._stats_due = time.monotonic() + STATS_INTERVAL_S
-        stats = self._engine.stats()
-        return pb.EngineEvent(
-            stats=pb.EngineStats(
-                live_sessions=stats.live_sessions,
-                step_ms=stats.step_ms,
-                tokens_per_s=stats.tokens_per_s,
-                kv_used=stats.kv_used,
-                kv_capacity=stats.kv_capacity,
-                timing_ms=stats.timing_ms,
-                sessions=[
-                    pb.SessionStats(
-                        session_id=session_id,
-                        epoch=self._epochs.get(session_id, 0),
-                        steps=session.steps,
-                        committed=session.committed,
-                        evaluated=session.evaluated,
-                        accepted=session.accepted,
-                    )
-                    for session_id, session in stats.sessions.items()
-                ],
-            )
-        )
-
-
-def _failure(request: pb.EngineRequest, error: OutriderError) -> pb.EngineEvent:
-    return pb.EngineEvent(session_id=request.session_id, epoch=request.epoch, failure=failure_to_event(error))
-
-
-def _ready(model: TargetModel) -> pb.EngineReady:
-    """The front adds the tokenizer's hash."""
-    target = session_pb2.TargetIdentity(
-        name=model.name,
-        weights_hash=f"sha256:{model.weights_hash}",
-        dtype=model.dtype,
-        backend=model.backend,
-        hardware=model.hardware,
-    )
-    return pb.EngineReady(
-        target=target,
-        vocabulary_size=model.vocab_size,
-        eos_token_ids=model.eos_token_ids,
-        max_sequence=model.max_sequence,
-    )
-
-
-def _serve(config: VerifierConfig, end: EngineEnd) -> None:
-    def progress(text: str) -> None:
-        end.send([pb.EngineEvent(progress=pb.EngineProgress(text=text))])
-
-    model = TargetModel.load(
-        config.model,
-        dtype=config.dtype,
-        device=config.device,
-        threads=config.threads,
-        name=config.target_name,
-        on_progress=progress,
-    )
-    progress("self-test: tree against linear")
-    self_test(model)
-    engine = Engine(
-        model,
-        EngineConfig(kv_slots=config.kv_slots, max_sessions=config.max_sessions, token_budget=config.token_budget),
-    )
-    end.send([pb.EngineEvent(ready=_ready(model))])
-    EngineLoop(engine, end, model.vocab_size).run()
 
 
 def main() -> None:
@@ -185,14 +27,27 @@ def main() -> None:
         signal.signal(signum, signal.SIG_IGN)
     config = VerifierConfig.model_validate_json(sys.argv[2])
     with socket.socket(fileno=int(sys.argv[1])) as sock:
-        end = EngineEnd(sock)
         try:
-            _serve(config, end)
-        except OutriderError as error:
-            end.send([pb.EngineEvent(failure=failure_to_event(error))])
-            raise SystemExit(1) from error
-        except BrokenPipeError:
+            _run(config, EngineEnd(sock))
+        except ConnectionError:
             log.info("the front has gone")
+
+
+def _run(config: VerifierConfig, end: EngineEnd) -> None:
+    """Raises ConnectionError where the front goes."""
+    try:
+        _serve(config, end)
+    except OutriderError as error:
+        end.send([pb.EngineEvent(failure=failure_to_event(error))])
+        raise SystemExit(1) from error
+
+
+def _serve(config: VerifierConfig, end: EngineEnd) -> None:
+    try:
+        from cloud_verifier.engine_loop import serve
+    except ImportError as error:
+        raise ModelRefused(f"the engine cannot start: {error}; {INSTALL}") from error
+    serve(config, end)
 
 
 if __name__ == "__main__":

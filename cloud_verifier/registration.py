@@ -14,6 +14,7 @@ import secrets
 import time
 from typing import Any
 
+import cryptography  # noqa: F401  # tickets are verified with it: told at start where it is missing
 import grpc
 
 from outrider.core.errors import OutriderError, Overloaded, Unauthenticated, Unavailable

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 
 import pytest
 
-from cloud_verifier.app import Verifier, parse
+from cloud_verifier.app import parse
 from cloud_verifier.config import VerifierConfig
+from cloud_verifier.verifier import Verifier
 from outrider.core.errors import BadRequest, ModelRefused
 
 SECRET = "sesame"
@@ -78,3 +82,37 @@ def test_beyond_this_machine_a_verifier_needs_a_coordinator_or_says_that_it_is_o
     for settings in ({"listen": "0.0.0.0:0", "insecure": True, "open_to_all": True}, {"listen": "127.0.0.1:0"}):
         with pytest.raises(ModelRefused):  # it has come as far as the model, which is not there
             asyncio.run(run(model=tmp_path, **settings))
+
+
+# --- without the extra
+
+
+def command(tmp_path, missing: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command where `missing` is not installed, for it and for the processes that it starts."""
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / f"{missing}.py").write_text(f"raise ModuleNotFoundError('No module named {missing}')")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path / "path"), os.getcwd()])}
+    return subprocess.run(
+        [sys.executable, "-m", "cloud_verifier.app", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment,
+    )
+
+
+@pytest.mark.parametrize("missing", ["grpc_health", "grpc_reflection", "cryptography", "torch"])
+def test_the_help_needs_no_extra(tmp_path, missing):
+    ran = command(tmp_path, missing, "--help")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "--model" in ran.stdout
+
+
+@pytest.mark.parametrize("missing", ["grpc_health", "grpc_reflection", "cryptography", "torch", "transformers"])
+def test_without_its_extra_it_ends_with_one_line_that_names_it(tmp_path, missing):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    ran = command(tmp_path, missing, "--model", str(tmp_path))
+    assert (ran.returncode, ran.stdout) == (2, "")
+    [line] = ran.stderr.splitlines()
+    assert f"No module named {missing}" in line
+    assert "pip install 'outrider[verifier]'" in line

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
+import sys
 import time
 from pathlib import Path
 
@@ -65,7 +67,7 @@ def config(tiny_directory):
     return VerifierConfig(model=tiny_directory("llama"), kv_slots=256, max_sessions=4, join_token=SecretStr("sesame"))
 
 
-async def test_an_engine_serves_refuses_forgets_and_its_death_is_told(config, reference):
+async def test_an_engine_serves_refuses_forgets_and_its_death_is_told(config, reference, capfd):
     progress: list[str] = []
     host = EngineHost(config, on_progress=progress.append)
     try:
@@ -75,6 +77,7 @@ async def test_an_engine_serves_refuses_forgets_and_its_death_is_told(config, re
         assert ready.target.weights_hash.startswith("sha256:")
         assert any("self-test" in text for text in progress)
         assert b"sesame" not in command_line(host.pid)
+        assert "Loading weights" not in capfd.readouterr().err
 
         inbox = host.register("s", 1)
         host.send(start())
@@ -124,10 +127,10 @@ async def test_an_engine_serves_refuses_forgets_and_its_death_is_told(config, re
 
 
 async def test_an_engine_that_hangs_is_killed_and_its_sessions_are_told(config):
-    host = EngineHost(config.model_copy(update={"engine_silence_s": 1.0}))
+    host = EngineHost(config.model_copy(update={"engine_silence_s": 2.0}))
     try:
         await host.start()
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(2.5)
         assert not host.ended.is_set()  # idle is not silent
         inbox = host.register("s", 1)
         os.kill(host.pid, signal.SIGSTOP)
@@ -146,6 +149,21 @@ async def test_a_model_that_cannot_be_served_is_refused_with_the_reason(config, 
             await host.start()
     finally:
         await host.stop()
+
+
+async def test_an_engine_whose_front_vanishes_ends_quietly(config):
+    ours, theirs = socket.socketpair()
+    command = (sys.executable, "-m", "cloud_verifier.engine_process", str(theirs.fileno()), config.model_dump_json())
+    with ours, theirs:
+        engine = await asyncio.create_subprocess_exec(
+            *command, pass_fds=[theirs.fileno()], stderr=asyncio.subprocess.PIPE
+        )
+        theirs.close()
+        await asyncio.to_thread(ours.recv, 1)  # it speaks; what it says on is lost when `ours` is closed unread
+    _, said = await asyncio.wait_for(engine.communicate(), 60)
+    assert engine.returncode == 0, said
+    assert b"Traceback" not in said
+    assert b"the front has gone" in said
 
 
 async def test_an_engine_that_is_still_loading_is_ended_at_once(config):

@@ -1,0 +1,196 @@
+"""The verifier's process: an engine, its gRPC front, and its registration."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from cloud_verifier.artifacts import Catalogue
+from cloud_verifier.config import VerifierConfig
+from cloud_verifier.engine_host import EngineHost
+from cloud_verifier.registration import Registration
+from cloud_verifier.service import VerifierService
+from outrider.core.errors import BadRequest
+from outrider.core.tokenizer_json import token_table
+from outrider.core.vocabulary import vocabulary_hash
+from outrider.wire.channels import bind, check_bind, is_loopback, server, split_address
+from outrider.wire.v1 import coordinator_pb2, session_pb2, session_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+SERVICE = session_pb2.DESCRIPTOR.services_by_name["Verifier"].full_name
+EXIT_ENGINE_DIED = 3
+FAREWELL_S = 0.5
+"""For streams to tell their devices that the engine has died."""
+_ANY = ("0.0.0.0", "::")
+
+
+class Verifier:
+    """The process: an engine, its front, and its registration."""
+
+    def __init__(self, config: VerifierConfig) -> None:
+        self._config = config
+        self._id = config.verifier_id or f"verifier-{secrets.token_hex(4)}"
+        self._health = health.aio.HealthServicer()
+        self._registration: Registration | None = None
+
+    async def run(self, stop: asyncio.Event) -> int:
+        """Serve until `stop` is set or the engine dies; the exit code. Raises OutriderError where it cannot start."""
+        check_bind(self._config.listen, self._config.tls, self._config.insecure)
+        self._check_open()
+        self._check_advertised()
+        for tls in (self._config.tls, self._config.coordinator_tls):
+            if tls is not None:
+                tls.credentials()  # a missing file is told before a model is loaded
+        catalogue = Catalogue.of_target(self._config.model, self._config.draft)
+        host = EngineHost(self._config, on_progress=lambda text: log.info("%s", text))
+        grpc_server = server()
+        starting = asyncio.create_task(self._start(host, grpc_server, catalogue))
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            # A model takes long to load and a coordinator may not be there: neither holds up a SIGTERM.
+            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
+                return 0
+            return await self._live(grpc_server, starting.result(), host, stopping)
+        finally:
+            for task in (starting, stopping):
+                task.cancel()
+            await asyncio.wait({starting, stopping})
+            if self._registration is not None:
+                await self._registration.close()
+            await grpc_server.stop(0.0)
+            await host.stop()
+
+    def _check_open(self) -> None:
+        """Only a coordinator's tickets tell a customer from a stranger; TLS does not. Raises BadRequest."""
+        config = self._config
+        if not (config.coordinator or config.open_to_all or is_loopback(config.listen)):
+            raise BadRequest(
+                f"--listen {config.listen} is beyond this machine and without a coordinator there are no tickets; give"
+                " --coordinator HOST:PORT, or --open-to-all to serve everybody who can reach it",
+                field="coordinator",
+            )
+
+    def _check_advertised(self) -> None:
+        """Devices cannot dial "all interfaces". Raises BadRequest."""
+        host, _ = split_address(self._config.listen)
+        if self._config.coordinator and not self._config.advertise and host in _ANY:
+            raise BadRequest(
+                f"--listen {self._config.listen} is every interface; say with --advertise HOST:PORT under which address"
+                " devices reach this verifier",
+                field="advertise",
+            )
+
+    async def _start(self, host: EngineHost, grpc_server: grpc.aio.Server, catalogue: Catalogue) -> VerifierService:
+        ready = await host.start()
+        port = bind(grpc_server, self._config.listen, tls=self._config.tls, insecure=self._config.insecure)
+        address = f"{self._config.listen.rpartition(':')[0]}:{port}"
+        service = self._service(host, ready, catalogue, self._config.advertise or address)
+        await self._serve(grpc_server, service, address)
+        return service
+
+    def _service(self, host: EngineHost, ready: Any, catalogue: Catalogue, address: str) -> VerifierService:
+        digest = vocabulary_hash(token_table((self._config.model / "tokenizer.json").read_bytes()))
+        ready.target.tokenizer_hash = f"sha256:{digest.hex()}"
+        if self._config.coordinator:
+            self._registration = Registration(
+                self._config.coordinator,
+                coordinator_pb2.RegisterRequest(
+                    verifier_id=self._id,
+                    address=address,
+                    tls=self._config.tls is not None,
+                    target=ready.target,
+                    capacity_sessions=self._config.max_sessions,
+                ),
+                join_token=self._config.join_token.get_secret_value(),
+                tls=self._config.coordinator_tls,
+                insecure=self._config.insecure,
+            )
+        registration = self._registration
+        return VerifierService(
+            self._config,
+            host,
+            ready,
+            catalogue,
+            verifier_id=self._id,
+            vocabulary_hash=digest,
+            authorise=registration.authorise if registration else _everybody,
+        )
+
+    async def _serve(self, grpc_server: grpc.aio.Server, service: VerifierService, address: str) -> None:
+        session_pb2_grpc.add_VerifierServicer_to_server(service, grpc_server)  # type: ignore[no-untyped-call]
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, grpc_server)
+        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), grpc_server)
+        await grpc_server.start()
+        if self._registration is not None:
+            await self._registration.register()
+        for name in ("", SERVICE):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        print(f"listening on {address}", flush=True)
+
+    async def _live(
+        self, grpc_server: grpc.aio.Server, service: VerifierService, host: EngineHost, stopping: asyncio.Task[bool]
+    ) -> int:
+        reporting = asyncio.create_task(self._report(service, host))
+        ended = asyncio.create_task(host.ended.wait())
+        await asyncio.wait({stopping, ended, reporting}, return_when=asyncio.FIRST_COMPLETED)
+        died = host.ended.is_set()
+        service.draining = True
+        for task in (ended, reporting):
+            task.cancel()
+        await asyncio.wait({ended, reporting})
+        await self._health.enter_graceful_shutdown()
+        if self._registration is not None:
+            await self._registration.leave()
+        await grpc_server.stop(FAREWELL_S if died else self._config.drain_s)
+        if not reporting.cancelled():
+            reporting.result()  # it never ends but by a defect, and that is told
+        if died:
+            log.error("the engine process has ended by itself; its sessions resume on other verifiers")
+        return EXIT_ENGINE_DIED if died else 0
+
+    async def _report(self, service: VerifierService, host: EngineHost) -> None:
+        if self._registration is None:
+            await asyncio.Event().wait()
+            return
+        while True:
+            await self._registration.report(_report(service, host))
+            await self._registration.pause()
+
+
+async def _everybody(ticket: bytes) -> None:
+    """Without a coordinator there are no tickets."""
+
+
+def _report(service: VerifierService, host: EngineHost) -> coordinator_pb2.ReportRequest:
+    stats = host.stats
+    return coordinator_pb2.ReportRequest(
+        live_sessions=len(service.tenants),
+        step_ms=stats.step_ms,
+        kv_used=stats.kv_used,
+        kv_capacity=stats.kv_capacity,
+        tokens_per_s=stats.tokens_per_s,
+        draining=service.draining,
+        sessions=[
+            coordinator_pb2.SessionReport(
+                session_id=session.session_id,
+                epoch=session.epoch,
+                tenant=service.tenants.get(session.session_id, ""),
+                steps=session.steps,
+                committed=session.committed,
+                evaluated=session.evaluated,
+                accepted=session.accepted,
+                rtt_ms=service.rtt_ms.get(session.session_id, 0.0),
+            )
+            for session in stats.sessions
+            # The engine's figures are a moment old: a session that has left must not take its seat once more.
+            if session.session_id in service.tenants
+        ],
+    )
