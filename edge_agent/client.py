@@ -260,11 +260,12 @@ class AsyncClient:
     def _coordinator(self) -> Coordinator:
         return Coordinator(self._channels.get(self._coordinator_address, tls=self._tls), self._api_key)
 
-    async def _place(self, prompt_tokens: int) -> Placement | None:
+    async def _place(self, prompt_tokens: int = 0) -> Placement | None:
         """A session at the coordinator; None without one."""
         if not self._coordinator_address:
             return None
-        return await self._coordinator().open(self._target, prompt_tokens)
+        patience_s = self._settings.resume_budget_s
+        return await self._coordinator().open(self._target, prompt_tokens, patience_s=patience_s)
 
     def _close_session(self, placement: Placement) -> None:
         ticket = placement.grants.grants[0].ticket if placement.grants.grants else b""
@@ -274,9 +275,9 @@ class AsyncClient:
 
     async def _assemble(self) -> TargetKit:
         """Everything for the target, from a verifier that serves it."""
-        if self._verifier_address:
+        placement = await self._place()
+        if placement is None:
             return await self._assemble_from(self._verifier_address, tls=self._tls)
-        placement = await self._coordinator().open(self._target)
         try:
             grant = placement.grants.grants[0]
             return await self._assemble_from(grant.address, tls=grant.tls)

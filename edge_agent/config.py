@@ -55,4 +55,4 @@ class EdgeSettings(BaseSettings):
     """A verifier that says nothing for so long is dead: three heartbeats, which come every 0.5 s whatever its engine
     does. A false alarm costs a prompt read again on another verifier, never a token."""
     resume_budget_s: float = Field(default=30.0, ge=0.0)
-    """How long a session without progress looks for a verifier before it gives up."""
+    """How long a session without progress looks for a verifier, or for room in the cluster, before it gives up."""

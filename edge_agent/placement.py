@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -9,7 +11,7 @@ from typing import TypeVar
 import grpc
 
 from edge_agent.failover import Grants
-from outrider.core.errors import Unavailable
+from outrider.core.errors import Overloaded, Unavailable
 from outrider.wire.status import error_from_rpc
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import coordinator_pb2_grpc
@@ -18,6 +20,7 @@ from outrider.wire.v1.session_pb2 import TargetIdentity
 _TIMEOUT_S = 5.0
 _RETRY_S = 3.5
 """Longer than the longest back-off of a channel (wire.channels)."""
+_LEAST_PAUSE_S = 0.1
 _A = TypeVar("_A")
 
 
@@ -36,18 +39,32 @@ class Coordinator:
         self._stub = coordinator_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
         self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
 
-    async def open(self, target: str, prompt_tokens: int = 0) -> Placement:
-        """Place a session on a verifier that serves `target` ("": the cluster's only one)."""
+    async def open(self, target: str, prompt_tokens: int = 0, *, patience_s: float = 0.0) -> Placement:
+        """Place a session on a verifier that serves `target` ("": the cluster's only one).
+
+        A cluster without room is asked again when it says, for at most `patience_s`; then Overloaded is raised.
+        """
         request = pb.OpenSessionRequest(target=target, prompt_tokens=prompt_tokens)
+        until = time.monotonic() + patience_s
+        while True:
+            try:
+                answer = await self._open_once(request)
+                return Placement(_grants(answer), answer.target)
+            except Overloaded as error:
+                pause_s = max(error.retry_after_s, _LEAST_PAUSE_S)
+                if not time.monotonic() + pause_s <= until:  # also where the pause is no number
+                    raise
+            await asyncio.sleep(pause_s)
+
+    async def _open_once(self, request: pb.OpenSessionRequest) -> pb.OpenSessionResponse:
         try:
-            answer = await self._open(request, wait=False, timeout_s=_TIMEOUT_S)
+            return await self._open(request, wait=False, timeout_s=_TIMEOUT_S)
         except Unavailable as unreachable:
             # It may just have restarted: a channel that failed before does not even try until its back-off ends.
             try:
-                answer = await self._open(request, wait=True, timeout_s=_RETRY_S)
+                return await self._open(request, wait=True, timeout_s=_RETRY_S)
             except Unavailable:
                 raise unreachable from None
-        return Placement(_grants(answer), answer.target)
 
     async def _open(self, request: pb.OpenSessionRequest, *, wait: bool, timeout_s: float) -> pb.OpenSessionResponse:
         call = self._stub.OpenSession(request, timeout=timeout_s, metadata=self._metadata, wait_for_ready=wait)

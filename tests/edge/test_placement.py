@@ -1,25 +1,36 @@
 """Opening a session at a coordinator that is away, or has just come back."""
 
+import itertools
 import time
 
 import grpc
 import pytest
 
 from edge_agent.placement import Coordinator
-from outrider.core.errors import Unavailable
+from outrider.core.errors import Overloaded, Unavailable
 from outrider.wire import channels
+from outrider.wire.status import abort
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import coordinator_pb2_grpc
 
 
 class Opens(coordinator_pb2_grpc.CoordinatorServicer):
+    def __init__(self, *, full: int = 0, retry_after_s: float = 0.2) -> None:
+        self.full = full
+        """So many requests find no room."""
+        self.retry_after_s = retry_after_s
+        self.asked: list[float] = []
+
     async def OpenSession(self, request: pb.OpenSessionRequest, context: grpc.aio.ServicerContext):
+        self.asked.append(time.monotonic())
+        if len(self.asked) <= self.full:
+            await abort(context, Overloaded("no room", retry_after_s=self.retry_after_s))
         return pb.OpenSessionResponse(session_id="s", primary=pb.Grant(verifier_id="v", address="127.0.0.1:1"))
 
 
-async def serving(address: str) -> tuple[grpc.aio.Server, int]:
+async def serving(address: str, opens: Opens | None = None) -> tuple[grpc.aio.Server, int]:
     server = channels.server()
-    coordinator_pb2_grpc.add_CoordinatorServicer_to_server(Opens(), server)
+    coordinator_pb2_grpc.add_CoordinatorServicer_to_server(opens or Opens(), server)
     port = channels.bind(server, address)
     await server.start()
     return server, port
@@ -46,3 +57,24 @@ async def test_a_coordinator_that_stays_away_is_said_to_be_unreachable():
         with pytest.raises(Unavailable, match="connect"):
             await Coordinator(channel, None).open("")
         assert time.monotonic() - begun < 10
+
+
+async def test_a_full_cluster_is_asked_again_when_it_says():
+    opens = Opens(full=2)
+    server, port = await serving("127.0.0.1:0", opens)
+    async with channels.channel(f"127.0.0.1:{port}") as channel:
+        assert (await Coordinator(channel, None).open("", patience_s=5.0)).grants.session_id == "s"
+    pauses = [later - earlier for earlier, later in itertools.pairwise(opens.asked)]
+    assert len(pauses) == 2 and all(0.15 < pause < 2.0 for pause in pauses)
+    await server.stop(0)
+
+
+@pytest.mark.parametrize(("patience_s", "retry_after_s", "asked"), [(0.0, 0.2, 1), (0.5, 0.2, 3), (5.0, 1e9, 1)])
+async def test_a_cluster_that_stays_full_is_told_when_patience_is_over(patience_s, retry_after_s, asked):
+    opens = Opens(full=99, retry_after_s=retry_after_s)
+    server, port = await serving("127.0.0.1:0", opens)
+    async with channels.channel(f"127.0.0.1:{port}") as channel:
+        with pytest.raises(Overloaded, match="no room"):
+            await Coordinator(channel, None).open("", patience_s=patience_s)
+    assert 1 <= len(opens.asked) <= asked
+    await server.stop(0)
