@@ -235,6 +235,7 @@ class AsyncClient:
         options = DriverOptions(
             session_id=statistics.session_id,
             vocabulary_hash=kit.tokenizer.vocabulary_hash,
+            vocabulary_size=kit.description.vocabulary_size,
             ends=ends,
             silence_s=self._settings.silence_s,
             siblings=self._settings.siblings,

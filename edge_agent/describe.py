@@ -15,7 +15,7 @@ from outrider.wire.v1 import session_pb2 as pb
 from outrider.wire.v1 import session_pb2_grpc
 
 _TIMEOUT_S = 10.0
-_MAX_VOCABULARY = 1 << 24
+MAX_VOCABULARY = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Library:
             answer = await self._stub.Describe(pb.DescribeRequest(), timeout=_TIMEOUT_S)
         except grpc.RpcError as error:
             raise error_from_rpc(error) from error
-        if not 1 <= answer.vocabulary_size <= _MAX_VOCABULARY:
-            raise BadRequest.bound("vocabulary_size", answer.vocabulary_size, f"between 1 and {_MAX_VOCABULARY}")
+        if not 1 <= answer.vocabulary_size <= MAX_VOCABULARY:
+            raise BadRequest.bound("vocabulary_size", answer.vocabulary_size, f"between 1 and {MAX_VOCABULARY}")
         return Description(
             target_from_proto(answer.target),
             tuple(ArtifactRef(a.role, a.name, a.hash, a.size) for a in answer.artifacts),

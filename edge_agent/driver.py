@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from edge_agent.describe import MAX_VOCABULARY
 from edge_agent.drafter import Growth
 from edge_agent.failover import Hop, Route
 from edge_agent.growth import Plan, send_interval
@@ -41,6 +42,8 @@ class DriverOptions:
 
     session_id: str
     vocabulary_hash: bytes = b""
+    vocabulary_size: int = MAX_VOCABULARY
+    """The target's ids are smaller; Opened tells what the verifier at hand says."""
     ends: frozenset[int] = frozenset()
     """Token ids that end the sequence."""
     silence_s: float = 1.5
@@ -66,7 +69,7 @@ class SessionDriver:
         self._worker = worker
         self._options = options
         self._statistics = statistics
-        self._intake = Intake(session)
+        self._intake = Intake(session, options.vocabulary_size)
         self._queue: asyncio.Queue[Delivery | OutriderError] = asyncio.Queue()
         self._stream: Stream | None = None
         self._directive = Directive()
@@ -189,6 +192,8 @@ class SessionDriver:
     def _opened(self, opened: Opened) -> None:
         if opened.epoch != self._session.epoch:
             raise ProtocolViolation(f"opened.epoch is {opened.epoch}, must be {self._session.epoch}", field="epoch")
+        if opened.vocabulary_size:  # 0 by a verifier that does not tell
+            self._intake.vocabulary_size = opened.vocabulary_size
         self._route.learned(opened.limits)
         self._adopt(opened.limits)
         self._replan(opened.directive)
@@ -214,6 +219,11 @@ class SessionDriver:
 
     def _commit(self, commit: Commit) -> None:
         """The client first, then the answer, then the draft: each step is late by the ones before it."""
+        most = self._intake.vocabulary_size
+        if commit.epoch == self._session.epoch and max(commit.tokens, default=0) >= most:
+            raise ProtocolViolation(
+                f"a token id in commit.token is {max(commit.tokens)}, must be less than {most}, the vocabulary size"
+            )
         delivery = self._session.on_commit(commit)
         if delivery is None:
             return
@@ -274,7 +284,8 @@ class SessionDriver:
             if self._timer is None:
                 self._timer = asyncio.get_running_loop().call_at(self._next_send, self._on_timer)
             return
-        # While it has nodes of ours the verifier waits for nothing: idle alone would be a message for nobody.
+        # Rule 4: while it has nodes of ours the verifier waits for nothing, and idle alone would be for nobody. What it
+        # knows of our base is no staler for that: `poll` heeds rule 5, resting or not.
         resting = self._resting() and (self._fresh or not len(self._session.tree))
         append = self._session.poll(resting=resting)
         if append is None:

@@ -14,8 +14,10 @@ from outrider.core.tree import ROOT
 class Intake:
     """Maps the drafter's node ids to the session's; one per session."""
 
-    def __init__(self, session: DeviceSession) -> None:
+    def __init__(self, session: DeviceSession, vocabulary_size: int) -> None:
         self._session = session
+        self.vocabulary_size = vocabulary_size
+        """Ids at or beyond it are no tokens of the target."""
         self._live: dict[int, int] = {}
         """drafter's id -> session's id"""
         self._passed: dict[int, int] = {}
@@ -38,7 +40,7 @@ class Intake:
 
     def _add(self, node: NewNode, base: int) -> bool:
         parent = self._parent(node, base)
-        if parent is None:
+        if parent is None or node.token >= self.vocabulary_size:
             return False
         present = self._session.tree.child(parent, node.token)
         ours = present if present is not None else self._session.add(parent, node.token)

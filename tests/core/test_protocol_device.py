@@ -271,3 +271,13 @@ def test_an_end_that_the_device_missed_is_sent_again() -> None:
     assert not session.may_step
     full = verifier((3, 4), (3, 4), max_tokens=2)
     assert full.resend() == Commit(4, 2, (), 0, Finish.LENGTH)
+
+
+def test_no_more_tokens_are_accepted_than_were_asked_for() -> None:
+    session = device(max_tokens=3)
+    session.on_commit(commit(session, 3, 4))
+    with pytest.raises(ProtocolViolation, match="ends at 4, must be at most 3"):
+        session.on_commit(commit(session, 5, 6))
+    assert session.received == [3, 4]
+    delivery = session.on_commit(commit(session, 5, finish=Finish.LENGTH))
+    assert delivery is not None and delivery.tokens == (5,)

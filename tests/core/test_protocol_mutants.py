@@ -330,7 +330,7 @@ MUTANTS = [
     (verifier(StepsForEver), "a step begins"),
     (verifier(ForgetsTheBase), "deadlock"),
     (verifier(GoesPastEos), "a token came after EOS|is not the target's"),
-    (verifier(GoesPastTheMaximum), "more tokens than the maximum"),
+    (verifier(GoesPastTheMaximum), "more tokens than the maximum|a commit ends at"),
     (verifier(SilentAboutKept), "a gap where nothing was lost"),
     (verifier(TrustsKept), "is not the target's"),
     (verifier(DeafToCancel), "does not know that the session is over"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
@@ -276,3 +276,47 @@ async def test_a_late_directive_of_an_ended_session_does_not_reach_the_worker_le
         draft.replan = plans.append  # type: ignore[method-assign]
         run.driver._take(Directive(window_nodes=1))
         assert plans == []
+
+
+async def test_a_committed_id_beyond_the_vocabulary_ends_in_an_error(channels: Channels) -> None:
+    async with FakeVerifier(Script(lambda _: 97, vocabulary_size=97)) as verifier:
+        run = Run(verifier, channels)
+        with pytest.raises(ProtocolViolation, match="is 97, must be less than 97"):
+            await run.tokens_of()
+        assert run.session.received == []
+
+
+async def test_ids_beyond_the_vocabulary_are_not_drafted(channels: Channels) -> None:
+    few = 40
+
+    def small(sequence: Sequence[int]) -> int:
+        return target(sequence) % few
+
+    async with (
+        FakeVerifier(Script(small, vocabulary_size=few)) as verifier,
+        drafting(ScriptedSource(1.0, 0.0005)) as draft,
+    ):
+        run = Run(verifier, channels, draft, tokens=60)
+        assert await run.tokens_of() == continuation(PROMPT, 60, small)
+        assert run.statistics.attaches == 1 and run.statistics.drafted > 0  # the verifier refuses them
+
+
+async def test_the_verifiers_knowledge_of_our_base_keeps_to_rule_5(channels: Channels) -> None:
+    """Commits that leave nodes in the tree are not all answered; what is received is told in time all the same."""
+    limits = SessionLimits(run_ahead=8)
+    async with (
+        FakeVerifier(Script(target, step_s=0.004, limits=limits)) as verifier,
+        drafting(ScriptedSource(1.0, 0.02)) as draft,
+    ):
+        run = Run(verifier, channels, draft, tokens=100)
+        behind: list[int] = []
+        flush = run.driver._flush
+
+        def watched(*, at_once: bool) -> None:
+            flush(at_once=at_once)
+            if at_once and run.driver._may_append and not run.session.finished:
+                behind.append(len(run.session.received) - run.session._last_base)
+
+        run.driver._flush = watched  # type: ignore[method-assign]
+        assert await run.tokens_of() == continuation(PROMPT, 100)
+        assert behind and max(behind) < limits.run_ahead // 2

@@ -22,7 +22,7 @@ class Device:
     def __init__(self, limits: SessionLimits | None = None) -> None:
         self.session = DeviceSession(PROMPT, max_tokens=500)
         self.session.attach(1, limits or SessionLimits())
-        self.intake = Intake(self.session)
+        self.intake = Intake(self.session, 1000)
 
     def commit(self, *tokens: int) -> None:
         delivery = self.session.on_commit(Commit(1, len(self.session.received), tokens, 0))

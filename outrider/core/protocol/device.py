@@ -132,7 +132,7 @@ class DeviceSession:
     def on_commit(self, commit: Commit) -> Delivery | None:
         """Rules 6 to 8. None where the Commit is another epoch's or the session is over.
 
-        Raises ReattachNeeded on a gap, ProtocolViolation where a token that was delivered would change.
+        Raises ReattachNeeded on a gap, ProtocolViolation where a delivered token would change or too many come.
         """
         if commit.epoch != self.epoch or self.finished:
             return None
@@ -141,6 +141,8 @@ class DeviceSession:
             raise ReattachNeeded(f"commit starts at {commit.start}, only {len(self.received)} tokens were received")
         if tuple(self.received[commit.start : commit.start + len(commit.tokens)]) != commit.tokens[:overlap]:
             raise ProtocolViolation(f"a commit at position {commit.start} changes tokens that were delivered")
+        if (end := commit.start + len(commit.tokens)) > self.max_tokens:
+            raise ProtocolViolation(f"a commit ends at {end}, must be at most {self.max_tokens}, the tokens asked for")
         self._seen = max(self._seen, commit.seen)
         self._said_idle = False
         tokens = commit.tokens[overlap:]
