@@ -105,6 +105,7 @@ class DraftWorker:
         try:
             self._drafter = self._build()
         except BaseException as error:
+            self._release()  # what it had taken before it failed
             self.ready.set_exception(error)
             return
         self.ready.set_result(None)
