@@ -140,9 +140,9 @@ class EngineHost:
             pass
         except DecodeError as error:
             log.error("the engine process sent what is no event (%s); killing it", error)
+            self._kill()
         finally:
             watching.cancel()
-            self._kill()
             self._engine_gone()
 
     async def _watch(self) -> None:

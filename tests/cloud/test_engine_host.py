@@ -126,7 +126,7 @@ async def test_an_engine_serves_refuses_forgets_and_its_death_is_told(config, re
         await host.stop()
 
 
-async def test_an_engine_that_hangs_is_killed_and_its_sessions_are_told(config):
+async def test_an_engine_that_hangs_is_killed_and_its_sessions_are_told(config, caplog):
     host = EngineHost(config.model_copy(update={"engine_silence_s": 2.0}))
     try:
         await host.start()
@@ -138,6 +138,7 @@ async def test_an_engine_that_hangs_is_killed_and_its_sessions_are_told(config):
             await tokens_of(inbox)
         assert host.ended.is_set()
         await until(lambda: not Path(f"/proc/{host.pid}").exists())
+        assert [record.name for record in caplog.records] == ["cloud_verifier.engine_host"]
     finally:
         await host.stop()
 
