@@ -79,7 +79,7 @@ class VerifierConfig(BaseSettings):
     ping_interval_s: float = Field(default=0.5, gt=0)
     silence_timeout_s: float = Field(default=20.0, gt=0)
     """A device that answers no ping for so long is gone; its slots are freed."""
-    engine_silence_s: float = Field(default=10.0, gt=0)
+    engine_silence_s: float = Field(default=30.0, gt=0)
     """An engine process that says nothing for so long hangs, and is killed. It must exceed the longest step, a full
     `token_budget` of prefill; a healthy engine speaks every 0.25 s between steps."""
     drain_s: float = Field(default=5.0, ge=0)
