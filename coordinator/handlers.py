@@ -84,7 +84,7 @@ class Handlers:
     async def close(self, tenant: str, session_id: str, presented: bytes) -> None:
         """Free what the session holds here. The stream itself ends between device and verifier."""
         claims = await self._owner(tenant, session_id, presented)
-        await self._store.close_session(claims.session_id, claims.audience)
+        await self._store.close_session(claims.session_id, claims.audience, lease_ms=self._config.lease_ms)
 
     async def targets(self) -> tuple[Target, ...]:
         """What the live verifiers serve, each identity once."""

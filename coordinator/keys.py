@@ -26,6 +26,11 @@ def session(session_id: str) -> str:
     return f"{PREFIX}session:{session_id}"
 
 
+def closed(session_id: str) -> str:
+    """STRING: the session was closed a moment ago; a report that was on its way then must not bring it back."""
+    return f"{PREFIX}closed:{session_id}"
+
+
 def stats(session_id: str) -> str:
     """HASH: what the verifier that serves the session last reported; expires soon after the reports stop."""
     return f"{PREFIX}stats:{session_id}"

@@ -100,7 +100,8 @@ class Store:
         fields = _flat(_load_fields(load))
         ids = [session.session_id for session in sessions]
         arguments = [verifier_id, instance, lease_ms, lease_ms, len(fields), *fields, *ids]
-        if not await self._run("report", _lease_keys(verifier_id), arguments):
+        touched = [*_lease_keys(verifier_id), *(keys.closed(session_id) for session_id in ids)]
+        if not await self._run("report", touched, arguments):
             return False
         for start in range(0, len(sessions), SESSIONS_AT_ONCE):
             await self._observe(verifier_id, sessions[start : start + SESSIONS_AT_ONCE], 2 * lease_ms)
@@ -175,11 +176,12 @@ class Store:
         return Placed(epoch, _seat(primary, record), _seat(standby, standby_record) if standby else None)
 
     @_reaching
-    async def close_session(self, session_id: str, served_by: str) -> None:
+    async def close_session(self, session_id: str, served_by: str, *, lease_ms: int) -> None:
         """Forget a session and free its seat on the verifier that a ticket named and on the one it was placed on."""
         placed = await self._redis.hget(keys.session(session_id), "verifier")
         seats = [keys.seats(str(verifier_id)) for verifier_id in {served_by, placed} if verifier_id]
-        await self._run("close", [keys.session(session_id), keys.stats(session_id), *seats], [session_id])
+        touched = [keys.session(session_id), keys.stats(session_id), keys.closed(session_id), *seats]
+        await self._run("close", touched, [session_id, 2 * lease_ms])
 
     @_reaching
     async def share_key(self, key_id: str, public_key: bytes, forget_ms: int) -> dict[str, bytes]:
@@ -192,7 +194,8 @@ class Store:
         for s in sessions:
             arguments += [s.tenant, f"{s.epoch:020d}", s.steps, s.committed, s.evaluated, s.accepted, s.rtt_ms]
             arguments.append(s.session_id)
-        await self._run("observe", [keys.stats(s.session_id) for s in sessions], arguments)
+        touched = [key(s.session_id) for s in sessions for key in (keys.stats, keys.closed)]
+        await self._run("observe", touched, arguments)
 
     async def _run(self, script: str, touched: Sequence[str], arguments: Sequence[Any]) -> Any:
         return await self._scripts[script](keys=list(touched), args=list(arguments))

@@ -1,7 +1,9 @@
 -- A session is over: forget it and free its seats.
--- KEYS: 1 session:<id> HASH, 2 stats:<id> HASH, then seats:<verifier> ZSET of each verifier that may hold one
--- ARGV: 1 session id
-for i = 3, #KEYS do
+-- KEYS: 1 session:<id> HASH, 2 stats:<id> HASH, 3 closed:<id> STRING, then seats:<verifier> ZSET of each verifier that
+--       may hold one
+-- ARGV: 1 session id, 2 ms for which late reports of it are ignored
+for i = 4, #KEYS do
   redis.call('ZREM', KEYS[i], ARGV[1])
 end
+redis.call('SET', KEYS[3], '1', 'PX', ARGV[2])
 return redis.call('DEL', KEYS[1], KEYS[2])

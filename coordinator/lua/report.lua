@@ -1,5 +1,5 @@
 -- A verifier's load, the seats that its live sessions hold, and the renewal of its lease.
--- KEYS: 1 verifier:<id> HASH, 2 seats:<id> ZSET, 3 fleet ZSET
+-- KEYS: 1 verifier:<id> HASH, 2 seats:<id> ZSET, 3 fleet ZSET, then closed:<session> STRING of all live sessions
 -- ARGV: 1 verifier id, 2 instance, 3 lease ms, 4 seat ms, 5 number of load fields and values, then those,
 --       then the ids of all live sessions
 -- Returns 1, or 0 where the lease was lost or another instance holds it: the verifier has to register again.
@@ -20,7 +20,9 @@ redis.call('ZADD', KEYS[3], lease_end, ARGV[1])
 
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', string.format('%.0f', now))
 for i = sessions_from, #ARGV do
-  redis.call('ZADD', KEYS[2], seat_end, ARGV[i])
+  if redis.call('EXISTS', KEYS[4 + i - sessions_from]) == 0 then
+    redis.call('ZADD', KEYS[2], seat_end, ARGV[i])
+  end
 end
 redis.call('PEXPIRE', KEYS[2], 86400000) -- only so that a verifier that never returns leaves nothing
 return 1

@@ -48,6 +48,16 @@ async def test_a_closed_session_makes_room(coordinator, refused):
     await coordinator.open()
 
 
+async def test_a_report_that_was_on_its_way_does_not_bring_a_closed_session_back(coordinator):
+    await coordinator.join("v1", capacity=1)
+    opened = await coordinator.open()
+    await coordinator.close(opened)
+    assert (await coordinator.report("v1", [opened.session_id])).known
+    assert not (await coordinator.status()).sessions
+    await coordinator.report("v1")
+    await coordinator.open()
+
+
 async def test_the_seat_of_a_device_that_never_attaches_is_free_again(start, refused):
     coordinator = await start(seat_grace_ms=150)
     await coordinator.join("v1", capacity=1)
