@@ -2,5 +2,6 @@
 
 `engine` the step and the life of sessions, `scheduler` who steps now, `session` one session, `model` the target,
 `selftest` its admission, `attention` the backends, `batch` a step's rows, `kv_pool` keys and values in slots,
-`sampling` the target's token, `memory` what outlives a session, `stats` what is measured.
+`prefix_cache` which of them hold which tokens, `sampling` the target's token, `memory` what outlives a session,
+`stats` what is measured.
 """

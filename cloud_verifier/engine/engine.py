@@ -52,6 +52,8 @@ class EngineConfig:
     """Of them for prompts while others generate: bounds how much a long prompt slows the others' step."""
     max_sessions: int = 64
     """Live at once."""
+    prefix_cache: bool = True
+    """Keep what was computed in slots that no live session needs, and begin sessions with it."""
     remembered_sessions: int = 65_536
     """Ids whose greatest epoch is remembered after they ended."""
     remembered_tokens: int = 4_000_000
@@ -124,15 +126,19 @@ class Engine:
         self._memory = SessionMemory(self.config.remembered_sessions, self.config.remembered_tokens)
         self._outbox: list[Event] = []
         self._steps = self._committed = self._evaluated = self._accepted = self._prefilled = 0
+        self._prefix_hits = self._prefix_tokens = 0
         self._meter = StepMeter()
         self._rate = Rate(clock())
 
     # What the caller may do between steps
 
-    def start(self, session_id: str, attach: Attach, limits: SessionLimits, directive: Directive) -> None:
+    def start(
+        self, session_id: str, attach: Attach, limits: SessionLimits, directive: Directive, salt: str = ""
+    ) -> None:
         """Take a session (rule 9). Raises BadRequest, Fenced or Overloaded, and then nothing has changed.
 
-        A live session of the same id in an older epoch is replaced; what both sequences share stays in the pool.
+        A live session of the same id in an older epoch is replaced.
+        salt: only sessions with the same one, those of one tenant, share what was computed.
         """
         self._check(attach, limits)
         newest = self._memory.epoch(session_id)
@@ -143,17 +149,16 @@ class Engine:
         same = older is not None and older.request == request
         kept = older.protocol.committed if older and same else self._memory.kept(session_id, request)
         protocol = VerifierSession(attach, limits, eos_token_ids=self.model.eos_token_ids, kept=kept)
-        session = EngineSession(session_id, protocol, directive, self._clock())
-        needed = 0 if protocol.finish is not Finish.NONE else slots_needed(attach, limits)
-        self._admit(needed, older)
+        session = EngineSession(session_id, protocol, directive, self._clock(), self._pool, salt)
+        self._admit(session, older)
 
         self._memory.see(session_id, attach.epoch)
         if older is not None:
-            session.adopt(older, self._pool)
             self._close(older)
         self._ended.pop(session_id, None)
-        session.reserved = needed
-        self._pool.reserve(needed)
+        session.reserve()
+        self._prefix_hits += session.leased > 0
+        self._prefix_tokens += session.leased
         self._live[session_id] = session
         self._publish(session, protocol.resend())
 
@@ -223,8 +228,11 @@ class Engine:
             evaluated=self._evaluated,
             accepted=self._accepted,
             prefilled=self._prefilled,
+            prefix_hits=self._prefix_hits,
+            prefix_tokens=self._prefix_tokens,
             kv_used=self._pool.used,
-            kv_reserved=self._pool.reserved,
+            kv_reserved=self._pool.promised,
+            kv_cached=self._pool.prefixes.cached,
             kv_capacity=self._pool.slots,
             step_ms=self._meter.step.value,
             tokens_per_s=self._rate.per_second(self._clock()),
@@ -260,7 +268,7 @@ class Engine:
         rows = []
         for grant, session in zip(plan.grants, sessions, strict=True):
             session.last_step = self._steps
-            rows.append(_Rows(session, *session.segment(grant, self._pool)))
+            rows.append(_Rows(session, *session.segment(grant)))
         return _Work(tuple(rows), PackedBatch.pack([r.segment for r in rows], self.model.device))
 
     def _forward(self, work: _Work) -> torch.Tensor:
@@ -294,7 +302,10 @@ class Engine:
                 self._evaluated += len(batch.ids)
                 self._accepted += len(walked.rows)
                 self._rate.add(len(walked.tokens), now)
-                self._publish(session, session.commit(segment, batch, walked, self._pool, now))
+                commit = session.commit(segment, batch, walked, now)
+                if not session.shared:
+                    self._share(session)  # a prompt serves the others from now on, not only once this session is over
+                self._publish(session, commit)
 
     # How sessions come and go
 
@@ -334,15 +345,25 @@ class Engine:
                     f"token is {token}, must be from 0 to {self.model.vocab_size - 1}", field="token"
                 )
 
-    def _admit(self, needed: int, older: EngineSession | None) -> None:
-        """Raises Overloaded where the session, in place of `older`, finds no room."""
-        if not needed:
+    def _admit(self, session: EngineSession, older: EngineSession | None) -> None:
+        """Give the session its prefix. Raises Overloaded where, in place of `older`, it finds no room."""
+        if not session.needed:
             return
-        room = self._pool.unreserved + (older.reserved if older else 0)
-        if needed > room:
-            raise Overloaded(f"{needed} KV slots are needed, {room} are free", retry_after_s=self._retry_after())
         if older is None and len(self._live) >= self.config.max_sessions:
             raise Overloaded(f"all {self.config.max_sessions} sessions are taken", retry_after_s=self._retry_after())
+        if older is not None:
+            self._share(older)  # it may go on, should there be no room for the new one
+        if self.config.prefix_cache:
+            session.take_prefix()
+        room = self._pool.unreserved + (older.held_alone if older else 0)
+        if session.needed > room:
+            needed = session.needed
+            session.release()
+            raise Overloaded(f"{needed} KV slots are needed, {room} are free", retry_after_s=self._retry_after())
+
+    def _share(self, session: EngineSession) -> None:
+        if self.config.prefix_cache:
+            session.share()
 
     def _retry_after(self) -> float:
         """Seconds until the first of the live sessions can be through, by plain steps; between 0.2 and 30."""
@@ -362,12 +383,14 @@ class Engine:
             self._fail(session, InternalError(f"session {session.session_id} failed: {reason}"))
 
     def _fail(self, session: EngineSession, error: OutriderError) -> None:
+        session.release()  # what it computed is in doubt and not for the prefix cache
         self._close(session)
         self._outbox.append(Failed(session.session_id, error))
 
     def _close(self, session: EngineSession) -> None:
         """Free all that the session holds; its committed tokens and its statistics are remembered for a while."""
-        session.release(self._pool)
+        self._share(session)
+        session.release()
         del self._live[session.session_id]
         self._memory.keep(session.session_id, session.request, session.protocol.committed)
         self._ended[session.session_id] = session.stats

@@ -1,6 +1,7 @@
 """Keys and values of all sessions, one slot per token; a session's sequence is a table of slot numbers.
 
-Accepting a path appends slot numbers to a table and gives the other slots back: no key or value is ever copied.
+Accepting a path appends slot numbers to a table and gives the other slots back: no key or value is ever copied. A
+prefix that was computed before is taken from the prefix cache in the same way.
 """
 
 from __future__ import annotations
@@ -10,12 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from cloud_verifier.engine.prefix_cache import PrefixCache, Slots
 from outrider.core.errors import InternalError
 
-Slots = NDArray[np.int32]
-"""Slot numbers, `[n]`."""
+__all__ = ["KVPool", "LayerShape", "SlotTable", "Slots"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,9 @@ class LayerShape:
 class KVPool:
     """Tensors `[slots, kv_heads, dim]` per layer, a stack of free slots and an account of what has been promised.
 
-    Admission goes by `reserve`: a session reserves the most that it can ever need, so `allocate` never fails for it.
+    Admission goes by `reserve`: a session reserves the most that it can ever take beside its leased prefix, so
+    `allocate` never fails for it. For every slot is free, or cached without a lease, or leased, or taken by a session;
+    the last two are at most `promised`, which is at most `slots`; and the first two are there for `allocate`.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class KVPool:
     ) -> None:
         self.slots = slots
         self.reserved = 0
+        self.prefixes = PrefixCache()
         self.keys = [torch.zeros(slots, s.kv_heads, s.key_dim, dtype=dtype, device=device) for s in layers]
         self.values = [torch.zeros(slots, s.kv_heads, s.value_dim, dtype=dtype, device=device) for s in layers]
         self._free: Slots = np.arange(slots - 1, -1, -1, dtype=np.int32)
@@ -45,13 +48,18 @@ class KVPool:
 
     @property
     def used(self) -> int:
-        """Slots that hold a token."""
-        return self.slots - self._free_count
+        """Slots that hold a token of a live session."""
+        return self.slots - self._free_count - self.prefixes.cached
+
+    @property
+    def promised(self) -> int:
+        """Slots that live sessions hold or may take; a prefix that many share counts once."""
+        return self.reserved + self.prefixes.leased
 
     @property
     def unreserved(self) -> int:
         """Slots that nobody has been promised."""
-        return self.slots - self.reserved
+        return self.slots - self.promised
 
     def reserve(self, count: int) -> bool:
         """Promise `count` slots; False, and nothing promised, where they are not there."""
@@ -65,7 +73,12 @@ class KVPool:
         self.reserved -= count
 
     def allocate(self, count: int) -> Slots:
-        """Take `count` slots off the free stack; ascending and adjacent as far as what was freed last allows."""
+        """Take `count` slots off the free stack; ascending and adjacent as far as what was freed last allows.
+
+        Where they are too few, the cache forgets as many of its tokens as are missing.
+        """
+        if count > self._free_count:
+            self.release(self.prefixes.evict(count - self._free_count))
         if count > self._free_count:
             raise InternalError(f"{count} KV slots were asked for, {self._free_count} are free: a reservation is short")
         top = self._free_count

@@ -14,7 +14,7 @@ from cloud_verifier.engine.memory import Fingerprint, fingerprint
 from cloud_verifier.engine.sampling import Sampler
 from cloud_verifier.engine.scheduler import Candidate, Grant
 from cloud_verifier.engine.stats import Acceptance, SessionStats
-from outrider.core.protocol.messages import Append, Attach, Commit, Directive, SessionLimits
+from outrider.core.protocol.messages import Append, Attach, Commit, Directive, Finish, SessionLimits
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.walk import Batch, Walked, walk
 
@@ -32,7 +32,9 @@ def slots_needed(attach: Attach, limits: SessionLimits) -> int:
 class EngineSession:
     """One epoch of a session. Its table covers the sequence but for the tokens that are pending."""
 
-    def __init__(self, session_id: str, protocol: VerifierSession, directive: Directive, now: float) -> None:
+    def __init__(
+        self, session_id: str, protocol: VerifierSession, directive: Directive, now: float, pool: KVPool, salt: str
+    ) -> None:
         attach = protocol.attach
         self.session_id = session_id
         self.protocol = protocol
@@ -43,8 +45,14 @@ class EngineSession:
         self.tokens: list[int] = [*attach.prompt, *protocol.committed]
         self.table = SlotTable(len(self.tokens) + 64)
         self.reserved = 0
+        self.shared = False
+        """Whether its prompt is in the prefix cache."""
         self.last_commit = now
         self.last_step = 0
+        self._pool = pool
+        self._salt = salt
+        self._lease = pool.prefixes.nothing
+        """On the part of the table that the prefix cache owns: its beginning."""
         self._lent = _NO_SLOTS
         """Slots of the rows of the step that runs."""
         self._sampler = Sampler(attach.sampling, attach.prompt)
@@ -87,15 +95,52 @@ class EngineSession:
             last_step=self.last_step,
         )
 
-    def adopt(self, older: EngineSession, pool: KVPool) -> None:
-        """Take over the slots of an earlier epoch as far as both sequences agree; the older one is left with none."""
-        ours, theirs = np.asarray(self.tokens[:-1]), np.asarray(older.tokens[: len(older.table)])
-        length = min(len(ours), len(theirs))
-        differ = np.flatnonzero(ours[:length] != theirs[:length])
-        self.table, older.table = older.table, SlotTable()
-        pool.release(self.table.truncate(int(differ[0]) if len(differ) else length))
+    @property
+    def needed(self) -> int:
+        """Slots to reserve: all that it can ever hold beside its lease; 0 for a sequence that is complete."""
+        protocol = self.protocol
+        return 0 if protocol.finish is not Finish.NONE else slots_needed(protocol.attach, protocol.limits) - self.leased
 
-    def segment(self, grant: Grant, pool: KVPool) -> tuple[Segment, Batch | None]:
+    @property
+    def leased(self) -> int:
+        """Tokens of its table that the prefix cache owns."""
+        return len(self._lease)
+
+    @property
+    def held_alone(self) -> int:
+        """Slots that become free for others when it goes: its reservation, and cached ones that nobody else holds."""
+        return self.reserved + self._pool.prefixes.held_only_by(self._lease)
+
+    def take_prefix(self) -> None:
+        """Begin with the longest cached prefix; the last known token is left, since its row gives the next one."""
+        self._lease = self._pool.prefixes.acquire(self._salt, self.tokens[:-1])
+        self.table.extend(self._lease.slots)
+
+    def reserve(self) -> bool:
+        """Have all promised that it can ever need; False where it is not there."""
+        needed = self.needed
+        if not self._pool.reserve(needed):
+            return False
+        self.reserved = needed
+        return True
+
+    def share(self) -> None:
+        """Hand the table, all of which is computed and on the sequence's path, over to the prefix cache.
+
+        Where another session was faster its slots stand in for ours. What passes to the cache leaves the reservation:
+        no more is promised than before.
+        """
+        tokens = self.tokens[: len(self.table)]
+        before = self.leased
+        self._lease, doubles = self._pool.prefixes.publish(self._lease, self._salt, tokens, self.table.slots)
+        self.table.truncate(0)
+        self.table.extend(self._lease.slots)
+        self._pool.release(doubles)
+        self._pool.unreserve(self.leased - before)
+        self.reserved -= self.leased - before
+        self.shared = True
+
+    def segment(self, grant: Grant) -> tuple[Segment, Batch | None]:
         """The rows of a grant, with slots of their own, and what the walk will see; None while the prompt goes on."""
         start = len(self.table)
         chain = self.tokens[start : start + grant.chain]
@@ -103,7 +148,7 @@ class EngineSession:
         nodes, depths, parents = (batch.tokens, batch.depths, batch.parents) if batch else ((), (), ())
         last = start + len(chain) - 1
         positions = np.concatenate([np.arange(start, last + 1), last + np.asarray(depths, dtype=np.int64)])
-        self._lent = pool.allocate(len(chain) + len(nodes))
+        self._lent = self._pool.allocate(len(chain) + len(nodes))
         segment = Segment(
             tokens=np.asarray([*chain, *nodes], dtype=np.int64),
             chain=len(chain),
@@ -129,14 +174,14 @@ class EngineSession:
         self.table.extend(segment.slots)
         self._lent = _NO_SLOTS
 
-    def commit(self, segment: Segment, batch: Batch, walked: Walked, pool: KVPool, now: float) -> Commit:
+    def commit(self, segment: Segment, batch: Batch, walked: Walked, now: float) -> Commit:
         """Take the walked path: its slots join the table, the others go back."""
         commit = self.protocol.commit(batch, walked)
         rows = [*range(segment.chain), *(segment.chain - 1 + row for row in walked.rows)]
         self.table.extend(segment.slots[rows])
         self._lent = _NO_SLOTS
         if len(rows) < segment.rows:
-            pool.release(np.delete(segment.slots, rows))
+            self._pool.release(np.delete(segment.slots, rows))
         self.tokens += walked.tokens
         if self._penalised:
             self._counts.update(walked.tokens)
@@ -144,10 +189,13 @@ class EngineSession:
         self.last_commit = now
         return commit
 
-    def release(self, pool: KVPool) -> None:
-        """Give back every slot and the reservation."""
-        pool.release(self._lent)
-        pool.release(self.table.truncate(0))
-        pool.unreserve(self.reserved)
+    def release(self) -> None:
+        """Give back every slot, the lease and the reservation."""
+        self._pool.release(self._lent)
+        self._pool.release(self.table.truncate(self.leased))
+        self._pool.prefixes.release(self._lease)
+        self._pool.unreserve(self.reserved)
+        self.table.truncate(0)
         self._lent = _NO_SLOTS
+        self._lease = self._pool.prefixes.nothing
         self.reserved = 0

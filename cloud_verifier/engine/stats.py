@@ -36,9 +36,16 @@ class EngineStats:
     accepted: int
     prefilled: int
     """Prompt tokens put into the pool."""
+    prefix_hits: int
+    """Sessions that began with cached tokens."""
+    prefix_tokens: int
+    """Tokens that they did not have to compute."""
     kv_used: int
+    """Slots of live sessions."""
     kv_reserved: int
     """Slots promised to live sessions; what is left is what a new one can get."""
+    kv_cached: int
+    """Slots with tokens that no live session needs; free for whoever asks."""
     kv_capacity: int
     step_ms: float
     tokens_per_s: float
