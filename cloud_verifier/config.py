@@ -54,6 +54,9 @@ class VerifierConfig(BaseSettings):
     max_sessions: int = Field(default=64, ge=1, le=100_000)
     token_budget: int = Field(default=512, ge=16)
     """Rows of one forward pass, over prefill chunks, trees and plain steps."""
+    prefix_cache: bool = True
+    """Keep what was computed in slots that are free otherwise: a chat's next turn then prefills only what is new, and a
+    device that comes back nothing. Shared within a tenant, never between tenants."""
 
     nodes: int = Field(default=64, ge=0, le=4096)
     """W: nodes that a device may hold."""

@@ -88,6 +88,7 @@ class EngineLoop:
             codecs.attach_from_proto(start.attach, vocabulary_size=self._vocabulary_size),
             codecs.limits_from_proto(start.limits),
             codecs.directive_from_proto(start.directive),
+            start.salt,
         )
         self._epochs[request.session_id] = request.epoch
 
@@ -114,6 +115,9 @@ class EngineLoop:
                 kv_used=stats.kv_used,
                 kv_capacity=stats.kv_capacity,
                 timing_ms=stats.timing_ms,
+                prefix_hits=stats.prefix_hits,
+                prefix_tokens=stats.prefix_tokens,
+                kv_cached=stats.kv_cached,
                 sessions=[
                     pb.SessionStats(
                         session_id=session_id,
@@ -169,7 +173,12 @@ def serve(config: VerifierConfig, end: EngineEnd) -> None:
     self_test(model)
     engine = Engine(
         model,
-        EngineConfig(kv_slots=config.kv_slots, max_sessions=config.max_sessions, token_budget=config.token_budget),
+        EngineConfig(
+            kv_slots=config.kv_slots,
+            max_sessions=config.max_sessions,
+            token_budget=config.token_budget,
+            prefix_cache=config.prefix_cache,
+        ),
     )
     end.send([pb.EngineEvent(ready=_ready(model))])
     EngineLoop(engine, end, model.vocab_size).run()

@@ -88,7 +88,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         try:
             opening, limits, tenant = await self._admit(requests)
             stream = _Stream(self._host, self._config, opening, self._ready.vocabulary_size)
-            stream.begin(limits)
+            stream.begin(limits, tenant)
             self.tenants[opening.session_id] = tenant
             yield self._opened(stream, limits)
             async with contextlib.aclosing(stream.messages(requests, self._note_rtt)) as messages:
@@ -178,12 +178,13 @@ class _Stream:
         self._told_step_ms = self._host.stats.step_ms
         return replace(self._config.directive, step_ms=self._told_step_ms)
 
-    def begin(self, limits: SessionLimits) -> None:
+    def begin(self, limits: SessionLimits, tenant: str) -> None:
         self._inbox = self._host.register(self.session_id, self.epoch)
         start = engine_pb2.Start(
             attach=codecs.attach_to_proto(self._opening.attach),
             limits=codecs.limits_to_proto(limits),
             directive=codecs.directive_to_proto(self._config.directive),
+            salt=tenant,
         )
         self._host.send(self._request(start=start))
 

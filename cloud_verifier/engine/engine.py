@@ -145,7 +145,7 @@ class Engine:
         if attach.epoch <= newest:
             raise Fenced(f"epoch of session {session_id} is {attach.epoch}, must be greater than {newest}")
         older = self._live.get(session_id)
-        request = fingerprint(attach)
+        request = fingerprint(attach, salt)
         same = older is not None and older.request == request
         kept = older.protocol.committed if older and same else self._memory.kept(session_id, request)
         protocol = VerifierSession(attach, limits, eos_token_ids=self.model.eos_token_ids, kept=kept)

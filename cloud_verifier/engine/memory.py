@@ -14,10 +14,11 @@ from outrider.core.protocol.messages import Attach
 Fingerprint = bytes
 
 
-def fingerprint(attach: Attach) -> Fingerprint:
-    """Equal for attaches that ask for the same sequence, whatever epoch and however much of it was received."""
+def fingerprint(attach: Attach, salt: str = "") -> Fingerprint:
+    """Equal for attaches of one tenant, the salt, that ask for the same sequence, whatever epoch and however much of it
+    was received."""
     request = replace(attach, epoch=0, prompt=(), tokens=())
-    digest = hashlib.blake2b(repr(request).encode(), digest_size=16)
+    digest = hashlib.blake2b(repr((salt, request)).encode(), digest_size=16)
     digest.update(np.asarray(attach.prompt, dtype="<u4").tobytes())
     return digest.digest()
 

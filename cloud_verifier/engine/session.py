@@ -41,7 +41,7 @@ class EngineSession:
         self.directive = directive
         self.rtt_ms = 0.0
         self._empty_answers = 0
-        self.request: Fingerprint = fingerprint(attach)
+        self.request: Fingerprint = fingerprint(attach, salt)
         self.tokens: list[int] = [*attach.prompt, *protocol.committed]
         self.table = SlotTable(len(self.tokens) + 64)
         self.reserved = 0

@@ -89,7 +89,7 @@ async def test_an_engine_serves_refuses_forgets_and_its_death_is_told(config, re
             ("long", start(prompt=(1,) * 250, session_id="long"), errors.BadRequest),
             ("s", start(epoch=1), Fenced),
             ("big", start(prompt=(1,) * 150, max_tokens=90, session_id="big"), None),
-            ("more", start(prompt=(1,) * 150, max_tokens=90, session_id="more"), Overloaded),
+            ("more", start(prompt=(2,) * 150, max_tokens=90, session_id="more"), Overloaded),
         ]:
             inbox = host.register(session_id, 1)
             host.send(request)

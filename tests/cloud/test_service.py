@@ -133,7 +133,7 @@ async def test_a_device_is_told_when_the_step_time_has_changed_by_much(plain):
 # --- tickets
 
 
-async def test_a_ticket_sets_limits_and_tenant(tmp_path):
+async def test_a_ticket_sets_limits_and_tenant_and_with_it_whose_prefixes_are_shared(tmp_path):
     async def authorise(ticket):
         assert ticket == b"ticket"
         return claims()
@@ -141,7 +141,8 @@ async def test_a_ticket_sets_limits_and_tenant(tmp_path):
     async with front(tmp_path, authorise=authorise) as running:
         stream = await running.open(epoch=10, ticket=b"ticket", wait=False)
         assert (await stream.read()).opened.limits.nodes == 7
-        assert (await running.engine.asked("start")).start.limits.run_ahead == 4
+        start = (await running.engine.asked("start")).start
+        assert (start.limits.run_ahead, start.salt) == (4, "acme")
         assert running.service.tenants == {"s": "acme"}
         stream.call.cancel()
         await until(lambda: not running.service.tenants)

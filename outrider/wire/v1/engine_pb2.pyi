@@ -28,14 +28,16 @@ class EngineRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., append: _Optional[_Union[_session_pb2.Append, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., cancel: _Optional[_Union[_session_pb2.Cancel, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., tune: _Optional[_Union[Tune, _Mapping]] = ..., quit: _Optional[_Union[Quit, _Mapping]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("attach", "limits", "directive")
+    __slots__ = ("attach", "limits", "directive", "salt")
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     DIRECTIVE_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
     attach: _session_pb2.Attach
     limits: _session_pb2.SessionLimits
     directive: _session_pb2.Directive
-    def __init__(self, attach: _Optional[_Union[_session_pb2.Attach, _Mapping]] = ..., limits: _Optional[_Union[_session_pb2.SessionLimits, _Mapping]] = ..., directive: _Optional[_Union[_session_pb2.Directive, _Mapping]] = ...) -> None: ...
+    salt: str
+    def __init__(self, attach: _Optional[_Union[_session_pb2.Attach, _Mapping]] = ..., limits: _Optional[_Union[_session_pb2.SessionLimits, _Mapping]] = ..., directive: _Optional[_Union[_session_pb2.Directive, _Mapping]] = ..., salt: _Optional[str] = ...) -> None: ...
 
 class Stop(_message.Message):
     __slots__ = ()
@@ -118,7 +120,7 @@ class SessionStats(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., steps: _Optional[int] = ..., committed: _Optional[int] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ...) -> None: ...
 
 class EngineStats(_message.Message):
-    __slots__ = ("live_sessions", "step_ms", "tokens_per_s", "kv_used", "kv_capacity", "sessions", "timing_ms")
+    __slots__ = ("live_sessions", "step_ms", "tokens_per_s", "kv_used", "kv_capacity", "sessions", "timing_ms", "prefix_hits", "prefix_tokens", "kv_cached")
     class TimingMsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +135,9 @@ class EngineStats(_message.Message):
     KV_CAPACITY_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     TIMING_MS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HITS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KV_CACHED_FIELD_NUMBER: _ClassVar[int]
     live_sessions: int
     step_ms: float
     tokens_per_s: float
@@ -140,4 +145,7 @@ class EngineStats(_message.Message):
     kv_capacity: int
     sessions: _containers.RepeatedCompositeFieldContainer[SessionStats]
     timing_ms: _containers.ScalarMap[str, float]
-    def __init__(self, live_sessions: _Optional[int] = ..., step_ms: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., kv_used: _Optional[int] = ..., kv_capacity: _Optional[int] = ..., sessions: _Optional[_Iterable[_Union[SessionStats, _Mapping]]] = ..., timing_ms: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    prefix_hits: int
+    prefix_tokens: int
+    kv_cached: int
+    def __init__(self, live_sessions: _Optional[int] = ..., step_ms: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., kv_used: _Optional[int] = ..., kv_capacity: _Optional[int] = ..., sessions: _Optional[_Iterable[_Union[SessionStats, _Mapping]]] = ..., timing_ms: _Optional[_Mapping[str, float]] = ..., prefix_hits: _Optional[int] = ..., prefix_tokens: _Optional[int] = ..., kv_cached: _Optional[int] = ...) -> None: ...

@@ -91,6 +91,7 @@ class Client:
     draft: Drafter = nothing
     directive: Directive = DIRECTIVE
     limits: SessionLimits = LIMITS
+    salt: str = ""
     errors: list[OutriderError] = field(default_factory=list)
 
     @property
@@ -100,8 +101,9 @@ class Client:
 
 def client(prompt: Sequence[int], draft: Drafter = nothing, max_tokens: int = 24, **options: Any) -> Client:
     sampling = options.pop("sampling", SamplingParams())
+    salt = options.pop("salt", "")
     device = DeviceSession(prompt, sampling=sampling, max_tokens=max_tokens, eos_token_ids=(EOS,), **options)
-    return Client(device, draft)
+    return Client(device, draft, salt=salt)
 
 
 class Rig:
@@ -117,7 +119,7 @@ class Rig:
         """Open or take back a session."""
         epoch = joining.device.epoch + 1 if epoch is None else epoch
         message = joining.device.attach(epoch, joining.limits)
-        self.engine.start(session_id, message, joining.limits, joining.directive)
+        self.engine.start(session_id, message, joining.limits, joining.directive, joining.salt)
         self.clients[session_id] = joining
 
     def turn(self) -> list[Event]:

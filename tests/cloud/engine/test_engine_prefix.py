@@ -1,0 +1,253 @@
+"""What sessions save by the prefix cache, and that nobody can tell from the tokens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from rig import Client, Rig, adversary, client, guesses, nothing, perfect, prompt_of
+from tiny_targets import Reference
+
+from cloud_verifier.engine.engine import EngineConfig
+from cloud_verifier.engine.model import TargetModel
+from outrider.core.errors import InternalError, Overloaded
+from outrider.core.processors import SamplingParams
+from outrider.core.protocol.messages import Cancel
+
+Target = Callable[[str], TargetModel]
+Plain = Callable[[str], Reference]
+
+
+@pytest.fixture
+def llama(target: Target) -> TargetModel:
+    return target("llama")
+
+
+def say(rig: Rig, name: str, prompt: list[int], max_tokens: int = 12, **options: Any) -> tuple[list[int], int]:
+    """One session from its begin to its end: what it says, and how many tokens were prefilled for it."""
+    before = rig.engine.stats().prefilled
+    rig.attach(name, client(prompt, max_tokens=max_tokens, ignore_eos=True, **options))
+    rig.run()
+    return rig.clients[name].device.received, rig.engine.stats().prefilled - before
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "gemma2", "gpt_oss"])
+def test_the_second_turn_of_a_chat_prefills_only_what_is_new(kind: str, target: Target, reference: Plain) -> None:
+    rig = Rig(target(kind))
+    first = prompt_of(40)
+    answer, prefilled = say(rig, "one", first)
+    assert prefilled == 39
+    second = [*first, *answer, *prompt_of(7)]
+    again, prefilled = say(rig, "two", second)
+    assert again == reference(kind).generate(second, 12, ignore_eos=True)
+    # The last token of the answer was never put into the pool, and the last of the prompt is no prefill.
+    assert prefilled == 1 + 7 - 1
+    stats = rig.engine.stats()
+    assert (stats.prefix_hits, stats.prefix_tokens) == (1, 40 + 11)
+    assert stats.kv_cached == len(second) + 11
+    assert rig.slots == (0, 0)
+
+
+def test_sessions_share_a_system_prompt_while_they_live_and_hold_it_once(llama: TargetModel, reference: Plain) -> None:
+    rig = Rig(llama, EngineConfig(kv_slots=256))
+    system = prompt_of(100)
+    rig.attach("first", client([*system, 1], max_tokens=30, ignore_eos=True))
+    rig.turn()
+    for i in range(2):  # a third of the pool was not enough for either without the shared part
+        rig.attach(f"s{i}", client([*system, 2 + i], max_tokens=20, ignore_eos=True))
+    rig.turn()
+    assert rig.slots[0] < 100 + 3 * 20
+    rig.run()
+    for name, end in (("s0", 2), ("s1", 3)):
+        assert rig.clients[name].device.received == reference("llama").generate([*system, end], 20, ignore_eos=True)
+    assert rig.engine.stats().prefilled == 100
+    assert rig.slots == (0, 0)
+
+
+def test_sessions_that_compute_the_same_at_once_keep_it_once(llama: TargetModel) -> None:
+    rig = Rig(llama)
+    for name in "ab":
+        rig.attach(name, client(prompt_of(50), max_tokens=30, ignore_eos=True))
+    rig.turn()
+    assert rig.engine.stats().prefilled == 2 * 49
+    assert rig.slots[0] == 50
+    rig.run()
+    assert rig.slots == (0, 0)
+
+
+def test_another_tenant_never_hits(llama: TargetModel) -> None:
+    rig = Rig(llama)
+    prompt = prompt_of(40)
+    for name, salt, prefilled in (("a", "acme", 39), ("b", "bolt", 39), ("c", "", 39), ("d", "acme", 0)):
+        assert say(rig, name, prompt, salt=salt)[1] == prefilled
+    assert rig.engine.stats().prefix_hits == 1
+
+
+def test_even_the_same_session_hits_nothing_of_another_tenant(llama: TargetModel) -> None:
+    rig = Rig(llama)
+    prompt = prompt_of(30)
+    rig.attach("s", client(prompt, max_tokens=30, ignore_eos=True, salt="acme"))
+    rig.turn()
+    rig.attach("s", client(prompt, max_tokens=30, ignore_eos=True, salt="bolt"), epoch=2)
+    rig.run()
+    assert rig.engine.stats().prefilled == 2 * 29
+
+
+def test_without_the_cache_nothing_is_kept(llama: TargetModel) -> None:
+    rig = Rig(llama, EngineConfig(kv_slots=1024, prefix_cache=False))
+    prompt = prompt_of(40)
+    assert say(rig, "a", prompt) == say(rig, "b", prompt)
+    stats = rig.engine.stats()
+    assert (stats.prefix_hits, stats.kv_cached, rig.slots) == (0, 0, (0, 0))
+
+
+def test_rejected_nodes_leave_nothing_behind(llama: TargetModel, reference: Plain) -> None:
+    rig = Rig(llama)
+    prompt = prompt_of(20)
+    expected = reference("llama").generate(prompt, 16, ignore_eos=True)
+    assert say(rig, "s", prompt, 16, draft=adversary(expected))[0] == expected
+    assert rig.engine.stats().kv_cached in (20 + 15, 20 + 16)  # the last token counts if it was a node
+    for wrong in range(5):
+        branch = [*prompt, wrong, 5, 5]
+        cut = 20 + (wrong == expected[0])
+        assert say(rig, f"branch{wrong}", branch)[1] == 22 - cut
+
+
+def test_a_cached_prompt_is_no_claim_on_slots(llama: TargetModel) -> None:
+    rig = Rig(llama, EngineConfig(kv_slots=128))
+    for seed in range(6):  # each needs nearly all of the pool
+        prompt = prompt_of(60, seed)
+        said, prefilled = say(rig, f"s{seed}", prompt, 40)
+        assert prefilled == 59
+        assert rig.engine.stats().kv_cached > 0
+        assert rig.slots == (0, 0)
+    assert say(rig, "again", prompt, 40) == (said, 0)
+
+
+def test_a_refused_epoch_leaves_the_live_one_as_it_was(llama: TargetModel, reference: Plain) -> None:
+    rig = Rig(llama, EngineConfig(kv_slots=200))
+    rig.attach("other", client(prompt_of(40, 1), max_tokens=30, ignore_eos=True))
+    one = client(prompt_of(30), max_tokens=20, ignore_eos=True)
+    rig.attach("s", one)
+    rig.turn()
+    reserved = rig.slots[1]
+    with pytest.raises(Overloaded):
+        rig.attach("s", client([*prompt_of(30), *prompt_of(60)], max_tokens=60, ignore_eos=True), epoch=2)
+    assert rig.slots[1] == reserved
+    rig.run()
+    assert one.device.received == reference("llama").generate(prompt_of(30), 20, ignore_eos=True)
+    assert rig.slots == (0, 0)
+
+
+@pytest.mark.parametrize("spoilt", ["the forward", "the logits"])
+def test_a_session_that_fails_leaves_nothing_of_that_step(
+    spoilt: str, llama: TargetModel, reference: Plain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = prompt_of(40)
+    rig = Rig(llama, EngineConfig(kv_slots=512, token_budget=16))
+    one = client(prompt, max_tokens=12, ignore_eos=True)
+    rig.attach("s", one)
+    rig.turn()
+    rig.turn()
+    forward = llama.forward
+
+    def broken(*args: Any) -> torch.Tensor:
+        logits = forward(*args)
+        for values in rig.engine._pool.values:
+            values[rig.engine._live["s"]._lent] = float("nan")
+        if spoilt == "the forward":
+            raise RuntimeError("out of memory")
+        return torch.full_like(logits, float("nan"))
+
+    monkeypatch.setattr(llama, "forward", broken)
+    rig.turn()
+    assert [type(error) for error in one.errors] == [InternalError]
+    monkeypatch.setattr(llama, "forward", forward)
+    assert rig.engine.stats().kv_cached == 0
+    assert say(rig, "again", prompt)[0] == reference("llama").generate(prompt, 12, ignore_eos=True)
+
+
+class Crowd:
+    """Chats that come, go, are cut off and come back, all at random, in a pool far too small for what they say."""
+
+    def __init__(self, model: TargetModel, plain: Reference, seed: int, *, cache: bool, slots: int) -> None:
+        config = EngineConfig(kv_slots=slots, token_budget=40, prefill_chunk=11, max_sessions=6, prefix_cache=cache)
+        self.rig = Rig(model, config, seed)
+        self.rng = random.Random(seed)
+        self.plain = plain
+        self.histories = [prompt_of(24, 90)] * 3 + [prompt_of(10, 91)]
+        self.live: dict[str, tuple[Client, int]] = {}
+        """session id -> its device and which of the chats it goes on with"""
+        self.through: list[Client] = []
+        """Those that went to their end."""
+        self.count = 0
+
+    def act(self) -> None:
+        """Something happens to one session or the other."""
+        dice = self.rng.random()
+        if dice < 0.25 and len(self.live) < 6:
+            self.begin()
+        elif dice < 0.35 and self.live:
+            name = self.rng.choice(sorted(self.live))
+            one, _ = self.live.pop(name)
+            self.rig.engine.cancel(name, Cancel(one.device.epoch))
+        elif dice < 0.45 and self.live:
+            name = self.rng.choice(sorted(self.live))
+            one, _ = self.live[name]
+            if self.rng.random() < 0.5:
+                self.rig.engine.stop(name)
+            try:
+                self.rig.attach(name, one)
+            except Overloaded:
+                del self.live[name]
+        self.rig.turn()
+        for name, (one, chat) in list(self.live.items()):
+            assert not one.errors
+            if one.device.finished:
+                del self.live[name]
+                self.through.append(one)
+                whole = [*one.device.prompt, *one.device.received]
+                self.histories[chat] = whole if len(whole) < 90 else whole[:24]
+
+    def begin(self) -> None:
+        chat = self.rng.randrange(len(self.histories))
+        prompt = self.histories[chat] + self.rng.choices(range(8, 12), k=self.rng.randrange(1, 6))
+        draft = self.rng.choice([nothing, guesses, perfect(self.rng.choices(range(100), k=20))])
+        params = self.rng.choice([SamplingParams(), SamplingParams(temperature=0.8, seed=3)])
+        one = client(prompt, draft, self.rng.randrange(1, 20), sampling=params, salt=self.rng.choice("ab"))
+        self.count += 1
+        name = f"s{self.count}"
+        try:
+            self.rig.attach(name, one)
+        except Overloaded:
+            return
+        self.live[name] = one, chat
+
+    def check(self) -> None:
+        """What everybody says is what plain transformers says; every slot is back."""
+        self.through += [one for one, _ in self.live.values()]
+        self.rig.clients = {name: one for name, (one, _) in self.live.items()}
+        self.rig.run()
+        for one in self.through:
+            device = one.device
+            assert device.received == self.plain.generate(list(device.prompt), device.max_tokens, device.sampling)
+        assert self.rig.slots == (0, 0)
+        pool = self.rig.engine._pool
+        assert sorted(pool.allocate(pool.slots).tolist()) == list(range(pool.slots))
+
+
+@pytest.mark.parametrize("cache", [True, False])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_session_says_anything_else_for_the_cache_whatever_comes_and_goes(
+    seed: int, cache: bool, llama: TargetModel, reference: Plain
+) -> None:
+    crowd = Crowd(llama, reference("llama"), seed, cache=cache, slots=260)
+    for _ in range(100):
+        crowd.act()
+    crowd.check()
+    stats = crowd.rig.engine.stats()
+    assert len(crowd.through) > 8
+    assert (stats.prefix_hits > 10) == cache
