@@ -21,7 +21,7 @@ from cloud_verifier.engine.batch import PackedBatch, Segment
 from cloud_verifier.engine.kv_pool import KVPool
 from cloud_verifier.engine.memory import SessionMemory, fingerprint
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.scheduler import Plan, StepBudget, Wait, schedule
+from cloud_verifier.engine.scheduler import NodeOrder, Plan, StepBudget, Wait, by_arrival, schedule
 from cloud_verifier.engine.session import EngineSession, slots_needed
 from cloud_verifier.engine.stats import EngineStats, Rate, SessionStats, StepMeter
 from outrider.core.errors import (
@@ -63,6 +63,8 @@ class EngineConfig:
         for name in ("kv_slots", "token_budget", "prefill_chunk", "max_sessions"):
             if getattr(self, name) < 1:
                 raise BadRequest.bound(name, getattr(self, name), "at least 1")
+        if self.token_budget < 2:
+            raise BadRequest.bound("token_budget", self.token_budget, "at least 2: a prompt's row and one beside it")
 
     @property
     def budget(self) -> StepBudget:
@@ -114,12 +116,14 @@ class Engine:
         model: TargetModel,
         config: EngineConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
+        node_order: NodeOrder = by_arrival,
     ) -> None:
         if model.deviation is None:
             raise ModelRefused(f"{model.label} has not passed the self-test; call self_test(model) first")
         self.model = model
         self.config = config or EngineConfig()
         self._clock = clock
+        self._node_order = node_order
         self._pool = KVPool(model.layers, self.config.kv_slots, dtype=model.torch_dtype, device=model.device)
         self._live: dict[str, EngineSession] = {}
         self._ended: OrderedDict[str, SessionStats] = OrderedDict()
@@ -149,7 +153,9 @@ class Engine:
         same = older is not None and older.request == request
         kept = older.protocol.committed if older and same else self._memory.kept(session_id, request)
         protocol = VerifierSession(attach, limits, eos_token_ids=self.model.eos_token_ids, kept=kept)
-        session = EngineSession(session_id, protocol, directive, self._clock(), self._pool, salt)
+        session = EngineSession(
+            session_id, protocol, directive, self._pool, salt=salt, now=self._clock(), step=self._steps
+        )
         self._admit(session, older)
 
         self._memory.see(session_id, attach.epoch)
@@ -243,7 +249,8 @@ class Engine:
     # A step: schedule -> forward -> walk -> commit
 
     def _decide(self, now: float) -> Plan | Wait:
-        return schedule([session.candidate() for session in self._live.values()], now, self.config.budget)
+        candidates = [session.candidate(self._steps) for session in self._live.values()]
+        return schedule(candidates, now, self.config.budget, self._node_order)
 
     def _run(self, plan: Plan) -> None:
         begun = perf_counter()

@@ -3,12 +3,23 @@
 One budget of rows per step covers prefill chunks, plain steps and trees. A session without nodes waits for some at most
 its directive's patience after its last commit, and only where an answer can be there by then; while any other session
 steps it steps along, since sitting out would save only its own row.
+
+Nobody starves. Prompts get at least `min(prefill_rows, max(1, rows // 4))` rows of every step, who generates at
+least one. Who generates comes in turn, whoever waited longest first; prompts come in order of arrival, since a prompt
+that is through early is worth more than several halves, but one that had nothing in OVERDUE steps comes first. So every
+step that leaves a session out either makes it overdue or serves one that has waited longer and then stands behind it:
+with at most `n` sessions at once, no more than `most_skipped(n)` steps in a row leave one out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from outrider.core.errors import BadRequest
+
+OVERDUE = 16
+"""Steps without a row after which a prompt comes before those that arrived earlier."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +30,12 @@ class StepBudget:
     """Over all sessions."""
     prefill_rows: int
     """Of them for prompts while anybody generates, so that a long prompt does not hold the others up."""
+
+    def __post_init__(self) -> None:
+        if self.rows < 2:
+            raise BadRequest.bound("rows", self.rows, "at least 2: one for a prompt, one for who generates")
+        if not 1 <= self.prefill_rows <= self.rows:
+            raise BadRequest.bound("prefill_rows", self.prefill_rows, f"between 1 and {self.rows}, the rows")
 
 
 @dataclass(frozen=True)
@@ -41,8 +58,8 @@ class Candidate:
     """Round trip to its device; 0 where it is not known."""
     last_commit: float
     """Time of its last commit."""
-    last_step: int
-    """Number of the step in which it last had rows; those that waited longest come first."""
+    skipped: int
+    """Steps that others have made since it last had rows, or since it came."""
 
     @property
     def due(self) -> float:
@@ -78,36 +95,50 @@ class Wait:
     until: float | None
 
 
-def schedule(candidates: Sequence[Candidate], now: float, budget: StepBudget) -> Plan | Wait:
-    """Decide on the next step."""
+NodeOrder = Callable[[Sequence[Candidate]], Sequence[Candidate]]
+"""Who gets nodes of its tree first, out of those whose last known token is in the step. Pure, as all else here."""
+
+
+def by_arrival(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+    """The order in which they were given."""
+    return candidates
+
+
+def most_skipped(sessions: int) -> int:
+    """How many steps in a row can leave out a session that could step, where at most so many live at once."""
+    return OVERDUE + sessions - 1
+
+
+def schedule(
+    candidates: Sequence[Candidate], now: float, budget: StepBudget, node_order: NodeOrder = by_arrival
+) -> Plan | Wait:
+    """Decide on the next step. candidates: in order of arrival."""
     able = [candidate for candidate in candidates if candidate.may_step]
     if not able:
         return Wait(None)
     due = min(candidate.due for candidate in able)
-    return Wait(due) if due > now else Plan(_share(able, budget))
+    return Wait(due) if due > now else Plan(_share(able, budget, node_order))
 
 
-def _share(able: Sequence[Candidate], budget: StepBudget) -> tuple[Grant, ...]:
-    """Every session that generates gets its plain row; then prompts in order of arrival; trees get what is left."""
-    generating = sorted((c for c in able if c.pending == 1), key=lambda c: c.last_step)
-    prefilling = [c for c in able if c.pending > 1]
-    kept = min(budget.prefill_rows, budget.rows // 4) if prefilling else 0
-    generating = generating[: budget.rows - kept]
-    left = budget.rows - len(generating)
+def _share(able: Sequence[Candidate], budget: StepBudget, node_order: NodeOrder) -> tuple[Grant, ...]:
+    """Every session that generates gets its plain row; then prompts; trees get what is left."""
+    generating = sorted((c for c in able if c.pending == 1), key=lambda c: -c.skipped)
+    prefilling = sorted((c for c in able if c.pending > 1), key=lambda c: -c.skipped if c.skipped >= OVERDUE else 0)
+    kept = min(budget.prefill_rows, max(1, budget.rows // 4)) if prefilling else 0
+    chains = dict.fromkeys((c.session_id for c in generating[: budget.rows - kept]), 1)
+    left = budget.rows - len(chains)
 
     allowance = min(left, budget.prefill_rows) if generating else left
-    chains: list[tuple[Candidate, int]] = [(candidate, 1) for candidate in generating]
     for candidate in prefilling:
         rows = min(candidate.pending, allowance)
         if rows:
-            chains.append((candidate, rows))
+            chains[candidate.session_id] = rows
         allowance -= rows
         left -= rows
 
-    grants = []
-    for candidate, chain in chains:
-        # Nodes stand below the last known token, so a prompt that is not through has no use for them yet.
-        nodes = min(candidate.nodes, candidate.nodes_per_step, left) if chain == candidate.pending else 0
-        left -= nodes
-        grants.append(Grant(candidate.session_id, chain, nodes))
-    return tuple(grants)
+    nodes: dict[str, int] = {}
+    # Nodes stand below the last known token, so a prompt that is not through has no use for them yet.
+    for candidate in node_order([c for c in able if chains.get(c.session_id) == c.pending]):
+        nodes[candidate.session_id] = min(candidate.nodes, candidate.nodes_per_step, left)
+        left -= nodes[candidate.session_id]
+    return tuple(Grant(session_id, chain, nodes.get(session_id, 0)) for session_id, chain in chains.items())

@@ -33,7 +33,15 @@ class EngineSession:
     """One epoch of a session. Its table covers the sequence but for the tokens that are pending."""
 
     def __init__(
-        self, session_id: str, protocol: VerifierSession, directive: Directive, now: float, pool: KVPool, salt: str
+        self,
+        session_id: str,
+        protocol: VerifierSession,
+        directive: Directive,
+        pool: KVPool,
+        *,
+        salt: str,
+        now: float,
+        step: int,
     ) -> None:
         attach = protocol.attach
         self.session_id = session_id
@@ -48,7 +56,8 @@ class EngineSession:
         self.shared = False
         """Whether its prompt is in the prefix cache."""
         self.last_commit = now
-        self.last_step = 0
+        self.last_step = step
+        """Number of the step in which it last had rows, or before which it came."""
         self._pool = pool
         self._salt = salt
         self._lease = pool.prefixes.nothing
@@ -78,8 +87,8 @@ class EngineSession:
         elif message.idle:
             self._empty_answers += 1
 
-    def candidate(self) -> Candidate:
-        """What the scheduler needs to know."""
+    def candidate(self, step: int) -> Candidate:
+        """What the scheduler needs to know after so many steps."""
         protocol, directive = self.protocol, self.directive
         ends_next = protocol.position + 1 >= protocol.attach.max_tokens
         return Candidate(
@@ -92,7 +101,7 @@ class EngineSession:
             patience_s=1e-3 * directive.patience_ms,
             rtt_s=1e-3 * self.rtt_ms,
             last_commit=self.last_commit,
-            last_step=self.last_step,
+            skipped=step - self.last_step,
         )
 
     @property

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from cloud_verifier.engine.scheduler import Candidate, Grant, Plan, StepBudget, Wait, schedule
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cloud_verifier.engine.scheduler import (
+    OVERDUE,
+    Candidate,
+    Grant,
+    Plan,
+    StepBudget,
+    Wait,
+    most_skipped,
+    schedule,
+)
+from outrider.core.errors import BadRequest
 
 BUDGET = StepBudget(rows=64, prefill_rows=16)
 NOW = 100.0
@@ -21,7 +37,7 @@ def candidate(session_id: str = "s", **changes: Any) -> Candidate:
         "patience_s": 0.010,
         "rtt_s": 0.002,
         "last_commit": NOW,
-        "last_step": 0,
+        "skipped": 0,
     }
     return Candidate(session_id, **values | changes)
 
@@ -81,7 +97,7 @@ def test_plain_rows_come_before_nodes_and_the_budget_holds() -> None:
 
 def test_who_stepped_longest_ago_comes_first_when_not_all_fit() -> None:
     budget = StepBudget(rows=2, prefill_rows=1)
-    three = [candidate(name, idle=True, last_step=step) for name, step in (("a", 3), ("b", 1), ("c", 2))]
+    three = [candidate(name, idle=True, skipped=steps) for name, steps in (("a", 0), ("b", 2), ("c", 1))]
     assert [grant.session_id for grant in grants(*three, budget=budget)] == ["b", "c"]
 
 
@@ -103,3 +119,89 @@ def test_a_crowd_that_generates_does_not_starve_a_prompt() -> None:
     shared = grants(candidate("prompt", pending=40), *crowd)
     assert Grant("prompt", 16, 0) in shared
     assert sum(grant.chain + grant.nodes for grant in shared) == 64
+
+
+def test_a_prompt_that_had_nothing_for_long_comes_before_those_that_arrived_earlier() -> None:
+    first, second = candidate("first", pending=500), candidate("second", pending=500, skipped=OVERDUE - 1)
+    assert [grant.session_id for grant in grants(first, second)] == ["first"]
+    assert [grant.session_id for grant in grants(first, replace(second, skipped=OVERDUE))] == ["second"]
+
+
+def test_another_order_decides_who_gets_nodes_and_nothing_else() -> None:
+    def hungriest(able: Sequence[Candidate]) -> Sequence[Candidate]:
+        return sorted(able, key=lambda c: -c.nodes)
+
+    budget = StepBudget(rows=10, prefill_rows=4)
+    three = [candidate("a", nodes=3), candidate("b", nodes=7), candidate("prompt", pending=40, nodes=9)]
+    assert grants(*three, budget=budget) == (Grant("a", 1, 3), Grant("b", 1, 1), Grant("prompt", 4, 0))
+    decision = schedule(three, NOW, budget, hungriest)
+    assert decision == Plan((Grant("a", 1, 0), Grant("b", 1, 4), Grant("prompt", 4, 0)))
+
+
+@pytest.mark.parametrize(("rows", "prefill_rows"), [(1, 1), (0, 0), (8, 0), (8, 9)])
+def test_a_budget_in_which_somebody_would_starve_is_refused(rows: int, prefill_rows: int) -> None:
+    with pytest.raises(BadRequest, match="rows"):
+        StepBudget(rows, prefill_rows)
+
+
+@dataclass
+class Waiting:
+    """A session as the scheduler sees it over many steps."""
+
+    pending: int
+    """Prompt tokens not yet in the pool; 1 once it generates."""
+    life: int
+    """Tokens that it will generate."""
+    last_step: int
+    skipped: int = 0
+    most: int = 0
+    """Sessions that could step while it waited, at the most."""
+
+
+arrivals = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 30)), max_size=3)
+"""(prompt tokens, tokens to generate) of the sessions that come before a step."""
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    start=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 200)), min_size=1, max_size=24),
+    steps=st.lists(arrivals, min_size=40, max_size=80),
+    rows=st.integers(2, 12),
+    prefill_rows=st.integers(1, 12),
+)
+def test_nobody_is_left_out_longer_than_stated_and_prompts_always_get_on(
+    start: list[tuple[int, int]], steps: list[list[tuple[int, int]]], rows: int, prefill_rows: int
+) -> None:
+    budget = StepBudget(rows, min(rows, prefill_rows))
+    live: dict[str, Waiting] = {}
+    for number, coming in enumerate([start, *steps]):
+        for pending, life in coming:
+            if len(live) < 30:
+                live[f"{number}/{len(live)}/{pending}/{life}"] = Waiting(pending, life, number)
+        if not live:
+            continue
+        able = [
+            candidate(name, pending=one.pending, idle=True, nodes=3, skipped=number - one.last_step)
+            for name, one in live.items()
+        ]
+        shared = grants(*able, budget=budget)
+        assert sum(grant.chain + grant.nodes for grant in shared) <= rows
+        generating, prefilling = (sum((c.pending > 1) is kind for c in able) for kind in (False, True))
+        to_prompts = sum(grant.chain for grant in shared if live[grant.session_id].pending > 1)
+        owed = sum(c.pending for c in able if c.pending > 1)
+        assert to_prompts >= min(owed, budget.prefill_rows, max(1, rows // 4))
+        # And the other way round: prompts take no more than their share from who generates.
+        assert len(shared) >= min(generating, rows - min(budget.prefill_rows, max(1, rows // 4)) * (prefilling > 0))
+        served = {grant.session_id: grant for grant in shared}
+        for name, one in list(live.items()):
+            one.most = max(one.most, len(able))
+            grant = served.get(name)
+            if grant is None:
+                one.skipped += 1
+                assert one.skipped <= most_skipped(one.most)
+                continue
+            one.skipped, one.most, one.last_step = 0, 0, number + 1
+            one.life -= grant.chain == one.pending
+            one.pending = max(1, one.pending - grant.chain)
+            if one.life == 0:
+                del live[name]
