@@ -353,7 +353,14 @@ class Engine:
                 )
 
     def _admit(self, session: EngineSession, older: EngineSession | None) -> None:
-        """Give the session its prefix. Raises Overloaded where, in place of `older`, it finds no room."""
+        """Give the session its prefix. Raises Overloaded where, in place of `older`, it finds no room.
+
+        No more is promised than the pool holds. A chat between its turns is no live session: its slots are in the
+        prefix cache, go to whoever needs them, and are computed again when it returns. A live one generates all the
+        time, but for one whose device has fallen behind (rule 16), which its front gives up after a silence. To lend
+        that one's reservation out, it would have to wait on its return until others end, for as long as they please,
+        or be refused: a live session that fails. So it keeps it.
+        """
         if not session.needed:
             return
         if older is None and len(self._live) >= self.config.max_sessions:

@@ -14,6 +14,7 @@ from cloud_verifier.engine.memory import Fingerprint, fingerprint
 from cloud_verifier.engine.sampling import Sampler
 from cloud_verifier.engine.scheduler import Candidate, Grant
 from cloud_verifier.engine.stats import Acceptance, SessionStats
+from outrider.core.errors import InternalError
 from outrider.core.protocol.messages import Append, Attach, Commit, Directive, Finish, SessionLimits
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.walk import Batch, Walked, walk
@@ -125,13 +126,12 @@ class EngineSession:
         self._lease = self._pool.prefixes.acquire(self._salt, self.tokens[:-1])
         self.table.extend(self._lease.slots)
 
-    def reserve(self) -> bool:
-        """Have all promised that it can ever need; False where it is not there."""
+    def reserve(self) -> None:
+        """Have all promised that it can ever need; that it is there was found at its admission."""
         needed = self.needed
         if not self._pool.reserve(needed):
-            return False
+            raise InternalError(f"{needed} KV slots were admitted, {self._pool.unreserved} are there")
         self.reserved = needed
-        return True
 
     def share(self) -> None:
         """Hand the table, all of which is computed and on the sequence's path, over to the prefix cache.

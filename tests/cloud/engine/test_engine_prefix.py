@@ -116,15 +116,37 @@ def test_rejected_nodes_leave_nothing_behind(llama: TargetModel, reference: Plai
         assert say(rig, f"branch{wrong}", branch)[1] == 22 - cut
 
 
-def test_a_cached_prompt_is_no_claim_on_slots(llama: TargetModel) -> None:
+def test_a_chat_that_rests_makes_room_and_is_computed_again_when_it_returns(llama: TargetModel) -> None:
     rig = Rig(llama, EngineConfig(kv_slots=128))
+    said = {}
     for seed in range(6):  # each needs nearly all of the pool
-        prompt = prompt_of(60, seed)
-        said, prefilled = say(rig, f"s{seed}", prompt, 40)
+        said[seed], prefilled = say(rig, f"s{seed}", prompt_of(60, seed), 40)
         assert prefilled == 59
         assert rig.engine.stats().kv_cached > 0
         assert rig.slots == (0, 0)
-    assert say(rig, "again", prompt, 40) == (said, 0)
+    assert say(rig, "latest", prompt_of(60, 5), 40) == (said[5], 0)
+    assert say(rig, "oldest", prompt_of(60, 0), 40) == (said[0], 59)
+
+
+def test_a_live_session_whose_device_rests_keeps_what_it_was_promised(llama: TargetModel, reference: Plain) -> None:
+    rig = Rig(llama, EngineConfig(kv_slots=200))
+    prompt = prompt_of(30)
+    one = client(prompt, max_tokens=60, ignore_eos=True)
+    rig.attach("s", one)
+    while rig.engine.stats().committed < 20:
+        rig.turn()
+    clients, rig.clients = rig.clients, {}  # its device is silent; the engine runs ahead as far as it may, and stops
+    held = [event for _ in range(60) for event in rig.turn()]
+    with pytest.raises(Overloaded):
+        rig.attach("large", client(prompt_of(60, 1), max_tokens=60, ignore_eos=True))
+    for seed in range(4):  # others fill all that is not promised, again and again
+        say(rig, f"s{seed}", prompt_of(30, seed), 20)
+    rig.clients = clients
+    for event in held:
+        rig.hear(event)
+    rig.run()
+    assert one.device.received == reference("llama").generate(prompt, 60, ignore_eos=True)
+    assert rig.slots == (0, 0)
 
 
 def test_a_refused_epoch_leaves_the_live_one_as_it_was(llama: TargetModel, reference: Plain) -> None:

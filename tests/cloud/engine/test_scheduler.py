@@ -121,6 +121,14 @@ def test_a_crowd_that_generates_does_not_starve_a_prompt() -> None:
     assert sum(grant.chain + grant.nodes for grant in shared) == 64
 
 
+@pytest.mark.parametrize("rows", [2, 3, 4, 8])
+def test_even_in_the_smallest_budgets_prompts_and_those_who_generate_both_get_on(rows: int) -> None:
+    crowd = [candidate(f"s{i}", idle=True) for i in range(10)]
+    shared = grants(candidate("prompt", pending=40), *crowd, budget=StepBudget(rows, prefill_rows=1))
+    assert Grant("prompt", 1, 0) in shared
+    assert len(shared) == rows
+
+
 def test_a_prompt_that_had_nothing_for_long_comes_before_those_that_arrived_earlier() -> None:
     first, second = candidate("first", pending=500), candidate("second", pending=500, skipped=OVERDUE - 1)
     assert [grant.session_id for grant in grants(first, second)] == ["first"]
@@ -164,7 +172,7 @@ arrivals = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 30)), max_size=
 
 @settings(max_examples=60, deadline=None)
 @given(
-    start=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 200)), min_size=1, max_size=24),
+    start=st.lists(st.tuples(st.just(1) | st.integers(2, 300), st.integers(1, 200)), min_size=1, max_size=24),
     steps=st.lists(arrivals, min_size=40, max_size=80),
     rows=st.integers(2, 12),
     prefill_rows=st.integers(1, 12),
