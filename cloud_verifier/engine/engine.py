@@ -357,9 +357,9 @@ class Engine:
 
         No more is promised than the pool holds. A chat between its turns is no live session: its slots are in the
         prefix cache, go to whoever needs them, and are computed again when it returns. A live one generates all the
-        time, but for one whose device has fallen behind (rule 16), which its front gives up after a silence. To lend
-        that one's reservation out, it would have to wait on its return until others end, for as long as they please,
-        or be refused: a live session that fails. So it keeps it.
+        time, but for one whose device has fallen behind (rule 16); one that is silent too its front soon gives up. To
+        lend that one's reservation out, it would have to wait on its return until others end, for as long as they
+        please, or be refused: a live session that fails. So it keeps it.
         """
         if not session.needed:
             return
