@@ -67,6 +67,18 @@ def test_sessions_share_a_system_prompt_while_they_live_and_hold_it_once(llama: 
     assert rig.slots == (0, 0)
 
 
+def test_what_a_live_session_has_in_the_cache_is_promised_to_nobody_else(llama: TargetModel) -> None:
+    rig = Rig(llama, EngineConfig(kv_slots=200))
+    rig.attach("s", client(prompt_of(100), max_tokens=30, ignore_eos=True))
+    before = rig.slots[1]
+    rig.turn()
+    assert rig.slots == (100, before)
+    with pytest.raises(Overloaded):
+        rig.attach("other", client(prompt_of(60, 1), max_tokens=30, ignore_eos=True))
+    rig.run()
+    assert rig.slots == (0, 0)
+
+
 def test_sessions_that_compute_the_same_at_once_keep_it_once(llama: TargetModel) -> None:
     rig = Rig(llama)
     for name in "ab":
