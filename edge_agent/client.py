@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import secrets
 import weakref
 from collections.abc import Awaitable, Mapping, Sequence
@@ -13,10 +14,21 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 import grpc
+from pydantic import ValidationError
 
 from edge_agent.artifacts import ArtifactCache
 from edge_agent.channels import Channels
-from edge_agent.completion import Chunk, Completion, FinishReason, Options, Request, check_prompt
+from edge_agent.checks import refuse, text
+from edge_agent.completion import (
+    Chunk,
+    Completion,
+    FinishReason,
+    Options,
+    Request,
+    check_ids,
+    check_prompt,
+    prompt_of,
+)
 from edge_agent.completion_stream import Chunks, CompletionStream
 from edge_agent.config import EdgeSettings
 from edge_agent.describe import Library
@@ -26,7 +38,7 @@ from edge_agent.failover import Backoff, DirectRoute, GrantRoute, Hop, Route
 from edge_agent.kit import TargetKit, assemble
 from edge_agent.placement import Coordinator, Placement
 from edge_agent.statistics import Statistics
-from edge_agent.template import Message
+from edge_agent.template import Message, check_messages
 from edge_agent.text import TextAssembler
 from edge_agent.worker import DraftWorker
 from outrider.core.errors import BadRequest, ModelRefused, OutriderError
@@ -74,7 +86,8 @@ class AsyncClient:
         reroute: Mapping[str, str] | None = None,
         settings: EdgeSettings | None = None,
     ) -> None:
-        self._settings = settings = settings or EdgeSettings()
+        _check_arguments(coordinator, verifier, target, draft, cache_dir)
+        self._settings = settings = settings or _from_environment()
         # An address given here stands for itself: the environment's other one would contradict it.
         given = coordinator is not None or verifier is not None
         self._coordinator_address = (coordinator or "") if given else settings.coordinator
@@ -85,7 +98,7 @@ class AsyncClient:
         self._draft = draft
         self._reroute = dict(reroute or {})
         key = settings.api_key.get_secret_value() if settings.api_key else None
-        self._api_key = key if api_key is None else api_key
+        self._api_key = _checked_key(key if api_key is None else api_key)
         if tls is None and (settings.tls or settings.tls_ca):
             tls = ClientTls(settings.tls_ca)
         self._tls = tls is not None
@@ -131,10 +144,10 @@ class AsyncClient:
 
     async def stream(self, prompt: Prompt, **options: Unpack[Options]) -> CompletionStream:
         """The completion in chunks, as the verifier commits them."""
-        request = Request.of(**options)
+        request, given = Request.of(**options), prompt_of(prompt)
         statistics = Statistics()
         kit = await self.prepare()
-        ids = kit.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else list(prompt)
+        ids = kit.tokenizer.encode_prompt(given) if isinstance(given, str) else given
         return self._start(kit, ids, request, statistics)
 
     async def chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Completion:
@@ -143,7 +156,7 @@ class AsyncClient:
 
     async def stream_chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> CompletionStream:
         """The assistant's answer in chunks. Raises ModelRefused for a target without a chat template."""
-        request = Request.of(**options)
+        request, messages = Request.of(**options), check_messages(messages)
         statistics = Statistics()
         kit = await self.prepare()
         if kit.template is None:
@@ -173,6 +186,7 @@ class AsyncClient:
         """Nothing is asked of anybody before the first chunk is."""
         description = kit.description
         prompt = check_prompt(ids, request.max_tokens, description.vocabulary_size, description.max_sequence)
+        check_ids("stop_token_ids", request.stop_token_ids, description.vocabulary_size)
         session = DeviceSession(
             prompt,
             sampling=request.sampling,
@@ -314,3 +328,31 @@ class AsyncClient:
     def _keep(self, task: asyncio.Future[Any]) -> None:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+def _check_arguments(coordinator: object, verifier: object, target: object, draft: object, cache_dir: object) -> None:
+    """Raises BadRequest for one of a wrong type."""
+    for field, value in {"coordinator": coordinator, "verifier": verifier, "target": target}.items():
+        if value is not None:
+            text(field, value)
+    for field, value in {"draft": draft, "cache_dir": cache_dir}.items():
+        if not isinstance(value, str | os.PathLike | None):
+            refuse(field, value, "a text or a path")
+
+
+def _checked_key(key: object) -> str | None:
+    """Raises BadRequest, without the key, for one that no header can carry."""
+    if key is None or (isinstance(key, str) and key.isascii() and key.isprintable()):
+        return key
+    raise BadRequest("api_key must be a text of printable ASCII characters alone", field="api_key")
+
+
+def _from_environment() -> EdgeSettings:
+    """Raises BadRequest for a variable with a wrong value."""
+    try:
+        return EdgeSettings()
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = str(first["loc"][0])
+        variable = f"{EdgeSettings.model_config['env_prefix']}{field}".upper()
+        raise BadRequest(f"{variable} is {first['input']!r}: {first['msg']}", field=field) from error
