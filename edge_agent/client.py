@@ -52,6 +52,8 @@ Prompt = str | Sequence[int]
 
 _CLOSE_S = 2.0
 """How long `close` waits for sessions to end."""
+_FIRST_CONTACT_S = 3.5
+"""How long a verifier that stands alone is looked for: its address is rather wrong than it just restarts."""
 
 _REASONS: dict[Finish, FinishReason] = {
     Finish.EOS: "eos",
@@ -173,7 +175,7 @@ class AsyncClient:
         async with self._preparing:
             self._check_open()
             if self._kit is None:
-                self._kit = await self._assemble()
+                return await self._assemble()
             return self._kit
 
     def _check_open(self) -> None:
@@ -254,12 +256,13 @@ class AsyncClient:
             silence_s=self._settings.silence_s,
             siblings=self._settings.siblings,
         )
-        return SessionDriver(session, self._route(placement), self._dial, worker, options, statistics)
+        route = self._route(placement, self._settings.resume_budget_s)
+        return SessionDriver(session, route, self._dial, worker, options, statistics)
 
     # --- where to
 
-    def _route(self, placement: Placement | None) -> Route:
-        backoff = Backoff(self._settings.resume_budget_s)
+    def _route(self, placement: Placement | None, budget_s: float) -> Route:
+        backoff = Backoff(budget_s)
         if placement is None:
             return DirectRoute(self._verifier_address, backoff, tls=self._tls)
         session_id = placement.grants.session_id
@@ -271,6 +274,10 @@ class AsyncClient:
 
     def _dial(self, hop: Hop) -> grpc.aio.Channel:
         return self._channels.get(self._reroute.get(hop.address, hop.address), tls=hop.tls)
+
+    def _dial_bulk(self, hop: Hop) -> grpc.aio.Channel:
+        """A connection of its own, for downloads."""
+        return self._channels.get(self._reroute.get(hop.address, hop.address), tls=hop.tls, bulk=True)
 
     def _coordinator(self) -> Coordinator:
         return Coordinator(self._channels.get(self._coordinator_address, tls=self._tls), self._api_key)
@@ -289,26 +296,27 @@ class AsyncClient:
     # --- the target's kit
 
     async def _assemble(self) -> TargetKit:
-        """Everything for the target, from a verifier that serves it."""
+        """Everything for the target, from the verifiers that a session would attach to."""
+        budget_s = self._settings.resume_budget_s
         placement = await self._place()
         if placement is None:
-            return await self._assemble_from(self._verifier_address, tls=self._tls)
+            budget_s = min(budget_s, _FIRST_CONTACT_S)
         try:
-            grant = placement.grants.grants[0]
-            return await self._assemble_from(grant.address, tls=grant.tls)
+            library = Library(self._route(placement, budget_s), self._dial_bulk)
+            self._kit = kit = await assemble(library, self._cache, self._draft, self._draft_options())
         finally:
-            self._close_session(placement)
+            if placement is not None:
+                self._close_session(placement)
+        return kit
 
-    async def _assemble_from(self, address: str, *, tls: bool) -> TargetKit:
+    def _draft_options(self) -> DraftOptions:
         settings = self._settings
-        options = DraftOptions(
+        return DraftOptions(
             workers=settings.draft_workers,
             threads=settings.draft_threads,
             context=settings.draft_context,
             prompt_lookup=settings.prompt_lookup,
         )
-        library = Library(self._channels.get(self._reroute.get(address, address), tls=tls, bulk=True))
-        return await assemble(library, self._cache, self._draft, options)
 
     # --- what outlives a request
 
