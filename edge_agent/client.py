@@ -8,10 +8,10 @@ import logging
 import os
 import secrets
 import weakref
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 import grpc
 from pydantic import ValidationError
@@ -49,6 +49,7 @@ from outrider.wire.channels import ClientTls
 log = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int]
+_A = TypeVar("_A")
 
 _CLOSE_S = 2.0
 """How long `close` waits for sessions to end."""
@@ -110,6 +111,8 @@ class AsyncClient:
         self._preparing = asyncio.Lock()
         self._kit: TargetKit | None = None
         self._background: set[asyncio.Future[Any]] = set()
+        self._waiting: set[asyncio.Task[Any]] = set()
+        """What `close` cancels: placing sessions, fetching and loading what the target needs."""
         self._closed = False
         self._streams: weakref.WeakSet[CompletionStream] = weakref.WeakSet()
         self._drivers: set[SessionDriver] = set()
@@ -123,16 +126,18 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Cancel what still runs, free the draft, close the connections."""
+        """Cancel what still runs, free the draft, close the connections.
+
+        Running requests end as cancelled; those that have not begun, and later ones, raise BadRequest.
+        """
         self._closed = True
         for driver in self._drivers:
             driver.cancel()
-        if streams := [asyncio.ensure_future(stream.aclose()) for stream in self._streams]:
-            _, pending = await asyncio.wait(streams, timeout=_CLOSE_S)
-            for closing in pending:
-                closing.cancel()
-        if self._background:
-            await asyncio.wait(self._background, timeout=_CLOSE_S)
+        for waiting in self._waiting:
+            waiting.cancel()
+        closing = [asyncio.ensure_future(stream.aclose()) for stream in self._streams]
+        await _ended([*closing, *self._waiting])
+        await _ended(self._background)
         if self._kit is not None:
             await self._kit.close()
             self._kit = None
@@ -175,12 +180,25 @@ class AsyncClient:
         async with self._preparing:
             self._check_open()
             if self._kit is None:
-                return await self._assemble()
+                return await self._unless_closed(self._assemble())
             return self._kit
 
     def _check_open(self) -> None:
         if self._closed:
             raise BadRequest("the client is closed; make another one")
+
+    async def _unless_closed(self, work: Coroutine[Any, Any, _A]) -> _A:
+        """What `work` returns. `close` cancels it; then BadRequest is raised."""
+        task = asyncio.create_task(work)
+        self._waiting.add(task)
+        task.add_done_callback(self._waiting.discard)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is None or not caller.cancelling():
+                self._check_open()
+            raise
 
     # --- one request
 
@@ -217,11 +235,12 @@ class AsyncClient:
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(self._slots)
             self._check_open()
-            placement = await self._place(len(session.prompt))
+            placement = await self._unless_closed(self._place(len(session.prompt)))
             if placement is not None:
                 stack.callback(self._close_session, placement)
             statistics.session_id = placement.grants.session_id if placement else secrets.token_hex(8)
             worker = await stack.enter_async_context(kit.drafts.borrow()) if kit.drafts else None
+            self._check_open()
             statistics.draft = kit.drafts.name if kit.drafts and worker else ""
             driver = self._driver(kit, session, placement, worker, request, statistics)
             self._drivers.add(driver)
@@ -364,3 +383,11 @@ def _from_environment() -> EdgeSettings:
         field = str(first["loc"][0])
         variable = f"{EdgeSettings.model_config['env_prefix']}{field}".upper()
         raise BadRequest(f"{variable} is {first['input']!r}: {first['msg']}", field=field) from error
+
+
+async def _ended(tasks: Collection[asyncio.Future[Any]]) -> None:
+    """Let them end by themselves for a while, then cancel them."""
+    if tasks:
+        _, pending = await asyncio.wait(tasks, timeout=_CLOSE_S)
+        for task in pending:
+            task.cancel()
