@@ -107,6 +107,7 @@ class Front:
         self.service = service
         self.host = host
         self.engine = host.engine
+        self.channel = channel
         self.stub = session_pb2_grpc.VerifierStub(channel)
 
     async def open(self, session_id: str = "s", epoch: int = 1, *, wait: bool = True, **fields: Any) -> Stream:
