@@ -515,13 +515,39 @@ async def repeat(send) -> None:
 
 async def test_a_device_that_reads_nothing_loses_its_place(tmp_path):
     async with front(tmp_path, ping_interval_s=0.05, silence_timeout_s=0.3) as running:
-        stream = await running.open(wait=False)
-        await running.engine.asked("start")
-        for position in range(0, 30_000, 1_000):  # more than gRPC's window
-            running.engine.commit("s", 1, position, [100] * 100_000)
+        _, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        attach = session_pb2.Attach(epoch=1, prompt=[1], max_tokens=8, sampling=SAMPLING)
+        writer.write(session_without_window(session_pb2.Open(session_id="s", attach=attach)))
+        await until(lambda: running.service.tenants)
         await running.engine.asked("stop")
         assert running.service.tenants == {}
-        assert isinstance(await stream.refusal(), Unavailable)
+        writer.close()
+
+
+def session_without_window(opening: session_pb2.Open) -> bytes:
+    """A Session in HTTP/2 frames whose peer may send no byte of an answer: an initial window of 0."""
+
+    def frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
+        return len(body).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + body
+
+    def header(name: bytes, value: bytes) -> bytes:
+        return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+    headers = [
+        (b":method", b"POST"),
+        (b":scheme", b"http"),
+        (b":path", SESSION.encode()),
+        (b":authority", b"v"),
+        (b"te", b"trailers"),
+        (b"content-type", b"application/grpc"),
+    ]
+    message = session_pb2.ClientMessage(open=opening).SerializeToString()
+    return (
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+        + frame(4, 0, 0, (4).to_bytes(2) + (0).to_bytes(4))
+        + frame(1, 4, 1, b"".join(header(*pair) for pair in headers))
+        + frame(0, 0, 1, b"\0" + len(message).to_bytes(4) + message)
+    )
 
 
 # --- the engine
