@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -80,6 +80,7 @@ class Failed:
     """A session that ended without a last commit; its slots are free."""
 
     session_id: str
+    epoch: int
     error: OutriderError
 
 
@@ -119,7 +120,8 @@ class Engine:
         self.config = config or EngineConfig()
         self._clock = clock
         self._pool = KVPool(model.layers, self.config.kv_slots, dtype=model.torch_dtype, device=model.device)
-        self._live: dict[str, EngineSession] = {}
+        self._live: OrderedDict[str, EngineSession] = OrderedDict()
+        """In the order in which the scheduler serves them."""
         self._ended: OrderedDict[str, SessionStats] = OrderedDict()
         self._memory = SessionMemory(self.config.remembered_sessions, self.config.remembered_tokens)
         self._outbox: list[Event] = []
@@ -240,28 +242,48 @@ class Engine:
     def _run(self, plan: Plan) -> None:
         begun = perf_counter()
         self._steps += 1
-        sessions = [self._live[grant.session_id] for grant in plan.grants]
+        for session_id in plan.behind:
+            self._live.move_to_end(session_id)
+        rows = self._prepare(plan)
+        if rows:
+            self._advance(rows, begun)
+
+    def _prepare(self, plan: Plan) -> list[_Rows]:
+        """Every session's rows; a session that has none to give fails alone."""
+        prepared = []
+        for grant in plan.grants:
+            session = self._live[grant.session_id]
+            session.last_step = self._steps
+            try:
+                prepared.append(_Rows(session, *session.segment(grant, self._pool)))
+            except Exception as error:
+                log.exception("session %s fails before its step", session.session_id)
+                self._fail_all([session], f"its rows cannot be prepared: {type(error).__name__}")
+        return prepared
+
+    def _advance(self, rows: Sequence[_Rows], begun: float) -> None:
+        """forward -> walk -> commit. Where a forward fails, each session is tried alone: only the culprit's fails.
+
+        A failed forward has changed nothing but the rows' own slots, and the next one writes those anew.
+        """
         try:
-            work = self._prepare(plan, sessions)
+            work = _Work(tuple(rows), PackedBatch.pack([r.segment for r in rows], self.model.device))
             planned = perf_counter()
             logits = self._forward(work)
         except Exception as error:
-            log.exception("a forward pass over %d sessions failed", len(sessions))
-            self._fail_all(sessions, f"the forward pass failed: {type(error).__name__}")
+            log.exception("a forward pass over %d sessions failed", len(rows))
+            if len(rows) == 1:
+                self._fail_all([rows[0].session], f"the forward pass failed: {type(error).__name__}")
+            else:
+                for one in rows:
+                    self._advance([one], perf_counter())
             return
         computed = perf_counter()
         walks = self._walk(work, logits)
         walked = perf_counter()
         self._commit(work, walks)
-        if all(rows.segment.chain == 1 for rows in work.rows):
+        if all(r.segment.chain == 1 for r in rows):
             self._meter.add((begun, planned, computed, walked, perf_counter()))
-
-    def _prepare(self, plan: Plan, sessions: Iterable[EngineSession]) -> _Work:
-        rows = []
-        for grant, session in zip(plan.grants, sessions, strict=True):
-            session.last_step = self._steps
-            rows.append(_Rows(session, *session.segment(grant, self._pool)))
-        return _Work(tuple(rows), PackedBatch.pack([r.segment for r in rows], self.model.device))
 
     def _forward(self, work: _Work) -> torch.Tensor:
         """Logits `[R, V]` of the rows that want some."""
@@ -363,7 +385,7 @@ class Engine:
 
     def _fail(self, session: EngineSession, error: OutriderError) -> None:
         self._close(session)
-        self._outbox.append(Failed(session.session_id, error))
+        self._outbox.append(Failed(session.session_id, session.protocol.epoch, error))
 
     def _close(self, session: EngineSession) -> None:
         """Free all that the session holds; its committed tokens and its statistics are remembered for a while."""

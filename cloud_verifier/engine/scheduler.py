@@ -3,11 +3,15 @@
 One budget of rows per step covers prefill chunks, plain steps and trees. A session without nodes waits for some at most
 its directive's patience after its last commit, and only where an answer can be there by then; while any other session
 steps it steps along, since sitting out would save only its own row.
+
+Rows for nodes are shared evenly among those that can use them. A row that cannot be shared goes to the candidate that
+comes first, and the caller then moves that one behind all others (`Plan.behind`). So over any span of steps in each of
+which a session has rows and could use more nodes than it is granted, no other is granted over one node more than it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 
@@ -42,7 +46,7 @@ class Candidate:
     last_commit: float
     """Time of its last commit."""
     last_step: int
-    """Number of the step in which it last had rows; those that waited longest come first."""
+    """Number of the step in which it last had rows; where not all fit, those that waited longest do."""
 
     @property
     def due(self) -> float:
@@ -69,6 +73,8 @@ class Plan:
     """Step now, with these."""
 
     grants: tuple[Grant, ...]
+    behind: tuple[str, ...] = ()
+    """Sessions that got a row that could not be shared evenly, in this order to be moved behind all others."""
 
 
 @dataclass(frozen=True)
@@ -79,16 +85,16 @@ class Wait:
 
 
 def schedule(candidates: Sequence[Candidate], now: float, budget: StepBudget) -> Plan | Wait:
-    """Decide on the next step."""
+    """Decide on the next step. candidates: in the order in which odd rows and prompts are served."""
     able = [candidate for candidate in candidates if candidate.may_step]
     if not able:
         return Wait(None)
     due = min(candidate.due for candidate in able)
-    return Wait(due) if due > now else Plan(_share(able, budget))
+    return Wait(due) if due > now else _share(able, budget)
 
 
-def _share(able: Sequence[Candidate], budget: StepBudget) -> tuple[Grant, ...]:
-    """Every session that generates gets its plain row; then prompts in order of arrival; trees get what is left."""
+def _share(able: Sequence[Candidate], budget: StepBudget) -> Plan:
+    """Every session that generates gets its plain row; then prompts in their order; trees share what is left."""
     generating = sorted((c for c in able if c.pending == 1), key=lambda c: c.last_step)
     prefilling = [c for c in able if c.pending > 1]
     kept = min(budget.prefill_rows, budget.rows // 4) if prefilling else 0
@@ -104,10 +110,24 @@ def _share(able: Sequence[Candidate], budget: StepBudget) -> tuple[Grant, ...]:
         allowance -= rows
         left -= rows
 
-    grants = []
-    for candidate, chain in chains:
-        # Nodes stand below the last known token, so a prompt that is not through has no use for them yet.
-        nodes = min(candidate.nodes, candidate.nodes_per_step, left) if chain == candidate.pending else 0
-        left -= nodes
-        grants.append(Grant(candidate.session_id, chain, nodes))
-    return tuple(grants)
+    # Nodes stand below the last known token, so a prompt that is not through has no use for them yet.
+    speculating = {candidate.session_id for candidate, chain in chains if chain == candidate.pending}
+    wants = {c.session_id: min(c.nodes, c.nodes_per_step) for c in able if c.session_id in speculating}
+    level = _level(wants.values(), left)
+    nodes = {session_id: min(want, level) for session_id, want in wants.items()}
+    odd_rows = left - sum(nodes.values())
+    behind = [session_id for session_id, want in wants.items() if want > level][:odd_rows]
+    for session_id in behind:
+        nodes[session_id] += 1
+    return Plan(tuple(Grant(c.session_id, chain, nodes.get(c.session_id, 0)) for c, chain in chains), tuple(behind))
+
+
+def _level(wants: Collection[int], rows: int) -> int:
+    """The greatest level at which all fit into `rows` if everyone gets what it wants up to this level."""
+    sharing = len(wants)
+    for want in sorted(wants):
+        if want > rows // sharing:
+            return rows // sharing
+        rows -= want
+        sharing -= 1
+    return max(wants, default=0)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass
 from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cloud_verifier.engine.scheduler import Candidate, Grant, Plan, StepBudget, Wait, schedule
 
@@ -103,3 +108,94 @@ def test_a_crowd_that_generates_does_not_starve_a_prompt() -> None:
     shared = grants(candidate("prompt", pending=40), *crowd)
     assert Grant("prompt", 16, 0) in shared
     assert sum(grant.chain + grant.nodes for grant in shared) == 64
+
+
+def test_what_cannot_be_shared_evenly_goes_to_the_first_who_then_stand_behind() -> None:
+    budget = StepBudget(rows=10, prefill_rows=4)  # 4 plain rows, 6 for nodes
+    plan = schedule([candidate(name, nodes=6 if name != "c" else 0) for name in "abcd"], NOW, budget)
+    assert plan == Plan((Grant("a", 1, 2), Grant("b", 1, 2), Grant("c", 1, 0), Grant("d", 1, 2)))
+    plan = schedule([candidate(name, nodes=6) for name in "abcd"], NOW, budget)
+    assert plan == Plan((Grant("a", 1, 2), Grant("b", 1, 2), Grant("c", 1, 1), Grant("d", 1, 1)), behind=("a", "b"))
+
+
+def test_what_one_does_not_want_goes_to_the_others() -> None:
+    budget = StepBudget(rows=23, prefill_rows=4)  # 20 for nodes
+    wants = {"a": 1, "b": 8, "c": 8, "d": 4}
+    assert [grant.nodes for grant in grants(*(candidate(k, nodes=n) for k, n in wants.items()), budget=budget)] == [
+        1,
+        7,
+        7,
+        4,
+    ]
+
+
+@dataclass
+class Crowd:
+    """Sessions over many steps, with the order of service that the engine keeps."""
+
+    queue: list[str]
+    last_steps: Counter[str]
+    steps: int = 0
+
+    def step(self, wants: dict[str, int], pending: dict[str, int], budget: StepBudget) -> Plan:
+        self.steps += 1
+        plan = schedule(
+            [
+                candidate(name, nodes=wants[name], pending=pending[name], idle=True, last_step=self.last_steps[name])
+                for name in self.queue
+            ],
+            NOW,
+            budget,
+        )
+        assert isinstance(plan, Plan)
+        self.queue = [name for name in self.queue if name not in plan.behind] + list(plan.behind)
+        self.last_steps.update(
+            {grant.session_id: self.steps - self.last_steps[grant.session_id] for grant in plan.grants}
+        )
+        return plan
+
+
+def test_many_sessions_that_always_have_nodes_get_alike() -> None:
+    crowd = Crowd([f"s{i}" for i in range(64)], Counter())
+    everyone = dict.fromkeys(crowd.queue, 14)
+    total: Counter[str] = Counter()
+    for _ in range(100):
+        for grant in crowd.step(everyone, dict.fromkeys(everyone, 1), StepBudget(rows=200, prefill_rows=50)).grants:
+            total[grant.session_id] += grant.nodes
+    assert sum(total.values()) == 100 * (200 - 64)
+    assert max(total.values()) - min(total.values()) <= 1
+
+
+NAMES = [f"s{i}" for i in range(7)]
+STEPS = st.lists(
+    st.fixed_dictionaries({name: st.tuples(st.integers(0, 10), st.sampled_from([1, 1, 1, 5])) for name in NAMES}),
+    min_size=1,
+    max_size=40,
+)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(steps=STEPS, rows=st.integers(1, 40), prefill_rows=st.integers(1, 40))
+def test_nobody_who_could_use_more_is_over_one_node_behind_and_no_row_is_left(
+    steps: list[dict[str, tuple[int, int]]], rows: int, prefill_rows: int
+) -> None:
+    budget = StepBudget(rows, min(rows, prefill_rows))
+    crowd = Crowd(NAMES, Counter())
+    behind: Counter[tuple[str, str]] = Counter()
+    """(who, whom) -> by how much, since `who` began to want more than it got."""
+    for step in steps:
+        wants = {name: min(nodes, 8) for name, (nodes, _) in step.items()}  # k is 8
+        pending = {name: count for name, (_, count) in step.items()}
+        granted = crowd.step(wants, pending, budget).grants
+        used = sum(grant.chain + grant.nodes for grant in granted)
+        nodes = {grant.session_id: grant.nodes for grant in granted if grant.chain == pending[grant.session_id]}
+        hungry = {name for name, count in nodes.items() if count < wants[name]}
+        assert used <= rows
+        assert all(0 <= nodes[name] <= wants[name] for name in nodes)
+        assert not hungry or used == rows
+        for one in NAMES:
+            for other in NAMES:
+                behind[one, other] += nodes.get(other, 0) - nodes.get(one, 0)
+                if one not in hungry or behind[one, other] < 0:
+                    behind[one, other] = 0
+        assert max(behind.values()) <= 1
