@@ -14,6 +14,7 @@ from edge_agent.artifacts import ArtifactRef
 from edge_agent.failover import Hop, Route
 from edge_agent.stream import Silent
 from outrider.core.errors import BadRequest, OutriderError
+from outrider.core.protocol.messages import MAX_VOCABULARY
 from outrider.wire.status import error_from_rpc
 from outrider.wire.ticket import Target, target_from_proto
 from outrider.wire.v1 import session_pb2 as pb
@@ -25,7 +26,6 @@ DESCRIBE_S = 3.0
 """For connecting and the answer: over TLS it takes five round trips, and a lost SYN costs another second."""
 CHUNK_S = 10.0
 """For connecting and each chunk, which is 256 KiB. A connection that is dead is noticed earlier (wire.channels)."""
-MAX_VOCABULARY = 1 << 24
 
 
 @dataclass(frozen=True)
