@@ -317,6 +317,8 @@ class Bench:
             victim.signal_group(signal.SIGCONT)
             await asyncio.sleep(0.2)  # what the zombie says after the end is refused too
         await self._tap.end()
+        if not resumed or len(set(watch.addresses)) < 2:
+            raise RuntimeError(f"no failover took place: {len(got)} tokens, attached at {watch.addresses}")
         return Outcome(*compare(got, undisturbed), 1000.0 * (resumed - watch.signalled), watch)
 
     def _serving(self) -> Child:
@@ -414,6 +416,8 @@ def _finish(plan: Sequence[Trial], outcomes: Sequence[Outcome], stale: Stale) ->
         "zombie_accepted": stale.accepted,
     }
     harness.finish(result)
+    if not stale.refused:
+        sys.exit("no zombie's Commit reached the device, so none was seen to be refused")
     if result["lost"] or result["duplicated"] or result["differing"] or stale.accepted:
         sys.exit(1)
 

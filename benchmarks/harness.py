@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coordinator.cluster import Cluster
+from coordinator.cluster import Cluster, stand_apart
 from outrider.core.errors import BadRequest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -67,8 +67,9 @@ def prompts(split: str) -> list[Prompt]:
 
 @contextlib.asynccontextmanager
 async def cluster() -> AsyncIterator[Cluster]:
-    """A cluster whose logs go to a scratch folder, shown if something fails."""
+    """A cluster whose logs go to a scratch folder, shown if something fails; devices begin with an empty cache."""
     with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
+        stand_apart(Path(scratch))
         try:
             async with Cluster(logs=Path(scratch) / "logs") as running:
                 yield running

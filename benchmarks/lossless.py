@@ -177,6 +177,8 @@ async def main() -> None:
             differing = judge(arm, outputs, prompts, reference, tally, max_tokens)
             steps = sum(completion.statistics.steps for completion in outputs.values())
             count = sum(len(completion.token_ids) for completion in outputs.values())
+            if arm.draft is not None and count <= steps:
+                raise RuntimeError(f"nothing was drafted in the arm '{arm.name}', so it shows nothing")
             print(
                 f"{arm.name:<14} {len(outputs):>3} outputs, {count:>5} tokens, {count / steps:.2f} tokens per step,"
                 f" {seconds:.1f} s, {differing} differing",

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from outrider.core.protocol.messages import Directive, SessionLimits
+from outrider.core.protocol.messages import MAX_VERIFIER_ID, Directive, SessionLimits
 from outrider.wire.channels import ClientTls, ServerTls
 
 INSTALL = "the verifier needs: pip install 'outrider[verifier]'"
@@ -29,7 +29,7 @@ class VerifierConfig(BaseSettings):
     """host:port; port 0 takes a free one."""
     advertise: str = ""
     """host:port under which devices reach this verifier; what `listen` came to where empty."""
-    verifier_id: str = ""
+    verifier_id: str = Field(default="", max_length=MAX_VERIFIER_ID)
     """Stable over restarts if given; random where empty."""
     coordinator: str = ""
     """host:port; without one every device on this machine is served without a ticket."""
@@ -68,8 +68,10 @@ class VerifierConfig(BaseSettings):
     """C: positions committed beyond what the device is known to have received."""
 
     window_nodes: int = Field(default=48, ge=0)
+    """Of `nodes`, those that a device is told to hold."""
     window_depth: int = Field(default=24, ge=0)
-    nodes_per_step: int = Field(default=14, ge=0)
+    """Of `depth`, what a device is told to draft."""
+    nodes_per_step: int = Field(default=14, ge=0, le=4096)
     """k: nodes that one step takes from one session."""
     price: float = Field(default=0.05, ge=0.0, le=1.0)
     patience_ms: int = Field(default=6, ge=0, le=60_000)
@@ -79,9 +81,11 @@ class VerifierConfig(BaseSettings):
     stream_messages_per_s: float = Field(default=1_000.0, gt=0)
     """Messages read from one stream; the rest wait at the device. An honest one sends one in 2 ms, and answers."""
     stream_burst: int = Field(default=200, ge=1)
+    fetch_timeout_s: float = Field(default=600.0, gt=0)
+    """A download ends after so long; a device fetches the rest with another call, of four at most."""
     ping_interval_s: float = Field(default=0.5, gt=0)
     silence_timeout_s: float = Field(default=20.0, gt=0)
-    """A device that answers no ping for so long is gone; its slots are freed."""
+    """A device that answers no ping and sends no Append for so long is gone; its slots are freed."""
     engine_silence_s: float = Field(default=30.0, gt=0)
     """An engine process that says nothing for so long hangs, and is killed. It must exceed the longest step, a full
     `token_budget` of prefill; a healthy engine speaks every 0.25 s between steps."""
@@ -92,6 +96,12 @@ class VerifierConfig(BaseSettings):
     def _consistent(self) -> VerifierConfig:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key go together: give both or neither")
+        if not self.verifier_id.isprintable():
+            raise ValueError("verifier_id holds what cannot be printed; give letters, digits and dashes")
+        for low, high in (("nodes", "in_flight"), ("window_nodes", "nodes"), ("window_depth", "depth")):
+            below, above = getattr(self, low), getattr(self, high)
+            if below > above:
+                raise ValueError(f"{low} is {below}, must be at most {high}, which is {above}")
         return self
 
     @property

@@ -100,8 +100,7 @@ class EngineLoop:
         match event:
             case Committed(session_id, commit):
                 return pb.EngineEvent(session_id=session_id, epoch=commit.epoch, commit=codecs.commit_to_proto(commit))
-            case Failed(session_id, error):
-                epoch = self._epochs.get(session_id, 0)
+            case Failed(session_id, epoch, error):
                 return pb.EngineEvent(session_id=session_id, epoch=epoch, failure=failure_to_event(error))
 
     def _stats(self) -> pb.EngineEvent:

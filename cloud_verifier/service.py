@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from cloud_verifier import ipc
 from cloud_verifier.artifacts import Catalogue
@@ -79,27 +80,46 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
     async def FetchArtifact(
         self, request: session_pb2.FetchArtifactRequest, context: Context
     ) -> AsyncIterator[session_pb2.ArtifactChunk]:
+        limit_s = self._config.fetch_timeout_s
+        end = time.monotonic() + limit_s
         async with aborting(context):
             for data in self._catalogue.read(request.hash, request.offset):
+                if time.monotonic() > end:
+                    raise Unavailable(f"the download has taken {limit_s} s; fetch the rest from its offset")
                 yield session_pb2.ArtifactChunk(data=data)
 
     async def Session(self, requests: Requests, context: Context) -> AsyncIterator[session_pb2.ServerMessage]:
         stream: _Stream | None = None
+        watching: asyncio.Task[None] | None = None
         try:
             opening, limits, tenant = await self._admit(requests)
-            stream = _Stream(self._host, self._config, opening, self._ready.vocabulary_size)
-            stream.begin(limits, tenant)
+            stream = _Stream(self._host, self._config, opening, limits, self._ready.vocabulary_size)
+            stream.begin(tenant)
             self.tenants[opening.session_id] = tenant
-            yield self._opened(stream, limits)
+            watching = asyncio.create_task(self._leave_when_silent(stream))
+            yield self._opened(stream)
             async with contextlib.aclosing(stream.messages(requests, self._note_rtt)) as messages:
                 async for message in messages:
                     yield message
+        except DecodeError:
+            await abort(context, BadRequest("a message on the stream cannot be parsed, must be a ClientMessage"))
         except Exception as error:
             await abort(context, error)
         finally:
-            if stream is not None and stream.close():
-                self.tenants.pop(stream.session_id, None)
-                self.rtt_ms.pop(stream.session_id, None)
+            if watching is not None:
+                watching.cancel()
+            if stream is not None:
+                self._leave(stream)
+
+    async def _leave_when_silent(self, stream: _Stream) -> None:
+        """A device that reads nothing holds up its stream, check for silence and all; its place is given back still."""
+        await stream.silence()
+        self._leave(stream)
+
+    def _leave(self, stream: _Stream) -> None:
+        if stream.close():
+            self.tenants.pop(stream.session_id, None)
+            self.rtt_ms.pop(stream.session_id, None)
 
     async def _admit(self, requests: Requests) -> tuple[codecs.Open, SessionLimits, str]:
         """The first message, allowed by its ticket."""
@@ -113,13 +133,14 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             raise BadRequest("the stream ended before its Open") from None
         if first.WhichOneof("kind") != "open":
             raise ProtocolViolation(f"the first message is {first.WhichOneof('kind')}, must be open", field="kind")
+        # A stranger is turned away before a long prompt is gone through.
+        claims = await self._authorise(first.open.ticket)
         opening = codecs.open_from_proto(first.open, vocabulary_size=self._ready.vocabulary_size)
         if opening.vocabulary_hash and opening.vocabulary_hash != self._vocabulary_hash:
             raise VocabularyMismatch(
                 f"open.vocabulary_hash is {opening.vocabulary_hash.hex()[:16]}, must be"
                 f" {self._vocabulary_hash.hex()[:16]}, the target's; fetch its tokenizer again"
             )
-        claims = await self._authorise(opening.ticket)
         if claims is None:
             return opening, self._config.limits, "default"
         if claims.session_id != opening.session_id:
@@ -137,13 +158,13 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             )
         return opening, claims.limits, claims.tenant
 
-    def _opened(self, stream: _Stream, limits: SessionLimits) -> session_pb2.ServerMessage:
+    def _opened(self, stream: _Stream) -> session_pb2.ServerMessage:
         return session_pb2.ServerMessage(
             opened=codecs.opened_to_proto(
                 codecs.Opened(
                     epoch=stream.epoch,
                     verifier_id=self._verifier_id,
-                    limits=limits,
+                    limits=stream.limits,
                     directive=stream.directive(),
                     vocabulary_size=self._ready.vocabulary_size,
                 )
@@ -157,8 +178,16 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
 class _Stream:
     """One stream: one epoch of one session."""
 
-    def __init__(self, host: EngineHost, config: VerifierConfig, opening: codecs.Open, vocabulary_size: int) -> None:
+    def __init__(
+        self,
+        host: EngineHost,
+        config: VerifierConfig,
+        opening: codecs.Open,
+        limits: SessionLimits,
+        vocabulary_size: int,
+    ) -> None:
         self.session_id = opening.session_id
+        self.limits = limits
         self._host = host
         self._config = config
         self._opening = opening
@@ -166,6 +195,7 @@ class _Stream:
         self._vocabulary_size = vocabulary_size
         self._inbox: Inbox | None = None
         self._heard = time.monotonic()
+        """When the device last gave a sign of life: an Append that was taken, or the answer to a ping."""
         self._pings: dict[int, float] = {}
         """nonce -> when it was sent, of pings without an answer"""
         self._nonce = 0
@@ -178,11 +208,11 @@ class _Stream:
         self._told_step_ms = self._host.stats.step_ms
         return replace(self._config.directive, step_ms=self._told_step_ms)
 
-    def begin(self, limits: SessionLimits, tenant: str) -> None:
+    def begin(self, tenant: str) -> None:
         self._inbox = self._host.register(self.session_id, self.epoch)
         start = engine_pb2.Start(
             attach=codecs.attach_to_proto(self._opening.attach),
-            limits=codecs.limits_to_proto(limits),
+            limits=codecs.limits_to_proto(self.limits),
             directive=codecs.directive_to_proto(self._config.directive),
             salt=tenant,
         )
@@ -192,17 +222,30 @@ class _Stream:
         """Give everything back. Whether this stream still owned its session."""
         return self._inbox is not None and self._host.release(self.session_id, self.epoch, self._inbox)
 
+    async def silence(self) -> None:
+        """Wait until the device has been silent for too long, and `messages` has told it so if it reads."""
+        allowed_s = self._config.silence_timeout_s + 2.0 * self._config.ping_interval_s
+        while True:
+            left_s = self._heard + allowed_s - time.monotonic()
+            if left_s <= 0:
+                return
+            await asyncio.sleep(left_s)
+
     async def messages(
         self, requests: Requests, on_rtt: Callable[[str, float], None]
     ) -> AsyncGenerator[session_pb2.ServerMessage, None]:
-        """Commits, pings and directives until the sequence ends. Raises what ended the session otherwise."""
+        """Commits, pings and directives until the sequence ends. Raises what ended the session otherwise.
+
+        A device that has closed its side can still receive: it gets what comes before its silence ends the session.
+        """
         if self._inbox is None:
             return
         reading = asyncio.create_task(self._read(requests, on_rtt))
         event = asyncio.ensure_future(self._inbox.get())
         try:
             while True:
-                await asyncio.wait({reading, event}, timeout=self._until_ping(), return_when=asyncio.FIRST_COMPLETED)
+                awaited: set[asyncio.Future[Any]] = {event} if reading.done() else {event, reading}
+                await asyncio.wait(awaited, timeout=self._until_ping(), return_when=asyncio.FIRST_COMPLETED)
                 if reading.done():
                     reading.result()  # what the device did wrong comes before what is due to it
                 if event.done():
@@ -212,8 +255,6 @@ class _Stream:
                         if message.commit.finish != session_pb2.FINISH_NONE:
                             return
                     event = asyncio.ensure_future(self._inbox.get())
-                elif reading.done():
-                    return  # the device has closed its side
                 if self._until_ping() <= 0:
                     yield self._ping()
                     if self._step_changed():
@@ -228,28 +269,40 @@ class _Stream:
         pace = Pace(self._config.stream_messages_per_s, self._config.stream_burst)
         cancelled = False
         async for message in requests:
-            self._heard = time.monotonic()
-            if delay_s := pace.delay_s():
-                await asyncio.sleep(delay_s)  # what is not read stays with the device, by flow control
             match message.WhichOneof("kind"):
                 case "append":
                     # Decoded to hold it against its bounds; the engine gets the same bytes.
-                    codecs.append_from_proto(message.append, vocabulary_size=self._vocabulary_size)
+                    self._check_append(message.append)
+                    self._heard = time.monotonic()
                     self._host.send(self._request(append=message.append))
                     await self._host.drain()
-                case "cancel" if not cancelled:
-                    codecs.cancel_from_proto(message.cancel)
-                    self._host.send(self._request(cancel=message.cancel))
-                    cancelled = True
-                    await self._host.drain()
                 case "cancel":
-                    pass  # once is enough
+                    self._check_epoch("cancel.epoch", message.cancel.epoch)
+                    if not cancelled:  # once is enough
+                        self._host.send(self._request(cancel=message.cancel))
+                        cancelled = True
+                        await self._host.drain()
                 case "pong":
                     self._measure(message.pong.nonce, on_rtt)
                 case kind:
                     raise ProtocolViolation(
                         f"a message of kind {kind} came mid-stream, must be append, cancel or pong", field="kind"
                     )
+            if delay_s := pace.delay_s(len(message.append.token)):
+                await asyncio.sleep(delay_s)  # what is not read stays with the device, by flow control
+
+    def _check_append(self, append: session_pb2.Append) -> None:
+        """What the stream can see; the engine checks the rest. Raises BadRequest, the cheapest refusal first."""
+        self._check_epoch("append.epoch", append.epoch)
+        if len(append.token) > self.limits.in_flight:
+            bound = f"at most {self.limits.in_flight}, limits.in_flight"
+            raise ProtocolViolation.bound("nodes in append.token", len(append.token), bound)
+        codecs.append_from_proto(append, vocabulary_size=self._vocabulary_size)
+
+    def _check_epoch(self, field: str, epoch: int) -> None:
+        """One stream is one epoch. Raises ProtocolViolation."""
+        if epoch != self.epoch:
+            raise ProtocolViolation.bound(field, epoch, f"{self.epoch}, the stream's")
 
     def _message(self, event: engine_pb2.EngineEvent) -> session_pb2.ServerMessage | None:
         match event.WhichOneof("kind"):
@@ -282,7 +335,8 @@ class _Stream:
         sent = self._pings.pop(nonce, None)
         if sent is None:
             return
-        sample = 1000.0 * (time.monotonic() - sent)
+        self._heard = time.monotonic()
+        sample = 1000.0 * (self._heard - sent)
         self._rtt_ms = sample if self._rtt_ms == 0.0 else min(sample, 0.8 * self._rtt_ms + 0.2 * sample)
         on_rtt(self.session_id, self._rtt_ms)
         self._host.send(self._request(tune=engine_pb2.Tune(rtt_ms=self._rtt_ms)))

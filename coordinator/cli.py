@@ -16,12 +16,13 @@ from typing import Any, TypeVar
 
 import grpc
 
-from coordinator.cluster import START_TIMEOUT_S, Child, Cluster
+from coordinator.cluster import START_TIMEOUT_S, Child, Cluster, stand_apart
 from coordinator.embedded import tied_to_this_process
 from coordinator.overview import describe
 from outrider import __version__
 from outrider.core.errors import BadRequest, OutriderError
 from outrider.wire.channels import ClientTls, channel
+from outrider.wire.proxy import MAX_RTT_MS
 from outrider.wire.status import error_from_rpc
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import coordinator_pb2_grpc
@@ -74,8 +75,8 @@ def _parser() -> argparse.ArgumentParser:
     _pair_options(up)
     up.add_argument("--name", help="of the target in the cluster (default: the directory's name)")
     up.add_argument("--listen", default=DEFAULT_COORDINATOR, help=f"of the coordinator ({DEFAULT_COORDINATOR})")
-    up.add_argument("--verifiers", type=int, default=1, help="how many (1)")
-    up.add_argument("--redis", default="embedded", help="URL of a Redis server, or `embedded` (the default)")
+    up.add_argument("--verifiers", type=count, default=1, help="how many (1)")
+    up.add_argument("--redis", help="URL of a Redis server, or `embedded`, the default ($OUTRIDER_COORDINATOR_REDIS)")
     up.add_argument("--state-dir", help="where the coordinator keeps its ticket key")
     up.add_argument("--tls-cert", type=Path, metavar="PEM", help="certificate chain, of coordinator and verifiers")
     up.add_argument("--tls-key", type=Path, metavar="PEM", help="its private key")
@@ -93,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help="text from a device and its verifier, compared with cloud streaming")
     _pair_options(demo)
     demo.add_argument("--quick", action="store_true", help="two prompts, no pauses")
-    demo.add_argument("--rtt-ms", type=float, default=30.0, help="of the second, emulated link (30)")
+    demo.add_argument("--rtt-ms", type=milliseconds, default=30.0, help="of the second, emulated link (30)")
     demo.set_defaults(run=lambda options: asyncio.run(_demo(options)))
 
     chat = commands.add_parser(
@@ -102,17 +103,33 @@ def _parser() -> argparse.ArgumentParser:
         epilog="All other options are passed on to `outrider-edge chat`; see `outrider-edge chat --help`.",
         allow_abbrev=False,
     )
-    chat.add_argument("--coordinator", help=f"host:port ({DEFAULT_COORDINATOR})")
+    chat.add_argument("--coordinator", help=f"host:port ($OUTRIDER_EDGE_COORDINATOR, else {DEFAULT_COORDINATOR})")
     chat.add_argument("--verifier", help="host:port of one verifier, instead of a coordinator")
     chat.set_defaults(run=_chat)
 
-    status = commands.add_parser("status", help="verifiers and sessions of a running cluster")
+    status = commands.add_parser(
+        "status",
+        help="verifiers and sessions of a running cluster",
+        epilog="A coordinator with an admin token wants it in $OUTRIDER_ADMIN_TOKEN.",
+    )
     status.add_argument("--coordinator", default=DEFAULT_COORDINATOR)
     status.add_argument("--tls", action="store_true", help="speak TLS, trusting the public authorities")
     status.add_argument("--ca", type=Path, metavar="PEM", help="speak TLS, trusting this authority")
     status.add_argument("--insecure", action="store_true", help="plain text beyond loopback")
     status.set_defaults(run=lambda options: asyncio.run(_status(options)))
     return parser
+
+
+def count(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return number
+
+
+def milliseconds(text: str) -> float:
+    if not 0.0 <= (value := float(text)) <= MAX_RTT_MS:
+        raise argparse.ArgumentTypeError(f"must be from 0 to {MAX_RTT_MS:.0f}, got {text}")
+    return value
 
 
 def _pair_options(parser: argparse.ArgumentParser) -> None:
@@ -216,7 +233,8 @@ async def _start(cluster: Cluster, options: argparse.Namespace, pair: Sequence[s
         trust = ["--coordinator-ca", str(options.ca or options.tls_cert)]
     state = ["--state-dir", options.state_dir] if options.state_dir else []
     name = ["--name", options.name] if options.name else []
-    await cluster.start_coordinator("--listen", options.listen, "--redis", options.redis, *state, *shared)
+    redis = ["--redis", options.redis] if options.redis else []
+    await cluster.start_coordinator("--listen", options.listen, *redis, *state, *shared)
     for _ in range(options.verifiers):
         await cluster.start_verifier(*pair, *name, *shared, *trust, *options.passed_on)
     return True
@@ -227,6 +245,7 @@ async def _demo(options: argparse.Namespace) -> int:
     _check_extras("coordinator", "verifier", "edge")
     stop = _stop_signal()
     with tempfile.TemporaryDirectory(prefix="outrider-demo-") as scratch:
+        stand_apart(Path(scratch))
         async with Cluster(logs=Path(scratch)) as cluster:
             code = await _unless(stop, _show(cluster, options, pair, scratch))
             return 128 + stop.result() if code is None else code
@@ -252,8 +271,9 @@ async def _show(cluster: Cluster, options: argparse.Namespace, pair: Sequence[st
 
 def _chat(options: argparse.Namespace) -> int:
     where = ["--verifier", options.verifier] if options.verifier else []
-    if options.coordinator or not where:
-        where += ["--coordinator", options.coordinator or DEFAULT_COORDINATOR]
+    where += ["--coordinator", options.coordinator] if options.coordinator else []
+    if not where and not any(os.environ.get(name) for name in ("OUTRIDER_EDGE_COORDINATOR", "OUTRIDER_EDGE_VERIFIER")):
+        where = ["--coordinator", DEFAULT_COORDINATOR]
     os.execv(sys.executable, [sys.executable, "-m", "edge_agent.cli", "chat", *where, *options.passed_on])
 
 

@@ -21,6 +21,13 @@ STOP_TIMEOUT_S = 15.0
 _READY = "listening on "
 
 
+def stand_apart(scratch: Path) -> None:
+    """Make this process, and its children, forget settings for other clusters; devices get a cache in `scratch`."""
+    for name in [name for name in os.environ if name.startswith(("OUTRIDER_EDGE_", "OUTRIDER_COORDINATOR"))]:
+        del os.environ[name]
+    os.environ["OUTRIDER_EDGE_CACHE_DIR"] = str(scratch / "cache")
+
+
 class Child:
     """One process of the cluster, the leader of its own process group."""
 

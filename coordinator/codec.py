@@ -18,13 +18,12 @@ from coordinator.records import (
     Verifier,
 )
 from outrider.core.errors import BadRequest
-from outrider.core.protocol.messages import MAX_PROMPT_TOKENS, MAX_SESSION_ID
+from outrider.core.protocol.messages import MAX_PROMPT_TOKENS, MAX_SESSION_ID, MAX_VERIFIER_ID
 from outrider.wire.channels import split_address
 from outrider.wire.ticket import MAX_LABEL, MAX_TICKET_BYTES, target_from_proto, target_to_proto
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 MAX_ADDRESS = 255
-MAX_VERIFIER_ID = 64
 MAX_RTTS = 256
 MAX_RTT_MS = 60_000.0
 MAX_FAILED = 64

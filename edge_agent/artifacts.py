@@ -10,23 +10,20 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
 from io import BufferedRandom, BufferedReader
 from pathlib import Path
 
-from outrider.core.errors import BadRequest, ModelRefused, Unavailable
+from outrider.core.errors import BadRequest, ModelRefused
 
 log = logging.getLogger(__name__)
 
 _MAX_BYTES = {"tokenizer": 256 << 20, "template": 1 << 20, "special_tokens": 1 << 20, "draft": 64 << 30}
 """Per role: what is read into memory is small, and nothing fills the disk unasked."""
 _HASH = re.compile(r"sha256:([0-9a-f]{64})")
-_ATTEMPTS = 4
-"""Streams tried per artifact; each goes on where the last one broke off."""
-
-Fetch = Callable[[str, int], AsyncIterator[bytes]]
-"""(hash, offset) -> the bytes from there on. Raises core errors."""
+Fetch = Callable[[str, int], AsyncGenerator[bytes, None]]
+"""(hash, offset) -> the bytes from there on. Raises core errors where they cannot be had from anywhere."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +56,25 @@ class ArtifactCache:
         self._root = root
 
     async def get(self, ref: ArtifactRef, fetch: Fetch) -> Path:
-        """The path of the checked file. Raises ModelRefused for bytes of the wrong hash, or what `fetch` raises."""
+        """The path of the checked file.
+
+        Raises ModelRefused for bytes of the wrong hash, BadRequest for a directory that cannot be used, or what `fetch`
+        raises; what had come by then is kept, and the next try goes on there.
+        """
         path = self._root / ref.digest
+        try:
+            return await self._get(path, ref, fetch)
+        except OSError as error:
+            raise BadRequest(
+                f"the cache directory {self._root} cannot hold {ref.role} {ref.name!r} of {ref.size} bytes: {error}; "
+                "mend that, or give another one with --cache-dir or OUTRIDER_EDGE_CACHE_DIR",
+                field="cache_dir",
+            ) from error
+
+    async def _get(self, path: Path, ref: ArtifactRef, fetch: Fetch) -> Path:
         if await asyncio.to_thread(_is_whole, path, ref):
             return path
-        try:
-            self._root.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise BadRequest(f"the cache {self._root} cannot be made: {error.strerror}; set another one") from error
+        self._root.mkdir(parents=True, exist_ok=True)
         for attempt in range(2):
             with _partial(path) as file:
                 if await asyncio.to_thread(_is_whole, path, ref):  # another was at it, and has finished meanwhile
@@ -85,22 +93,14 @@ class ArtifactCache:
         )
 
     async def _fill(self, file: BufferedRandom, ref: ArtifactRef, fetch: Fetch) -> None:
-        """Download from where the file ends to its announced size, over several streams if need be."""
-        for attempt in range(_ATTEMPTS):
-            try:
-                offset = file.seek(0, os.SEEK_END)
-                if offset >= ref.size:
-                    file.truncate(ref.size)
-                    return
-                async for chunk in fetch(ref.hash, offset):
+        """Download from where the file ends to its announced size."""
+        offset = file.seek(0, os.SEEK_END)
+        if offset < ref.size:
+            async with contextlib.aclosing(fetch(ref.hash, offset)) as chunks:
+                async for chunk in chunks:
                     file.write(chunk)
                     if file.tell() > ref.size:
                         break  # the hash will tell
-                file.flush()
-            except Unavailable:
-                if attempt == _ATTEMPTS - 1:
-                    raise
-                await asyncio.sleep(0.1 * 2**attempt)
         file.truncate(min(file.seek(0, os.SEEK_END), ref.size))
 
 
@@ -154,10 +154,6 @@ def _is_whole(path: Path, ref: ArtifactRef) -> bool:
                 return True
     except FileNotFoundError:
         return False
-    except OSError as error:
-        raise BadRequest(
-            f"the cached {path} cannot be read: {error.strerror}; remove it or set another cache"
-        ) from error
     log.warning("the cached %s %s is damaged; fetching it again", ref.role, path.name)
     path.unlink(missing_ok=True)
     return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import io
 import logging
 import os
 import sys
@@ -21,6 +22,7 @@ from edge_agent.completion_stream import CompletionStream
 from edge_agent.config import EdgeSettings
 from edge_agent.kit import LOOKUP
 from edge_agent.template import Message
+from outrider import __version__
 from outrider.core.errors import BadRequest, ModelRefused, OutriderError, VocabularyMismatch
 
 EXIT_FAILED = 1
@@ -41,6 +43,9 @@ _ENVIRONMENT = (
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script."""
     args = _parser().parse_args(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character must not end a generation
     logging.basicConfig(
         level=logging.DEBUG if args.verbose else logging.WARNING,
         format="%(asctime)s edge %(levelname)s %(message)s",
@@ -169,6 +174,7 @@ def _options(args: argparse.Namespace) -> Options:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="outrider-edge", description=__doc__, epilog=_ENVIRONMENT)
+    parser.add_argument("--version", action="version", version=f"outrider-edge {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     generate = _command(commands, "generate", _generate, "continue a text")
     generate.add_argument("prompt", help='the text to continue; "-" reads it from standard input')

@@ -5,18 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import secrets
 import weakref
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 import grpc
+from pydantic import ValidationError
 
 from edge_agent.artifacts import ArtifactCache
 from edge_agent.channels import Channels
-from edge_agent.completion import Chunk, Completion, FinishReason, Options, Request, check_prompt
+from edge_agent.checks import refuse, text
+from edge_agent.completion import (
+    Chunk,
+    Completion,
+    FinishReason,
+    Options,
+    Request,
+    check_ids,
+    check_prompt,
+    prompt_of,
+)
 from edge_agent.completion_stream import Chunks, CompletionStream
 from edge_agent.config import EdgeSettings
 from edge_agent.describe import Library
@@ -26,7 +38,7 @@ from edge_agent.failover import Backoff, DirectRoute, GrantRoute, Hop, Route
 from edge_agent.kit import TargetKit, assemble
 from edge_agent.placement import Coordinator, Placement
 from edge_agent.statistics import Statistics
-from edge_agent.template import Message
+from edge_agent.template import Message, check_messages
 from edge_agent.text import TextAssembler
 from edge_agent.worker import DraftWorker
 from outrider.core.errors import BadRequest, ModelRefused, OutriderError
@@ -37,9 +49,12 @@ from outrider.wire.channels import ClientTls
 log = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int]
+_A = TypeVar("_A")
 
 _CLOSE_S = 2.0
 """How long `close` waits for sessions to end."""
+_FIRST_CONTACT_S = 3.5
+"""How long a verifier that stands alone is looked for: its address is rather wrong than it just restarts."""
 
 _REASONS: dict[Finish, FinishReason] = {
     Finish.EOS: "eos",
@@ -74,7 +89,8 @@ class AsyncClient:
         reroute: Mapping[str, str] | None = None,
         settings: EdgeSettings | None = None,
     ) -> None:
-        self._settings = settings = settings or EdgeSettings()
+        _check_arguments(coordinator, verifier, target, draft, cache_dir)
+        self._settings = settings = settings or _from_environment()
         # An address given here stands for itself: the environment's other one would contradict it.
         given = coordinator is not None or verifier is not None
         self._coordinator_address = (coordinator or "") if given else settings.coordinator
@@ -85,7 +101,7 @@ class AsyncClient:
         self._draft = draft
         self._reroute = dict(reroute or {})
         key = settings.api_key.get_secret_value() if settings.api_key else None
-        self._api_key = key if api_key is None else api_key
+        self._api_key = _checked_key(key if api_key is None else api_key)
         if tls is None and (settings.tls or settings.tls_ca):
             tls = ClientTls(settings.tls_ca)
         self._tls = tls is not None
@@ -95,6 +111,8 @@ class AsyncClient:
         self._preparing = asyncio.Lock()
         self._kit: TargetKit | None = None
         self._background: set[asyncio.Future[Any]] = set()
+        self._waiting: set[asyncio.Task[Any]] = set()
+        """What `close` cancels: placing sessions, fetching and loading what the target needs."""
         self._closed = False
         self._streams: weakref.WeakSet[CompletionStream] = weakref.WeakSet()
         self._drivers: set[SessionDriver] = set()
@@ -108,16 +126,18 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Cancel what still runs, free the draft, close the connections."""
+        """Cancel what still runs, free the draft, close the connections.
+
+        Running requests end as cancelled; those that have not begun, and later ones, raise BadRequest.
+        """
         self._closed = True
         for driver in self._drivers:
             driver.cancel()
-        if streams := [asyncio.ensure_future(stream.aclose()) for stream in self._streams]:
-            _, pending = await asyncio.wait(streams, timeout=_CLOSE_S)
-            for closing in pending:
-                closing.cancel()
-        if self._background:
-            await asyncio.wait(self._background, timeout=_CLOSE_S)
+        for waiting in self._waiting:
+            waiting.cancel()
+        closing = [asyncio.ensure_future(stream.aclose()) for stream in self._streams]
+        await _ended([*closing, *self._waiting])
+        await _ended(self._background)
         if self._kit is not None:
             await self._kit.close()
             self._kit = None
@@ -131,10 +151,10 @@ class AsyncClient:
 
     async def stream(self, prompt: Prompt, **options: Unpack[Options]) -> CompletionStream:
         """The completion in chunks, as the verifier commits them."""
-        request = Request.of(**options)
+        request, given = Request.of(**options), prompt_of(prompt)
         statistics = Statistics()
         kit = await self.prepare()
-        ids = kit.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else list(prompt)
+        ids = kit.tokenizer.encode_prompt(given) if isinstance(given, str) else given
         return self._start(kit, ids, request, statistics)
 
     async def chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Completion:
@@ -143,7 +163,7 @@ class AsyncClient:
 
     async def stream_chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> CompletionStream:
         """The assistant's answer in chunks. Raises ModelRefused for a target without a chat template."""
-        request = Request.of(**options)
+        request, messages = Request.of(**options), check_messages(messages)
         statistics = Statistics()
         kit = await self.prepare()
         if kit.template is None:
@@ -160,12 +180,25 @@ class AsyncClient:
         async with self._preparing:
             self._check_open()
             if self._kit is None:
-                self._kit = await self._assemble()
+                return await self._unless_closed(self._assemble())
             return self._kit
 
     def _check_open(self) -> None:
         if self._closed:
             raise BadRequest("the client is closed; make another one")
+
+    async def _unless_closed(self, work: Coroutine[Any, Any, _A]) -> _A:
+        """What `work` returns. `close` cancels it; then BadRequest is raised."""
+        task = asyncio.create_task(work)
+        self._waiting.add(task)
+        task.add_done_callback(self._waiting.discard)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is None or not caller.cancelling():
+                self._check_open()
+            raise
 
     # --- one request
 
@@ -173,6 +206,7 @@ class AsyncClient:
         """Nothing is asked of anybody before the first chunk is."""
         description = kit.description
         prompt = check_prompt(ids, request.max_tokens, description.vocabulary_size, description.max_sequence)
+        check_ids("stop_token_ids", request.stop_token_ids, description.vocabulary_size)
         session = DeviceSession(
             prompt,
             sampling=request.sampling,
@@ -201,11 +235,12 @@ class AsyncClient:
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(self._slots)
             self._check_open()
-            placement = await self._place(len(session.prompt))
+            placement = await self._unless_closed(self._place(len(session.prompt)))
             if placement is not None:
                 stack.callback(self._close_session, placement)
             statistics.session_id = placement.grants.session_id if placement else secrets.token_hex(8)
             worker = await stack.enter_async_context(kit.drafts.borrow()) if kit.drafts else None
+            self._check_open()
             statistics.draft = kit.drafts.name if kit.drafts and worker else ""
             driver = self._driver(kit, session, placement, worker, request, statistics)
             self._drivers.add(driver)
@@ -240,12 +275,13 @@ class AsyncClient:
             silence_s=self._settings.silence_s,
             siblings=self._settings.siblings,
         )
-        return SessionDriver(session, self._route(placement), self._dial, worker, options, statistics)
+        route = self._route(placement, self._settings.resume_budget_s)
+        return SessionDriver(session, route, self._dial, worker, options, statistics)
 
     # --- where to
 
-    def _route(self, placement: Placement | None) -> Route:
-        backoff = Backoff(self._settings.resume_budget_s)
+    def _route(self, placement: Placement | None, budget_s: float) -> Route:
+        backoff = Backoff(budget_s)
         if placement is None:
             return DirectRoute(self._verifier_address, backoff, tls=self._tls)
         session_id = placement.grants.session_id
@@ -257,6 +293,10 @@ class AsyncClient:
 
     def _dial(self, hop: Hop) -> grpc.aio.Channel:
         return self._channels.get(self._reroute.get(hop.address, hop.address), tls=hop.tls)
+
+    def _dial_bulk(self, hop: Hop) -> grpc.aio.Channel:
+        """A connection of its own, for downloads."""
+        return self._channels.get(self._reroute.get(hop.address, hop.address), tls=hop.tls, bulk=True)
 
     def _coordinator(self) -> Coordinator:
         return Coordinator(self._channels.get(self._coordinator_address, tls=self._tls), self._api_key)
@@ -275,26 +315,27 @@ class AsyncClient:
     # --- the target's kit
 
     async def _assemble(self) -> TargetKit:
-        """Everything for the target, from a verifier that serves it."""
+        """Everything for the target, from the verifiers that a session would attach to."""
+        budget_s = self._settings.resume_budget_s
         placement = await self._place()
         if placement is None:
-            return await self._assemble_from(self._verifier_address, tls=self._tls)
+            budget_s = min(budget_s, _FIRST_CONTACT_S)
         try:
-            grant = placement.grants.grants[0]
-            return await self._assemble_from(grant.address, tls=grant.tls)
+            library = Library(self._route(placement, budget_s), self._dial_bulk)
+            self._kit = kit = await assemble(library, self._cache, self._draft, self._draft_options())
         finally:
-            self._close_session(placement)
+            if placement is not None:
+                self._close_session(placement)
+        return kit
 
-    async def _assemble_from(self, address: str, *, tls: bool) -> TargetKit:
+    def _draft_options(self) -> DraftOptions:
         settings = self._settings
-        options = DraftOptions(
+        return DraftOptions(
             workers=settings.draft_workers,
             threads=settings.draft_threads,
             context=settings.draft_context,
             prompt_lookup=settings.prompt_lookup,
         )
-        library = Library(self._channels.get(self._reroute.get(address, address), tls=tls, bulk=True))
-        return await assemble(library, self._cache, self._draft, options)
 
     # --- what outlives a request
 
@@ -314,3 +355,39 @@ class AsyncClient:
     def _keep(self, task: asyncio.Future[Any]) -> None:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+def _check_arguments(coordinator: object, verifier: object, target: object, draft: object, cache_dir: object) -> None:
+    """Raises BadRequest for one of a wrong type."""
+    for field, value in {"coordinator": coordinator, "verifier": verifier, "target": target}.items():
+        if value is not None:
+            text(field, value)
+    for field, value in {"draft": draft, "cache_dir": cache_dir}.items():
+        if not isinstance(value, str | os.PathLike | None):
+            refuse(field, value, "a text or a path")
+
+
+def _checked_key(key: object) -> str | None:
+    """Raises BadRequest, without the key, for one that no header can carry."""
+    if key is None or (isinstance(key, str) and key.isascii() and key.isprintable()):
+        return key
+    raise BadRequest("api_key must be a text of printable ASCII characters alone", field="api_key")
+
+
+def _from_environment() -> EdgeSettings:
+    """Raises BadRequest for a variable with a wrong value."""
+    try:
+        return EdgeSettings()
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = str(first["loc"][0])
+        variable = f"{EdgeSettings.model_config['env_prefix']}{field}".upper()
+        raise BadRequest(f"{variable} is {first['input']!r}: {first['msg']}", field=field) from error
+
+
+async def _ended(tasks: Collection[asyncio.Future[Any]]) -> None:
+    """Let them end by themselves for a while, then cancel them."""
+    if tasks:
+        _, pending = await asyncio.wait(tasks, timeout=_CLOSE_S)
+        for task in pending:
+            task.cancel()

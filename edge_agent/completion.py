@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypedDict, Unpack
 
+from edge_agent.checks import real, token_ids, truth, whole
 from edge_agent.statistics import Statistics, Usage
 from edge_agent.text import check_stops
 from outrider.core.errors import BadRequest
@@ -54,38 +55,41 @@ class Request:
             raise BadRequest(
                 f"unknown option {sorted(unknown)[0]!r}; known are {', '.join(sorted(Options.__annotations__))}"
             )
-        max_tokens = options.get("max_tokens", 256)
-        if not isinstance(max_tokens, int) or not 1 <= max_tokens <= MAX_GENERATED_TOKENS:
+        max_tokens = whole("max_tokens", options.get("max_tokens", 256))
+        if not 1 <= max_tokens <= MAX_GENERATED_TOKENS:
             raise BadRequest.bound("max_tokens", max_tokens, f"between 1 and {MAX_GENERATED_TOKENS}")
-        stop_token_ids = tuple(options.get("stop_token_ids", ()))
+        stop_token_ids = token_ids("stop_token_ids", options.get("stop_token_ids", ()))
         if len(stop_token_ids) > MAX_STOP_TOKENS:
             raise BadRequest.bound("number of stop_token_ids", len(stop_token_ids), f"at most {MAX_STOP_TOKENS}")
         seed = options.get("seed")
         return cls(
             max_tokens,
             SamplingParams(
-                temperature=options.get("temperature", 0.0),
-                top_k=options.get("top_k", 0),
-                top_p=options.get("top_p", 1.0),
-                min_p=options.get("min_p", 0.0),
-                repetition_penalty=options.get("repetition_penalty", 1.0),
-                presence_penalty=options.get("presence_penalty", 0.0),
-                frequency_penalty=options.get("frequency_penalty", 0.0),
-                seed=secrets.randbits(64) if seed is None else seed,
+                temperature=real("temperature", options.get("temperature", 0.0)),
+                top_k=whole("top_k", options.get("top_k", 0)),
+                top_p=real("top_p", options.get("top_p", 1.0)),
+                min_p=real("min_p", options.get("min_p", 0.0)),
+                repetition_penalty=real("repetition_penalty", options.get("repetition_penalty", 1.0)),
+                presence_penalty=real("presence_penalty", options.get("presence_penalty", 0.0)),
+                frequency_penalty=real("frequency_penalty", options.get("frequency_penalty", 0.0)),
+                seed=secrets.randbits(64) if seed is None else whole("seed", seed),
             ),
             check_stops(options.get("stop")),
             stop_token_ids,
-            bool(options.get("ignore_eos", False)),
+            truth("ignore_eos", options.get("ignore_eos", False)),
         )
+
+
+def prompt_of(prompt: object) -> str | tuple[int, ...]:
+    """A text or token ids. Raises BadRequest for anything else."""
+    return prompt if isinstance(prompt, str) else token_ids("prompt", prompt)
 
 
 def check_prompt(ids: Sequence[int], max_tokens: int, vocabulary_size: int, max_sequence: int) -> tuple[int, ...]:
     """The prompt's ids, if the target can take them. Raises BadRequest."""
     if not 1 <= len(ids) <= MAX_PROMPT_TOKENS:
         raise BadRequest.bound("length of prompt", f"{len(ids)} tokens", f"between 1 and {MAX_PROMPT_TOKENS}")
-    if not 0 <= min(ids) <= max(ids) < vocabulary_size:
-        wrong = next(i for i in ids if not 0 <= i < vocabulary_size)
-        raise BadRequest.bound("a token id in prompt", wrong, f"between 0 and {vocabulary_size - 1}")
+    check_ids("prompt", ids, vocabulary_size)
     if max_sequence and len(ids) + max_tokens > max_sequence:
         raise BadRequest.bound(
             "prompt plus max_tokens",
@@ -93,6 +97,13 @@ def check_prompt(ids: Sequence[int], max_tokens: int, vocabulary_size: int, max_
             f"at most {max_sequence}, which is all that the target can hold",
         )
     return tuple(ids)
+
+
+def check_ids(field: str, ids: Sequence[int], vocabulary_size: int) -> None:
+    """Raises BadRequest for an id that the target does not know."""
+    if ids and not 0 <= min(ids) <= max(ids) < vocabulary_size:
+        wrong = next(i for i in ids if not 0 <= i < vocabulary_size)
+        raise BadRequest.bound(f"a token id in {field}", wrong, f"between 0 and {vocabulary_size - 1}")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import io
 import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
@@ -186,6 +187,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--verifier", required=True, help="host:port of the verifier, for the emulated link")
     parser.add_argument("--rtt-ms", type=float, default=30.0)
     parser.add_argument("--quick", action="store_true", help="two requests, 48 tokens")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     try:
         raise SystemExit(asyncio.run(run(parser.parse_args(arguments))))
     except OutriderError as error:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import grpc
 
-from edge_agent.describe import MAX_VOCABULARY
 from edge_agent.drafter import Growth
 from edge_agent.failover import Hop, Route
 from edge_agent.growth import Plan, send_interval
@@ -27,7 +26,7 @@ from edge_agent.stream import Received, Stream
 from edge_agent.worker import DraftFailed, DraftWorker
 from outrider.core.errors import InternalError, OutriderError, ProtocolViolation
 from outrider.core.protocol.device import Delivery, DeviceSession, ReattachNeeded
-from outrider.core.protocol.messages import Commit, Directive, Finish, SessionLimits
+from outrider.core.protocol.messages import MAX_VOCABULARY, Commit, Directive, Finish, SessionLimits
 from outrider.wire.codecs import Open, Opened
 
 log = logging.getLogger(__name__)

@@ -109,8 +109,9 @@ class Widths:
 def floor(plan: Plan, widths: Widths, expected: float) -> float:
     """Least survival at which a node is worth a decode: the verifier's price, or the device's own time.
 
-    Device time is worth E / R tokens a second (design section 4), but only while the verifier waits for it: a decode
-    that runs beside a step delays the answer to a Commit by half its length, and only if the Commit falls into it.
+    Device time is worth E / R tokens a second (E: tokens that a step commits, R: its seconds), but only while the
+    verifier waits for it: a decode that runs beside a step delays the answer to a Commit by half its length, and only
+    if the Commit falls into it.
     """
     decode = widths.of(1)
     rate = expected / plan.step_s

@@ -57,9 +57,14 @@ async def assemble(
     template_ref = description.artifact("template")
     template = await _template(template_ref, library, cache, description, tokenizer) if template_ref else None
     drafts = await _drafts(description, library, cache, tokenizer, draft, options)
-    if drafts is not None:
-        await drafts.warm_up()
-    return TargetKit(description, tokenizer, template, drafts)
+    kit = TargetKit(description, tokenizer, template, drafts)
+    try:
+        if drafts is not None:
+            await drafts.warm_up()
+    except BaseException:  # a cancellation, above all
+        await kit.close()
+        raise
+    return kit
 
 
 async def _template(

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from edge_agent.checks import items, refuse
 from outrider.core.errors import BadRequest, ModelRefused
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class ChatTemplate:
         encode: reads control tokens in text as such; encode_plain: as plain text. Contents in which a control token is
         spelt out are encoded apart and plain, so that no user can close his turn and open the system's.
         """
-        check_messages(messages)
+        messages = check_messages(messages)
         if not any(control in message["content"] for message in messages for control in controls):
             return encode(self.render(messages))
         marks = [secrets.token_hex(16) for _ in messages]
@@ -82,14 +83,21 @@ class ChatTemplate:
         return ids + encode(marked)
 
 
-def check_messages(messages: Sequence[Message]) -> None:
-    """Raises BadRequest unless every message has a role and a content."""
-    if not messages:
+def check_messages(messages: object) -> tuple[Message, ...]:
+    """The messages, each with a role and a content. Raises BadRequest."""
+    given = items("messages", messages, "messages")
+    if not given:
         raise BadRequest.bound("messages", "empty", "at least one message")
-    for i, message in enumerate(messages):
-        for key in ("role", "content"):
-            if not isinstance(message.get(key), str):
-                raise BadRequest.bound(f"messages[{i}].{key}", repr(message.get(key))[:80], "a text")
+    return tuple(_checked(f"messages[{i}]", message) for i, message in enumerate(given))
+
+
+def _checked(field: str, message: object) -> Message:
+    if not isinstance(message, Mapping):
+        refuse(field, message, 'a mapping with "role" and "content"')
+    for key in ("role", "content"):
+        if not isinstance(message.get(key), str):
+            refuse(f"{field}.{key}", message.get(key), "a text")
+    return message
 
 
 def special_tokens(data: bytes) -> dict[str, str]:

@@ -6,6 +6,7 @@ import codecs
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from edge_agent.checks import items, refuse
 from outrider.core.errors import BadRequest
 
 MAX_STOPS = 16
@@ -69,13 +70,16 @@ def _overlap(text: str, stop: str) -> int:
 
 def check_stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     """The stop strings of a request. Raises BadRequest."""
-    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    stops = (stop,) if isinstance(stop, str) else items("stop", () if stop is None else stop, "texts")
     if len(stops) > MAX_STOPS:
         raise BadRequest.bound("number of stop strings", len(stops), f"at most {MAX_STOPS}")
-    for text in stops:
-        if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_CHARS:
-            raise BadRequest.bound("a stop string", repr(text)[:80], f"1 to {MAX_STOP_CHARS} characters")
-    return stops
+    return tuple(_checked(text) for text in stops)
+
+
+def _checked(stop: object) -> str:
+    if not isinstance(stop, str) or not 1 <= len(stop) <= MAX_STOP_CHARS:
+        refuse("a stop string", stop, f"1 to {MAX_STOP_CHARS} characters")
+    return stop
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,12 @@ class TargetTokenizer:
         try:
             self._tokenizer = Tokenizer.from_buffer(data)
             self._plain = Tokenizer.from_buffer(data)
-        except Exception as error:  # the library raises bare Exception
+        except BaseException as error:
+            _pass_on(error)
             raise ModelRefused(f"the target's tokenizer.json cannot be read: {error}") from error
+        for tokenizer in (self._tokenizer, self._plain):  # a file may carry what its training set: prompts stay whole
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
         # Users' text: a control token that is spelt out is text.
         self._plain.encode_special_tokens = True
         added = self._tokenizer.get_added_tokens_decoder()
@@ -53,3 +57,12 @@ class TargetTokenizer:
             return list(tokenizer.encode(text, add_special_tokens=added).ids)  # type: ignore[attr-defined]
         except (TypeError, UnicodeEncodeError) as error:
             raise BadRequest(f"the text cannot be tokenised: {error}; remove lone surrogates", field="text") from error
+        except BaseException as error:
+            _pass_on(error)
+            raise ModelRefused(f"the target's tokenizer fails on this text: {error}") from error
+
+
+def _pass_on(error: BaseException) -> None:
+    """Raise again what is not the library's: it raises bare Exception, and PanicException, which is a BaseException."""
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        raise error

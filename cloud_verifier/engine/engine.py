@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -21,7 +21,7 @@ from cloud_verifier.engine.batch import PackedBatch, Segment
 from cloud_verifier.engine.kv_pool import KVPool
 from cloud_verifier.engine.memory import SessionMemory, fingerprint
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.scheduler import NodeOrder, Plan, StepBudget, Wait, by_arrival, schedule
+from cloud_verifier.engine.scheduler import Plan, StepBudget, Wait, schedule
 from cloud_verifier.engine.session import EngineSession, slots_needed
 from cloud_verifier.engine.stats import EngineStats, Rate, SessionStats, StepMeter
 from outrider.core.errors import (
@@ -84,6 +84,7 @@ class Failed:
     """A session that ended without a last commit; its slots are free."""
 
     session_id: str
+    epoch: int
     error: OutriderError
 
 
@@ -116,16 +117,15 @@ class Engine:
         model: TargetModel,
         config: EngineConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
-        node_order: NodeOrder = by_arrival,
     ) -> None:
         if model.deviation is None:
             raise ModelRefused(f"{model.label} has not passed the self-test; call self_test(model) first")
         self.model = model
         self.config = config or EngineConfig()
         self._clock = clock
-        self._node_order = node_order
         self._pool = KVPool(model.layers, self.config.kv_slots, dtype=model.torch_dtype, device=model.device)
-        self._live: dict[str, EngineSession] = {}
+        self._live: OrderedDict[str, EngineSession] = OrderedDict()
+        """In the order in which the scheduler serves them."""
         self._ended: OrderedDict[str, SessionStats] = OrderedDict()
         self._memory = SessionMemory(self.config.remembered_sessions, self.config.remembered_tokens)
         self._outbox: list[Event] = []
@@ -250,33 +250,54 @@ class Engine:
 
     def _decide(self, now: float) -> Plan | Wait:
         candidates = [session.candidate(self._steps) for session in self._live.values()]
-        return schedule(candidates, now, self.config.budget, self._node_order)
+        return schedule(candidates, now, self.config.budget)
 
     def _run(self, plan: Plan) -> None:
         begun = perf_counter()
         self._steps += 1
-        sessions = [self._live[grant.session_id] for grant in plan.grants]
+        for session_id in plan.behind:
+            self._live.move_to_end(session_id)
+        rows = self._prepare(plan)
+        if rows:
+            self._advance(rows, begun)
+
+    def _prepare(self, plan: Plan) -> list[_Rows]:
+        """Every session's rows; a session that has none to give fails alone."""
+        prepared = []
+        for grant in plan.grants:
+            session = self._live[grant.session_id]
+            session.last_step = self._steps
+            try:
+                prepared.append(_Rows(session, *session.segment(grant)))
+            except Exception as error:
+                log.exception("session %s fails before its step", session.session_id)
+                self._fail_all([session], f"its rows cannot be prepared: {type(error).__name__}")
+        return prepared
+
+    def _advance(self, rows: Sequence[_Rows], begun: float) -> None:
+        """forward -> walk -> commit. Where a forward fails, each session is tried alone: only the culprit's fails.
+
+        A failed forward has changed nothing but the rows' own slots, and the next one writes those anew. Until all were
+        tried no slot is taken, so what one gives back or passes to the prefix cache stays as the others have it.
+        """
         try:
-            work = self._prepare(plan, sessions)
+            work = _Work(tuple(rows), PackedBatch.pack([r.segment for r in rows], self.model.device))
             planned = perf_counter()
             logits = self._forward(work)
         except Exception as error:
-            log.exception("a forward pass over %d sessions failed", len(sessions))
-            self._fail_all(sessions, f"the forward pass failed: {type(error).__name__}")
+            log.exception("a forward pass over %d sessions failed", len(rows))
+            if len(rows) == 1:
+                self._fail_all([rows[0].session], f"the forward pass failed: {type(error).__name__}")
+            else:
+                for one in rows:
+                    self._advance([one], perf_counter())
             return
         computed = perf_counter()
         walks = self._walk(work, logits)
         walked = perf_counter()
         self._commit(work, walks)
-        if all(rows.segment.chain == 1 for rows in work.rows):
+        if all(r.segment.chain == 1 for r in rows):
             self._meter.add((begun, planned, computed, walked, perf_counter()))
-
-    def _prepare(self, plan: Plan, sessions: Iterable[EngineSession]) -> _Work:
-        rows = []
-        for grant, session in zip(plan.grants, sessions, strict=True):
-            session.last_step = self._steps
-            rows.append(_Rows(session, *session.segment(grant)))
-        return _Work(tuple(rows), PackedBatch.pack([r.segment for r in rows], self.model.device))
 
     def _forward(self, work: _Work) -> torch.Tensor:
         """Logits `[R, V]` of the rows that want some."""
@@ -399,7 +420,7 @@ class Engine:
     def _fail(self, session: EngineSession, error: OutriderError) -> None:
         session.release()  # what it computed is in doubt and not for the prefix cache
         self._close(session)
-        self._outbox.append(Failed(session.session_id, error))
+        self._outbox.append(Failed(session.session_id, session.protocol.epoch, error))
 
     def _close(self, session: EngineSession) -> None:
         """Free all that the session holds; its committed tokens and its statistics are remembered for a while."""

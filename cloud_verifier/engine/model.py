@@ -29,6 +29,7 @@ ATTENTION = "outrider_slots"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 REFUSED_ROPE = ("longrope", "dynamic")
 """Both look at the longest position of the whole batch, so that one session's length would change another's tokens."""
+CONFIGURATIONS = ("config.json", "generation_config.json")
 SERVED_LAYERS = ("full_attention", "sliding_attention")
 
 Progress = Callable[[str], None]
@@ -37,6 +38,7 @@ Progress = Callable[[str], None]
 class TargetModel:
     """The target, ready for packed forwards. `self_test` must pass before an Engine takes it.
 
+    weights_hash: what decides on the tokens: the weights, and the configuration that says how they are used.
     layers: what each attention layer keeps per token, in order of layer_idx.
     deviation: by how much the logits of trees and of plain sequences differed in the self-test; None before it.
     """
@@ -84,7 +86,7 @@ class TargetModel:
         if threads is not None:
             torch.set_num_threads(threads)
         on_progress(f"hashing {sum(f.stat().st_size for f in files) / 1e6:.0f} MB of weights")
-        digest = _hash_files(tuple((str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files))
+        digest = _hash_files(tuple(_stamp(f) for f in [*_configurations(directory), *files]))
         on_progress(f"loading {directory.name} as {dtype} on {device}")
         module = _read(directory, DTYPES[dtype]).to(device)
         return cls(module, name=name or directory.resolve().name, weights_hash=digest)
@@ -263,15 +265,31 @@ def _eos_token_ids(module: Any) -> tuple[int, ...]:
     return () if ids is None else tuple(ids) if isinstance(ids, (list, tuple)) else (int(ids),)
 
 
+_Stamp = tuple[Path, int, int]
+"""A file, its size and its mtime in ns."""
+
+
+def _configurations(directory: Path) -> list[Path]:
+    """What says how the weights are used: rope, softcap, windows, and the tokens that end a sequence."""
+    return [directory / name for name in CONFIGURATIONS if (directory / name).is_file()]
+
+
+def _stamp(file: Path) -> _Stamp:
+    stat = file.stat()
+    return file, stat.st_size, stat.st_mtime_ns
+
+
 @cache
-def _hash_files(files: tuple[tuple[str, int, int], ...]) -> str:
-    """sha256 over the bytes of (path, size, mtime) in this order; size and mtime only key the cache."""
-    digest = hashlib.sha256()
+def _hash_files(files: tuple[_Stamp, ...]) -> str:
+    """sha256 over the sha256 and the name of each file, in this order, as `sha256sum` prints them.
+
+    Size and mtime only key the cache.
+    """
+    total = hashlib.sha256()
     for path, _, _ in files:
-        with open(path, "rb") as file:
-            while chunk := file.read(1 << 22):
-                digest.update(chunk)
-    return digest.hexdigest()
+        with path.open("rb") as file:
+            total.update(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path.name}\n".encode())
+    return total.hexdigest()
 
 
 @cache

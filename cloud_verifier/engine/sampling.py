@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -10,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from outrider.core.counts import TokenCounts
 from outrider.core.coupling import gumbel, position_key, session_key
 from outrider.core.errors import InternalError
 from outrider.core.processors import SamplingParams, filtered_log_probs, penalise
@@ -22,7 +22,7 @@ class Sampler:
         self._params = params
         self._key = 0 if params.greedy else session_key(params.seed, prompt)
 
-    def choose(self, row: torch.Tensor, position: int, counts: Counter[int], path: Sequence[int]) -> int:
+    def choose(self, row: torch.Tensor, position: int, counts: TokenCounts, path: Sequence[int]) -> int:
         """The token at a generated position; equal scores go to the lowest id.
 
         row: logits `[V]` after the position's last ancestor. counts: tokens of prompt and output so far.

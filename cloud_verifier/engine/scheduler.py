@@ -9,11 +9,15 @@ least one. Who generates comes in turn, whoever waited longest first; prompts co
 that is through early is worth more than several halves, but one that had nothing in OVERDUE steps comes first. So every
 step that leaves a session out either makes it overdue or serves one that has waited longer and then stands behind it:
 with at most `n` sessions at once, no more than `most_skipped(n)` steps in a row leave one out.
+
+Rows for nodes are shared evenly among those that can use them. A row that cannot be shared goes to the candidate that
+comes first, and the caller then moves that one behind all others (`Plan.behind`). So over any span of steps in each of
+which a session has rows and could use more nodes than it is granted, no other is granted over one node more than it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from outrider.core.errors import BadRequest
@@ -86,6 +90,8 @@ class Plan:
     """Step now, with these."""
 
     grants: tuple[Grant, ...]
+    behind: tuple[str, ...] = ()
+    """Sessions that got a row that could not be shared evenly, in this order to be moved behind all others."""
 
 
 @dataclass(frozen=True)
@@ -95,33 +101,22 @@ class Wait:
     until: float | None
 
 
-NodeOrder = Callable[[Sequence[Candidate]], Sequence[Candidate]]
-"""Who gets nodes of its tree first, out of those whose last known token is in the step. Pure, as all else here."""
-
-
-def by_arrival(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
-    """The order in which they were given."""
-    return candidates
-
-
 def most_skipped(sessions: int) -> int:
     """How many steps in a row can leave out a session that could step, where at most so many live at once."""
     return OVERDUE + sessions - 1
 
 
-def schedule(
-    candidates: Sequence[Candidate], now: float, budget: StepBudget, node_order: NodeOrder = by_arrival
-) -> Plan | Wait:
-    """Decide on the next step. candidates: in order of arrival."""
+def schedule(candidates: Sequence[Candidate], now: float, budget: StepBudget) -> Plan | Wait:
+    """Decide on the next step. candidates: in the order in which odd rows and prompts are served."""
     able = [candidate for candidate in candidates if candidate.may_step]
     if not able:
         return Wait(None)
     due = min(candidate.due for candidate in able)
-    return Wait(due) if due > now else Plan(_share(able, budget, node_order))
+    return Wait(due) if due > now else _share(able, budget)
 
 
-def _share(able: Sequence[Candidate], budget: StepBudget, node_order: NodeOrder) -> tuple[Grant, ...]:
-    """Every session that generates gets its plain row; then prompts; trees get what is left."""
+def _share(able: Sequence[Candidate], budget: StepBudget) -> Plan:
+    """Every session that generates gets its plain row; then prompts; trees share what is left."""
     generating = sorted((c for c in able if c.pending == 1), key=lambda c: -c.skipped)
     prefilling = sorted((c for c in able if c.pending > 1), key=lambda c: -c.skipped if c.skipped >= OVERDUE else 0)
     kept = min(budget.prefill_rows, max(1, budget.rows // 4)) if prefilling else 0
@@ -136,9 +131,25 @@ def _share(able: Sequence[Candidate], budget: StepBudget, node_order: NodeOrder)
         allowance -= rows
         left -= rows
 
-    nodes: dict[str, int] = {}
     # Nodes stand below the last known token, so a prompt that is not through has no use for them yet.
-    for candidate in node_order([c for c in able if chains.get(c.session_id) == c.pending]):
-        nodes[candidate.session_id] = min(candidate.nodes, candidate.nodes_per_step, left)
-        left -= nodes[candidate.session_id]
-    return tuple(Grant(session_id, chain, nodes.get(session_id, 0)) for session_id, chain in chains.items())
+    speculating = [c for c in able if chains.get(c.session_id) == c.pending]
+    wants = {c.session_id: min(c.nodes, c.nodes_per_step) for c in speculating}
+    level = _level(wants.values(), left)
+    nodes = {session_id: min(want, level) for session_id, want in wants.items()}
+    odd_rows = left - sum(nodes.values())
+    behind = [session_id for session_id, want in wants.items() if want > level][:odd_rows]
+    for session_id in behind:
+        nodes[session_id] += 1
+    grants = (Grant(session_id, chain, nodes.get(session_id, 0)) for session_id, chain in chains.items())
+    return Plan(tuple(grants), tuple(behind))
+
+
+def _level(wants: Collection[int], rows: int) -> int:
+    """The greatest level at which all fit into `rows` if everyone gets what it wants up to this level."""
+    sharing = len(wants)
+    for want in sorted(wants):
+        if want > rows // sharing:
+            return rows // sharing
+        rows -= want
+        sharing -= 1
+    return max(wants, default=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,6 +13,7 @@ from cloud_verifier.engine.memory import Fingerprint, fingerprint
 from cloud_verifier.engine.sampling import Sampler
 from cloud_verifier.engine.scheduler import Candidate, Grant
 from cloud_verifier.engine.stats import Acceptance, SessionStats
+from outrider.core.counts import TokenCounts
 from outrider.core.errors import InternalError
 from outrider.core.protocol.messages import Append, Attach, Commit, Directive, Finish, SessionLimits
 from outrider.core.protocol.verifier import VerifierSession
@@ -67,7 +67,7 @@ class EngineSession:
         """Slots of the rows of the step that runs."""
         self._sampler = Sampler(attach.sampling, attach.prompt)
         self._penalised = attach.sampling.penalised
-        self._counts: Counter[int] = Counter(self.tokens if self._penalised else ())
+        self._counts = TokenCounts(self.tokens if self._penalised else ())
         self._acceptance = Acceptance()
         self._last_position = len(attach.prompt) + attach.max_tokens - 1
 
@@ -193,7 +193,7 @@ class EngineSession:
             self._pool.release(np.delete(segment.slots, rows))
         self.tokens += walked.tokens
         if self._penalised:
-            self._counts.update(walked.tokens)
+            self._counts.add(walked.tokens)
         self._acceptance.add(batch.depths, len(walked.rows), len(walked.tokens))
         self.last_commit = now
         return commit

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 from edge_agent.sources.base import DraftTask, Proposal, Spot
 from edge_agent.sources.scoring import propose
+from outrider.core.counts import TokenCounts
 from outrider.core.coupling import session_key
 from outrider.core.tree import ROOT
 from outrider.llama import TreeContext
@@ -26,7 +26,7 @@ class LlamaSource:
         self._shared = min(shared_vocabulary, context.vocab_size)
         self._task = DraftTask(prompt=())
         self._key = 0
-        self._counts: Counter[int] = Counter()
+        self._counts = TokenCounts()
         self._handles: dict[int, int] = {}
         self._tip: list[Proposal] = []
         self._position = 0
@@ -35,7 +35,7 @@ class LlamaSource:
         """Prefill. Raises ContextFull where the prompt is longer than the draft's context."""
         self._task = task
         self._key = 0 if task.sampling.greedy else session_key(task.sampling.seed, task.prompt)
-        self._counts = Counter((*task.prompt, *task.received)) if task.sampling.penalised else Counter()
+        self._counts = TokenCounts((*task.prompt, *task.received) if task.sampling.penalised else ())
         self._handles = {}
         self._position = len(task.received)
         logits = self._context.reset([*task.prompt, *task.received])
@@ -49,7 +49,7 @@ class LlamaSource:
                 break
             evaluated.append(self._handles[node])
         if self._task.sampling.penalised:
-            self._counts.update(tokens)
+            self._counts.add(tokens)
         self._position += len(tokens)
         tail = list(tokens[len(evaluated) :])
         logits = self._context.commit(evaluated, tail)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_agent.sources.base import Proposal
+from outrider.core.counts import TokenCounts
 from outrider.core.coupling import gumbel, position_key
-from outrider.core.processors import SamplingParams, penalise
+from outrider.core.processors import SamplingParams, mass_before, penalise
 
 Row = NDArray[np.floating[Any]]
 
@@ -27,7 +27,7 @@ def propose(
     sampling: SamplingParams,
     key: int,
     position: int,
-    counts: Counter[int],
+    counts: TokenCounts,
     path: Sequence[int],
     count: int,
 ) -> list[Proposal]:
@@ -69,7 +69,7 @@ def _filtered(
     if sampling.top_p < 1.0:
         p = np.exp(scaled - scaled[0])
         p /= p.sum()
-        kept = int(np.searchsorted(np.cumsum(p) - p, sampling.top_p))
+        kept = int(np.searchsorted(mass_before(p), sampling.top_p))
         ids, scaled = ids[:kept], scaled[:kept]
     if sampling.min_p > 0.0:
         kept = int(np.searchsorted(-scaled, -(scaled[0] + math.log(sampling.min_p)), side="right"))

@@ -12,7 +12,7 @@ from models.recipe.settings import VOCAB_SIZE, Job, ModelShape
 _TEMPLATE = """# The demo pair
 
 A small target and two drafts that show Outrider at work on any machine. They are trained from nothing by the recipe
-in `models/recipe`, on a CPU, in about two hours. The text looks like Python and like worked arithmetic;
+in `models/recipe`, on a CPU, in {hours:.1f} hours. The text looks like Python and like worked arithmetic;
 the code does not do what its docstring says and most sums are wrong. Use them to see the system run, not for answers.
 
 | file | what | parameters |
@@ -97,6 +97,14 @@ _SOURCES = {
     "math": "GSM8K training questions, worked",
     "chat_math": "GSM8K training questions as chat",
 }
+_TRAINED = {
+    "target": ("target", "nothing"),
+    "warm": ("draft, first on text", "nothing"),
+    "draft": ("draft, distilled", "the one above"),
+    "warm-narrow": ("draft-narrow, first on text", "nothing"),
+    "draft-narrow": ("draft-narrow, distilled", "the one above"),
+}
+"""By stage: what it makes, and from what."""
 
 
 def render(job: Job, results: dict[str, Any]) -> str:
@@ -107,6 +115,7 @@ def render(job: Job, results: dict[str, Any]) -> str:
         python=platform.python_version(),
         data_rows=_data_rows(job),
         training_rows=_training_rows(job),
+        hours=sum(_done(job, stage)["seconds"] for stage in (*_TRAINED, "generate")) / 3600,
         batch=job.scale.target_plan.batch_tokens,
         generated=f"{_done(job, 'generate')['tokens']:,}",
         bits_rows=_rows(
@@ -141,15 +150,8 @@ def _data_rows(job: Job) -> str:
 
 
 def _training_rows(job: Job) -> str:
-    names = {
-        "target": ("target", "nothing"),
-        "warm": ("draft, first on text", "nothing"),
-        "draft": ("draft, distilled", "the one above"),
-        "warm-narrow": ("draft-narrow, first on text", "nothing"),
-        "draft-narrow": ("draft-narrow, distilled", "the one above"),
-    }
     rows = []
-    for stage, (name, origin) in names.items():
+    for stage, (name, origin) in _TRAINED.items():
         done = _done(job, stage)
         rows.append([name, origin, f"{done['step']:,}", f"{done['tokens']:,}", f"{done['seconds'] / 3600:.2f}"])
     return _rows(rows)

@@ -21,7 +21,7 @@ _MAX_TOTAL = 50_000_000
 def build(job: Job) -> None:
     """Write ``export/target``, ``export/draft.gguf`` and ``export/draft-narrow.gguf``."""
     folder = job.stage("export")
-    shutil.copytree(job.stage("target") / "model", folder / "target", dirs_exist_ok=True)
+    _replace_tree(job.stage("target") / "model", folder / "target")
     for stage, name in DRAFTS.items():
         export_draft(job.stage(stage) / "model", folder / name)
     sizes = check_sizes(folder)
@@ -54,12 +54,32 @@ def check_sizes(folder: Path) -> dict[str, int]:
 
 
 def publish(work: Path, destination: Path) -> None:
-    """Copy what ``build`` wrote, and the model card, into the repository's ``models/``."""
+    """Put what ``build`` wrote, and the model card, in the place of the repository's ``models/``.
+
+    Raises ValueError for a pair that must not ship: too large, or a target that a 5-gram model beats.
+    """
     export = work / "export"
-    shutil.copytree(export / "target", destination / "target", dirs_exist_ok=True)
+    check_sizes(export)
+    check_learnt(json.loads((work / "evaluate" / "results.json").read_text(encoding="utf-8"))["bits_per_byte"])
+    _replace_tree(export / "target", destination / "target")
     for name in DRAFTS.values():
         shutil.copy2(export / name, destination / name)
     shutil.copy2(work / "evaluate" / "README.md", destination / "README.md")
-    for path in destination.rglob("*"):  # safetensors writes files that only their owner may read
-        if path.is_file():
-            path.chmod(0o644)
+    for path in [*(destination / "target").iterdir(), *destination.glob("*.gguf")]:
+        path.chmod(0o644)  # safetensors writes files that only their owner may read
+
+
+def check_learnt(bits_per_byte: dict[str, dict[str, float]]) -> None:
+    """Raise ValueError where the target predicts a class of held-out text worse than the 5-gram model."""
+    counted = bits_per_byte["5-gram"]
+    for label, bits in bits_per_byte["target"].items():
+        if not bits < counted[label]:
+            raise ValueError(
+                f"the target needs {bits:.3f} bits per byte on {label}, a 5-gram model {counted[label]:.3f}: train on"
+            )
+
+
+def _replace_tree(source: Path, destination: Path) -> None:
+    """A file left from before, such as a model of one shard beside one of three, would be loaded instead."""
+    shutil.rmtree(destination, ignore_errors=True)
+    shutil.copytree(source, destination)

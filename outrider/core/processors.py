@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.core.counts import TokenCounts
 from outrider.core.errors import BadRequest
 
 Logits = NDArray[np.float64]
@@ -63,29 +64,40 @@ class SamplingParams:
 
 
 def _within(field: str, value: float, low: float, high: float) -> None:
-    if not (math.isfinite(value) and low <= value <= high):
+    kind, name = (int, "a whole number ") if isinstance(low, int) else (int | float, "a number ")
+    if isinstance(value, bool) or not isinstance(value, kind):
+        raise BadRequest.bound(field, repr(value)[:80], f"{name}between {low} and {high}")
+    if not low <= value <= high:  # NaN is not, either
         raise BadRequest.bound(field, value, f"between {low} and {high}")
 
 
-def penalise(logits: Logits, params: SamplingParams, counts: Counter[int], path: Iterable[int] = ()) -> Logits:
+def penalise(logits: Logits, params: SamplingParams, counts: TokenCounts, path: Iterable[int] = ()) -> Logits:
     """Apply the penalties to logits `[V]`; returns a new array, or `logits` itself where no penalty is on.
 
     counts: occurrences in prompt and output. path: the node's own ancestors, which are output if the node is reached.
     """
     if not params.penalised:
         return logits
-    seen = counts + Counter(path)
-    if not seen:
-        return logits
-    ids = np.fromiter(seen.keys(), dtype=np.int64, count=len(seen))
-    times = np.fromiter(seen.values(), dtype=np.float64, count=len(seen))
-    known = ids < logits.shape[0]
-    ids, times = ids[known], times[known]
     out = logits.copy()
-    values = out[ids]
+    _penalise_ids(out, logits, params, counts.ids, counts.times)
+    on_path = {token: counts.of(token) + times for token, times in Counter(path).items()}
+    if on_path:  # their logits once more, with the greater counts
+        ids = np.fromiter(on_path.keys(), dtype=np.int64, count=len(on_path))
+        times = np.fromiter(on_path.values(), dtype=np.float64, count=len(on_path))
+        _penalise_ids(out, logits, params, ids, times)
+    return out
+
+
+def _penalise_ids(
+    out: Logits, logits: Logits, params: SamplingParams, ids: NDArray[np.int64], times: NDArray[np.float64]
+) -> None:
+    """Write to `out[ids]` what is left of `logits[ids]` after so many occurrences; ids outside are left out."""
+    known = ids < logits.shape[0]
+    if not known.all():
+        ids, times = ids[known], times[known]
+    values = logits[ids]
     values = np.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
     out[ids] = values - params.presence_penalty - params.frequency_penalty * times
-    return out
 
 
 def log_softmax(logits: Logits) -> Logits:
@@ -126,9 +138,12 @@ def _nucleus(log_p: Logits, top_p: float) -> NDArray[np.int64]:
     ids = np.flatnonzero(log_p >= log_p.max() - 10.0)
     order = ids[np.argsort(-log_p[ids], kind="stable")]
     p = np.exp(log_p[order])
-    mass = np.cumsum(p)
-    if len(order) == 0 or mass[-1] < top_p + 1e-9:
+    if len(order) == 0 or p.sum() < top_p + 1e-9:
         order = np.argsort(-log_p, kind="stable")
         p = np.exp(log_p[order])
-        mass = np.cumsum(p)
-    return order[~(mass - p >= top_p)]  # NaN stays, to be found
+    return order[~(mass_before(p) >= top_p)]  # NaN stays, to be found
+
+
+def mass_before(p: NDArray[np.float64]) -> NDArray[np.float64]:
+    """`[n]`: the sum of all that stands before each; exactly 0 before the first, and never less than the one before."""
+    return np.concatenate(([0.0], np.cumsum(p)[:-1]))

@@ -35,6 +35,8 @@ MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 MAX_METADATA_BYTES = 16 * 1024
 RECONNECT_FIRST_MS = 100
 RECONNECT_MAX_MS = 3_000
+CONNECT_TIMEOUT_MS = 5_000
+"""For one attempt to connect: TCP and TLS take three to four round trips."""
 MAX_CONCURRENT_RPCS = 4_096
 """Calls beyond it are shed with RESOURCE_EXHAUSTED before they cost anything."""
 
@@ -56,7 +58,7 @@ _CLIENT: _Options = (
     ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", RECONNECT_FIRST_MS),
-    ("grpc.min_reconnect_backoff_ms", RECONNECT_FIRST_MS),
+    ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),  # despite its name, it only bounds each attempt from below
     ("grpc.max_reconnect_backoff_ms", RECONNECT_MAX_MS),
     ("grpc.use_local_subchannel_pool", 1),  # one caller's back-off must not delay another's failover
 )
@@ -135,7 +137,7 @@ def check_bind(address: str, tls: object | None, insecure: bool) -> None:
     if tls is None and not insecure and not is_loopback(address):
         raise BadRequest(
             f"{address} is not a loopback address and has no TLS; give a certificate (--tls-cert and --tls-key on a"
-            " server, --tls-ca on a client), or pass --insecure to accept plain text on this network",
+            " server; --tls or an authority's file on a client), or pass --insecure to allow plain text here",
             field="address",
         )
 

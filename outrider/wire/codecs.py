@@ -17,6 +17,8 @@ from outrider.core.protocol.messages import (
     MAX_PROMPT_TOKENS,
     MAX_SESSION_ID,
     MAX_STOP_TOKENS,
+    MAX_VERIFIER_ID,
+    MAX_VOCABULARY,
     Append,
     Attach,
     Cancel,
@@ -52,6 +54,7 @@ class Opened:
     limits: SessionLimits
     directive: Directive
     vocabulary_size: int
+    """0 by a verifier that does not tell."""
 
 
 def sampling_to_proto(params: SamplingParams) -> pb.Sampling:
@@ -155,15 +158,19 @@ def commit_to_proto(commit: Commit) -> pb.Commit:
     )
 
 
-def commit_from_proto(message: pb.Commit) -> Commit:
+def commit_from_proto(message: pb.Commit, *, vocabulary_size: int = MAX_VOCABULARY) -> Commit:
+    """vocabulary_size: ids at or above it are refused."""
+    _between("commit.epoch", message.epoch, 1, _MAX_ID)
     _between("commit.start", message.start, 0, MAX_GENERATED_TOKENS)
-    _between("tokens in commit.token", len(message.token), 0, MAX_GENERATED_TOKENS)
+    _between("tokens in commit.token", len(message.token), 0, MAX_GENERATED_TOKENS - message.start)
+    _between("commit.seen", message.seen, 0, _MAX_ID)
+    _between("commit.evaluated", message.evaluated, 0, _MAX_CAP)
     if message.finish not in pb.Finish.values():
         raise BadRequest.bound("commit.finish", message.finish, f"one of {pb.Finish.values()}")
     return Commit(
         epoch=message.epoch,
         start=message.start,
-        tokens=tuple(message.token),
+        tokens=_ids("commit.token", message.token, vocabulary_size),
         seen=message.seen,
         finish=Finish(message.finish),
         evaluated=message.evaluated,
@@ -205,6 +212,9 @@ def directive_to_proto(directive: Directive) -> pb.Directive:
 
 
 def directive_from_proto(message: pb.Directive) -> Directive:
+    _between("directive.window_nodes", message.window_nodes, 0, _MAX_CAP)
+    _between("directive.window_depth", message.window_depth, 0, _MAX_CAP)
+    _between("directive.nodes_per_step", message.nodes_per_step, 0, _MAX_CAP)
     _between("directive.price", message.price, 0.0, 1.0)
     _between("directive.patience_ms", message.patience_ms, 0, 60_000)
     _between("directive.step_ms", message.step_ms, 0.0, 1e6)
@@ -229,8 +239,7 @@ def open_to_proto(message: Open) -> pb.Open:
 
 def open_from_proto(message: pb.Open, *, vocabulary_size: int) -> Open:
     _between("length of open.session_id", len(message.session_id), 1, MAX_SESSION_ID)
-    if not message.session_id.isprintable():  # it goes into logs and into what operators see
-        raise BadRequest.bound("open.session_id", repr(message.session_id), "printable text")
+    _printable("open.session_id", message.session_id)
     _between("bytes of open.ticket", len(message.ticket), 0, MAX_TICKET_BYTES)
     _between("bytes of open.vocabulary_hash", len(message.vocabulary_hash), 0, MAX_HASH_BYTES)
     return Open(
@@ -252,6 +261,10 @@ def opened_to_proto(message: Opened) -> pb.Opened:
 
 
 def opened_from_proto(message: pb.Opened) -> Opened:
+    _between("opened.epoch", message.epoch, 1, _MAX_ID)
+    _between("length of opened.verifier_id", len(message.verifier_id), 0, MAX_VERIFIER_ID)
+    _printable("opened.verifier_id", message.verifier_id)
+    _between("opened.vocabulary_size", message.vocabulary_size, 0, MAX_VOCABULARY)
     return Opened(
         epoch=message.epoch,
         verifier_id=message.verifier_id,
@@ -264,6 +277,12 @@ def opened_from_proto(message: pb.Opened) -> Opened:
 def _between(field: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
         raise BadRequest.bound(field, value, f"between {low} and {high}")
+
+
+def _printable(field: str, text: str) -> None:
+    """It goes into logs and into what people see."""
+    if not text.isprintable():
+        raise BadRequest.bound(field, repr(text), "printable text")
 
 
 def _ids(field: str, values: Iterable[int], vocabulary_size: int) -> tuple[int, ...]:

@@ -7,8 +7,10 @@ import contextlib
 from types import TracebackType
 from typing import Self
 
+from outrider.core.errors import BadRequest
 from outrider.wire.channels import split_address
 
+MAX_RTT_MS = 60_000.0
 _READ_BYTES = 1 << 16
 _QUEUED_CHUNKS = 1_024
 
@@ -20,6 +22,8 @@ class DelayProxy:
     """
 
     def __init__(self, target: str, rtt_ms: float = 0.0) -> None:
+        if not 0.0 <= rtt_ms <= MAX_RTT_MS:
+            raise BadRequest.bound("rtt_ms", rtt_ms, f"from 0 to {MAX_RTT_MS:.0f}")
         self._target = split_address(target)
         self.rtt_ms = rtt_ms
         self.bytes_up = 0

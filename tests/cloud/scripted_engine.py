@@ -103,10 +103,12 @@ class ScriptedHost(EngineHost):
 class Front:
     """A verifier's front on a socket, with a scripted engine behind it."""
 
-    def __init__(self, service: VerifierService, host: ScriptedHost, channel: grpc.aio.Channel) -> None:
+    def __init__(self, service: VerifierService, host: ScriptedHost, channel: grpc.aio.Channel, port: int) -> None:
         self.service = service
         self.host = host
         self.engine = host.engine
+        self.channel = channel
+        self.port = port
         self.stub = session_pb2_grpc.VerifierStub(channel)
 
     async def open(self, session_id: str = "s", epoch: int = 1, *, wait: bool = True, **fields: Any) -> Stream:
@@ -176,7 +178,7 @@ async def front(
     await server.start()
     try:
         async with channels.channel(f"127.0.0.1:{port}") as channel:
-            yield Front(service, host, channel)
+            yield Front(service, host, channel, port)
     finally:
         await server.stop(0)
         await host.stop()

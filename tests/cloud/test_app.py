@@ -68,6 +68,28 @@ def test_half_of_a_certificate_is_refused(complaint, half):
     assert "tls_cert and tls_key go together" in complaint("--model", "m", half, "file.pem")
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"NODES": "129", "WINDOW_NODES": "9"}, "nodes is 129, must be at most in_flight, which is 128"),
+        ({"NODES": "40"}, "window_nodes is 48, must be at most nodes, which is 40"),
+        ({"DEPTH": "20"}, "window_depth is 24, must be at most depth, which is 20"),
+        ({"VERIFIER_ID": "v" * 65}, "verifier_id: String should have at most 64 characters"),
+        ({"VERIFIER_ID": "a\nb"}, "verifier_id holds what cannot be printed"),
+    ],
+)
+def test_settings_that_contradict_one_another_are_refused(monkeypatch, complaint, settings, said):
+    for name, value in settings.items():
+        monkeypatch.setenv(f"OUTRIDER_VERIFIER_{name}", value)
+    assert said in complaint("--model", "m")
+
+
+def test_a_verifier_may_serve_plain_streaming_alone(monkeypatch):
+    for name in ("NODES", "DEPTH", "WINDOW_NODES", "WINDOW_DEPTH"):
+        monkeypatch.setenv(f"OUTRIDER_VERIFIER_{name}", "0")
+    assert parse(["--model", "m"]).limits.nodes == 0
+
+
 def test_a_missing_certificate_is_refused_before_the_model_is_read(tmp_path):
     missing = tmp_path / "no.pem"
     assert str(missing) in refusal(model=tmp_path, tls_cert=missing, tls_key=missing)

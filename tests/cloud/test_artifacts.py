@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 
@@ -10,7 +11,7 @@ import pytest
 from scripted_engine import front
 
 from cloud_verifier.artifacts import CHUNK_BYTES, Catalogue
-from outrider.core.errors import BadRequest, ModelRefused, NotFound
+from outrider.core.errors import BadRequest, ModelRefused, NotFound, Unavailable
 from outrider.wire.status import error_from_rpc
 from outrider.wire.v1 import session_pb2
 
@@ -146,3 +147,19 @@ async def test_describe_lists_what_can_be_fetched(model, catalogue):
         answer = await running.stub.Describe(session_pb2.DescribeRequest())
     assert {a.hash for a in answer.artifacts} == {artifact.hash for artifact in catalogue}
     assert (answer.verifier_id, answer.vocabulary_size, list(answer.eos_token_ids)) == ("v1", 101, [7])
+
+
+async def test_a_download_that_takes_too_long_is_ended_and_its_rest_can_be_fetched(model, catalogue):
+    draft = by_role(catalogue, "draft")
+    async with front(model, catalogue=catalogue, fetch_timeout_s=0.2) as running:
+        call = running.stub.FetchArtifact(session_pb2.FetchArtifactRequest(hash=draft.hash))
+        await asyncio.sleep(0.4)  # it reads nothing: gRPC's window is smaller than a chunk
+        data = b""
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for chunk in call:
+                data += chunk.data
+        error = error_from_rpc(caught.value)
+        assert isinstance(error, Unavailable)
+        assert "the download has taken 0.2 s" in str(error)
+        rest = running.stub.FetchArtifact(session_pb2.FetchArtifactRequest(hash=draft.hash, offset=len(data)))
+        assert data + b"".join([chunk.data async for chunk in rest]) == DRAFT

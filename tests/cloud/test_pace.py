@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cloud_verifier.pace import Pace
+from cloud_verifier.pace import NODES_PER_MESSAGE, Pace
 
 
 class Clock:
@@ -35,3 +35,10 @@ def test_silence_saves_up_no_more_than_a_burst():
     pace = Pace(10.0, 3, clock)
     clock.now += 3600.0
     assert [pace.delay_s() > 0.0 for _ in range(4)] == [False, False, False, True]
+
+
+def test_nodes_are_charged_beside_the_message_that_brings_them():
+    clock = Clock()
+    pace = Pace(10.0, 5, clock)
+    assert pace.delay_s(4 * NODES_PER_MESSAGE) == 0.0  # five of five
+    assert abs(pace.delay_s(NODES_PER_MESSAGE // 2) - 0.15) < 1e-9

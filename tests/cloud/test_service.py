@@ -23,6 +23,9 @@ from outrider.core.protocol.messages import SessionLimits
 from outrider.wire.ticket import Claims, Target
 from outrider.wire.v1 import engine_pb2, session_pb2
 
+SESSION = "/outrider.wire.v1.Verifier/Session"
+SAMPLING = session_pb2.Sampling(top_p=1.0, repetition_penalty=1.0)
+
 
 def claims(session_id: str = "s", first: int = 10, last: int = 19, target: Target = TARGET) -> Claims:
     return Claims(session_id, "acme", "v1", first, last, time.time() + 60, SessionLimits(7, 6, 5, 4), target)
@@ -83,6 +86,28 @@ async def test_a_first_message_that_is_no_open_is_refused(plain, first):
     assert isinstance(error, ProtocolViolation)
     assert f"the first message is {first.WhichOneof('kind')}, must be open" in str(error)
     assert plain.engine.requests == []
+
+
+async def test_a_first_message_that_is_no_message_is_a_bad_request_and_no_defect(plain, caplog):
+    call = plain.channel.stream_stream(SESSION, response_deserializer=session_pb2.ServerMessage.FromString)()
+    await call.write(b"\xff" * 9)
+    error = await Stream(call).refusal()
+    assert type(error) is BadRequest
+    assert "cannot be parsed" in str(error)
+    assert "Traceback" not in caplog.text
+    assert plain.engine.requests == []
+
+
+async def test_bytes_that_are_no_message_end_a_live_stream_as_a_bad_request(plain, caplog):
+    call = plain.channel.stream_stream(SESSION, response_deserializer=session_pb2.ServerMessage.FromString)()
+    stream, attach = Stream(call), session_pb2.Attach(epoch=1, prompt=[1], max_tokens=8, sampling=SAMPLING)
+    opening = session_pb2.ClientMessage(open=session_pb2.Open(session_id="s", attach=attach))
+    await call.write(opening.SerializeToString())
+    assert (await stream.read()).HasField("opened")
+    await call.write(b"\x0a\xff\xff\xff\xff")
+    assert type(await stream.refusal()) is BadRequest
+    assert "Traceback" not in caplog.text
+    await plain.engine.asked("stop")
 
 
 async def test_an_open_out_of_bounds_is_refused_by_field_value_and_bound(plain):
@@ -199,6 +224,16 @@ async def test_who_is_not_authorised_never_reaches_the_engine(tmp_path):
         assert running.engine.requests == []
 
 
+async def test_a_stranger_is_turned_away_before_the_prompt_is_gone_through(tmp_path):
+    async def authorise(ticket):
+        raise Unauthenticated("no")
+
+    async with front(tmp_path, authorise=authorise) as running:
+        stream = Stream(running.stub.Session())
+        await stream.send(open=session_pb2.Open(session_id="s", attach=session_pb2.Attach(epoch=1, prompt=[101])))
+        assert isinstance(await stream.refusal(), Unauthenticated)
+
+
 # --- epochs
 
 
@@ -263,6 +298,42 @@ async def test_a_hostile_append_ends_its_stream_alone_and_frees_its_slots(plain)
     neighbour.call.cancel()
 
 
+async def test_more_nodes_than_may_be_in_flight_are_refused_by_the_front(tmp_path):
+    async with front(tmp_path, nodes=0, window_nodes=0, in_flight=3) as running:
+        stream = await running.open()
+        await stream.send(append=session_pb2.Append(epoch=1, first_id=1, parent=[0] * 3, token=[4, 5, 6]))
+        await stream.send(append=session_pb2.Append(epoch=1, first_id=1, parent=[0] * 4, token=[4, 5, 6, 7]))
+        error = await stream.refusal()
+        assert isinstance(error, ProtocolViolation)
+        assert "nodes in append.token is 4, must be at most 3, limits.in_flight" in str(error)
+        assert sum(request.HasField("append") for request in running.engine.requests) == 1
+
+
+async def test_the_tickets_own_bound_on_nodes_in_flight_counts(tmp_path):
+    async def authorise(ticket):
+        return claims()
+
+    async with front(tmp_path, authorise=authorise) as running:
+        stream = await running.open(epoch=10)
+        await stream.send(append=session_pb2.Append(epoch=10, first_id=1, parent=[0] * 6, token=[1, 2, 3, 4, 5, 6]))
+        assert "is 6, must be at most 5, limits.in_flight" in str(await stream.refusal())
+
+
+@pytest.mark.parametrize(
+    "message",
+    [{"append": session_pb2.Append(epoch=2, first_id=1)}, {"cancel": session_pb2.Cancel(epoch=2)}],
+    ids=["append", "cancel"],
+)
+async def test_another_epoch_than_the_streams_is_a_violation(plain, message):
+    [kind] = message
+    stream = await plain.open()
+    await stream.send(**message)
+    error = await stream.refusal()
+    assert isinstance(error, ProtocolViolation)
+    assert f"{kind}.epoch is 2, must be 1, the stream's" in str(error)
+    assert not any(request.WhichOneof("kind") == kind for request in plain.engine.requests)
+
+
 async def test_a_second_open_is_a_violation(plain):
     stream = await plain.open()
     await stream.send(open=session_pb2.Open(session_id="s"))
@@ -316,6 +387,55 @@ async def test_a_stream_that_talks_too_fast_is_read_later_and_loses_nothing(tmp_
         neighbour.call.cancel()
 
 
+async def test_nodes_count_against_the_pace_of_a_stream(tmp_path):
+    def appends() -> int:
+        return sum(request.HasField("append") for request in running.engine.requests)
+
+    async with front(tmp_path, stream_messages_per_s=100.0, stream_burst=10) as running:
+        stream = await running.open()
+        began = time.monotonic()
+        for _ in range(12):  # 5 of the pace each: the last but two wait
+            await stream.send(append=session_pb2.Append(epoch=1, first_id=1, parent=[0] * 128, token=[4] * 128))
+        await until(lambda: appends() == 12)
+        assert time.monotonic() - began > 0.4
+        stream.call.cancel()
+
+
+# --- a device that has closed its side
+
+
+async def test_a_device_that_has_closed_its_side_receives_until_the_end(plain):
+    stream = await plain.open()
+    await stream.call.done_writing()
+    await stream.read(pings=True)
+    plain.engine.commit("s", 1, 0, [5])
+    assert list((await stream.read()).commit.token) == [5]
+    plain.engine.commit("s", 1, 1, [6], finish=session_pb2.FINISH_LENGTH)
+    assert (await stream.read()).commit.finish == session_pb2.FINISH_LENGTH
+    assert await stream.read() is grpc.aio.EOF
+    assert plain.service.tenants == {}
+
+
+async def test_a_cancel_is_answered_after_a_half_close_too(plain):
+    stream = await plain.open()
+    await stream.send(cancel=session_pb2.Cancel(epoch=1))
+    await stream.call.done_writing()
+    await plain.engine.asked("cancel")
+    plain.engine.commit("s", 1, 0, [], finish=session_pb2.FINISH_CANCELLED)
+    assert (await stream.read()).commit.finish == session_pb2.FINISH_CANCELLED
+    assert await stream.read() is grpc.aio.EOF
+
+
+async def test_a_device_that_has_closed_its_side_is_told_when_its_time_is_up(tmp_path):
+    async with front(tmp_path, ping_interval_s=0.05, silence_timeout_s=0.3) as running:
+        stream = await running.open()
+        await stream.call.done_writing()
+        error = await stream.refusal()
+        assert isinstance(error, Unavailable)
+        assert "attach again" in str(error)
+        await running.engine.asked("stop")
+
+
 async def test_a_device_that_disconnects_is_given_up_at_once(plain):
     stream = await plain.open()
     stream.call.cancel()
@@ -366,6 +486,69 @@ async def test_a_device_that_answers_nothing_is_gone_in_time(tmp_path):
         assert isinstance(error, Unavailable)
         assert "the device has been silent for 0.3 s" in str(error)
         await running.engine.asked("stop")
+
+
+@pytest.mark.parametrize("life", [session_pb2.Pong(nonce=12345), session_pb2.Pong(nonce=0)])
+async def test_a_pong_to_no_ping_is_no_sign_of_life(tmp_path, life):
+    async with front(tmp_path, ping_interval_s=0.05, silence_timeout_s=0.3) as running:
+        stream = await running.open()
+        talking = asyncio.create_task(repeat(lambda: stream.send(pong=life)))
+        assert isinstance(await stream.refusal(), Unavailable)
+        talking.cancel()
+
+
+async def test_appends_are_signs_of_life(tmp_path):
+    async with front(tmp_path, ping_interval_s=0.05, silence_timeout_s=0.3) as running:
+        stream = await running.open()
+        append = session_pb2.Append(epoch=1, first_id=1)
+        talking = asyncio.create_task(repeat(lambda: stream.send(append=append)))
+        await asyncio.sleep(0.8)
+        assert running.service.tenants == {"s": "default"}
+        talking.cancel()
+        assert isinstance(await stream.refusal(), Unavailable)
+
+
+async def repeat(send) -> None:
+    while True:
+        await send()
+        await asyncio.sleep(0.05)
+
+
+async def test_a_device_that_reads_nothing_loses_its_place(tmp_path):
+    async with front(tmp_path, ping_interval_s=0.05, silence_timeout_s=0.3) as running:
+        _, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        attach = session_pb2.Attach(epoch=1, prompt=[1], max_tokens=8, sampling=SAMPLING)
+        writer.write(session_without_window(session_pb2.Open(session_id="s", attach=attach)))
+        await until(lambda: running.service.tenants)
+        await running.engine.asked("stop")
+        assert running.service.tenants == {}
+        writer.close()
+
+
+def session_without_window(opening: session_pb2.Open) -> bytes:
+    """A Session in HTTP/2 frames whose peer may send no byte of an answer: an initial window of 0."""
+
+    def frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
+        return len(body).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + body
+
+    def header(name: bytes, value: bytes) -> bytes:
+        return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+    headers = [
+        (b":method", b"POST"),
+        (b":scheme", b"http"),
+        (b":path", SESSION.encode()),
+        (b":authority", b"v"),
+        (b"te", b"trailers"),
+        (b"content-type", b"application/grpc"),
+    ]
+    message = session_pb2.ClientMessage(open=opening).SerializeToString()
+    return (
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+        + frame(4, 0, 0, (4).to_bytes(2) + (0).to_bytes(4))
+        + frame(1, 4, 1, b"".join(header(*pair) for pair in headers))
+        + frame(0, 0, 1, b"\0" + len(message).to_bytes(4) + message)
+    )
 
 
 # --- the engine

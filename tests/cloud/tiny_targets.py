@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 import transformers
 
+from outrider.core.counts import TokenCounts
 from outrider.core.coupling import gumbel, position_key, session_key
 from outrider.core.processors import SamplingParams, filtered_log_probs, penalise
 
@@ -95,7 +95,7 @@ class Reference:
         return out
 
     def _choose(self, logits: np.ndarray, params: SamplingParams, prompt: list[int], out: list[int]) -> int:
-        scores = penalise(logits.astype(np.float64), params, Counter(prompt + out))
+        scores = penalise(logits.astype(np.float64), params, TokenCounts(prompt + out))
         if not params.greedy:
             key = position_key(session_key(params.seed, prompt), len(out))
             scores = filtered_log_probs(scores, params) + gumbel(key, np.arange(len(scores)))

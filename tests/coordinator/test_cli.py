@@ -48,6 +48,31 @@ def test_chat_passes_on_what_it_does_not_know(monkeypatch):
         assert ran.pop() == passed
 
 
+def test_chat_leaves_the_cluster_to_the_environment_that_names_one(monkeypatch):
+    ran = []
+    monkeypatch.setattr("os.execv", lambda _, command: ran.append(command[4:]) or sys.exit(0))
+    monkeypatch.setenv("OUTRIDER_EDGE_VERIFIER", "b:2")
+    with pytest.raises(SystemExit):
+        cli.main(["chat", "--message", "hi"])
+    assert ran.pop() == ["--message", "hi"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["up", "--verifiers", "0"], "must be at least 1, got 0"),
+        (["demo", "--rtt-ms", "nan"], "must be from 0 to 60000, got nan"),
+        (["demo", "--rtt-ms", "-5"], "must be from 0 to 60000, got -5"),
+        (["demo", "--rtt-ms", "soon"], "invalid milliseconds value"),
+    ],
+)
+def test_senseless_numbers_are_refused_before_anything_starts(arguments, complaint, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("arguments", [["up", "--bogus"], ["status", "--", "more"], ["demo", "more"]])
 def test_other_commands_refuse_what_they_do_not_know(arguments, capsys):
     with pytest.raises(SystemExit) as ended:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import pytest
 import torch
@@ -16,6 +14,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from outrider.core.counts import TokenCounts
 from outrider.core.errors import BadRequest
 from outrider.core.processors import SamplingParams, filtered_log_probs, log_softmax, penalise
 
@@ -92,7 +91,7 @@ def test_the_repetition_penalty_agrees_with_transformers(penalty: float) -> None
         logits = random_logits(seed)
         prompt = tuple(np.random.default_rng(seed).integers(0, VOCABULARY, 12).tolist())
         params = SamplingParams(temperature=1.0, repetition_penalty=penalty)
-        mine = ours(penalise(logits, params, Counter(prompt)), params)
+        mine = ours(penalise(logits, params, TokenCounts(prompt)), params)
         assert_same(mine, theirs(logits, RepetitionPenaltyLogitsProcessor(penalty), prompt=prompt))
 
 
@@ -107,7 +106,7 @@ def test_all_together_agree_with_transformers_in_the_stated_order() -> None:
     ]
     for seed in range(50):
         logits, prompt = random_logits(seed), (1, 2, 3, 2)
-        assert_same(ours(penalise(logits, params, Counter(prompt)), params), theirs(logits, *chain, prompt=prompt))
+        assert_same(ours(penalise(logits, params, TokenCounts(prompt)), params), theirs(logits, *chain, prompt=prompt))
 
 
 # --------------------------------------------------------------------------- the order
@@ -117,7 +116,7 @@ def test_the_penalty_comes_before_the_temperature() -> None:
     params = SamplingParams(temperature=0.5, presence_penalty=1.0)
     logits = np.array([2.0, 1.5])
     expected = log_softmax(np.array([(2.0 - 1.0) / 0.5, 1.5 / 0.5]))
-    assert np.allclose(ours(penalise(logits, params, Counter([0])), params), expected, atol=1e-12)
+    assert np.allclose(ours(penalise(logits, params, TokenCounts([0])), params), expected, atol=1e-12)
 
 
 def test_the_temperature_comes_before_top_p() -> None:
@@ -171,13 +170,20 @@ def test_filters_never_change_the_shares_of_what_is_left() -> None:
     assert np.ptp(gaps) < 1e-12
 
 
+def test_top_p_keeps_nothing_beyond_what_reaches_it_exactly() -> None:
+    logits = probabilities(0.5, 0.25, 0.25)
+    assert kept(logits, top_p=0.5) == [0]
+    assert kept(logits, top_p=0.75) == [0, 1]
+    assert kept(logits, top_p=0.7500001) == [0, 1, 2]
+
+
 def test_the_logits_themselves_are_never_changed() -> None:
     logits = random_logits(5)
     copy = logits.copy()
     params = SamplingParams(
         temperature=0.5, top_k=3, top_p=0.5, min_p=0.5, repetition_penalty=2.0, frequency_penalty=1.0
     )
-    filtered_log_probs(penalise(logits, params, Counter([1, 2])), params)
+    filtered_log_probs(penalise(logits, params, TokenCounts([1, 2])), params)
     assert np.array_equal(logits, copy)
 
 
@@ -187,50 +193,51 @@ def test_the_logits_themselves_are_never_changed() -> None:
 def test_penalties_count_the_prompt_the_output_and_the_nodes_own_ancestors() -> None:
     params = SamplingParams(frequency_penalty=0.5, presence_penalty=0.25)
     prompt, output, ancestors = [1, 1, 2], [2, 3], [3, 3, 4]
-    penalised = penalise(np.zeros(6), params, Counter(prompt + output), ancestors)
+    penalised = penalise(np.zeros(6), params, TokenCounts(prompt + output), ancestors)
     assert penalised.tolist() == [0.0, -1.25, -1.25, -1.75, -0.75, 0.0]
 
 
 def test_ancestors_count_as_the_same_tokens_in_the_output_would() -> None:
     params = SamplingParams(frequency_penalty=0.3, presence_penalty=0.2, repetition_penalty=1.7)
     logits = random_logits(6)
-    committed = penalise(logits, params, Counter([5, 6, 7, 7]))
-    pending = penalise(logits, params, Counter([5, 6]), [7, 7])
+    committed = penalise(logits, params, TokenCounts([5, 6, 7, 7]))
+    pending = penalise(logits, params, TokenCounts([5, 6]), [7, 7])
     assert np.array_equal(committed, pending)
 
 
 def test_another_branch_of_the_tree_does_not_count() -> None:
     params = SamplingParams(presence_penalty=1.0)
-    counts = Counter([1])
+    counts = TokenCounts([1])
     penalise(np.zeros(4), params, counts, [2])
     assert penalise(np.zeros(4), params, counts, [3]).tolist() == [0.0, -1.0, 0.0, -1.0]
 
 
 def test_the_repetition_penalty_divides_positive_and_multiplies_negative_logits() -> None:
-    penalised = penalise(np.array([2.0, -2.0, 0.0, 2.0]), SamplingParams(repetition_penalty=2.0), Counter([0, 1, 2]))
+    params = SamplingParams(repetition_penalty=2.0)
+    penalised = penalise(np.array([2.0, -2.0, 0.0, 2.0]), params, TokenCounts([0, 1, 2]))
     assert penalised.tolist() == [1.0, -4.0, 0.0, 2.0]
 
 
 def test_the_repetition_penalty_comes_before_presence_and_frequency() -> None:
     params = SamplingParams(repetition_penalty=2.0, presence_penalty=1.0, frequency_penalty=0.5)
-    assert penalise(np.array([4.0]), params, Counter([0, 0])).tolist() == [4.0 / 2.0 - 1.0 - 2 * 0.5]
+    assert penalise(np.array([4.0]), params, TokenCounts([0, 0])).tolist() == [4.0 / 2.0 - 1.0 - 2 * 0.5]
 
 
 def test_without_penalties_nothing_is_copied() -> None:
     logits = random_logits(7)
-    assert penalise(logits, SamplingParams(), Counter([1])) is logits
+    assert penalise(logits, SamplingParams(), TokenCounts([1])) is logits
 
 
 def test_ids_outside_the_vocabulary_are_left_out() -> None:
     params = SamplingParams(presence_penalty=1.0)
-    assert penalise(np.zeros(3), params, Counter([1, 3, 900])).tolist() == [0.0, -1.0, 0.0]
+    assert penalise(np.zeros(3), params, TokenCounts([1, 3, 900])).tolist() == [0.0, -1.0, 0.0]
 
 
 def test_penalties_apply_at_temperature_zero_too() -> None:
     params = SamplingParams(repetition_penalty=1.5)
     assert params.greedy
     assert params.penalised
-    assert penalise(np.array([3.0, 2.5]), params, Counter([0])).argmax() == 1
+    assert penalise(np.array([3.0, 2.5]), params, TokenCounts([0])).argmax() == 1
 
 
 # --------------------------------------------------------------------------- bounds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from outrider.core.processors import SamplingParams, filtered_log_probs, log_softmax
+from outrider.core.processors import SamplingParams, filtered_log_probs, log_softmax, mass_before
 
 
 def plain_top_p(logits: np.ndarray, top_p: float) -> np.ndarray:
@@ -13,8 +13,19 @@ def plain_top_p(logits: np.ndarray, top_p: float) -> np.ndarray:
     log_p = log_softmax(logits)
     order = np.argsort(-log_p, kind="stable")
     p = np.exp(log_p[order])
-    log_p[order[np.cumsum(p) - p >= top_p]] = -np.inf
+    before = np.concatenate(([0.0], np.cumsum(p)[:-1]))
+    log_p[order[before >= top_p]] = -np.inf
     return log_p
+
+
+def test_mass_before_is_the_running_sum_itself_and_no_difference_of_rounded_sums() -> None:
+    for seed in range(50):
+        p = np.random.default_rng(seed).dirichlet(np.full(300, 0.1))
+        before, total = [], 0.0
+        for value in p:
+            before.append(total)
+            total += value
+        assert mass_before(p).tolist() == before
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.3, 3.0, 12.0])

@@ -22,6 +22,7 @@ from cryptography.x509.oid import NameOID
 from system import ROOT, Failed, alive, children_of, status_of, until
 
 from coordinator.cluster import Cluster
+from outrider.wire.proxy import DelayProxy
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
@@ -189,6 +190,10 @@ async def test_tls_between_all_three(pair, folder, device):
         drafted = await device.run({**where, "ca": str(ca)}, PROMPT, max_tokens=24)
         assert drafted["accepted"] >= 0
         assert len((await status_of(cluster.address, ca)).verifiers) == 1
+        async with DelayProxy(cluster.address, 200.0) as way, DelayProxy(cluster.verifiers[0].address, 200.0) as on:
+            far = {"coordinator": way.address, "ca": str(ca), "reroute": {cluster.verifiers[0].address: on.address}}
+            distant = await device.run(far, PROMPT, max_tokens=24)
+        assert distant["attaches"] == 1
         code, out, _ = await output(*OUTRIDER, "status", "--coordinator", cluster.address, "--ca", str(ca))
         assert code == 0
         assert "verifier-1" in out

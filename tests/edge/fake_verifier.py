@@ -50,6 +50,8 @@ class Script:
     chunk_bytes: int = 1000
     break_after: int = 0
     """End artifact streams after so many chunks, once."""
+    freeze_after: int = 0
+    """Hang after so many chunks."""
     max_sequence: int = 8192
     refuse: OutriderError | None = None
     """What Open is answered with."""
@@ -205,6 +207,7 @@ class _Servicer(session_pb2_grpc.VerifierServicer):
         self._verifier = verifier
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:
+        await self._thaw()
         script = self._verifier.script
         table = token_table(script.tokenizer_json) if script.tokenizer_json else []
         data = {"tokenizer": script.tokenizer_json, **script.artifacts}
@@ -227,10 +230,13 @@ class _Servicer(session_pb2_grpc.VerifierServicer):
             if script.corrupt:
                 data = bytes(255 - byte for byte in data)
             for sent, at in enumerate(range(0, len(data), script.chunk_bytes), start=1):
+                await self._thaw()
                 yield pb.ArtifactChunk(data=data[at : at + script.chunk_bytes])
                 if sent == script.break_after:
                     script.break_after = 0
                     raise Unavailable("the download broke off")
+                if sent == script.freeze_after:
+                    self._verifier.freeze()
         except OutriderError as error:
             await abort(context, error)
 
@@ -249,8 +255,7 @@ class _Servicer(session_pb2_grpc.VerifierServicer):
             opened = Opened(
                 opening.attach.epoch, verifier.verifier_id, script.limits, script.directive, script.vocabulary_size
             )
-            if verifier.frozen:
-                await asyncio.sleep(3600)
+            await self._thaw()
             yield pb.ServerMessage(opened=codecs.opened_to_proto(opened))
             while (message := await live.out.get()) is not None:
                 if isinstance(message, OutriderError):
@@ -265,6 +270,10 @@ class _Servicer(session_pb2_grpc.VerifierServicer):
                 verifier._streams.discard(live)
                 if verifier.live.get(live.opening.session_id) is live.session:
                     del verifier.live[live.opening.session_id]
+
+    async def _thaw(self) -> None:
+        if self._verifier.frozen:
+            await asyncio.sleep(3600)
 
     def _admit(self, opening: Open) -> None:
         script = self._verifier.script

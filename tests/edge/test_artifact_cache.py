@@ -6,7 +6,7 @@ import asyncio
 import fcntl
 import hashlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,7 @@ class Origin:
         self.after = after
         self.offsets: list[int] = []
 
-    async def fetch(self, content_hash: str, offset: int) -> AsyncIterator[bytes]:
+    async def fetch(self, content_hash: str, offset: int) -> AsyncGenerator[bytes, None]:
         self.offsets.append(offset)
         for sent, at in enumerate(range(offset, len(self.data), 1000)):
             if self.breaks and sent == self.after:
@@ -45,19 +45,13 @@ async def test_an_artifact_is_fetched_once(tmp_path: Path) -> None:
     assert [path.name for path in first.parent.iterdir()] == [first.name]
 
 
-async def test_a_download_that_breaks_off_goes_on_where_it_was(tmp_path: Path) -> None:
-    origin = Origin(breaks=2)
-    path = await ArtifactCache(tmp_path).get(REF, origin.fetch)
-    assert path.read_bytes() == DATA
-    assert origin.offsets == [0, 3000, 6000]
-
-
-async def test_a_later_process_goes_on_too(tmp_path: Path) -> None:
-    with pytest.raises(Unavailable):
-        await ArtifactCache(tmp_path).get(REF, Origin(breaks=99, after=1).fetch)
-    origin = Origin()
-    path = await ArtifactCache(tmp_path).get(REF, origin.fetch)
-    assert path.read_bytes() == DATA and origin.offsets[0] > 0
+async def test_a_download_that_breaks_off_is_gone_on_with_by_a_later_process(tmp_path: Path) -> None:
+    for offset in (0, 3000, 6000):
+        origin = Origin(breaks=1)
+        with pytest.raises(Unavailable):
+            await ArtifactCache(tmp_path).get(REF, origin.fetch)
+        assert origin.offsets == [offset]
+    assert (await ArtifactCache(tmp_path).get(REF, Origin().fetch)).read_bytes() == DATA
 
 
 async def test_bytes_of_another_hash_are_refused_and_not_kept(tmp_path: Path) -> None:
@@ -90,8 +84,23 @@ async def test_more_bytes_than_announced_are_not_stored(tmp_path: Path) -> None:
     assert sum(kept) <= len(DATA)
 
 
+async def test_a_directory_that_cannot_be_made_or_written_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no directory")
+    (tmp_path / "occupied" / f"{REF.digest}.partial").mkdir(parents=True)
+    for root in (tmp_path / "file" / "cache", tmp_path / "occupied"):
+        with pytest.raises(BadRequest, match=rf"{root}.*--cache-dir.*OUTRIDER_EDGE_CACHE_DIR") as caught:
+            await ArtifactCache(root).get(REF, Origin().fetch)
+        assert caught.value.field == "cache_dir"
+
+
+async def test_a_disk_that_is_full_is_told(tmp_path: Path) -> None:
+    (tmp_path / f"{REF.digest}.partial").symlink_to("/dev/full")
+    with pytest.raises(BadRequest, match=r"No space left.*--cache-dir"):
+        await ArtifactCache(tmp_path).get(REF, Origin().fetch)
+
+
 async def test_what_the_origin_refuses_is_passed_on(tmp_path: Path) -> None:
-    async def gone(content_hash: str, offset: int) -> AsyncIterator[bytes]:
+    async def gone(content_hash: str, offset: int) -> AsyncGenerator[bytes, None]:
         raise NotFound("no such artifact")
         yield b""
 
@@ -121,7 +130,7 @@ async def test_an_empty_or_absurd_size_is_refused(tmp_path: Path) -> None:
 
 async def test_many_clients_of_one_process_fill_a_cold_cache_together(tmp_path: Path) -> None:
     class Slow(Origin):
-        async def fetch(self, content_hash: str, offset: int) -> AsyncIterator[bytes]:
+        async def fetch(self, content_hash: str, offset: int) -> AsyncGenerator[bytes, None]:
             async for chunk in super().fetch(content_hash, offset):
                 await asyncio.sleep(0.002)
                 yield chunk

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fake_verifier import FakeVerifier, Script
+from fake_verifier import FakeVerifier, Script, hash_of
 from scripted import tokenizer_json
 
 import edge_agent
@@ -213,6 +213,18 @@ async def test_a_draft_file_that_is_no_model_leaves_plain_streaming(verifier: Fa
     assert completion.statistics.drafted == 0
 
 
+async def test_a_disk_without_room_for_the_draft_leaves_plain_streaming(
+    verifier: FakeVerifier, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    digest = hash_of(verifier.script.artifacts["draft"]).removeprefix("sha256:")
+    (tmp_path / "artifacts").mkdir()
+    (tmp_path / "artifacts" / f"{digest}.partial").symlink_to("/dev/full")
+    async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path) as made:
+        completion = await made.generate("x", max_tokens=20)
+    assert completion.text == TEXT[: len(completion.text)] and not completion.statistics.draft
+    assert "No space left" in caplog.text
+
+
 async def test_a_draft_of_another_vocabulary_is_refused(script: Script, tmp_path: Path) -> None:
     data = json.loads(tokenizer_json())
     vocab = data["model"]["vocab"]
@@ -261,6 +273,15 @@ async def test_values_out_of_bounds_are_refused_before_anything_is_sent(
 ) -> None:
     with pytest.raises(BadRequest):
         await client.generate("x", **wrong)  # type: ignore[arg-type]
+    assert not verifier.opens
+
+
+@pytest.mark.parametrize("ids", [[-1], [10**6], [2**63]])
+async def test_stop_tokens_that_the_target_does_not_know_are_refused_before_anything_is_placed(
+    client: AsyncClient, verifier: FakeVerifier, ids: list[int]
+) -> None:
+    with pytest.raises(BadRequest, match="stop_token_ids"):
+        await client.stream("x", stop_token_ids=ids)
     assert not verifier.opens
 
 

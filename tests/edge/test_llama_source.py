@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from edge_agent.drafter import Drafter, Voice
 from edge_agent.growth import Plan, Widths
 from edge_agent.sources.base import DraftTask, Spot
 from edge_agent.sources.llama_source import LlamaSource
+from outrider.core.counts import TokenCounts
 from outrider.core.coupling import gumbel, position_key, session_key
 from outrider.core.processors import SamplingParams, filtered_log_probs, penalise
 from outrider.core.survival import Calibrator
@@ -52,7 +52,7 @@ class Reference:
 
     def token(self, generated: list[int]) -> int:
         logits = self._context.reset([*PROMPT, *generated]).astype(np.float64)
-        logits = penalise(logits, self._sampling, Counter([*PROMPT, *generated]))
+        logits = penalise(logits, self._sampling, TokenCounts([*PROMPT, *generated]))
         if self._sampling.greedy:
             return int(logits.argmax())
         noise = gumbel(position_key(self._key, len(generated)), np.arange(logits.shape[0]))

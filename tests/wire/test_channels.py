@@ -18,6 +18,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from outrider.core.errors import BadRequest, Unavailable
 from outrider.wire import channels
 from outrider.wire.channels import ClientTls, ServerTls, check_bind, is_loopback, split_address
+from outrider.wire.proxy import DelayProxy
 
 HUNG_SERVER = """
 import asyncio
@@ -96,6 +97,14 @@ async def test_a_client_that_does_not_trust_the_certificate_is_cut_off(serving, 
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await healthy(channel)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_first_connection_over_tls_survives_a_long_round_trip(serving, certificate):
+    async with (
+        DelayProxy(await serving(tls=certificate), rtt_ms=250.0) as proxy,
+        channels.channel(proxy.address, tls=ClientTls(certificate.cert)) as channel,
+    ):
+        assert await healthy(channel)
 
 
 async def test_a_plain_client_of_a_tls_server_is_cut_off(serving, certificate):

@@ -21,6 +21,8 @@ from outrider.core.protocol.messages import (
     MAX_PROMPT_TOKENS,
     MAX_SESSION_ID,
     MAX_STOP_TOKENS,
+    MAX_VERIFIER_ID,
+    MAX_VOCABULARY,
     Append,
     Attach,
     Cancel,
@@ -39,7 +41,9 @@ ids = st.integers(0, VOCABULARY - 1)
 epochs = st.integers(1, 2**63 - 1)
 caps = st.integers(0, 65_536)
 uint32 = st.integers(0, 2**32 - 1)
+uint64 = st.integers(0, 2**64 - 1)
 printable = st.text(st.characters(categories=("L", "N", "P")), min_size=1, max_size=MAX_SESSION_ID)
+verifier_ids = st.text(st.characters(categories=("L", "N", "P")), max_size=MAX_VERIFIER_ID)
 
 sampling = st.builds(
     SamplingParams,
@@ -63,17 +67,15 @@ attaches = st.builds(
     ignore_eos=st.booleans(),
 )
 limits = st.builds(SessionLimits, caps, caps, caps, st.integers(1, 65_536))
-directives = st.builds(
-    Directive, uint32, uint32, uint32, st.floats(0.0, 1.0), st.integers(0, 60_000), st.floats(0.0, 1e6)
-)
+directives = st.builds(Directive, caps, caps, caps, st.floats(0.0, 1.0), st.integers(0, 60_000), st.floats(0.0, 1e6))
 commits = st.builds(
     Commit,
     epoch=epochs,
-    start=st.integers(0, MAX_GENERATED_TOKENS),
+    start=st.integers(0, MAX_GENERATED_TOKENS - 20),
     tokens=st.lists(ids, max_size=20).map(tuple),
     seen=st.integers(0, 2**63 - 1),
     finish=st.sampled_from(Finish),
-    evaluated=uint32,
+    evaluated=caps,
 )
 
 
@@ -93,7 +95,7 @@ opens = st.builds(
     ticket=st.binary(max_size=MAX_TICKET_BYTES),
     vocabulary_hash=st.binary(max_size=MAX_HASH_BYTES),
 )
-openeds = st.builds(Opened, epochs, printable, limits, directives, uint32)
+openeds = st.builds(Opened, epochs, verifier_ids, limits, directives, st.integers(0, MAX_VOCABULARY))
 
 
 def attach_from(message: pb.Attach) -> Attach:
@@ -102,6 +104,10 @@ def attach_from(message: pb.Attach) -> Attach:
 
 def append_from(message: pb.Append) -> Append:
     return codecs.append_from_proto(message, vocabulary_size=VOCABULARY)
+
+
+def commit_from(message: pb.Commit) -> Commit:
+    return codecs.commit_from_proto(message, vocabulary_size=VOCABULARY)
 
 
 def open_from(message: pb.Open) -> Open:
@@ -199,6 +205,10 @@ def good_open(**changes: Any) -> pb.Open:
 
 def good_commit(**changes: Any) -> pb.Commit:
     return pb.Commit(**{"epoch": 1, **changes})
+
+
+def good_opened(**changes: Any) -> pb.Opened:
+    return pb.Opened(**{"epoch": 1, "limits": good_limits(), **changes})
 
 
 def good_limits(**changes: Any) -> pb.SessionLimits:
@@ -338,10 +348,61 @@ REFUSED: list[tuple[Callable[[Any], object], Any, str, object, str]] = [
     (open_from, pb.Open(session_id="s"), "attach.epoch", 0, f"between 1 and {TOP_EPOCH}"),
     (
         codecs.opened_from_proto,
-        pb.Opened(limits=good_limits(run_ahead=0)),
+        good_opened(limits=good_limits(run_ahead=0)),
         "limits.run_ahead",
         0,
         "between 1 and 65536",
+    ),
+    (codecs.opened_from_proto, good_opened(epoch=0), "opened.epoch", 0, f"between 1 and {TOP_EPOCH}"),
+    (codecs.opened_from_proto, good_opened(epoch=2**64 - 1), "opened.epoch", 2**64 - 1, f"between 1 and {TOP_EPOCH}"),
+    (
+        codecs.opened_from_proto,
+        good_opened(verifier_id="v" * 65),
+        "length of opened.verifier_id",
+        65,
+        f"between 0 and {MAX_VERIFIER_ID}",
+    ),
+    (
+        codecs.opened_from_proto,
+        good_opened(verifier_id="\x1b[2J"),
+        "opened.verifier_id",
+        r"'\x1b[2J'",
+        "printable text",
+    ),
+    (
+        codecs.opened_from_proto,
+        good_opened(vocabulary_size=MAX_VOCABULARY + 1),
+        "opened.vocabulary_size",
+        MAX_VOCABULARY + 1,
+        f"between 0 and {MAX_VOCABULARY}",
+    ),
+    *(
+        (
+            codecs.directive_from_proto,
+            pb.Directive(**{name: 65_537}),
+            f"directive.{name}",
+            65_537,
+            "between 0 and 65536",
+        )
+        for name in ("window_nodes", "window_depth", "nodes_per_step")
+    ),
+    (codecs.commit_from_proto, good_commit(epoch=0), "commit.epoch", 0, f"between 1 and {TOP_EPOCH}"),
+    (codecs.commit_from_proto, good_commit(seen=2**64 - 1), "commit.seen", 2**64 - 1, f"between 0 and {TOP_EPOCH}"),
+    (codecs.commit_from_proto, good_commit(evaluated=65_537), "commit.evaluated", 65_537, "between 0 and 65536"),
+    (
+        codecs.commit_from_proto,
+        good_commit(token=[2**32 - 1]),
+        "commit.token",
+        2**32 - 1,
+        f"less than {MAX_VOCABULARY}",
+    ),
+    (commit_from, good_commit(token=[VOCABULARY]), "commit.token", VOCABULARY, f"less than {VOCABULARY}"),
+    (
+        codecs.commit_from_proto,
+        good_commit(start=MAX_GENERATED_TOKENS, token=[1]),
+        "tokens in commit.token",
+        1,
+        "between 0 and 0",
     ),
 ]
 
@@ -367,6 +428,12 @@ def test_out_of_bounds_is_refused_by_field_value_and_bound(decode, message, fiel
         (append_from, good_append(first_id=TOP_EPOCH - MAX_APPEND_NODES, base=MAX_GENERATED_TOKENS)),
         (codecs.limits_from_proto, good_limits(nodes=65_536, depth=65_536, in_flight=65_536, run_ahead=65_536)),
         (codecs.directive_from_proto, pb.Directive(price=1.0, patience_ms=60_000, step_ms=1e6)),
+        (codecs.directive_from_proto, pb.Directive(window_nodes=65_536, window_depth=65_536, nodes_per_step=65_536)),
+        (codecs.opened_from_proto, good_opened(epoch=TOP_EPOCH, verifier_id="v" * MAX_VERIFIER_ID)),
+        (codecs.opened_from_proto, good_opened(vocabulary_size=MAX_VOCABULARY)),
+        (codecs.opened_from_proto, good_opened(vocabulary_size=0, verifier_id="")),  # a verifier that does not tell
+        (codecs.commit_from_proto, good_commit(epoch=TOP_EPOCH, seen=TOP_EPOCH, evaluated=65_536)),
+        (codecs.commit_from_proto, good_commit(start=MAX_GENERATED_TOKENS - 1, token=[MAX_VOCABULARY - 1])),
         (open_from, good_open(session_id="s" * MAX_SESSION_ID, ticket=b"t" * MAX_TICKET_BYTES)),
     ],
 )
@@ -411,6 +478,78 @@ def mangled(draw: st.DrawFn) -> tuple[Callable[[Any], object], type, bytes]:
         at = draw(st.integers(0, max(0, len(data) - 1)))
         data[at : at + draw(st.integers(0, 2))] = draw(st.binary(max_size=3))
     return decode, kind, bytes(data)
+
+
+# Any value that the wire can carry, often just beyond a bound or right on it.
+edges = st.sampled_from([0, 1, 65_536, 65_537, MAX_VOCABULARY, MAX_VOCABULARY + 1, 2**32 - 1])
+any32 = edges | uint32
+any64 = edges | uint64 | st.sampled_from([2**63 - 1, 2**63, 2**64 - 1])
+any_directive = st.builds(
+    pb.Directive,
+    window_nodes=any32,
+    window_depth=any32,
+    nodes_per_step=any32,
+    price=st.floats(),
+    patience_ms=any32,
+    step_ms=st.floats(),
+)
+any_limits = st.builds(pb.SessionLimits, nodes=any32, depth=any32, in_flight=any32, run_ahead=any32)
+
+
+def assert_bounded(directive: Directive) -> None:
+    assert max(directive.window_nodes, directive.window_depth, directive.nodes_per_step) <= 65_536
+    assert 0.0 <= directive.price <= 1.0
+    assert directive.patience_ms <= 60_000
+    assert 0.0 <= directive.step_ms <= 1e6
+
+
+@given(any_directive)
+def test_a_directive_that_comes_in_is_bounded_in_every_field(message):
+    with contextlib.suppress(BadRequest):
+        assert_bounded(codecs.directive_from_proto(over_the_wire(message)))
+
+
+@given(
+    st.builds(
+        pb.Opened,
+        epoch=any64,
+        verifier_id=st.text(max_size=2 * MAX_VERIFIER_ID),
+        limits=limits.map(codecs.limits_to_proto) | any_limits,
+        directive=directives.map(codecs.directive_to_proto) | any_directive,
+        vocabulary_size=any32,
+    )
+)
+def test_an_opened_that_comes_in_is_bounded_in_every_field(message):
+    with contextlib.suppress(BadRequest):
+        opened = codecs.opened_from_proto(over_the_wire(message))
+        assert 1 <= opened.epoch <= TOP_EPOCH
+        assert len(opened.verifier_id) <= MAX_VERIFIER_ID
+        assert opened.verifier_id.isprintable()
+        assert max(opened.limits.nodes, opened.limits.depth, opened.limits.in_flight) <= 65_536
+        assert 1 <= opened.limits.run_ahead <= 65_536
+        assert_bounded(opened.directive)
+        assert opened.vocabulary_size <= MAX_VOCABULARY
+
+
+@given(
+    st.builds(
+        pb.Commit,
+        epoch=any64,
+        start=any32,
+        token=st.lists(st.integers(0, VOCABULARY) | any32, max_size=3),
+        seen=any64,
+        finish=st.sampled_from(pb.Finish.values()),
+        evaluated=any32,
+    )
+)
+def test_a_commit_that_comes_in_is_bounded_in_every_field(message):
+    with contextlib.suppress(BadRequest):
+        commit = commit_from(over_the_wire(message))
+        assert 1 <= commit.epoch <= TOP_EPOCH
+        assert commit.start + len(commit.tokens) <= MAX_GENERATED_TOKENS
+        assert all(token < VOCABULARY for token in commit.tokens)
+        assert commit.seen <= TOP_EPOCH
+        assert commit.evaluated <= 65_536
 
 
 @given(mangled())

@@ -62,10 +62,12 @@ class VerifierSession:
         return self.finish is Finish.NONE and self.position - self.base < self.limits.run_ahead
 
     def resend(self) -> Commit | None:
-        """Rule 9: what the device misses of a longer sequence, or the end that it missed; None where it has all."""
+        """Rule 9: what the device misses of a longer sequence, or the end that it missed; None where it has all.
+
+        Only for the beginning, before anything was taken in.
+        """
         if self.position == self.base and self.finish is Finish.NONE:
             return None
-        self._sent.append((self.position, 0))
         return Commit(self.epoch, self.base, tuple(self.committed[self.base :]), 0, self.finish)
 
     def append(self, message: Append) -> None:

@@ -56,6 +56,7 @@ class VerifierServicer(object):
 
     def Session(self, request_iterator, context):
         """The first message is Open; the verifier answers Opened, then Commits. One stream is one epoch.
+        A device that closes its side still receives; docs/protocol.md says for how long.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

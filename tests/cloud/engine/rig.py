@@ -140,7 +140,7 @@ class Rig:
         match event:
             case Committed(_, commit) if one is not None:
                 one.device.on_commit(commit)
-            case Failed(_, error) if one is not None:
+            case Failed(error=error) if one is not None:
                 one.errors.append(error)
 
     def run(self, turns: int = 2_000) -> None:

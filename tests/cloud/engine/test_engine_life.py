@@ -11,8 +11,12 @@ import torch
 from rig import DIRECTIVE, LIMITS, Client, Rig, attach_of, client, nodes, nothing, perfect, prompt_of
 from tiny_targets import VOCAB, Reference
 
+from cloud_verifier.engine.attention import AttentionPlan
+from cloud_verifier.engine.batch import PackedBatch, Segment
 from cloud_verifier.engine.engine import Committed, Engine, EngineConfig, Failed
 from cloud_verifier.engine.model import TargetModel
+from cloud_verifier.engine.scheduler import Grant
+from cloud_verifier.engine.session import EngineSession
 from outrider.core.errors import (
     BadRequest,
     Fenced,
@@ -24,6 +28,7 @@ from outrider.core.errors import (
 )
 from outrider.core.processors import SamplingParams
 from outrider.core.protocol.messages import Append, Cancel, Finish
+from outrider.core.walk import Batch
 
 Target = Callable[[str], TargetModel]
 Plain = Callable[[str], Reference]
@@ -311,6 +316,78 @@ def test_a_forward_that_raises_fails_the_sessions_in_it_and_no_later_one(
     rig.attach("s", one)
     rig.run()
     assert one.device.received == expected
+
+
+def test_a_session_whose_rows_the_forward_cannot_take_fails_alone(
+    target: Target, reference: Plain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = target("llama")
+    rig = Rig(model)
+    neighbour, expected = running(rig, reference)
+    forward = model.forward
+
+    def refuses_the_victims_prompt(batch: PackedBatch, plan: AttentionPlan) -> torch.Tensor:
+        logits = forward(batch, plan)  # it fails after keys and values were written
+        if {50, 51, 52} <= set(batch.input_ids[0].tolist()):
+            raise RuntimeError("out of memory")
+        return logits
+
+    monkeypatch.setattr(model, "forward", refuses_the_victims_prompt)
+    victim = client([50, 51, 52], nothing)
+    rig.attach("victim", victim)
+    events = rig.turn()
+    assert {type(event) for event in events if event.session_id == "s"} == {Committed}
+    assert [str(error) for error in victim.errors] == ["session victim failed: the forward pass failed: RuntimeError"]
+    rig.run()
+    assert neighbour.device.received == expected
+    assert rig.slots == (0, 0)
+
+
+def test_a_session_whose_rows_cannot_be_prepared_fails_alone(
+    llama: TargetModel, reference: Plain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(llama)
+    neighbour, expected = running(rig, reference)
+    victim = client([5, 6], nothing)
+    rig.attach("victim", victim)
+    segment = EngineSession.segment
+
+    def broken(session: EngineSession, grant: Grant) -> tuple[Segment, Batch | None]:
+        made = segment(session, grant)
+        if session.session_id == "victim":
+            raise ValueError("after its slots were taken")
+        return made
+
+    monkeypatch.setattr(EngineSession, "segment", broken)
+    events = rig.turn()
+    assert {type(event) for event in events if event.session_id == "s"} == {Committed}
+    assert [type(error) for error in victim.errors] == [InternalError]
+    rig.run()
+    assert neighbour.device.received == expected
+    assert rig.slots == (0, 0)
+
+
+def test_sessions_that_always_have_nodes_are_evaluated_alike_where_not_all_fit(
+    llama: TargetModel, reference: Plain
+) -> None:
+    rig = Rig(llama, EngineConfig(kv_slots=2048, token_budget=11, prefill_chunk=11))
+    for i in range(4):
+        prompt = prompt_of(6, i)
+        expected = reference("llama").generate(prompt, 80, ignore_eos=True)
+        rig.attach(f"s{i}", client(prompt, perfect(expected), 80, ignore_eos=True))
+    for _ in range(20):
+        rig.turn()
+    evaluated = [session.evaluated for session in rig.engine.stats().sessions.values()]
+    assert len(evaluated) == 4
+    assert max(evaluated) - min(evaluated) <= 2  # of some thirty; their prompts were not through in the same step
+
+
+def test_a_failure_carries_the_epoch_that_failed_and_not_its_successors(llama: TargetModel) -> None:
+    rig = Rig(llama)
+    rig.engine.start("s", attach_of([1, 2]), LIMITS, DIRECTIVE)
+    rig.engine.append("s", nodes(5, first_id=4))
+    rig.engine.start("s", attach_of([1, 2], epoch=2), LIMITS, DIRECTIVE)
+    assert [event.epoch for event in rig.engine.step() if isinstance(event, Failed)] == [1]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -11,11 +11,16 @@ import torch
 from rig import Client, Rig, adversary, client, guesses, nothing, perfect, prompt_of
 from tiny_targets import Reference
 
+from cloud_verifier.engine.attention import AttentionPlan
+from cloud_verifier.engine.batch import PackedBatch, Segment
 from cloud_verifier.engine.engine import EngineConfig
 from cloud_verifier.engine.model import TargetModel
+from cloud_verifier.engine.scheduler import Grant
+from cloud_verifier.engine.session import EngineSession
 from outrider.core.errors import InternalError, Overloaded
 from outrider.core.processors import SamplingParams
 from outrider.core.protocol.messages import Cancel
+from outrider.core.walk import Batch
 
 Target = Callable[[str], TargetModel]
 Plain = Callable[[str], Reference]
@@ -202,6 +207,46 @@ def test_a_session_that_fails_leaves_nothing_of_that_step(
     monkeypatch.setattr(llama, "forward", forward)
     assert rig.engine.stats().kv_cached == 0
     assert say(rig, "again", prompt)[0] == reference("llama").generate(prompt, 12, ignore_eos=True)
+
+
+@pytest.mark.parametrize("where", ["its rows", "the forward"])
+def test_who_fails_alone_takes_nothing_from_those_that_share_its_prefix_and_leaves_nothing(
+    where: str, llama: TargetModel, reference: Plain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(llama, EngineConfig(kv_slots=512))
+    system, odd = prompt_of(60), [50, 51, 52]
+    say(rig, "first", system)
+    for name, end in (("neighbour", [1, 2]), ("victim", odd), ("twin", [1, 2])):
+        rig.attach(name, client([*system, *end], max_tokens=12, ignore_eos=True))
+    forward, segment = llama.forward, EngineSession.segment
+
+    def refuses_odd_rows(batch: PackedBatch, plan: AttentionPlan) -> torch.Tensor:
+        logits = forward(batch, plan)
+        if set(odd) <= set(batch.input_ids[0].tolist()):
+            raise RuntimeError("out of memory")
+        return logits
+
+    def has_no_odd_rows(session: EngineSession, grant: Grant) -> tuple[Segment, Batch | None]:
+        made = segment(session, grant)
+        if session.session_id == "victim":
+            raise ValueError("after its slots were taken")
+        return made
+
+    with monkeypatch.context() as patch:
+        if where == "its rows":
+            patch.setattr(EngineSession, "segment", has_no_odd_rows)
+        else:
+            patch.setattr(llama, "forward", refuses_odd_rows)
+        rig.turn()
+    assert [type(error) for error in rig.clients["victim"].errors] == [InternalError]
+    assert rig.slots[0] == 62  # the twins', once
+    rig.run()
+    expected = reference("llama").generate([*system, 1, 2], 12, ignore_eos=True)
+    assert [rig.clients[name].device.received for name in ("neighbour", "twin")] == [expected, expected]
+    assert say(rig, "again", [*system, *odd])[1] == len(odd) - 1
+    assert rig.slots == (0, 0)
+    pool = rig.engine._pool
+    assert sorted(pool.allocate(pool.slots).tolist()) == list(range(pool.slots))
 
 
 class Crowd:

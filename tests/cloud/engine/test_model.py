@@ -41,13 +41,29 @@ def test_a_loaded_model_tells_what_it_is(tiny_directory: Directory) -> None:
     said: list[str] = []
     directory = tiny_directory("qwen3")
     model = TargetModel.load(directory, name="tiny", on_progress=said.append)
-    weights = b"".join(file.read_bytes() for file in sorted(directory.glob("*.safetensors")))
-    assert model.weights_hash == hashlib.sha256(weights).hexdigest()
+    files = ["config.json", "generation_config.json", *sorted(file.name for file in directory.glob("*.safetensors"))]
+    sums = [f"{hashlib.sha256((directory / name).read_bytes()).hexdigest()}  {name}\n" for name in files]
+    assert model.weights_hash == hashlib.sha256("".join(sums).encode()).hexdigest()
     assert (model.vocab_size, model.max_sequence, model.eos_token_ids) == (VOCAB, 256, (EOS,))
     assert (model.name, model.dtype) == ("tiny", "float32")
     assert model.backend in ("sdpa", "sdpa+onednn")
     assert model.hardware
     assert len(said) == 2
+
+
+def test_the_same_weights_under_another_configuration_are_another_target(tmp_path: Path) -> None:
+    make_tiny("llama").save_pretrained(tmp_path)
+    hashes = [TargetModel.load(tmp_path).weights_hash]
+    for name, key, value in (
+        ("config.json", "rope_parameters", {"rope_type": "default", "rope_theta": 5e5}),
+        ("generation_config.json", "eos_token_id", 9),
+    ):
+        file = tmp_path / name
+        file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+        hashes.append(TargetModel.load(tmp_path).weights_hash)
+    (tmp_path / "generation_config.json").unlink()
+    hashes.append(TargetModel.load(tmp_path).weights_hash)
+    assert len(set(hashes)) == 4
 
 
 def test_the_generation_config_says_what_ends_a_sequence(tiny_directory: Directory, tmp_path: Path) -> None:

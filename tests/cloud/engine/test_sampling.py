@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import pytest
 import torch
 
 from cloud_verifier.engine.sampling import Sampler
+from outrider.core.counts import TokenCounts
 from outrider.core.errors import InternalError
 from outrider.core.processors import SamplingParams
 
-NOBODY: Counter[int] = Counter()
+NOBODY = TokenCounts()
 
 
 def test_greedy_takes_the_lowest_of_equal_ids() -> None:
@@ -23,7 +22,7 @@ def test_penalties_count_the_path_of_the_row_too() -> None:
     sampler = Sampler(SamplingParams(presence_penalty=1.0), [1])
     row = torch.tensor([0.0, 2.0, 1.5])
     assert sampler.choose(row, 0, NOBODY, []) == 1
-    assert sampler.choose(row, 0, Counter([1]), []) == 2
+    assert sampler.choose(row, 0, TokenCounts([1]), []) == 2
     assert sampler.choose(row, 0, NOBODY, [1]) == 2
 
 
@@ -53,4 +52,4 @@ def test_half_precision_logits_are_taken() -> None:
 )
 def test_logits_that_are_no_numbers_are_an_error(bad: float, params: SamplingParams) -> None:
     with np.errstate(invalid="ignore"), pytest.raises(InternalError, match="not finite"):
-        Sampler(params, [1]).choose(torch.tensor([0.0, bad, 1.0]), 0, Counter([0]), [])
+        Sampler(params, [1]).choose(torch.tensor([0.0, bad, 1.0]), 0, TokenCounts([0]), [])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -135,17 +135,6 @@ def test_a_prompt_that_had_nothing_for_long_comes_before_those_that_arrived_earl
     assert [grant.session_id for grant in grants(first, replace(second, skipped=OVERDUE))] == ["second"]
 
 
-def test_another_order_decides_who_gets_nodes_and_nothing_else() -> None:
-    def hungriest(able: Sequence[Candidate]) -> Sequence[Candidate]:
-        return sorted(able, key=lambda c: -c.nodes)
-
-    budget = StepBudget(rows=10, prefill_rows=4)
-    three = [candidate("a", nodes=3), candidate("b", nodes=7), candidate("prompt", pending=40, nodes=9)]
-    assert grants(*three, budget=budget) == (Grant("a", 1, 3), Grant("b", 1, 1), Grant("prompt", 4, 0))
-    decision = schedule(three, NOW, budget, hungriest)
-    assert decision == Plan((Grant("a", 1, 0), Grant("b", 1, 4), Grant("prompt", 4, 0)))
-
-
 @pytest.mark.parametrize(("rows", "prefill_rows"), [(1, 1), (0, 0), (8, 0), (8, 9)])
 def test_a_budget_in_which_somebody_would_starve_is_refused(rows: int, prefill_rows: int) -> None:
     with pytest.raises(BadRequest, match="rows"):
@@ -192,7 +181,11 @@ def test_nobody_is_left_out_longer_than_stated_and_prompts_always_get_on(
             candidate(name, pending=one.pending, idle=True, nodes=3, skipped=number - one.last_step)
             for name, one in live.items()
         ]
-        shared = grants(*able, budget=budget)
+        plan = schedule(able, NOW, budget)
+        assert isinstance(plan, Plan)
+        shared = plan.grants
+        for name in plan.behind:
+            live[name] = live.pop(name)
         assert sum(grant.chain + grant.nodes for grant in shared) <= rows
         generating, prefilling = (sum((c.pending > 1) is kind for c in able) for kind in (False, True))
         to_prompts = sum(grant.chain for grant in shared if live[grant.session_id].pending > 1)
@@ -213,3 +206,100 @@ def test_nobody_is_left_out_longer_than_stated_and_prompts_always_get_on(
             one.pending = max(1, one.pending - grant.chain)
             if one.life == 0:
                 del live[name]
+
+
+def test_what_cannot_be_shared_evenly_goes_to_the_first_who_then_stand_behind() -> None:
+    budget = StepBudget(rows=10, prefill_rows=4)  # 4 plain rows, 6 for nodes
+    plan = schedule([candidate(name, nodes=6 if name != "c" else 0) for name in "abcd"], NOW, budget)
+    assert plan == Plan((Grant("a", 1, 2), Grant("b", 1, 2), Grant("c", 1, 0), Grant("d", 1, 2)))
+    plan = schedule([candidate(name, nodes=6) for name in "abcd"], NOW, budget)
+    assert plan == Plan((Grant("a", 1, 2), Grant("b", 1, 2), Grant("c", 1, 1), Grant("d", 1, 1)), behind=("a", "b"))
+
+
+def test_what_one_does_not_want_goes_to_the_others() -> None:
+    budget = StepBudget(rows=23, prefill_rows=4)  # 20 for nodes
+    wants = {"a": 1, "b": 8, "c": 8, "d": 4}
+    assert [grant.nodes for grant in grants(*(candidate(k, nodes=n) for k, n in wants.items()), budget=budget)] == [
+        1,
+        7,
+        7,
+        4,
+    ]
+
+
+@dataclass
+class Crowd:
+    """Sessions over many steps, with the order of service that the engine keeps."""
+
+    queue: list[str]
+    last_steps: Counter[str]
+    steps: int = 0
+
+    def step(self, wants: dict[str, int], pending: dict[str, int], budget: StepBudget) -> Plan:
+        plan = schedule(
+            [
+                candidate(
+                    name,
+                    nodes=wants[name],
+                    pending=pending[name],
+                    idle=True,
+                    skipped=self.steps - self.last_steps[name],
+                )
+                for name in self.queue
+            ],
+            NOW,
+            budget,
+        )
+        assert isinstance(plan, Plan)
+        self.steps += 1
+        self.queue = [name for name in self.queue if name not in plan.behind] + list(plan.behind)
+        self.last_steps.update(
+            {grant.session_id: self.steps - self.last_steps[grant.session_id] for grant in plan.grants}
+        )
+        return plan
+
+
+def test_many_sessions_that_always_have_nodes_get_alike() -> None:
+    crowd = Crowd([f"s{i}" for i in range(64)], Counter())
+    everyone = dict.fromkeys(crowd.queue, 14)
+    total: Counter[str] = Counter()
+    for _ in range(100):
+        for grant in crowd.step(everyone, dict.fromkeys(everyone, 1), StepBudget(rows=200, prefill_rows=50)).grants:
+            total[grant.session_id] += grant.nodes
+    assert sum(total.values()) == 100 * (200 - 64)
+    assert max(total.values()) - min(total.values()) <= 1
+
+
+NAMES = [f"s{i}" for i in range(7)]
+STEPS = st.lists(
+    st.fixed_dictionaries({name: st.tuples(st.integers(0, 10), st.sampled_from([1, 1, 1, 5])) for name in NAMES}),
+    min_size=1,
+    max_size=40,
+)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(steps=STEPS, rows=st.integers(2, 40), prefill_rows=st.integers(1, 40))
+def test_nobody_who_could_use_more_is_over_one_node_behind_and_no_row_is_left(
+    steps: list[dict[str, tuple[int, int]]], rows: int, prefill_rows: int
+) -> None:
+    budget = StepBudget(rows, min(rows, prefill_rows))
+    crowd = Crowd(NAMES, Counter())
+    behind: Counter[tuple[str, str]] = Counter()
+    """(who, whom) -> by how much, since `who` began to want more than it got."""
+    for step in steps:
+        wants = {name: min(nodes, 8) for name, (nodes, _) in step.items()}  # k is 8
+        pending = {name: count for name, (_, count) in step.items()}
+        granted = crowd.step(wants, pending, budget).grants
+        used = sum(grant.chain + grant.nodes for grant in granted)
+        nodes = {grant.session_id: grant.nodes for grant in granted if grant.chain == pending[grant.session_id]}
+        hungry = {name for name, count in nodes.items() if count < wants[name]}
+        assert used <= rows
+        assert all(0 <= nodes[name] <= wants[name] for name in nodes)
+        assert not hungry or used == rows
+        for one in NAMES:
+            for other in NAMES:
+                behind[one, other] += nodes.get(other, 0) - nodes.get(one, 0)
+                if one not in hungry or behind[one, other] < 0:
+                    behind[one, other] = 0
+        assert max(behind.values()) <= 1

@@ -1,0 +1,134 @@
+"""The benchmarks' own checks: each must be able to fail."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks import failover, latency
+from benchmarks.failover import KILL, STOP, Outcome, Stale, Trial, Watch
+from benchmarks.reference import Difference, Reference, Settings
+
+VOCAB, END = 97, 5
+PROMPT = [11, 3, 42, 8]
+SAMPLED = Settings(
+    temperature=0.8, top_p=0.9, repetition_penalty=1.2, presence_penalty=0.1, frequency_penalty=0.1, seed=7
+)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=48,
+        vocab_size=VOCAB,
+        max_position_embeddings=128,
+        bos_token_id=1,
+        eos_token_id=END,
+        pad_token_id=0,
+    )
+    module = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(3.0 if parameter.ndim > 1 else 1.0)
+    folder = tmp_path_factory.mktemp("target")
+    module.save_pretrained(folder)
+    return Reference(str(folder))
+
+
+def right(reference: Reference, settings: Settings, length: int) -> list[int]:
+    """The reference's own output: what it expects, token by token."""
+    output: list[int] = []
+    while len(output) < length:
+        probe = reference.differences(PROMPT, [*output, 0], settings, len(output) + 1)
+        wrong = [difference for difference in probe if difference.position == len(output) and difference.got == 0]
+        output.append(wrong[0].expected if wrong else 0)
+        assert output[-1] != END, "choose another seed: this text ends early"
+    return output
+
+
+@pytest.mark.parametrize("settings", [Settings(), SAMPLED], ids=["greedy", "sampled"])
+def test_the_reference_accepts_its_own_text_and_nothing_else(reference: Reference, settings: Settings) -> None:
+    output = right(reference, settings, 24)
+    assert reference.differences(PROMPT, output, settings, 24) == []
+
+    corrupted = [*output]
+    corrupted[9] = (corrupted[9] + 1) % VOCAB
+    found = reference.differences(PROMPT, corrupted, settings, 24)
+    assert found[0].position == 9
+    assert found[0].expected == output[9]
+    assert not found[0].tie
+
+    assert not all(d.tie for d in reference.differences(PROMPT, output[:20], settings, 24)), "cut short"
+    assert not all(d.tie for d in reference.differences(PROMPT, [*output, output[-1]], settings, 24)), "too long"
+    through_the_end = [*output[:8], END, *output[8:15]]
+    assert not all(d.tie for d in reference.differences(PROMPT, through_the_end, settings, 16))
+
+
+def test_greedy_reference_text_is_what_generate_writes(reference: Reference) -> None:
+    assert reference.generate(PROMPT, 24) == right(reference, Settings(), 24)
+
+
+def test_another_seed_is_another_text(reference: Reference) -> None:
+    output = right(reference, SAMPLED, 24)
+    assert reference.differences(PROMPT, output, replace(SAMPLED, seed=8), 24)
+
+
+def test_a_token_far_behind_the_best_is_no_tie() -> None:
+    assert Difference(0, got=1, expected=2, gap=5e-4).tie
+    assert not Difference(0, got=1, expected=2, gap=2e-3).tie
+    assert not Difference(0, got=1, expected=2, gap=math.inf).tie
+
+
+def test_lost_duplicated_and_differing_tokens_are_told_apart() -> None:
+    text = list(range(20))
+    assert failover.compare(text, text) == (0, 0, 0)
+    assert failover.compare(text[:5] + text[7:], text) == (2, 0, 0)
+    assert failover.compare([*text[:7], *text[5:]], text) == (0, 2, 0)
+    assert failover.compare([*text[:5], 99, *text[6:]], text) == (0, 0, 1)
+
+
+PLAN = [Trial(KILL, "greedy", PROMPT, 20), Trial(STOP, "greedy", PROMPT, 20)]
+
+
+def outcomes(*, lost: int = 0) -> list[Outcome]:
+    return [Outcome(lost, 0, 0, 80.0, Watch()), Outcome(0, 0, 0, 1500.0, Watch())]
+
+
+def test_failover_fails_for_what_was_lost_for_accepted_zombies_and_for_silent_ones(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    failover._finish(PLAN, outcomes(), Stale(refused=3))
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["lost"] == 0
+    for found, stale in (
+        (outcomes(lost=1), Stale(refused=3)),
+        (outcomes(), Stale(refused=3, accepted=1)),
+        (outcomes(), Stale()),
+    ):
+        with pytest.raises(SystemExit) as error:
+            failover._finish(PLAN, found, stale)
+        assert error.value.code not in (0, None)
+
+
+def test_repetitive_texts_are_found_by_their_4_grams() -> None:
+    assert not latency.repetitive(range(96))
+    assert latency.repetitive([1, 2, 3, 4] * 24)
+    assert latency.repetitive([*range(60), *range(36)])
+    assert not latency.repetitive([*range(80), *range(16)])
+
+
+def test_the_prompts_that_ship_are_split_and_enough() -> None:
+    from benchmarks import harness
+
+    tuning, heldout = harness.prompts("tuning"), harness.prompts("heldout")
+    assert len(tuning) + len(heldout) >= 120
+    assert not {prompt.text for prompt in tuning} & {prompt.text for prompt in heldout}

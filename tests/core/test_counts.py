@@ -1,0 +1,60 @@
+"""Counts kept as arrays give the bits that the plain definition of the penalties gives."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.core.counts import TokenCounts
+from outrider.core.processors import SamplingParams, penalise
+
+VOCABULARY = 40
+TOKENS = st.lists(st.integers(0, VOCABULARY + 5), max_size=120)
+PENALTIES = st.builds(
+    SamplingParams,
+    repetition_penalty=st.floats(0.01, 100.0),
+    presence_penalty=st.floats(-100.0, 100.0),
+    frequency_penalty=st.floats(-100.0, 100.0),
+)
+
+
+def plainly(logits: np.ndarray, params: SamplingParams, tokens: list[int]) -> np.ndarray:
+    """The penalties' own words, a token at a time."""
+    out = logits.copy()
+    for token, times in Counter(tokens).items():
+        if token < len(out):
+            value = logits[token]
+            value = value / params.repetition_penalty if value > 0 else value * params.repetition_penalty
+            out[token] = value - params.presence_penalty - params.frequency_penalty * np.float64(times)
+    return out
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    params=PENALTIES,
+    parts=st.lists(TOKENS, max_size=4),
+    path=st.lists(st.integers(0, VOCABULARY + 5), max_size=6),
+    seed=st.integers(0, 2**32),
+    dtype=st.sampled_from([np.float64, np.float32]),
+)
+def test_penalties_have_the_bits_of_their_plain_definition(
+    params: SamplingParams, parts: list[list[int]], path: list[int], seed: int, dtype: type
+) -> None:
+    logits = np.random.default_rng(seed).normal(0.0, 5.0, VOCABULARY).astype(dtype)
+    counts = TokenCounts()
+    for part in parts:  # as a session does: prompt first, then commit by commit
+        counts.add(part)
+    tokens = [token for part in parts for token in part]
+    assert np.array_equal(penalise(logits, params, counts, path), plainly(logits, params, tokens + path))
+    assert np.array_equal(penalise(logits, params, counts), plainly(logits, params, tokens))  # the path left no trace
+
+
+def test_more_distinct_tokens_than_there_was_room_for_are_counted() -> None:
+    tokens = np.random.default_rng(3).integers(0, 700, 5_000).tolist()
+    counts = TokenCounts(tokens[:1_000])
+    counts.add(tokens[1_000:])
+    assert dict(zip(counts.ids.tolist(), counts.times.tolist(), strict=True)) == Counter(tokens)
+    assert [counts.of(token) for token in (tokens[0], 700)] == [tokens.count(tokens[0]), 0]

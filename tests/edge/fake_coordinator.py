@@ -1,0 +1,82 @@
+"""A coordinator that always knows the same verifiers: a real grpc.aio server on a socket around a list."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+from fake_verifier import FakeVerifier
+
+from outrider.core.errors import OutriderError
+from outrider.core.protocol.messages import SessionLimits
+from outrider.wire.channels import bind, server
+from outrider.wire.codecs import limits_to_proto
+from outrider.wire.status import abort
+from outrider.wire.v1 import coordinator_pb2 as pb
+from outrider.wire.v1 import coordinator_pb2_grpc
+
+
+class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
+    """Use as an async context manager; `address` is where it listens. Change the fields while it runs."""
+
+    def __init__(self, *verifiers: FakeVerifier) -> None:
+        self.verifiers: Sequence[FakeVerifier] = verifiers
+        """The primary, then the standby."""
+        self.after_resume: Sequence[FakeVerifier] = verifiers
+        self.refuse: OutriderError | None = None
+        """What OpenSession is answered with."""
+        self.answering = asyncio.Event()
+        self.answering.set()
+        """Cleared: OpenSession hangs."""
+        self.opened = 0
+        self.resumed: list[tuple[str, ...]] = []
+        self.closed: list[str] = []
+        self.address = ""
+        self._server: grpc.aio.Server | None = None
+
+    async def __aenter__(self) -> FakeCoordinator:
+        self._server = server()
+        coordinator_pb2_grpc.add_CoordinatorServicer_to_server(self, self._server)
+        self.address = f"127.0.0.1:{bind(self._server, '127.0.0.1:0')}"
+        await self._server.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._server is not None:
+            await self._server.stop(0)
+
+    async def OpenSession(self, request: pb.OpenSessionRequest, context: Any) -> pb.OpenSessionResponse:
+        self.opened += 1
+        session_id = f"session-{self.opened}"
+        await self.answering.wait()
+        if self.refuse is not None:
+            await abort(context, self.refuse)
+        return self._granted(session_id, self.verifiers, 1)
+
+    async def ResumeSession(self, request: pb.ResumeSessionRequest, context: Any) -> pb.OpenSessionResponse:
+        self.resumed.append(tuple(request.failed_verifiers))
+        return self._granted(request.session_id, self.after_resume, request.last_epoch + 1)
+
+    async def CloseSession(self, request: pb.CloseSessionRequest, context: Any) -> pb.CloseSessionResponse:
+        self.closed.append(request.session_id)
+        return pb.CloseSessionResponse()
+
+    def _granted(self, session_id: str, among: Sequence[FakeVerifier], epoch: int) -> pb.OpenSessionResponse:
+        """Ten epochs for each."""
+        claims = pb.TicketClaims(session_id=session_id, limits=limits_to_proto(SessionLimits())).SerializeToString()
+        ticket = pb.SignedTicket(claims=claims, signature=b"unchecked", key_id="k").SerializeToString()
+        grants = [
+            pb.Grant(
+                verifier_id=verifier.verifier_id,
+                address=verifier.address,
+                ticket=ticket,
+                epoch_first=epoch + 10 * i,
+                epoch_last=epoch + 10 * i + 9,
+            )
+            for i, verifier in enumerate(among)
+        ]
+        return pb.OpenSessionResponse(
+            session_id=session_id, primary=grants[0], standby=grants[1] if len(grants) > 1 else None
+        )

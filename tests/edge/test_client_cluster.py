@@ -1,0 +1,140 @@
+"""A client of a cluster: it begins with whichever verifier answers, and closes at once whatever it waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from fake_coordinator import FakeCoordinator
+from fake_verifier import FakeVerifier, Script
+from scripted import tokenizer_json
+
+from edge_agent import AsyncClient, EdgeSettings
+from edge_agent.tokens import TargetTokenizer
+from outrider.core.errors import BadRequest, Overloaded
+
+SETTINGS = EdgeSettings(silence_s=0.3)
+
+
+def script() -> Script:
+    size = len(TargetTokenizer(tokenizer_json()).table)
+    return Script(lambda _: 65, tokenizer_json=tokenizer_json(), vocabulary_size=size, chunk_bytes=100_000)
+
+
+@pytest.fixture
+async def verifiers() -> AsyncIterator[tuple[FakeVerifier, FakeVerifier]]:
+    async with FakeVerifier(script(), "one") as one, FakeVerifier(script(), "two") as two:
+        yield one, two
+
+
+@pytest.fixture
+async def coordinator(verifiers: tuple[FakeVerifier, FakeVerifier]) -> AsyncIterator[FakeCoordinator]:
+    async with FakeCoordinator(*verifiers) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(coordinator: FakeCoordinator, tmp_path: Path) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(coordinator=coordinator.address, cache_dir=tmp_path, draft=None, settings=SETTINGS) as made:
+        yield made
+
+
+async def until(condition: Callable[[], object]) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("it did not come to that")
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_a_new_client_begins_at_the_standby_of_a_verifier_that_is_gone(
+    client: AsyncClient, verifiers: tuple[FakeVerifier, FakeVerifier], coordinator: FakeCoordinator, *, hangs: bool
+) -> None:
+    one, two = verifiers
+    if hangs:
+        one.freeze()
+    else:
+        await one.kill()
+    assert (await client.generate([1, 2], max_tokens=5)).usage.completion_tokens == 5
+    assert two.fetches and two.opens and not one.fetches
+    await client.close()
+    assert sorted(coordinator.closed) == ["session-1", "session-2"]
+
+
+async def closed_at_once(client: AsyncClient, waiting: list[asyncio.Task[object]]) -> None:
+    """Closing takes no time, and everybody who waited hears of it."""
+    begun = time.monotonic()
+    await client.close()
+    results = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 1.0)
+    assert time.monotonic() - begun < 1.5
+    assert all(isinstance(result, BadRequest) and "closed" in str(result) for result in results), results
+
+
+def begin(client: AsyncClient, count: int = 3) -> list[asyncio.Task[object]]:
+    return [asyncio.create_task(client.generate([1, 2], max_tokens=5)) for _ in range(count)]  # type: ignore[misc]
+
+
+async def test_closing_ends_requests_that_wait_for_room(
+    client: AsyncClient, verifiers: tuple[FakeVerifier, FakeVerifier], coordinator: FakeCoordinator
+) -> None:
+    await client.prepare()
+    coordinator.refuse = Overloaded("no room", retry_after_s=0.3)
+    waiting = begin(client)
+    await until(lambda: coordinator.opened == 1 + len(waiting))
+    await closed_at_once(client, waiting)
+    asked = coordinator.opened
+    await asyncio.sleep(0.5)
+    assert coordinator.opened == asked and not verifiers[0].opens
+
+
+async def test_closing_while_the_coordinator_answers_starts_no_session(
+    client: AsyncClient, verifiers: tuple[FakeVerifier, FakeVerifier], coordinator: FakeCoordinator
+) -> None:
+    await client.prepare()
+    coordinator.answering.clear()
+    waiting = begin(client)
+    await until(lambda: coordinator.opened == 1 + len(waiting))
+    await closed_at_once(client, waiting)
+    coordinator.answering.set()
+    await asyncio.sleep(0.2)
+    assert not verifiers[0].opens and not verifiers[1].opens
+
+
+async def test_closing_ends_requests_that_wait_for_a_hung_verifiers_description(
+    client: AsyncClient, verifiers: tuple[FakeVerifier, FakeVerifier], coordinator: FakeCoordinator
+) -> None:
+    for verifier in verifiers:
+        verifier.freeze()
+    waiting = begin(client)
+    await until(lambda: coordinator.opened == 1)
+    await asyncio.sleep(0.1)
+    await closed_at_once(client, waiting)
+    assert coordinator.closed == ["session-1"]
+
+
+async def test_closing_ends_requests_that_wait_for_their_turn(coordinator: FakeCoordinator, tmp_path: Path) -> None:
+    settings = EdgeSettings(max_sessions=1)
+    client = AsyncClient(coordinator=coordinator.address, cache_dir=tmp_path, draft=None, settings=settings)
+    await client.prepare()
+    coordinator.answering.clear()
+    waiting = begin(client)
+    await until(lambda: coordinator.opened == 2)
+    await closed_at_once(client, waiting)
+    assert coordinator.opened == 2
+
+
+async def test_a_caller_that_is_cancelled_is_not_told_of_anything_else(
+    client: AsyncClient, coordinator: FakeCoordinator
+) -> None:
+    coordinator.answering.clear()
+    (waiting,) = begin(client, 1)
+    await until(lambda: coordinator.opened == 1)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    coordinator.answering.set()
+    assert (await client.generate([1, 2], max_tokens=5)).usage.completion_tokens == 5

@@ -1,0 +1,113 @@
+"""Describe and FetchArtifact over the hops of a route: what one verifier fails to send, another one sends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+from fake_coordinator import FakeCoordinator
+from fake_verifier import FakeVerifier, Script, hash_of
+from scripted import target
+
+from edge_agent.channels import Channels
+from edge_agent.describe import Library
+from edge_agent.failover import Backoff, DirectRoute, GrantRoute
+from edge_agent.placement import Coordinator
+from outrider.core.errors import NotFound, Unavailable
+
+DATA = bytes(range(256)) * 40
+
+
+class World:
+    """Two verifiers, a coordinator that names them, and what a device needs to reach them."""
+
+    def __init__(self) -> None:
+        self.one, self.two = (FakeVerifier(Script(target, artifacts={"draft": DATA}), name) for name in ("one", "two"))
+        self.coordinator = FakeCoordinator(self.one, self.two)
+        self.channels = Channels(None, insecure=False)
+
+    async def library(self, budget_s: float = 5.0) -> Library:
+        """Of a session that was placed; quick to lose patience."""
+        calls = Coordinator(self.channels.get(self.coordinator.address, tls=False), None)
+        grants = (await calls.open("")).grants
+
+        async def resume(ticket: bytes, failed: object, last_epoch: int) -> object:
+            return await calls.resume(grants.session_id, ticket, failed, last_epoch)  # type: ignore[arg-type]
+
+        route = GrantRoute(grants, resume, Backoff(budget_s, draw=lambda: 0.0))  # type: ignore[arg-type]
+        return Library(
+            route, lambda hop: self.channels.get(hop.address, tls=False, bulk=True), describe_s=0.5, chunk_s=0.5
+        )
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    made = World()
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(made.channels.close)
+        for running in (made.one, made.two, made.coordinator):
+            await stack.enter_async_context(running)
+        yield made
+
+
+async def fetched(library: Library, offset: int = 0) -> bytes:
+    return b"".join([chunk async for chunk in library.fetch(hash_of(DATA), offset)])
+
+
+async def test_the_standby_describes_what_a_hung_verifier_does_not(world: World) -> None:
+    world.one.freeze()
+    library = await world.library()
+    assert (await library.describe()).vocabulary_size == world.two.script.vocabulary_size
+    assert await fetched(library, 100) == DATA[100:]
+    assert world.two.fetches == [(hash_of(DATA), 100)] and not world.one.fetches
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_a_download_goes_on_at_the_standby_where_it_broke_off(world: World, *, hangs: bool) -> None:
+    if hangs:
+        world.one.script.freeze_after = 3
+    else:
+        world.one.script.break_after = 3
+    library = await world.library()
+    await library.describe()
+    assert await fetched(library) == DATA
+    resumed = world.two.fetches if hangs else world.one.fetches[1:]  # a stream that broke is tried here once more
+    assert resumed == [(hash_of(DATA), 3000)]
+
+
+async def test_the_coordinator_is_asked_again_where_every_verifier_is_gone(world: World) -> None:
+    world.coordinator.verifiers = (world.one,)
+    world.coordinator.after_resume = (world.two,)
+    library = await world.library()
+    await world.one.kill()
+    await library.describe()
+    assert world.coordinator.resumed == [("one",)]
+
+
+async def test_patience_ends_where_nobody_answers(world: World) -> None:
+    world.one.freeze()
+    world.two.freeze()
+    library = await world.library(budget_s=1.0)
+    begun = time.monotonic()
+    with pytest.raises(Unavailable, match="silent"):
+        await library.describe()
+    assert time.monotonic() - begun < 5.0
+
+
+async def test_what_no_verifier_has_is_asked_for_once(world: World) -> None:
+    library = await world.library()
+    with pytest.raises(NotFound):
+        await anext(library.fetch("sha256:" + "0" * 64, 0))
+    assert len(world.one.fetches) + len(world.two.fetches) == 1
+
+
+async def test_a_verifier_that_stands_alone_is_asked_again_when_it_is_back(world: World) -> None:
+    address = world.one.address
+    library = Library(DirectRoute(address, Backoff(5.0)), lambda hop: world.channels.get(hop.address, tls=False))
+    stream = library.fetch(hash_of(DATA), 0)
+    begin = await anext(stream)
+    await world.one.kill()
+    await world.one.start(address)
+    assert begin + b"".join([chunk async for chunk in stream]) == DATA
