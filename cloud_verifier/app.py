@@ -38,6 +38,9 @@ def parse(arguments: Sequence[str] | None = None) -> VerifierConfig:
     parser.add_argument("--tls-key", type=Path, help="PEM private key")
     parser.add_argument("--insecure", action="store_true", default=None, help="allow plain text beyond loopback")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="of weights and activations")
+    parser.add_argument(
+        "--attention", choices=["sdpa", "exact"], help="exact: the same bits in every batch, tree and chunk"
+    )
     parser.add_argument("--device", help="cpu or cuda (default: cpu)")
     parser.add_argument("--threads", type=int, help="CPU threads of the forward pass (default: 1)")
     parser.add_argument("--kv-slots", type=int, help="tokens whose keys and values are held (default: 32768)")

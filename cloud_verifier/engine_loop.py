@@ -164,6 +164,7 @@ def serve(config: VerifierConfig, end: EngineEnd) -> None:
         config.model,
         dtype=config.dtype,
         device=config.device,
+        attention=config.attention,
         threads=config.threads,
         name=config.target_name,
         on_progress=progress,

@@ -49,6 +49,8 @@ class AttentionBackend(Protocol):
     """A way to compute attention over the pool."""
 
     name: str
+    row_tile: int
+    """Forwards are padded to a multiple of so many rows."""
 
     def plan(self, segments: Sequence[Segment], pool: KVPool) -> AttentionPlan:
         """Index tensors and masks for one step."""
@@ -58,6 +60,7 @@ class SdpaBackend:
     """The reference: torch's scaled_dot_product_attention, on any device."""
 
     name = "sdpa"
+    row_tile = 1
 
     def __init__(self) -> None:
         self._scratch: dict[tuple[object, ...], torch.Tensor] = {}

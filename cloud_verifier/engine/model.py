@@ -16,16 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 from transformers import AttentionInterface, AutoModelForCausalLM
 
 from cloud_verifier.engine.attention import AttentionBackend, AttentionPlan, Scoring, SdpaBackend
 from cloud_verifier.engine.batch import PackedBatch
+from cloud_verifier.engine.exact_attention import ExactBackend
 from cloud_verifier.engine.kv_pool import LayerShape
 from cloud_verifier.engine.packed_linear import pack_linears
 from outrider.core.errors import ModelRefused
 
 ATTENTION = "outrider_slots"
 """The name under which transformers knows our attention; it has no mask interface, so no mask is ever built."""
+BACKENDS: dict[str, Callable[[], AttentionBackend]] = {"sdpa": SdpaBackend, "exact": ExactBackend}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 REFUSED_ROPE = ("longrope", "dynamic")
 """Both look at the longest position of the whole batch, so that one session's length would change another's tokens."""
@@ -69,13 +72,15 @@ class TargetModel:
         *,
         dtype: str = "float32",
         device: str = "cpu",
+        attention: str = "sdpa",
         threads: int | None = None,
         name: str = "",
         on_progress: Progress = lambda text: None,
     ) -> TargetModel:
         """Read a model directory. Raises ModelRefused, with the reason, for one that cannot be served.
 
-        dtype: float32, bfloat16 or float16. threads: CPU threads of the whole process; None leaves them alone.
+        dtype: float32, bfloat16 or float16. attention: sdpa, or exact for logits whose bits do not depend on what is
+        computed beside them. threads: CPU threads of the whole process; None leaves them alone.
         """
         directory = Path(path)
         files = sorted(directory.glob("*.safetensors"))
@@ -83,13 +88,15 @@ class TargetModel:
             raise ModelRefused(f"{directory} has no config.json or no *.safetensors; give a Hugging Face directory")
         if dtype not in DTYPES:
             raise ModelRefused(f"dtype is {dtype}, must be one of {', '.join(DTYPES)}")
+        if attention not in BACKENDS:
+            raise ModelRefused(f"attention is {attention}, must be one of {', '.join(BACKENDS)}")
         if threads is not None:
             torch.set_num_threads(threads)
         on_progress(f"hashing {sum(f.stat().st_size for f in files) / 1e6:.0f} MB of weights")
         digest = _hash_files(tuple(_stamp(f) for f in [*_configurations(directory), *files]))
         on_progress(f"loading {directory.name} as {dtype} on {device}")
         module = _read(directory, DTYPES[dtype]).to(device)
-        return cls(module, name=name or directory.resolve().name, weights_hash=digest)
+        return cls(module, name=name or directory.resolve().name, weights_hash=digest, backend=BACKENDS[attention]())
 
     @property
     def vocab_size(self) -> int:
@@ -119,14 +126,15 @@ class TargetModel:
     @torch.inference_mode()
     def forward(self, batch: PackedBatch, plan: AttentionPlan) -> torch.Tensor:
         """Logits `[R, V]` of the rows that the batch asks for; keys and values of all rows go to the plan's pool."""
+        tile = self.attention.row_tile
         out = self.module(
-            input_ids=batch.input_ids,
-            position_ids=batch.position_ids,
+            input_ids=_padded(batch.input_ids, tile),
+            position_ids=_padded(batch.position_ids, tile),
             use_cache=False,
-            logits_to_keep=batch.logit_rows,
+            logits_to_keep=_padded(batch.logit_rows, tile),
             outrider_plan=plan,
         )
-        logits: torch.Tensor = out.logits[0]
+        logits: torch.Tensor = out.logits[0, : len(batch.logit_rows)]
         return logits
 
     @torch.inference_mode()
@@ -171,6 +179,12 @@ class TargetModel:
             lost = bool(stated) and all(w is None for w in windows)
         if lost:
             raise ModelRefused(f"{self.label} has a sliding window but does not hand it to its attention")
+
+
+def _padded(rows: torch.Tensor, tile: int) -> torch.Tensor:
+    """`[..., n]` -> `[..., m]`, n rounded up to a multiple of `tile` with zeros: an id, a position and a row of all."""
+    missing = -rows.shape[-1] % tile
+    return pad(rows, (0, missing)) if missing else rows
 
 
 class _Probe:

@@ -1,0 +1,132 @@
+"""Random ways to compute the same tokens: chunks, trees and other sessions' rows, against one token at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from cloud_verifier.engine.batch import PackedBatch, Segment
+from cloud_verifier.engine.kv_pool import KVPool, SlotTable
+from cloud_verifier.engine.model import TargetModel
+
+LONGEST_CHAIN = 40
+LONGEST_PATH = 6
+LONELY = 0.3
+"""Share of the steps in which a session is alone."""
+
+
+@dataclass(frozen=True)
+class Composed:
+    """One row of a composition that stands for a position of a sequence."""
+
+    sequence: int
+    position: int
+    logits: torch.Tensor
+    """`[V]`"""
+
+
+def decode(model: TargetModel, tokens: Sequence[int]) -> torch.Tensor:
+    """`[T, V]`: one-token decode, the reference."""
+    pool = pool_for(model, len(tokens))
+    slots = pool.allocate(len(tokens))
+    rows = []
+    for position, token in enumerate(tokens):
+        segment = Segment(
+            tokens=np.array([token]),
+            chain=1,
+            parents=np.empty(0, dtype=np.int64),
+            positions=np.array([position]),
+            prefix=slots[:position],
+            slots=slots[position : position + 1],
+            wants_logits=True,
+        )
+        batch = PackedBatch.pack([segment], model.device)
+        rows.append(model.forward(batch, model.attention.plan([segment], pool)))
+    return torch.cat(rows)
+
+
+def compose(model: TargetModel, sequences: Sequence[Sequence[int]], rng: np.random.Generator) -> Iterator[Composed]:
+    """Every sequence in random chunks and trees, several in one step; every position comes at least once."""
+    pool = pool_for(model, 2 * sum(map(len, sequences)) + 64 * len(sequences))
+    sittings = [_Sitting(model, pool, tokens, rng) for tokens in sequences]
+    while left := [i for i, sitting in enumerate(sittings) if not sitting.done]:
+        chosen = [int(rng.choice(left))] if rng.random() < LONELY else rng.permutation(left).tolist()
+        segments = [sittings[i].segment() for i in chosen]
+        batch = PackedBatch.pack(segments, model.device)
+        every_row = torch.arange(batch.input_ids.shape[1], device=model.device)
+        batch = replace(batch, logit_rows=every_row)
+        logits = model.forward(batch, model.attention.plan(segments, pool))
+        first = 0
+        for i, segment in zip(chosen, segments, strict=True):
+            for row in sittings[i].followed:
+                yield Composed(i, int(segment.positions[row]), logits[first + row])
+            sittings[i].keep(segment)
+            first += segment.rows
+
+
+def pool_for(model: TargetModel, slots: int) -> KVPool:
+    return KVPool(model.layers, slots, dtype=model.torch_dtype, device=model.device)
+
+
+def differing_bits(a: torch.Tensor, b: torch.Tensor) -> int:
+    """Bits in which two tensors of one floating type differ."""
+    kind = torch.int32 if a.dtype == torch.float32 else torch.int16
+    difference = (a.contiguous().view(kind) ^ b.contiguous().view(kind)).cpu().numpy()
+    return int(np.unpackbits(difference.view(np.uint8)).sum())
+
+
+class _Sitting:
+    """One sequence on its way into the pool."""
+
+    def __init__(self, model: TargetModel, pool: KVPool, tokens: Sequence[int], rng: np.random.Generator) -> None:
+        self._vocab = model.vocab_size
+        self._pool = pool
+        self._tokens = tokens
+        self._rng = rng
+        self._table = SlotTable()
+        self.followed: list[int] = []
+        """Rows of the last segment that stand for tokens of the sequence."""
+
+    @property
+    def done(self) -> bool:
+        return len(self._table) == len(self._tokens)
+
+    def segment(self) -> Segment:
+        """Some tokens as a chain; below it the next ones as a path, among random other nodes."""
+        start, rng = len(self._table), self._rng
+        left = len(self._tokens) - start
+        chain = int(rng.integers(1, min(left, int(rng.choice([1, 4, LONGEST_CHAIN]))) + 1))
+        path = int(rng.integers(0, min(left - chain, LONGEST_PATH) + 1))
+        tokens = list(self._tokens[start : start + chain])
+        positions = list(range(start, start + chain))
+        parents: list[int] = []
+        self.followed = list(range(chain))
+        while len(self.followed) < chain + path or rng.random() < 0.6:
+            row = len(tokens)
+            if len(self.followed) < chain + path and rng.random() < 0.5:
+                parents.append(self.followed[-1])
+                tokens.append(self._tokens[start + len(self.followed)])
+                self.followed.append(row)
+            else:
+                parents.append(int(rng.integers(chain - 1, row)))
+                tokens.append(int(rng.integers(0, self._vocab)))
+            positions.append(positions[parents[-1]] + 1)
+        return Segment(
+            tokens=np.array(tokens),
+            chain=chain,
+            parents=np.array(parents, dtype=np.int64),
+            positions=np.array(positions),
+            prefix=self._table.slots.copy(),
+            slots=self._pool.allocate(len(tokens)),
+            wants_logits=True,
+        )
+
+    def keep(self, segment: Segment) -> None:
+        """The chain and some of the path; what is left of the path is computed again."""
+        count = int(self._rng.integers(segment.chain, len(self.followed) + 1))
+        rows = self.followed[:count]
+        self._table.extend(segment.slots[rows])
+        self._pool.release(np.delete(segment.slots, rows))

@@ -1,0 +1,149 @@
+"""Bits: what `exact` attention holds, what it costs, and what `sdpa` does in its place.
+
+Positions of the shipped target on held-out prompts, each in random compositions (chunks, trees, other sessions' rows;
+see benchmarks.compositions) against one-token decode, in float32 and bfloat16. The control is `sdpa` in bfloat16, and
+so are the argmax flips against exact decode. The price is the thread time of a
+step, exact over sdpa, medians of the two interleaved.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from transformers.utils.logging import disable_progress_bar
+
+from benchmarks import harness
+from benchmarks.compositions import compose, decode, differing_bits, pool_for
+from benchmarks.harness import Pair
+from cloud_verifier.engine.batch import PackedBatch, Segment
+from cloud_verifier.engine.kv_pool import KVPool
+from cloud_verifier.engine.model import TargetModel
+
+DTYPES = ("float32", "bfloat16")
+TREE = (0, 0, 1, 1, 2, 3, 3, 5, 6, 8, 9, 10, 10, 12)
+"""Rows of the parents of 14 nodes; row 0 is the last known token."""
+PREFIX = 500
+"""Tokens before a timed step."""
+AT_ONCE = 3
+"""Sessions of one composition."""
+
+
+@dataclass
+class Tally:
+    """Of one attention in one dtype."""
+
+    rows: int = 0
+    rows_differing: int = 0
+    bits: int = 0
+    flips: int = 0
+    """Rows whose argmax is not the reference's."""
+
+
+def texts(target: Path, positions: int, length: int) -> list[list[int]]:
+    """Held-out prompts one after another, cut into sequences; `positions` tokens in all."""
+    tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
+    ids = [i for p in harness.prompts("heldout") for i in tokenizer.encode(p.text, add_special_tokens=False).ids]
+    ids = (ids * -(-positions // len(ids)))[:positions]
+    return [ids[i : i + length] for i in range(0, positions, length)]
+
+
+def tally(
+    model: TargetModel, sequences: Sequence[list[int]], expected: Sequence[torch.Tensor], compositions: int
+) -> Tally:
+    """Hold every composition against the logits expected, `[T, V]` for each sequence."""
+    found = Tally()
+    rng = np.random.default_rng(0)
+    for _ in range(compositions):
+        for first in range(0, len(sequences), AT_ONCE):
+            for row in compose(model, sequences[first : first + AT_ONCE], rng):
+                reference = expected[first + row.sequence][row.position]
+                bits = differing_bits(row.logits, reference)
+                found.rows += 1
+                found.bits += bits
+                found.rows_differing += bits > 0
+                found.flips += int(row.logits.argmax()) != int(reference.argmax())
+    return found
+
+
+def step(pool: KVPool, prefix: np.ndarray, parents: Sequence[int]) -> Segment:
+    """The last token and a random tree below it."""
+    depths = [0]
+    for parent in parents:
+        depths.append(depths[parent] + 1)
+    return Segment(
+        tokens=np.arange(100, 101 + len(parents)),
+        chain=1,
+        parents=np.array(parents, dtype=np.int64),
+        positions=len(prefix) + np.array(depths),
+        prefix=prefix,
+        slots=pool.allocate(1 + len(parents)),
+        wants_logits=True,
+    )
+
+
+def price(models: Sequence[TargetModel], parents: Sequence[int], rounds: int) -> list[list[float]]:
+    """Seconds of `rounds` steps of each model on a prefix of PREFIX tokens, plan included, interleaved.
+
+    The one thread's own time: what else runs on the machine is not in it.
+    """
+    pools = [pool_for(model, PREFIX + 64) for model in models]
+    segments = [step(pool, pool.allocate(PREFIX), parents) for pool in pools]
+    seconds: list[list[float]] = [[] for _ in models]
+    for number in range(rounds + 3):
+        for model, pool, segment, times in zip(models, pools, segments, seconds, strict=True):
+            began = time.thread_time()
+            batch = PackedBatch.pack([segment], model.device)
+            model.forward(batch, model.attention.plan([segment], pool))
+            if number >= 3:  # the first ones warm up
+                times.append(time.thread_time() - began)
+    return seconds
+
+
+def main() -> None:
+    disable_progress_bar()
+    options = harness.arguments("exact", __doc__).parse_args()
+    target = Pair.in_folder(options.models).target
+    positions, length, compositions, rounds = (120, 60, 2, 15) if options.quick else (2_000, 200, 4, 100)
+    sequences = texts(target, positions, length)
+    differing: dict[str, int] = {}
+    prices: dict[str, dict[str, float]] = {}
+    control = Tally()
+    for dtype in DTYPES:
+        exact = TargetModel.load(target, dtype=dtype, attention="exact", threads=1)
+        sdpa = TargetModel.load(target, dtype=dtype, threads=1)
+        expected = [decode(exact, tokens) for tokens in sequences]
+        found = tally(exact, sequences, expected, compositions)
+        differing[dtype] = found.bits
+        print(f"{dtype} exact: {found.rows} rows, {found.rows_differing} differ, in {found.bits} bits", flush=True)
+        if dtype == "bfloat16":
+            control = tally(sdpa, sequences, [decode(sdpa, tokens) for tokens in sequences], compositions)
+            print(f"{dtype} sdpa:  {control.rows} rows, {control.rows_differing} differ, in {control.bits} bits")
+            flips = tally(sdpa, sequences, expected, 1)
+            print(f"{dtype} sdpa against exact: {flips.flips} of {flips.rows} argmax flips", flush=True)
+        prices[dtype] = {}
+        for name, parents in (("1", ()), ("14", TREE)):
+            slow, fast = (statistics.median(times) for times in price((exact, sdpa), parents, rounds))
+            prices[dtype][name] = round(slow / fast, 3)
+            print(f"{dtype} N={name:<2} on {PREFIX}: {slow * 1e3:.2f} ms exact, {fast * 1e3:.2f} ms sdpa", flush=True)
+    harness.finish(
+        {
+            "positions": positions,
+            "compositions": compositions,
+            "differing_bits": differing,
+            "control_differing": control.rows_differing,
+            "price": prices,
+        }
+    )
+    if any(differing.values()):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
