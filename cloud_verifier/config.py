@@ -48,7 +48,8 @@ class VerifierConfig(BaseSettings):
     """float32 on a CPU: one-token and batched steps then agree to about 1e-5."""
     device: str = "cpu"
     attention: Literal["sdpa", "exact"] = "sdpa"
-    """exact: a token's logits have the same bits in every batch, tree and chunk, at some cost in time."""
+    """exact: a token's logits have the same bits in every batch, tree and chunk, at some cost in time. For one thread,
+    and not for a mixture of experts."""
     threads: int = Field(default=1, ge=1, le=1024)
     """CPU threads of the forward pass."""
     kv_slots: int = Field(default=32_768, ge=256)

@@ -33,6 +33,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 REFUSED_ROPE = ("longrope", "dynamic")
 """Both look at the longest position of the whole batch, so that one session's length would change another's tokens."""
 CONFIGURATIONS = ("config.json", "generation_config.json")
+MIXTURE = ("expert", "router", "moe")
+"""In the name or class of some part of every mixture of experts in transformers."""
 SERVED_LAYERS = ("full_attention", "sliding_attention")
 
 Progress = Callable[[str], None]
@@ -61,6 +63,8 @@ class TargetModel:
         self.deviation: float | None = None
         self.eos_token_ids = _eos_token_ids(module)
         _refuse_unsupported(self.config, self.label)
+        if self.attention.name == "exact":
+            _refuse_mixture(module, self.label)
         _install(module, self.label)
         self._packed = pack_linears(module)
         self.layers: tuple[LayerShape, ...] = self._probe()
@@ -80,7 +84,7 @@ class TargetModel:
         """Read a model directory. Raises ModelRefused, with the reason, for one that cannot be served.
 
         dtype: float32, bfloat16 or float16. attention: sdpa, or exact for logits whose bits do not depend on what is
-        computed beside them. threads: CPU threads of the whole process; None leaves them alone.
+        computed beside them, with one thread. threads: CPU threads of the whole process; None leaves them alone.
         """
         directory = Path(path)
         files = sorted(directory.glob("*.safetensors"))
@@ -90,6 +94,9 @@ class TargetModel:
             raise ModelRefused(f"dtype is {dtype}, must be one of {', '.join(DTYPES)}")
         if attention not in BACKENDS:
             raise ModelRefused(f"attention is {attention}, must be one of {', '.join(BACKENDS)}")
+        used = torch.get_num_threads() if threads is None else threads
+        if attention == "exact" and used != 1:
+            raise ModelRefused(f"threads is {used}, must be 1 with attention exact: with more no bits were compared")
         if threads is not None:
             torch.set_num_threads(threads)
         on_progress(f"hashing {sum(f.stat().st_size for f in files) / 1e6:.0f} MB of weights")
@@ -268,6 +275,17 @@ def _refuse_unsupported(config: Any, label: str) -> None:
     for kind in REFUSED_ROPE:
         if f'"{kind}"' in rope:
             raise ModelRefused(f"{label} uses {kind} positions, which depend on the longest sequence of the batch")
+
+
+def _refuse_mixture(module: Any, label: str) -> None:
+    """What the self-test may not meet: two experts so close that the router's last bit chooses between them."""
+    for name, part in module.named_modules():
+        kind = type(part).__name__
+        if any(word in f"{name} {kind}".lower() for word in MIXTURE):
+            raise ModelRefused(
+                f"{label} cannot be served with exact attention: it is a mixture of experts ({kind}), and what its "
+                "routers compute depends on the rows beside a token; use sdpa"
+            )
 
 
 def _eos_token_ids(module: Any) -> tuple[int, ...]:

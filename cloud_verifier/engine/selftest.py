@@ -75,7 +75,7 @@ def _compare(model: TargetModel, pool: KVPool, sequences: Sequence[_Sequence]) -
 
 
 def _check_bits(model: TargetModel) -> None:
-    """The same tokens in one chunk and, after a part of it, one by one; a mixture's experts, for one, may differ."""
+    """The same tokens in one chunk and, after a part of it, one by one."""
     whole, steps = (_last_logits(model, pieces) for pieces in ((CHUNKS[0] + 4,), (CHUNKS[0], 1, 1, 1, 1)))
     if not torch.equal(whole, steps):
         raise ModelRefused(
