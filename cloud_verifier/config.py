@@ -49,7 +49,7 @@ class VerifierConfig(BaseSettings):
     device: str = "cpu"
     attention: Literal["sdpa", "exact"] = "sdpa"
     """exact: a token's logits have the same bits in every batch, tree and chunk, at some cost in time. For one thread,
-    and not for a mixture of experts."""
+    not for a mixture of experts; shown on CPUs."""
     threads: int = Field(default=1, ge=1, le=1024)
     """CPU threads of the forward pass."""
     kv_slots: int = Field(default=32_768, ge=256)
