@@ -66,10 +66,10 @@ def prompts(split: str) -> list[Prompt]:
 
 
 @contextlib.asynccontextmanager
-async def cluster() -> AsyncIterator[Cluster]:
+async def cluster(*, prefix_cache: bool = True) -> AsyncIterator[Cluster]:
     """A cluster whose logs go to a scratch folder, shown if something fails; devices begin with an empty cache."""
     with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
-        stand_apart(Path(scratch))
+        stand_apart(Path(scratch), prefix_cache=prefix_cache)
         try:
             async with Cluster(logs=Path(scratch) / "logs") as running:
                 yield running

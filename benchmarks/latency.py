@@ -232,7 +232,7 @@ async def main() -> None:
     tokenizer = Tokenizer.from_file(str(pair.target / "tokenizer.json"))
     prompts = {p.id: tokenizer.encode(p.text, add_special_tokens=False).ids for p in harness.prompts("heldout")[:count]}
     outcomes: dict[str, Outcome] = {}
-    async with harness.cluster() as cluster, HuggingFace(pair.target, verifier_core) as hf:
+    async with harness.cluster(prefix_cache=False) as cluster, HuggingFace(pair.target, verifier_core) as hf:
         await cluster.start_coordinator("--listen", "127.0.0.1:0", cores=[device_core])
         arguments = ["--model", str(pair.target), "--draft", str(pair.draft), "--threads", "1"]
         await cluster.start_verifier(*arguments, cores=[verifier_core])

@@ -245,7 +245,7 @@ async def _demo(options: argparse.Namespace) -> int:
     _check_extras("coordinator", "verifier", "edge")
     stop = _stop_signal()
     with tempfile.TemporaryDirectory(prefix="outrider-demo-") as scratch:
-        stand_apart(Path(scratch))
+        stand_apart(Path(scratch), prefix_cache=False)
         async with Cluster(logs=Path(scratch)) as cluster:
             code = await _unless(stop, _show(cluster, options, pair, scratch))
             return 128 + stop.result() if code is None else code
