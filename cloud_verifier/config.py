@@ -74,10 +74,10 @@ class VerifierConfig(BaseSettings):
     """Of `nodes`, those that a device is told to hold."""
     window_depth: int = Field(default=24, ge=0)
     """Of `depth`, what a device is told to draft."""
-    nodes_per_step: int = Field(default=14, ge=0, le=4096)
+    nodes_per_step: int = Field(default=10, ge=0, le=4096)
     """k: nodes that one step takes from one session."""
-    price: float = Field(default=0.05, ge=0.0, le=1.0)
-    patience_ms: int = Field(default=6, ge=0, le=60_000)
+    price: float = Field(default=0.1, ge=0.0, le=1.0)
+    patience_ms: int = Field(default=8, ge=0, le=60_000)
 
     open_timeout_s: float = Field(default=10.0, gt=0)
     """A stream whose first message has not come by then is ended."""
