@@ -381,9 +381,12 @@ async def main() -> None:
     tokenizer = Tokenizer.from_file(str(pair.target / "tokenizer.json"))
     prompts = [tokenizer.encode(p.text, add_special_tokens=False).ids for p in harness.prompts("heldout")]
     plan = trials(prompts, 4 if options.quick else 20)
+    _, device_core = harness.cores()
     with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch, counting_stale_commits() as stale:
         async with harness.cluster(prefix_cache=False) as cluster:
-            await cluster.start_coordinator("--listen", "127.0.0.1:0", "--state-dir", str(Path(scratch, "state")))
+            await cluster.start_coordinator(
+                "--listen", "127.0.0.1:0", "--state-dir", str(Path(scratch, "state")), cores=[device_core]
+            )
             outcomes = await Bench(cluster, pair, Path(scratch, "cache")).run(plan)
     _finish(plan, outcomes, stale)
 

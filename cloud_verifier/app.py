@@ -45,8 +45,8 @@ def parse(arguments: Sequence[str] | None = None) -> VerifierConfig:
     parser.add_argument("--threads", type=int, help="CPU threads of the forward pass (default: 1)")
     parser.add_argument("--kv-slots", type=int, help="tokens whose keys and values are held (default: 32768)")
     parser.add_argument("--max-sessions", type=int, help="sessions served at once (default: 64)")
-    parser.add_argument("--nodes-per-step", type=int, help="k: nodes one step takes from one session (default: 14)")
-    parser.add_argument("--patience-ms", type=int, help="wait for a device's nodes before a plain step (default: 6)")
+    parser.add_argument("--nodes-per-step", type=int, help="k: nodes one step takes from one session (default: 10)")
+    parser.add_argument("--patience-ms", type=int, help="wait for a device's nodes before a plain step (default: 8)")
     parser.add_argument("--price", type=float, help="least survival (0..1) that a node is worth sending at")
     given = {key: value for key, value in vars(parser.parse_args(arguments)).items() if value is not None}
     try:

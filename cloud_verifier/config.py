@@ -59,7 +59,8 @@ class VerifierConfig(BaseSettings):
     """Rows of one forward pass, over prefill chunks, trees and plain steps."""
     prefix_cache: bool = True
     """Keep what was computed in slots that are free otherwise: a chat's next turn then prefills only what is new, and a
-    device that comes back nothing. Shared within a tenant, never between tenants."""
+    device that comes back nothing. Shared within a tenant, never between tenants; sessions without a ticket share with
+    nobody where strangers are served (`open_to_all`), since how fast a prompt is read tells whether it was seen."""
 
     nodes: int = Field(default=64, ge=0, le=4096)
     """W: nodes that a device may hold."""
@@ -85,7 +86,9 @@ class VerifierConfig(BaseSettings):
     """Messages read from one stream; the rest wait at the device. An honest one sends one in 2 ms, and answers."""
     stream_burst: int = Field(default=200, ge=1)
     fetch_timeout_s: float = Field(default=600.0, gt=0)
-    """A download ends after so long; a device fetches the rest with another call, of four at most."""
+    """A download whose reader still reads ends after so long; a device fetches the rest with another call."""
+    max_downloads: int = Field(default=64, ge=1)
+    """At once. A reader that does not read holds one until its connection ends, and never a session's place."""
     ping_interval_s: float = Field(default=0.5, gt=0)
     silence_timeout_s: float = Field(default=20.0, gt=0)
     """A device that answers no ping and sends no Append for so long is gone; its slots are freed."""

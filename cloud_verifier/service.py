@@ -18,7 +18,14 @@ from cloud_verifier.artifacts import Catalogue
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_host import EngineHost, Inbox
 from cloud_verifier.pace import Pace
-from outrider.core.errors import BadRequest, PermissionDenied, ProtocolViolation, Unavailable, VocabularyMismatch
+from outrider.core.errors import (
+    BadRequest,
+    Overloaded,
+    PermissionDenied,
+    ProtocolViolation,
+    Unavailable,
+    VocabularyMismatch,
+)
 from outrider.core.protocol.messages import Directive, SessionLimits
 from outrider.wire import codecs
 from outrider.wire.status import abort, aborting
@@ -61,6 +68,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         self._verifier_id = verifier_id
         self._vocabulary_hash = vocabulary_hash
         self._authorise = authorise
+        self._downloads = 0
         self.draining = False
         self.tenants: dict[str, str] = {}
         """session id -> tenant, of live streams"""
@@ -77,16 +85,21 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             max_sequence=self._ready.max_sequence,
         )
 
-    async def FetchArtifact(
-        self, request: session_pb2.FetchArtifactRequest, context: Context
-    ) -> AsyncIterator[session_pb2.ArtifactChunk]:
+    async def FetchArtifact(self, request: session_pb2.FetchArtifactRequest, context: Context) -> None:
+        """Writes its answer itself: a generator would learn of a cancelled call only when it is collected."""
         limit_s = self._config.fetch_timeout_s
         end = time.monotonic() + limit_s
         async with aborting(context):
-            for data in self._catalogue.read(request.hash, request.offset):
-                if time.monotonic() > end:
-                    raise Unavailable(f"the download has taken {limit_s} s; fetch the rest from its offset")
-                yield session_pb2.ArtifactChunk(data=data)
+            if self._downloads >= self._config.max_downloads:
+                raise Overloaded(f"all {self._config.max_downloads} downloads are taken", retry_after_s=1.0)
+            self._downloads += 1
+            try:
+                for data in self._catalogue.read(request.hash, request.offset):
+                    if time.monotonic() > end:
+                        raise Unavailable(f"the download has taken {limit_s} s; fetch the rest from its offset")
+                    await context.write(session_pb2.ArtifactChunk(data=data))
+            finally:
+                self._downloads -= 1
 
     async def Session(self, requests: Requests, context: Context) -> AsyncIterator[session_pb2.ServerMessage]:
         stream: _Stream | None = None
@@ -94,7 +107,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         try:
             opening, limits, tenant = await self._admit(requests)
             stream = _Stream(self._host, self._config, opening, limits, self._ready.vocabulary_size)
-            stream.begin(tenant)
+            stream.begin(self._salt(tenant, opening.session_id))
             self.tenants[opening.session_id] = tenant
             watching = asyncio.create_task(self._leave_when_silent(stream))
             yield self._opened(stream)
@@ -171,8 +184,13 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             )
         )
 
+    def _salt(self, tenant: str, session_id: str) -> str:
+        """Who shares a prefix cache: a tenant's sessions, as their tickets say. A stranger shares with nobody."""
+        return session_id if self._config.open_to_all and not self._config.coordinator else tenant
+
     def _note_rtt(self, session_id: str, rtt_ms: float) -> None:
-        self.rtt_ms[session_id] = rtt_ms
+        if session_id in self.tenants:  # a late answer of a stream that was left stays without a trace
+            self.rtt_ms[session_id] = rtt_ms
 
 
 class _Stream:
@@ -196,6 +214,8 @@ class _Stream:
         self._inbox: Inbox | None = None
         self._heard = time.monotonic()
         """When the device last gave a sign of life: an Append that was taken, or the answer to a ping."""
+        self._lost = False
+        """Its session was given up: what the device says from now on does not bring it back."""
         self._pings: dict[int, float] = {}
         """nonce -> when it was sent, of pings without an answer"""
         self._nonce = 0
@@ -208,13 +228,13 @@ class _Stream:
         self._told_step_ms = self._host.stats.step_ms
         return replace(self._config.directive, step_ms=self._told_step_ms)
 
-    def begin(self, tenant: str) -> None:
+    def begin(self, salt: str) -> None:
         self._inbox = self._host.register(self.session_id, self.epoch)
         start = engine_pb2.Start(
             attach=codecs.attach_to_proto(self._opening.attach),
             limits=codecs.limits_to_proto(self.limits),
             directive=codecs.directive_to_proto(self._config.directive),
-            salt=tenant,
+            salt=salt,
         )
         self._host.send(self._request(start=start))
 
@@ -228,6 +248,7 @@ class _Stream:
         while True:
             left_s = self._heard + allowed_s - time.monotonic()
             if left_s <= 0:
+                self._lost = True
                 return
             await asyncio.sleep(left_s)
 
@@ -318,7 +339,7 @@ class _Stream:
 
     def _ping(self) -> session_pb2.ServerMessage:
         now = time.monotonic()
-        if now - self._heard > self._config.silence_timeout_s:
+        if self._lost or now - self._heard > self._config.silence_timeout_s:
             raise Unavailable(f"the device has been silent for {self._config.silence_timeout_s} s; attach again")
         self._nonce += 1
         self._pinged = self._pings[self._nonce] = now

@@ -21,12 +21,15 @@ STOP_TIMEOUT_S = 15.0
 _READY = "listening on "
 
 
+_SETTINGS = ("OUTRIDER_EDGE_", "OUTRIDER_COORDINATOR_", "OUTRIDER_VERIFIER_")
+
+
 def stand_apart(scratch: Path, *, prefix_cache: bool = True) -> None:
     """Make this process, and its children, forget settings for other clusters; devices get a cache in `scratch`.
 
     prefix_cache: False where the same prompts are timed more than once, so that each request pays for its own.
     """
-    for name in [name for name in os.environ if name.startswith(("OUTRIDER_EDGE_", "OUTRIDER_COORDINATOR"))]:
+    for name in [name for name in os.environ if name.startswith(_SETTINGS)]:
         del os.environ[name]
     os.environ["OUTRIDER_EDGE_CACHE_DIR"] = str(scratch / "cache")
     if not prefix_cache:

@@ -128,7 +128,7 @@ class AsyncClient:
     async def close(self) -> None:
         """Cancel what still runs, free the draft, close the connections.
 
-        Running requests end as cancelled; those that have not begun, and later ones, raise BadRequest.
+        Requests that have a place end as cancelled; those that wait for one, and later ones, raise BadRequest.
         """
         self._closed = True
         for driver in self._drivers:

@@ -46,6 +46,7 @@ class Statistics:
     """What drafted: a file's name, "lookup" or "" for none."""
     draft_failure: str = ""
     """Why drafting ended early, if it did."""
+    _first_tokens: int = field(default=0, init=False, repr=False)
     answers_s: list[float] = field(default_factory=list, repr=False)
     """From a Commit that left the verifier without nodes to the first nodes sent after it."""
 
@@ -56,7 +57,7 @@ class Statistics:
         """One Commit's tokens, `carried` of them guessed."""
         now = self.clock() - self.begun
         if self.first_token_s is None:
-            self.first_token_s = now
+            self.first_token_s, self._first_tokens = now, count
         self.last_token_s = now
         self.tokens += count
         self.accepted += carried
@@ -68,10 +69,10 @@ class Statistics:
 
     @property
     def tokens_per_s(self) -> float:
-        """Between the first and the last delivery."""
+        """After the first delivery, whose tokens are not counted."""
         if self.first_token_s is None or self.last_token_s is None or self.last_token_s <= self.first_token_s:
             return 0.0
-        return (self.tokens - 1) / (self.last_token_s - self.first_token_s)
+        return (self.tokens - self._first_tokens) / (self.last_token_s - self.first_token_s)
 
     @property
     def answer_ms(self) -> float:

@@ -1,4 +1,4 @@
-"""The target's token for one row of logits: greedy, or coupled to the session's noise (design section 3)."""
+"""The target's token for one row of logits: greedy, or coupled to the session's noise (docs/protocol.md, "Noise")."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -182,3 +183,10 @@ async def front(
     finally:
         await server.stop(0)
         await host.stop()
+
+
+async def until(condition, timeout_s: float = 5.0) -> None:
+    give_up = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < give_up
+        await asyncio.sleep(0.01)

@@ -8,10 +8,10 @@ import json
 
 import grpc
 import pytest
-from scripted_engine import front
+from scripted_engine import front, until
 
 from cloud_verifier.artifacts import CHUNK_BYTES, Catalogue
-from outrider.core.errors import BadRequest, ModelRefused, NotFound, Unavailable
+from outrider.core.errors import BadRequest, ModelRefused, NotFound, Overloaded, Unavailable
 from outrider.wire.status import error_from_rpc
 from outrider.wire.v1 import session_pb2
 
@@ -163,3 +163,20 @@ async def test_a_download_that_takes_too_long_is_ended_and_its_rest_can_be_fetch
         assert "the download has taken 0.2 s" in str(error)
         rest = running.stub.FetchArtifact(session_pb2.FetchArtifactRequest(hash=draft.hash, offset=len(data)))
         assert data + b"".join([chunk.data async for chunk in rest]) == DRAFT
+
+
+async def test_downloads_that_nobody_reads_keep_out_other_downloads_and_nothing_else(model, catalogue):
+    draft = session_pb2.FetchArtifactRequest(hash=by_role(catalogue, "draft").hash)
+    async with front(model, catalogue=catalogue, max_downloads=2) as running:
+        unread = [running.stub.FetchArtifact(draft) for _ in range(2)]
+        await asyncio.sleep(0.2)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await running.stub.FetchArtifact(draft).read()
+        error = error_from_rpc(caught.value)
+        assert isinstance(error, Overloaded)
+        assert "all 2 downloads are taken" in str(error)
+        (await running.open()).call.cancel()
+        for call in unread:
+            call.cancel()
+        await until(lambda: not running.service._downloads)
+        assert b"".join([chunk.data async for chunk in running.stub.FetchArtifact(draft)]) == DRAFT

@@ -7,7 +7,7 @@ import time
 
 import grpc
 import pytest
-from scripted_engine import TARGET, VOCABULARY_HASH, Stream, front
+from scripted_engine import TARGET, VOCABULARY_HASH, Stream, front, until
 
 from outrider.core.errors import (
     BadRequest,
@@ -36,13 +36,6 @@ async def plain(tmp_path):
     """A front without tickets."""
     async with front(tmp_path, ping_interval_s=0.05) as running:
         yield running
-
-
-async def until(condition, timeout_s: float = 5.0) -> None:
-    give_up = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < give_up
-        await asyncio.sleep(0.01)
 
 
 # --- coming in
@@ -171,6 +164,14 @@ async def test_a_ticket_sets_limits_and_tenant_and_with_it_whose_prefixes_are_sh
         assert running.service.tenants == {"s": "acme"}
         stream.call.cancel()
         await until(lambda: not running.service.tenants)
+
+
+async def test_strangers_share_their_prefixes_with_nobody(tmp_path):
+    for settings, salt in (({}, "default"), ({"open_to_all": True}, "s")):
+        async with front(tmp_path, **settings) as running:
+            stream = await running.open()
+            assert (await running.engine.asked("start")).start.salt == salt
+            stream.call.cancel()
 
 
 async def test_a_ticket_for_another_session_is_refused(tmp_path):

@@ -1,0 +1,25 @@
+"""What a request's statistics say of its speed."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_agent.statistics import Statistics
+
+
+def test_the_rate_does_not_count_what_came_first_however_much_it_was() -> None:
+    now = 0.0
+    statistics = Statistics(clock=lambda: now)
+    for _ in range(25):  # 5 tokens every 10 ms
+        now += 0.010
+        statistics.delivered(5, 4)
+    assert statistics.tokens == 125
+    assert statistics.tokens_per_s == pytest.approx(500.0)
+    assert statistics.tokens_per_step == 5.0
+
+
+def test_one_delivery_alone_has_no_rate() -> None:
+    statistics = Statistics(clock=lambda: 1.0)
+    assert statistics.tokens_per_s == 0.0
+    statistics.delivered(5, 4)
+    assert statistics.tokens_per_s == 0.0
