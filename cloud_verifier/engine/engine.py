@@ -18,11 +18,12 @@ from time import perf_counter
 import torch
 
 from cloud_verifier.engine.batch import PackedBatch, Segment
+from cloud_verifier.engine.bounds import check_attach, check_tokens
 from cloud_verifier.engine.kv_pool import KVPool
 from cloud_verifier.engine.memory import SessionMemory, fingerprint
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.scheduler import Plan, StepBudget, Wait, schedule
-from cloud_verifier.engine.session import EngineSession, slots_needed
+from cloud_verifier.engine.session import EngineSession
 from cloud_verifier.engine.stats import EngineStats, Rate, SessionStats, StepMeter
 from outrider.core.errors import (
     BadRequest,
@@ -144,7 +145,7 @@ class Engine:
         A live session of the same id in an older epoch is replaced.
         salt: only sessions with the same one, those of one tenant, share what was computed.
         """
-        self._check(attach, limits)
+        check_attach(attach, limits, self.model, self._pool.slots)
         newest = self._memory.epoch(session_id)
         if attach.epoch <= newest:
             raise Fenced(f"epoch of session {session_id} is {attach.epoch}, must be greater than {newest}")
@@ -174,7 +175,7 @@ class Engine:
         if session is None or message.epoch != session.protocol.epoch:
             return
         try:
-            self._check_nodes(message)
+            check_tokens(message, self.model.vocab_size)
             session.append(message)
         except ProtocolViolation as error:
             self._fail(session, error)
@@ -336,42 +337,6 @@ class Engine:
                 self._publish(session, commit)
 
     # How sessions come and go
-
-    def _check(self, attach: Attach, limits: SessionLimits) -> None:
-        """Everything about an attach that no waiting could mend."""
-        prompt, longest = len(attach.prompt), self.model.max_sequence
-        if prompt == 0:
-            raise BadRequest.bound("prompt", "empty", "at least one token")
-        if attach.max_tokens < 1:
-            raise BadRequest.bound("max_tokens", attach.max_tokens, "at least 1")
-        if prompt + attach.max_tokens > longest:
-            got = f"{prompt} + {attach.max_tokens}"
-            raise BadRequest.bound(
-                "prompt length + max_tokens", got, f"at most {longest}, the target's longest sequence"
-            )
-        if slots_needed(attach, limits) > self._pool.slots:
-            got = f"{prompt} + {attach.max_tokens}"
-            room = self._pool.slots - limits.nodes
-            raise BadRequest.bound("prompt length + max_tokens", got, f"at most {room}, what the verifier can hold")
-        if len(attach.tokens) > attach.max_tokens:
-            raise BadRequest.bound("tokens", f"{len(attach.tokens)} long", f"at most max_tokens = {attach.max_tokens}")
-        for field in ("prompt", "tokens", "stop_token_ids"):
-            ids: tuple[int, ...] = getattr(attach, field)
-            if ids and not (min(ids) >= 0 and max(ids) < self.model.vocab_size):
-                wrong = min(ids) if min(ids) < 0 else max(ids)
-                raise BadRequest.bound(field, f"holding {wrong}", f"ids from 0 to {self.model.vocab_size - 1}")
-
-    def _check_nodes(self, message: Append) -> None:
-        if len(message.parents) != len(message.tokens):
-            raise ProtocolViolation(
-                f"{len(message.parents)} parents came with {len(message.tokens)} tokens, must be as many",
-                field="parent",
-            )
-        for token in message.tokens:
-            if not 0 <= token < self.model.vocab_size:
-                raise ProtocolViolation(
-                    f"token is {token}, must be from 0 to {self.model.vocab_size - 1}", field="token"
-                )
 
     def _admit(self, session: EngineSession, older: EngineSession | None) -> None:
         """Give the session its prefix. Raises Overloaded where, in place of `older`, it finds no room.

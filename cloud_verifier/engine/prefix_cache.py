@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.core.errors import InternalError
+
 Tokens = NDArray[np.int32]
 Slots = NDArray[np.int32]
 """Slot numbers, `[n]`."""
@@ -36,6 +38,13 @@ class _Node:
     children: dict[str | int, _Node] = field(default_factory=dict)
     leases: int = 0
     """On this node or below."""
+
+    @property
+    def above(self) -> _Node:
+        """The parent of a node that is not the top."""
+        if self.parent is None:
+            raise InternalError("the top of the prefix cache was taken for a part of it")
+        return self.parent
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,8 +125,7 @@ class PrefixCache:
                 node.tokens, node.slots = node.tokens[:kept].copy(), node.slots[:kept].copy()
             else:
                 del self._idle[node]
-                assert node.parent is not None
-                del node.parent.children[node.key]
+                del node.above.children[node.key]
         slots = np.concatenate(freed)
         self.cached -= len(slots)
         return slots
@@ -137,10 +145,10 @@ class PrefixCache:
     def _split(self, lower: _Node, length: int) -> _Node:
         """Part a node's edge after `length` tokens; the new upper node. An idle one's must be held before it is idle:
         it has no place in the order of `_idle`."""
-        assert lower.parent is not None
-        upper = _Node(lower.key, lower.parent, lower.tokens[:length].copy(), lower.slots[:length].copy())
+        above = lower.above
+        upper = _Node(lower.key, above, lower.tokens[:length].copy(), lower.slots[:length].copy())
         upper.leases = lower.leases
-        lower.parent.children[lower.key] = upper
+        above.children[lower.key] = upper
         lower.parent, lower.key = upper, int(lower.tokens[length])
         lower.tokens, lower.slots = lower.tokens[length:].copy(), lower.slots[length:].copy()
         upper.children[lower.key] = lower

@@ -11,8 +11,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks import failover, latency
-from benchmarks.failover import KILL, STOP, Outcome, Stale, Trial, Watch
+from benchmarks.failover import KILL, STOP, Outcome, Trial
 from benchmarks.reference import Difference, Reference, Settings
+from benchmarks.tap import Stale, Watch
 
 VOCAB, END = 97, 5
 PROMPT = [11, 3, 42, 8]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
+from scripted_engine import until
 
 from cloud_verifier import ipc
 from cloud_verifier.config import VerifierConfig
@@ -49,13 +50,6 @@ async def tokens_of(inbox) -> list[int]:
             tokens += event.commit.token
             if event.commit.finish != session_pb2.FINISH_NONE:
                 return tokens
-
-
-async def until(condition, timeout_s: float = 10.0) -> None:
-    give_up = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < give_up
-        await asyncio.sleep(0.02)
 
 
 def command_line(pid: int) -> bytes:

@@ -7,6 +7,7 @@ import contextlib
 import time
 
 import pytest
+from scripted_engine import until
 
 from cloud_verifier.registration import Registration
 from outrider.core.errors import PermissionDenied, Unauthenticated
@@ -93,13 +94,6 @@ async def registry():
 
 def claims(audience: str = "v1", expires_in: float = 60.0) -> Claims:
     return Claims("s", "acme", audience, 1, 9, time.time() + expires_in, SessionLimits(), Target("t", "w", "k"))
-
-
-async def until(condition, timeout_s: float = 5.0) -> None:
-    give_up = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < give_up
-        await asyncio.sleep(0.01)
 
 
 async def test_a_ticket_of_a_registered_key_is_believed(registry):
