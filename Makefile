@@ -2,18 +2,25 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# What the product needs, and what its tests, checks and benchmarks need besides.
+RUN    := $(VENV)/.installed-to-run
 STAMP  := $(VENV)/.installed
 
 .PHONY: demo test lint proto bench install
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(RUN): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) -e '.[edge,verifier,coordinator]'
 	touch $@
 
-demo: $(STAMP)
+$(STAMP): $(RUN)
+	$(PIP) -e '.[dev]'
+	touch $@
+
+demo: $(RUN)
 	$(BIN)/outrider demo
 
 test: $(STAMP)

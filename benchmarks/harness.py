@@ -101,6 +101,11 @@ def spread(values: Sequence[float]) -> str:
     return f"{statistics.median(values):.2f} [{min(values):.2f} .. {max(values):.2f}]"
 
 
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """The value that `share` of them do not exceed; None of nothing."""
+    return round(sorted(values)[min(len(values) - 1, int(share * len(values)))], 1) if values else None
+
+
 def finish(result: dict[str, Any]) -> None:
     """Versions and machine, then the last line."""
     print("versions:", ", ".join(f"{name} {importlib.metadata.version(name)}" for name in MACHINE_PACKAGES))

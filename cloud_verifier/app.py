@@ -37,12 +37,21 @@ def parse(arguments: Sequence[str] | None = None) -> VerifierConfig:
     parser.add_argument("--tls-cert", type=Path, help="PEM certificate chain")
     parser.add_argument("--tls-key", type=Path, help="PEM private key")
     parser.add_argument("--insecure", action="store_true", default=None, help="allow plain text beyond loopback")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="of weights and activations")
     parser.add_argument(
-        "--attention", choices=["sdpa", "exact"], help="exact: the same bits in every batch, tree and chunk"
+        "--dtype", choices=["auto", "float32", "bfloat16"], help="default: auto, bfloat16 on cuda and float32 elsewhere"
     )
+    parser.add_argument(
+        "--attention",
+        choices=["auto", "sdpa", "exact", "triton"],
+        help="exact: the same bits in every batch, tree and chunk (default: auto, triton on cuda and sdpa elsewhere)",
+    )
+    parser.add_argument(
+        "--colocated-draft", type=Path, help="GGUF draft with which to draft here for devices that draft nothing"
+    )
+    parser.add_argument("--colocated-depth", type=int, help="tokens that it drafts ahead (default: 4)")
     parser.add_argument("--device", help="cpu or cuda (default: cpu)")
     parser.add_argument("--threads", type=int, help="CPU threads of the forward pass (default: 1)")
+    parser.add_argument("--tensor-parallel", type=int, help="processes or GPUs that share the target (default: 1)")
     parser.add_argument("--kv-slots", type=int, help="tokens whose keys and values are held (default: 32768)")
     parser.add_argument("--max-sessions", type=int, help="sessions served at once (default: 64)")
     parser.add_argument("--nodes-per-step", type=int, help="k: nodes one step takes from one session (default: 10)")
@@ -62,11 +71,11 @@ def parse(arguments: Sequence[str] | None = None) -> VerifierConfig:
 async def _main(config: VerifierConfig) -> int:
     from cloud_verifier.verifier import Verifier  # needs the extra; `main` says so where it is missing
 
-    stop = asyncio.Event()
+    stop, at_once = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, stop.set)
-    return await Verifier(config).run(stop)
+        loop.add_signal_handler(signum, lambda: (at_once if stop.is_set() else stop).set())  # the second is in a hurry
+    return await Verifier(config).run(stop, at_once)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

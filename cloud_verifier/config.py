@@ -11,6 +11,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from outrider.core.protocol.messages import MAX_VERIFIER_ID, Directive, SessionLimits
 from outrider.wire.channels import ClientTls, ServerTls
 
+FRONT = "OUTRIDER_FRONT_PID"
+"""In the environment of the ranks' processes: who started them, and must not be outlived."""
 INSTALL = "the verifier needs: pip install 'outrider[verifier]'"
 
 
@@ -44,19 +46,33 @@ class VerifierConfig(BaseSettings):
     insecure: bool = False
     """Allow plain text beyond loopback."""
 
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """float32 on a CPU: one-token and batched steps then agree to about 1e-5."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """auto: bfloat16 on CUDA; float32 on a CPU, where one-token and batched steps then agree to about 1e-5."""
     device: str = "cpu"
-    attention: Literal["sdpa", "exact"] = "sdpa"
-    """exact: a token's logits have the same bits in every batch, tree and chunk, at some cost in time. For one thread,
-    not for a mixture of experts; shown on CPUs."""
+    attention: Literal["auto", "sdpa", "exact", "triton"] = "auto"
+    """auto: triton on CUDA, with graphs, and sdpa elsewhere. exact: a token's logits have the same bits in every batch,
+    tree and chunk, at some cost in time. For one thread, not for a mixture of experts; shown on CPUs."""
     threads: int = Field(default=1, ge=1, le=1024)
-    """CPU threads of the forward pass."""
+    """CPU threads of the forward pass, in each rank."""
+    tensor_parallel: int = Field(default=1, ge=1, le=64)
+    """Ranks, each a process with its share of every layer: one per GPU, or on a CPU several beside one another."""
     kv_slots: int = Field(default=32_768, ge=256)
     """Tokens whose keys and values are held, over all sessions."""
     max_sessions: int = Field(default=64, ge=1, le=100_000)
     token_budget: int = Field(default=512, ge=16)
     """Rows of one forward pass, over prefill chunks, trees and plain steps."""
+    ordering: Literal["worth", "even"] = "worth"
+    """Who gets a step's rows for nodes: those of the greatest worth while they pay, or everyone as many."""
+    first_token_s: float = Field(default=30.0, ge=1.0)
+    """A session that would have to wait longer for its first token, by the cost model, is told to come later."""
+    colocated_draft: Path | None = None
+    """GGUF draft with which the verifier itself drafts for devices that draft nothing; it runs in llama.cpp."""
+    colocated_depth: int = Field(default=4, ge=1, le=32)
+    """Tokens that it drafts ahead, one decode of all such sessions for each."""
+    colocated_siblings: int = Field(default=1, ge=0, le=8)
+    """Further guesses beside each of them; they cost no decode."""
+    colocated_sessions: int = Field(default=64, ge=1, le=256)
+    """That it drafts for at once; each takes a cache of the draft's whole context."""
     prefix_cache: bool = True
     """Keep what was computed in slots that are free otherwise: a chat's next turn then prefills only what is new, and a
     device that comes back nothing. Shared within a tenant, never between tenants; sessions without a ticket share with
@@ -78,6 +94,7 @@ class VerifierConfig(BaseSettings):
     nodes_per_step: int = Field(default=10, ge=0, le=4096)
     """k: nodes that one step takes from one session."""
     price: float = Field(default=0.1, ge=0.0, le=1.0)
+    """Least survival that a node must have to be worth sending; devices are told more while the verifier is busy."""
     patience_ms: int = Field(default=8, ge=0, le=60_000)
 
     open_timeout_s: float = Field(default=10.0, gt=0)
@@ -96,7 +113,7 @@ class VerifierConfig(BaseSettings):
     """An engine process that says nothing for so long hangs, and is killed. It must exceed the longest step, a full
     `token_budget` of prefill; a healthy engine speaks every 0.25 s between steps."""
     drain_s: float = Field(default=5.0, ge=0)
-    """How long SIGTERM lets live sessions go on."""
+    """How long SIGTERM lets live sessions go on; those that have not finished then are handed over."""
 
     @model_validator(mode="after")
     def _consistent(self) -> VerifierConfig:

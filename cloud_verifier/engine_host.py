@@ -7,13 +7,13 @@ import contextlib
 import logging
 import os
 import socket
-import sys
 from collections.abc import Callable
 
 from google.protobuf.message import DecodeError
 
 from cloud_verifier import ipc
 from cloud_verifier.config import VerifierConfig
+from cloud_verifier.rank_processes import RankProcesses
 from outrider.core.errors import Fenced, OutriderError, Unavailable
 from outrider.wire.v1 import engine_pb2 as pb
 
@@ -36,6 +36,7 @@ class EngineHost:
         self._config = config
         self._on_progress = on_progress
         self._inboxes: dict[Key, Inbox] = {}
+        self.ranks = RankProcesses(config, self._kill)
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._pump: asyncio.Task[None] | None = None
@@ -50,27 +51,24 @@ class EngineHost:
         """Start the process and wait until the model has passed its self-test. Raises ModelRefused or Unavailable."""
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "cloud_verifier.engine_process",
-                str(theirs.fileno()),
-                self._config.model_dump_json(exclude={"join_token"}),  # every user of the machine may read this
-                pass_fds=[theirs.fileno()],
-            )
+            self._process = await self.ranks.start(theirs)
         return await self._connect(ours)
 
     async def stop(self) -> None:
         """Ask the process to end, and see to it that it does; one that is still loading cannot hear and is killed."""
-        if self._process is None:
-            return
+        self.ranks.expect_end()
+        if self._process is not None:
+            await self._stop(self._process)
+        await self.ranks.stop()
+
+    async def _stop(self, process: asyncio.subprocess.Process) -> None:
         loading = self._ready.cancel()
         self.send(pb.EngineRequest(quit=pb.Quit()))
         try:
-            await asyncio.wait_for(self._process.wait(), 0.0 if loading else STOP_TIMEOUT_S)
+            await asyncio.wait_for(process.wait(), 0.0 if loading else STOP_TIMEOUT_S)
         except TimeoutError:
             self._kill()
-            await self._process.wait()
+            await process.wait()
         if self._pump is not None:
             await self._pump
         if self._writer is not None:
@@ -109,6 +107,11 @@ class EngineHost:
             return False
         del self._inboxes[(session_id, epoch)]
         return True
+
+    def give_up(self, error: OutriderError) -> None:
+        """End every stream with `error`, after all that its inbox holds already."""
+        for key, inbox in self._inboxes.items():
+            inbox.put_nowait(_failure(key, error))
 
     def send(self, request: pb.EngineRequest) -> None:
         if self._writer is not None and not self._writer.is_closing():
@@ -177,6 +180,8 @@ class EngineHost:
                 self._on_progress(event.progress.text)
             case "failure" if not self._ready.done():
                 self._ready.set_exception(ipc.failure_from_event(event.failure))
+            case "failure" if not event.session_id:
+                log.error("the engine process ends: %s", event.failure.message)
             case _:
                 inbox = self._inboxes.get((event.session_id, event.epoch))
                 if inbox is not None:
@@ -186,11 +191,11 @@ class EngineHost:
         """Its sessions resume on another verifier; whoever supervises this one restarts it."""
         if self.ended.is_set():
             return
+        self.ranks.expect_end()
         gone = Unavailable(GONE)
         if not self._ready.done():
             self._ready.set_exception(gone)
-        for key, inbox in self._inboxes.items():
-            inbox.put_nowait(_failure(key, gone))
+        self.give_up(gone)
         self.ended.set()
 
 

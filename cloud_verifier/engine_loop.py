@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
 
 from transformers.utils.logging import disable_progress_bar
 
 from cloud_verifier.config import VerifierConfig
+from cloud_verifier.engine.colocated import ColocatedDraft
 from cloud_verifier.engine.engine import Committed, Engine, EngineConfig, Event, Failed
-from cloud_verifier.engine.model import TargetModel
+from cloud_verifier.engine.model import Progress, TargetModel
+from cloud_verifier.engine.profile import profile, report
 from cloud_verifier.engine.selftest import self_test
 from cloud_verifier.ipc import EngineEnd, failure_to_event
 from outrider.core.errors import InternalError, OutriderError
+from outrider.core.tokenizer_json import token_table
+from outrider.core.vocabulary import compare_token_tables
 from outrider.wire import codecs
 from outrider.wire.v1 import engine_pb2 as pb
 from outrider.wire.v1 import session_pb2
+
+if TYPE_CHECKING:
+    from cloud_verifier.engine.parallel import RankGroup
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +121,10 @@ class EngineLoop:
             stats=pb.EngineStats(
                 live_sessions=stats.live_sessions,
                 step_ms=stats.step_ms,
+                node_ms=stats.node_ms,
+                price=stats.price,
+                step_cost_ms=stats.step_cost_ms,
+                session_cost_ms=stats.session_cost_ms,
                 tokens_per_s=stats.tokens_per_s,
                 kv_used=stats.kv_used,
                 kv_capacity=stats.kv_capacity,
@@ -117,6 +132,7 @@ class EngineLoop:
                 prefix_hits=stats.prefix_hits,
                 prefix_tokens=stats.prefix_tokens,
                 kv_cached=stats.kv_cached,
+                kv_reserved=stats.kv_reserved,
                 sessions=[
                     pb.SessionStats(
                         session_id=session_id,
@@ -153,17 +169,70 @@ def _ready(model: TargetModel) -> pb.EngineReady:
     )
 
 
-def serve(config: VerifierConfig, end: EngineEnd) -> None:
-    """Load the target and serve it until the front goes or says so. Raises ModelRefused, or ConnectionError."""
+def _colocated(config: VerifierConfig, model: TargetModel, progress: Progress) -> ColocatedDraft | None:
+    """The draft on our side, where one is asked for. Raises ModelRefused, or VocabularyMismatch."""
+    if config.colocated_draft is None:
+        return None
+    from outrider.llama import ChainContext, LlamaModel
+
+    progress(f"loading {config.colocated_draft.name}, the co-located draft")
+    draft = LlamaModel.load(config.colocated_draft, threads=config.threads)
+    compare_token_tables(draft.token_table(), token_table((config.model / "tokenizer.json").read_bytes()))
+    # No more tokens in all than the target's own pool is worth, twice over: each sequence has room for a whole one.
+    length = min(draft.n_ctx_train, model.max_sequence, config.kv_slots)
+    count = min(config.max_sessions, config.colocated_sessions, max(1, 2 * config.kv_slots // length))
+    progress(f"the co-located draft serves {count} sessions of up to {length} tokens at once")
+    chains = ChainContext(draft, length=length, count=count, threads=config.threads)
+    return ColocatedDraft(
+        chains, depth=config.colocated_depth, siblings=config.colocated_siblings, vocabulary=model.vocab_size
+    )
+
+
+def serve(config: VerifierConfig, end: EngineEnd, store_fd: int | None = None) -> None:
+    """Load the target and serve it until the front goes or says so.
+
+    store_fd: as for RankGroup.join. Raises ModelRefused, ConnectionError, or Unavailable where a rank has gone.
+    """
+    if config.tensor_parallel == 1:
+        _serve(config, end, partial(TargetModel.load, device=config.device))
+        return
+    with _join(config, store_fd) as group:
+        _serve(config, end, group.load)
+
+
+def follow(config: VerifierConfig) -> None:
+    """What a rank beside rank 0 does. Raises ModelRefused, or Unavailable where rank 0 has gone."""
+    disable_progress_bar()
+    with _join(config) as group:
+        group.follow(
+            group.load(
+                config.model,
+                dtype=config.dtype,
+                attention=config.attention,
+                threads=config.threads,
+                name=config.target_name,
+            )
+        )
+
+
+@contextmanager
+def _join(config: VerifierConfig, store_fd: int | None = None) -> Iterator[RankGroup]:
+    from cloud_verifier.engine.parallel import RankGroup  # an import that one rank alone does not pay for
+
+    # Half of it, so that rank 0 can still tell the front that a rank is silent.
+    with RankGroup.join(config.device, timeout_s=config.engine_silence_s / 2, store_fd=store_fd) as group:
+        yield group
+
+
+def _serve(config: VerifierConfig, end: EngineEnd, load: Callable[..., TargetModel]) -> None:
     disable_progress_bar()  # `progress` tells; a bar would scribble over the front's log, with a thread of its own
 
     def progress(text: str) -> None:
         end.send([pb.EngineEvent(progress=pb.EngineProgress(text=text))])
 
-    model = TargetModel.load(
+    model = load(
         config.model,
         dtype=config.dtype,
-        device=config.device,
         attention=config.attention,
         threads=config.threads,
         name=config.target_name,
@@ -171,6 +240,9 @@ def serve(config: VerifierConfig, end: EngineEnd) -> None:
     )
     progress("self-test: tree against linear")
     self_test(model)
+    progress("measuring what a step costs")
+    cost = profile(model, config.token_budget)
+    progress(report(cost))
     engine = Engine(
         model,
         EngineConfig(
@@ -178,7 +250,11 @@ def serve(config: VerifierConfig, end: EngineEnd) -> None:
             max_sessions=config.max_sessions,
             token_budget=config.token_budget,
             prefix_cache=config.prefix_cache,
+            ordering=config.ordering,
+            first_token_s=config.first_token_s,
         ),
+        cost=cost,
+        colocated=_colocated(config, model, progress),
     )
     end.send([pb.EngineEvent(ready=_ready(model))])
     EngineLoop(engine, end, model.vocab_size).run()

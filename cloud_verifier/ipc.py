@@ -80,6 +80,6 @@ def failure_from_event(failure: pb.EngineFailure) -> OutriderError:
         return InternalError(failure.message)
     if issubclass(cls, errors.BadRequest):
         return cls(failure.message, field=failure.field)
-    if issubclass(cls, errors.Overloaded):
+    if issubclass(cls, errors.Overloaded | errors.Unavailable):
         return cls(failure.message, retry_after_s=failure.retry_after_s)
     return cls(failure.message)

@@ -103,6 +103,10 @@ class Registration:
             async with asyncio.timeout(self._interval_s - soonest):
                 await self._wanted.wait()
 
+    def hurry(self) -> None:
+        """Something has changed that the coordinator should know: the next report does not wait for its interval."""
+        self._wanted.set()
+
     async def _register(self) -> None:
         answer = await self._call(self._stub.Register, self._request)
         self._interval_s = max(0.1, answer.report_interval_ms / 1000)

@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection
 from cloud_verifier.artifacts import Catalogue
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_host import EngineHost
+from cloud_verifier.loading import Gate, Progress
 from cloud_verifier.registration import Registration
 from cloud_verifier.service import VerifierService
 from outrider.core.errors import BadRequest
@@ -39,9 +40,14 @@ class Verifier:
         self._id = config.verifier_id or f"verifier-{secrets.token_hex(4)}"
         self._health = health.aio.HealthServicer()
         self._registration: Registration | None = None
+        self._progress = Progress()
+        self._gate = Gate(self._progress)
 
-    async def run(self, stop: asyncio.Event) -> int:
-        """Serve until `stop` is set or the engine dies; the exit code. Raises OutriderError where it cannot start."""
+    async def run(self, stop: asyncio.Event, at_once: asyncio.Event | None = None) -> int:
+        """Serve until `stop` is set or the engine dies; the exit code. Raises OutriderError where it cannot start.
+
+        stop: take no new sessions, let the live ones go on for `drain_s`, hand over the others. at_once: do not wait.
+        """
         check_bind(self._config.listen, self._config.tls, self._config.insecure)
         self._check_open()
         self._check_advertised()
@@ -49,20 +55,23 @@ class Verifier:
             if tls is not None:
                 tls.credentials()  # a missing file is told before a model is loaded
         catalogue = Catalogue.of_target(self._config.model, self._config.draft)
-        host = EngineHost(self._config, on_progress=lambda text: log.info("%s", text))
+        host = EngineHost(self._config, on_progress=self._progress)
         grpc_server = server()
         starting = asyncio.create_task(self._start(host, grpc_server, catalogue))
         stopping = asyncio.create_task(stop.wait())
+        ended = asyncio.create_task(host.ended.wait())
         try:
             # A model takes long to load and a coordinator may not be there: neither holds up a SIGTERM.
-            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({starting, stopping, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                await asyncio.wait({starting, stopping}, timeout=FAREWELL_S)  # it may know why
             if not starting.done():
-                return 0
-            return await self._live(grpc_server, starting.result(), host, stopping)
+                return 0 if stopping.done() else EXIT_ENGINE_DIED
+            return await self._live(grpc_server, starting.result(), host, stopping, at_once or asyncio.Event())
         finally:
-            for task in (starting, stopping):
+            for task in (starting, stopping, ended):
                 task.cancel()
-            await asyncio.wait({starting, stopping})
+            await asyncio.wait({starting, stopping, ended})
             if self._registration is not None:
                 await self._registration.close()
             await grpc_server.stop(0.0)
@@ -89,11 +98,16 @@ class Verifier:
             )
 
     async def _start(self, host: EngineHost, grpc_server: grpc.aio.Server, catalogue: Catalogue) -> VerifierService:
-        ready = await host.start()
         port = bind(grpc_server, self._config.listen, tls=self._config.tls, insecure=self._config.insecure)
         address = f"{self._config.listen.rpartition(':')[0]}:{port}"
+        await self._answer(grpc_server)
+        reminding = asyncio.create_task(self._progress.still())
+        try:
+            ready = await host.start()
+        finally:
+            reminding.cancel()
         service = self._service(host, ready, catalogue, self._config.advertise or address)
-        await self._serve(grpc_server, service, address)
+        await self._open(service, address)
         return service
 
     def _service(self, host: EngineHost, ready: Any, catalogue: Catalogue, address: str) -> VerifierService:
@@ -124,37 +138,67 @@ class Verifier:
             authorise=registration.authorise if registration else _everybody,
         )
 
-    async def _serve(self, grpc_server: grpc.aio.Server, service: VerifierService, address: str) -> None:
-        session_pb2_grpc.add_VerifierServicer_to_server(service, grpc_server)  # type: ignore[no-untyped-call]
+    async def _answer(self, grpc_server: grpc.aio.Server) -> None:
+        """Health checks and refusals, before there is a target."""
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        session_pb2_grpc.add_VerifierServicer_to_server(self._gate, grpc_server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, grpc_server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), grpc_server)
         await grpc_server.start()
+
+    async def _open(self, service: VerifierService, address: str) -> None:
+        """The self-test has passed: let devices in."""
+        self._gate.service = service
         if self._registration is not None:
             await self._registration.register()
-        for name in ("", SERVICE):
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         print(f"listening on {address}", flush=True)
 
+    async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus.ValueType) -> None:
+        for name in ("", SERVICE):
+            await self._health.set(name, status)
+
     async def _live(
-        self, grpc_server: grpc.aio.Server, service: VerifierService, host: EngineHost, stopping: asyncio.Task[bool]
+        self,
+        grpc_server: grpc.aio.Server,
+        service: VerifierService,
+        host: EngineHost,
+        stopping: asyncio.Task[bool],
+        at_once: asyncio.Event,
     ) -> int:
         reporting = asyncio.create_task(self._report(service, host))
         ended = asyncio.create_task(host.ended.wait())
         await asyncio.wait({stopping, ended, reporting}, return_when=asyncio.FIRST_COMPLETED)
-        died = host.ended.is_set()
         service.draining = True
+        await self._health.enter_graceful_shutdown()
+        if stopping.done() and not host.ended.is_set():
+            await self._drain(service, ended, at_once)
+        died = host.ended.is_set()
         for task in (ended, reporting):
             task.cancel()
         await asyncio.wait({ended, reporting})
-        await self._health.enter_graceful_shutdown()
+        service.hand_over()
         if self._registration is not None:
             await self._registration.leave()
-        await grpc_server.stop(FAREWELL_S if died else self._config.drain_s)
+        await grpc_server.stop(FAREWELL_S)
         if not reporting.cancelled():
             reporting.result()  # it never ends but by a defect, and that is told
         if died:
             log.error("the engine process has ended by itself; its sessions resume on other verifiers")
         return EXIT_ENGINE_DIED if died else 0
+
+    async def _drain(self, service: VerifierService, ended: asyncio.Task[bool], at_once: asyncio.Event) -> None:
+        """Let live sessions go on, reported with their seats, until they end, `drain_s` is over or nobody can wait."""
+        log.info("draining: %d live sessions have %g s to finish", len(service.tenants), self._config.drain_s)
+        if self._registration is not None:
+            self._registration.hurry()
+        finished = asyncio.create_task(service.finished())
+        hurried = asyncio.create_task(at_once.wait())
+        await asyncio.wait(
+            {finished, hurried, ended}, timeout=self._config.drain_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        finished.cancel()
+        hurried.cancel()
 
     async def _report(self, service: VerifierService, host: EngineHost) -> None:
         if self._registration is None:
@@ -174,6 +218,8 @@ def _report(service: VerifierService, host: EngineHost) -> coordinator_pb2.Repor
     return coordinator_pb2.ReportRequest(
         live_sessions=len(service.tenants),
         step_ms=stats.step_ms,
+        node_ms=stats.node_ms,
+        timing_ms=stats.timing_ms,
         kv_used=stats.kv_used,
         kv_capacity=stats.kv_capacity,
         tokens_per_s=stats.tokens_per_s,

@@ -32,6 +32,9 @@ MAX_REPORTED_SESSIONS = 2 * MAX_CAPACITY
 MAX_TENANT = 64
 MAX_EPOCH = 2**52
 """Epochs start as microseconds since 1970 and must stay exact in a double (Lua); this leaves until the year 2112."""
+MAX_PARTS = 16
+"""Of a step, whose times a verifier reports."""
+MAX_PART_NAME = 32
 MAX_RATE = 1e9
 _VERIFIER_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SESSION_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -97,7 +100,16 @@ def load_from_proto(request: pb.ReportRequest) -> Load:
         kv_capacity=request.kv_capacity,
         tokens_per_s=_measure("tokens_per_s", request.tokens_per_s, MAX_RATE),
         draining=request.draining,
+        node_ms=_measure("node_ms", request.node_ms, MAX_RATE),
+        timing_ms=_timing(request.timing_ms),
     )
+
+
+def _timing(timing_ms: Mapping[str, float]) -> dict[str, float]:
+    _at_most("entries in timing_ms", len(timing_ms), MAX_PARTS)
+    for part in timing_ms:
+        _at_most("length of a name in timing_ms", len(part), MAX_PART_NAME)
+    return {part: _measure(f"timing_ms of {part}", ms, MAX_RATE) for part, ms in sorted(timing_ms.items())}
 
 
 def sessions_from_proto(request: pb.ReportRequest) -> tuple[SessionStats, ...]:
@@ -150,6 +162,8 @@ def _verifier_to_proto(verifier: Verifier) -> pb.VerifierStatus:
         draining=load.draining,
         kv_used=load.kv_used,
         kv_capacity=load.kv_capacity,
+        node_ms=load.node_ms,
+        timing_ms=load.timing_ms,
     )
 
 

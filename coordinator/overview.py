@@ -18,7 +18,7 @@ def describe(status: pb.StatusResponse) -> str:
     )
 
 
-_VERIFIER_COLUMNS = ("VERIFIER", "ADDRESS", "TARGET", "SESSIONS", "STEP", "TOKENS/S", "KV", "LEASE", "STATE")
+_VERIFIER_COLUMNS = ("VERIFIER", "ADDRESS", "TARGET", "SESSIONS", "STEP", "NODE", "TOKENS/S", "KV", "LEASE", "STATE")
 _SESSION_COLUMNS = ("SESSION", "TENANT", "VERIFIER", "COMMITTED", "TOKENS/STEP", "RTT")
 
 
@@ -29,6 +29,7 @@ def _verifier_row(verifier: pb.VerifierStatus) -> tuple[str, ...]:
         f"{verifier.target.name} {verifier.target.dtype}",
         f"{verifier.live_sessions}/{verifier.capacity_sessions}",
         f"{verifier.step_ms:.1f} ms",
+        f"{verifier.node_ms:.2f} ms",
         f"{verifier.tokens_per_s:.0f}",
         f"{verifier.kv_used}/{verifier.kv_capacity}",
         f"{verifier.lease_s:.1f} s",

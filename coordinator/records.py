@@ -47,6 +47,10 @@ class Load:
     kv_capacity: int = 0
     tokens_per_s: float = 0.0
     draining: bool = False
+    node_ms: float = 0.0
+    """What a node adds to a step."""
+    timing_ms: Mapping[str, float] = field(default_factory=dict)
+    """The parts of a step."""
 
 
 @dataclass(frozen=True)

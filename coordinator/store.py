@@ -7,6 +7,7 @@ resume needs, epochs start from the clock. While Redis is away every method rais
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -244,6 +245,8 @@ def _load_fields(load: Load) -> dict[str, Any]:
         "kv_capacity": load.kv_capacity,
         "tokens_per_s": load.tokens_per_s,
         "draining": int(load.draining),
+        "node_ms": load.node_ms,
+        "timing_ms": json.dumps(dict(load.timing_ms)),
     }
 
 
@@ -277,6 +280,8 @@ def _verifier(verifier_id: str, record: Mapping[str, str], ttl_ms: int) -> Verif
         int(record.get("kv_capacity", 0)),
         float(record.get("tokens_per_s", 0)),
         record.get("draining") == "1",
+        float(record.get("node_ms", 0)),
+        json.loads(record.get("timing_ms", "{}")),
     )
     return Verifier(registration, load, max(ttl_ms, 0) / 1000)
 

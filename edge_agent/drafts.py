@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_WIDTHS = (1, 2, 4, 8)
+WIDTHS = (1, 2, 4, 8)
 _LOOKUP_ALONE = Widths(((1, 1e-4),))
 
 
@@ -149,7 +149,7 @@ class DraftPool:
             context = TreeContext(model, n_ctx=size, threads=self._options.threads)
             held.append(context)
             if self._widths is None:
-                self._widths = Widths.measured(measure_widths(context, _WIDTHS))
+                self._widths = Widths.measured(measure_widths(context, WIDTHS))
                 log.info("draft %s: ms per decode by width: %s", self.name, _in_ms(self._widths))
             source = LlamaSource(context, shared_vocabulary=self._shared)
             return Drafter(Voice(source, *self._of_model), lookup, self._widths)

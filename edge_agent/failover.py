@@ -62,7 +62,7 @@ class Step(enum.Enum):
 def after(error: OutriderError) -> Step:
     """Where to go after `error`."""
     match error:
-        case Silent():
+        case Silent() | errors.Draining():
             return Step.ELSEWHERE
         case errors.Unavailable() | errors.Fenced():
             return Step.HERE
@@ -225,4 +225,4 @@ def limits_of(ticket: bytes) -> SessionLimits | None:
 
 
 def _retry_after(error: OutriderError) -> float:
-    return error.retry_after_s if isinstance(error, errors.Overloaded) else 0.0
+    return error.retry_after_s if isinstance(error, errors.Overloaded | errors.Unavailable) else 0.0

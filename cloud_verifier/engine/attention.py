@@ -161,13 +161,13 @@ def _mask(segment: Segment, first: int, window: int | None, like: torch.Tensor) 
     if segment.rows == 1:
         return None
     before = segment.start - first
-    seen = np.ones((segment.rows, before + segment.rows), dtype=np.bool_)
-    seen[:, before:] = segment.visible()
+    mask = torch.zeros((segment.rows, before + segment.rows), dtype=like.dtype)
+    mask[:, before:].masked_fill_(torch.from_numpy(~segment.visible()), float("-inf"))
     if window is not None:
         positions = np.concatenate([np.arange(first, segment.start), segment.positions])
-        seen &= positions[None, :] > segment.positions[:, None] - window
-    mask = torch.zeros(seen.shape, dtype=like.dtype)
-    return mask.masked_fill_(torch.from_numpy(~seen), float("-inf")).to(like.device)
+        beyond = positions[None, :] <= segment.positions[:, None] - window
+        mask.masked_fill_(torch.from_numpy(beyond), float("-inf"))
+    return mask.to(like.device)
 
 
 def _attend_span(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, span: _Span, scoring: Scoring) -> torch.Tensor:

@@ -49,7 +49,10 @@ class Segment:
         """`[n, n]`: which rows of the segment each row sees: the chain's before it, its own ancestors, itself."""
         rows, chain = self.rows, self.chain
         seen = np.zeros((rows, rows), dtype=np.bool_)
-        seen[:chain, :chain] = np.tri(chain, dtype=np.bool_)
+        if chain == 1:
+            seen[0, 0] = True
+        else:
+            seen[:chain, :chain] = np.tri(chain, dtype=np.bool_)
         for row, parent in enumerate(self.parents.tolist(), start=chain):
             seen[row] = seen[parent]
             seen[row, row] = True

@@ -12,19 +12,23 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from cloud_verifier.engine.batch import PackedBatch, Segment
 from cloud_verifier.engine.bounds import check_attach, check_tokens
+from cloud_verifier.engine.colocated import ColocatedDraft
 from cloud_verifier.engine.kv_pool import KVPool
 from cloud_verifier.engine.memory import SessionMemory, fingerprint
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.scheduler import Plan, StepBudget, Wait, schedule
+from cloud_verifier.engine.ordering import ORDERINGS, Ordering, at_half_price
+from cloud_verifier.engine.scheduler import OVERDUE, Grant, Plan, StepBudget, Wait, schedule
 from cloud_verifier.engine.session import EngineSession
-from cloud_verifier.engine.stats import EngineStats, Rate, SessionStats, StepMeter
+from cloud_verifier.engine.stats import EngineStats, Pulse, Rate, SessionStats, StepMeter
 from outrider.core.errors import (
     BadRequest,
     Fenced,
@@ -33,12 +37,20 @@ from outrider.core.errors import (
     OutriderError,
     Overloaded,
     ProtocolViolation,
+    Unavailable,
 )
 from outrider.core.protocol.messages import Append, Attach, Cancel, Commit, Directive, Finish, SessionLimits
 from outrider.core.protocol.verifier import VerifierSession
+from outrider.core.step_cost import StepCost
 from outrider.core.walk import Batch, Walked
+from outrider.core.worth import ChildOdds
 
 log = logging.getLogger(__name__)
+
+NODES_PRICED = 8
+"""Nodes over which the price of one more is averaged."""
+EXPLORE = 32
+"""One step in so many takes nodes as if they cost half: the cost model must hear of more rows than it would choose."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +65,10 @@ class EngineConfig:
     """Of them for prompts while others generate: bounds how much a long prompt slows the others' step."""
     max_sessions: int = 64
     """Live at once."""
+    ordering: str = "worth"
+    """Who gets the rows for nodes: one of ordering.ORDERINGS."""
+    first_token_s: float = 30.0
+    """Longest time that a new session may have to wait for its first token, as the cost model predicts it."""
     prefix_cache: bool = True
     """Keep what was computed in slots that no live session needs, and begin sessions with it."""
     remembered_sessions: int = 65_536
@@ -61,11 +77,13 @@ class EngineConfig:
     """Tokens, over all ended sessions, kept for devices that come back without having received them; 4 bytes each."""
 
     def __post_init__(self) -> None:
-        for name in ("kv_slots", "token_budget", "prefill_chunk", "max_sessions"):
-            if getattr(self, name) < 1:
+        for name in ("kv_slots", "token_budget", "prefill_chunk", "max_sessions", "first_token_s"):
+            if not getattr(self, name) >= 1:
                 raise BadRequest.bound(name, getattr(self, name), "at least 1")
         if self.token_budget < 2:
             raise BadRequest.bound("token_budget", self.token_budget, "at least 2: a prompt's row and one beside it")
+        if self.ordering not in ORDERINGS:
+            raise BadRequest.bound("ordering", self.ordering, f"one of {', '.join(ORDERINGS)}")
 
     @property
     def budget(self) -> StepBudget:
@@ -118,12 +136,28 @@ class Engine:
         model: TargetModel,
         config: EngineConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
+        cost: StepCost | None = None,
+        colocated: ColocatedDraft | None = None,
     ) -> None:
+        """cost: what was measured of the target's steps (see profile.py); without it the engine learns from its own.
+
+        colocated: drafts for the sessions whose devices do not.
+        """
         if model.deviation is None:
             raise ModelRefused(f"{model.label} has not passed the self-test; call self_test(model) first")
         self.model = model
         self.config = config or EngineConfig()
         self._clock = clock
+        self._cost = cost or StepCost({1: 1e-3})
+        self.ordering: Ordering = ORDERINGS[self.config.ordering]
+        """Who gets the rows for nodes; may be changed between steps."""
+        self._colocated = colocated
+        self._odds = ChildOdds()
+        """Of devices' nodes."""
+        self._own_odds = ChildOdds()
+        """Of the co-located draft's."""
+        self._decision: Plan | Wait | None = None
+        """What `_decide` found; None after a change."""
         self._pool = KVPool(model.layers, self.config.kv_slots, dtype=model.torch_dtype, device=model.device)
         self._live: OrderedDict[str, EngineSession] = OrderedDict()
         """In the order in which the scheduler serves them."""
@@ -132,7 +166,13 @@ class Engine:
         self._outbox: list[Event] = []
         self._steps = self._committed = self._evaluated = self._accepted = self._prefilled = 0
         self._prefix_hits = self._prefix_tokens = 0
+        self._own_evaluated = self._own_accepted = 0
         self._meter = StepMeter()
+        self._pulse = Pulse()
+        self._ended_at = 0.0
+        """When the last step ended, by perf_counter."""
+        self._rested = True
+        """Whether there was nothing to do since."""
         self._rate = Rate(clock())
 
     # What the caller may do between steps
@@ -155,10 +195,11 @@ class Engine:
         kept = older.protocol.committed if older and same else self._memory.kept(session_id, request)
         protocol = VerifierSession(attach, limits, eos_token_ids=self.model.eos_token_ids, kept=kept)
         session = EngineSession(
-            session_id, protocol, directive, self._pool, salt=salt, now=self._clock(), step=self._steps
+            session_id, protocol, directive, self._pool, salt=salt, odds=self._odds, now=self._clock(), step=self._steps
         )
         self._admit(session, older)
 
+        self._decision = None
         self._memory.see(session_id, attach.epoch)
         if older is not None:
             self._close(older)
@@ -171,6 +212,7 @@ class Engine:
 
     def append(self, session_id: str, message: Append) -> None:
         """Take nodes in (rules 10 to 12). A message that breaks the protocol ends its session with Failed."""
+        self._decision = None
         session = self._live.get(session_id)
         if session is None or message.epoch != session.protocol.epoch:
             return
@@ -182,6 +224,7 @@ class Engine:
 
     def cancel(self, session_id: str, message: Cancel) -> None:
         """Rule 18: the last commit goes out and the slots are free at once."""
+        self._decision = None
         session = self._live.get(session_id)
         if session is not None:
             self._publish(session, session.protocol.cancel(message))
@@ -191,6 +234,7 @@ class Engine:
 
         epoch: stop only this one, so that an old stream's end does not stop its successor; None stops any.
         """
+        self._decision = None
         session = self._live.get(session_id)
         if session is not None and epoch in (None, session.protocol.epoch):
             self._close(session)
@@ -199,6 +243,7 @@ class Engine:
 
     def tune(self, session_id: str, directive: Directive | None = None, rtt_ms: float | None = None) -> None:
         """Change how far a session speculates, or how far away its device is; None leaves a value as it is."""
+        self._decision = None
         session = self._live.get(session_id)
         if session is None:
             return
@@ -234,6 +279,8 @@ class Engine:
             committed=self._committed,
             evaluated=self._evaluated,
             accepted=self._accepted,
+            own_evaluated=self._own_evaluated,
+            own_accepted=self._own_accepted,
             prefilled=self._prefilled,
             prefix_hits=self._prefix_hits,
             prefix_tokens=self._prefix_tokens,
@@ -241,31 +288,89 @@ class Engine:
             kv_reserved=self._pool.promised,
             kv_cached=self._pool.prefixes.cached,
             kv_capacity=self._pool.slots,
-            step_ms=self._meter.step.value,
+            step_ms=1e3 * self._pulse.period_s.value,
+            price=self._price(),
+            node_ms=1e3 * self._node_s(),
+            step_cost_ms={rows: 1e3 * seconds for rows, seconds in self._cost.table().items()},
+            session_cost_ms=1e3 * self._cost.share_s,
             tokens_per_s=self._rate.per_second(self._clock()),
             timing_ms={part: meter.value for part, meter in self._meter.parts.items()},
             sessions={**self._ended, **{key: session.stats for key, session in self._live.items()}},
         )
 
-    # A step: schedule -> forward -> walk -> commit
+    def _node_s(self) -> float:
+        """Seconds that a node adds to a step as they are at present, on average over the next few."""
+        rows, sessions = max(1, round(self._pulse.rows.value)), max(1, round(self._pulse.sessions.value))
+        return (self._cost.seconds(rows + NODES_PRICED, sessions) - self._cost.seconds(rows, sessions)) / NODES_PRICED
+
+    def _price(self) -> float:
+        """Commits per second times seconds per node."""
+        period_s = self._pulse.period_s.value
+        return min(1.0, self._pulse.tokens.value / period_s * self._node_s()) if period_s else 0.0
+
+    # A step: schedule (-> draft) -> forward -> walk -> commit
 
     def _decide(self, now: float) -> Plan | Wait:
-        candidates = [session.candidate(self._steps) for session in self._live.values()]
-        return schedule(candidates, now, self.config.budget)
+        """The decision stands until something changes or, where it is to wait, until the time has come."""
+        decision = self._decision
+        if decision is None or (isinstance(decision, Wait) and decision.until is not None and decision.until <= now):
+            candidates = [session.candidate(self._steps) for session in self._live.values()]
+            decision = self._decision = schedule(
+                candidates, now, self.config.budget, self._order(), self._cost, self._pulse.between_s.value
+            )
+            self._rested |= isinstance(decision, Wait)
+        return decision
+
+    @property
+    def _exploring(self) -> bool:
+        return self._steps % EXPLORE == EXPLORE - 1
+
+    def _order(self) -> Ordering:
+        return at_half_price(self.ordering) if self._exploring else self.ordering
 
     def _run(self, plan: Plan) -> None:
         begun = perf_counter()
-        self._steps += 1
+        between_s = None if self._rested else begun - self._ended_at
+        self._rested, self._decision = False, None
         for session_id in plan.behind:
             self._live.move_to_end(session_id)
-        rows = self._prepare(plan)
+        grants = self._draft(plan.grants, self._order()) if self._colocated else plan.grants
+        drafted = perf_counter()
+        self._steps += 1
+        rows = self._prepare(grants)
         if rows:
-            self._advance(rows, begun)
+            self._advance(rows, begun, drafted, between_s)
+        self._ended_at = perf_counter()
 
-    def _prepare(self, plan: Plan) -> list[_Rows]:
+    def _draft(self, grants: Sequence[Grant], ordering: Ordering) -> Sequence[Grant]:
+        """Nodes of our own for those whose devices draft nothing. Should drafting fail, it alone is given up."""
+        able = [grant for grant in grants if grant.chain == self._live[grant.session_id].pending]
+        thin = [self._live[g.session_id] for g in able if g.chain == 1 and self._live[g.session_id].drafts_nothing]
+        if self._colocated is None or not thin:
+            return grants
+        try:
+            trees = self._colocated.propose([session.thin() for session in thin])
+        except Exception:
+            log.exception("co-located drafting fails; sessions go on without it")
+            self._colocated = None
+            return grants
+        worths = {session_id: self._live[session_id].offer(tree, self._own_odds) for session_id, tree in trees.items()}
+        filled = sum(grant.chain + grant.nodes for grant in grants)
+
+        def cost(nodes: NDArray[np.int64]) -> NDArray[np.float64]:
+            return self._pulse.between_s.value + self._cost.curve(filled + nodes, len(grants))
+
+        offers = [worths.get(grant.session_id, ()) for grant in able]
+        shares = ordering(offers, self.config.token_budget - filled, cost)
+        for i in shares.lucky:
+            self._live.move_to_end(able[i].session_id)
+        nodes = {g.session_id: n for g, n in zip(able, shares.nodes, strict=True) if g.session_id in worths}
+        return [replace(grant, nodes=nodes.get(grant.session_id, grant.nodes)) for grant in grants]
+
+    def _prepare(self, grants: Sequence[Grant]) -> list[_Rows]:
         """Every session's rows; a session that has none to give fails alone."""
         prepared = []
-        for grant in plan.grants:
+        for grant in grants:
             session = self._live[grant.session_id]
             session.last_step = self._steps
             try:
@@ -275,7 +380,7 @@ class Engine:
                 self._fail_all([session], f"its rows cannot be prepared: {type(error).__name__}")
         return prepared
 
-    def _advance(self, rows: Sequence[_Rows], begun: float) -> None:
+    def _advance(self, rows: Sequence[_Rows], begun: float, drafted: float, between_s: float | None = None) -> None:
         """forward -> walk -> commit. Where a forward fails, each session is tried alone: only the culprit's fails.
 
         A failed forward has changed nothing but the rows' own slots, and the next one writes those anew. Until all were
@@ -285,20 +390,26 @@ class Engine:
             work = _Work(tuple(rows), PackedBatch.pack([r.segment for r in rows], self.model.device))
             planned = perf_counter()
             logits = self._forward(work)
+        except Unavailable:
+            raise  # the target itself has gone, and no session is to blame
         except Exception as error:
             log.exception("a forward pass over %d sessions failed", len(rows))
             if len(rows) == 1:
                 self._fail_all([rows[0].session], f"the forward pass failed: {type(error).__name__}")
             else:
                 for one in rows:
-                    self._advance([one], perf_counter())
+                    self._advance([one], now := perf_counter(), now)
             return
         computed = perf_counter()
         walks = self._walk(work, logits)
         walked = perf_counter()
         self._commit(work, walks)
+        ended = perf_counter()
+        self._cost.observe(sum(r.segment.rows for r in rows), len(rows), ended - drafted)
         if all(r.segment.chain == 1 for r in rows):
-            self._meter.add((begun, planned, computed, walked, perf_counter()))
+            self._meter.add((begun, drafted, planned, computed, walked, ended))
+            tokens = sum(len(walk.tokens) for walk in walks if walk is not None)
+            self._pulse.add(ended - begun, between_s, sum(r.segment.rows for r in rows), len(rows), tokens)
 
     def _forward(self, work: _Work) -> torch.Tensor:
         """Logits `[R, V]` of the rows that want some."""
@@ -328,13 +439,20 @@ class Engine:
                 session.keep_chain(segment)
             elif walked is not None:
                 self._committed += len(walked.tokens)
-                self._evaluated += len(batch.ids)
-                self._accepted += len(walked.rows)
                 self._rate.add(len(walked.tokens), now)
                 commit = session.commit(segment, batch, walked, now)
+                self._count(len(batch.ids), len(walked.rows), own=commit.evaluated < len(batch.ids))
                 if not session.shared:
                     self._share(session)  # a prompt serves the others from now on, not only once this session is over
                 self._publish(session, commit)
+
+    def _count(self, evaluated: int, accepted: int, own: bool) -> None:
+        if own:
+            self._own_evaluated += evaluated
+            self._own_accepted += accepted
+        else:
+            self._evaluated += evaluated
+            self._accepted += accepted
 
     # How sessions come and go
 
@@ -360,6 +478,28 @@ class Engine:
             needed = session.needed
             session.release()
             raise Overloaded(f"{needed} KV slots are needed, {room} are free", retry_after_s=self._retry_after())
+        late_s = self._first_token_s(session) - self.config.first_token_s
+        if older is None and late_s > 0.0:
+            session.release()
+            raise Overloaded(
+                f"the prompts before it would keep its first token for {late_s + self.config.first_token_s:.1f} s, "
+                f"over first_token_s = {self.config.first_token_s:g}",
+                retry_after_s=min(30.0, max(0.2, late_s)),
+            )
+
+    def _first_token_s(self, session: EngineSession) -> float:
+        """How long others' prompts keep a new session waiting, by the cost model; 0 for one that has none to read.
+
+        Not longer than it takes until it is overdue and comes before them.
+        """
+        able = [other for other in self._live.values() if other.protocol.may_step]
+        owed = [other.pending for other in able if other.pending > 1]
+        if session.pending == 1 or not owed:
+            return 0.0
+        generating = len(able) - len(owed)
+        rows = self.config.budget.prefill_rows if generating else self.config.token_budget
+        steps = min(-(-sum(owed) // rows), OVERDUE * len(owed))
+        return steps * self._cost.seconds(rows + generating, generating + 1)
 
     def _share(self, session: EngineSession) -> None:
         if self.config.prefix_cache:
@@ -368,7 +508,7 @@ class Engine:
     def _retry_after(self) -> float:
         """Seconds until the first of the live sessions can be through, by plain steps; between 0.2 and 30."""
         left = [s.protocol.attach.max_tokens - s.protocol.position for s in self._live.values()]
-        return min(30.0, max(0.2, 1e-3 * self._meter.step.value * min(left, default=0)))
+        return min(30.0, max(0.2, self._pulse.period_s.value * min(left, default=0)))
 
     def _publish(self, session: EngineSession, commit: Commit | None) -> None:
         """Send a commit, and let go of a session that it ends."""
@@ -391,6 +531,8 @@ class Engine:
         """Free all that the session holds; its committed tokens and its statistics are remembered for a while."""
         self._share(session)
         session.release()
+        if self._colocated is not None:
+            self._colocated.release(session.session_id)
         del self._live[session.session_id]
         self._memory.keep(session.session_id, session.request, session.protocol.committed)
         self._ended[session.session_id] = session.stats

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.nn.functional import pad
@@ -21,14 +21,20 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 
 from cloud_verifier.engine.attention import AttentionBackend, AttentionPlan, Scoring, SdpaBackend
 from cloud_verifier.engine.batch import PackedBatch
+from cloud_verifier.engine.cuda_graphs import CudaRecorder, GraphedForward, Recorder
 from cloud_verifier.engine.exact_attention import ExactBackend
 from cloud_verifier.engine.kv_pool import LayerShape
 from cloud_verifier.engine.packed_linear import pack_linears
+from cloud_verifier.engine.triton_attention import TritonBackend, choose
 from outrider.core.errors import ModelRefused
 
 ATTENTION = "outrider_slots"
 """The name under which transformers knows our attention; it has no mask interface, so no mask is ever built."""
-BACKENDS: dict[str, Callable[[], AttentionBackend]] = {"sdpa": SdpaBackend, "exact": ExactBackend}
+BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
+    "sdpa": SdpaBackend,
+    "exact": ExactBackend,
+    "triton": TritonBackend,
+}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 REFUSED_ROPE = ("longrope", "dynamic")
 """Both look at the longest position of the whole batch, so that one session's length would change another's tokens."""
@@ -38,6 +44,8 @@ MIXTURE = ("expert", "router", "moe")
 SERVED_LAYERS = ("full_attention", "sliding_attention")
 
 Progress = Callable[[str], None]
+Read = Callable[[Path, torch.dtype, str], Any]
+"""(directory, dtype, device) -> the transformers module, on that device. Raises ModelRefused."""
 
 
 class TargetModel:
@@ -67,43 +75,53 @@ class TargetModel:
             _refuse_mixture(module, self.label)
         _install(module, self.label)
         self._packed = pack_linears(module)
+        self.graphs: GraphedForward | None = None
         self.layers: tuple[LayerShape, ...] = self._probe()
+        if self.device.type == "cuda" and self.attention.name == "triton":
+            self.graphs = self._graphed(lambda: CudaRecorder(self.device))
 
     @classmethod
     def load(
         cls,
         path: str | Path,
         *,
-        dtype: str = "float32",
+        dtype: str = "auto",
         device: str = "cpu",
-        attention: str = "sdpa",
+        attention: str = "auto",
         threads: int | None = None,
         name: str = "",
         on_progress: Progress = lambda text: None,
-    ) -> TargetModel:
+        read: Read | None = None,
+    ) -> Self:
         """Read a model directory. Raises ModelRefused, with the reason, for one that cannot be served.
 
-        dtype: float32, bfloat16 or float16. attention: sdpa, or exact for logits whose bits do not depend on what is
-        computed beside them, with one thread. threads: CPU threads of the whole process; None leaves them alone.
+        dtype: float32, bfloat16 or float16; auto is bfloat16 on CUDA and float32 elsewhere. attention: sdpa, triton for
+        CUDA, or exact for logits whose bits do not depend on what is computed beside them, with one thread; auto is
+        triton on CUDA and sdpa elsewhere. threads: CPU threads of the whole process; None leaves them alone. read: how
+        the weights are read; None reads all of them.
         """
         directory = Path(path)
         files = sorted(directory.glob("*.safetensors"))
         if not (directory / "config.json").is_file() or not files:
             raise ModelRefused(f"{directory} has no config.json or no *.safetensors; give a Hugging Face directory")
+        attention = choose(attention, torch.device(device))
+        if dtype == "auto":
+            dtype = "bfloat16" if torch.device(device).type == "cuda" else "float32"
         if dtype not in DTYPES:
             raise ModelRefused(f"dtype is {dtype}, must be one of {', '.join(DTYPES)}")
         if attention not in BACKENDS:
             raise ModelRefused(f"attention is {attention}, must be one of {', '.join(BACKENDS)}")
+        backend = BACKENDS[attention]()
         used = torch.get_num_threads() if threads is None else threads
         if attention == "exact" and used != 1:
             raise ModelRefused(f"threads is {used}, must be 1 with attention exact: with more no bits were compared")
         if threads is not None:
             torch.set_num_threads(threads)
-        on_progress(f"hashing {sum(f.stat().st_size for f in files) / 1e6:.0f} MB of weights")
-        digest = _hash_files(tuple(_stamp(f) for f in [*_configurations(directory), *files]))
+        on_progress(f"hashing weights: {sum(f.stat().st_size for f in files) / 1e6:.0f} MB")
+        digest = _hash_files(tuple(_stamp(f) for f in [*_configurations(directory), *files]), on_progress)
         on_progress(f"loading {directory.name} as {dtype} on {device}")
-        module = _read(directory, DTYPES[dtype]).to(device)
-        return cls(module, name=name or directory.resolve().name, weights_hash=digest, backend=BACKENDS[attention]())
+        module = (read or _read)(directory, DTYPES[dtype], device)
+        return cls(module, name=name or directory.resolve().name, weights_hash=digest, backend=backend)
 
     @property
     def vocab_size(self) -> int:
@@ -133,16 +151,31 @@ class TargetModel:
     @torch.inference_mode()
     def forward(self, batch: PackedBatch, plan: AttentionPlan) -> torch.Tensor:
         """Logits `[R, V]` of the rows that the batch asks for; keys and values of all rows go to the plan's pool."""
-        tile = self.attention.row_tile
+        logits = self.graphs(batch, plan) if self.graphs else None
+        if logits is None:
+            tile = self.attention.row_tile
+            ids, positions = _padded(batch.input_ids, tile), _padded(batch.position_ids, tile)
+            logits = self._logits(ids, positions, _padded(batch.logit_rows, tile), plan)
+        return logits[: len(batch.logit_rows)]
+
+    def _logits(
+        self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, plan: AttentionPlan
+    ) -> torch.Tensor:
+        """ids and positions `[1, T]`, rows `[R]` -> `[R, V]`."""
         out = self.module(
-            input_ids=_padded(batch.input_ids, tile),
-            position_ids=_padded(batch.position_ids, tile),
-            use_cache=False,
-            logits_to_keep=_padded(batch.logit_rows, tile),
-            outrider_plan=plan,
+            input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=rows, outrider_plan=plan
         )
-        logits: torch.Tensor = out.logits[0, : len(batch.logit_rows)]
+        logits: torch.Tensor = out.logits[0]
         return logits
+
+    def _graphed(self, new_recorder: Callable[[], Recorder]) -> GraphedForward:
+        return GraphedForward(
+            self._logits,
+            new_recorder,
+            heads=int(self.config.num_attention_heads),
+            kv_heads=max(layer.kv_heads for layer in self.layers),
+            dim=max(layer.value_dim for layer in self.layers),
+        )
 
     @torch.inference_mode()
     def linear_logits(self, ids: list[int]) -> torch.Tensor:
@@ -252,9 +285,9 @@ def _plain_attention(module: Any) -> Iterator[None]:
         module.set_attn_implementation(ATTENTION)
 
 
-def _read(directory: Path, dtype: torch.dtype) -> Any:
+def _read(directory: Path, dtype: torch.dtype, device: str) -> Any:
     try:
-        return AutoModelForCausalLM.from_pretrained(
+        module = AutoModelForCausalLM.from_pretrained(
             directory,
             dtype=dtype,
             local_files_only=True,
@@ -264,6 +297,7 @@ def _read(directory: Path, dtype: torch.dtype) -> Any:
         )
     except Exception as error:
         raise ModelRefused(f"{directory} does not load: {type(error).__name__}: {error}") from error
+    return module.to(device)
 
 
 def _refuse_unsupported(config: Any, label: str) -> None:
@@ -311,17 +345,23 @@ def _stamp(file: Path) -> _Stamp:
     return file, stat.st_size, stat.st_mtime_ns
 
 
-@cache
-def _hash_files(files: tuple[_Stamp, ...]) -> str:
-    """sha256 over the sha256 and the name of each file, in this order, as `sha256sum` prints them.
-
-    Size and mtime only key the cache.
-    """
+def _hash_files(files: tuple[_Stamp, ...], on_progress: Progress) -> str:
+    """sha256 over the sha256 and the name of each file, in this order, as `sha256sum` prints them."""
     total = hashlib.sha256()
-    for path, _, _ in files:
-        with path.open("rb") as file:
-            total.update(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path.name}\n".encode())
+    size = sum(file[1] for file in files)
+    done = 0
+    for stamp in files:
+        total.update(f"{_hash_file(stamp)}  {stamp[0].name}\n".encode())
+        done += stamp[1]
+        on_progress(f"hashing weights: {100 * done // max(1, size)} %")
     return total.hexdigest()
+
+
+@cache
+def _hash_file(stamp: _Stamp) -> str:
+    """sha256 of one file in hex; its size and mtime only key the cache."""
+    with stamp[0].open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @cache

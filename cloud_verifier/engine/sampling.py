@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from outrider.core.counts import TokenCounts
 from outrider.core.coupling import gumbel, position_key, session_key
 from outrider.core.errors import InternalError
-from outrider.core.processors import SamplingParams, filtered_log_probs, penalise
+from outrider.core.processors import SamplingParams, penalise, surviving_log_probs
 
 
 class Sampler:
@@ -20,7 +19,7 @@ class Sampler:
 
     def __init__(self, params: SamplingParams, prompt: Sequence[int]) -> None:
         self._params = params
-        self._key = 0 if params.greedy else session_key(params.seed, prompt)
+        self.key = 0 if params.greedy else session_key(params.seed, prompt)
 
     def choose(self, row: torch.Tensor, position: int, counts: TokenCounts, path: Sequence[int]) -> int:
         """The token at a generated position; equal scores go to the lowest id.
@@ -34,11 +33,9 @@ class Sampler:
         scores = penalise(logits.astype(np.float64), self._params, counts, path)
         if self._params.greedy:
             return _best(scores)
-        scores = filtered_log_probs(scores, self._params)
         # Noise only for what the filters left. NaN stays in, to be found.
-        left = np.flatnonzero(scores != -np.inf)
-        ids = _all_ids(len(scores)) if len(left) == len(scores) else left
-        noisy = scores[ids] + gumbel(position_key(self._key, position), ids)
+        ids, scores = surviving_log_probs(scores, self._params)
+        noisy = scores + gumbel(position_key(self.key, position), ids)
         return int(ids[_best(noisy)])
 
 
@@ -48,8 +45,3 @@ def _best(scores: NDArray[np.float32] | NDArray[np.float64]) -> int:
     if best < 0 or not np.isfinite(scores[best]):
         raise InternalError("the target's logits are not finite")
     return best
-
-
-@lru_cache(maxsize=8)
-def _all_ids(vocab: int) -> NDArray[np.int64]:
-    return np.arange(vocab, dtype=np.int64)

@@ -10,17 +10,18 @@ that is through early is worth more than several halves, but one that had nothin
 step that leaves a session out either makes it overdue or serves one that has waited longer and then stands behind it:
 with at most `n` sessions at once, no more than `most_skipped(n)` steps in a row leave one out.
 
-Rows for nodes are shared evenly among those that can use them. A row that cannot be shared goes to the candidate that
-comes first, and the caller then moves that one behind all others (`Plan.behind`). So over any span of steps in each of
-which a session has rows and could use more nodes than it is granted, no other is granted over one node more than it.
+Who gets the rows that are left for nodes is the ordering's to say (ordering.py). Where the order of the candidates
+decided, the caller then moves those whom it favoured behind all others (`Plan.behind`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cloud_verifier.engine.ordering import Ordering, Worth
 from outrider.core.errors import BadRequest
+from outrider.core.step_cost import StepCost
 
 OVERDUE = 16
 """Steps without a row after which a prompt comes before those that arrived earlier."""
@@ -49,14 +50,12 @@ class Candidate:
     session_id: str
     pending: int
     """Known tokens that are not in the KV pool: 1 while generating, more in a prefill."""
-    nodes: int
-    """Live nodes in its tree."""
+    worth: Worth
+    """Of the nodes that a step may take from it: k of its directive at most, and none where it shall not speculate."""
     may_step: bool
     """False where its device has fallen too far behind (rule 16)."""
     idle: bool
-    """Its device has said that nothing more will come before the next commit."""
-    nodes_per_step: int
-    """k of its directive, 0 where it shall not speculate."""
+    """No node is to be expected before the next commit: its device has said so, or it shall not speculate."""
     patience_s: float
     rtt_s: float
     """Round trip to its device; 0 where it is not known."""
@@ -68,8 +67,7 @@ class Candidate:
     @property
     def due(self) -> float:
         """When it has to step at the latest (rule 17); the past where nothing is worth waiting for."""
-        nothing_comes = self.idle or self.nodes_per_step == 0 or self.rtt_s > self.patience_s
-        if self.pending > 1 or self.nodes or nothing_comes:
+        if self.pending > 1 or self.worth or self.idle or self.rtt_s > self.patience_s:
             return float("-inf")
         return self.last_commit + self.patience_s
 
@@ -82,7 +80,7 @@ class Grant:
     chain: int
     """Known tokens to put into the pool; the last known one's row gives the next token."""
     nodes: int
-    """At most so many nodes of the tree besides."""
+    """So many nodes of the tree besides, those that are worth most."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ class Plan:
 
     grants: tuple[Grant, ...]
     behind: tuple[str, ...] = ()
-    """Sessions that got a row that could not be shared evenly, in this order to be moved behind all others."""
+    """Sessions that got a row which another could have used as well, in this order to be moved behind all others."""
 
 
 @dataclass(frozen=True)
@@ -106,50 +104,52 @@ def most_skipped(sessions: int) -> int:
     return OVERDUE + sessions - 1
 
 
-def schedule(candidates: Sequence[Candidate], now: float, budget: StepBudget) -> Plan | Wait:
-    """Decide on the next step. candidates: in the order in which odd rows and prompts are served."""
+def schedule(
+    candidates: Sequence[Candidate],
+    now: float,
+    budget: StepBudget,
+    ordering: Ordering,
+    cost: StepCost,
+    between_s: float = 0.0,
+) -> Plan | Wait:
+    """Decide on the next step.
+
+    candidates: in the order in which equals and prompts are served. between_s: what passes between two steps anyhow.
+    """
     able = [candidate for candidate in candidates if candidate.may_step]
     if not able:
         return Wait(None)
     due = min(candidate.due for candidate in able)
-    return Wait(due) if due > now else _share(able, budget)
+    return Wait(due) if due > now else _share(able, budget, ordering, cost, between_s)
 
 
-def _share(able: Sequence[Candidate], budget: StepBudget) -> Plan:
+def _share(able: Sequence[Candidate], budget: StepBudget, ordering: Ordering, cost: StepCost, between_s: float) -> Plan:
     """Every session that generates gets its plain row; then prompts; trees share what is left."""
+    chains = _chains(able, budget)
+    filled = sum(chains.values())
+    # Nodes stand below the last known token, so a prompt that is not through has no use for them yet.
+    speculating = [c for c in able if chains.get(c.session_id) == c.pending]
+    shares = ordering(
+        [c.worth for c in speculating],
+        budget.rows - filled,
+        lambda nodes: between_s + cost.curve(filled + nodes, len(chains)),
+    )
+    nodes = {c.session_id: count for c, count in zip(speculating, shares.nodes, strict=True)}
+    grants = (Grant(session_id, chain, nodes.get(session_id, 0)) for session_id, chain in chains.items())
+    return Plan(tuple(grants), tuple(speculating[i].session_id for i in shares.lucky))
+
+
+def _chains(able: Sequence[Candidate], budget: StepBudget) -> dict[str, int]:
+    """Rows for known tokens, by session."""
     generating = sorted((c for c in able if c.pending == 1), key=lambda c: -c.skipped)
     prefilling = sorted((c for c in able if c.pending > 1), key=lambda c: -c.skipped if c.skipped >= OVERDUE else 0)
     kept = min(budget.prefill_rows, max(1, budget.rows // 4)) if prefilling else 0
     chains = dict.fromkeys((c.session_id for c in generating[: budget.rows - kept]), 1)
     left = budget.rows - len(chains)
-
     allowance = min(left, budget.prefill_rows) if generating else left
     for candidate in prefilling:
         rows = min(candidate.pending, allowance)
         if rows:
             chains[candidate.session_id] = rows
         allowance -= rows
-        left -= rows
-
-    # Nodes stand below the last known token, so a prompt that is not through has no use for them yet.
-    speculating = [c for c in able if chains.get(c.session_id) == c.pending]
-    wants = {c.session_id: min(c.nodes, c.nodes_per_step) for c in speculating}
-    level = _level(wants.values(), left)
-    nodes = {session_id: min(want, level) for session_id, want in wants.items()}
-    odd_rows = left - sum(nodes.values())
-    behind = [session_id for session_id, want in wants.items() if want > level][:odd_rows]
-    for session_id in behind:
-        nodes[session_id] += 1
-    grants = (Grant(session_id, chain, nodes.get(session_id, 0)) for session_id, chain in chains.items())
-    return Plan(tuple(grants), tuple(behind))
-
-
-def _level(wants: Collection[int], rows: int) -> int:
-    """The greatest level at which all fit into `rows` if everyone gets what it wants up to this level."""
-    sharing = len(wants)
-    for want in sorted(wants):
-        if want > rows // sharing:
-            return rows // sharing
-        rows -= want
-        sharing -= 1
-    return max(wants, default=0)
+    return chains

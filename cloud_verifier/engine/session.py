@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from cloud_verifier.engine.batch import Segment
+from cloud_verifier.engine.colocated import Thin
 from cloud_verifier.engine.kv_pool import KVPool, Slots, SlotTable
 from cloud_verifier.engine.memory import Fingerprint, fingerprint
+from cloud_verifier.engine.ordering import Worth
 from cloud_verifier.engine.sampling import Sampler
 from cloud_verifier.engine.scheduler import Candidate, Grant
 from cloud_verifier.engine.stats import Acceptance, SessionStats
@@ -17,7 +20,9 @@ from outrider.core.counts import TokenCounts
 from outrider.core.errors import InternalError
 from outrider.core.protocol.messages import Append, Attach, Commit, Directive, Finish, SessionLimits
 from outrider.core.protocol.verifier import VerifierSession
-from outrider.core.walk import Batch, Walked, walk
+from outrider.core.tree import TokenTree
+from outrider.core.walk import Batch, Walked, batch_of, walk
+from outrider.core.worth import ChildOdds
 
 _NO_SLOTS: Slots = np.empty(0, dtype=np.int32)
 EMPTY_ANSWERS = 2
@@ -41,9 +46,11 @@ class EngineSession:
         pool: KVPool,
         *,
         salt: str,
+        odds: ChildOdds,
         now: float,
         step: int,
     ) -> None:
+        """odds: those of all sessions, from which this one's start; they learn along."""
         attach = protocol.attach
         self.session_id = session_id
         self.protocol = protocol
@@ -69,6 +76,12 @@ class EngineSession:
         self._penalised = attach.sampling.penalised
         self._counts = TokenCounts(self.tokens if self._penalised else ())
         self._acceptance = Acceptance()
+        self._odds = ChildOdds(odds)
+        self._ranked: list[tuple[float, int]] | None = None
+        """(survival, id) of its nodes, the best first; None after a change."""
+        self._offered: tuple[TokenTree, ChildOdds] | None = None
+        """For this step: the verifier's own tree in place of the device's, and the odds of its nodes."""
+        self._own_odds: ChildOdds | None = None
         self._last_position = len(attach.prompt) + attach.max_tokens - 1
 
     @property
@@ -83,27 +96,67 @@ class EngineSession:
     def append(self, message: Append) -> None:
         """Take nodes in (rules 10 to 12). Raises ProtocolViolation."""
         self.protocol.append(message)
+        self._ranked = None
         if message.tokens:
             self._empty_answers = 0
         elif message.idle:
             self._empty_answers += 1
 
+    @property
+    def drafts_nothing(self) -> bool:
+        """Its device answers without a node, as one that has no draft."""
+        return self._empty_answers >= EMPTY_ANSWERS and len(self.protocol.tree) == 0
+
+    def thin(self) -> Thin:
+        """What a co-located draft needs to know."""
+        protocol = self.protocol
+        return Thin(
+            session_id=self.session_id,
+            tokens=self.tokens,
+            position=protocol.position,
+            left=protocol.attach.max_tokens - protocol.position,
+            sampling=protocol.attach.sampling,
+            key=self._sampler.key,
+            counts=self._counts,
+            ends=protocol.ends,
+        )
+
+    def offer(self, tree: TokenTree, odds: ChildOdds) -> Worth:
+        """Take the verifier's own tree for one step; what its nodes are worth. odds: those of all such trees."""
+        if self._own_odds is None:
+            self._own_odds = ChildOdds(odds)
+        self._offered = tree, self._own_odds
+        self._ranked = None
+        return tuple(chance for chance, _ in self._best(len(tree)))
+
     def candidate(self, step: int) -> Candidate:
         """What the scheduler needs to know after so many steps."""
         protocol, directive = self.protocol, self.directive
         ends_next = protocol.position + 1 >= protocol.attach.max_tokens
+        k = directive.nodes_per_step if directive.window_nodes else 0
         return Candidate(
             session_id=self.session_id,
             pending=self.pending,
-            nodes=len(protocol.tree),
+            worth=tuple(chance for chance, _ in self._best(k)),
             may_step=protocol.may_step,
-            idle=protocol.idle or ends_next or self._empty_answers >= EMPTY_ANSWERS,
-            nodes_per_step=directive.nodes_per_step if directive.window_nodes else 0,
+            idle=k == 0 or protocol.idle or ends_next or self._empty_answers >= EMPTY_ANSWERS,
             patience_s=1e-3 * directive.patience_ms,
             rtt_s=1e-3 * self.rtt_ms,
             last_commit=self.last_commit,
             skipped=step - self.last_step,
         )
+
+    @property
+    def _pending_tree(self) -> tuple[TokenTree, ChildOdds]:
+        """What the next step takes nodes from."""
+        return self._offered or (self.protocol.tree, self._odds)
+
+    def _best(self, count: int) -> list[tuple[float, int]]:
+        """(survival, id) of the nodes that are worth most to the verifier, ancestors first."""
+        if self._ranked is None:
+            tree, odds = self._pending_tree
+            self._ranked = odds.survivals(tree)
+        return self._ranked[:count]
 
     @property
     def needed(self) -> int:
@@ -153,7 +206,9 @@ class EngineSession:
         """The rows of a grant, with slots of their own, and what the walk will see; None while the prompt goes on."""
         start = len(self.table)
         chain = self.tokens[start : start + grant.chain]
-        batch = self.protocol.batch(grant.nodes) if grant.chain == self.pending else None
+        batch = None
+        if grant.chain == self.pending:
+            batch = batch_of(self._pending_tree[0], {node for _, node in self._best(grant.nodes)})
         nodes, depths, parents = (batch.tokens, batch.depths, batch.parents) if batch else ((), (), ())
         last = start + len(chain) - 1
         positions = np.concatenate([np.arange(start, last + 1), last + np.asarray(depths, dtype=np.int64)])
@@ -185,7 +240,13 @@ class EngineSession:
 
     def commit(self, segment: Segment, batch: Batch, walked: Walked, now: float) -> Commit:
         """Take the walked path: its slots join the table, the others go back."""
+        tree, odds = self._pending_tree
+        odds.learn(tree, walked.tokens)
         commit = self.protocol.commit(batch, walked)
+        own = self._offered is not None
+        if own:
+            commit = replace(commit, evaluated=0)  # none of them was the device's
+        self._ranked = self._offered = None
         rows = [*range(segment.chain), *(segment.chain - 1 + row for row in walked.rows)]
         self.table.extend(segment.slots[rows])
         self._lent = _NO_SLOTS
@@ -194,7 +255,10 @@ class EngineSession:
         self.tokens += walked.tokens
         if self._penalised:
             self._counts.add(walked.tokens)
-        self._acceptance.add(batch.depths, len(walked.rows), len(walked.tokens))
+        if own:
+            self._acceptance.add((), 0, len(walked.tokens))
+        else:
+            self._acceptance.add(batch.depths, len(walked.rows), len(walked.tokens))
         self.last_commit = now
         return commit
 

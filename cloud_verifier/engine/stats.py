@@ -34,6 +34,9 @@ class EngineStats:
     committed: int
     evaluated: int
     accepted: int
+    own_evaluated: int
+    """Nodes of the co-located draft, which the other figures leave out."""
+    own_accepted: int
     prefilled: int
     """Prompt tokens put into the pool."""
     prefix_hits: int
@@ -48,10 +51,19 @@ class EngineStats:
     """Slots with tokens that no live session needs; free for whoever asks."""
     kv_capacity: int
     step_ms: float
+    """From one step's begin to the next one's while there is work: what a device has to plan with."""
+    price: float
+    """0..1: what a node's time would commit otherwise; one of less worth does not pay."""
+    node_ms: float
+    """What a node more adds to a step as they are at present, by the cost model."""
+    step_cost_ms: Mapping[int, float]
+    """The cost model: milliseconds of a step of one session, by its rows."""
+    session_cost_ms: float
+    """And of each further session, beside its rows."""
     tokens_per_s: float
     """Tokens committed per second of the clock, over the last few seconds."""
     timing_ms: Mapping[str, float]
-    """plan, forward, walk and commit of a step."""
+    """draft (co-located), plan, forward, walk and commit of a step."""
     sessions: Mapping[str, SessionStats]
     """Live ones, and ended ones that nobody has stopped yet."""
 
@@ -89,21 +101,41 @@ class Rate:
         return self._weighted * math.exp(-(now - self._last) / self._memory_s)
 
 
-PARTS = ("plan", "forward", "walk", "commit")
+PARTS = ("draft", "plan", "forward", "walk", "commit")
 
 
 @dataclass
 class StepMeter:
-    """Times of steps: the whole, and its parts."""
+    """Times of the parts of a step."""
 
-    step: MovingAverage = field(default_factory=MovingAverage)
     parts: dict[str, MovingAverage] = field(default_factory=lambda: {part: MovingAverage() for part in PARTS})
 
-    def add(self, marks: tuple[float, float, float, float, float]) -> None:
+    def add(self, marks: tuple[float, float, float, float, float, float]) -> None:
         """marks: perf_counter before the step and after each part, in seconds."""
         for part, begin, end in zip(PARTS, marks, marks[1:], strict=False):
             self.parts[part].add(1e3 * (end - begin))
-        self.step.add(1e3 * (marks[-1] - marks[0]))
+
+
+@dataclass
+class Pulse:
+    """Steps that generate and prefill nothing: how they follow one another, and what they bring."""
+
+    period_s: MovingAverage = field(default_factory=MovingAverage)
+    """A step and what passes before it while there is work."""
+    between_s: MovingAverage = field(default_factory=MovingAverage)
+    """What passes from one's end to the next one's begin while there is work: messages, mostly."""
+    rows: MovingAverage = field(default_factory=MovingAverage)
+    sessions: MovingAverage = field(default_factory=MovingAverage)
+    tokens: MovingAverage = field(default_factory=MovingAverage)
+
+    def add(self, own_s: float, between_s: float | None, rows: int, sessions: int, tokens: int) -> None:
+        """own_s: of the step. between_s: since the one before; None where there was nothing to do."""
+        if between_s is not None:
+            self.between_s.add(between_s)
+        self.period_s.add(own_s + (between_s or 0.0))
+        self.rows.add(rows)
+        self.sessions.add(sessions)
+        self.tokens.add(tokens)
 
 
 class Acceptance:

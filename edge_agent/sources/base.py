@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from outrider.core.processors import SamplingParams
+from outrider.core.proposals import Proposal
+
+__all__ = ["DraftSource", "DraftTask", "Proposal", "Spot"]
 
 
 @dataclass(frozen=True)
@@ -35,17 +38,6 @@ class Spot:
     """Generated tokens up to and including the node: its children have this position."""
     path: tuple[int, ...]
     """Tokens from below the root down to the node, itself included."""
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """A child that a source proposes."""
-
-    token: int
-    rank: int
-    """0 is the source's first guess."""
-    margin: float
-    """In nats: the first guess's lead over the second, or how far the others are behind the first."""
 
 
 class DraftSource(Protocol):

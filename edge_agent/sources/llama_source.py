@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edge_agent.sources.base import DraftTask, Proposal, Spot
-from edge_agent.sources.scoring import propose
 from outrider.core.counts import TokenCounts
 from outrider.core.coupling import session_key
+from outrider.core.proposals import propose
 from outrider.core.tree import ROOT
 from outrider.llama import TreeContext
 

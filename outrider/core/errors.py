@@ -9,7 +9,8 @@
     |-- NotFound                   an unknown target, session or artifact
     |-- Fenced                     an epoch that a greater one has replaced
     |-- Overloaded                 no room at present; `retry_after_s` says when to ask again
-    |-- Unavailable                the peer cannot be reached or is shutting down; try another
+    |-- Unavailable                the peer cannot be reached, is loading or has gone; try another
+    |   `-- Draining               a verifier that is about to end; another one takes the session
     |-- ModelRefused               a model or draft that cannot be served, with the reason
     `-- InternalError              a defect on our side
 
@@ -69,7 +70,15 @@ class Overloaded(OutriderError):
 
 
 class Unavailable(OutriderError):
-    """The peer cannot be reached, is draining or went away."""
+    """The peer cannot be reached, is loading or went away. `retry_after_s`: seconds, 0 where the peer named none."""
+
+    def __init__(self, message: str, *, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Draining(Unavailable):
+    """The verifier is about to end: another one takes the session, now."""
 
 
 class ModelRefused(OutriderError):

@@ -18,6 +18,9 @@ from outrider.core.errors import BadRequest
 
 Logits = NDArray[np.float64]
 
+_REACHES = (4.0, 10.0)
+"""Nats below the most likely token within which its nucleus is looked for, the narrowest first."""
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -101,9 +104,9 @@ def _penalise_ids(
 
 
 def log_softmax(logits: Logits) -> Logits:
-    shifted = logits - logits.max()
-    result: Logits = shifted - np.log(np.exp(shifted).sum())
-    return result
+    shifted: Logits = logits - logits.max()
+    shifted -= np.log(np.exp(shifted).sum())
+    return shifted
 
 
 def filtered_log_probs(logits: Logits, params: SamplingParams) -> Logits:
@@ -112,6 +115,14 @@ def filtered_log_probs(logits: Logits, params: SamplingParams) -> Logits:
     Each filter sees the distribution that the one before it left, renormalised. A constant offset changes no argmax,
     so the result itself is not renormalised. Equal probabilities are ordered by token id. Only for `temperature > 0`.
     """
+    ids, kept = surviving_log_probs(logits, params)
+    out = np.full(logits.shape[0], -np.inf)
+    out[ids] = kept
+    return out
+
+
+def surviving_log_probs(logits: Logits, params: SamplingParams) -> tuple[NDArray[np.int64], Logits]:
+    """The same without what was dropped: ids `[n]`, ascending, and their log p `[n]`."""
     log_p = log_softmax(logits / params.temperature)
     vocab = log_p.shape[0]
     if params.top_k and params.top_k < vocab:
@@ -119,31 +130,40 @@ def filtered_log_probs(logits: Logits, params: SamplingParams) -> Logits:
         kept = np.full_like(log_p, -np.inf)
         kept[keep] = log_p[keep]
         log_p = log_softmax(kept)
-    if params.top_p < 1.0:
-        kept = np.full_like(log_p, -np.inf)
-        keep = _nucleus(log_p, params.top_p)
-        kept[keep] = log_p[keep]
-        log_p = kept
+    least = log_p.max() + math.log(params.min_p) if params.min_p > 0.0 else -np.inf
+    # NaN stays in, to be found.
+    ids = _nucleus(log_p, params.top_p) if params.top_p < 1.0 else np.flatnonzero(log_p != -np.inf)
+    log_p = log_p[ids]
     if params.min_p > 0.0:
-        log_p = np.where(log_p < log_p.max() + math.log(params.min_p), -np.inf, log_p)
-    return log_p
+        enough = ~(log_p < least)
+        ids, log_p = ids[enough], log_p[enough]
+    return ids, log_p
 
 
 def _nucleus(log_p: Logits, top_p: float) -> NDArray[np.int64]:
-    """The ids before which, from the most likely one down, there is less than `top_p` of probability.
+    """The ids, ascending, before which, from the most likely one down, there is less than `top_p` of probability.
 
-    Sorting a whole vocabulary is most of the cost of sampling, so only the tokens near the most likely one are sorted,
-    and all of them where their probability falls short. Sums run in the same order either way: the bits are the same.
+    Sorting a whole vocabulary is most of the cost of sampling, so only tokens near the most likely one are sorted, more
+    of them where their probability falls short. Sums run in the same order either way: the bits are the same.
     """
-    ids = np.flatnonzero(log_p >= log_p.max() - 10.0)
-    order = ids[np.argsort(-log_p[ids], kind="stable")]
-    p = np.exp(log_p[order])
-    if len(order) == 0 or p.sum() < top_p + 1e-9:
-        order = np.argsort(-log_p, kind="stable")
-        p = np.exp(log_p[order])
-    return order[~(mass_before(p) >= top_p)]  # NaN stays, to be found
+    top = log_p.max()
+    for reach in _REACHES:
+        ids = np.flatnonzero(log_p >= top - reach)
+        p = np.exp(log_p[ids])
+        if p.sum() >= top_p + 1e-9:
+            falling = np.sort(p)[::-1]
+            count = int(np.searchsorted(mass_before(falling), top_p))
+            if count == len(p) or falling[count] < falling[count - 1]:
+                kept: NDArray[np.int64] = ids[p >= falling[count - 1]]
+                return kept
+            break  # equals, of which some are in: the ids decide
+    order = np.argsort(-log_p, kind="stable")
+    return np.sort(order[~(mass_before(np.exp(log_p[order])) >= top_p)])  # NaN stays, to be found
 
 
 def mass_before(p: NDArray[np.float64]) -> NDArray[np.float64]:
     """`[n]`: the sum of all that stands before each; exactly 0 before the first, and never less than the one before."""
-    return np.concatenate(([0.0], np.cumsum(p)[:-1]))
+    before = np.empty_like(p)
+    before[:1] = 0.0
+    np.cumsum(p[:-1], out=before[1:])
+    return before

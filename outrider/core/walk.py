@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+
+from outrider.core.tree import ROOT, TokenTree
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,23 @@ class Batch:
     def children(self) -> dict[tuple[int, int], int]:
         """(row of the parent, token) -> row."""
         return {(parent, token): i + 1 for i, (parent, token) in enumerate(zip(self.parents, self.tokens, strict=True))}
+
+
+def batch_of(tree: TokenTree, wanted: Collection[int]) -> Batch:
+    """The root and the wanted nodes, each with all its ancestors."""
+    rows = {ROOT: 0}
+    ids: list[int] = []
+    parents: list[int] = []
+    tokens: list[int] = []
+    depths: list[int] = []
+    for node in tree:
+        if node.id in wanted:
+            rows[node.id] = len(ids) + 1
+            ids.append(node.id)
+            parents.append(rows[node.parent])
+            tokens.append(node.token)
+            depths.append(tree.depth(node.id))
+    return Batch(tuple(ids), tuple(parents), tuple(tokens), tuple(depths), tree.position)
 
 
 @dataclass(frozen=True)

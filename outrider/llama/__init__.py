@@ -1,14 +1,16 @@
 """The draft model on llama.cpp: the only package that imports llama_cpp.
 
-`model` a loaded GGUF, `tree_context` the decoder that grows and commits a token tree, `timing` what a decode costs by
-width, `quantize` GGUF to smaller GGUF.
+`model` a loaded GGUF, `tree_context` the decoder that grows and commits a token tree, `chain_context` one that extends
+many sequences at once, `timing` what a decode costs by width, `quantize` GGUF to smaller GGUF.
 """
 
+from outrider.llama.chain_context import ChainContext
 from outrider.llama.model import LlamaModel
 from outrider.llama.timing import measure_widths
 from outrider.llama.tree_context import ContextFull, TreeContext, TreeFull
 
 __all__ = [
+    "ChainContext",
     "ContextFull",
     "LlamaModel",
     "TreeContext",

@@ -34,13 +34,19 @@ class Batch:
             logits=self._wanted.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
         )
 
-    def nodes(self, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int]) -> Any:
-        """Tokens at different places of a tree, logits wanted of all."""
+    def nodes(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        sequences: Sequence[int],
+        wanted: Sequence[bool] | bool = True,
+    ) -> Any:
+        """Tokens at different places, each in its sequence; logits wanted of all, or of those that are told."""
         n = len(tokens)
         self._tokens[:n] = tokens
         self._positions[:n] = positions
         self._sequences[:n] = sequences
-        self._wanted[:n] = 1
+        self._wanted[:n] = wanted
         self._struct.n_tokens = n
         return self._struct
 

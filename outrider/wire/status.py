@@ -34,6 +34,7 @@ CODES: Mapping[type[OutriderError], grpc.StatusCode] = {
     errors.Fenced: Code.ABORTED,
     errors.Overloaded: Code.RESOURCE_EXHAUSTED,
     errors.Unavailable: Code.UNAVAILABLE,
+    errors.Draining: Code.UNAVAILABLE,
     errors.ModelRefused: Code.FAILED_PRECONDITION,
     errors.InternalError: Code.INTERNAL,
     OutriderError: Code.UNKNOWN,
@@ -97,6 +98,8 @@ def error_from_rpc(error: grpc.RpcError) -> OutriderError:
         return cls(message, field=_text(trailers.get(_FIELD_KEY, "")))
     if issubclass(cls, errors.Overloaded):
         return cls(message, retry_after_s=_retry(trailers.get(_RETRY_KEY)))
+    if issubclass(cls, errors.Unavailable) and _RETRY_KEY in trailers:
+        return cls(message, retry_after_s=_retry(trailers[_RETRY_KEY]))
     return cls(message)
 
 
@@ -119,7 +122,7 @@ def _trailers(error: OutriderError) -> tuple[tuple[str, str | bytes], ...]:
     trailers: list[tuple[str, str | bytes]] = [(_ERROR_KEY, _name(error))]
     if isinstance(error, errors.BadRequest) and error.field:
         trailers.append((_FIELD_KEY, _clipped(error.field, MAX_FIELD_BYTES).encode()))
-    if isinstance(error, errors.Overloaded):
+    if isinstance(error, errors.Overloaded) or (isinstance(error, errors.Unavailable) and error.retry_after_s):
         trailers.append((_RETRY_KEY, repr(float(error.retry_after_s))))
     return tuple(trailers)
 

@@ -11,6 +11,7 @@ from scripted_engine import TARGET, VOCABULARY_HASH, Stream, front, until
 
 from outrider.core.errors import (
     BadRequest,
+    Draining,
     Fenced,
     Overloaded,
     PermissionDenied,
@@ -20,6 +21,7 @@ from outrider.core.errors import (
     VocabularyMismatch,
 )
 from outrider.core.protocol.messages import SessionLimits
+from outrider.wire.status import error_from_rpc
 from outrider.wire.ticket import Claims, Target
 from outrider.wire.v1 import engine_pb2, session_pb2
 
@@ -129,14 +131,85 @@ async def test_a_draining_verifier_refuses_new_streams_and_keeps_the_old(plain):
     old = await plain.open("old")
     plain.service.draining = True
     error = await (await plain.open("new", wait=False)).refusal()
-    assert isinstance(error, Unavailable)
-    assert "draining" in str(error)
+    assert isinstance(error, Draining)
     plain.engine.commit("old", 1, 0, [5])
     assert list((await old.read()).commit.token) == [5]
     old.call.cancel()
 
 
-async def test_a_device_is_told_when_the_step_time_has_changed_by_much(plain):
+async def test_a_hand_over_sends_what_was_committed_and_then_names_the_reason(plain):
+    stream = await plain.open()
+    plain.engine.commit("s", 1, 0, [5, 6])
+    plain.engine.say(stats=engine_pb2.EngineStats(step_ms=0.5))
+    await until(lambda: plain.host.stats.step_ms == 0.5)  # the commit has reached the front
+    plain.service.draining = True
+    plain.service.hand_over()
+    commits = []
+    with pytest.raises(grpc.aio.AioRpcError) as ended:
+        while True:
+            message = await stream.read()
+            commits += message.commit.token
+    error = error_from_rpc(ended.value)
+    assert commits == [5, 6]
+    assert isinstance(error, Draining)
+    assert "resume on another verifier" in str(error)
+    await asyncio.wait_for(plain.service.finished(), 5)
+
+
+async def test_a_stream_that_was_let_in_while_the_drain_began_is_refused_still(tmp_path):
+    asked, go = asyncio.Event(), asyncio.Event()
+
+    async def authorise(ticket):
+        asked.set()
+        await go.wait()
+
+    async with front(tmp_path, authorise=authorise) as running:
+        stream = await running.open(wait=False)
+        await asyncio.wait_for(asked.wait(), 5)
+        running.service.draining = True
+        go.set()
+        assert isinstance(await stream.refusal(), Draining)
+        assert running.engine.requests == []
+
+
+async def test_a_full_verifier_refuses_before_the_engine_hears_of_it_and_says_when_to_ask_again(tmp_path):
+    async with front(tmp_path, max_sessions=2) as running:
+        first, second = await running.open("a"), await running.open("b")
+        error = await (await running.open("c", wait=False)).refusal()
+        assert isinstance(error, Overloaded)
+        assert "all 2 sessions" in str(error)
+        assert error.retry_after_s == 1.0
+        assert {request.session_id for request in running.engine.requests} == {"a", "b"}
+        first.call.cancel()
+        await until(lambda: "a" not in running.service.tenants)
+        third = await running.open("c", wait=False)
+        assert (await third.read()).HasField("opened")
+        for stream in (second, third):
+            stream.call.cancel()
+
+
+async def test_a_full_verifier_takes_the_next_epoch_of_a_session_that_it_has(tmp_path):
+    async with front(tmp_path, max_sessions=1) as running:
+        old = await running.open("a", epoch=1)
+        new = await running.open("a", epoch=2)
+        assert isinstance(await old.refusal(), Fenced)
+        assert isinstance(await (await running.open("b", wait=False)).refusal(), Overloaded)
+        new.call.cancel()
+
+
+async def test_a_stranger_is_told_that_it_is_one_though_all_places_are_taken(tmp_path):
+    async def authorise(ticket):
+        if ticket != b"ticket":
+            raise Unauthenticated("no ticket")
+        return claims()
+
+    async with front(tmp_path, authorise=authorise, max_sessions=1) as running:
+        stream = await running.open(epoch=10, ticket=b"ticket")
+        assert isinstance(await (await running.open("x", epoch=10, wait=False)).refusal(), Unauthenticated)
+        stream.call.cancel()
+
+
+async def test_a_device_is_told_when_step_time_or_price_have_changed_by_much(plain):
     stream = await plain.open()
     plain.engine.say(stats=engine_pb2.EngineStats(step_ms=12.0))
 
@@ -145,6 +218,10 @@ async def test_a_device_is_told_when_the_step_time_has_changed_by_much(plain):
     await until(lambda: plain.host.stats.step_ms == 13.0)
     plain.engine.say(stats=engine_pb2.EngineStats(step_ms=30.0))
     assert (await stream.read()).directive.step_ms == 30.0  # 13 was too near to 12 to be worth a message
+    plain.engine.say(stats=engine_pb2.EngineStats(step_ms=30.0, price=0.6))
+    assert (await stream.read()).directive.price == 0.3  # half of what pays for a row
+    plain.engine.say(stats=engine_pb2.EngineStats(step_ms=30.0, price=0.01))
+    assert (await stream.read()).directive.price == 0.1  # the least, by the configuration
     stream.call.cancel()
 
 

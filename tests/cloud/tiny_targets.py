@@ -40,11 +40,29 @@ TINY: dict[str, transformers.PretrainedConfig] = {
     "gemma2": transformers.Gemma2Config(
         **SHAPE, head_dim=12, sliding_window=9, attn_logit_softcapping=5.0, query_pre_attn_scalar=12
     ),
+    "gemma3": transformers.Gemma3TextConfig(
+        **{**SHAPE, "num_hidden_layers": 3},
+        head_dim=12,
+        sliding_window=9,
+        query_pre_attn_scalar=12,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+    ),
+    "gpt_neox": transformers.GPTNeoXConfig(
+        **{k: v for k, v in SHAPE.items() if k != "num_key_value_heads"},
+        rotary_pct=0.5,
+        use_parallel_residual=True,
+    ),
+    "mixtral": transformers.MixtralConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2),
+    "qwen3_moe": transformers.Qwen3MoeConfig(
+        **SHAPE, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32
+    ),
     "gpt_oss": transformers.GptOssConfig(
         **SHAPE, head_dim=16, sliding_window=9, num_local_experts=4, num_experts_per_tok=2
     ),
     "gpt2": transformers.GPT2Config(**GPT2_SHAPE, vocab_size=VOCAB, bos_token_id=1, eos_token_id=EOS),
 }
+
+MIXTURES = ("gpt_oss", "mixtral", "qwen3_moe")
 
 
 def make_tiny(kind: str) -> Any:

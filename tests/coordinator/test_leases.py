@@ -10,11 +10,21 @@ from outrider.wire.v1 import coordinator_pb2 as pb
 
 async def test_a_registered_verifier_is_shown_with_what_it_said(coordinator):
     await coordinator.join("v1", capacity=5, tls=True)
-    await coordinator.report("v1", ["a", "b"], step_ms=12.5, kv_used=10, kv_capacity=100, tokens_per_s=250.0)
+    await coordinator.report(
+        "v1",
+        ["a", "b"],
+        step_ms=12.5,
+        kv_used=10,
+        kv_capacity=100,
+        tokens_per_s=250.0,
+        node_ms=0.5,
+        timing_ms={"walk": 1.5},
+    )
     [shown] = (await coordinator.status()).verifiers
     assert (shown.verifier_id, shown.address, shown.capacity_sessions) == ("v1", "127.0.0.1:10001", 5)
     assert (shown.live_sessions, shown.step_ms, shown.kv_used, shown.kv_capacity) == (2, 12.5, 10, 100)
-    assert shown.tokens_per_s == 250.0
+    assert (shown.tokens_per_s, shown.node_ms) == (250.0, 0.5)
+    assert dict(shown.timing_ms) == {"walk": 1.5}
     assert shown.target == identity()
     assert 4.0 < shown.lease_s <= 5.0
 

@@ -447,7 +447,11 @@ class World:
         if stream is self.stream:
             self._watch_speculation(stream)
         limit = self.scenario.nodes_per_step
-        stream.batch = session.batch(limit) if self.scenario.whole_batches else self._some_nodes(session, limit)
+        stream.batch = (
+            session.batch([node.id for node in session.tree][:limit])
+            if self.scenario.whole_batches
+            else self._some_nodes(session, limit)
+        )
         for node_id in stream.batch.ids:
             self._demand(node_id not in stream.evaluated, f"node {node_id} is evaluated twice")
             stream.evaluated.add(node_id)

@@ -31,7 +31,7 @@ def session(received: int = 0, limits: SessionLimits = LIMITS, max_tokens: int =
 
 
 def step(verifier: VerifierSession, limit: int = 8):
-    batch = verifier.batch(limit)
+    batch = verifier.batch([node.id for node in verifier.tree][:limit])
     committed = list(verifier.committed)
     return verifier.commit(batch, walk(batch, lambda _, path: target([*committed, *path]), verifier.ends))
 
@@ -321,7 +321,7 @@ def test_after_the_end_everything_is_ignored() -> None:
 def test_a_batch_that_was_running_at_a_cancel_is_discarded() -> None:
     verifier = session()
     verifier.append(append(1, 0, (0, 0)))
-    batch = verifier.batch(8)
+    batch = verifier.batch([node.id for node in verifier.tree])
     last = verifier.cancel(Cancel(EPOCH))
     assert last is not None
     assert (last.start, last.tokens, last.seen, last.finish) == (0, (), 1, Finish.CANCELLED)
@@ -371,7 +371,7 @@ def sound(verifier: VerifierSession, limits: SessionLimits) -> None:
         assert node.parent == ROOT or node.parent < node.id
         assert verifier.tree.child(node.parent, node.token) == node.id
         assert node.position - verifier.base + 1 <= limits.depth
-    batch = verifier.batch(100)
+    batch = verifier.batch([node.id for node in verifier.tree])
     assert len(batch.ids) == len(verifier.tree)
     assert all(parent <= row for row, parent in enumerate(batch.parents))
     assert verifier.committed == [i % 3 for i in range(verifier.position)]

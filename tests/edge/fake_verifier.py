@@ -161,7 +161,7 @@ class _Live:
         while self.session.finish is Finish.NONE:
             await self._until_due()
             script = self.verifier.script
-            batch = self.session.batch(script.directive.nodes_per_step)
+            batch = self.session.batch([node.id for node in self.session.tree][: script.directive.nodes_per_step])
             await asyncio.sleep(script.step_s + script.node_s * len(batch.ids))
             if self.session.finish is not Finish.NONE:
                 return

@@ -63,6 +63,7 @@ def quick(budget_s: float = 5.0) -> Backoff:
     ("error", "step"),
     [
         (Unavailable("reset"), Step.HERE),
+        (errors.Draining("about to end"), Step.ELSEWHERE),
         (errors.Fenced("old"), Step.HERE),
         (Silent("hung"), Step.ELSEWHERE),
         (errors.Overloaded("full"), Step.ELSEWHERE),

@@ -55,10 +55,17 @@ async def test_the_field_of_a_bad_request_comes_back_even_if_it_is_no_ascii():
     assert back.field == "größe"
 
 
-async def test_the_time_to_ask_again_comes_back():
-    back = await sent(errors.Overloaded("full", retry_after_s=0.125))
-    assert isinstance(back, errors.Overloaded)
+@pytest.mark.parametrize("cls", [errors.Overloaded, errors.Unavailable])
+async def test_the_time_to_ask_again_comes_back(cls):
+    back = await sent(cls("not now", retry_after_s=0.125))
+    assert isinstance(back, cls)
     assert back.retry_after_s == 0.125
+
+
+async def test_a_peer_that_is_unavailable_names_no_time_of_its_own_accord():
+    back = await sent(errors.Unavailable("gone"))
+    assert isinstance(back, errors.Unavailable)
+    assert back.retry_after_s == 0.0
 
 
 async def test_a_subclass_unknown_to_the_wire_travels_as_its_nearest_base():

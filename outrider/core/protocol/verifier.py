@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from outrider.core.errors import Fenced, ProtocolViolation
 from outrider.core.protocol.messages import Append, Attach, Cancel, Commit, Finish, SessionLimits
 from outrider.core.tree import ROOT, TokenTree
-from outrider.core.walk import Batch, Walked
+from outrider.core.walk import Batch, Walked, batch_of
 
 
 class VerifierSession:
@@ -93,22 +93,9 @@ class VerifierSession:
         self._end(Finish.CANCELLED)
         return Commit(self.epoch, self.position, (), self.seen, self.finish)
 
-    def batch(self, limit: int) -> Batch:
-        """Rule 13: the last committed token and the `limit` live nodes that came first, which are ancestor-closed."""
-        rows = {ROOT: 0}
-        ids: list[int] = []
-        parents: list[int] = []
-        tokens: list[int] = []
-        depths: list[int] = []
-        for node in self.tree:
-            if len(ids) == limit:
-                break
-            rows[node.id] = len(ids) + 1
-            ids.append(node.id)
-            parents.append(rows[node.parent])
-            tokens.append(node.token)
-            depths.append(self.tree.depth(node.id))
-        return Batch(tuple(ids), tuple(parents), tuple(tokens), tuple(depths), self.position)
+    def batch(self, wanted: Collection[int]) -> Batch:
+        """Rule 13: the last committed token and the live nodes that are wanted, each with all its ancestors."""
+        return batch_of(self.tree, wanted)
 
     def ends(self, token: int, position: int) -> bool:
         """Rule 14: whether the sequence ends with `token` at `position`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tiny_targets import EOS, VOCAB
@@ -109,9 +109,18 @@ def client(prompt: Sequence[int], draft: Drafter = nothing, max_tokens: int = 24
 class Rig:
     """An engine and its devices, without a network between them."""
 
-    def __init__(self, model: TargetModel, config: EngineConfig | None = None, seed: int = 0) -> None:
+    def __init__(
+        self,
+        model: TargetModel,
+        config: EngineConfig | None = None,
+        seed: int = 0,
+        ordering: str = "even",
+        **parts: Any,
+    ) -> None:
+        """ordering: even, so that what happens does not depend on how long this machine's steps take."""
         self.clock = Clock()
-        self.engine = Engine(model, config or EngineConfig(kv_slots=1024, max_sessions=16), self.clock)
+        config = replace(config or EngineConfig(kv_slots=1024, max_sessions=16), ordering=ordering)
+        self.engine = Engine(model, config, self.clock, **parts)
         self.clients: dict[str, Client] = {}
         self.rng = random.Random(seed)
 

@@ -487,6 +487,7 @@ def test_the_parts_of_a_step_are_timed(llama: TargetModel, reference: Plain) -> 
     rig = Rig(llama)
     running(rig, reference)
     stats = rig.engine.stats()
-    assert set(stats.timing_ms) == {"plan", "forward", "walk", "commit"}
-    assert 0 < sum(stats.timing_ms.values()) == pytest.approx(stats.step_ms)
+    assert set(stats.timing_ms) == {"draft", "plan", "forward", "walk", "commit"}
+    # A step is told from its begin to the next one's, messages between them and all.
+    assert 0 < sum(stats.timing_ms.values()) <= stats.step_ms * 1.001
     assert stats.tokens_per_s > 0

@@ -34,7 +34,7 @@ SAMPLING = {
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gpt_neox", "mixtral", "qwen3_moe"])
 def test_greedy_output_is_that_of_a_plain_loop(kind: str, drafter: str, target: Target, reference: Plain) -> None:
     prompt = prompt_of(19)
     expected = reference(kind).generate(prompt, 40, ignore_eos=True)
@@ -45,7 +45,7 @@ def test_greedy_output_is_that_of_a_plain_loop(kind: str, drafter: str, target: 
     assert rig.slots == (0, 0)
 
 
-@pytest.mark.parametrize("kind", ["mistral", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("kind", ["mistral", "gemma2", "gemma3", "gpt_oss"])
 def test_windows_softcaps_and_sinks_are_honoured_far_beyond_the_window(
     kind: str, target: Target, reference: Plain
 ) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from rig import Drafter, Rig, client, guesses, nothing, prompt_of
-from tiny_targets import TINY
+from tiny_targets import MIXTURES, TINY
 
 from benchmarks.compositions import compose, decode, differing_bits
 from cloud_verifier.engine.attention import AttentionPlan
@@ -76,7 +76,7 @@ def test_in_bfloat16_trees_neighbours_and_cached_prefixes_change_no_bit_that_is_
         rows: dict[tuple[int, int], torch.Tensor] = {}
 
         def record(sampler: Sampler, row: torch.Tensor, position: int, counts: TokenCounts, path: Sequence[int]) -> int:
-            rows[sampler._key, position] = row.clone()
+            rows[sampler.key, position] = row.clone()
             return choose(sampler, row, position, counts, path)
 
         monkeypatch.setattr(Sampler, "choose", record)
@@ -109,7 +109,7 @@ def test_an_unknown_attention_is_refused(tiny_directory: Directory) -> None:
 
 @pytest.mark.parametrize("kind", [*TINY])
 def test_a_mixture_of_experts_is_refused_and_nothing_else(kind: str, tiny_directory: Directory) -> None:
-    if kind == "gpt_oss":
+    if kind in MIXTURES:
         with pytest.raises(ModelRefused, match=r"exact attention: it is a mixture of experts .* use sdpa"):
             TargetModel.load(tiny_directory(kind), attention="exact")
     else:

@@ -39,6 +39,23 @@ def test_the_bits_of_a_row_do_not_depend_on_the_rows_beside_it(dtype: torch.dtyp
             assert torch.equal(packed(x[:count]), full[:count])
 
 
+def test_steps_of_every_size_meet_few_shapes_so_that_what_onednn_keeps_of_each_stays_small(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    packed, linear, met = PackedLinear(nn.Linear(8, 8)), packed_linear._linear, set()
+
+    def watched(rows: torch.Tensor, *rest: object) -> torch.Tensor:
+        met.add(rows.shape[0])
+        return linear(rows, *rest)
+
+    monkeypatch.setattr(packed_linear, "_linear", watched)
+    with torch.inference_mode():
+        for count in range(1, 513):
+            assert packed(_rows(count, 8)).shape == (count, 8)
+    assert len(met) < 50
+    assert set(range(4, 17)) <= met, "small steps are computed as they are"
+
+
 def test_a_layer_that_comes_out_different_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     module = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
     first = module[0]
@@ -68,3 +85,10 @@ def test_subclasses_of_linear_are_left_alone() -> None:
         pass
 
     assert pack_linears(nn.Sequential(Special(8, 8))) == 0
+
+
+def test_a_layer_whose_forward_was_replaced_is_left_alone() -> None:
+    module = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    module[0].forward = lambda x: x  # type: ignore[method-assign]
+    assert pack_linears(module) == 1
+    assert torch.equal(module[0](_rows(3, 8)), _rows(3, 8))

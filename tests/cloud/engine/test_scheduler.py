@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cloud_verifier.engine.ordering import Ordering, evenly
 from cloud_verifier.engine.scheduler import (
     OVERDUE,
     Candidate,
@@ -21,6 +23,7 @@ from cloud_verifier.engine.scheduler import (
     schedule,
 )
 from outrider.core.errors import BadRequest
+from outrider.core.step_cost import StepCost
 
 BUDGET = StepBudget(rows=64, prefill_rows=16)
 NOW = 100.0
@@ -30,30 +33,38 @@ def candidate(session_id: str = "s", **changes: Any) -> Candidate:
     """A session without nodes that committed just now and waits up to 10 ms for a device 2 ms away."""
     values: dict[str, Any] = {
         "pending": 1,
-        "nodes": 0,
+        "worth": (),
         "may_step": True,
         "idle": False,
-        "nodes_per_step": 8,
         "patience_s": 0.010,
         "rtt_s": 0.002,
         "last_commit": NOW,
         "skipped": 0,
     }
+    nodes = changes.pop("nodes", None)
+    if nodes is not None:
+        changes["worth"] = (0.5,) * nodes
     return Candidate(session_id, **values | changes)
 
 
+def decide(
+    candidates: Sequence[Candidate], now: float = NOW, budget: StepBudget = BUDGET, ordering: Ordering = evenly
+) -> Plan | Wait:
+    return schedule(candidates, now, budget, ordering, StepCost({1: 0.01}))
+
+
 def grants(*candidates: Candidate, now: float = NOW, budget: StepBudget = BUDGET) -> tuple[Grant, ...]:
-    decision = schedule(candidates, now, budget)
+    decision = decide(candidates, now, budget)
     assert isinstance(decision, Plan)
     return decision.grants
 
 
 def test_without_sessions_there_is_nothing_to_wait_for() -> None:
-    assert schedule([], NOW, BUDGET) == Wait(None)
+    assert decide([]) == Wait(None)
 
 
 def test_a_session_whose_device_fell_behind_neither_steps_nor_sets_a_deadline() -> None:
-    assert schedule([candidate(nodes=3, may_step=False)], NOW, BUDGET) == Wait(None)
+    assert decide([candidate(nodes=3, may_step=False)]) == Wait(None)
 
 
 def test_a_session_with_nodes_steps_at_once() -> None:
@@ -61,20 +72,19 @@ def test_a_session_with_nodes_steps_at_once() -> None:
 
 
 def test_a_session_without_nodes_waits_for_its_patience_and_no_longer() -> None:
-    assert schedule([candidate()], NOW + 0.004, BUDGET) == Wait(NOW + 0.010)
+    assert decide([candidate()], NOW + 0.004) == Wait(NOW + 0.010)
     assert grants(candidate(), now=NOW + 0.010) == (Grant("s", 1, 0),)
 
 
-def test_nobody_waits_for_an_idle_or_distant_or_draftless_device() -> None:
+def test_nobody_waits_for_an_idle_or_distant_device() -> None:
     assert grants(candidate(idle=True)) == (Grant("s", 1, 0),)
     assert grants(candidate(rtt_s=0.011)) == (Grant("s", 1, 0),)
-    assert grants(candidate(nodes_per_step=0)) == (Grant("s", 1, 0),)
     assert grants(candidate(patience_s=0.0, rtt_s=0.0)) == (Grant("s", 1, 0),)
 
 
 def test_the_deadline_is_that_of_the_first_who_is_due() -> None:
     later = candidate("later", patience_s=0.030)
-    assert schedule([later, candidate("sooner")], NOW, BUDGET) == Wait(NOW + 0.010)
+    assert decide([later, candidate("sooner")]) == Wait(NOW + 0.010)
 
 
 def test_who_waits_steps_along_when_another_steps() -> None:
@@ -82,10 +92,6 @@ def test_who_waits_steps_along_when_another_steps() -> None:
         Grant("waits", 1, 0),
         Grant("ready", 1, 2),
     }
-
-
-def test_a_session_gets_no_more_nodes_than_its_directive_says() -> None:
-    assert grants(candidate(nodes=30)) == (Grant("s", 1, 8),)
 
 
 def test_plain_rows_come_before_nodes_and_the_budget_holds() -> None:
@@ -181,7 +187,7 @@ def test_nobody_is_left_out_longer_than_stated_and_prompts_always_get_on(
             candidate(name, pending=one.pending, idle=True, nodes=3, skipped=number - one.last_step)
             for name, one in live.items()
         ]
-        plan = schedule(able, NOW, budget)
+        plan = decide(able, budget=budget)
         assert isinstance(plan, Plan)
         shared = plan.grants
         for name in plan.behind:
@@ -210,9 +216,9 @@ def test_nobody_is_left_out_longer_than_stated_and_prompts_always_get_on(
 
 def test_what_cannot_be_shared_evenly_goes_to_the_first_who_then_stand_behind() -> None:
     budget = StepBudget(rows=10, prefill_rows=4)  # 4 plain rows, 6 for nodes
-    plan = schedule([candidate(name, nodes=6 if name != "c" else 0) for name in "abcd"], NOW, budget)
+    plan = decide([candidate(name, nodes=6 if name != "c" else 0) for name in "abcd"], budget=budget)
     assert plan == Plan((Grant("a", 1, 2), Grant("b", 1, 2), Grant("c", 1, 0), Grant("d", 1, 2)))
-    plan = schedule([candidate(name, nodes=6) for name in "abcd"], NOW, budget)
+    plan = decide([candidate(name, nodes=6) for name in "abcd"], budget=budget)
     assert plan == Plan((Grant("a", 1, 2), Grant("b", 1, 2), Grant("c", 1, 1), Grant("d", 1, 1)), behind=("a", "b"))
 
 
@@ -236,7 +242,7 @@ class Crowd:
     steps: int = 0
 
     def step(self, wants: dict[str, int], pending: dict[str, int], budget: StepBudget) -> Plan:
-        plan = schedule(
+        plan = decide(
             [
                 candidate(
                     name,
@@ -247,8 +253,7 @@ class Crowd:
                 )
                 for name in self.queue
             ],
-            NOW,
-            budget,
+            budget=budget,
         )
         assert isinstance(plan, Plan)
         self.steps += 1

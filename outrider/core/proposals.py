@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_agent.sources.base import Proposal
 from outrider.core.counts import TokenCounts
 from outrider.core.coupling import gumbel, position_key
 from outrider.core.processors import SamplingParams, mass_before, penalise
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A child that a draft proposes."""
+
+    token: int
+    rank: int
+    """0 is the draft's first guess."""
+    margin: float
+    """In nats: the first guess's lead over the second, or how far the others are behind the first."""
+
 
 Row = NDArray[np.floating[Any]]
 
@@ -38,6 +50,8 @@ def propose(
     """
     row: Row = penalise(logits, sampling, counts, path) if sampling.penalised else logits  # type: ignore[arg-type]
     ids, values = _likely(row, 1.0 if sampling.greedy else sampling.temperature)
+    if not ids.size:
+        return []  # logits that are no numbers
     if not sampling.greedy:
         ids, scores = _filtered(ids, values.astype(np.float64) / sampling.temperature, sampling)
         scores = scores + gumbel(position_key(key, position), ids)

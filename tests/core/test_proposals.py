@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_agent.sources.scoring import propose
 from outrider.core.counts import TokenCounts
 from outrider.core.processors import SamplingParams
+from outrider.core.proposals import propose
 
 LOGITS = np.log(np.array([0.5, 0.25, 0.25], dtype=np.float64))
 

@@ -1,0 +1,131 @@
+"""Ways to serve, what each did, and the figures that are made of it."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.trees import Tally
+
+PLAIN, DEVICE, COLOCATED = "autoregression", "device", "co-located"
+SHARE_OF_BOUND = 0.9
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A way to serve."""
+
+    kind: str
+    nodes: int = 0
+    """Per session and tree."""
+    pruned: bool = False
+    """Whether the engine takes only those that are worth it."""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.nodes or ''}{' pruned' if self.pruned else ''}".strip()
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the engine, and the draft's work before it."""
+
+    draft_s: float
+    verify_s: float
+    devices_s: float
+    """Of the scripted devices; in no figure."""
+    tokens: int
+    full: bool
+    """Whether every session was in it, with all its nodes where the arm says so."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """The timed steps of an arm, and what became of its sessions."""
+
+    steps: tuple[Step, ...]
+    astray: frozenset[int] = frozenset()
+    """Sessions that said something else than their continuation."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(s.tokens for s in self.steps) / sum(s.draft_s + s.verify_s for s in self.steps)
+
+    @property
+    def tokens_per_step(self) -> float:
+        return statistics.fmean(s.tokens for s in self.steps)
+
+    @property
+    def drafting(self) -> float:
+        """Draft time over verify time."""
+        return sum(s.draft_s for s in self.steps) / sum(s.verify_s for s in self.steps)
+
+    def ms(self, part: Callable[[Step], float]) -> float:
+        return 1e3 * statistics.fmean(map(part, self.steps))
+
+
+@dataclass
+class Level:
+    """What the arms did at one number of sessions."""
+
+    rounds: dict[Arm, list[Round]] = field(default_factory=lambda: defaultdict(list))
+    tally: Tally = field(default_factory=Tally)
+    """Of the arms whose trees were evaluated whole."""
+    astray: int = 0
+    """Sessions of an arm that left their continuation, over all rounds."""
+    served: int = 0
+
+    def best(self, kind: str) -> Arm:
+        """The arm of this kind with the greatest median."""
+        return max((arm for arm in self.rounds if arm.kind == kind), key=self.tokens_per_s)
+
+    def tokens_per_s(self, arm: Arm) -> float:
+        return statistics.median(r.tokens_per_s for r in self.rounds[arm])
+
+    def ratios(self, arm: Arm, other: Arm) -> list[float]:
+        """Of tokens per second, by round."""
+        pairs = zip(self.rounds[arm], self.rounds[other], strict=True)
+        return [one.tokens_per_s / two.tokens_per_s for one, two in pairs]
+
+    @property
+    def bound(self) -> float:
+        best = self.best(COLOCATED)
+        return SHARE_OF_BOUND * (1 + statistics.median(r.drafting for r in self.rounds[best]))
+
+
+def tell(sessions: int, found: Level) -> None:
+    print(f"\n{sessions} sessions: tokens/s, tokens per step; ms of draft, verify and (uncounted) devices; strayed")
+    for arm, rounds in found.rounds.items():
+        speeds = [r.tokens_per_s for r in rounds]
+        draft, verify, devices = (
+            statistics.median(r.ms(part) for r in rounds)
+            for part in (lambda s: s.draft_s, lambda s: s.verify_s, lambda s: s.devices_s)
+        )
+        print(
+            f"  {arm!s:<22}{statistics.median(speeds):>9.0f} [{min(speeds):.0f} .. {max(speeds):.0f}]"
+            f"{statistics.fmean(r.tokens_per_step for r in rounds):>12.1f}{draft:>12.2f}{verify:>9.2f}{devices:>9.2f}"
+            f"{sum(len(r.astray) for r in rounds):>12}"
+        )
+    tally = found.tally
+    print(f"  trees: {tally.rate:.3f} of the tries accepted; {tally.accepted} of {tally.planned} nodes", flush=True)
+
+
+def summary(levels: Mapping[int, Level]) -> dict[str, Any]:
+    """The figures of the last line, by number of sessions."""
+    result: dict[str, Any] = {key: {} for key in ("vs_autoregression", "vs_colocated", "colocated_bound", "best")}
+    for sessions, found in levels.items():
+        best, beside = found.best(DEVICE), found.best(COLOCATED)
+        key = str(sessions)
+        result["vs_autoregression"][key] = round(statistics.median(found.ratios(best, Arm(PLAIN))), 3)
+        result["vs_colocated"][key] = round(statistics.median(found.ratios(best, beside)), 3)
+        result["colocated_bound"][key] = round(found.bound, 3)
+        result["best"][key] = f"{best}, {beside}"
+    served = sum(found.served for found in levels.values())
+    tally = Tally()
+    for found in levels.values():
+        tally.add(found.tally)
+    result["tree_rate"] = round(tally.rate, 3)
+    result["astray_share"] = round(sum(found.astray for found in levels.values()) / max(1, served), 4)
+    return result

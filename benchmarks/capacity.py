@@ -1,0 +1,281 @@
+"""How many tokens a second one verifier on one core gives its users, by who drafts: nobody, the verifier, the devices.
+
+Four verifiers and more stand on the same core and are asked in turn: `autoregression` streams, `co-located` drafts on
+that core itself, once for each depth of its chain, of which the best counts; `device` verifies what recorded devices
+draft (benchmarks.swarm: the recorded time of the draft passes, but on no core of the verifier's). 1, 4 and 16 sessions
+at once in a closed loop, greedy and sampled, outputs with more than 30% repeated 4-grams left out. A figure is the
+tokens delivered in a window by its length; ratios are made within a round and their median is given. Prompts are in
+the prefix cache: the figures are of generation, and of what it takes to open sessions.
+
+Then the same with a draft that costs far more: the target itself in Q8_0.
+
+`colocated_bound` is what drafting elsewhere should gain: 0.9 of 1 + draft time / verify time of the best co-located
+verifier's steps, both as it reports them. With a GPU, benchmarks.capacity_gpu follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
+
+from benchmarks import harness
+from benchmarks.harness import Pair, spread
+from benchmarks.latency import repetitive
+from benchmarks.replay import Job, Outcome, Where
+from benchmarks.swarm import SETTINGS, Swarm, make_tape
+from cloud_verifier.distill.gguf_export import export_gguf
+from coordinator.cluster import Child, Cluster
+from outrider.llama.quantize import quantize
+from outrider.wire.channels import channel
+from outrider.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
+
+LEVELS = (1, 4, 16)
+DEPTHS = (1, 2, 4, 6)
+PLAIN, DEVICE = "autoregression", "device"
+SHARE_OF_BOUND = 0.9
+WARM_S = 1.5
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to serve, ready to be asked."""
+
+    name: str
+    swarm: Swarm
+    cluster: Cluster
+    drafted: bool
+
+
+@dataclass
+class Cell:
+    """What one arm did at one level, by round."""
+
+    windows: list[Window] = field(default_factory=list)
+
+    @property
+    def drafting(self) -> float:
+        """Draft time over verify time, of the verifier's own steps."""
+        shares = []
+        for window in self.windows:
+            verify_ms = sum(ms for part, ms in window.parts_ms.items() if part != "draft")
+            shares.append(window.parts_ms["draft"] / verify_ms)
+        return statistics.median(shares)
+
+    @property
+    def tokens_per_s(self) -> list[float]:
+        return [window.tokens_per_s for window in self.windows]
+
+    def median(self, name: str) -> float:
+        return float(statistics.median(getattr(window, name) for window in self.windows))
+
+
+Cells = dict[tuple[str, int], Cell]
+
+
+class Bench:
+    """The clusters, all at once, and a tape."""
+
+    def __init__(
+        self, pair: Pair, draft: Path, scratch: Path, cores: tuple[int, int], stack: contextlib.AsyncExitStack
+    ) -> None:
+        self._pair = pair
+        self._draft = draft
+        self._file = scratch / f"{draft.stem}.json"
+        self._stack = stack
+        self._verifier_core, self._device_core = cores
+        self.recordings = 0
+        self.pass_s = 0.0
+        """A pass of the draft over one token, on the device."""
+
+    async def arms(self, prompts: Mapping[str, Sequence[int]], depths: Sequence[int]) -> list[Arm]:
+        plain, where = await self._cluster()
+        tape = await make_tape(where, replace(self._pair, draft=self._draft), prompts, SETTINGS)
+        tape = replace(tape, recordings=tuple(r for r in tape.recordings if not repetitive(r.call.output)))
+        tape.save(self._file)
+        self.recordings = len(tape.recordings)
+        self.pass_s = min(tape.decodes)[1]
+        swarm = await self._swarm(where)
+        found = [Arm(PLAIN, swarm, plain, False), Arm(DEVICE, swarm, plain, True)]
+        for depth in depths:
+            cluster, where = await self._cluster("--colocated-draft", str(self._draft), "--colocated-depth", str(depth))
+            found.append(Arm(f"co-located {depth}", await self._swarm(where), cluster, False))
+        return found
+
+    async def _cluster(self, *options: str) -> tuple[Cluster, Where]:
+        cluster = await self._stack.enter_async_context(harness.cluster())
+        await cluster.start_coordinator("--listen", "127.0.0.1:0", cores=[self._device_core])
+        arguments = ["--model", str(self._pair.target), "--draft", str(self._draft), "--threads", "1", *options]
+        verifier: Child = await cluster.start_verifier(*arguments, cores=[self._verifier_core])
+        return cluster, Where(verifier.address, cluster.address)
+
+    async def _swarm(self, where: Where) -> Swarm:
+        return await self._stack.enter_async_context(Swarm(self._file, where, cores=[self._device_core]))
+
+
+@dataclass(frozen=True)
+class Window:
+    """What was delivered while as many sessions as asked for ran all the time."""
+
+    tokens_per_s: float
+    tokens_per_step: float
+    load: float
+    """Cores' worth of CPU time that the swarm used."""
+    parts_ms: Mapping[str, float]
+    """The parts of the verifier's recent steps, while all sessions ran."""
+
+
+async def ask(arm: Arm, level: int, requests: Iterator[int], warm_s: float, count_s: float) -> Window:
+    """A closed loop of `level` sessions. Raises RuntimeError where one fails or its output is not the recorded one."""
+    outcomes: list[Outcome] = []
+    begin = time.monotonic() + warm_s
+    end = begin + count_s
+
+    async def seat() -> None:
+        while time.monotonic() < end:
+            outcomes.append(await arm.swarm.play(Job(next(requests), drafted=arm.drafted)))
+
+    seats = asyncio.gather(*(seat() for _ in range(level)))
+    await asyncio.sleep(warm_s)
+    cpu_s = arm.swarm.cpu_s()
+    await asyncio.sleep(count_s)
+    cpu_s, parts_ms = arm.swarm.cpu_s() - cpu_s, await timing(arm.cluster)
+    await seats
+    if failed := [o.error for o in outcomes if o.error or o.wrong or not o.finished]:
+        raise RuntimeError(f"{arm.name}, {level} sessions: {len(failed)} failed or are not as recorded: {failed[:3]}")
+    tokens = sum(begin <= at < end for o in outcomes for at in o.delivered_s)
+    per_step = sum(o.tokens for o in outcomes) / sum(o.steps for o in outcomes)
+    return Window(tokens / count_s, per_step, cpu_s / count_s, parts_ms)
+
+
+async def timing(cluster: Cluster) -> Mapping[str, float]:
+    """Milliseconds of the parts of the verifier's recent steps."""
+    async with channel(cluster.address) as link:
+        admin = coordinator_pb2_grpc.AdminStub(link)  # type: ignore[no-untyped-call]
+        status = await admin.Status(coordinator_pb2.StatusRequest(), timeout=5.0)
+    return dict(status.verifiers[0].timing_ms)
+
+
+async def measure(arms: Sequence[Arm], recordings: int, rounds: int, levels: Sequence[int], count_s: float) -> Cells:
+    """First every prompt once, so that it is in the prefix caches."""
+    cells: Cells = defaultdict(Cell)
+    for arm in arms:
+        await asyncio.gather(*(arm.swarm.play(Job(i, drafted=arm.drafted)) for i in range(recordings)))
+    for turn in range(rounds):
+        for level in levels:
+            for arm in arms if turn % 2 else reversed(arms):
+                requests = itertools.cycle(range(recordings))
+                window = await ask(arm, level, requests, WARM_S, count_s)
+                cells[arm.name, level].windows.append(window)
+    return cells
+
+
+def ratios(cells: Cells, level: int, over: str) -> list[float]:
+    """Device-drafted over another arm, by round."""
+    pairs = zip(cells[DEVICE, level].tokens_per_s, cells[over, level].tokens_per_s, strict=True)
+    return [device / other for device, other in pairs]
+
+
+def best_colocated(cells: Cells, level: int) -> str:
+    """The arm with the greatest median."""
+    names = {name for name, _ in cells if name not in (PLAIN, DEVICE)}
+    return max(names, key=lambda name: cells[name, level].median("tokens_per_s"))
+
+
+def report(title: str, cells: Cells, levels: Sequence[int]) -> dict[str, dict[str, float]]:
+    """Print a table, and the ratios by level."""
+    print(f"\n{title}: tokens/s (tokens per step) [cores' worth of the swarm]")
+    names = list(dict.fromkeys(name for name, _ in cells))
+    for name in names:
+        row = [f"{name:<16}"]
+        for level in levels:
+            cell = cells[name, level]
+            speed, per_step, load = map(cell.median, ("tokens_per_s", "tokens_per_step", "load"))
+            row.append(f"{level:>3}: {speed:7.1f} ({per_step:.2f}) [{load:.2f}]")
+        print("  ".join(row))
+    found: dict[str, dict[str, float]] = {"vs_autoregression": {}, "vs_colocated": {}, "colocated_bound": {}}
+    for level in levels:
+        best = best_colocated(cells, level)
+        over_plain, over_best = ratios(cells, level, PLAIN), ratios(cells, level, best)
+        drafting = cells[best, level].drafting
+        bound = SHARE_OF_BOUND * (1.0 + drafting)
+        print(
+            f"{level:>3} sessions: device over autoregression {spread(over_plain)}, over {best} {spread(over_best)};"
+            f" its draft takes {drafting:.2f} of its verify time, bound {bound:.2f}"
+        )
+        found["vs_autoregression"][str(level)] = round(statistics.median(over_plain), 3)
+        found["vs_colocated"][str(level)] = round(statistics.median(over_best), 3)
+        found["colocated_bound"][str(level)] = round(bound, 3)
+    return found
+
+
+def heavy_draft(target: Path, folder: Path) -> Path:
+    """The target as its own draft, in Q8_0."""
+    disable_progress_bar()
+    full, path = folder / "target-f32.gguf", folder / "target-q8.gguf"
+    model = AutoModelForCausalLM.from_pretrained(target, dtype="float32", local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(target, local_files_only=True)
+    export_gguf(model, tokenizer, full, "target as draft")
+    quantize(full, path, "Q8_0")
+    full.unlink()
+    return path
+
+
+@contextlib.asynccontextmanager
+async def bench(pair: Pair, draft: Path, scratch: Path, cores: tuple[int, int]) -> AsyncIterator[Bench]:
+    """Its clusters stop when it is left."""
+    async with contextlib.AsyncExitStack() as stack:
+        yield Bench(pair, draft, scratch, cores, stack)
+
+
+def on_gpu(quick: bool) -> dict[str, Any] | None:
+    """None, and a line that says so, without a GPU."""
+    from benchmarks import capacity_gpu
+
+    found = capacity_gpu.measure(quick=quick)
+    if found is None:
+        print("no CUDA device: nothing was measured on a GPU")
+    return found
+
+
+async def main() -> None:
+    options = harness.arguments("capacity", __doc__).parse_args()
+    pair = Pair.in_folder(options.models)
+    rounds, count, count_s = (1, 6, 3.0) if options.quick else (3, 18, 3.0)
+    depths = (2, 4) if options.quick else DEPTHS
+    tokenizer = Tokenizer.from_file(str(pair.target / "tokenizer.json"))
+    prompts = {p.id: tokenizer.encode(p.text, add_special_tokens=False).ids for p in harness.prompts("heldout")[:count]}
+    result: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="outrider-bench-") as folder:
+        scratch = Path(folder)
+        cores = harness.cores()
+        harness.pin(cores[1])
+        for key, draft in (
+            ("", pair.draft),
+            ("heavy_draft", await asyncio.to_thread(heavy_draft, pair.target, scratch)),
+        ):
+            async with bench(pair, draft, scratch, cores) as one:
+                arms = await one.arms(prompts, depths)
+                cells = await measure(arms, one.recordings, rounds, LEVELS, count_s)
+            found: dict[str, Any] = report(key.replace("_", " ") or "the shipped draft", cells, LEVELS)
+            cost = one.pass_s * cells[PLAIN, 1].median("tokens_per_s")
+            print(f"a pass of this draft takes {cost:.2f} of a single session's step")
+            found["draft_over_target"] = round(cost, 3)
+            result |= {key: found} if key else found
+    harness.finish(result | {"gpu": on_gpu(options.quick)})
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,181 @@
+"""Tokens per second of one verifier with a GPU, by who drafts: nobody, a model beside the target, the devices.
+
+The real Engine, a target of 1B to 8B with random weights, 1 to 128 greedy sessions at once, prompts of 256 random
+tokens. The target's own continuations come first, by plain steps; then each device sends up trees that agree with its
+continuation with probability `rate` at every depth (benchmarks.trees), and the engine verifies them as it does any.
+The time of a step is from the first Append handed to the engine until its commits are there and the GPU is idle; the
+devices stand between two steps, all with their trees ready, and their time is told apart. So a network's share is not
+in here: it is what a verifier can do, not what one device sees.
+
+`device`: swept over nodes per session, all of which every step evaluates; `pruned`: the engine takes of them what its
+cost model finds worth it, as in production. `co-located`: the same trees at the same seeds, pruned likewise, but before
+each step a draft model on the same GPU computes as many depths as their spines have, one packed forward of all sessions
+for each; its time counts, its tokens are thrown away. Random weights agree with nothing, so acceptance is that of
+`device` at equal depth by construction, and what differs is the draft's time. What survives of a pruned tree is not
+drafted again. The best of each sweep counts; ratios are made within a round.
+
+A continuation may come out otherwise in a tree's batch, where two tokens tie up to rounding. Such a session's trees
+agree with nothing from there on, which lowers its arm's figure; it is counted, and has another prompt from the next
+round on. The first round is not counted. `colocated_bound` is what drafting elsewhere should gain: 0.9 of 1 + draft
+time / verify time of the best co-located arm.
+
+With sdpa attention a step makes a kernel's launch per session and layer, and with many sessions waits for those: target
+and draft both, so such ratios say little about a GPU. Everything here was run on a CPU (`--device cpu --shape tiny`),
+never yet on a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import torch
+import transformers
+
+from benchmarks.arms import COLOCATED, DEVICE, PLAIN, Arm, Level, summary, tell
+from benchmarks.engine_bench import RATE, Bench, Case, Plan
+from benchmarks.random_models import DRAFTS, SHAPES, Shape, dtype_on, random_model
+from benchmarks.trees import Tally
+from cloud_verifier.engine.model import BACKENDS
+
+PRUNED_FROM = 4
+"""Nodes per session; of fewer there is little to leave out."""
+SPARE = 1.2
+"""Memory asked for over what is accounted for: activations, workspaces, graphs."""
+
+
+def arms(nodes: Sequence[int]) -> list[Arm]:
+    whole = [Arm(kind, count) for count in nodes for kind in (DEVICE, COLOCATED)]
+    return [Arm(PLAIN), *whole, *(replace(arm, pruned=True) for arm in whole if arm.nodes >= PRUNED_FROM)]
+
+
+def level(bench: Bench, sessions: int) -> Level:
+    """Every arm once a round, from another one on each time; one round more than is counted."""
+    rng = Random(sessions)
+    found = Level()
+
+    def fresh() -> Case:
+        return Case(tuple(rng.choices(range(bench.target.vocab_size), k=bench.plan.prompt)))
+
+    every = arms(bench.plan.nodes)
+    cases = bench.continued([fresh() for _ in range(sessions)])
+    for number in range(bench.plan.rounds + 1):
+        turn = number % len(every)
+        astray: set[int] = set()
+        for arm in (*every[turn:], *every[:turn]):
+            tally = found.tally if number and arm.nodes and not arm.pruned else Tally()
+            result = bench.run(cases, arm, f"{sessions} {number}", tally)
+            astray |= result.astray
+            if number:
+                found.rounds[arm].append(result)
+                found.astray += len(result.astray)
+                found.served += sessions
+        if astray:
+            cases = bench.continued([fresh() if i in astray else case for i, case in enumerate(cases)])
+    return found
+
+
+def memory_needed(target: Shape, draft: Shape, plan: Plan, device: torch.device) -> int:
+    """Bytes: weights, keys and values, and a step's logits."""
+    size = dtype_on(device).itemsize
+    slots = plan.engine.kv_slots, max(plan.batches) * plan.room
+    held = target.parameters + draft.parameters + slots[0] * target.kv_values + slots[1] * draft.kv_values
+    logits = plan.engine.token_budget * target.vocabulary
+    return int(SPARE * size * (held + 2 * logits))
+
+
+def memory_free(device: torch.device) -> int:
+    """Bytes."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def fitting(shapes: Sequence[str], draft: str | None, plan: Plan, device: torch.device) -> tuple[Shape, Shape] | None:
+    """The first target, and its draft, for which there is memory; a line for each that is passed over."""
+    free = memory_free(device)
+    for name in shapes:
+        pair = SHAPES[name], SHAPES[draft or DRAFTS[name]]
+        needed = memory_needed(*pair, plan, device)
+        if needed <= free:
+            return pair
+        print(f"{name} is left out: it needs {needed / 2**30:.1f} GiB on {device}, {free / 2**30:.1f} GiB are free")
+    return None
+
+
+def measure(
+    *,
+    quick: bool = False,
+    device: str | None = None,
+    shape: str | None = None,
+    draft: str | None = None,
+    attention: str = "auto",
+    rate: float = RATE,
+    plan: Plan | None = None,
+) -> dict[str, Any] | None:
+    """All of it. None without a CUDA device, unless one is named, and where no shape fits its memory.
+
+    shape: one of DRAFTS; without it the greatest that fits. plan: instead of what `quick` and `rate` (0..1) say.
+    """
+    if device is None and not torch.cuda.is_available():
+        return None
+    where = torch.device(device or "cuda")
+    plan = plan or replace(Plan.quick() if quick else Plan(), rate=rate)
+    pair = fitting([shape] if shape else ["8b", "3b", "1b"], draft, plan, where)
+    if pair is None:
+        return None
+    models = [random_model(one, where, attention=attention, seed=seed) for seed, one in enumerate(pair)]
+    share = pair[1].parameters / pair[0].parameters
+    print(f"target {pair[0].name}, {pair[0].parameters / 1e6:.1f}M; draft {pair[1].name}, {share:.0%} of it")
+    print(f"{models[0].hardware}, {models[0].dtype}, attention {models[0].backend}, rate {plan.rate}")
+    bench = Bench(models[0], models[1], plan)
+    levels = {}
+    gc.freeze()  # what is there stays; a collection then looks at little
+    for sessions in plan.batches:
+        levels[sessions] = level(bench, sessions)
+        tell(sessions, levels[sessions])
+    gc.unfreeze()
+    setting = {
+        "device": models[0].hardware,
+        "target": pair[0].name,
+        "draft": pair[1].name,
+        "draft_share": round(share, 3),
+        "attention": models[0].backend,
+        "rate": plan.rate,
+    }
+    return summary(levels) | setting
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.capacity_gpu", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a short version, for a look")
+    parser.add_argument("--device", help="cuda or cpu (default: cuda)")
+    parser.add_argument("--shape", choices=DRAFTS, help="of the target (default: the greatest that fits)")
+    parser.add_argument("--draft", choices=SHAPES, help="shape of the co-located draft")
+    parser.add_argument(
+        "--attention", choices=["auto", *BACKENDS], default="auto", help="auto: triton on cuda, else sdpa"
+    )
+    parser.add_argument("--rate", type=float, default=RATE, help="of guesses right at each depth")
+    parser.add_argument("--batches", type=int, nargs="+", help="numbers of sessions")
+    options = parser.parse_args()
+    plan = replace(Plan.quick() if options.quick else Plan(), rate=options.rate)
+    if options.batches:
+        plan = replace(plan, batches=tuple(options.batches))
+    found = measure(
+        device=options.device, shape=options.shape, draft=options.draft, attention=options.attention, plan=plan
+    )
+    if found is None:
+        print("nothing was measured: no CUDA device, or none with memory enough; --device cpu --shape tiny for a trial")
+    print(f"torch {torch.__version__}, transformers {transformers.__version__}, Python {platform.python_version()}")
+    print(json.dumps({"gpu": found}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

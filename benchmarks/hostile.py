@@ -1,0 +1,328 @@
+"""One client that breaks every rule it can, over raw gRPC and raw TCP. It has a place and a ticket like anybody.
+
+Each attack ends by itself within a few seconds; what the verifier answers is counted by attack and status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from benchmarks.replay import Where
+from edge_agent.placement import Coordinator
+from outrider.core.errors import OutriderError
+from outrider.wire.channels import channel, split_address
+from outrider.wire.v1 import session_pb2 as pb
+
+METHOD = "/outrider.wire.v1.Verifier/Session"
+ATTACK_S = 25.0
+"""An attack that the verifier lets go on for so long is ended."""
+FLOOD_S = 2.0
+STARE_S = 6.0
+HALF_OPEN_S = 12.0
+"""Longer than a verifier's `open_timeout_s` of 10."""
+
+
+class Raw:
+    """One stream whose messages are bytes. Its place comes from the coordinator, if there is one."""
+
+    def __init__(self, where: Where) -> None:
+        self._where = where
+        self._link = channel(where.verifier)
+        self._control = channel(where.coordinator) if where.coordinator else None
+        self.session_id = f"raw-{id(self):x}-{time.monotonic_ns():x}"
+        self.ticket = b""
+        self.epoch = 1
+        self.last_epoch = 1 << 30
+        self.call: Any = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.call is not None:
+            self.call.cancel()
+        await self._link.close()
+        if self._control is not None:
+            await self._control.close()
+
+    async def place(self, patience_s: float = 0.0) -> None:
+        """Take a place. Raises Overloaded where there is none."""
+        if self._control is None:
+            return
+        placement = await Coordinator(self._control, None).open("", patience_s=patience_s)
+        grant = placement.grants.grants[0]
+        self.session_id, self.ticket = placement.grants.session_id, grant.ticket
+        self.epoch, self.last_epoch = grant.epoch_first, grant.epoch_last
+
+    def begin(self) -> None:
+        """A stream, without a word yet."""
+        stream = self._link.stream_stream(
+            METHOD, request_serializer=bytes, response_deserializer=pb.ServerMessage.FromString
+        )
+        self.call = stream()
+
+    async def open(self, prompt: list[int], max_tokens: int, **changes: Any) -> None:
+        """A stream, and a well-formed Open but for `changes`."""
+        self.begin()
+        attach = pb.Attach(
+            epoch=self.epoch,
+            prompt=prompt,
+            max_tokens=max_tokens,
+            sampling=pb.Sampling(top_p=1.0, repetition_penalty=1.0),
+            ignore_eos=True,
+        )
+        fields: dict[str, Any] = {"session_id": self.session_id, "ticket": self.ticket, "attach": attach}
+        await self.say(open=pb.Open(**(fields | changes)))
+
+    async def say(self, **kind: Any) -> None:
+        await self.call.write(pb.ClientMessage(**kind).SerializeToString())
+
+    async def append(self, **fields: Any) -> None:
+        await self.say(append=pb.Append(**{"epoch": self.epoch, "first_id": 1} | fields))
+
+    async def hear(self) -> pb.ServerMessage | None:
+        """The next message; None at the end. Raises the stream's error."""
+        message = await self.call.read()
+        return None if message is grpc.aio.EOF else message
+
+    async def hear_out(self) -> None:
+        """Everything until the end, answering nothing."""
+        while await self.hear() is not None:
+            pass
+
+
+Attack = Callable[["Hostile", Raw], Awaitable[None]]
+
+
+class Hostile:
+    """Attacks without pause, one after another, until cancelled. `answers` counts (attack, how it ended)."""
+
+    def __init__(self, where: Where, rng: random.Random, prompt: list[int], max_sequence: int = 2048) -> None:
+        self._where = where
+        self._rng = rng
+        self._prompt = prompt
+        self._most = max_sequence - len(prompt)
+        self.answers: Counter[tuple[str, str]] = Counter()
+
+    async def run(self) -> None:
+        turn = list(ATTACKS)
+        while True:
+            self._rng.shuffle(turn)
+            for attack in turn:
+                await self.one(attack)
+                await asyncio.sleep(self._rng.uniform(0.0, 0.2))
+
+    async def one(self, attack: Attack) -> str:
+        """Carry one out; how it ended: a status, or what this side saw."""
+        ended = "OK"
+        try:
+            async with asyncio.timeout(ATTACK_S), Raw(self._where) as raw:
+                await attack(self, raw)
+        except grpc.aio.AioRpcError as error:
+            ended = error.code().name
+            if error.code() is grpc.StatusCode.INTERNAL and not error.trailing_metadata():
+                ended = "ended before"  # our own library's word for a write on a stream that is over
+        except TimeoutError:
+            ended = "went on"
+        except (OutriderError, OSError, asyncio.InvalidStateError, grpc.aio.UsageError) as error:
+            ended = type(error).__name__
+        self.answers[attack.__name__, ended] += 1
+        return ended
+
+    # --- the attacks
+
+    async def garbage(self, raw: Raw) -> None:
+        raw.begin()
+        await raw.call.write(self._rng.randbytes(self._rng.choice((1, 100, 100_000))))
+        await raw.hear_out()
+
+    async def garbage_midway(self, raw: Raw) -> None:
+        await self._opened(raw)
+        await raw.call.write(b"\xff" * 1000)
+        await raw.hear_out()
+
+    async def garbage_on_tcp(self, raw: Raw) -> None:
+        reader, writer = await asyncio.open_connection(*split_address(self._where.verifier))
+        with contextlib.closing(writer):
+            writer.write(self._rng.randbytes(100_000))
+            while await reader.read(1 << 16):
+                pass
+
+    async def flood(self, raw: Raw) -> None:
+        """Empty Appends as fast as they go; nothing is read."""
+        await self._opened(raw)
+        until = time.monotonic() + FLOOD_S
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FLOOD_S):
+                while time.monotonic() < until:
+                    await raw.append()
+
+    async def flood_of_nodes(self, raw: Raw) -> None:
+        """Single nodes below the root, more than are allowed."""
+        await self._opened(raw)
+        for i in range(1000):
+            await raw.append(first_id=i + 1, parent=[0], token=[i])
+        await raw.hear_out()
+
+    async def id_gap(self, raw: Raw) -> None:
+        await self._opened(raw)
+        await raw.append(first_id=50, parent=[0], token=[7])
+        await raw.hear_out()
+
+    async def parent_of_the_future(self, raw: Raw) -> None:
+        await self._opened(raw)
+        await raw.append(parent=[5], token=[7])
+        await raw.hear_out()
+
+    async def base_of_the_future(self, raw: Raw) -> None:
+        await self._opened(raw)
+        await raw.append(base=1 << 20, parent=[0], token=[7])
+        await raw.hear_out()
+
+    async def wrong_epoch(self, raw: Raw) -> None:
+        await self._opened(raw)
+        await raw.append(epoch=raw.epoch + 1)
+        await raw.hear_out()
+
+    async def same_siblings(self, raw: Raw) -> None:
+        await self._opened(raw)
+        await raw.append(parent=[0, 0], token=[7, 7])
+        await raw.hear_out()
+
+    async def too_deep(self, raw: Raw) -> None:
+        await self._opened(raw)
+        await raw.append(parent=list(range(60)), token=[7] * 60)
+        await raw.hear_out()
+
+    async def too_many(self, raw: Raw) -> None:
+        await self._opened(raw)
+        await raw.append(parent=[0] * 1000, token=list(range(1000)))
+        await raw.hear_out()
+
+    async def no_token(self, raw: Raw) -> None:
+        await self._opened(raw)
+        await raw.append(parent=[0], token=[(1 << 32) - 1])
+        await raw.hear_out()
+
+    async def never_reads(self, raw: Raw) -> None:
+        """A long answer is asked for, confirmed and not read."""
+        await raw.place()
+        await raw.open(self._prompt, self._most)
+        await asyncio.sleep(STARE_S)
+
+    async def huge_prompt(self, raw: Raw) -> None:
+        await raw.place()
+        await raw.open([1] * self._rng.choice((self._most * 2, 131_072, 1_000_000)), 16)
+        await raw.hear_out()
+
+    async def all_the_room(self, raw: Raw) -> None:
+        """The longest sequence allowed, left as soon as it has begun."""
+        await raw.place()
+        await raw.open(self._prompt, self._most)
+        for _ in range(3):
+            await raw.hear()
+
+    async def no_open(self, raw: Raw) -> None:
+        raw.begin()
+        await raw.hear_out()
+
+    async def half_open(self, raw: Raw) -> None:
+        """Connections that say hello in HTTP/2 and nothing else."""
+        sockets = [await asyncio.open_connection(*split_address(self._where.verifier)) for _ in range(8)]
+        for _, writer in sockets:
+            writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+        await asyncio.sleep(HALF_OPEN_S)
+        for _, writer in sockets:
+            writer.transport.abort()
+
+    async def after_the_end(self, raw: Raw) -> None:
+        await raw.place()
+        await raw.open(self._prompt, 1)
+        while (message := await raw.hear()) is not None:
+            if message.commit.finish:
+                break
+        for i in range(100):
+            await raw.append(first_id=i + 1, base=1, parent=[0], token=[i])
+        await raw.hear_out()
+
+    async def epoch_after_epoch(self, raw: Raw) -> None:
+        """Attach on attach, each fencing the one before it."""
+        await raw.place()
+        calls = []
+        try:
+            for epoch in range(raw.epoch, min(raw.epoch + 8, raw.last_epoch)):
+                raw.epoch = epoch
+                await raw.open(self._prompt, 64)
+                calls.append(raw.call)
+            await raw.hear_out()
+        finally:
+            for call in calls:
+                call.cancel()
+
+    async def cancel_on_cancel(self, raw: Raw) -> None:
+        await self._opened(raw)
+        for _ in range(200):
+            await raw.say(cancel=pb.Cancel(epoch=raw.epoch))
+        await raw.hear_out()
+
+    async def forged_ticket(self, raw: Raw) -> None:
+        await raw.place()
+        await raw.open(self._prompt, 16, ticket=bytes(byte ^ 1 for byte in raw.ticket) or b"forged")
+        await raw.hear_out()
+
+    async def somebody_elses_session(self, raw: Raw) -> None:
+        await raw.place()
+        await raw.open(self._prompt, 16, session_id="x" * 32)
+        await raw.hear_out()
+
+    async def nonsense_sampling(self, raw: Raw) -> None:
+        await raw.place()
+        sampling = pb.Sampling(temperature=float("nan"), top_p=-1.0, repetition_penalty=float("inf"))
+        attach = pb.Attach(epoch=raw.epoch, prompt=self._prompt, max_tokens=16, sampling=sampling)
+        await raw.open(self._prompt, 16, attach=attach)
+        await raw.hear_out()
+
+    async def _opened(self, raw: Raw) -> None:
+        """A session that has begun."""
+        await raw.place()
+        await raw.open(self._prompt, 256)
+        await raw.hear()
+
+
+ATTACKS: tuple[Attack, ...] = (
+    Hostile.garbage,
+    Hostile.garbage_midway,
+    Hostile.garbage_on_tcp,
+    Hostile.flood,
+    Hostile.flood_of_nodes,
+    Hostile.id_gap,
+    Hostile.parent_of_the_future,
+    Hostile.base_of_the_future,
+    Hostile.wrong_epoch,
+    Hostile.same_siblings,
+    Hostile.too_deep,
+    Hostile.too_many,
+    Hostile.no_token,
+    Hostile.never_reads,
+    Hostile.huge_prompt,
+    Hostile.all_the_room,
+    Hostile.no_open,
+    Hostile.half_open,
+    Hostile.after_the_end,
+    Hostile.epoch_after_epoch,
+    Hostile.cancel_on_cancel,
+    Hostile.forged_ticket,
+    Hostile.somebody_elses_session,
+    Hostile.nonsense_sampling,
+)

@@ -1,0 +1,334 @@
+"""Five times as much work as one verifier can do: does it go on doing what it can, and turn the rest away at once?
+
+First the peak: more and more sessions in a closed loop, each level for as long; goodput is the tokens per second of
+sessions that finish, counted at their end. Then sessions arrive in an open loop, at random, at five times the rate at
+which they were finished at the peak. They come straight to the verifier, so that no coordinator turns them away first.
+Who is refused waits as long as it was told, asks once more and gives up. Goodput is counted as before; what runs when
+the clock stops counts nothing.
+
+That refusals come before any compute is measured apart: with every place taken by a session that stands still (its
+device confirms nothing), the engine process's CPU time is read while as many prompts of 1,000 tokens are refused, and
+again for one such prompt that is let in. The prefix cache is off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from tokenizers import Tokenizer
+
+from benchmarks import harness, proc
+from benchmarks.harness import Pair, percentile
+from benchmarks.hostile import Raw
+from benchmarks.replay import Job, Outcome, Where
+from benchmarks.swarm import Swarm, make_tape
+from benchmarks.tape import Tape
+from edge_agent.completion import Options
+from outrider.wire.v1 import session_pb2 as pb
+
+TIMES = 5.0
+"""What is offered, over what was finished at the peak."""
+WANTED = 0.8
+PROCESSES = 2
+REFUSALS = 100
+PROMPT_TOKENS = 1_000
+STALLED_TOKENS = 128
+"""Asked for by a session that stands still, which it does after `run_ahead` of them, 64."""
+FILLED_S = 60.0
+"""For all places to be taken by sessions that stand still."""
+SEED = 20_261_121
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How much is measured."""
+
+    levels: tuple[int, ...]
+    """Sessions in the closed loop."""
+    places: int
+    """Sessions that the verifier serves at once; its default is 64."""
+    warm_s: float
+    """Before counting, at every level."""
+    count_s: float
+    """Counted of every level."""
+    overload_warm_s: float
+    """Longer than a session takes where every place is taken: before that none can have ended."""
+    overload_s: float
+    """Counted of the open loop."""
+    tokens: int
+    prompts: int
+
+
+FULL = Lengths((2, 4, 8, 16, 32, 64), 64, 5.0, 20.0, 30.0, 60.0, tokens=96, prompts=8)
+QUICK = Lengths((4, 16), 16, 2.0, 6.0, 6.0, 12.0, tokens=32, prompts=3)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """One session's end."""
+
+    at: float
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class Rate:
+    """What was finished in a window of time."""
+
+    tokens_per_s: float
+    sessions_per_s: float
+
+    @classmethod
+    def of(cls, ended: Sequence[Ended], begin: float, end: float) -> Rate:
+        inside = [e.outcome for e in ended if begin <= e.at < end and e.outcome.finished]
+        return cls(sum(o.tokens for o in inside) / (end - begin), len(inside) / (end - begin))
+
+
+class Load:
+    """Sends a swarm to work and keeps what became of it."""
+
+    def __init__(self, swarm: Swarm, tape: Tape) -> None:
+        self._swarm = swarm
+        self._tape = tape
+        self._draw = random.Random(SEED)
+        self.ended: list[Ended] = []
+
+    async def closed(self, level: int, lengths: Lengths) -> Rate:
+        """`level` sessions at once, each followed by the next."""
+        begin = time.monotonic() + lengths.warm_s
+        end = begin + lengths.count_s
+
+        async def seat() -> None:
+            while time.monotonic() < end:
+                await self._one()
+
+        await asyncio.gather(*(seat() for _ in range(level)))
+        return Rate.of(self.ended, begin, end)
+
+    async def open(self, per_s: float, lengths: Lengths) -> tuple[Rate, int]:
+        """Arrivals at random times, `per_s` on average; how many there were, too. What still runs is left running."""
+        began = time.monotonic()
+        begin = began + lengths.overload_warm_s
+        end = begin + lengths.overload_s
+        arrivals: set[asyncio.Task[None]] = set()
+        due, came = began, 0
+        while (due := due + self._draw.expovariate(per_s)) < end:
+            await asyncio.sleep(due - time.monotonic())
+            task = asyncio.create_task(self._one())
+            arrivals.add(task)
+            task.add_done_callback(arrivals.discard)
+            came += 1
+        await asyncio.sleep(end - time.monotonic())
+        for task in arrivals:
+            task.cancel()
+        await asyncio.gather(*arrivals, return_exceptions=True)
+        return Rate.of(self.ended, begin, end), came
+
+    async def _one(self) -> None:
+        outcome = await self._swarm.play(Job(self._draw.randrange(len(self._tape.recordings))))
+        self.ended.append(Ended(time.monotonic(), outcome))
+
+
+@dataclass(frozen=True)
+class Price:
+    """What turning away costs, and what letting in would."""
+
+    refusal_ms: float
+    """CPU time of the engine process for one refusal of a long prompt."""
+    front_ms: float
+    """CPU time of the front for it."""
+    prompt_ms: float
+    """CPU time of the engine process for one such prompt that is let in."""
+    refused: int
+
+
+async def price(where: Where, front: int, engine: int, places: int) -> Price:
+    """Fill every place, be refused, then take one place."""
+    prompt = [2 + i % 1_000 for i in range(PROMPT_TOKENS)]
+    async with Standing.filling(where, places) as standing:
+        idle = await _cpu(engine, 1.0)
+        before, began = (proc.cpu_seconds(front), proc.cpu_seconds(engine)), time.monotonic()
+        refused = sum([await _refused(where, prompt) for _ in range(REFUSALS)])
+        seconds = time.monotonic() - began
+        front_s, engine_s = proc.cpu_seconds(front) - before[0], proc.cpu_seconds(engine) - before[1]
+        await standing[0].leave()
+        await asyncio.sleep(0.5)
+        before_s, began = proc.cpu_seconds(engine), time.monotonic()
+        if await _refused(where, prompt):
+            raise RuntimeError("a place that was given back is not to be had")
+        prompt_s = proc.cpu_seconds(engine) - before_s - idle * (time.monotonic() - began)
+    return Price(
+        refusal_ms=1000.0 * max(0.0, engine_s - idle * seconds) / REFUSALS,
+        front_ms=1000.0 * front_s / REFUSALS,
+        prompt_ms=1000.0 * prompt_s,
+        refused=refused,
+    )
+
+
+class Standing:
+    """A session that has come to a stand: its device answers pings and confirms no token, so no more are committed."""
+
+    def __init__(self, raw: Raw) -> None:
+        self._raw = raw
+        self._still = asyncio.Event()
+        self._hearing = asyncio.create_task(self._hear())
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def filling(cls, where: Where, places: int) -> AsyncIterator[list[Standing]]:
+        """So many of them, once all stand still."""
+        async with contextlib.AsyncExitStack() as stack:
+            raws = [await stack.enter_async_context(Raw(where)) for _ in range(places)]
+            for raw in raws:
+                await raw.open([1], STALLED_TOKENS)
+            standing = [cls(raw) for raw in raws]
+            try:
+                for one in standing:
+                    await asyncio.wait_for(one._still.wait(), FILLED_S)
+                yield standing
+            finally:
+                await asyncio.gather(*(one.leave() for one in standing))
+
+    async def leave(self) -> None:
+        self._raw.call.cancel()
+        self._hearing.cancel()
+        await asyncio.gather(self._hearing, return_exceptions=True)
+
+    async def _hear(self) -> None:
+        received = 0
+        while (message := await self._raw.hear()) is not None:
+            received += len(message.commit.token)
+            if received >= STALLED_TOKENS // 2:
+                self._still.set()
+            if message.WhichOneof("kind") == "ping":
+                await self._raw.say(pong=pb.Pong(nonce=message.ping.nonce))
+
+
+async def _refused(where: Where, prompt: list[int]) -> bool:
+    """Ask for one token; whether that was refused for want of room. Raises what else goes wrong."""
+    async with Raw(where) as raw:
+        try:
+            await raw.open(prompt, 1)
+            await raw.hear_out()
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise
+            return True
+    return False
+
+
+async def _cpu(pid: int, seconds: float) -> float:
+    """CPU seconds per second."""
+    before, began = proc.cpu_seconds(pid), time.monotonic()
+    await asyncio.sleep(seconds)
+    return (proc.cpu_seconds(pid) - before) / (time.monotonic() - began)
+
+
+async def main() -> None:
+    options = harness.arguments("overload", __doc__).parse_args()
+    pair = Pair.in_folder(options.models)
+    lengths = QUICK if options.quick else FULL
+    verifier_core, device_core = harness.cores()
+    tokenizer = Tokenizer.from_file(str(pair.target / "tokenizer.json"))
+    chosen = harness.prompts("heldout")[: lengths.prompts]
+    prompts = {p.id: tokenizer.encode(p.text, add_special_tokens=False).ids for p in chosen}
+    settings = {
+        "greedy": Options(max_tokens=lengths.tokens, temperature=0.0, seed=0),
+        "T=0.8": Options(max_tokens=lengths.tokens, temperature=0.8, seed=SEED),
+    }
+    async with harness.cluster(prefix_cache=False) as cluster:
+        flags = ["--model", str(pair.target), "--draft", str(pair.draft), "--threads", "1"]
+        verifier = await cluster.start_verifier(*flags, "--max-sessions", str(lengths.places), cores=[verifier_core])
+        harness.pin(device_core)
+        front, engine, *_ = proc.family(verifier.pid)
+        where = Where(verifier.address, patience_s=0.0)  # asks once more, when it was told to, and gives up
+        cost = await price(where, front, engine, lengths.places)
+        tape = await make_tape(Where(verifier.address), pair, prompts, settings)
+        with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
+            file = Path(scratch, "tape.json")
+            tape.save(file)
+            async with Swarm(file, where, processes=PROCESSES, cores=[device_core]) as swarm:
+                peak_level, peak = await _peak(Load(swarm, tape), lengths)
+                offered, load = TIMES * peak.sessions_per_s, Load(swarm, tape)
+                used, began = swarm.cpu_s(), time.monotonic()
+                rate, came = await load.open(offered, lengths)
+                busy = (swarm.cpu_s() - used) / (time.monotonic() - began)
+    print(
+        f"open loop, {offered:.1f} arrivals/s: {rate.tokens_per_s:.1f} tokens/s; the swarm used {busy:.0%} of its core"
+    )
+    _finish(cost, peak_level, peak, rate, came, [e.outcome for e in load.ended])
+
+
+async def _peak(load: Load, lengths: Lengths) -> tuple[int, Rate]:
+    rates = {}
+    for level in lengths.levels:
+        rates[level] = rate = await load.closed(level, lengths)
+        print(
+            f"closed loop, {level:>2} sessions: {rate.tokens_per_s:.1f} tokens/s, {rate.sessions_per_s:.2f} finished/s"
+        )
+        _check([e.outcome for e in load.ended])
+    return max(rates.items(), key=lambda item: item[1].tokens_per_s)
+
+
+def _check(outcomes: Sequence[Outcome]) -> None:
+    """Raises for a session that ended otherwise than by its end or for want of room."""
+    wrong = Counter(o.error for o in outcomes if o.error and not o.error.startswith("Overloaded"))
+    if wrong:
+        raise RuntimeError(f"sessions failed: {wrong.most_common(3)}")
+
+
+def _finish(cost: Price, peak_level: int, peak: Rate, rate: Rate, came: int, outcomes: Sequence[Outcome]) -> None:
+    refusals = [1000.0 * seconds for outcome in outcomes for seconds in outcome.refused_s]
+    shed = sum(outcome.error.startswith("Overloaded") for outcome in outcomes)
+    second = sum(bool(outcome.refused_s) and outcome.finished for outcome in outcomes)
+    failures = Counter(o.error[:160] for o in outcomes if o.error and not o.error.startswith("Overloaded"))
+    errors = sum(failures.values())
+    for error, count in failures.most_common():
+        print(f"error, {count} times: {error}")
+    wrong = sum(outcome.wrong > 0 for outcome in outcomes)
+    share = rate.tokens_per_s / peak.tokens_per_s
+    print(
+        f"{came} came, {sum(o.finished for o in outcomes)} finished ({second} at the second attempt), {shed} gave up"
+        f" after two refusals; {len(refusals)} refusals took {statistics.median(refusals):.1f} ms in the middle"
+        if refusals
+        else f"{came} came and nobody was refused"
+    )
+    print(
+        f"a refusal of {PROMPT_TOKENS} tokens costs the engine {cost.refusal_ms:.2f} ms of CPU and the front"
+        f" {cost.front_ms:.2f}; the same prompt let in costs the engine {cost.prompt_ms:.0f} ms"
+        f" ({cost.refused} of {REFUSALS} refused)"
+    )
+    harness.finish(
+        {
+            "goodput_share_of_peak": round(share, 3),
+            "peak_tokens_per_s": round(peak.tokens_per_s, 1),
+            "peak_sessions": peak_level,
+            "overload_tokens_per_s": round(rate.tokens_per_s, 1),
+            "arrivals": came,
+            "shed": shed,
+            "refusals": len(refusals),
+            "refusal_p50_ms": percentile(refusals, 0.50),
+            "refusal_p99_ms": percentile(refusals, 0.99),
+            "engine_ms_per_refusal": round(cost.refusal_ms, 3),
+            "engine_ms_per_prompt": round(cost.prompt_ms, 1),
+            "differing": wrong,
+            "errors": errors,
+        }
+    )
+    if share < WANTED or wrong or errors or cost.refused < REFUSALS or cost.refusal_ms > 0.1 * cost.prompt_ms:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

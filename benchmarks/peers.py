@@ -1,0 +1,310 @@
+"""Hugging Face `generate` on the same target, batched, with either cache: what a provider would run without us.
+
+Greedy, float32, EOS ignored. A ragged batch is padded on the left and generates to its longest output; only the tokens
+that were asked for count. Assisted generation takes the draft of the pair; transformers reads a GGUF itself only with
+`accelerate` installed, so its few tensors are dequantised here.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    DynamicCache,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    StaticCache,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+
+from benchmarks.harness import spread
+
+PAD = 0
+"""Stands where the mask hides it, so any id will do."""
+STATIC_STEP = 64
+"""A static cache's length is a multiple of this."""
+TENSORS = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+"""A layer's tensors in a GGUF -> in transformers."""
+
+
+@dataclass(frozen=True)
+class Request:
+    prompt: tuple[int, ...]
+    tokens: int
+    """To generate."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One arm's answer to some requests."""
+
+    outputs: tuple[tuple[int, ...], ...]
+    """As long as was asked for."""
+    seconds: float
+    """Prompts included."""
+    decode_tokens: int
+    decode_seconds: float
+    """Of those tokens, while all requests generated."""
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.outputs))
+
+    @property
+    def rate(self) -> float:
+        """Useful tokens per second."""
+        return self.tokens / self.seconds
+
+    @property
+    def decode_rate(self) -> float:
+        """Tokens per second between the last first token and the first last one; 0 where there is no such time."""
+        return self.decode_tokens / self.decode_seconds if self.decode_seconds else 0.0
+
+
+def total(parts: Sequence[Timed]) -> Timed:
+    """Requests that were answered one after another."""
+    return Timed(
+        outputs=tuple(output for part in parts for output in part.outputs),
+        seconds=sum(part.seconds for part in parts),
+        decode_tokens=sum(part.decode_tokens for part in parts),
+        decode_seconds=sum(part.decode_seconds for part in parts),
+    )
+
+
+class Marks(StoppingCriteria):  # type: ignore[misc]
+    """Stops nothing; notes when every forward's tokens were there."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.times: list[float] = []
+        self.lengths: list[int] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        self.times.append(self._clock())
+        self.lengths.append(input_ids.shape[1])
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+
+
+class HuggingFace:
+    """The target, and the draft if there is one, as transformers runs them."""
+
+    def __init__(self, target: Any, draft: Any = None, clock: Callable[[], float] = time.thread_time) -> None:
+        self._target = _without_end(target)
+        self._draft = None if draft is None else _without_end(draft)
+        self._clock = clock
+
+    @classmethod
+    def load(cls, target: Path, draft: Path | None = None) -> HuggingFace:
+        module = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32, local_files_only=True)
+        return cls(module, None if draft is None else draft_from_gguf(draft))
+
+    def batch(self, requests: Sequence[Request], *, static: bool) -> Timed:
+        """All requests in one batch, with a StaticCache of the length that they need, or a DynamicCache."""
+        longest = max(request.tokens for request in requests)
+        width = max(len(request.prompt) for request in requests)
+        config = self._target.config
+        cache: Any = DynamicCache(config=config)
+        if static:
+            cache = StaticCache(config=config, max_cache_len=-(-(width + longest) // STATIC_STEP) * STATIC_STEP)
+        return self._generate(requests, longest, past_key_values=cache)
+
+    def assisted(self, request: Request) -> Timed:
+        """One request, with the draft's help."""
+        if self._draft is None:
+            raise ValueError("there is no draft to assist: load one")
+        return self._generate([request], request.tokens, assistant_model=self._draft)
+
+    @torch.inference_mode()
+    def _generate(self, requests: Sequence[Request], longest: int, **options: Any) -> Timed:
+        ids, mask = padded([request.prompt for request in requests])
+        marks = Marks(self._clock)
+        began = self._clock()
+        out = self._target.generate(
+            ids,
+            attention_mask=mask,
+            do_sample=False,
+            max_new_tokens=longest,
+            pad_token_id=PAD,
+            stopping_criteria=StoppingCriteriaList([marks]),
+            **options,
+        )
+        seconds = self._clock() - began
+        if out.shape[1] != ids.shape[1] + longest:
+            raise RuntimeError(f"{out.shape[1] - ids.shape[1]} tokens were generated, must be {longest}")
+        rows = out[:, ids.shape[1] :].tolist()
+        shortest = min(request.tokens for request in requests)
+        last = next(i for i, length in enumerate(marks.lengths) if length >= ids.shape[1] + shortest)
+        return Timed(
+            outputs=tuple(tuple(row[: request.tokens]) for row, request in zip(rows, requests, strict=True)),
+            seconds=seconds,
+            decode_tokens=len(requests) * (marks.lengths[last] - marks.lengths[0]),
+            decode_seconds=marks.times[last] - marks.times[0],
+        )
+
+
+Answer = Callable[[Sequence[Request], str], Timed]
+"""All requests at once; what has another name finds nothing of theirs in a cache."""
+
+
+def compared(
+    engine: Answer, hf: HuggingFace, ids: Sequence[Sequence[int]], shape: tuple[int, int], rounds: int
+) -> dict[str, dict[str, list[Timed]]]:
+    """What came of the requests, by their kind and by arm, for each round; printed.
+
+    ids: a text for each request. shape: tokens of prompt and output where they are equal; the outputs are the longest.
+    """
+    prompt, output = shape
+    equal = [Request(tuple(text[:prompt]), output) for text in ids]
+    uneven = ragged(ids, output)
+    few = equal[:4]
+    found = {
+        "equal": in_turn(
+            {
+                "engine": lambda number: engine(equal, f"equal {number}"),
+                "hf dynamic": lambda number: hf.batch(equal, static=False),
+                "hf static": lambda number: hf.batch(equal, static=True),
+            },
+            rounds,
+        ),
+        "ragged": in_turn(
+            {
+                "engine": lambda number: engine(uneven, f"ragged {number}"),
+                "hf dynamic": lambda number: hf.batch(uneven, static=False),
+                "hf static": lambda number: hf.batch(uneven, static=True),
+            },
+            rounds,
+        ),
+        "single": in_turn(
+            {
+                "engine": lambda number: total([engine([one], f"single {number}") for one in few]),
+                "hf dynamic": lambda number: total([hf.batch([one], static=False) for one in few]),
+                "hf assisted": lambda number: total([hf.assisted(one) for one in few]),
+            },
+            rounds,
+        ),
+    }
+    tell(f"{len(equal)} requests of {prompt} + {output} tokens", found["equal"])
+    tell(f"{len(uneven)} ragged requests, at most {len(ids[0])} + {output} tokens", found["ragged"])
+    tell(f"{len(few)} requests of {prompt} + {output} tokens, one at a time", found["single"])
+    return found
+
+
+def ragged(ids: Sequence[Sequence[int]], output: int) -> list[Request]:
+    """Prompts from 32 tokens to whole texts, outputs from an eighth of `output` to all of it, in no relation."""
+    last = len(ids) - 1
+    prompts = [round(32 + (len(text) - 32) * i / last) for i, text in enumerate(ids)]
+    outputs = [max(1, round(output * (1 + 7 * i / last) / 8)) for i in range(len(ids))]
+    Random(0).shuffle(outputs)
+    return [Request(tuple(text[:p]), n) for text, p, n in zip(ids, prompts, outputs, strict=True)]
+
+
+def in_turn(arms: Mapping[str, Callable[[int], Timed]], rounds: int) -> dict[str, list[Timed]]:
+    """Every arm once a round, from another one on each time."""
+    found: dict[str, list[Timed]] = {name: [] for name in arms}
+    names = list(arms)
+    for number in range(rounds):
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
+            found[name].append(arms[name](number))
+    return found
+
+
+def over_best(found: Mapping[str, Sequence[Timed]], rate: Callable[[Timed], float] = lambda timed: timed.rate) -> float:
+    """The engine's rate over the best of the others in the same round; the median of rounds."""
+    others = [timed for name, timed in found.items() if name != "engine"]
+    ratios = [rate(ours) / max(map(rate, theirs)) for ours, *theirs in zip(found["engine"], *others, strict=True)]
+    return round(statistics.median(ratios), 3)
+
+
+def tell(label: str, found: Mapping[str, Sequence[Timed]]) -> None:
+    print(f"\n{label}: tokens/s with the prompts, decode alone, and outputs that are the engine's")
+    for name, timed in found.items():
+        same = statistics.fmean(a == b for a, b in zip(found["engine"][0].outputs, timed[0].outputs, strict=True))
+        decode = spread([t.decode_rate for t in timed]) if timed[0].decode_tokens else "-"
+        print(f"  {name:<12} {spread([t.rate for t in timed]):<30} {decode:<30} {same:.0%}", flush=True)
+
+
+def padded(prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and mask, int64 `[B, longest]`, padded on the left."""
+    width = max(map(len, prompts))
+    ids = torch.full((len(prompts), width), PAD)
+    mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, width - len(prompt) :] = torch.tensor(prompt)
+        mask[row, width - len(prompt) :] = 1
+    return ids, mask
+
+
+def _without_end(module: Any) -> Any:
+    """No token ends a text, in `generate` or for an assistant."""
+    module.generation_config.eos_token_id = None
+    return module.eval()
+
+
+def draft_from_gguf(path: Path) -> Any:
+    """A Qwen3 draft as transformers has it, float32, from a GGUF. Raises ValueError for another architecture."""
+    from gguf import GGUFReader, dequantize
+
+    reader = GGUFReader(path)
+    architecture = reader.fields["general.architecture"].contents()
+    if architecture != "qwen3":
+        raise ValueError(f"{path.name} is of architecture {architecture}, must be qwen3")
+    fields = {name.partition(".")[2]: f.contents() for name, f in reader.fields.items() if name.startswith("qwen3.")}
+    weights = {
+        _name(t.name): torch.from_numpy(np.array(dequantize(t.data, t.tensor_type), dtype=np.float32))
+        for t in reader.tensors
+    }
+    module = Qwen3ForCausalLM(_config(fields, tied="lm_head.weight" not in weights))
+    missing, unknown = module.load_state_dict(weights, strict=False)
+    if unknown or set(missing) - {"lm_head.weight"}:
+        raise ValueError(f"{path.name} does not fill a Qwen3: missing {missing}, unknown {unknown}")
+    module.tie_weights()
+    return module
+
+
+def _config(fields: Mapping[str, Any], *, tied: bool) -> Qwen3Config:
+    return Qwen3Config(
+        vocab_size=fields["vocab_size"],
+        hidden_size=fields["embedding_length"],
+        intermediate_size=fields["feed_forward_length"],
+        num_hidden_layers=fields["block_count"],
+        num_attention_heads=fields["attention.head_count"],
+        num_key_value_heads=fields["attention.head_count_kv"],
+        head_dim=fields["attention.key_length"],
+        max_position_embeddings=fields["context_length"],
+        rms_norm_eps=fields["attention.layer_norm_rms_epsilon"],
+        rope_parameters={"rope_type": "default", "rope_theta": fields["rope.freq_base"]},
+        tie_word_embeddings=tied,
+    )
+
+
+def _name(tensor: str) -> str:
+    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`."""
+    top = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+    first, *rest = tensor.split(".")
+    if first in top:
+        return ".".join([top[first], *rest])
+    layer, kind, suffix = rest
+    return f"model.layers.{layer}.{TENSORS[kind]}.{suffix}"

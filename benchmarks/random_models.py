@@ -1,0 +1,119 @@
+"""Targets and drafts of real shapes with random weights: they take as long as trained ones, and no download.
+
+A plain random model is of no use where a continuation is to come out again in another batch: its best two tokens lie so
+close that bfloat16 confuses them every few dozen tokens. So here the output head is the embedding itself under one
+cycle through the whole vocabulary, and the layers together add about as much to the residual stream as the embedding
+put there: the head then names one token clearly, hardly swayed by what came before, and none comes again before all
+others did. What is computed per token is what the shape says, whatever the values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from cloud_verifier.engine.model import BACKENDS, TargetModel
+from cloud_verifier.engine.selftest import self_test
+
+POSITIONS = 8_192
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A Llama. The head has weights of its own, also where the model of this name ties it to the embedding: that takes
+    memory and no time, for of an embedding only the rows of a step's tokens are read."""
+
+    name: str
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    inner: int
+    vocabulary: int = 128_256
+
+    @property
+    def parameters(self) -> int:
+        attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
+        layer = attention + 3 * self.hidden * self.inner + 2 * self.hidden
+        return 2 * self.vocabulary * self.hidden + self.layers * layer + self.hidden
+
+    @property
+    def kv_values(self) -> int:
+        """Numbers that a token's keys and values are, over all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim
+
+    def config(self) -> LlamaConfig:
+        return LlamaConfig(
+            hidden_size=self.hidden,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            intermediate_size=self.inner,
+            vocab_size=self.vocabulary,
+            max_position_embeddings=POSITIONS,
+            rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
+            tie_word_embeddings=False,
+        )
+
+
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        Shape("8b", 4096, 32, 32, 8, 128, 14_336),
+        Shape("3b", 3072, 28, 24, 8, 128, 8_192),
+        Shape("1b", 2048, 16, 32, 8, 64, 8_192),
+        Shape("0.5b", 896, 24, 14, 2, 64, 4_864),
+        Shape("0.2b", 768, 8, 12, 4, 64, 2_048),
+        Shape("tiny", 64, 2, 4, 2, 16, 128, 512),
+        Shape("tiniest", 32, 1, 2, 1, 16, 64, 512),
+    )
+}
+"""Of Llama 3.1 and 3.2; 0.5b is Qwen2.5's with Llama's vocabulary."""
+DRAFTS = {"8b": "0.5b", "3b": "0.5b", "1b": "0.2b", "tiny": "tiniest"}
+"""Target -> the draft that stands beside it: of 7, 16 and 16% of its parameters."""
+
+
+def dtype_on(device: torch.device) -> torch.dtype:
+    """What the verifier computes in there by default."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def backend_on(device: torch.device, attention: str = "auto") -> str:
+    """auto: triton on CUDA where there is such a backend, sdpa otherwise."""
+    if attention != "auto":
+        return attention
+    return "triton" if device.type == "cuda" and "triton" in BACKENDS else "sdpa"
+
+
+def random_model(shape: Shape, device: torch.device, *, attention: str = "auto", seed: int = 0) -> TargetModel:
+    """Ready for an engine. Raises ModelRefused where the self-test fails."""
+    torch.manual_seed(seed)
+    with torch.device(device):
+        module = AutoModelForCausalLM.from_config(
+            shape.config(), dtype=dtype_on(device), attn_implementation="eager"
+        ).requires_grad_(False)
+    _make_definite(module)
+    model = TargetModel(module, name=shape.name, backend=BACKENDS[backend_on(device, attention)]())
+    self_test(model)
+    return model
+
+
+@torch.no_grad()
+def _make_definite(module: Any) -> None:
+    """Embeddings of size 1, layers that add about 1 together, and a head that answers a token with its successor."""
+    embedding = module.get_input_embeddings().weight
+    vocabulary, hidden = embedding.shape
+    embedding.normal_()
+    layers = module.model.layers
+    for layer in layers:
+        for last in (layer.self_attn.o_proj, layer.mlp.down_proj):
+            last.weight.mul_((2 * len(layers)) ** -0.5)
+    cycle = torch.randperm(vocabulary, device=embedding.device)
+    before = torch.empty_like(cycle)
+    before[cycle] = cycle.roll(1)
+    module.get_output_embeddings().weight.copy_(embedding[before]).mul_(hidden**-0.5)

@@ -1,0 +1,174 @@
+"""Recordings: what the draft answers wherever a device's tree could go, around a known output of the target.
+
+The real drafter is led along the output, one position at a time, and grows its tree from every root until nothing is
+worth a decode (at a quarter of the price that devices are told, so that a replay under other conditions finds what it
+asks for). Every answer of the draft is noted under its place: the output up to a position, and the tokens that leave it
+there. A replay (benchmarks.replay) runs the device's own drafter, growth and driver over these answers, so there is no
+second growth policy, and what lies below a root is known to it only once a Commit, or its own guess, has led there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.tape import Call, Lesson, Place, Recording, Tape, place
+from edge_agent.drafter import Drafter, Source, Voice
+from edge_agent.drafts import WIDTHS, DraftOptions
+from edge_agent.growth import Plan, Widths
+from edge_agent.sources.base import DraftTask, Proposal, Spot
+from edge_agent.sources.llama_source import LlamaSource
+from edge_agent.sources.prompt_lookup import PromptLookup
+from outrider.core.protocol.messages import Directive, SessionLimits
+from outrider.core.survival import Calibrator
+from outrider.core.tree import ROOT
+from outrider.core.vocabulary import compare_token_tables
+from outrider.llama import LlamaModel, TreeContext, measure_widths
+
+ROOM = 256
+"""Nodes of a tree that is recorded: more than any device holds, so that none is left out for want of room."""
+SLOW_STEP_MS = 1_000.0
+"""With a step so slow a device's own time costs nothing, and the price alone bounds the tree."""
+
+
+class RecordingSource:
+    """A source that notes what the one below it answers, and how long it takes."""
+
+    def __init__(self, below: Source, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._below = below
+        self._clock = clock
+        self._output: tuple[int, ...] = ()
+        self._position = 0
+        self._evaluated: set[int] = set()
+        self.answers: dict[Place, tuple[Proposal, ...]] = {}
+        self.prefill_s = 0.0
+        self.decodes: defaultdict[int, list[float]] = defaultdict(list)
+        self.commits: list[float] = []
+        """Seconds of an advance by a token that was evaluated already."""
+        self.corrections: list[float] = []
+        """Of one by a token that was not."""
+
+    def lead(self, output: Sequence[int]) -> None:
+        """Begin another recording."""
+        self._output, self.answers = tuple(output), {}
+
+    def begin(self, task: DraftTask) -> None:
+        self._position, self._evaluated = len(task.received), set()
+        began = self._clock()
+        self._below.begin(task)
+        self.prefill_s = self._clock() - began
+
+    def advance(self, path: Sequence[int], tokens: Sequence[int]) -> None:
+        self._position += len(tokens)
+        known = len(path) == len(tokens) and self._evaluated.issuperset(path)
+        began = self._clock()
+        self._below.advance(path, tokens)
+        (self.commits if known else self.corrections).append(self._clock() - began)
+        if not known:
+            self._evaluated.clear()
+
+    def expand(self, spots: Sequence[Spot]) -> list[list[Proposal]]:
+        began = self._clock()
+        found = self._below.expand(spots)
+        evaluated = [spot.id for spot in spots if spot.id != ROOT]
+        if evaluated:
+            self.decodes[len(evaluated)].append(self._clock() - began)
+        self._evaluated.update(evaluated)
+        for spot, proposals in zip(spots, found, strict=True):
+            self.answers[place(self._output, self._position, spot.path)] = tuple(proposals)
+        return found
+
+    def knows(self, token: int) -> bool:
+        return self._below.knows(token)
+
+
+class Witness(Calibrator):
+    """A calibrator whose observations can be made again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lessons: list[Lesson] = []
+
+    def observe(self, rank: int, margin: float, accepted: bool) -> None:
+        self.lessons.append((rank, margin, accepted))
+        super().observe(rank, margin, accepted)
+
+
+class Recorder:
+    """Records calls one after another; the draft learns on the way, as a device's does."""
+
+    def __init__(
+        self, source: Source, widths: Widths, plan: Plan, *, vocabulary: int, ends: Sequence[int] = ()
+    ) -> None:
+        self._source = RecordingSource(source)
+        self._witnesses = [Witness() for _ in range(4)]
+        greedy, sampled, lookup_greedy, lookup_sampled = self._witnesses
+        lookup = Voice(PromptLookup(), lookup_greedy, lookup_sampled, leads=False)
+        self._drafter = Drafter(Voice(self._source, greedy, sampled), lookup, widths)
+        self._widths = widths
+        self._plan = plan
+        self._vocabulary = vocabulary
+        self._ends = tuple(ends)
+
+    def record(self, call: Call) -> Recording:
+        """Grow the tree from every position of the output."""
+        drafter, source = self._drafter, self._source
+        source.lead(call.output)
+        task = DraftTask(call.prompt, (), call.sampling, call.max_tokens, frozenset(self._ends))
+        drafter.begin(task, self._plan)
+        for token in call.output:
+            while drafter.step():
+                pass
+            drafter.advance([token])
+        return Recording(call, source.prefill_s, dict(source.answers))
+
+    def tape(self, recordings: Sequence[Recording]) -> Tape:
+        source = self._source
+        decodes = {width: statistics.fmean(seconds) for width, seconds in source.decodes.items()}
+        decodes = decodes or dict(self._widths.seconds)
+        commit_s = statistics.fmean(source.commits or [0.0])
+        return Tape(
+            recordings=tuple(recordings),
+            vocabulary=self._vocabulary,
+            widths=self._widths.seconds,
+            decodes=tuple(sorted(decodes.items())),
+            commit_s=commit_s,
+            correction_s=statistics.fmean(source.corrections or [commit_s + Widths.measured(decodes).of(1)]),
+            lessons=tuple(tuple(witness.lessons) for witness in self._witnesses),
+            ends=self._ends,
+        )
+
+
+def generous(directive: Directive, limits: SessionLimits) -> Plan:
+    """The plan to record under: what devices are told, at a quarter of the price and with room for all that it buys."""
+    wide = replace(
+        directive,
+        window_nodes=ROOM,
+        window_depth=limits.depth,
+        price=directive.price / 4,
+        step_ms=SLOW_STEP_MS,
+    )
+    return Plan.of(wide, replace(limits, nodes=ROOM))
+
+
+@contextlib.contextmanager
+def recorder(draft: Path, table: Sequence[bytes], plan: Plan, ends: Sequence[int]) -> Iterator[Recorder]:
+    """A recorder of a draft on llama.cpp, set up as a device does. table: the target's tokens."""
+    options = DraftOptions()
+    model = LlamaModel.load(draft, threads=options.threads)
+    try:
+        shared = compare_token_tables(model.token_table(), table)
+        context = TreeContext(model, n_ctx=min(options.context, model.n_ctx_train), threads=options.threads)
+        try:
+            widths = Widths.measured(measure_widths(context, WIDTHS))
+            source = LlamaSource(context, shared_vocabulary=shared)
+            yield Recorder(source, widths, plan, vocabulary=shared, ends=ends)
+        finally:
+            context.close()
+    finally:
+        model.close()

@@ -1,0 +1,361 @@
+"""Light clients: the SDK's own client, worker, drafter and growth over recorded answers instead of a model.
+
+A recorded decode takes its recorded time on the draft's thread, which sleeps meanwhile, as llama.cpp would let the
+others run. The rest is what a device does: tokens come through the real stream, what was guessed ahead survives as far
+as it was right, and what was guessed wrong is dropped and drafted anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from benchmarks.tape import Call, Recording, Tape, place
+from edge_agent.client import AsyncClient
+from edge_agent.completion import Options
+from edge_agent.config import EdgeSettings
+from edge_agent.drafter import Drafter, Voice
+from edge_agent.drafts import DraftOptions, DraftPool
+from edge_agent.failover import Hop, Route
+from edge_agent.growth import Widths
+from edge_agent.kit import TargetKit
+from edge_agent.placement import Placement
+from edge_agent.sources.base import DraftTask, Proposal, Spot
+from edge_agent.sources.prompt_lookup import PromptLookup
+from edge_agent.worker import DraftWorker
+from outrider.core.errors import BadRequest, OutriderError, Overloaded
+from outrider.core.protocol.messages import SessionLimits
+from outrider.core.survival import Calibrator
+from outrider.core.tree import ROOT
+from outrider.wire.proxy import MAX_RTT_MS, DelayProxy
+
+Ending = Literal["finish", "cancel", "drop", "silence"]
+"""How a session ends: by itself; by a Cancel; its connection is cut without a word; it hangs, connected."""
+
+
+HANG_S = 26.0
+"""How long a client that hangs keeps its connection: beyond a verifier's `silence_timeout_s` of 20."""
+
+
+class RecordedSource:
+    """Answers from a tape, each after the time that the draft took for it. Sleeps on the thread that asks."""
+
+    def __init__(
+        self,
+        tape: Tape,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._recordings = {(r.call.prompt, r.call.sampling): r for r in tape.recordings}
+        self._vocabulary = tape.vocabulary
+        self._decodes = Widths(tape.decodes)
+        self._commit_s = tape.commit_s
+        self._correction_s = tape.correction_s
+        self._clock = clock
+        self._sleep = sleep
+        self._overslept = 0.0
+        self._recording: Recording | None = None
+        self._position = 0
+        self._evaluated: set[int] = set()
+        self.asked = 0
+        self.missed = 0
+        """Questions that the recording does not answer: they are answered with nothing."""
+
+    def begin(self, task: DraftTask) -> None:
+        """Raises BadRequest for a request that is not on the tape: the session then goes on without a draft."""
+        self._recording = self._recordings.get((task.prompt, task.sampling))
+        if self._recording is None:
+            raise BadRequest(f"no recording of this prompt of {len(task.prompt)} tokens with {task.sampling}")
+        self._position, self._evaluated = len(task.received), set()
+        self._take(self._recording.prefill_s)
+
+    def advance(self, path: Sequence[int], tokens: Sequence[int]) -> None:
+        """A committed token that was not evaluated costs a decode, as for a model."""
+        known = 0
+        while known < len(path) and path[known] in self._evaluated:
+            known += 1
+        self._position += len(tokens)
+        tail = len(tokens) - known
+        if tail:
+            self._evaluated.clear()
+            self._take(self._correction_s + self._decodes.of(tail) - self._decodes.of(1))
+        else:
+            self._take(self._commit_s)
+
+    def expand(self, spots: Sequence[Spot]) -> list[list[Proposal]]:
+        evaluated = [spot.id for spot in spots if spot.id != ROOT]
+        self._evaluated.update(evaluated)
+        if evaluated:
+            self._take(self._decodes.of(len(evaluated)))
+        return [self._answer(spot) for spot in spots]
+
+    def knows(self, token: int) -> bool:
+        return token < self._vocabulary
+
+    def _answer(self, spot: Spot) -> list[Proposal]:
+        if self._recording is None:
+            return []
+        self.asked += 1
+        found = self._recording.answers.get(place(self._recording.call.output, self._position, spot.path))
+        self.missed += found is None
+        return list(found or ())
+
+    def _take(self, seconds: float) -> None:
+        """Let the recorded time pass; what one sleep takes too long, the next is shorter by."""
+        wanted = seconds - self._overslept
+        if wanted <= 0:
+            self._overslept -= seconds
+            return
+        until = self._clock() + wanted
+        self._sleep(wanted)
+        self._overslept = max(0.0, self._clock() - until)
+
+
+class RecordedDrafts(DraftPool):
+    """A draft that is played from a tape. Each worker begins with what the recorded device had learned.
+
+    taught: `tape.calibrators()`, if it is at hand; making them takes a while.
+    """
+
+    def __init__(self, tape: Tape, taught: Sequence[Calibrator] = (), workers: int = 1) -> None:
+        super().__init__("recorded", DraftOptions(workers=workers))
+        self._tape = tape
+        self._taught = taught or tape.calibrators()
+        self.sources: list[RecordedSource] = []
+
+    def _worker(self) -> DraftWorker:
+        source = RecordedSource(self._tape)
+        self.sources.append(source)
+        greedy, sampled, lookup_greedy, lookup_sampled = copy.deepcopy(self._taught)
+        model = Voice(source, greedy, sampled)
+        lookup = Voice(PromptLookup(), lookup_greedy, lookup_sampled, leads=False)
+        return DraftWorker(lambda: Drafter(model, lookup, Widths(self._tape.widths)))
+
+
+@dataclass(frozen=True)
+class Job:
+    """One session that a light client shall run."""
+
+    recording: int
+    """Its number on the tape."""
+    drafted: bool = True
+    """False: plain cloud streaming."""
+    ending: Ending = "finish"
+    after: int = 0
+    """Tokens that are delivered before it ends otherwise than by itself."""
+
+
+@dataclass
+class Outcome:
+    """What became of it. Seconds count from its begin, placement included."""
+
+    tokens: int = 0
+    steps: int = 0
+    """Commits that brought tokens."""
+    evaluated: int = 0
+    accepted: int = 0
+    wrong: int = 0
+    """Positions at which a token differs from the recorded output, and, for one that finished, those it lacks."""
+    finish: str = ""
+    """eos | length | cancelled; empty where it ended by an error, or by dying."""
+    first_token_s: float | None = None
+    seconds: float = 0.0
+    gaps_ms: list[float] = field(default_factory=list)
+    """Between deliveries."""
+    delivered_s: list[float] = field(default_factory=list)
+    """When each token came, on the clock that all processes of a machine share."""
+    refused_s: list[float] = field(default_factory=list)
+    """From an attach, or the request for a place, to its refusal as Overloaded."""
+    error: str = ""
+    """Class name and message."""
+    asked: int = 0
+    missed: int = 0
+    """Questions to the draft, and those that the recording does not answer."""
+
+    @property
+    def finished(self) -> bool:
+        return self.finish in ("eos", "length")
+
+
+class LightClient(AsyncClient):
+    """The SDK's client with a kit that is there already. One per session: each is a device of its own."""
+
+    def __init__(self, kit: TargetKit, **options: Any) -> None:
+        super().__init__(draft=None, **options)
+        self._ready_kit = kit
+        self.refused_s: list[float] = []
+        self.dead = False
+        """It says nothing more to anybody."""
+
+    async def _assemble(self) -> TargetKit:
+        self._kit = self._ready_kit
+        return self._ready_kit
+
+    async def _place(self, prompt_tokens: int = 0) -> Placement | None:
+        began = time.monotonic()
+        try:
+            return await super()._place(prompt_tokens)
+        except Overloaded:
+            self.refused_s.append(time.monotonic() - began)
+            raise
+
+    def _close_session(self, placement: Placement) -> None:
+        if not self.dead:
+            super()._close_session(placement)
+
+    def _route(self, placement: Placement | None, budget_s: float) -> Route:
+        return _Watched(super()._route(placement, budget_s), self.refused_s)
+
+
+class _Watched:
+    """A route that notes how long refusals take."""
+
+    def __init__(self, under: Route, refused_s: list[float]) -> None:
+        self._under = under
+        self._refused_s = refused_s
+        self._hopped = 0.0
+
+    async def next(self) -> Hop:
+        hop = await self._under.next()
+        self._hopped = time.monotonic()
+        return hop
+
+    def failed(self, error: OutriderError, *, progressed: bool) -> None:
+        if isinstance(error, Overloaded):
+            self._refused_s.append(time.monotonic() - self._hopped)
+        self._under.failed(error, progressed=progressed)
+
+    def learned(self, limits: SessionLimits) -> None:
+        self._under.learned(limits)
+
+
+@dataclass(frozen=True)
+class Where:
+    """How to reach the system."""
+
+    verifier: str
+    coordinator: str = ""
+    """Empty: straight to the verifier, without a ticket."""
+    rtt_ms: float = 0.0
+    patience_s: float = 30.0
+    """How long a session without a place goes on asking."""
+
+
+class Player:
+    """Runs jobs of one tape; any number at once. An async context manager."""
+
+    def __init__(self, tape: Tape, where: Where, scratch: Path) -> None:
+        self._tape = tape
+        self._taught = tape.calibrators()
+        self._where = where
+        self._settings = EdgeSettings(resume_budget_s=where.patience_s, cache_dir=scratch)
+        self._kit: TargetKit | None = None
+
+    async def __aenter__(self) -> Player:
+        async with AsyncClient(verifier=self._where.verifier, draft=None, settings=self._settings) as plain:
+            self._kit = await plain.prepare()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._kit = None
+
+    async def play(self, job: Job) -> Outcome:
+        """Never raises for what happens to the session; a job that is not on the tape is a BadRequest."""
+        if not 0 <= job.recording < len(self._tape.recordings):
+            raise BadRequest.bound("recording", job.recording, f"less than {len(self._tape.recordings)}")
+        drafts = RecordedDrafts(self._tape, self._taught) if job.drafted else None
+        outcome = Outcome()
+        async with contextlib.AsyncExitStack() as stack:
+            proxy = await self._proxy(stack, job)
+            client = await stack.enter_async_context(self._client(drafts, proxy))
+            await self._run(client, job, outcome, proxy)
+            outcome.refused_s = client.refused_s
+        for source in drafts.sources if drafts else ():
+            outcome.asked += source.asked
+            outcome.missed += source.missed
+        return outcome
+
+    def _client(self, drafts: RecordedDrafts | None, proxy: DelayProxy | None) -> LightClient:
+        if self._kit is None:
+            raise BadRequest("the player is not open; use it as a context manager")
+        where = self._where
+        return LightClient(
+            replace(self._kit, drafts=drafts),
+            coordinator=where.coordinator or None,
+            verifier=None if where.coordinator else where.verifier,
+            reroute={where.verifier: proxy.address} if proxy else None,
+            settings=self._settings,
+        )
+
+    async def _proxy(self, stack: contextlib.AsyncExitStack, job: Job) -> DelayProxy | None:
+        """A line of its own for who is far away, or will be cut off."""
+        if not self._where.rtt_ms and job.ending not in ("drop", "silence"):
+            return None
+        return await stack.enter_async_context(DelayProxy(self._where.verifier, self._where.rtt_ms))
+
+    async def _run(self, client: LightClient, job: Job, outcome: Outcome, proxy: DelayProxy | None) -> None:
+        call = self._tape.recordings[job.recording].call
+        began = last = time.monotonic()
+        stream = await client.stream(call.prompt, **options_of(call))
+        got: list[int] = []
+        try:
+            async with stream:
+                async for chunk in stream:
+                    now = time.monotonic()
+                    if got and chunk.token_ids:
+                        outcome.gaps_ms.append(1000.0 * (now - last))
+                    last = now
+                    got += chunk.token_ids
+                    outcome.delivered_s += [now] * len(chunk.token_ids)
+                    if job.ending != "finish" and len(got) >= job.after:
+                        if job.ending != "cancel" and proxy is not None:
+                            await self._die(client, job, proxy)
+                        break
+        except OutriderError as error:
+            outcome.error = f"{type(error).__name__}: {error}"
+        completion = stream.completion
+        died = job.ending in ("drop", "silence") and completion.finish_reason == "cancelled"
+        outcome.finish = "" if outcome.error or died else completion.finish_reason
+        outcome.seconds = last - began
+        outcome.wrong = differing(got, call.output, whole=outcome.finished)
+        measured = stream.statistics
+        outcome.tokens, outcome.steps, outcome.first_token_s = measured.tokens, measured.steps, measured.first_token_s
+        outcome.evaluated, outcome.accepted = measured.evaluated, measured.accepted
+
+    async def _die(self, client: LightClient, job: Job, proxy: DelayProxy) -> None:
+        """From here on nothing that the client says reaches anybody."""
+        client.dead = True
+        if job.ending == "drop":
+            await proxy.__aexit__(None, None, None)
+        else:
+            proxy.rtt_ms = MAX_RTT_MS  # half of it each way: the verifier's patience is shorter
+            await asyncio.sleep(HANG_S)
+
+
+def differing(got: Sequence[int], expected: Sequence[int], *, whole: bool) -> int:
+    """Positions at which `got` is not `expected`. whole: what one has more than the other counts too."""
+    wrong = sum(a != b for a, b in zip(got, expected, strict=False))
+    surplus = len(got) - len(expected)
+    return wrong + (abs(surplus) if whole else max(0, surplus))
+
+
+def options_of(call: Call) -> Options:
+    """The call's request as the SDK takes it."""
+    sampling = call.sampling
+    return Options(
+        max_tokens=call.max_tokens,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        seed=sampling.seed,
+    )

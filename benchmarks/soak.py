@@ -1,0 +1,285 @@
+"""A verifier for ten minutes under 32 sessions that join, finish, cancel, die and hang at random, and one attacker.
+
+The clients are light ones (benchmarks.swarm) in four processes, of which one is killed every 20 s; the plan is drawn
+from a seed. Beside them a hostile client goes through its attacks without pause (benchmarks.hostile). The prefix cache
+is on. Once a second the verifier's processes and what it reports to its coordinator are sampled. When all clients have
+gone, `leaked_slots` are the KV slots that are still in use, or that the engine will not promise to new sessions any
+more: as many as it can hold are opened, to the last slot. `rss_growth_mb` is that of front and engine together over the
+last five minutes (with --quick over the last half). Gaps between deliveries are those of honest sessions, however they
+end. Every honest output is held against the target's, recorded before; an honest session must not end by an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from benchmarks import harness, proc
+from benchmarks.harness import Pair, percentile
+from benchmarks.hostile import Hostile, Raw
+from benchmarks.replay import Job, Outcome, Where
+from benchmarks.swarm import SETTINGS, Swarm, make_tape
+from benchmarks.tape import Tape
+from outrider.core.errors import Overloaded
+from outrider.wire.channels import channel
+from outrider.wire.v1 import coordinator_pb2 as pb
+from outrider.wire.v1 import coordinator_pb2_grpc
+
+SESSIONS = 32
+PROCESSES = 4
+KILL_EVERY_S = 20.0
+KV_SLOTS = 16_384
+MAX_SEQUENCE = 2_048
+TREE_NODES = 64
+LONG_S = 600.0
+"""From this length on memory must have stopped growing."""
+MOST_GROWTH_MB = 20.0
+"""Slots that a session is promised beside prompt and answer, the verifier's default."""
+SETTLE_S = 8.0
+"""For what a session held to come back after its end."""
+SEED = 20_261_121
+ENDINGS = {"finish": 0.60, "cancel": 0.20, "drop": 0.16, "silence": 0.04}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The verifier at one moment."""
+
+    at: float
+    front_mb: float
+    """Resident memory of the front."""
+    engine_mb: float
+    """And of the engine process."""
+    kv_used: int
+    live: int
+
+    @property
+    def rss_mb(self) -> float:
+        return self.front_mb + self.engine_mb
+
+
+@dataclass
+class Tally:
+    """What became of the honest sessions."""
+
+    endings: Counter[str] = field(default_factory=Counter)
+    differing: int = 0
+    """Sessions that delivered a token which is not the target's, or finished with too few or too many."""
+    errors: Counter[str] = field(default_factory=Counter)
+    gaps_ms: list[float] = field(default_factory=list)
+    tokens: int = 0
+
+    def add(self, job: Job, outcome: Outcome) -> None:
+        self.gaps_ms += outcome.gaps_ms
+        self.tokens += outcome.tokens
+        self.differing += outcome.wrong > 0
+        if outcome.error.startswith("Died"):
+            self.endings["killed"] += 1
+        elif outcome.error:
+            self.endings["error"] += 1
+            self.errors[outcome.error[:160]] += 1
+        else:
+            self.endings["finish" if outcome.finished else job.ending] += 1
+
+
+def draw(rng: random.Random, tape: Tape) -> Job:
+    """One session's fate."""
+    (ending,) = rng.choices(list(ENDINGS), list(ENDINGS.values()))
+    recording = rng.randrange(len(tape.recordings))
+    after = rng.randint(1, len(tape.recordings[recording].call.output))
+    return Job(recording, drafted=rng.random() < 0.9, ending=ending, after=after)  # type: ignore[arg-type]
+
+
+async def seat(swarm: Swarm, tape: Tape, rng: random.Random, tally: Tally, until: float) -> None:
+    """One session after another."""
+    await asyncio.sleep(rng.uniform(0.0, 2.0))
+    while time.monotonic() < until:
+        job = draw(rng, tape)
+        tally.add(job, await swarm.play(job))
+        await asyncio.sleep(rng.uniform(0.0, 0.5))
+
+
+async def killer(swarm: Swarm, rng: random.Random, until: float) -> None:
+    """kill -9 for a process of clients now and then; another one takes its place."""
+    while time.monotonic() + KILL_EVERY_S < until:
+        await asyncio.sleep(KILL_EVERY_S)
+        await swarm.kill(rng.randrange(PROCESSES))
+        await swarm.add()
+
+
+class Watcher:
+    """Samples the verifier until it is cancelled."""
+
+    def __init__(self, coordinator: str, pid: int) -> None:
+        self._coordinator = coordinator
+        self._pid = pid
+        self.samples: list[Sample] = []
+
+    async def run(self) -> None:
+        while True:
+            self.samples.append(await self.sample())
+            await asyncio.sleep(1.0)
+
+    async def sample(self) -> Sample:
+        verifier = await self.status()
+        front, *others = map(proc.rss_mb, proc.family(self._pid))
+        return Sample(time.monotonic(), front, sum(others), verifier.kv_used, verifier.live_sessions)
+
+    async def status(self) -> pb.VerifierStatus:
+        async with channel(self._coordinator) as link:
+            admin = coordinator_pb2_grpc.AdminStub(link)  # type: ignore[no-untyped-call]
+            status: pb.StatusResponse = await admin.Status(pb.StatusRequest(), timeout=10.0)
+        if len(status.verifiers) != 1:
+            raise RuntimeError(f"{len(status.verifiers)} verifiers are registered, there was one")
+        return status.verifiers[0]
+
+    async def at_rest(self) -> pb.VerifierStatus:
+        """Once nothing is used any more, or time is up."""
+        until = time.monotonic() + SETTLE_S
+        while True:
+            status = await self.status()
+            if not (status.kv_used or status.live_sessions) or time.monotonic() > until:
+                return status
+            await asyncio.sleep(0.5)
+
+
+def growth(samples: Sequence[Sample], span_s: float) -> float:
+    """MB from the beginning of the last `span_s` to the end; medians over a tenth of it, so that one sample is none."""
+    last = samples[-1].at
+    span = [sample for sample in samples if sample.at >= last - span_s]
+    tenth = max(1, len(span) // 10)
+    begin, end = (statistics.median(s.rss_mb for s in part) for part in (span[:tenth], span[-tenth:]))
+    return end - begin
+
+
+async def unpromised(where: Where, capacity: int) -> int:
+    """Slots that the engine, which holds nothing, will not promise. 0 where sessions fill it to the last one."""
+    async with contextlib.AsyncExitStack() as held:
+        left, most = capacity, MAX_SEQUENCE + TREE_NODES
+        while left > most and await _holds(held, where, most):
+            left -= most
+        low, high = 0, min(left, most)  # what is promised of the rest, and what is not
+        if left <= most and await _holds(held, where, left):
+            return 0
+        while high - low > 1:
+            middle = (low + high) // 2
+            async with contextlib.AsyncExitStack() as tried:
+                fits = await _holds(tried, where, middle)
+            low, high = (middle, high) if fits else (low, middle)
+            await asyncio.sleep(0.3)
+        return left - low
+
+
+async def _holds(stack: contextlib.AsyncExitStack, where: Where, slots: int) -> bool:
+    """Open a session that is promised so many slots and hold it; False where the engine refuses."""
+    if slots < TREE_NODES + 2:
+        return True
+    raw = await stack.enter_async_context(Raw(where))
+    await raw.place(patience_s=10.0)
+    await raw.open([1], slots - TREE_NODES - 1)
+    try:
+        while (message := await raw.hear()) is not None:
+            if message.WhichOneof("kind") == "commit":
+                return True
+    except Exception as error:
+        if "RESOURCE_EXHAUSTED" not in str(error) and not isinstance(error, Overloaded):
+            raise
+    return False
+
+
+async def main() -> None:
+    parser = harness.arguments("soak", __doc__)
+    parser.add_argument("--minutes", type=float, help="how long (10; 1 with --quick)")
+    options = parser.parse_args()
+    pair = Pair.in_folder(options.models)
+    seconds = 60.0 * (options.minutes or (1.0 if options.quick else 10.0))
+    verifier_core, device_core = harness.cores()
+    tokenizer = Tokenizer.from_file(str(pair.target / "tokenizer.json"))
+    prompts = {p.id: tokenizer.encode(p.text, add_special_tokens=False).ids for p in harness.prompts("heldout")[:12]}
+    async with harness.cluster() as cluster:
+        await cluster.start_coordinator("--listen", "127.0.0.1:0", cores=[device_core])
+        flags = ["--model", str(pair.target), "--draft", str(pair.draft), "--kv-slots", str(KV_SLOTS)]
+        verifier = await cluster.start_verifier(*flags, "--threads", "1", cores=[verifier_core])
+        harness.pin(device_core)
+        where = Where(verifier.address, cluster.address)
+        tape = await make_tape(where, pair, prompts, SETTINGS)
+        watcher = Watcher(cluster.address, verifier.pid)
+        tally, hostile = Tally(), Hostile(where, random.Random(SEED), next(iter(prompts.values())))
+        with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
+            file = Path(scratch, "tape.json")
+            tape.save(file)
+            async with Swarm(file, where, processes=PROCESSES, cores=[device_core]) as swarm:
+                print(f"{SESSIONS} sessions on {len(tape.recordings)} recordings for {seconds:.0f} s", flush=True)
+                await _soak(swarm, tape, tally, hostile, watcher, seconds)
+        rest = await watcher.at_rest()
+        missing = 0 if rest.kv_used else await unpromised(where, rest.kv_capacity)
+    _finish(tally, hostile, watcher.samples, seconds, rest, missing)
+
+
+async def _soak(swarm: Swarm, tape: Tape, tally: Tally, hostile: Hostile, watcher: Watcher, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    seats = [asyncio.create_task(seat(swarm, tape, random.Random(SEED + i), tally, until)) for i in range(SESSIONS)]
+    others = [asyncio.create_task(work) for work in (watcher.run(), hostile.run())]
+    tasks = {*seats, *others, asyncio.create_task(killer(swarm, random.Random(SEED), until))}
+    try:
+        while not all(task.done() for task in seats):
+            done, _ = await asyncio.wait(tasks, timeout=1.0, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()  # what has failed shows nothing any more
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _finish(
+    tally: Tally, hostile: Hostile, samples: Sequence[Sample], seconds: float, rest: pb.VerifierStatus, missing: int
+) -> None:
+    span_s = min(300.0, seconds / 2)
+    print("sessions:", ", ".join(f"{ending} {count}" for ending, count in sorted(tally.endings.items())))
+    for error, count in tally.errors.most_common():
+        print(f"error, {count} times: {error}")
+    for (attack, ended), count in sorted(hostile.answers.items()):
+        print(f"attack {attack:<24} {ended:<20} {count}")
+    for sample in samples[:: max(1, len(samples) // 12)]:
+        print(
+            f"after {sample.at - samples[0].at:4.0f} s: front {sample.front_mb:5.1f} MB,"
+            f" engine {sample.engine_mb:6.1f} MB, {sample.live} live, {sample.kv_used} slots used"
+        )
+    print(
+        f"at most {max(s.live for s in samples)} live, {max(s.kv_used for s in samples)} slots used;"
+        f" at rest {rest.live_sessions} sessions, {rest.kv_used} slots used, {missing} not to be had"
+    )
+    leaked = rest.kv_used + missing
+    harness.finish(
+        {
+            "leaked_slots": leaked,
+            "rss_growth_mb": round(growth(samples, span_s), 2),
+            "p50_ms": percentile(tally.gaps_ms, 0.50),
+            "p99_ms": percentile(tally.gaps_ms, 0.99),
+            "differing": tally.differing,
+            "errors": sum(tally.errors.values()),
+            "sessions": sum(tally.endings.values()),
+            "tokens": tally.tokens,
+            "attacks": sum(hostile.answers.values()),
+            "seconds": round(seconds),
+        }
+    )
+    grown = seconds >= LONG_S and growth(samples, span_s) >= MOST_GROWTH_MB
+    if leaked or rest.live_sessions or tally.differing or tally.errors or grown:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

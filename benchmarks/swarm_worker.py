@@ -1,0 +1,58 @@
+"""Light clients in a process of their own: a child of benchmarks.swarm, JSON lines in and out.
+
+{"id": n, "recording": i, "drafted": true, "ending": "finish", "after": 0}  -> {"id": n, ...Outcome}, when it has ended
+The end of the input ends the process, and what still runs with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.replay import Job, Outcome, Player, Where
+from benchmarks.tape import Tape
+
+
+async def serve(player: Player) -> None:
+    """One job per line, all at once."""
+    loop = asyncio.get_running_loop()
+    lines = asyncio.StreamReader(limit=1 << 20)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    print(json.dumps({"ready": True}), flush=True)
+    running: set[asyncio.Task[None]] = set()
+    async for line in lines:
+        request = json.loads(line)
+        number = request.pop("id")
+        task = asyncio.create_task(_answer(player, number, Job(**request)))
+        running.add(task)
+        task.add_done_callback(running.discard)
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+
+
+async def _answer(player: Player, number: int, job: Job) -> None:
+    try:
+        outcome = await player.play(job)
+    except Exception as error:
+        outcome = Outcome(error=f"{type(error).__name__}: {error}")
+    print(json.dumps({"id": number} | asdict(outcome)), flush=True)
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.swarm_worker", description=__doc__)
+    parser.add_argument("tape", type=Path)
+    parser.add_argument("where", type=json.loads, help="fields of replay.Where, as JSON")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="outrider-swarm-") as scratch:
+        async with Player(Tape.load(options.tape), Where(**options.where), Path(scratch)) as player:
+            await serve(player)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

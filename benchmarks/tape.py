@@ -1,0 +1,122 @@
+"""What a recording holds: a known output of the target, and what the draft answers wherever a tree could go around it.
+
+No model is needed to read one. `benchmarks.recording` makes them, `benchmarks.replay` plays them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from edge_agent.sources.base import Proposal
+from outrider.core.processors import SamplingParams
+from outrider.core.survival import Calibrator
+
+Place = tuple[int, tuple[int, ...]]
+"""How many tokens of the output stand before, and the tokens after them that are not the output's."""
+Lesson = tuple[int, float, bool]
+"""What a calibrator observed: rank, margin, whether the guess was accepted."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request and the target's output."""
+
+    name: str
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    max_tokens: int
+    output: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What the draft says around one call."""
+
+    call: Call
+    prefill_s: float
+    answers: Mapping[Place, tuple[Proposal, ...]]
+
+
+@dataclass(frozen=True)
+class Tape:
+    """Recordings of one draft on one device, with its speed and with what it had learned at the end."""
+
+    recordings: tuple[Recording, ...]
+    vocabulary: int
+    """Ids below it are known to the draft."""
+    widths: tuple[tuple[int, float], ...]
+    """Seconds of a decode by width as the device measured them at its start: what its growth plans with."""
+    decodes: tuple[tuple[int, float], ...]
+    """Mean seconds of the recorded decodes by width, scoring included: what a replay takes."""
+    commit_s: float
+    """Mean seconds to take in a token that was evaluated already."""
+    correction_s: float
+    """Mean seconds to take in one that was not: a decode, at the least."""
+    lessons: tuple[tuple[Lesson, ...], ...]
+    """Of the calibrators: model greedy, model sampled, look-up greedy, look-up sampled."""
+    ends: tuple[int, ...] = ()
+
+    def calibrators(self) -> list[Calibrator]:
+        """New ones that have learned all that, in the order of `lessons`."""
+        taught = []
+        for lessons in self.lessons:
+            calibrator = Calibrator()
+            for rank, margin, accepted in lessons:
+                calibrator.observe(rank, margin, accepted)
+            taught.append(calibrator)
+        return taught
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self) | {"recordings": [_to_json(r) for r in self.recordings]}))
+
+    @classmethod
+    def load(cls, path: Path) -> Tape:
+        data = json.loads(path.read_text())
+        return cls(
+            recordings=tuple(map(_from_json, data["recordings"])),
+            vocabulary=data["vocabulary"],
+            widths=tuple((int(w), float(s)) for w, s in data["widths"]),
+            decodes=tuple((int(w), float(s)) for w, s in data["decodes"]),
+            commit_s=data["commit_s"],
+            correction_s=data["correction_s"],
+            lessons=tuple(tuple((int(r), float(m), bool(a)) for r, m, a in lessons) for lessons in data["lessons"]),
+            ends=tuple(data["ends"]),
+        )
+
+
+def place(output: Sequence[int], position: int, path: Sequence[int]) -> Place:
+    """The one name of what stands `path` below the first `position` tokens of the output."""
+    shared = 0
+    while shared < len(path) and position + shared < len(output) and path[shared] == output[position + shared]:
+        shared += 1
+    return position + shared, tuple(path[shared:])
+
+
+def _to_json(recording: Recording) -> dict[str, Any]:
+    answers = [
+        [position, path, [[p.token, p.rank, p.margin] for p in proposals]]
+        for (position, path), proposals in recording.answers.items()
+    ]
+    return {"call": asdict(recording.call), "prefill_s": recording.prefill_s, "answers": answers}
+
+
+def _from_json(data: dict[str, Any]) -> Recording:
+    call, answers = data["call"], data["answers"]
+    return Recording(
+        call=Call(
+            name=call["name"],
+            prompt=tuple(call["prompt"]),
+            sampling=SamplingParams(**call["sampling"]),
+            max_tokens=call["max_tokens"],
+            output=tuple(call["output"]),
+        ),
+        prefill_s=data["prefill_s"],
+        answers={
+            (position, tuple(path)): tuple(Proposal(token, rank, margin) for token, rank, margin in proposals)
+            for position, path, proposals in answers
+        },
+    )

@@ -1,0 +1,128 @@
+"""A step's index tables for the triton kernels: one int32 array, built with numpy, that goes to the device in one copy.
+
+Layout, with `width` places per row section (rows beyond the step's are padding):
+
+    header    items, words of a row's bits
+    slots     [width] where each row's key and value go; -1 for padding, which is written nowhere
+    first     [width] a row's first partial result
+    parts     [width] how many partial results it has, TILE apart; 0 for padding
+    positions [width]
+    items     [items, FIELDS] what one program computes: a tile of rows by a span of keys
+    bits      [nodes, words] which nodes of its segment each node sees: its ancestors and itself
+    keys      per segment the slots of its prefix and of its rows
+
+Key number j of a segment stands at position j in its prefix and chain, and spans of keys end at fixed numbers. So how a
+row's sum over prefix and chain is cut depends on nothing else in the batch, nor on how a prompt was cut into chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloud_verifier.engine.batch import Segment
+
+Table = NDArray[np.int32]
+
+HEADER = 4
+FIELDS = 9
+"""Of an item: first row, rows, first row within the segment, prefix length, chain length, where the segment's keys
+begin in the table, first and last + 1 key, where the bits of the segment's nodes begin in the table."""
+TILE = 16
+"""Rows of one item. Fixed, so that a row meets the same instructions whatever stands beside it."""
+WIDTHS = (16, 32, 64, 128, 256, 512)
+"""Rows for which there are CUDA graphs; a step is padded to the next of them."""
+SPANS = ((8_192, 512), (32_768, 1_024), (4_194_304, 4_096))
+"""(position, keys of a span below it): short enough that one session fills a GPU, long enough that partial results
+of long prompts stay small. Not tuned on a GPU."""
+
+_bounds = [
+    np.arange(begin, end, step) for begin, (end, step) in zip([0, *(end for end, _ in SPANS[:-1])], SPANS, strict=True)
+]
+BOUNDS: NDArray[np.int64] = np.concatenate([*_bounds, [SPANS[-1][0], np.iinfo(np.int32).max]])
+"""Where spans begin; what lies beyond the last position of SPANS is one span."""
+
+
+def width_of(rows: int) -> int:
+    """The width that so many rows are padded to; themselves where they are too many."""
+    return next((width for width in WIDTHS if rows <= width), rows)
+
+
+def build(segments: Sequence[Segment], width: int, take: Callable[[int], Table]) -> tuple[Table, int]:
+    """The table, in an array that `take` gives for its length, and the number of items."""
+    rows = np.array([len(segment.tokens) for segment in segments])
+    chain = np.array([segment.chain for segment in segments])
+    start = np.array([len(segment.prefix) for segment in segments])
+    row = _offsets(rows)
+    total = int(rows.sum())
+
+    tiles = -(-rows // TILE)
+    tile_at = _offsets(tiles)
+    of_tile = np.repeat(np.arange(len(rows)), tiles)
+    local = (np.arange(len(of_tile)) - tile_at[of_tile]) * TILE
+    held = np.minimum(TILE, rows[of_tile] - local)
+    end = start[of_tile] + local + held  # a row sees no row of its segment after itself
+    spans = np.searchsorted(BOUNDS, end)
+    item_at = _offsets(spans)
+    of_item = np.repeat(np.arange(len(spans)), spans)
+    span = np.arange(len(of_item)) - item_at[of_item]
+
+    bits = _bits(segments, rows - chain)
+    bits_at = HEADER + 4 * width + FIELDS * len(of_item)
+    keys_at = bits_at + bits.size
+    table = take(keys_at + int(start.sum()) + total)
+    table[0], table[1] = len(of_item), bits.shape[1]
+    sections = table[HEADER : HEADER + 4 * width].reshape(4, width)
+    sections[0, total:] = -1
+    sections[1:, total:] = 0
+    sections[0, :total] = np.concatenate([segment.slots for segment in segments])
+    place = np.arange(total) - np.repeat(row, rows)
+    of_row = np.repeat(tile_at, rows) + place // TILE
+    sections[1, :total] = item_at[of_row] * TILE + place % TILE
+    sections[2, :total] = spans[of_row]
+    sections[3, :total] = np.concatenate([segment.positions for segment in segments])
+
+    items = table[HEADER + 4 * width : bits_at].reshape(-1, FIELDS)
+    segment_of = of_tile[of_item]
+    items[:, 0] = row[segment_of] + local[of_item]
+    items[:, 1] = held[of_item]
+    items[:, 2] = local[of_item]
+    items[:, 3] = start[segment_of]
+    items[:, 4] = chain[segment_of]
+    items[:, 5] = keys_at + (row + _offsets(start))[segment_of]
+    items[:, 6] = BOUNDS[span]
+    items[:, 7] = np.minimum(BOUNDS[span + 1], end[of_item])
+    items[:, 8] = bits_at + bits.shape[1] * _offsets(rows - chain)[segment_of]
+
+    table[bits_at:keys_at] = bits.reshape(-1).view(np.int32)
+    np.concatenate([part for segment in segments for part in (segment.prefix, segment.slots)], out=table[keys_at:])
+    return table, len(of_item)
+
+
+def _offsets(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where each begins when they stand one after another."""
+    return np.cumsum(counts) - counts
+
+
+def _bits(segments: Sequence[Segment], nodes: NDArray[np.int64]) -> NDArray[np.uint32]:
+    """`[nodes of all segments, words]`: bit i of a node's words says whether it sees node i of its segment.
+
+    By pointer doubling: after k rounds a node knows 2**k of its line, itself included, and the next one above them.
+    """
+    count = int(nodes.sum())
+    words = (int(nodes.max()) + 31) // 32
+    seen = np.zeros((count + 1, words), dtype=np.uint32)  # the last row is all nodes' root, which is no node
+    if count == 0:
+        return seen[:0]
+    chains = np.repeat([segment.chain for segment in segments], nodes)
+    begin = np.repeat(_offsets(nodes), nodes)
+    own = np.arange(count) - begin
+    above = np.concatenate([segment.parents for segment in segments]) - chains
+    above = np.append(np.where(above >= 0, above + begin, count), count)
+    seen[np.arange(count), own // 32] = np.left_shift(np.uint32(1), (own % 32).astype(np.uint32))
+    while (above != count).any():
+        seen |= seen[above]
+        above = above[above]
+    return seen[:count]

@@ -1,0 +1,218 @@
+"""The engine benchmark's accounting: what counts as which part, which tokens are useful, how good the trees are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from tiny_targets import VOCAB, make_tiny
+
+from benchmarks import peers
+from benchmarks.engine import Bench, Case, Parts, Turn, autoregression, cases, continued, steps
+from benchmarks.peers import HuggingFace, Request, Timed
+from benchmarks.trees import Tally, offer
+from cloud_verifier.engine.engine import EngineConfig
+from cloud_verifier.engine.model import TargetModel
+from cloud_verifier.engine.selftest import self_test
+
+
+class Ticks:
+    """A clock that goes on by one second with every look at it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def model() -> TargetModel:
+    target = TargetModel(make_tiny("qwen3"), name="tiny")
+    self_test(target)
+    return target
+
+
+@pytest.fixture
+def bench(model: TargetModel) -> Bench:
+    return Bench(model, EngineConfig(kv_slots=4096, max_sessions=16))
+
+
+def texts(count: int, length: int) -> list[list[int]]:
+    return [Random(i).choices(range(VOCAB), k=length) for i in range(count)]
+
+
+def test_parts_within_parts_sum_to_the_time_from_the_first_to_the_last_look_at_the_clock() -> None:
+    clock = Ticks()
+    parts = Parts(clock)
+    inner = parts.timed("inner", lambda: "result")
+    outer = parts.timed("outer", lambda: (inner(), inner()))
+    parts.enter("loop")
+    assert outer() == ("result", "result")
+    parts.leave()
+    taken = parts.take()
+    assert taken == {"loop": 2.0, "outer": 3.0, "inner": 2.0}
+    assert sum(taken.values()) == clock.now - 1.0
+    assert parts.take() == {}
+
+
+def test_a_part_that_fails_is_left_all_the_same() -> None:
+    parts = Parts(Ticks())
+    parts.enter("loop")
+    with pytest.raises(ZeroDivisionError):
+        parts.timed("inner", lambda: 1 / 0)()
+    parts.leave()
+    assert parts.take() == {"loop": 2.0, "inner": 1.0}
+
+
+def test_the_share_outside_is_all_but_the_forward() -> None:
+    assert Turn({"forward": 6.0, "walk": 1.0, "decode": 0.5, "loop": 0.5}, ()).outside == pytest.approx(0.25)
+
+
+def test_every_step_decodes_and_encodes_for_every_session_and_its_parts_are_all_there(model: TargetModel) -> None:
+    clock = Ticks()
+    bench = Bench(model, EngineConfig(kv_slots=4096, max_sessions=16), Parts(clock))
+    sessions = continued(bench, [Case(tuple(text)) for text in texts(3, 20)], 40)
+    before = clock.now
+    turns = steps(bench, sessions, 4, 3, 0, Tally())
+    assert len(turns) == 3
+    for turn in turns:
+        assert {"decode", "protocol", "schedule", "prepare", "pack", "attention plan", "forward"} <= set(turn.parts)
+        assert {"walk", "commit", "encode", "loop"} <= set(turn.parts)
+        assert turn.parts["decode"] >= 2 * 3  # a frame and its Append for each session
+        assert turn.parts["encode"] >= 3 + 1  # each Commit, and the bytes
+        assert [commit.evaluated for commit in turn.commits] == [4, 4, 4]
+    assert sum(turn.seconds for turn in turns) < clock.now - before
+
+
+def test_the_model_is_left_as_it_was(bench: Bench, model: TargetModel) -> None:
+    continued(bench, [Case((5, 6, 7))], 4)
+    assert "forward" not in vars(model)
+    assert "plan" not in vars(model.attention)
+    assert "_walk" not in vars(bench.engine)
+
+
+@pytest.mark.parametrize("nodes", [1, 4, 8, 16])
+def test_a_tree_has_its_nodes_in_order_distinct_siblings_and_just_the_right_path_that_it_says(nodes: int) -> None:
+    rng = Random(nodes)
+    for _ in range(200):
+        future = [rng.randrange(VOCAB) for _ in range(rng.randrange(20))]
+        tree = offer(future, nodes, 0.7, VOCAB, rng)
+        assert len(tree.tokens) == len(tree.parents) == nodes
+        assert all(parent <= row for row, parent in enumerate(tree.parents))
+        children = {pair: i + 1 for i, pair in enumerate(zip(tree.parents, tree.tokens, strict=True))}
+        assert len(children) == nodes
+        row = walked = 0
+        while walked < len(future) and (row, future[walked]) in children:
+            row, walked = children[row, future[walked]], walked + 1
+        assert walked == tree.right
+
+
+def test_trees_are_right_at_each_depth_as_often_as_asked() -> None:
+    rng = Random(1)
+    offers = [offer(range(50), 8, 0.6, VOCAB, rng) for _ in range(3_000)]
+    tries = sum(min(tree.right + 1, tree.spine) for tree in offers)
+    assert sum(tree.right for tree in offers) / tries == pytest.approx(0.6, abs=0.02)
+    assert {offer(range(50), 8, 1.0, VOCAB, rng).right, offer(range(50), 8, 0.0, VOCAB, rng).right} == {6, 0}
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5, 0.8, 1.0])
+def test_the_engine_accepts_what_the_trees_were_made_to_have_accepted(bench: Bench, rate: float) -> None:
+    greedy, mixed = cases(bench, texts(6, 20), 160)
+    tally = Tally()
+    steps(bench, mixed, 8, 20, 3, tally, rate)
+    assert tally.steps >= 6 * 20
+    assert tally.accepted == tally.planned
+    assert tally.rate == pytest.approx(rate, abs=0.1 if 0 < rate < 1 else 0.0)
+    assert greedy[3:] == mixed[3:]
+    assert [case.sampling.temperature for case in mixed] == [0.8, 0.8, 0.8, 0.0, 0.0, 0.0]
+
+
+@pytest.fixture(scope="module")
+def hf() -> HuggingFace:
+    return HuggingFace(make_tiny("qwen3"), make_tiny("llama"))
+
+
+@pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
+def test_engine_and_hugging_face_answer_ragged_requests_alike_and_only_useful_tokens_count(
+    bench: Bench, hf: HuggingFace, static: bool
+) -> None:
+    asked = peers.ragged(texts(4, 40), 24)
+    assert len({request.tokens for request in asked}) == 4
+    ours, theirs = autoregression(bench, asked, "x"), hf.batch(asked, static=static)
+    assert ours.outputs == theirs.outputs
+    assert ours.tokens == theirs.tokens == sum(request.tokens for request in asked) < 4 * 24
+    assert theirs.rate == pytest.approx(theirs.tokens / theirs.seconds)
+
+
+def test_decoding_alone_is_less_than_the_whole_and_leaves_the_first_tokens_out(bench: Bench, hf: HuggingFace) -> None:
+    asked = [Request(tuple(text), 24) for text in texts(4, 40)]
+    theirs = hf.batch(asked, static=False)
+    assert theirs.decode_tokens == 4 * 23
+    assert 0 < theirs.decode_seconds < theirs.seconds
+    ours = autoregression(bench, asked, "y")
+    assert 4 * 16 <= ours.decode_tokens <= 4 * 23
+    assert 0 < ours.decode_seconds < ours.seconds
+
+
+def test_assisted_generation_gives_the_targets_own_tokens(hf: HuggingFace) -> None:
+    asked = Request(tuple(texts(1, 30)[0]), 20)
+    assert hf.assisted(asked).outputs == hf.batch([asked], static=False).outputs
+
+
+def test_a_prompt_under_another_salt_is_read_anew(bench: Bench) -> None:
+    asked = [Request(tuple(texts(1, 40)[0]), 4)]
+    for salt in ("one", "two"):
+        autoregression(bench, asked, salt)
+    assert bench.engine.stats().prefix_hits == 0
+    autoregression(bench, asked, "two")
+    assert bench.engine.stats().prefix_hits == 1
+
+
+def test_the_best_peer_of_each_round_is_the_measure() -> None:
+    def timed(rate: float) -> Timed:
+        return Timed(((0,) * 10,), 10 / rate, 0, 0.0)
+
+    found = {"engine": [timed(9), timed(8)], "a": [timed(10), timed(2)], "b": [timed(5), timed(16)]}
+    assert peers.over_best(found) == pytest.approx((0.9 + 0.5) / 2)
+
+
+def test_a_draft_read_from_gguf_says_what_it_said_before(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    module = make_tiny("qwen3")
+    writer = gguf.GGUFWriter(tmp_path / "draft.gguf", "qwen3")
+    config = module.config
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.ndim == 1:
+                parameter.uniform_(0.5, 1.5)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config.num_hidden_layers)
+    for name, tensor in module.state_dict().items():
+        if name != "lm_head.weight":  # tied
+            writer.add_tensor(names.get_name(name, (".weight",)), tensor.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    read = peers.draft_from_gguf(tmp_path / "draft.gguf")
+    ids = torch.tensor(texts(1, 12))
+    with torch.inference_mode():
+        assert torch.allclose(read(ids).logits, module(ids).logits, atol=1e-4)

@@ -1,0 +1,206 @@
+"""The verifier drafts for sessions whose devices do not: faster, and the same tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from rig import Rig, client, nothing, perfect, prompt_of
+from tiny_targets import VOCAB, Reference
+
+from cloud_verifier.engine import colocated
+from cloud_verifier.engine.colocated import ColocatedDraft
+from cloud_verifier.engine.engine import Committed, EngineConfig
+from cloud_verifier.engine.model import TargetModel
+from outrider.core.processors import SamplingParams
+
+Target = Callable[[str], TargetModel]
+Plain = Callable[[str], Reference]
+
+
+class Chains:
+    """A draft whose logits are the target's own, blurred by noise; in place of llama.cpp."""
+
+    def __init__(self, model: TargetModel, *, count: int = 8, length: int = 250, blur: float = 0.0) -> None:
+        self.length = length
+        self.fed = 0
+        self.most = 0
+        """Sequences in one call."""
+        self._model = model
+        self._texts: list[list[int]] = [[] for _ in range(count)]
+        self._rng = np.random.default_rng(0)
+        self._blur = blur
+
+    @property
+    def count(self) -> int:
+        return len(self._texts)
+
+    @property
+    def vocab_size(self) -> int:
+        return VOCAB
+
+    def held(self, sequence: int) -> int:
+        return len(self._texts[sequence])
+
+    def truncate(self, sequence: int, length: int) -> None:
+        assert 0 <= length <= len(self._texts[sequence])
+        del self._texts[sequence][length:]
+
+    def feed(self, feeds: Sequence[tuple[int, Sequence[int]]]) -> Any:
+        assert feeds
+        assert len({sequence for sequence, _ in feeds}) == len(feeds)
+        self.most = max(self.most, len(feeds))
+        rows = []
+        for sequence, tokens in feeds:
+            assert tokens
+            self._texts[sequence] += tokens
+            assert len(self._texts[sequence]) <= self.length
+            self.fed += len(tokens)
+            row = self._model.linear_logits(self._texts[sequence])[-1].numpy()
+            rows.append(row + self._blur * self._rng.standard_normal(VOCAB).astype(np.float32))
+        return np.stack(rows)
+
+
+def rig_with(model: TargetModel, chains: Chains, depth: int = 3, siblings: int = 1, **config: Any) -> Rig:
+    draft = ColocatedDraft(chains, depth=depth, siblings=siblings, vocabulary=VOCAB)
+    return Rig(model, EngineConfig(**{"kv_slots": 2048} | config), colocated=draft)
+
+
+SAMPLING = {
+    "greedy": SamplingParams(),
+    "sampled": SamplingParams(temperature=0.8, top_p=0.9, seed=5),
+    "penalties": SamplingParams(temperature=0.7, repetition_penalty=1.3, frequency_penalty=0.2, seed=3),
+}
+
+
+@pytest.mark.parametrize("blur", [0.0, 2.0, 100.0])
+@pytest.mark.parametrize("sampling", SAMPLING)
+def test_the_output_is_the_targets_own_however_good_the_draft(
+    sampling: str, blur: float, target: Target, reference: Plain
+) -> None:
+    params = SAMPLING[sampling]
+    rig = rig_with(target("llama"), Chains(target("llama"), blur=blur))
+    prompts = [prompt_of(5 + 6 * i) for i in range(4)]
+    for i, prompt in enumerate(prompts):
+        rig.attach(f"s{i}", client(prompt, nothing, max_tokens=30, sampling=params))
+    rig.run()
+    for i, prompt in enumerate(prompts):
+        assert rig.clients[f"s{i}"].device.received == reference("llama").generate(prompt, 30, params)
+    assert rig.slots == (0, 0)
+
+
+def test_a_perfect_draft_saves_steps_and_counts_as_our_own(target: Target) -> None:
+    chains = Chains(target("llama"))
+    rig = rig_with(target("llama"), chains)
+    for i in range(4):
+        rig.attach(f"s{i}", client(prompt_of(9 + i), nothing, max_tokens=41, ignore_eos=True))
+    commits = []
+    for _ in range(60):
+        commits += [event.commit for event in rig.turn() if isinstance(event, Committed)]
+    stats = rig.engine.stats()
+    assert stats.committed == 4 * 41
+    # The device is known to draft nothing after two empty answers; from then on four tokens a step.
+    assert stats.steps <= 3 + 41 / 4 + 2
+    assert stats.own_accepted == stats.own_evaluated / 2 > 4 * 25  # one sibling beside each
+    assert (stats.evaluated, stats.accepted) == (0, 0)
+    assert all(commit.evaluated == 0 for commit in commits)
+    assert all(session.evaluated == 0 for session in stats.sessions.values())
+    assert chains.most == 4  # all sessions in one decode
+
+
+def test_the_draft_reads_every_token_about_once(target: Target) -> None:
+    chains = Chains(target("llama"))
+    rig = rig_with(target("llama"), chains, siblings=0)
+    rig.attach("s", client(prompt_of(40), nothing, max_tokens=60, ignore_eos=True))
+    rig.run()
+    # The prompt, every token of the output, and no guess again that came true.
+    assert chains.fed <= 40 + 60 + 6
+
+
+def test_a_device_that_drafts_is_left_to_itself(target: Target, reference: Plain) -> None:
+    prompt = prompt_of(12)
+    expected = reference("llama").generate(prompt, 40, ignore_eos=True)
+    chains = Chains(target("llama"))
+    rig = rig_with(target("llama"), chains)
+    rig.attach("s", client(prompt, perfect(expected), max_tokens=40, ignore_eos=True))
+    rig.run()
+    assert rig.clients["s"].device.received == expected
+    assert chains.fed == 0
+
+
+def test_more_sessions_than_the_draft_has_room_for_stream_plainly(target: Target, reference: Plain) -> None:
+    chains = Chains(target("llama"), count=2)
+    rig = rig_with(target("llama"), chains)
+    for i in range(5):
+        rig.attach(f"s{i}", client(prompt_of(9 + i), nothing, max_tokens=20, ignore_eos=True))
+    rig.run()
+    for i in range(5):
+        expected = reference("llama").generate(prompt_of(9 + i), 20, ignore_eos=True)
+        assert rig.clients[f"s{i}"].device.received == expected
+    assert chains.most == 2
+    assert chains.held(0) == chains.held(1) == 0  # everything was given back
+
+
+def test_a_sequence_that_outgrows_the_draft_goes_on_without_it(target: Target, reference: Plain) -> None:
+    chains = Chains(target("llama"), length=30)
+    rig = rig_with(target("llama"), chains)
+    rig.attach("s", client(prompt_of(12), nothing, max_tokens=40, ignore_eos=True))
+    rig.run()
+    assert rig.clients["s"].device.received == reference("llama").generate(prompt_of(12), 40, ignore_eos=True)
+    assert rig.engine.stats().own_accepted > 0
+
+
+def test_a_long_prompt_is_read_over_several_steps(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(colocated, "MOST_READ", 0)
+    chains = Chains(target("llama"))
+    rig = rig_with(target("llama"), chains)
+    rig.attach("s", client(prompt_of(90), nothing, max_tokens=30, ignore_eos=True))
+    fed = []
+    while not rig.clients["s"].ended:
+        before = chains.fed
+        rig.turn()
+        fed.append(chains.fed - before)
+    assert max(fed) <= 16 + 3  # EACH, and the chain
+    assert rig.engine.stats().own_accepted > 0
+
+
+def test_a_draft_that_breaks_is_given_up_and_no_session_notices(target: Target, reference: Plain) -> None:
+    chains = Chains(target("llama"))
+    rig = rig_with(target("llama"), chains)
+    rig.attach("s", client(prompt_of(12), nothing, max_tokens=40, ignore_eos=True))
+    for _ in range(6):
+        rig.turn()
+    assert rig.engine.stats().own_accepted > 0
+
+    def broken(feeds: object) -> None:
+        raise RuntimeError("llama_decode returned -3")
+
+    chains.feed = broken  # type: ignore[method-assign, assignment]
+    rig.run()
+    assert rig.clients["s"].device.received == reference("llama").generate(prompt_of(12), 40, ignore_eos=True)
+
+
+def test_the_prompts_of_many_do_not_come_into_one_step(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(colocated, "MOST_READ", 0)
+    chains = Chains(target("llama"))
+    rig = rig_with(target("llama"), chains)
+    for i in range(6):
+        rig.attach(f"s{i}", client(prompt_of(90 + i), nothing, max_tokens=30, ignore_eos=True))
+    fed = []
+    while not all(one.ended for one in rig.clients.values()):
+        before = chains.fed
+        rig.turn()
+        fed.append(chains.fed - before)
+    assert max(fed) <= 6 * (16 + 3)
+    assert rig.engine.stats().own_accepted > 0
+
+
+def test_a_token_that_the_draft_does_not_know_ends_drafting_for_that_session(target: Target) -> None:
+    chains = Chains(target("llama"))
+    draft = ColocatedDraft(chains, depth=2, vocabulary=10)
+    rig = Rig(target("llama"), EngineConfig(kv_slots=2048), colocated=draft)
+    rig.attach("s", client([50, 60, 70], nothing, max_tokens=20, ignore_eos=True))
+    rig.run()
+    assert chains.fed == 0

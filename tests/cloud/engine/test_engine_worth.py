@@ -1,0 +1,93 @@
+"""Nodes are taken for what the verifier finds them worth, at what its steps cost."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from rig import Drafter, Rig, client, guesses, perfect, prompt_of
+from tiny_targets import VOCAB, Reference
+
+from cloud_verifier.engine.model import TargetModel
+from outrider.core.protocol.device import DeviceSession
+from outrider.core.step_cost import StepCost
+from outrider.core.tree import ROOT
+
+Target = Callable[[str], TargetModel]
+Plain = Callable[[str], Reference]
+
+
+class Dear(StepCost):
+    """A row costs a third of a plain step, whatever this machine says."""
+
+    def __init__(self) -> None:
+        super().__init__({1: 0.003, 2: 0.004, 2000: 2.002})
+
+    def observe(self, rows: int, sessions: int, seconds: float) -> None:
+        pass
+
+
+def rubbish(device: DeviceSession, rng: random.Random) -> None:
+    """A chain of one random token six times over: right once in a hundred."""
+    parent = ROOT
+    for _ in range(6):
+        node = device.add(parent, rng.randrange(VOCAB))
+        if node is None:
+            return
+        parent = node
+
+
+def evaluated(rig: Rig, session_id: str) -> int:
+    return rig.engine.stats().sessions[session_id].evaluated
+
+
+def test_a_draft_that_is_never_right_loses_its_rows_and_its_neighbour_keeps_them(
+    target: Target, reference: Plain
+) -> None:
+    good, bad = prompt_of(12), prompt_of(13)
+    expected = reference("llama").generate(good, 80, ignore_eos=True)
+    rig = Rig(target("llama"), ordering="worth", cost=Dear())
+    rig.attach("good", client(good, perfect(expected), max_tokens=80, ignore_eos=True))
+    rig.attach("bad", client(bad, rubbish, max_tokens=80, ignore_eos=True))
+    rig.run()
+    assert rig.clients["good"].device.received == expected
+    assert rig.clients["bad"].device.received == reference("llama").generate(bad, 80, ignore_eos=True)
+    stats = rig.engine.stats().sessions
+    assert stats["bad"].evaluated < 40  # of over 400 that were offered
+    assert stats["good"].accepted == stats["good"].evaluated > 50
+    assert stats["good"].committed / stats["good"].steps > 3.0
+
+
+def test_a_draft_that_turns_good_gets_its_rows_back_though_none_was_evaluated(target: Target, reference: Plain) -> None:
+    prompt = prompt_of(12)
+    expected = reference("llama").generate(prompt, 160, ignore_eos=True)
+
+    def turning(device: DeviceSession, rng: random.Random) -> None:
+        draft: Drafter = rubbish if len(device.received) < 60 else perfect(expected)
+        draft(device, rng)
+
+    rig = Rig(target("llama"), ordering="worth", cost=Dear())
+    rig.attach("s", client(prompt, turning, max_tokens=160, ignore_eos=True))
+    while len(rig.clients["s"].device.received) < 60:
+        rig.turn()
+    before = evaluated(rig, "s")
+    rig.run()
+    after = rig.engine.stats().sessions["s"]
+    assert rig.clients["s"].device.received == expected
+    assert before < 20
+    assert after.accepted > 50
+
+
+def test_where_rows_cost_nothing_even_poor_nodes_are_taken(target: Target) -> None:
+    rig = Rig(target("llama"), ordering="worth", cost=_Free())
+    rig.attach("s", client(prompt_of(12), guesses, max_tokens=60, ignore_eos=True))
+    rig.run()
+    stats = rig.engine.stats().sessions["s"]
+    assert stats.evaluated >= 5 * stats.steps
+
+
+class _Free(Dear):
+    """Rows cost nothing."""
+
+    def __init__(self) -> None:
+        StepCost.__init__(self, {1: 0.003})

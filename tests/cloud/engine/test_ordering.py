@@ -1,0 +1,83 @@
+"""How the rows for nodes are shared: by what they are worth at what they cost, or evenly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from cloud_verifier.engine.ordering import Cost, Shares, Worth, at_half_price, by_worth, evenly
+
+
+def line(base: float, per_node: float) -> Cost:
+    """A step of `base` seconds without nodes."""
+    return lambda nodes: base + per_node * nodes
+
+
+FREE = line(1.0, 0.0)
+
+
+def test_nodes_that_cost_nothing_are_all_taken() -> None:
+    assert by_worth([(0.9, 0.1), (0.01,)], 100, FREE) == Shares((2, 1))
+
+
+def test_a_node_is_taken_while_it_is_worth_more_than_its_time_commits_otherwise() -> None:
+    # One session, 10 ms a step and 1 ms a node. With 0.9 taken: 1.9 commits in 11 ms, so 1 ms is worth 0.17.
+    assert by_worth([(0.9, 0.2, 0.15)], 100, line(0.010, 0.001)) == Shares((2,))
+    # Ten times as dear a node: 1 ms of it is worth a tenth.
+    assert by_worth([(0.9, 0.2, 0.15)], 100, line(0.010, 0.010)) == Shares((0,))
+
+
+def test_the_same_node_is_worth_less_beside_many_sessions() -> None:
+    cost = line(0.010, 0.0005)
+    assert by_worth([(0.3,)], 100, cost) == Shares((1,))
+    assert by_worth([(0.3,), *([()] * 15)], 100, cost) == Shares((0,) * 16)
+
+
+def test_rows_go_to_the_best_nodes_whosever_they_are() -> None:
+    assert by_worth([(0.9, 0.8, 0.7), (0.6, 0.5), ()], 4, FREE).nodes == (3, 1, 0)
+
+
+def test_whom_the_order_favoured_among_equals_comes_last_next_time() -> None:
+    assert by_worth([(0.5, 0.4), (0.5, 0.4), (0.5, 0.4)], 2, FREE) == Shares((1, 1, 0), lucky=(0, 1))
+    assert by_worth([(0.5, 0.4), (0.5, 0.4)], 2, FREE) == Shares((1, 1))
+
+
+def test_a_curve_with_a_flat_start_is_used_up_to_where_it_bends() -> None:
+    def bent(nodes: NDArray[np.int64]) -> NDArray[np.float64]:
+        return 0.010 + 0.002 * np.maximum(0, nodes - 7)
+
+    assert by_worth([(0.2,) * 12], 100, bent) == Shares((7,), lucky=(0,))
+
+
+def test_at_half_price_more_is_taken_but_the_plain_step_stays_as_dear() -> None:
+    cost = line(0.010, 0.001)
+    assert at_half_price(by_worth)([(0.9, 0.2, 0.15, 0.05)], 100, cost) == Shares((3,))
+
+
+def test_evenly_asks_neither_worth_nor_cost() -> None:
+    assert evenly([(0.9,) * 6, (0.01,) * 6, ()], 100, line(0.010, 1.0)) == Shares((6, 6, 0))
+
+
+worths = st.lists(
+    st.lists(st.floats(0.01, 0.98), max_size=8).map(lambda w: tuple(sorted(w, reverse=True))), min_size=1, max_size=8
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(worths=worths, rows=st.integers(0, 40), base=st.floats(0.001, 0.1), per_node=st.floats(0.0, 0.02))
+def test_no_other_number_of_best_nodes_promises_more_per_second(
+    worths: list[Worth], rows: int, base: float, per_node: float
+) -> None:
+    shares = by_worth(worths, rows, line(base, per_node))
+    assert sum(shares.nodes) <= rows
+
+    def rate(taken: list[float]) -> float:
+        return (len(worths) + sum(taken)) / (base + per_node * len(taken))
+
+    chosen = [w for worth, count in zip(worths, shares.nodes, strict=True) for w in worth[:count]]
+    best_first = sorted((w for worth in worths for w in worth), reverse=True)[:rows]
+    best = max(rate(best_first[:n]) for n in range(len(best_first) + 1))
+    assert rate(chosen) == pytest.approx(best, rel=1e-9)

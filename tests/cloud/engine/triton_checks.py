@@ -1,0 +1,398 @@
+"""What holds of `triton` attention and of graphs, on whatever there is: a GPU, or triton's interpreter on a CPU.
+
+`test_triton.py` runs this file in a process of its own, since triton decides at its import whether it interprets.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rig import Rig, adversary, client, prompt_of
+from tiny_targets import Reference
+
+from cloud_verifier.engine.attention import AttentionBackend, Scoring, SdpaBackend
+from cloud_verifier.engine.batch import PackedBatch, Segment
+from cloud_verifier.engine.cuda_graphs import CudaRecorder, GraphedForward, ReadsBack, Recorder
+from cloud_verifier.engine.engine import EngineConfig
+from cloud_verifier.engine.kv_pool import KVPool, LayerShape
+from cloud_verifier.engine.model import TargetModel
+from cloud_verifier.engine.selftest import FLOAT32_BOUND, self_test
+from cloud_verifier.engine.triton_attention import TritonBackend, TritonPlan
+
+Directory = Callable[[str], Path]
+CUDA = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if CUDA else "cpu")
+ON_GPU = pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+SLOTS = 2048
+BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 0.04, torch.float16: 0.005}
+MIX = ((0, 5, 0), (530, 1, 20), (70, 40, 0), (63, 3, 40), (3, 1, 0))
+"""(prefix, chain, nodes) of segments: a prompt's first chunk, a tree behind two spans of keys, a long chunk, one that
+ends in a tree of more than a word, a plain step."""
+
+
+def random_segment(pool: KVPool, start: int, chain: int, nodes: int, rng: np.random.Generator) -> Segment:
+    # Deep, with late children of the root.
+    parents = [chain - 1 + int(rng.integers(max(0, node - 2), node + 1)) * (node % 8 < 7) for node in range(nodes)]
+    positions = [*range(start, start + chain)]
+    for parent in parents:
+        positions.append(positions[parent] + 1)
+    return Segment(
+        tokens=rng.integers(0, 101, chain + nodes),
+        chain=chain,
+        parents=np.array(parents, dtype=np.int64),
+        positions=np.array(positions, dtype=np.int64),
+        prefix=rng.permutation(pool.allocate(start)),
+        slots=pool.allocate(chain + nodes),
+        wants_logits=True,
+    )
+
+
+class Step:
+    """Random rows over a random pool, and what a backend makes of them."""
+
+    def __init__(
+        self,
+        heads: int,
+        kv_heads: int,
+        dim: int,
+        dtype: torch.dtype = torch.float32,
+        mix: Sequence[tuple[int, int, int]] = MIX,
+    ) -> None:
+        torch.manual_seed(0)
+        rng = np.random.default_rng(0)
+        self.pool = KVPool([LayerShape(kv_heads, dim, dim)], SLOTS, dtype=dtype, device=DEVICE)
+        self.pool.keys[0].normal_()
+        self.pool.values[0].normal_()
+        self.segments = [random_segment(self.pool, *shape, rng) for shape in mix]
+        rows = sum(segment.rows for segment in self.segments)
+        self.query, self.key, self.value = (
+            torch.randn(1, rows, n, dim, device=DEVICE).to(dtype).transpose(1, 2) for n in (heads, kv_heads, kv_heads)
+        )
+
+    def attend(self, backend: AttentionBackend, scoring: Scoring) -> torch.Tensor:
+        plan = backend.plan(self.segments, self.pool)
+        return plan.attend(0, self.query, self.key, self.value, scoring)
+
+    def forget(self) -> None:
+        """What the rows wrote is lost."""
+        for segment in self.segments:
+            self.pool.keys[0][segment.slots] = torch.nan
+            self.pool.values[0][segment.slots] = torch.nan
+
+
+@pytest.mark.parametrize(
+    ("heads", "scoring"),
+    [
+        ((6, 2, 12), Scoring(0.3)),
+        ((20, 2, 16), Scoring(0.3)),
+        ((3, 3, 40), Scoring(0.3)),
+        ((6, 2, 12), Scoring(0.3, window=17)),
+        ((6, 2, 12), Scoring(0.3, window=70, softcap=5.0)),
+        ((6, 2, 12), Scoring(0.3, sinks=torch.linspace(-2, 4, 6))),
+    ],
+    ids=["groups of 3", "groups of 10", "no groups", "window", "softcap and window", "sinks"],
+)
+def test_a_mixed_step_equals_the_reference(heads: tuple[int, int, int], scoring: Scoring) -> None:
+    step = Step(*heads)
+    if scoring.sinks is not None:
+        scoring = replace(scoring, sinks=scoring.sinks.to(DEVICE))
+    expected = step.attend(SdpaBackend(), scoring)
+    keys, values = step.pool.keys[0].clone(), step.pool.values[0].clone()
+    step.forget()
+    assert (step.attend(TritonBackend(), scoring) - expected).abs().max() < BOUNDS[torch.float32]
+    assert torch.equal(step.pool.keys[0], keys)
+    assert torch.equal(step.pool.values[0], values)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_is_near_the_reference(dtype: torch.dtype) -> None:
+    step = Step(8, 2, 16, dtype, mix=MIX[1:4])
+    scoring = Scoring(0.25)
+    expected = step.attend(SdpaBackend(), scoring)
+    step.forget()
+    got = step.attend(TritonBackend(), scoring)
+    assert got.dtype == dtype
+    assert (got - expected).abs().max() < BOUNDS[dtype]
+
+
+def test_few_programs_compute_many_items_and_padding_gives_nothing() -> None:
+    step = Step(4, 2, 16, mix=MIX[:2])
+    scoring = Scoring(0.25)
+    plain = step.attend(TritonBackend(), scoring)
+    before = step.pool.keys[0].clone()
+    plan = TritonBackend().plan(step.segments, step.pool)
+    assert (plan.width, plan.items) == (32, 5)
+    static = plan.static(plan.tables, [32], items=7, programs=2)[32]
+    padded = [torch.full((1, n, 32, 16), 9.0, device=DEVICE) for n in (4, 2, 2)]
+    for whole, part in zip(padded, (step.query, step.key, step.value), strict=True):
+        whole[:, :, : part.shape[2]] = part
+    got = static.attend(0, *padded, scoring)
+    rows = plain.shape[1]
+    assert torch.equal(got[:, :rows], plain)
+    assert not got[:, rows:].any()
+    assert torch.equal(step.pool.keys[0], before)
+
+
+def test_neighbours_change_no_bit_of_a_row() -> None:
+    step = Step(4, 2, 16, torch.bfloat16, mix=MIX[1:4])
+    scoring = Scoring(0.25)
+    together = step.attend(TritonBackend(), scoring)
+    row = 0
+    for segment in step.segments:
+        rows = slice(row, row + segment.rows)
+        plan = TritonBackend().plan([segment], step.pool)
+        alone = plan.attend(0, step.query[:, :, rows], step.key[:, :, rows], step.value[:, :, rows], scoring)
+        assert torch.equal(alone, together[:, rows])
+        row += segment.rows
+
+
+def test_chunks_change_no_bit_of_a_prompt() -> None:
+    step = Step(4, 2, 16, torch.bfloat16, mix=[(500, 70, 0)])
+    (whole,) = step.segments
+    scoring = Scoring(0.25, window=300)
+    expected = step.attend(TritonBackend(), scoring)
+    step.forget()
+    slots = np.concatenate([whole.prefix, whole.slots])
+    for first, last in ((0, 9), (9, 13), (13, 60), (60, 70)):
+        here = slice(first, last)
+        chunk = replace(
+            whole,
+            tokens=whole.tokens[here],
+            chain=last - first,
+            positions=whole.positions[here],
+            prefix=slots[: 500 + first],
+            slots=whole.slots[here],
+        )
+        plan = TritonBackend().plan([chunk], step.pool)
+        inputs = (x[:, :, here] for x in (step.query, step.key, step.value))
+        assert torch.equal(plan.attend(0, *inputs, scoring), expected[:, here])
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral", "gemma2", "gpt_oss"])
+def test_a_target_passes_its_self_test(kind: str, tiny_directory: Directory) -> None:
+    model = TargetModel.load(tiny_directory(kind), dtype="float32", device=str(DEVICE), attention="triton")
+    assert model.backend.startswith("triton")
+    assert self_test(model) < FLOAT32_BOUND / 10
+    if CUDA:
+        assert model.graphs is not None
+        assert bool(model.graphs.recorded) != bool(model.graphs.off)
+
+
+def test_a_target_passes_its_self_test_in_bfloat16(tiny_directory: Directory) -> None:
+    self_test(TargetModel.load(tiny_directory("llama"), dtype="bfloat16", device=str(DEVICE), attention="triton"))
+
+
+class Again:
+    """Stands in for CUDA's graphs: a replay does the work again, on the same tensors."""
+
+    programs = 6
+
+    def warm_up(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
+        return work()
+
+    def record(self, work: Callable[[], object]) -> Callable[[], None]:
+        def replay() -> None:
+            work()
+
+        return replay
+
+
+def new_recorder() -> Recorder:
+    return CudaRecorder(DEVICE) if CUDA else Again()
+
+
+@pytest.fixture
+def graphed(tiny_directory: Directory) -> tuple[TargetModel, GraphedForward]:
+    model = TargetModel.load(tiny_directory("llama"), dtype="float32", device=str(DEVICE), attention="triton")
+    model.graphs = model._graphed(new_recorder)
+    return model, model.graphs
+
+
+def pool_of(model: TargetModel) -> KVPool:
+    pool = KVPool(model.layers, SLOTS, dtype=model.torch_dtype, device=model.device)
+    for tensor in (*pool.keys, *pool.values):
+        tensor.normal_()
+    return pool
+
+
+def both_ways(
+    model: TargetModel, pool: KVPool, mix: Sequence[tuple[int, int, int]], seed: int, every: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(logits of a random step as the model serves it, the same without graphs); every: of all its rows, or of none."""
+    rng = np.random.default_rng(seed)
+    segments = [replace(random_segment(pool, *shape, rng), wants_logits=every) for shape in mix]
+    batch = PackedBatch.pack(segments, model.device)
+    got = model.forward(batch, model.attention.plan(segments, pool))
+    graphs, model.graphs = model.graphs, None
+    plain = model.forward(batch, model.attention.plan(segments, pool))
+    model.graphs = graphs
+    for segment in segments:
+        pool.release(segment.slots)
+        pool.release(segment.prefix)
+    return got, plain
+
+
+def test_graphs_give_what_a_plain_forward_gives(graphed: tuple[TargetModel, GraphedForward]) -> None:
+    model, graphs = graphed
+    pool = pool_of(model)
+    cases: list[tuple[list[tuple[int, int, int]], bool, int]] = [
+        ([(9, 1, 14)], True, 1),  # 15 rows
+        ([(70, 1, 15)], True, 1),  # 16 rows fill their width
+        ([(3, 1, 16)], True, 2),  # 17 do not
+        ([(3, 18, 9)], True, 3),  # 27 rows of which the last ten need logits
+        ([(40, 20, 0)], False, 3),  # none does
+        ([(30, 1, 3), (0, 4, 0), (5, 1, 2)], True, 3),  # fewer again
+    ]
+    kept = []
+    for seed, (mix, every, recorded) in enumerate(cases):
+        got, plain = both_ways(model, pool, mix, seed, every)
+        assert got.shape == plain.shape
+        if len(plain):
+            assert (got - plain).abs().max() < 1e-4
+        assert graphs.recorded == recorded
+        kept.append((got, got.clone()))
+    assert all(torch.equal(got, copy) for got, copy in kept), "a later replay wrote over earlier logits"
+    assert not graphs.off
+
+
+def test_graphs_follow_to_another_pool(graphed: tuple[TargetModel, GraphedForward]) -> None:
+    model, graphs = graphed
+    for seed in range(2):
+        got, plain = both_ways(model, pool_of(model), [(9, 1, 3)], seed)
+        assert (got - plain).abs().max() < 1e-4
+        assert graphs.recorded == 1
+
+
+def test_a_step_that_fits_no_graph_runs_without(
+    graphed: tuple[TargetModel, GraphedForward], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, graphs = graphed
+    monkeypatch.setattr("cloud_verifier.engine.cuda_graphs.TABLE_INTS", 150)
+    got, plain = both_ways(model, pool_of(model), [(90, 1, 3)], 0)
+    assert torch.equal(got, plain)
+    assert graphs.recorded == 0
+    both_ways(model, pool_of(model), [(9, 1, 3)], 0)
+    assert (graphs.recorded, graphs.off) == (1, "")
+
+
+def test_a_forward_that_reads_values_back_runs_without_graphs(
+    graphed: tuple[TargetModel, GraphedForward], caplog: pytest.LogCaptureFixture
+) -> None:
+    model, graphs = graphed
+    forward = graphs._forward
+
+    def routes(ids: torch.Tensor, *others: object) -> torch.Tensor:
+        ids[0, ids[0] > 3].sum()
+        return forward(ids, *others)
+
+    graphs._forward = routes
+    pool = pool_of(model)
+    for seed in range(2):
+        got, plain = both_ways(model, pool, [(9, 1, 3)], seed)
+        assert (got - plain).abs().max() < 1e-4
+    assert graphs.recorded == 0
+    assert "makes the host wait for the device: aten.index" in graphs.off
+    assert len([r for r in caplog.records if "without CUDA graphs" in r.message]) == 1
+
+
+def test_a_graph_that_computes_something_else_is_not_used(graphed: tuple[TargetModel, GraphedForward]) -> None:
+    model, graphs = graphed
+    forward, calls = graphs._forward, []
+
+    def drifts(*inputs: object) -> torch.Tensor:
+        calls.append(0)
+        return forward(*inputs) + len(calls)
+
+    graphs._forward = drifts
+    got, plain = both_ways(model, pool_of(model), [(9, 1, 3)], 0)
+    assert (got - plain).abs().max() < 1e-4
+    assert "its graph's logits differ" in graphs.off
+
+
+@pytest.mark.parametrize(
+    ("work", "reads"),
+    [
+        (lambda x: x.sum().item(), True),
+        (lambda x: x[x > 0], True),
+        (lambda x: x.nonzero(), True),
+        (lambda x: bool(x[0] > 0), True),
+        (lambda x: torch.where(x > 0), True),
+        (lambda x: torch.nn.functional.one_hot(x.long()), True),
+        (lambda x: torch.repeat_interleave(x, torch.tensor([1, 2, 3, 4], device=x.device)), True),
+        (lambda x: torch.repeat_interleave(x, 2), False),
+        (lambda x: x[torch.zeros(2, dtype=torch.int64, device=x.device)].softmax(0).topk(2), False),
+    ],
+)
+def test_the_watch_tells_what_reads_back(work: Callable[[torch.Tensor], object], reads: bool) -> None:
+    x = torch.arange(4.0, device=DEVICE)
+    with torch.inference_mode(), ReadsBack() as watch:
+        work(x)
+    assert bool(watch.found) == reads
+
+
+@pytest.mark.parametrize(
+    ("kind", "experts", "reads"),
+    [
+        *((kind, "", False) for kind in ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gpt2")),
+        ("gpt_oss", "batched_mm", False),
+        ("gpt_oss", "eager", True),
+    ],
+)
+def test_of_all_targets_only_a_loop_over_experts_reads_back(
+    kind: str, experts: str, reads: bool, tiny_directory: Directory
+) -> None:
+    model = TargetModel.load(tiny_directory(kind), dtype="float32", device=str(DEVICE), attention="triton")
+    if experts:
+        model.module.set_experts_implementation(experts)
+    pool = pool_of(model)
+    segments = [random_segment(pool, 5, 1, 2, np.random.default_rng(0))]
+    batch = PackedBatch.pack(segments, model.device)
+    plan = model.attention.plan(segments, pool)
+    assert isinstance(plan, TritonPlan)
+    model.graphs = None
+    with ReadsBack() as watch:
+        model.forward(batch, plan)
+    assert bool(watch.found) == reads
+
+
+def test_an_engine_with_graphs_generates_what_plain_transformers_does(
+    graphed: tuple[TargetModel, GraphedForward], reference: Callable[[str], Reference]
+) -> None:
+    model, graphs = graphed
+    model.deviation = 0.0  # another check has tested it
+    prompts = [prompt_of(14), prompt_of(5)]
+    expected = [reference("llama").generate(prompt, 4, ignore_eos=True) for prompt in prompts]
+    rig = Rig(model, EngineConfig(kv_slots=256, token_budget=40, prefill_chunk=11))
+    for end, (prompt, tokens) in enumerate(zip(prompts, expected, strict=True)):
+        rig.attach(f"s{end}", client(prompt, adversary(tokens), 4, ignore_eos=True))
+    rig.run()
+    assert [one.device.received for one in rig.clients.values()] == expected
+    assert graphs.recorded
+    assert not graphs.off
+
+
+@ON_GPU
+def test_the_cost_of_a_step_of_32_sessions(capsys: pytest.CaptureFixture[str]) -> None:
+    step = Step(32, 8, 128, torch.bfloat16, mix=[(40, 1, 15)] * 32)
+    backend, scoring = TritonBackend(), Scoring(128**-0.5)
+    step.attend(backend, scoring)
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    for _ in range(20):
+        plan = backend.plan(step.segments, step.pool)
+    planned = time.perf_counter()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(20):
+        plan.attend(0, step.query, step.key, step.value, scoring)
+    end.record()
+    end.synchronize()
+    with capsys.disabled():
+        print(f"\nplan {(planned - begun) * 50:.3f} ms, attend {start.elapsed_time(end) / 20:.3f} ms a layer")
+    assert planned - begun < 20 * 5e-3

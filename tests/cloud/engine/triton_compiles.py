@@ -1,0 +1,59 @@
+"""Compiles the kernels for GPUs that need not be there, and prints how much shared memory each takes.
+
+usage: python triton_compiles.py <groups> <dim> <dtype> <capped> <windowed>
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from cloud_verifier.engine import triton_kernels
+from cloud_verifier.engine.triton_launch import PRECISION, Shape
+
+TYPES = {"float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16"}
+FLOATS = ("outs", "maxima", "sums")
+INTS = ("width", "window", "k_head", "k_row", "v_head", "v_row", "q_head", "q_row")
+
+
+def shared(name: str, capability: int, pointer: str, constants: dict[str, Any], warps: int, stages: int) -> int:
+    """Bytes of shared memory; raises where the kernel does not compile."""
+    kernel = getattr(triton_kernels, name)
+    signature = dict.fromkeys(kernel.arg_names, pointer)
+    signature |= dict.fromkeys(FLOATS, "*fp32") | dict.fromkeys(INTS, "i32") | {"tables": "*i32"}
+    signature |= {"scale": "fp32", "softcap": "fp32"} | dict.fromkeys(constants, "constexpr")
+    signature = {argument: signature[argument] for argument in kernel.arg_names}
+    attributes = {
+        (place,): [["tt.divisibility", 16]] for place, kind in enumerate(signature.values()) if kind.startswith("*")
+    }
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+    target = GPUTarget("cuda", capability, 32)
+    made = triton.compile(source, target=target, options={"num_warps": warps, "num_stages": stages})
+    return int(made.metadata.shared)
+
+
+def main(groups: int, dim: int, dtype: str, capped: bool, windowed: bool) -> None:
+    shape = Shape.of(groups, dim, dim, getattr(torch, dtype))
+    names = ("GROUPS", "GROUP", "BLOCKS_OF_HEADS", "BLOCK", "DK", "DV", "DK_PAD", "DV_PAD")
+    cut = dict(zip(names, shape.constants, strict=True))
+    ways = {"CAPPED": capped, "WINDOWED": windowed, "PRECISION": PRECISION, "WIDEN": False}
+    pads = {name: cut[name] for name in ("DV", "DV_PAD")}
+    writing = pads | {"DK": dim, "DK_PAD": cut["DK_PAD"]}
+    merging = pads | {"GROUPS": groups, "GROUPS_PAD": triton.next_power_of_2(groups), "SINKS": True}
+    kind = TYPES[dtype]
+    for capability in (80, 90):
+        took = [
+            shared("attend", capability, kind, cut | ways, shape.warps, shape.stages),
+            shared("write", capability, kind, writing, warps=1, stages=2),
+            shared("merge", capability, kind, merging, warps=4, stages=2),
+        ]
+        print(capability, *took)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], *(value == "True" for value in sys.argv[4:6]))

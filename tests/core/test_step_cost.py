@@ -1,0 +1,110 @@
+"""What a step costs: measured points, what lies between them, and what later steps teach."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.core.errors import BadRequest
+from outrider.core.step_cost import KNOTS, StepCost
+
+
+def test_measured_points_are_met_and_lines_lie_between_and_beyond_them() -> None:
+    cost = StepCost({1: 0.010, 8: 0.010, 16: 0.018})
+    assert cost.seconds(1, 1) == pytest.approx(0.010)
+    assert cost.seconds(12, 1) == pytest.approx(0.014)
+    assert cost.seconds(16, 1) == pytest.approx(0.018)
+    assert cost.seconds(116, 1) == pytest.approx(0.118)
+    assert cost.seconds(4096, 1) == pytest.approx(4.098)
+
+
+def test_every_session_costs_its_share() -> None:
+    cost = StepCost({1: 0.010, 16: 0.020}, share_s=0.001)
+    assert cost.seconds(1, 1) == pytest.approx(0.010)
+    assert cost.seconds(16, 16) == pytest.approx(0.035)
+
+
+def test_one_measurement_makes_a_flat_curve() -> None:
+    cost = StepCost({1: 0.003})
+    assert cost.seconds(500, 1) == pytest.approx(0.003)
+
+
+@pytest.mark.parametrize("measured", [{}, {0: 0.1}, {1: 0.0}])
+def test_measurements_that_say_nothing_are_refused(measured: dict[int, float]) -> None:
+    with pytest.raises(BadRequest, match="cost"):
+        StepCost(measured)
+
+
+def test_steps_teach_another_curve_and_the_share_of_a_session() -> None:
+    rng = random.Random(0)
+    cost = StepCost({1: 0.020, 16: 0.030, 128: 0.100})
+
+    def true(rows: int, sessions: int) -> float:
+        return 0.010 + 0.0004 * rows + 0.0003 * sessions
+
+    for _ in range(4000):
+        sessions = rng.choice([1, 2, 4, 8, 16])
+        rows = sessions * rng.randint(1, 9)
+        cost.observe(rows, sessions, true(rows, sessions) * rng.uniform(0.95, 1.05))
+    assert cost.observed == 4000
+    for rows, sessions in ((1, 1), (6, 1), (8, 4), (16, 16), (64, 16), (100, 16)):
+        assert cost.seconds(rows, sessions) == pytest.approx(true(rows, sessions), rel=0.08)
+
+
+def test_a_disturbed_step_does_not_upset_it() -> None:
+    cost = StepCost({1: 0.010, 64: 0.040})
+    before = cost.seconds(8, 1)
+    cost.observe(8, 1, 30.0)
+    assert cost.seconds(8, 1) < 1.35 * before
+    for _ in range(50):
+        cost.observe(8, 1, before)
+    assert cost.seconds(8, 1) == pytest.approx(before, rel=0.02)
+
+
+def test_what_is_learned_of_small_steps_leaves_large_ones_alone() -> None:
+    cost = StepCost({1: 0.010, 8: 0.010, 512: 0.300})
+    for _ in range(200):
+        cost.observe(4, 1, 0.020)
+    assert cost.seconds(4, 1) == pytest.approx(0.020, rel=0.05)
+    assert cost.seconds(512, 1) == pytest.approx(0.300, rel=0.05)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    steps=st.lists(
+        st.tuples(st.integers(1, 3000), st.integers(1, 64), st.floats(1e-6, 10.0, allow_nan=False)), max_size=60
+    )
+)
+def test_whatever_it_hears_more_rows_and_sessions_never_cost_less(steps: list[tuple[int, int, float]]) -> None:
+    cost = StepCost({1: 0.010, 16: 0.020}, share_s=0.001)
+    for step in steps:
+        cost.observe(*step)
+    curve = cost.curve(np.arange(1, 3000), 3)
+    assert np.all(curve > 0.0)
+    assert np.all(np.diff(curve) >= -1e-12)
+    assert cost.seconds(64, 32) >= cost.seconds(64, 2)
+    assert list(cost.table()) == list(KNOTS)
+
+
+@pytest.mark.parametrize(
+    "measured", [{1: 0.005, 4: 0.005, 6: 0.010, 12: 0.012, 16: 0.014}, {1: 0.008, 8: 0.009, 32: 0.010, 128: 0.020}]
+)
+def test_a_machine_that_got_faster_is_believed_though_smaller_steps_are_not_seen_again(
+    measured: dict[int, float],
+) -> None:
+    rng = random.Random(0)
+    cost = StepCost(measured, share_s=0.0002)
+
+    def true(rows: int) -> float:
+        return 0.003 + 0.00005 * rows
+
+    for _ in range(3000):
+        rows = rng.randint(8, 16)
+        cost.observe(rows, 4, true(rows) * rng.uniform(0.9, 1.1))
+    for rows in (8, 12, 16):
+        assert cost.seconds(rows, 4) == pytest.approx(true(rows), rel=0.1)
+    assert min(cost.table(4).values()) > 0.001

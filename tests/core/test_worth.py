@@ -1,0 +1,111 @@
+"""What a pending node is worth, by the verifier's own statistics."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.core.tree import ROOT, TokenTree
+from outrider.core.worth import ChildOdds
+
+
+def tree(*nodes: tuple[int, int], position: int = 0) -> TokenTree:
+    """Nodes (parent, token), numbered from 1."""
+    made = TokenTree(position)
+    for i, (parent, token) in enumerate(nodes, start=1):
+        made.add(i, parent, token)
+    return made
+
+
+def test_what_was_accepted_counts_by_depth_and_order() -> None:
+    odds = ChildOdds()
+    before = odds.probability(1, 0), odds.probability(1, 1), odds.probability(2, 0)
+    for _ in range(200):
+        odds.learn(tree((ROOT, 5), (ROOT, 6), (2, 7)), [6, 8])
+    assert odds.probability(1, 0) < 0.1 < before[0]
+    assert odds.probability(1, 1) > 0.85 > before[1]
+    assert odds.probability(2, 0) < 0.1 < before[2]
+    assert odds.probability(3, 0) == ChildOdds().probability(3, 0)
+
+
+def test_estimates_converge_on_the_true_rates() -> None:
+    rng = random.Random(1)
+    everyone = ChildOdds()
+    for _ in range(3000):
+        ChildOdds(everyone).observe(2, 0, rng.random() < 0.7)
+        ChildOdds(everyone).observe(2, 1, rng.random() < 0.2)
+    assert everyone.probability(2, 0) == pytest.approx(0.7, abs=0.05)
+    assert everyone.probability(2, 1) == pytest.approx(0.2, abs=0.05)
+
+
+def test_a_new_session_starts_from_what_all_sessions_taught_and_then_goes_its_own_way() -> None:
+    everyone = ChildOdds()
+    for _ in range(50):
+        ChildOdds(everyone).observe(1, 0, accepted=True)
+    mine = ChildOdds(everyone)
+    assert mine.probability(1, 0) == everyone.probability(1, 0) > 0.9
+    for _ in range(100):
+        mine.observe(1, 0, accepted=False)
+    assert mine.probability(1, 0) < 0.25
+
+
+def test_a_draft_that_turns_bad_is_found_out_and_forgiven_when_it_recovers() -> None:
+    odds = ChildOdds(ChildOdds())
+    for accepted, bound in ((True, 0.8), (False, 0.35), (True, 0.7)):
+        for _ in range(60):
+            odds.observe(1, 0, accepted)
+        assert odds.probability(1, 0) > bound if accepted else odds.probability(1, 0) < bound
+
+
+def test_judging_stops_where_the_path_leaves_the_tree() -> None:
+    odds = ChildOdds()
+    odds.learn(tree((ROOT, 5), (1, 6), (2, 7)), [5, 9, 7])
+    fresh = ChildOdds()
+    assert odds.probability(1, 0) > fresh.probability(1, 0)
+    assert odds.probability(2, 0) < fresh.probability(2, 0)
+    assert odds.probability(3, 0) == fresh.probability(3, 0)
+
+
+def test_survival_is_the_product_along_the_path_and_order_is_that_of_arrival() -> None:
+    odds = ChildOdds()
+    made = tree((ROOT, 5), (ROOT, 6), (1, 7), (2, 8), (3, 9), position=40)
+    survival = {node: chance for chance, node in odds.survivals(made)}
+    assert survival[1] == odds.probability(1, 0)
+    assert survival[2] == odds.probability(1, 1)
+    assert survival[3] == pytest.approx(odds.probability(1, 0) * odds.probability(2, 0))
+    assert survival[4] == pytest.approx(odds.probability(1, 1) * odds.probability(2, 0))
+    assert survival[5] == pytest.approx(survival[3] * odds.probability(3, 0))
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    parents=st.lists(st.integers(0, 40), min_size=1, max_size=40),
+    verdicts=st.lists(st.tuples(st.integers(1, 12), st.integers(0, 5), st.booleans()), max_size=60),
+)
+def test_any_number_of_best_nodes_is_closed_under_ancestors(
+    parents: list[int], verdicts: list[tuple[int, int, bool]]
+) -> None:
+    odds = ChildOdds(ChildOdds())
+    for verdict in verdicts:
+        odds.observe(*verdict)
+    made = TokenTree(3)
+    for i, parent in enumerate(parents, start=1):
+        made.add(i, min(parent, i - 1), i)
+    taken = {ROOT}
+    ranked = odds.survivals(made)
+    assert len(ranked) == len(parents)
+    assert [chance for chance, _ in ranked] == sorted((chance for chance, _ in ranked), reverse=True)
+    for chance, node in ranked:
+        assert 0.0 < chance < 1.0
+        assert made[node].parent in taken
+        taken.add(node)
+
+
+def test_one_more_sibling_is_no_more_evidence_against_late_siblings() -> None:
+    few, many = ChildOdds(), ChildOdds()
+    few.learn(tree(*((ROOT, token) for token in range(10, 14))), [5])
+    many.learn(tree(*((ROOT, token) for token in range(10, 60))), [5])
+    assert many.probability(1, 3) == few.probability(1, 3)
