@@ -80,7 +80,8 @@ def sequences(model: TargetModel) -> dict[str, list[list[int]]]:
 
 
 def say(**facts: Any) -> None:
-    print(json.dumps(facts), flush=True)
+    # The ranks share one pipe, where a single write stays whole; `print` writes the line's end apart.
+    os.write(sys.stdout.fileno(), f"{json.dumps(facts)}\n".encode())
 
 
 def equal(group: RankGroup, directories: list[str]) -> None:
