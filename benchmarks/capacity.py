@@ -70,7 +70,7 @@ class Cell:
         """Draft time over verify time, of the verifier's own steps."""
         shares = []
         for window in self.windows:
-            verify_ms = sum(ms for part, ms in window.parts_ms.items() if part != "draft")
+            verify_ms = sum(ms for part, ms in window.parts_ms.items() if part not in ("between", "draft"))
             shares.append(window.parts_ms["draft"] / verify_ms)
         return statistics.median(shares)
 

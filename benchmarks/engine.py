@@ -43,7 +43,8 @@ from benchmarks.exact import texts
 from benchmarks.harness import Pair, spread
 from benchmarks.peers import HuggingFace, Request, Timed
 from benchmarks.trees import Device, Tally
-from cloud_verifier.engine.engine import Engine, EngineConfig
+from cloud_verifier.engine.config import EngineConfig
+from cloud_verifier.engine.engine import Engine
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.ordering import Cost, Shares, Worth, by_worth, evenly
 from cloud_verifier.engine.selftest import self_test

@@ -12,7 +12,8 @@ import torch
 from benchmarks.arms import COLOCATED, PLAIN, Arm, Round, Step
 from benchmarks.packed_draft import PackedDraft, Wish
 from benchmarks.trees import Device, Tally, spine_length
-from cloud_verifier.engine.engine import Committed, Engine, EngineConfig, Event
+from cloud_verifier.engine.config import EngineConfig
+from cloud_verifier.engine.engine import Committed, Engine, Event
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.ordering import ORDERINGS
 from cloud_verifier.engine.profile import profile, report

@@ -13,7 +13,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine.colocated import ColocatedDraft
-from cloud_verifier.engine.engine import Committed, Engine, EngineConfig, Event, Failed
+from cloud_verifier.engine.config import EngineConfig
+from cloud_verifier.engine.engine import Committed, Engine, Event, Failed
 from cloud_verifier.engine.model import Progress, TargetModel
 from cloud_verifier.engine.profile import profile, report
 from cloud_verifier.engine.selftest import self_test

@@ -6,6 +6,7 @@ target's own. A chain of `depth` tokens with `siblings` further children beside 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -87,7 +88,15 @@ class _Growing:
 class ColocatedDraft:
     """Owns the context's sequences; a session gets one with its first proposal and keeps it until `release`."""
 
-    def __init__(self, chains: Chains, *, depth: int, siblings: int = 1, vocabulary: int) -> None:
+    def __init__(
+        self,
+        chains: Chains,
+        *,
+        depth: int,
+        siblings: int = 1,
+        vocabulary: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         """vocabulary: the target's; ids at or beyond it are never proposed."""
         if depth < 1:
             raise BadRequest.bound("depth", depth, "at least 1")
@@ -97,11 +106,18 @@ class ColocatedDraft:
         self._shared = min(vocabulary, chains.vocab_size)
         self._free = list(range(chains.count - 1, -1, -1))
         self._seats: dict[str, _Seat] = {}
+        self.seats = chains.count
+        """Sessions that can be drafted for at once."""
+        self.took_s: float | None = None
+        """Of the last call; None where somebody had more to read than EACH tokens, a prompt or what came in a pause."""
+        self._clock = clock
         self._strange: set[str] = set()
         """Sessions that it cannot draft for any more."""
 
     def propose(self, sessions: Sequence[Thin]) -> dict[str, TokenTree]:
         """Session id -> tree, for those that could be drafted for. One decode per level for all of them."""
+        begun = self._clock()
+        self.took_s = 0.0
         growing, rows = self._catch_up(sessions)
         trees = {one.thin.session_id: one.tree for one in growing}
         for depth in range(self._depth):
@@ -111,6 +127,8 @@ class ColocatedDraft:
             rows = self._chains.feed([(one.seat.sequence, one.path[-1:]) for one in growing])
             for one in growing:
                 one.seat.guesses.append(one.path[-1])
+        if self.took_s is not None:
+            self.took_s = self._clock() - begun
         return trees
 
     def release(self, session_id: str) -> None:
@@ -125,6 +143,8 @@ class ColocatedDraft:
         """Read what was committed since; those that have read all, and the logits `[n, V]` after their last tokens."""
         seated = [(thin, seat) for thin in sessions if (seat := self._seat(thin)) is not None]
         behind = sorted(((self._unread(seat, thin), thin, seat) for thin, seat in seated), key=lambda one: len(one[0]))
+        if behind and len(behind[-1][0]) > EACH:
+            self.took_s = None
         left = MOST_READ + EACH * len(behind)
         feeds: list[tuple[int, Sequence[int]]] = []
         growing: list[_Growing] = []

@@ -12,30 +12,29 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from time import perf_counter
+from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from cloud_verifier.engine.admission import Admission
 from cloud_verifier.engine.batch import PackedBatch, Segment
 from cloud_verifier.engine.bounds import check_attach, check_tokens
 from cloud_verifier.engine.colocated import ColocatedDraft
+from cloud_verifier.engine.colocation import Colocation
+from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.kv_pool import KVPool
+from cloud_verifier.engine.ledger import StepLedger, StepWatch
 from cloud_verifier.engine.memory import SessionMemory, fingerprint
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.ordering import ORDERINGS, Ordering, at_half_price
-from cloud_verifier.engine.scheduler import OVERDUE, Grant, Plan, StepBudget, Wait, schedule
+from cloud_verifier.engine.scheduler import Grant, Plan, Wait, schedule
 from cloud_verifier.engine.session import EngineSession
-from cloud_verifier.engine.stats import EngineStats, Pulse, Rate, SessionStats, StepMeter
+from cloud_verifier.engine.stats import EngineStats, Rate, SessionStats
 from outrider.core.errors import (
-    BadRequest,
     Fenced,
     InternalError,
     ModelRefused,
     OutriderError,
-    Overloaded,
     ProtocolViolation,
     Unavailable,
 )
@@ -47,47 +46,8 @@ from outrider.core.worth import ChildOdds
 
 log = logging.getLogger(__name__)
 
-NODES_PRICED = 8
-"""Nodes over which the price of one more is averaged."""
 EXPLORE = 32
 """One step in so many takes nodes as if they cost half: the cost model must hear of more rows than it would choose."""
-
-
-@dataclass(frozen=True)
-class EngineConfig:
-    """How much the engine holds and does at once."""
-
-    kv_slots: int = 32_768
-    """Tokens whose keys and values are held, over all sessions."""
-    token_budget: int = 512
-    """Rows of one forward pass: prefill chunks, plain steps and trees together."""
-    prefill_chunk: int = 128
-    """Of them for prompts while others generate: bounds how much a long prompt slows the others' step."""
-    max_sessions: int = 64
-    """Live at once."""
-    ordering: str = "worth"
-    """Who gets the rows for nodes: one of ordering.ORDERINGS."""
-    first_token_s: float = 30.0
-    """Longest time that a new session may have to wait for its first token, as the cost model predicts it."""
-    prefix_cache: bool = True
-    """Keep what was computed in slots that no live session needs, and begin sessions with it."""
-    remembered_sessions: int = 65_536
-    """Ids whose greatest epoch is remembered after they ended."""
-    remembered_tokens: int = 4_000_000
-    """Tokens, over all ended sessions, kept for devices that come back without having received them; 4 bytes each."""
-
-    def __post_init__(self) -> None:
-        for name in ("kv_slots", "token_budget", "prefill_chunk", "max_sessions", "first_token_s"):
-            if not getattr(self, name) >= 1:
-                raise BadRequest.bound(name, getattr(self, name), "at least 1")
-        if self.token_budget < 2:
-            raise BadRequest.bound("token_budget", self.token_budget, "at least 2: a prompt's row and one beside it")
-        if self.ordering not in ORDERINGS:
-            raise BadRequest.bound("ordering", self.ordering, f"one of {', '.join(ORDERINGS)}")
-
-    @property
-    def budget(self) -> StepBudget:
-        return StepBudget(self.token_budget, min(self.prefill_chunk, self.token_budget))
 
 
 @dataclass(frozen=True)
@@ -148,31 +108,23 @@ class Engine:
         self.model = model
         self.config = config or EngineConfig()
         self._clock = clock
-        self._cost = cost or StepCost({1: 1e-3})
+        self._ledger = StepLedger(cost or StepCost({1: 1e-3}))
         self.ordering: Ordering = ORDERINGS[self.config.ordering]
         """Who gets the rows for nodes; may be changed between steps."""
-        self._colocated = colocated
+        self._colocation = Colocation(colocated) if colocated else None
         self._odds = ChildOdds()
         """Of devices' nodes."""
-        self._own_odds = ChildOdds()
-        """Of the co-located draft's."""
         self._decision: Plan | Wait | None = None
         """What `_decide` found; None after a change."""
         self._pool = KVPool(model.layers, self.config.kv_slots, dtype=model.torch_dtype, device=model.device)
         self._live: OrderedDict[str, EngineSession] = OrderedDict()
         """In the order in which the scheduler serves them."""
         self._ended: OrderedDict[str, SessionStats] = OrderedDict()
+        self._admission = Admission(self.config, self._pool, self._ledger, self._live)
         self._memory = SessionMemory(self.config.remembered_sessions, self.config.remembered_tokens)
         self._outbox: list[Event] = []
         self._steps = self._committed = self._evaluated = self._accepted = self._prefilled = 0
         self._prefix_hits = self._prefix_tokens = 0
-        self._own_evaluated = self._own_accepted = 0
-        self._meter = StepMeter()
-        self._pulse = Pulse()
-        self._ended_at = 0.0
-        """When the last step ended, by perf_counter."""
-        self._rested = True
-        """Whether there was nothing to do since."""
         self._rate = Rate(clock())
 
     # What the caller may do between steps
@@ -197,7 +149,7 @@ class Engine:
         session = EngineSession(
             session_id, protocol, directive, self._pool, salt=salt, odds=self._odds, now=self._clock(), step=self._steps
         )
-        self._admit(session, older)
+        self._admission.admit(session, older)
 
         self._decision = None
         self._memory.see(session_id, attach.epoch)
@@ -273,14 +225,15 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """A snapshot."""
+        ledger, own = self._ledger, self._colocation
         return EngineStats(
             live_sessions=len(self._live),
             steps=self._steps,
             committed=self._committed,
             evaluated=self._evaluated,
             accepted=self._accepted,
-            own_evaluated=self._own_evaluated,
-            own_accepted=self._own_accepted,
+            own_evaluated=own.evaluated if own else 0,
+            own_accepted=own.accepted if own else 0,
             prefilled=self._prefilled,
             prefix_hits=self._prefix_hits,
             prefix_tokens=self._prefix_tokens,
@@ -288,25 +241,15 @@ class Engine:
             kv_reserved=self._pool.promised,
             kv_cached=self._pool.prefixes.cached,
             kv_capacity=self._pool.slots,
-            step_ms=1e3 * self._pulse.period_s.value,
-            price=self._price(),
-            node_ms=1e3 * self._node_s(),
-            step_cost_ms={rows: 1e3 * seconds for rows, seconds in self._cost.table().items()},
-            session_cost_ms=1e3 * self._cost.share_s,
+            step_ms=1e3 * ledger.step_s,
+            price=ledger.price,
+            node_ms=1e3 * ledger.node_s,
+            step_cost_ms={rows: 1e3 * seconds for rows, seconds in ledger.cost.table().items()},
+            session_cost_ms=1e3 * ledger.cost.share_s,
             tokens_per_s=self._rate.per_second(self._clock()),
-            timing_ms={part: meter.value for part, meter in self._meter.parts.items()},
+            timing_ms=ledger.parts_ms,
             sessions={**self._ended, **{key: session.stats for key, session in self._live.items()}},
         )
-
-    def _node_s(self) -> float:
-        """Seconds that a node adds to a step as they are at present, on average over the next few."""
-        rows, sessions = max(1, round(self._pulse.rows.value)), max(1, round(self._pulse.sessions.value))
-        return (self._cost.seconds(rows + NODES_PRICED, sessions) - self._cost.seconds(rows, sessions)) / NODES_PRICED
-
-    def _price(self) -> float:
-        """Commits per second times seconds per node."""
-        period_s = self._pulse.period_s.value
-        return min(1.0, self._pulse.tokens.value / period_s * self._node_s()) if period_s else 0.0
 
     # A step: schedule (-> draft) -> forward -> walk -> commit
 
@@ -316,9 +259,10 @@ class Engine:
         if decision is None or (isinstance(decision, Wait) and decision.until is not None and decision.until <= now):
             candidates = [session.candidate(self._steps) for session in self._live.values()]
             decision = self._decision = schedule(
-                candidates, now, self.config.budget, self._order(), self._cost, self._pulse.between_s.value
+                candidates, now, self.config.budget, self._order(), self._ledger.cost, self._ledger.between_s
             )
-            self._rested |= isinstance(decision, Wait)
+            if isinstance(decision, Wait):
+                self._ledger.rest()
         return decision
 
     @property
@@ -329,43 +273,33 @@ class Engine:
         return at_half_price(self.ordering) if self._exploring else self.ordering
 
     def _run(self, plan: Plan) -> None:
-        begun = perf_counter()
-        between_s = None if self._rested else begun - self._ended_at
-        self._rested, self._decision = False, None
-        for session_id in plan.behind:
-            self._live.move_to_end(session_id)
-        grants = self._draft(plan.grants, self._order()) if self._colocated else plan.grants
-        drafted = perf_counter()
+        watch = self._ledger.begin()
+        self._decision = None
+        plan = self._draft(plan)
+        watch.lap()
+        self._favour(plan.behind)
         self._steps += 1
-        rows = self._prepare(grants)
+        rows = self._prepare(plan.grants)
         if rows:
-            self._advance(rows, begun, drafted, between_s)
-        self._ended_at = perf_counter()
+            self._advance(rows, watch)
+        self._ledger.end()
 
-    def _draft(self, grants: Sequence[Grant], ordering: Ordering) -> Sequence[Grant]:
-        """Nodes of our own for those whose devices draft nothing. Should drafting fail, it alone is given up."""
-        able = [grant for grant in grants if grant.chain == self._live[grant.session_id].pending]
-        thin = [self._live[g.session_id] for g in able if g.chain == 1 and self._live[g.session_id].drafts_nothing]
-        if self._colocated is None or not thin:
-            return grants
+    def _favour(self, behind: Iterable[str]) -> None:
+        for session_id in behind:
+            self._live.move_to_end(session_id)
+
+    def _draft(self, plan: Plan) -> Plan:
+        """With nodes of our own for those whose devices draft nothing. Should drafting fail, it alone is given up."""
+        if self._colocation is None:
+            return plan
         try:
-            trees = self._colocated.propose([session.thin() for session in thin])
+            return self._colocation.fill(
+                plan, self._live, self._steps, self._order(), self.config.token_budget, self._ledger
+            )
         except Exception:
             log.exception("co-located drafting fails; sessions go on without it")
-            self._colocated = None
-            return grants
-        worths = {session_id: self._live[session_id].offer(tree, self._own_odds) for session_id, tree in trees.items()}
-        filled = sum(grant.chain + grant.nodes for grant in grants)
-
-        def cost(nodes: NDArray[np.int64]) -> NDArray[np.float64]:
-            return self._pulse.between_s.value + self._cost.curve(filled + nodes, len(grants))
-
-        offers = [worths.get(grant.session_id, ()) for grant in able]
-        shares = ordering(offers, self.config.token_budget - filled, cost)
-        for i in shares.lucky:
-            self._live.move_to_end(able[i].session_id)
-        nodes = {g.session_id: n for g, n in zip(able, shares.nodes, strict=True) if g.session_id in worths}
-        return [replace(grant, nodes=nodes.get(grant.session_id, grant.nodes)) for grant in grants]
+            self._colocation.give_up()
+            return plan
 
     def _prepare(self, grants: Sequence[Grant]) -> list[_Rows]:
         """Every session's rows; a session that has none to give fails alone."""
@@ -380,7 +314,7 @@ class Engine:
                 self._fail_all([session], f"its rows cannot be prepared: {type(error).__name__}")
         return prepared
 
-    def _advance(self, rows: Sequence[_Rows], begun: float, drafted: float, between_s: float | None = None) -> None:
+    def _advance(self, rows: Sequence[_Rows], watch: StepWatch) -> None:
         """forward -> walk -> commit. Where a forward fails, each session is tried alone: only the culprit's fails.
 
         A failed forward has changed nothing but the rows' own slots, and the next one writes those anew. Until all were
@@ -388,7 +322,7 @@ class Engine:
         """
         try:
             work = _Work(tuple(rows), PackedBatch.pack([r.segment for r in rows], self.model.device))
-            planned = perf_counter()
+            watch.lap()
             logits = self._forward(work)
         except Unavailable:
             raise  # the target itself has gone, and no session is to blame
@@ -398,18 +332,20 @@ class Engine:
                 self._fail_all([rows[0].session], f"the forward pass failed: {type(error).__name__}")
             else:
                 for one in rows:
-                    self._advance([one], now := perf_counter(), now)
+                    self._advance([one], StepWatch.drafted())
             return
-        computed = perf_counter()
+        watch.lap()
         walks = self._walk(work, logits)
-        walked = perf_counter()
+        watch.lap()
         self._commit(work, walks)
-        ended = perf_counter()
-        self._cost.observe(sum(r.segment.rows for r in rows), len(rows), ended - drafted)
-        if all(r.segment.chain == 1 for r in rows):
-            self._meter.add((begun, drafted, planned, computed, walked, ended))
-            tokens = sum(len(walk.tokens) for walk in walks if walk is not None)
-            self._pulse.add(ended - begun, between_s, sum(r.segment.rows for r in rows), len(rows), tokens)
+        watch.lap()
+        self._ledger.enter(
+            watch,
+            rows=sum(r.segment.rows for r in rows),
+            sessions=len(rows),
+            tokens=sum(len(walk.tokens) for walk in walks if walk is not None),
+            prefilled=any(r.segment.chain > 1 for r in rows),
+        )
 
     def _forward(self, work: _Work) -> torch.Tensor:
         """Logits `[R, V]` of the rows that want some."""
@@ -440,75 +376,24 @@ class Engine:
             elif walked is not None:
                 self._committed += len(walked.tokens)
                 self._rate.add(len(walked.tokens), now)
+                self._count(session, len(batch.ids), len(walked.rows))
                 commit = session.commit(segment, batch, walked, now)
-                self._count(len(batch.ids), len(walked.rows), own=commit.evaluated < len(batch.ids))
                 if not session.shared:
                     self._share(session)  # a prompt serves the others from now on, not only once this session is over
                 self._publish(session, commit)
 
-    def _count(self, evaluated: int, accepted: int, own: bool) -> None:
-        if own:
-            self._own_evaluated += evaluated
-            self._own_accepted += accepted
+    def _count(self, session: EngineSession, evaluated: int, accepted: int) -> None:
+        if session.thin and self._colocation is not None:
+            self._colocation.learn(evaluated, accepted)
         else:
             self._evaluated += evaluated
             self._accepted += accepted
 
     # How sessions come and go
 
-    def _admit(self, session: EngineSession, older: EngineSession | None) -> None:
-        """Give the session its prefix. Raises Overloaded where, in place of `older`, it finds no room.
-
-        No more is promised than the pool holds. A chat between its turns is no live session: its slots are in the
-        prefix cache, go to whoever needs them, and are computed again when it returns. A live one generates all the
-        time, but for one whose device has fallen behind (rule 16); one that is silent too its front soon gives up. To
-        lend that one's reservation out, it would have to wait on its return until others end, for as long as they
-        please, or be refused: a live session that fails. So it keeps it.
-        """
-        if not session.needed:
-            return
-        if older is None and len(self._live) >= self.config.max_sessions:
-            raise Overloaded(f"all {self.config.max_sessions} sessions are taken", retry_after_s=self._retry_after())
-        if older is not None:
-            self._share(older)  # it may go on, should there be no room for the new one
-        if self.config.prefix_cache:
-            session.take_prefix()
-        room = self._pool.unreserved + (older.held_alone if older else 0)
-        if session.needed > room:
-            needed = session.needed
-            session.release()
-            raise Overloaded(f"{needed} KV slots are needed, {room} are free", retry_after_s=self._retry_after())
-        late_s = self._first_token_s(session) - self.config.first_token_s
-        if older is None and late_s > 0.0:
-            session.release()
-            raise Overloaded(
-                f"the prompts before it would keep its first token for {late_s + self.config.first_token_s:.1f} s, "
-                f"over first_token_s = {self.config.first_token_s:g}",
-                retry_after_s=min(30.0, max(0.2, late_s)),
-            )
-
-    def _first_token_s(self, session: EngineSession) -> float:
-        """How long others' prompts keep a new session waiting, by the cost model; 0 for one that has none to read.
-
-        Not longer than it takes until it is overdue and comes before them.
-        """
-        able = [other for other in self._live.values() if other.protocol.may_step]
-        owed = [other.pending for other in able if other.pending > 1]
-        if session.pending == 1 or not owed:
-            return 0.0
-        generating = len(able) - len(owed)
-        rows = self.config.budget.prefill_rows if generating else self.config.token_budget
-        steps = min(-(-sum(owed) // rows), OVERDUE * len(owed))
-        return steps * self._cost.seconds(rows + generating, generating + 1)
-
     def _share(self, session: EngineSession) -> None:
         if self.config.prefix_cache:
             session.share()
-
-    def _retry_after(self) -> float:
-        """Seconds until the first of the live sessions can be through, by plain steps; between 0.2 and 30."""
-        left = [s.protocol.attach.max_tokens - s.protocol.position for s in self._live.values()]
-        return min(30.0, max(0.2, self._pulse.period_s.value * min(left, default=0)))
 
     def _publish(self, session: EngineSession, commit: Commit | None) -> None:
         """Send a commit, and let go of a session that it ends."""
@@ -531,8 +416,8 @@ class Engine:
         """Free all that the session holds; its committed tokens and its statistics are remembered for a while."""
         self._share(session)
         session.release()
-        if self._colocated is not None:
-            self._colocated.release(session.session_id)
+        if self._colocation is not None:
+            self._colocation.release(session.session_id)
         del self._live[session.session_id]
         self._memory.keep(session.session_id, session.request, session.protocol.committed)
         self._ended[session.session_id] = session.stats

@@ -103,11 +103,16 @@ class EngineSession:
             self._empty_answers += 1
 
     @property
+    def thin(self) -> bool:
+        """Whether this step takes nodes that the verifier drafted for it."""
+        return self._offered is not None
+
+    @property
     def drafts_nothing(self) -> bool:
         """Its device answers without a node, as one that has no draft."""
         return self._empty_answers >= EMPTY_ANSWERS and len(self.protocol.tree) == 0
 
-    def thin(self) -> Thin:
+    def to_draft_for(self) -> Thin:
         """What a co-located draft needs to know."""
         protocol = self.protocol
         return Thin(
@@ -243,7 +248,7 @@ class EngineSession:
         tree, odds = self._pending_tree
         odds.learn(tree, walked.tokens)
         commit = self.protocol.commit(batch, walked)
-        own = self._offered is not None
+        own = self.thin
         if own:
             commit = replace(commit, evaluated=0)  # none of them was the device's
         self._ranked = self._offered = None

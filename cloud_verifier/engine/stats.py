@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class EngineStats:
     tokens_per_s: float
     """Tokens committed per second of the clock, over the last few seconds."""
     timing_ms: Mapping[str, float]
-    """draft (co-located), plan, forward, walk and commit of a step."""
+    """The parts of a step (ledger.PARTS); together they are step_ms."""
     sessions: Mapping[str, SessionStats]
     """Live ones, and ended ones that nobody has stopped yet."""
 
@@ -99,43 +99,6 @@ class Rate:
 
     def _decayed(self, now: float) -> float:
         return self._weighted * math.exp(-(now - self._last) / self._memory_s)
-
-
-PARTS = ("draft", "plan", "forward", "walk", "commit")
-
-
-@dataclass
-class StepMeter:
-    """Times of the parts of a step."""
-
-    parts: dict[str, MovingAverage] = field(default_factory=lambda: {part: MovingAverage() for part in PARTS})
-
-    def add(self, marks: tuple[float, float, float, float, float, float]) -> None:
-        """marks: perf_counter before the step and after each part, in seconds."""
-        for part, begin, end in zip(PARTS, marks, marks[1:], strict=False):
-            self.parts[part].add(1e3 * (end - begin))
-
-
-@dataclass
-class Pulse:
-    """Steps that generate and prefill nothing: how they follow one another, and what they bring."""
-
-    period_s: MovingAverage = field(default_factory=MovingAverage)
-    """A step and what passes before it while there is work."""
-    between_s: MovingAverage = field(default_factory=MovingAverage)
-    """What passes from one's end to the next one's begin while there is work: messages, mostly."""
-    rows: MovingAverage = field(default_factory=MovingAverage)
-    sessions: MovingAverage = field(default_factory=MovingAverage)
-    tokens: MovingAverage = field(default_factory=MovingAverage)
-
-    def add(self, own_s: float, between_s: float | None, rows: int, sessions: int, tokens: int) -> None:
-        """own_s: of the step. between_s: since the one before; None where there was nothing to do."""
-        if between_s is not None:
-            self.between_s.add(between_s)
-        self.period_s.add(own_s + (between_s or 0.0))
-        self.rows.add(rows)
-        self.sessions.add(sessions)
-        self.tokens.add(tokens)
 
 
 class Acceptance:

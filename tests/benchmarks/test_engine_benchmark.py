@@ -13,7 +13,7 @@ from benchmarks import peers
 from benchmarks.engine import Bench, Case, Parts, Turn, autoregression, cases, continued, steps
 from benchmarks.peers import HuggingFace, Request, Timed
 from benchmarks.trees import Tally, offer
-from cloud_verifier.engine.engine import EngineConfig
+from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.selftest import self_test
 

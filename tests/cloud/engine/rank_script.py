@@ -15,7 +15,7 @@ import torch
 from rig import Rig, adversary, client, guesses, nothing, prompt_of
 
 from cloud_verifier.engine.batch import PackedBatch, Segment
-from cloud_verifier.engine.engine import EngineConfig
+from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.kv_pool import KVPool
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.parallel import RankGroup, ShardedTarget

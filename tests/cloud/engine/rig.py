@@ -9,7 +9,8 @@ from typing import Any
 
 from tiny_targets import EOS, VOCAB
 
-from cloud_verifier.engine.engine import Committed, Engine, EngineConfig, Event, Failed
+from cloud_verifier.engine.config import EngineConfig
+from cloud_verifier.engine.engine import Committed, Engine, Event, Failed
 from cloud_verifier.engine.model import TargetModel
 from outrider.core.errors import OutriderError
 from outrider.core.processors import SamplingParams

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 from rig import Rig, client, nothing, perfect, prompt_of
 from tiny_targets import VOCAB, Reference
 
-from cloud_verifier.engine import colocated
+from cloud_verifier.engine import colocated, payoff
 from cloud_verifier.engine.colocated import ColocatedDraft
-from cloud_verifier.engine.engine import Committed, EngineConfig
+from cloud_verifier.engine.config import EngineConfig
+from cloud_verifier.engine.engine import Committed
 from cloud_verifier.engine.model import TargetModel
 from outrider.core.processors import SamplingParams
 
@@ -64,7 +66,8 @@ class Chains:
 
 
 def rig_with(model: TargetModel, chains: Chains, depth: int = 3, siblings: int = 1, **config: Any) -> Rig:
-    draft = ColocatedDraft(chains, depth=depth, siblings=siblings, vocabulary=VOCAB)
+    """Its draft takes no time, so that drafting pays whenever a node is right."""
+    draft = ColocatedDraft(chains, depth=depth, siblings=siblings, vocabulary=VOCAB, clock=lambda: 0.0)
     return Rig(model, EngineConfig(**{"kv_slots": 2048} | config), colocated=draft)
 
 
@@ -108,6 +111,18 @@ def test_a_perfect_draft_saves_steps_and_counts_as_our_own(target: Target) -> No
     assert all(commit.evaluated == 0 for commit in commits)
     assert all(session.evaluated == 0 for session in stats.sessions.values())
     assert chains.most == 4  # all sessions in one decode
+
+
+def test_a_draft_that_takes_longer_than_it_saves_is_paused(target: Target, reference: Plain) -> None:
+    chains = Chains(target("llama"))
+    seconds = itertools.count().__next__  # every proposal takes one, a step some milliseconds
+    draft = ColocatedDraft(chains, depth=3, vocabulary=VOCAB, clock=seconds)
+    rig = Rig(target("llama"), EngineConfig(kv_slots=2048), colocated=draft)
+    rig.attach("s", client(prompt_of(9), nothing, max_tokens=150, ignore_eos=True))
+    rig.run()
+    # A trial of four tokens a step, then 64 plain ones, then a trial again.
+    assert rig.engine.stats().own_accepted == 3 * 2 * payoff.TRIAL
+    assert rig.clients["s"].device.received == reference("llama").generate(prompt_of(9), 150, ignore_eos=True)
 
 
 def test_the_draft_reads_every_token_about_once(target: Target) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from rig import LIMITS, attach_of
 from tiny_targets import VOCAB
 
-from cloud_verifier.engine.engine import Engine, EngineConfig
+from cloud_verifier.engine.config import EngineConfig
+from cloud_verifier.engine.engine import Engine
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine_loop import EngineLoop
 from outrider.core.protocol.messages import Directive

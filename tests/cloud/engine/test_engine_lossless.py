@@ -9,7 +9,7 @@ import pytest
 from rig import Drafter, Rig, adversary, client, guesses, nothing, perfect, prompt_of
 from tiny_targets import Reference
 
-from cloud_verifier.engine.engine import EngineConfig
+from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.model import TargetModel
 from outrider.core.processors import SamplingParams
 from outrider.core.protocol.messages import Append

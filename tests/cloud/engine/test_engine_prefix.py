@@ -13,7 +13,7 @@ from tiny_targets import Reference
 
 from cloud_verifier.engine.attention import AttentionPlan
 from cloud_verifier.engine.batch import PackedBatch, Segment
-from cloud_verifier.engine.engine import EngineConfig
+from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.scheduler import Grant
 from cloud_verifier.engine.session import EngineSession

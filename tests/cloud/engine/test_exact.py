@@ -14,7 +14,7 @@ from tiny_targets import MIXTURES, TINY
 from benchmarks.compositions import compose, decode, differing_bits
 from cloud_verifier.engine.attention import AttentionPlan
 from cloud_verifier.engine.batch import PackedBatch
-from cloud_verifier.engine.engine import EngineConfig
+from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.sampling import Sampler
 from cloud_verifier.engine.selftest import FLOAT32_BOUND, self_test

@@ -18,8 +18,8 @@ from tiny_targets import Reference
 
 from cloud_verifier.engine.attention import AttentionBackend, Scoring, SdpaBackend
 from cloud_verifier.engine.batch import PackedBatch, Segment
+from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.cuda_graphs import CudaRecorder, GraphedForward, ReadsBack, Recorder
-from cloud_verifier.engine.engine import EngineConfig
 from cloud_verifier.engine.kv_pool import KVPool, LayerShape
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.selftest import FLOAT32_BOUND, self_test

@@ -1,0 +1,91 @@
+"""Co-located drafting within a step: for whom, whether it pays, how many nodes each gets, and what those brought."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloud_verifier.engine.colocated import ColocatedDraft
+from cloud_verifier.engine.ledger import StepLedger
+from cloud_verifier.engine.ordering import Ordering, Worth
+from cloud_verifier.engine.payoff import Payoff
+from cloud_verifier.engine.scheduler import Plan
+from cloud_verifier.engine.session import EngineSession
+from outrider.core.worth import ChildOdds
+
+
+class Colocation:
+    """Sees every plan before its step, and what the walks made of its nodes after."""
+
+    def __init__(self, draft: ColocatedDraft) -> None:
+        self.evaluated = self.accepted = 0
+        """Nodes of this draft's."""
+        self._draft: ColocatedDraft | None = draft
+        self._odds = ChildOdds()
+        self._payoff = Payoff()
+        self._outcomes: list[tuple[int, int]] = []
+        """(nodes evaluated, accepted) of the sessions that the last step drafted for."""
+
+    def fill(
+        self,
+        plan: Plan,
+        live: Mapping[str, EngineSession],
+        step: int,
+        ordering: Ordering,
+        rows: int,
+        ledger: StepLedger,
+    ) -> Plan:
+        """The plan with nodes for those whose devices draft nothing, as the ordering shares them. rows: of a step."""
+        self._settle()
+        grants = plan.grants
+        able = [grant for grant in grants if grant.chain == live[grant.session_id].pending]
+        thin = [live[g.session_id] for g in able if g.chain == 1 and live[g.session_id].drafts_nothing]
+        filled = sum(grant.chain + grant.nodes for grant in grants)
+
+        def cost(nodes: NDArray[np.int64]) -> NDArray[np.float64]:
+            return ledger.between_s + ledger.cost.curve(filled + nodes, len(grants))
+
+        if (
+            self._draft is None
+            or not thin
+            or not self._payoff.pays(step, len(grants), min(len(thin), self._draft.seats), cost)
+        ):
+            return plan
+        worths = self._propose(self._draft, thin)
+        offers = [worths.get(grant.session_id, ()) for grant in able]
+        shares = ordering(offers, rows - filled, cost)
+        nodes = {g.session_id: n for g, n in zip(able, shares.nodes, strict=True) if g.session_id in worths}
+        filled_grants = tuple(replace(grant, nodes=nodes.get(grant.session_id, grant.nodes)) for grant in grants)
+        return Plan(filled_grants, (*plan.behind, *(able[i].session_id for i in shares.lucky)))
+
+    def learn(self, evaluated: int, accepted: int) -> None:
+        """What became of the nodes of one session that was drafted for."""
+        self.evaluated += evaluated
+        self.accepted += accepted
+        self._outcomes.append((evaluated, accepted))
+
+    def release(self, session_id: str) -> None:
+        """The session has ended."""
+        if self._draft is not None:
+            self._draft.release(session_id)
+
+    def give_up(self) -> None:
+        """The draft is broken."""
+        self._draft = None
+
+    def _propose(self, draft: ColocatedDraft, thin: Sequence[EngineSession]) -> dict[str, Worth]:
+        """What the trees of those that could be drafted for are worth, by session id."""
+        trees = draft.propose([session.to_draft_for() for session in thin])
+        if trees and draft.took_s is not None:
+            self._payoff.took(len(trees), draft.took_s)
+        return {s.session_id: s.offer(trees[s.session_id], self._odds) for s in thin if s.session_id in trees}
+
+    def _settle(self) -> None:
+        """Tell the payoff what the last step brought."""
+        if self._outcomes:
+            evaluated, accepted = map(sum, zip(*self._outcomes, strict=True))
+            self._payoff.brought(len(self._outcomes), evaluated, accepted)
+            self._outcomes = []

@@ -1,0 +1,105 @@
+"""When co-located drafting is paused, and when it is tried again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloud_verifier.engine.payoff import FIRST_PAUSE, LONGEST_PAUSE, TRIAL, Payoff
+
+
+@dataclass
+class World:
+    """Steps of 20 ms plus 1 ms a node, with a draft that takes what it is told to and is right as often."""
+
+    drafting_s: float = 0.002
+    gain: float = 0.5
+    """Accepted nodes of a session and step, of two."""
+    sessions: int = 16
+    payoff: Payoff = field(default_factory=Payoff)
+    step: int = 0
+
+    def cost(self, nodes: NDArray[np.int64]) -> NDArray[np.float64]:
+        return 0.02 + 0.001 * nodes
+
+    def steps(self, count: int) -> Iterator[bool]:
+        """Whether each of the next steps drafts."""
+        for _ in range(count):
+            drafts = self.payoff.pays(self.step, self.sessions, self.sessions, self.cost)
+            if drafts:
+                self.payoff.took(self.sessions, self.drafting_s)
+                self.payoff.brought(self.sessions, 2 * self.sessions, round(self.gain * self.sessions))
+            self.step += 1
+            yield drafts
+
+    def drafted(self, count: int) -> int:
+        return sum(self.steps(count))
+
+    def pauses(self, count: int) -> list[int]:
+        """Lengths of the pauses that ended within the next steps."""
+        found, length = [], 0
+        for drafts in self.steps(count):
+            if drafts and length:
+                found.append(length)
+            length = 0 if drafts else length + 1
+        return found
+
+
+def test_what_pays_goes_on() -> None:
+    # 16 * 1.9 commits in 20 + 32 + 2 ms, against 16 in 20.
+    assert World(gain=1.9).drafted(1000) == 1000
+
+
+def test_what_does_not_pay_is_paused_after_a_trial() -> None:
+    world = World(gain=0.5)
+    assert world.drafted(TRIAL) == TRIAL
+    assert world.drafted(FIRST_PAUSE) == 0
+    assert world.drafted(TRIAL) == TRIAL
+
+
+def test_pauses_grow_up_to_a_bound() -> None:
+    pauses = World(gain=0.5).pauses(10_000)
+    assert pauses[:5] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE, 8 * FIRST_PAUSE, LONGEST_PAUSE]
+    assert set(pauses[4:]) == {LONGEST_PAUSE}
+
+
+def test_a_dear_draft_is_paused_however_right_it_is() -> None:
+    # 16 * 2.9 commits in 20 + 32 + 50 ms, against 16 in 20: 0.57 of it.
+    assert World(gain=1.9, drafting_s=0.05).drafted(TRIAL + FIRST_PAUSE) == TRIAL
+    assert World(gain=1.9, drafting_s=0.004).drafted(TRIAL + FIRST_PAUSE) == TRIAL + FIRST_PAUSE
+
+
+def test_a_draft_that_has_become_good_is_found_out() -> None:
+    world = World(gain=0.2)
+    world.drafted(3000)
+    world.gain = 1.9
+    world.drafted(LONGEST_PAUSE)
+    assert world.drafted(200) == 200
+    world.gain = 0.2
+    assert world.pauses(200)[0] == FIRST_PAUSE  # a success makes the next pause short again
+
+
+def test_a_draft_that_has_become_bad_is_stopped_within_a_few_steps() -> None:
+    world = World(gain=1.9)
+    world.drafted(500)
+    world.gain = 0.2
+    assert world.drafted(60) < 30
+
+
+def test_fewer_sessions_end_a_pause() -> None:
+    world = World(gain=0.9)
+    assert world.drafted(TRIAL + 10) == TRIAL  # 16: 30.4 commits in 54 ms, against 16 in 20
+    world.sessions = 9
+    assert world.drafted(10) == 0
+    world.sessions = 4  # 7.6 commits in 20 + 8 + 2 ms, against 4 in 20
+    assert world.drafted(30) == 30
+
+
+def test_reading_is_no_part_of_the_verdict() -> None:
+    """A step in which everybody reads a prompt says nothing: neither what drafting takes nor what it brings."""
+    payoff = Payoff()
+    for step in range(10 * TRIAL):
+        assert payoff.pays(step, 4, 4, World().cost)
