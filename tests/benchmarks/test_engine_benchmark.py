@@ -10,9 +10,10 @@ import torch
 from tiny_targets import VOCAB, make_tiny
 
 from benchmarks import peers
-from benchmarks.engine import Bench, Case, Parts, Turn, autoregression, cases, continued, steps
+from benchmarks.engine import Case, autoregression, cases, continued, steps
 from benchmarks.peers import HuggingFace, Request, Timed
 from benchmarks.trees import Tally, offer
+from benchmarks.turns import Bench, Parts, Turn
 from cloud_verifier.engine.engine import EngineConfig
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.selftest import self_test
