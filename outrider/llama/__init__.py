@@ -1,7 +1,8 @@
 """The draft model on llama.cpp: the only package that imports llama_cpp.
 
 `model` a loaded GGUF, `tree_context` the decoder that grows and commits a token tree, `chain_context` one that extends
-many sequences at once, `timing` what a decode costs by width, `quantize` GGUF to smaller GGUF.
+many sequences at once, `context` what both stand on, `timing` what a decode costs by width, `quantize` GGUF to smaller
+GGUF.
 """
 
 from outrider.llama.chain_context import ChainContext

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from outrider.core.errors import BadRequest, InternalError, ModelRefused
+from outrider.core.errors import BadRequest, InternalError
 from outrider.llama.batch import Batch
-from outrider.llama.library import errors_collected, library
+from outrider.llama.context import MAX_SEQUENCES, LlamaContext, Logits, parameters
 from outrider.llama.model import LlamaModel
-
-Logits = NDArray[np.float32]
-
-MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ: greater ids abort the process
 
 
 class _Place(NamedTuple):
@@ -30,7 +24,7 @@ class _Place(NamedTuple):
     """Whether its logits are."""
 
 
-class ChainContext:
+class ChainContext(LlamaContext):
     """Sequences 0 .. count-1 of one llama.cpp context, with a cache of `length` tokens each. A context manager.
 
     Used on one thread. llama.cpp aborts the process on bad ids, positions and counts, so all are checked here first.
@@ -46,39 +40,18 @@ class ChainContext:
         ):
             if not 1 <= value <= most:
                 raise BadRequest.bound(field, value, f"between 1 and {most}")
-        self._lib = library()
-        self._model = model
-        self._vocab = model.vocab_size
         self._chunk = max(batch, count)
         self._lengths = [0] * count
         self.length = length
-        handle = model.borrow()
-        with errors_collected() as errors:
-            self._context: Any = self._lib.llama_init_from_model(handle, self._params(length, count, threads))
-        if not self._context:
-            model.give_back()
-            raise ModelRefused(f"no context for {model.path}: {'; '.join(errors) or 'llama.cpp gave no reason'}")
+        params = parameters(cells=length * count, sequences=count, batch=self._chunk, threads=threads)
+        params.kv_unified = False  # each sequence attends to its own cells and pays for no others
+        super().__init__(model, params)
         self._memory = self._lib.llama_get_memory(self._context)
         self._batch = Batch(self._chunk)
-
-    def _params(self, length: int, count: int, threads: int) -> Any:
-        params = self._lib.llama_context_default_params()
-        params.n_ctx = length * count
-        params.n_batch = params.n_ubatch = self._chunk
-        params.n_seq_max = params.n_outputs_max = count
-        params.n_threads = params.n_threads_batch = threads
-        params.kv_unified = False  # each sequence attends to its own cells and pays for no others
-        params.swa_full = True  # positions are taken back, so none may be forgotten
-        params.flash_attn_type = self._lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        return params
 
     @property
     def count(self) -> int:
         return len(self._lengths)
-
-    @property
-    def vocab_size(self) -> int:
-        return self._vocab
 
     def held(self, sequence: int) -> int:
         """Tokens that a sequence holds."""
@@ -120,7 +93,7 @@ class ChainContext:
         count = sum(wanted)
         if count == 0:
             return np.empty((0, self._vocab), dtype=np.float32)
-        return np.ctypeslib.as_array(self._lib.llama_get_logits(self._context), shape=(count, self._vocab)).copy()
+        return self._logits(count)
 
     def _check(self, feeds: Sequence[tuple[int, Sequence[int]]]) -> None:
         if not self._context:
@@ -135,18 +108,3 @@ class ChainContext:
                 raise BadRequest.bound("tokens", f"{len(tokens)} long", f"between 1 and {room}, what is left")
             if min(tokens) < 0 or max(tokens) >= self._vocab:
                 raise BadRequest.bound("tokens", f"from {min(tokens)} to {max(tokens)}", f"0 to {self._vocab - 1}")
-
-    def close(self) -> None:
-        """Free the context. Closing twice is harmless."""
-        if self._context:
-            self._lib.llama_free(self._context)
-            self._context = None
-            self._model.give_back()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

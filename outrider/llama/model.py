@@ -48,6 +48,9 @@ class LlamaModel:
         lib = library()
         params = lib.llama_model_default_params()
         params.check_tensors = check_tensors
+        # GCC 12 and older compile ggml's tile configuration away, and a CPU with AMX then crashes in the first wide
+        # decode of quantised weights (llama.cpp issue 20824). Elsewhere these buffers make such weights faster.
+        params.use_extra_bufts = b"AMX_INT8 = 1" not in lib.llama_print_system_info()
         with errors_collected() as errors:
             handle = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not handle:

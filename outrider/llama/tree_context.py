@@ -5,23 +5,16 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-from outrider.core.errors import BadRequest, InternalError, ModelRefused, Overloaded
+from outrider.core.errors import BadRequest, InternalError, Overloaded
 from outrider.llama import nodes
 from outrider.llama.batch import Batch
-from outrider.llama.library import errors_collected, library
+from outrider.llama.context import MAX_SEQUENCES, LlamaContext, Logits, parameters
+from outrider.llama.library import library
 from outrider.llama.model import LlamaModel
 from outrider.llama.nodes import TIP, Node
 from outrider.llama.sequences import Sequences
-
-Logits = NDArray[np.float32]
-
-_MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ: greater ids abort the process
 
 
 class TreeFull(Overloaded):
@@ -32,7 +25,7 @@ class ContextFull(BadRequest):
     """A committed sequence that does not fit into the context; nothing was changed."""
 
 
-class TreeContext:
+class TreeContext(LlamaContext):
     """One llama.cpp context, owned by the thread that made it. Use as a context manager.
 
     llama.cpp aborts the process on bad ids, positions and counts, so all of them are checked here first.
@@ -51,43 +44,24 @@ class TreeContext:
     ) -> None:
         """n_ctx: tokens, committed and draft. batch: tokens per prefill chunk. Raises BadRequest, ModelRefused."""
         _within("n_ctx", n_ctx, 1, model.n_ctx_train)
-        _within("max_sequences", max_sequences, 1, _MAX_SEQUENCES)
+        _within("max_sequences", max_sequences, 1, MAX_SEQUENCES)
         _within("batch", batch, max_sequences, 1 << 16)
         threads = model.threads if threads is None else threads
         _within("threads", threads, 1, os.cpu_count() or 1)
         if kv_type not in ("f16", "f32"):
             raise BadRequest.bound("kv_type", kv_type, "f16 or f32")
-        self._lib = library()
-        self._model = model
+        params = parameters(cells=n_ctx, sequences=max_sequences, batch=batch, threads=threads)
+        params.kv_unified = True  # branches share their ancestors' cells
+        params.type_k = params.type_v = library().GGML_TYPE_F32 if kv_type == "f32" else library().GGML_TYPE_F16
+        super().__init__(model, params)
         self._owner = threading.get_ident()
         self._n_ctx = n_ctx
         self._chunk = batch
-        self._vocab = model.vocab_size
-        handle = model.borrow()
-        with errors_collected() as errors:
-            params = self._params(n_ctx, max_sequences, batch, threads, kv_type)
-            self._context: Any = self._lib.llama_init_from_model(handle, params)
-        if not self._context:
-            model.give_back()
-            raise ModelRefused(f"no context for {model.path}: {'; '.join(errors) or 'llama.cpp gave no reason'}")
         self._sequences = Sequences(self._lib.llama_get_memory(self._context), max_sequences)
         self._batch = Batch(batch)
         self._tokens: list[int] = []
         self._nodes: dict[int, Node] = {}  # in order of their making, so parents first; TIP included
         self._next = 1
-
-    def _params(self, n_ctx: int, max_sequences: int, batch: int, threads: int, kv_type: str) -> Any:
-        params = self._lib.llama_context_default_params()
-        params.n_ctx = n_ctx
-        params.n_batch = params.n_ubatch = batch
-        params.n_seq_max = max_sequences
-        params.n_outputs_max = max_sequences  # every node of a decode has a sequence of its own
-        params.n_threads = params.n_threads_batch = threads
-        params.kv_unified = True  # branches share their ancestors' cells
-        params.swa_full = True  # positions are taken back, so none may be forgotten
-        params.flash_attn_type = self._lib.LLAMA_FLASH_ATTN_TYPE_DISABLED  # up to 9x slower for trees, less exact
-        params.type_k = params.type_v = self._lib.GGML_TYPE_F32 if kv_type == "f32" else self._lib.GGML_TYPE_F16
-        return params
 
     # --- what it holds
 
@@ -109,11 +83,6 @@ class TreeContext:
     @property
     def n_ctx(self) -> int:
         return self._n_ctx
-
-    @property
-    def vocab_size(self) -> int:
-        """V: width of a row of logits."""
-        return self._vocab
 
     # --- what it does
 
@@ -244,10 +213,6 @@ class TreeContext:
             self._forget()  # parts of the batch may be in the cache
             raise InternalError(f"llama_decode returned {code} for a checked batch; the context is empty, reset it")
 
-    def _logits(self, rows: int) -> Logits:
-        """A copy of the last decode's logits `[rows, V]`: llama.cpp's own array lives until the next decode."""
-        return np.ctypeslib.as_array(self._lib.llama_get_logits(self._context), shape=(rows, self._vocab)).copy()
-
     # --- how: checks
 
     def _check_owner(self) -> None:
@@ -269,20 +234,9 @@ class TreeContext:
 
     def close(self) -> None:
         """Free the context, on its owner's thread. Closing twice is harmless."""
-        if not self._context:
-            return
-        self._check_owner()
-        self._lib.llama_free(self._context)
-        self._context = None
-        self._model.give_back()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        if self._context:
+            self._check_owner()
+        super().close()
 
 
 def _common_prefix(held: Sequence[int], wanted: Sequence[int]) -> int:

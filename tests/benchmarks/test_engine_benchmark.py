@@ -8,11 +8,16 @@ from random import Random
 import pytest
 import torch
 from tiny_targets import VOCAB, make_tiny
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import PreTrainedTokenizerFast
 
 from benchmarks import peers
-from benchmarks.engine import Bench, Case, Parts, Turn, autoregression, cases, continued, steps
+from benchmarks.engine import Case, autoregression, cases, continued, steps
 from benchmarks.peers import HuggingFace, Request, Timed
 from benchmarks.trees import Tally, offer
+from benchmarks.turns import Bench, Parts, Turn
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.selftest import self_test
@@ -186,32 +191,17 @@ def test_the_best_peer_of_each_round_is_the_measure() -> None:
 
 
 def test_a_draft_read_from_gguf_says_what_it_said_before(tmp_path: Path) -> None:
-    gguf = pytest.importorskip("gguf")
+    pytest.importorskip("gguf")
+    from cloud_verifier.distill.gguf_export import export_gguf
+
     module = make_tiny("qwen3")
-    writer = gguf.GGUFWriter(tmp_path / "draft.gguf", "qwen3")
-    config = module.config
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     with torch.no_grad():
         for parameter in module.parameters():
             if parameter.ndim == 1:
                 parameter.uniform_(0.5, 1.5)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config.num_hidden_layers)
-    for name, tensor in module.state_dict().items():
-        if name != "lm_head.weight":  # tied
-            writer.add_tensor(names.get_name(name, (".weight",)), tensor.numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    letters = Tokenizer(BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
+    letters.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    export_gguf(module, PreTrainedTokenizerFast(tokenizer_object=letters), tmp_path / "draft.gguf", "tiny")
     read = peers.draft_from_gguf(tmp_path / "draft.gguf")
     ids = torch.tensor(texts(1, 12))
     with torch.inference_mode():

@@ -115,8 +115,10 @@ async def test_two_ranks_serve_a_session_over_the_wire_and_end_together(
 @pytest.mark.parametrize(("loading", "within_s"), [(True, 40.0), (False, 5.0)])
 async def test_the_ranks_end_with_a_verifier_that_is_killed(directory: Path, loading: bool, within_s: float) -> None:
     async with verifier(directory, loading=loading) as (process, _, ranks):
+        assert len(ranks) == 2
         process.kill()
         await until(lambda: gone(ranks), within_s)  # one that still imports torch hears of it afterwards
+        assert gone(ranks)
 
 
 async def test_a_rank_that_dies_while_nothing_is_computed_ends_the_engine_too(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from outrider.core.errors import BadRequest, InternalError
 from outrider.llama import ChainContext, LlamaModel, TreeContext
 
+MODELS = Path(__file__).parents[2] / "models"
 TOLERANCE = 0.02
 """The cache of ChainContext is f16; different tokens differ by far more."""
 
@@ -81,3 +83,12 @@ def test_a_closed_context_says_so(model: LlamaModel) -> None:
     chains.close()
     with pytest.raises(InternalError, match="closed"):
         chains.feed([(0, [1])])
+
+
+@pytest.mark.parametrize("name", ["draft.gguf", "draft-narrow.gguf"])
+def test_quantised_weights_decode_many_tokens_at_once(name: str) -> None:
+    """On a CPU with AMX this ends the process, unless llama.cpp's tile kernels are left alone."""
+    with LlamaModel.load(MODELS / name) as model, ChainContext(model, length=64, count=4) as chains:
+        wide = chains.feed([(0, [1, 2, 3, 4, 5]), (1, [1, 2, 3])])
+        one_by_one = [chains.feed([(2, [token])]) for token in (1, 2, 3)]
+    np.testing.assert_allclose(wide[1], one_by_one[-1][0], atol=0.05)

@@ -12,7 +12,7 @@ import pytest
 
 from outrider.core.errors import BadRequest, InternalError
 from outrider.llama import ContextFull, LlamaModel, TreeContext, TreeFull
-from outrider.llama.tree_context import Logits
+from outrider.llama.context import Logits
 
 TOLERANCE = 1e-4
 

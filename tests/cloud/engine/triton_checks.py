@@ -22,7 +22,7 @@ from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.cuda_graphs import CudaRecorder, GraphedForward, ReadsBack, Recorder
 from cloud_verifier.engine.kv_pool import KVPool, LayerShape
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.selftest import FLOAT32_BOUND, self_test
+from cloud_verifier.engine.selftest import FLOAT32_BOUND, HALF_BOUND, self_test
 from cloud_verifier.engine.triton_attention import TritonBackend, TritonPlan
 
 Directory = Callable[[str], Path]
@@ -185,7 +185,8 @@ def test_a_target_passes_its_self_test(kind: str, tiny_directory: Directory) -> 
 
 
 def test_a_target_passes_its_self_test_in_bfloat16(tiny_directory: Directory) -> None:
-    self_test(TargetModel.load(tiny_directory("llama"), dtype="bfloat16", device=str(DEVICE), attention="triton"))
+    model = TargetModel.load(tiny_directory("llama"), dtype="bfloat16", device=str(DEVICE), attention="triton")
+    assert self_test(model) < HALF_BOUND
 
 
 class Again:
