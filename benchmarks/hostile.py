@@ -1,16 +1,18 @@
 """One client that breaks every rule it can, over raw gRPC and raw TCP. It has a place and a ticket like anybody.
 
-Each attack ends by itself within a few seconds; what the verifier answers is counted by attack and status.
+Each attack ends by itself within a few seconds; how it ended is counted by attack and status, and ATTACKS says which
+endings are right for it. Three that only wait go on beside the others, so that there is always an attack in progress.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -54,6 +56,9 @@ class Raw:
             self.call.cancel()
         await self._link.close()
         if self._control is not None:
+            if self.ticket:  # the next attack needs a place too
+                with contextlib.suppress(OutriderError):
+                    await Coordinator(self._control, None).close(self.session_id, self.ticket)
             await self._control.close()
 
     async def place(self, patience_s: float = 0.0) -> None:
@@ -106,39 +111,62 @@ Attack = Callable[["Hostile", Raw], Awaitable[None]]
 
 
 class Hostile:
-    """Attacks without pause, one after another, until cancelled. `answers` counts (attack, how it ended)."""
+    """Attacks without pause. `answers` counts (attack, how it ended)."""
 
     def __init__(self, where: Where, rng: random.Random, prompt: list[int], max_sequence: int = 2048) -> None:
         self._where = where
         self._rng = rng
         self._prompt = prompt
         self._most = max_sequence - len(prompt)
+        self._queues: tuple[list[Attack], list[Attack]] = ([], [])
+        """What is left of this round, of attacks that act and of those that wait."""
         self.answers: Counter[tuple[str, str]] = Counter()
 
-    async def run(self) -> None:
-        turn = list(ATTACKS)
-        while True:
-            self._rng.shuffle(turn)
-            for attack in turn:
-                await self.one(attack)
-                await asyncio.sleep(self._rng.uniform(0.0, 0.2))
+    async def run(self, until: float = math.inf) -> None:
+        """Attack as long as an attack may still begin. Every attack has its turn, over several calls too."""
+        acting, waiting = self._queues
+        await asyncio.gather(
+            self._attack(acting, ATTACKS.keys() - WAITING, until), self._attack(waiting, WAITING, until)
+        )
+
+    async def _attack(self, queue: list[Attack], attacks: Collection[Attack], until: float) -> None:
+        while time.monotonic() < until:
+            if not queue:
+                queue += sorted(attacks, key=lambda attack: attack.__name__)
+                self._rng.shuffle(queue)
+            await self.one(queue.pop())
+            await asyncio.sleep(self._rng.uniform(0.0, 0.2))
 
     async def one(self, attack: Attack) -> str:
         """Carry one out; how it ended: a status, or what this side saw."""
-        ended = "OK"
-        try:
-            async with asyncio.timeout(ATTACK_S), Raw(self._where) as raw:
-                await attack(self, raw)
-        except grpc.aio.AioRpcError as error:
-            ended = error.code().name
-            if error.code() is grpc.StatusCode.INTERNAL and not error.trailing_metadata():
-                ended = "ended before"  # our own library's word for a write on a stream that is over
-        except TimeoutError:
-            ended = "went on"
-        except (OutriderError, OSError, asyncio.InvalidStateError, grpc.aio.UsageError) as error:
-            ended = type(error).__name__
+        async with Raw(self._where) as raw:
+            try:
+                async with asyncio.timeout(ATTACK_S):
+                    await attack(self, raw)
+                ended = OK
+            except grpc.aio.AioRpcError as error:
+                ended = error.code().name
+                if error.code() is grpc.StatusCode.INTERNAL and not error.trailing_metadata():
+                    ended = ENDED_BEFORE
+            except asyncio.InvalidStateError:  # a write on a stream whose end this side knows already
+                ended = (await raw.call.code()).name
+            except TimeoutError:
+                ended = "went on"
+            except (OutriderError, OSError, grpc.aio.UsageError) as error:
+                ended = type(error).__name__
         self.answers[attack.__name__, ended] += 1
         return ended
+
+    @property
+    def wrong(self) -> Counter[tuple[str, str]]:
+        """Of `answers`, those that are not right for their attack."""
+        return Counter({key: count for key, count in self.answers.items() if key[1] not in RIGHT[key[0]]})
+
+    @property
+    def unmade(self) -> list[str]:
+        """Attacks that have not been made: not tried, or there was no place whenever they were."""
+        made = {attack for attack, ended in self.answers if ended not in NO_PLACE}
+        return [attack for attack in RIGHT if attack not in made]
 
     # --- the attacks
 
@@ -300,29 +328,44 @@ class Hostile:
         await raw.hear()
 
 
-ATTACKS: tuple[Attack, ...] = (
-    Hostile.garbage,
-    Hostile.garbage_midway,
-    Hostile.garbage_on_tcp,
-    Hostile.flood,
-    Hostile.flood_of_nodes,
-    Hostile.id_gap,
-    Hostile.parent_of_the_future,
-    Hostile.base_of_the_future,
-    Hostile.wrong_epoch,
-    Hostile.same_siblings,
-    Hostile.too_deep,
-    Hostile.too_many,
-    Hostile.no_token,
-    Hostile.never_reads,
-    Hostile.huge_prompt,
-    Hostile.all_the_room,
-    Hostile.no_open,
-    Hostile.half_open,
-    Hostile.after_the_end,
-    Hostile.epoch_after_epoch,
-    Hostile.cancel_on_cancel,
-    Hostile.forged_ticket,
-    Hostile.somebody_elses_session,
-    Hostile.nonsense_sampling,
-)
+OK = "OK"
+"""The stream, or the attack, came to its end and no error with it."""
+ENDED_BEFORE = "ended before"
+"""Our own library's word for a write on a stream that has just ended; the status is then lost."""
+NO_PLACE = frozenset({"Overloaded", "RESOURCE_EXHAUSTED"})
+"""From the coordinator and from the verifier: right for whatever needs a place."""
+_REFUSED = frozenset({"INVALID_ARGUMENT"})
+_SILENT = frozenset({"UNAVAILABLE"})
+"""For nodes that came too late to be an offence, below a position that was committed meanwhile: the device is ended for
+its silence then."""
+
+ATTACKS: Mapping[Attack, frozenset[str]] = {
+    Hostile.garbage: _REFUSED,
+    Hostile.garbage_midway: _REFUSED | NO_PLACE,
+    Hostile.garbage_on_tcp: frozenset({OK, "ConnectionResetError", "BrokenPipeError"}),
+    Hostile.flood: NO_PLACE | {OK},
+    Hostile.flood_of_nodes: _REFUSED | _SILENT | NO_PLACE | {ENDED_BEFORE},
+    Hostile.id_gap: _REFUSED | NO_PLACE,
+    Hostile.parent_of_the_future: _REFUSED | NO_PLACE,
+    Hostile.base_of_the_future: _REFUSED | NO_PLACE,
+    Hostile.wrong_epoch: _REFUSED | NO_PLACE,
+    Hostile.same_siblings: _REFUSED | _SILENT | NO_PLACE,
+    Hostile.too_deep: _REFUSED | _SILENT | NO_PLACE,
+    Hostile.too_many: _REFUSED | NO_PLACE,
+    Hostile.no_token: _REFUSED | NO_PLACE,
+    Hostile.never_reads: NO_PLACE | {OK},
+    Hostile.huge_prompt: _REFUSED | NO_PLACE,
+    Hostile.all_the_room: NO_PLACE | {OK},
+    Hostile.no_open: _REFUSED,
+    Hostile.half_open: frozenset({OK}),
+    Hostile.after_the_end: NO_PLACE | {OK, ENDED_BEFORE},
+    Hostile.epoch_after_epoch: NO_PLACE | {OK},
+    Hostile.cancel_on_cancel: NO_PLACE | {OK, ENDED_BEFORE},
+    Hostile.forged_ticket: frozenset({"UNAUTHENTICATED", "Overloaded"}),
+    Hostile.somebody_elses_session: NO_PLACE | {"PERMISSION_DENIED"},
+    Hostile.nonsense_sampling: _REFUSED | NO_PLACE,
+}
+"""Attack -> the endings that are right for it."""
+RIGHT: Mapping[str, frozenset[str]] = {attack.__name__: endings for attack, endings in ATTACKS.items()}
+WAITING: frozenset[Attack] = frozenset({Hostile.never_reads, Hostile.no_open, Hostile.half_open})
+"""Attacks that are nothing but waiting."""

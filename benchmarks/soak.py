@@ -1,12 +1,13 @@
 """A verifier for ten minutes under 32 sessions that join, finish, cancel, die and hang at random, and one attacker.
 
 The clients are light ones (benchmarks.swarm) in four processes, of which one is killed every 20 s; the plan is drawn
-from a seed. Beside them a hostile client goes through its attacks without pause (benchmarks.hostile). The prefix cache
-is on. Once a second the verifier's processes and what it reports to its coordinator are sampled. When all clients have
-gone, `leaked_slots` are the KV slots that are still in use, or that the engine will not promise to new sessions any
-more: as many as it can hold are opened, to the last slot. `rss_growth_mb` is that of front and engine together over the
-last five minutes (with --quick over the last half). Gaps between deliveries are those of honest sessions, however they
-end. Every honest output is held against the target's, recorded before; an honest session must not end by an error.
+from a seed. Beside them a hostile client goes through its attacks (benchmarks.hostile), in every other stretch of
+PHASE_S: what it does to its neighbours is the difference, on one machine in one run, between the stretches with it and
+those without. It runs on the devices' core, so that its own work is part of that difference. The prefix cache is on.
+Once a second the verifier's processes and what it reports to its coordinator are sampled. When all clients have gone,
+those KV slots are counted that the engine will not promise to new sessions any more: as many as it can hold are opened,
+to the last slot. Every honest output is held against the target's, recorded before. benchmarks.soak_findings says what
+is wanted of all this.
 """
 
 from __future__ import annotations
@@ -14,21 +15,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import statistics
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from benchmarks import harness, proc
-from benchmarks.harness import Pair, percentile
+from benchmarks.harness import Pair
 from benchmarks.hostile import Hostile, Raw
-from benchmarks.replay import Job, Outcome, Where
+from benchmarks.phases import Phases
+from benchmarks.replay import Job, Where
+from benchmarks.soak_findings import Findings, Sample, Tally
 from benchmarks.swarm import SETTINGS, Swarm, make_tape
 from benchmarks.tape import Tape
 from outrider.core.errors import Overloaded
@@ -42,55 +41,16 @@ KILL_EVERY_S = 20.0
 KV_SLOTS = 16_384
 MAX_SEQUENCE = 2_048
 TREE_NODES = 64
-LONG_S = 600.0
-"""From this length on memory must have stopped growing."""
-MOST_GROWTH_MB = 20.0
 """Slots that a session is promised beside prompt and answer, the verifier's default."""
+PHASE_S = 30.0
+"""With the attacker, and as long without; a shorter run is cut into LEAST_PHASES."""
+LEAST_PHASES = 6
+WARM_S = 8.0
+"""Until all sessions have joined: counts for neither."""
 SETTLE_S = 8.0
 """For what a session held to come back after its end."""
 SEED = 20_261_121
 ENDINGS = {"finish": 0.60, "cancel": 0.20, "drop": 0.16, "silence": 0.04}
-
-
-@dataclass(frozen=True)
-class Sample:
-    """The verifier at one moment."""
-
-    at: float
-    front_mb: float
-    """Resident memory of the front."""
-    engine_mb: float
-    """And of the engine process."""
-    kv_used: int
-    live: int
-
-    @property
-    def rss_mb(self) -> float:
-        return self.front_mb + self.engine_mb
-
-
-@dataclass
-class Tally:
-    """What became of the honest sessions."""
-
-    endings: Counter[str] = field(default_factory=Counter)
-    differing: int = 0
-    """Sessions that delivered a token which is not the target's, or finished with too few or too many."""
-    errors: Counter[str] = field(default_factory=Counter)
-    gaps_ms: list[float] = field(default_factory=list)
-    tokens: int = 0
-
-    def add(self, job: Job, outcome: Outcome) -> None:
-        self.gaps_ms += outcome.gaps_ms
-        self.tokens += outcome.tokens
-        self.differing += outcome.wrong > 0
-        if outcome.error.startswith("Died"):
-            self.endings["killed"] += 1
-        elif outcome.error:
-            self.endings["error"] += 1
-            self.errors[outcome.error[:160]] += 1
-        else:
-            self.endings["finish" if outcome.finished else job.ending] += 1
 
 
 def draw(rng: random.Random, tape: Tape) -> Job:
@@ -154,15 +114,6 @@ class Watcher:
             await asyncio.sleep(0.5)
 
 
-def growth(samples: Sequence[Sample], span_s: float) -> float:
-    """MB from the beginning of the last `span_s` to the end; medians over a tenth of it, so that one sample is none."""
-    last = samples[-1].at
-    span = [sample for sample in samples if sample.at >= last - span_s]
-    tenth = max(1, len(span) // 10)
-    begin, end = (statistics.median(s.rss_mb for s in part) for part in (span[:tenth], span[-tenth:]))
-    return end - begin
-
-
 async def unpromised(where: Where, capacity: int) -> int:
     """Slots that the engine, which holds nothing, will not promise. 0 where sessions fill it to the last one."""
     async with contextlib.AsyncExitStack() as held:
@@ -215,23 +166,33 @@ async def main() -> None:
         where = Where(verifier.address, cluster.address)
         tape = await make_tape(where, pair, prompts, SETTINGS)
         watcher = Watcher(cluster.address, verifier.pid)
-        tally, hostile = Tally(), Hostile(where, random.Random(SEED), next(iter(prompts.values())))
+        tally, phases = Tally(), Phases()
+        hostile = Hostile(where, random.Random(SEED), next(iter(prompts.values())))
         with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
             file = Path(scratch, "tape.json")
             tape.save(file)
             async with Swarm(file, where, processes=PROCESSES, cores=[device_core]) as swarm:
                 print(f"{SESSIONS} sessions on {len(tape.recordings)} recordings for {seconds:.0f} s", flush=True)
-                await _soak(swarm, tape, tally, hostile, watcher, seconds)
+                await _soak(swarm, tape, tally, hostile, phases, watcher, seconds)
         rest = await watcher.at_rest()
         missing = 0 if rest.kv_used else await unpromised(where, rest.kv_capacity)
-    _finish(tally, hostile, watcher.samples, seconds, rest, missing)
+    findings = Findings(
+        tally, hostile, phases, watcher.samples, seconds, kv_used=rest.kv_used, live=rest.live_sessions, missing=missing
+    )
+    findings.tell()
+    if findings.failures:
+        sys.exit(1)
 
 
-async def _soak(swarm: Swarm, tape: Tape, tally: Tally, hostile: Hostile, watcher: Watcher, seconds: float) -> None:
+async def _soak(
+    swarm: Swarm, tape: Tape, tally: Tally, hostile: Hostile, phases: Phases, watcher: Watcher, seconds: float
+) -> None:
     until = time.monotonic() + seconds
+    phase_s = min(PHASE_S, (seconds - WARM_S) / LEAST_PHASES)
     seats = [asyncio.create_task(seat(swarm, tape, random.Random(SEED + i), tally, until)) for i in range(SESSIONS)]
-    others = [asyncio.create_task(work) for work in (watcher.run(), hostile.run())]
-    tasks = {*seats, *others, asyncio.create_task(killer(swarm, random.Random(SEED), until))}
+    attacking = phases.alternate(hostile.run, phase_s=phase_s, warm_s=WARM_S, until=until)
+    others = (watcher.run(), attacking, killer(swarm, random.Random(SEED), until))
+    tasks = {*seats, *map(asyncio.create_task, others)}
     try:
         while not all(task.done() for task in seats):
             done, _ = await asyncio.wait(tasks, timeout=1.0, return_when=asyncio.FIRST_EXCEPTION)
@@ -241,44 +202,6 @@ async def _soak(swarm: Swarm, tape: Tape, tally: Tally, hostile: Hostile, watche
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _finish(
-    tally: Tally, hostile: Hostile, samples: Sequence[Sample], seconds: float, rest: pb.VerifierStatus, missing: int
-) -> None:
-    span_s = min(300.0, seconds / 2)
-    print("sessions:", ", ".join(f"{ending} {count}" for ending, count in sorted(tally.endings.items())))
-    for error, count in tally.errors.most_common():
-        print(f"error, {count} times: {error}")
-    for (attack, ended), count in sorted(hostile.answers.items()):
-        print(f"attack {attack:<24} {ended:<20} {count}")
-    for sample in samples[:: max(1, len(samples) // 12)]:
-        print(
-            f"after {sample.at - samples[0].at:4.0f} s: front {sample.front_mb:5.1f} MB,"
-            f" engine {sample.engine_mb:6.1f} MB, {sample.live} live, {sample.kv_used} slots used"
-        )
-    print(
-        f"at most {max(s.live for s in samples)} live, {max(s.kv_used for s in samples)} slots used;"
-        f" at rest {rest.live_sessions} sessions, {rest.kv_used} slots used, {missing} not to be had"
-    )
-    leaked = rest.kv_used + missing
-    harness.finish(
-        {
-            "leaked_slots": leaked,
-            "rss_growth_mb": round(growth(samples, span_s), 2),
-            "p50_ms": percentile(tally.gaps_ms, 0.50),
-            "p99_ms": percentile(tally.gaps_ms, 0.99),
-            "differing": tally.differing,
-            "errors": sum(tally.errors.values()),
-            "sessions": sum(tally.endings.values()),
-            "tokens": tally.tokens,
-            "attacks": sum(hostile.answers.values()),
-            "seconds": round(seconds),
-        }
-    )
-    grown = seconds >= LONG_S and growth(samples, span_s) >= MOST_GROWTH_MB
-    if leaked or rest.live_sessions or tally.differing or tally.errors or grown:
-        sys.exit(1)
 
 
 if __name__ == "__main__":

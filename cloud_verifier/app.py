@@ -13,6 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from cloud_verifier.config import INSTALL, VerifierConfig
+from cloud_verifier.heap import give_back_what_is_freed
 from outrider.core.errors import OutriderError
 
 EXIT_REFUSED = 2
@@ -80,6 +81,7 @@ async def _main(config: VerifierConfig) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     config = parse(arguments)
+    give_back_what_is_freed()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s verifier %(levelname)s %(message)s", stream=sys.stderr)
     try:
         raise SystemExit(asyncio.run(_main(config)))

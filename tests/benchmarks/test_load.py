@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from fake_verifier import FakeVerifier, Script
 from scripted import VOCABULARY, target
 
+from benchmarks import hostile as attacker
 from benchmarks import overload, proc, soak
 from benchmarks.harness import percentile
-from benchmarks.hostile import Attack, Hostile
+from benchmarks.hostile import ATTACKS, RIGHT, WAITING, Attack, Hostile
 from benchmarks.overload import Ended, Price, Rate
+from benchmarks.phases import Gap, Phases, Stretch
 from benchmarks.replay import Job, Outcome, Where
-from benchmarks.soak import Sample, Tally
+from benchmarks.soak_findings import Findings, Sample, Tally
 from outrider.core.protocol.messages import SessionLimits
-from outrider.wire.v1 import coordinator_pb2 as pb
 
 
 class Pool:
@@ -48,21 +52,74 @@ async def test_slots_that_are_not_promised_any_more_are_found_to_the_last_one(
     assert await soak.unpromised(Where("nowhere:1"), capacity) == lost
 
 
-def finished_soak(tally: Tally, *, used: int = 0, missing: int = 0) -> None:
-    samples = [Sample(float(t), 80.0, 700.0, 10, 2) for t in range(60)]
+def findings(tally: Tally | None = None, *, answers: Iterable[tuple[str, str]] = (), **seen: Any) -> Findings:
+    """Of a minute in which nothing went wrong but what is given."""
     hostile = Hostile(Where("nowhere:1"), random.Random(0), [1])
-    soak._finish(tally, hostile, samples, 60.0, pb.VerifierStatus(kv_used=used), missing)
+    hostile.answers.update(answers)
+    samples = [Sample(float(t), 80.0, 700.0, 10, 2) for t in range(60)]
+    return Findings(tally or Tally(), hostile, **{"phases": Phases(), "samples": samples, "seconds": 60.0} | seen)
 
 
-def test_the_soak_fails_for_leaks_for_differing_outputs_and_for_errors(capsys: pytest.CaptureFixture[str]) -> None:
-    finished_soak(Tally(gaps_ms=[1.0, 2.0, 3.0]))
-    last = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (last["leaked_slots"], last["rss_growth_mb"], last["p50_ms"]) == (0, 0.0, 2.0)
+def last_line(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    last: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return last
+
+
+def test_the_soak_fails_for_leaks_for_differing_outputs_for_errors_and_for_an_attack_that_was_let_in() -> None:
     failed = Tally()
     failed.add(Job(0), Outcome(error="Unavailable: gone"))
-    for tally, leak in ((Tally(), {"used": 1}), (Tally(), {"missing": 1}), (Tally(differing=1), {}), (failed, {})):
-        with pytest.raises(SystemExit):
-            finished_soak(tally, **leak)
+    assert findings().failures == []
+    assert [condition.what for condition in findings(kv_used=1, missing=2).failures] == ["slots leaked"]
+    for found in (
+        findings(live=1),
+        findings(Tally(differing=1)),
+        findings(failed),
+        findings(answers=[("forged_ticket", "OK")]),
+        findings(answers=[("garbage", "INTERNAL")]),
+    ):
+        assert [condition.got for condition in found.failures] == ["1"]
+
+
+def test_a_long_soak_fails_for_growth_and_for_an_attack_that_was_never_made() -> None:
+    grown = [Sample(float(t), 80.0 + 0.1 * t, 700.0, 0, 0) for t in range(600)]
+    every = [(attack, next(iter(endings - attacker.NO_PLACE))) for attack, endings in RIGHT.items()]
+    assert findings(answers=every, seconds=600.0).failures == []
+    assert [c.got for c in findings(answers=every, seconds=600.0, samples=grown).failures] == ["27.10 MB"]
+    refused = [(attack, "Overloaded" if attack == "id_gap" else ended) for attack, ended in every]
+    assert [c.what for c in findings(answers=refused, seconds=600.0).failures] == ["attacks never made"]
+
+
+def test_the_soak_tells_gaps_with_the_attacker_beside_those_without(capsys: pytest.CaptureFixture[str]) -> None:
+    phases = Phases([Stretch(0.0, 10.0, False), Stretch(10.0, 20.0, True), Stretch(20.0, 30.0, False)])
+    tally = Tally()
+    tally.add(Job(0), Outcome(delivered_s=[1.0, 2.0, 2.0, 4.0], gaps_ms=[1000.0, 2000.0]))
+    tally.add(Job(0), Outcome(delivered_s=[9.0, 12.0, 13.5, 31.0], gaps_ms=[3000.0, 1500.0, 17_500.0]))
+    findings(tally, phases=phases).tell()
+    last = last_line(capsys)
+    assert (last["leaked_slots"], last["rss_growth_mb"]) == (0, 0.0)
+    assert (last["p50_ms"], last["p99_ms"]) == (1500.0, 1500.0)
+    assert (last["p50_ms_without_hostile"], last["p99_ms_without_hostile"]) == (2000.0, 2000.0)
+
+
+def test_a_gap_across_a_border_counts_for_neither_side() -> None:
+    phases = Phases([Stretch(0.0, 1.0, False), Stretch(1.0, 2.0, True)])
+    gaps = [Gap(0.5, 100.0), Gap(1.05, 100.0), Gap(1.5, 100.0), Gap(2.05, 100.0)]
+    assert (phases.of(gaps, disturbed=False), phases.of(gaps, disturbed=True)) == ([[100.0]], [[100.0]])
+
+
+async def test_phases_alternate_until_the_end_and_the_last_one_is_cut_short() -> None:
+    phases, ends = Phases(), []
+
+    async def disturb(until: float) -> None:
+        ends.append(until)
+        await asyncio.sleep(until - time.monotonic())
+
+    until = time.monotonic() + 0.35
+    await phases.alternate(disturb, phase_s=0.1, warm_s=0.05, until=until)
+    assert [s.disturbed for s in phases.stretches] == [False, True, False]
+    assert [s.begin >= before.end for before, s in itertools.pairwise(phases.stretches)] == [True, True]
+    assert ends[0] <= phases.stretches[1].end
+    assert phases.stretches[-1].end >= until
 
 
 def ended(at: float, tokens: int, finish: str = "length") -> Ended:
@@ -108,6 +165,48 @@ async def test_an_attack_gets_through_to_the_protocol_and_is_refused_there(attac
         hostile = Hostile(Where(verifier.address), random.Random(0), [1, 2, 3])
         assert await hostile.one(attack) == answer
         assert verifier.opens, "the attack never got as far as a session"
+
+
+@pytest.mark.parametrize("attack", [Hostile.parent_of_the_future, Hostile.after_the_end, Hostile.flood])
+async def test_how_an_attack_ends_is_among_the_endings_that_are_right_for_it(attack: Attack) -> None:
+    async with FakeVerifier(Script(target, vocabulary_size=VOCABULARY, ping_s=60.0)) as verifier:
+        hostile = Hostile(Where(verifier.address), random.Random(0), [1, 2, 3])
+        await hostile.one(attack)
+        assert not hostile.wrong, hostile.wrong
+        assert attack.__name__ not in hostile.unmade
+
+
+async def test_a_defect_of_the_server_is_not_an_ending_that_is_right() -> None:
+    async with FakeVerifier(Script(target, vocabulary_size=VOCABULARY, ping_s=60.0)) as verifier:
+        hostile = Hostile(Where(verifier.address), random.Random(0), [1, 2, 3])
+        assert await hostile.one(Hostile.garbage) == "UNKNOWN", "the scripted verifier does not catch a DecodeError"
+        assert hostile.wrong.total() == 1
+
+
+async def test_an_attack_that_nobody_answers_is_not_one_that_ended_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attacker, "ATTACK_S", 0.2)
+    async with FakeVerifier(Script(target, vocabulary_size=VOCABULARY, ping_s=60.0)) as verifier:
+        hostile = Hostile(Where(verifier.address), random.Random(0), [1, 2, 3])
+        assert await hostile.one(Hostile.no_open) == "went on"
+        assert hostile.wrong.total() == 1
+
+
+async def test_every_attack_has_its_turn_over_several_phases(monkeypatch: pytest.MonkeyPatch) -> None:
+    hostile = Hostile(Where("nowhere:1"), random.Random(0), [1])
+    made: list[Attack] = []
+
+    async def one(attack: Attack) -> str:
+        made.append(attack)
+        return "OK"
+
+    monkeypatch.setattr(hostile, "one", one)
+    monkeypatch.setattr(random.Random, "uniform", lambda *_: 0.0)
+    while len(made) < 3 * len(ATTACKS):
+        await hostile.run(time.monotonic() + 1e-3)
+    acting = [attack for attack in made if attack not in WAITING]
+    round_ = len(ATTACKS) - len(WAITING)
+    assert set(acting[:round_]) == set(acting[round_ : 2 * round_]) == ATTACKS.keys() - WAITING
+    assert set(made) == ATTACKS.keys()
 
 
 def test_a_percentile_is_a_value_that_was_seen() -> None:

@@ -28,7 +28,7 @@ from benchmarks.replay import (
     differing,
     options_of,
 )
-from benchmarks.soak import Sample, Tally
+from benchmarks.soak_findings import Sample, Tally, growth
 from benchmarks.swarm import Swarm
 from benchmarks.tape import Call, Tape, place
 from edge_agent.client import AsyncClient
@@ -293,4 +293,4 @@ def test_the_soak_plans_every_ending_and_the_same_plan_for_the_same_seed(tape: T
 def test_growth_is_that_of_the_span_and_not_of_one_sample(slope: float, grown: float) -> None:
     samples = [Sample(float(t), 400.0 + slope * t, 100.0 + 50.0 * (t == 599), 0, 0) for t in range(600)]
     samples[:100] = [Sample(float(t), 0.0, 0.0, 0, 0) for t in range(100)]
-    assert soak.growth(samples, 300.0) == pytest.approx(grown, abs=0.2)
+    assert growth(samples, 300.0) == pytest.approx(grown, abs=0.2)

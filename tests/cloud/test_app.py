@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from cloud_verifier import app
 from cloud_verifier.app import parse
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.verifier import Verifier
@@ -104,6 +105,22 @@ def test_beyond_this_machine_a_verifier_needs_a_coordinator_or_says_that_it_is_o
     for settings in ({"listen": "0.0.0.0:0", "insecure": True, "open_to_all": True}, {"listen": "127.0.0.1:0"}):
         with pytest.raises(ModelRefused):  # it has come as far as the model, which is not there
             asyncio.run(run(model=tmp_path, **settings))
+
+
+# --- its memory
+
+
+def test_the_front_gives_freed_memory_back_from_its_start(monkeypatch, tmp_path):
+    told = []
+
+    async def serve(config) -> int:
+        return len(told)
+
+    monkeypatch.setattr(app, "give_back_what_is_freed", lambda: told.append("before it serves"))
+    monkeypatch.setattr(app, "_main", serve)
+    with pytest.raises(SystemExit) as stopped:
+        app.main(["--model", str(tmp_path)])
+    assert stopped.value.code == 1
 
 
 # --- without the extra

@@ -1,0 +1,65 @@
+"""Stretches of one run with something beside the load and without it, in turn, so that what the machine does else meets
+both alike."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """From `begin` to `end`, seconds of time.monotonic."""
+
+    begin: float
+    end: float
+    disturbed: bool
+    """Whether it was there."""
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Between two deliveries to one device."""
+
+    end: float
+    """Seconds of time.monotonic."""
+    ms: float
+
+    def within(self, stretch: Stretch) -> bool:
+        return stretch.begin <= self.end - self.ms / 1000 and self.end <= stretch.end
+
+
+@dataclass
+class Phases:
+    """What has been, in its order. Times in no stretch, of warming up and of running out, count for neither side."""
+
+    stretches: list[Stretch] = field(default_factory=list)
+
+    async def alternate(
+        self, disturb: Callable[[float], Awaitable[None]], *, phase_s: float, warm_s: float, until: float
+    ) -> None:
+        """After `warm_s` of nothing, `phase_s` in peace and as long beside `disturb(its end)`, until `until`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(until - time.monotonic()):
+                await asyncio.sleep(warm_s)
+                while True:
+                    with self._noted(disturbed=False):
+                        await asyncio.sleep(phase_s)
+                    with self._noted(disturbed=True):
+                        await disturb(time.monotonic() + phase_s)
+
+    def of(self, gaps: Iterable[Gap], *, disturbed: bool) -> list[list[float]]:
+        """Milliseconds of the gaps that lie within each stretch of one kind."""
+        gaps = list(gaps)
+        return [[gap.ms for gap in gaps if gap.within(s)] for s in self.stretches if s.disturbed is disturbed]
+
+    @contextlib.contextmanager
+    def _noted(self, *, disturbed: bool) -> Iterator[None]:
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            self.stretches.append(Stretch(begin, time.monotonic(), disturbed))

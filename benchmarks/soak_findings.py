@@ -1,0 +1,202 @@
+"""What a soak has seen, held against what is wanted of it."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from benchmarks import harness
+from benchmarks.harness import percentile
+from benchmarks.hostile import RIGHT, Hostile
+from benchmarks.phases import Gap, Phases
+from benchmarks.replay import Job, Outcome
+
+LONG_S = 600.0
+"""From this length on memory must have stopped growing."""
+SPAN_S = 300.0
+"""Over so long at the end."""
+MOST_GROWTH_MB = 20.0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The verifier at one moment."""
+
+    at: float
+    front_mb: float
+    """Resident memory of the front."""
+    engine_mb: float
+    """And of the engine process."""
+    kv_used: int
+    live: int
+
+    @property
+    def rss_mb(self) -> float:
+        return self.front_mb + self.engine_mb
+
+
+@dataclass
+class Tally:
+    """What became of the honest sessions."""
+
+    endings: Counter[str] = field(default_factory=Counter)
+    differing: int = 0
+    """Sessions that delivered a token which is not the target's, or finished with too few or too many."""
+    errors: Counter[str] = field(default_factory=Counter)
+    gaps: list[Gap] = field(default_factory=list)
+    """Of all sessions, however they ended."""
+    tokens: int = 0
+
+    def add(self, job: Job, outcome: Outcome) -> None:
+        deliveries = list(dict.fromkeys(outcome.delivered_s))
+        self.gaps += [Gap(end, ms) for end, ms in zip(deliveries[1:], outcome.gaps_ms, strict=False)]
+        self.tokens += outcome.tokens
+        self.differing += outcome.wrong > 0
+        if outcome.error.startswith("Died"):
+            self.endings["killed"] += 1
+        elif outcome.error:
+            self.endings["error"] += 1
+            self.errors[outcome.error[:160]] += 1
+        else:
+            self.endings["finish" if outcome.finished else job.ending] += 1
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Milliseconds between deliveries, over all stretches of one kind."""
+
+    p50: float | None
+    p99: float | None
+    by_stretch: str
+    """Median of the stretches' own p99, with its range."""
+
+    @classmethod
+    def of(cls, stretches: Sequence[Sequence[float]]) -> Pace:
+        together = [ms for stretch in stretches for ms in stretch]
+        each = [found for stretch in stretches if (found := percentile(stretch, 0.99)) is not None]
+        return cls(percentile(together, 0.50), percentile(together, 0.99), harness.spread(each) if each else "none")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One condition."""
+
+    what: str
+    wanted: str
+    got: str
+    held: bool
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All that one run has seen. `kv_used`, `live`: at rest. `missing`: slots that are not promised any more."""
+
+    tally: Tally
+    hostile: Hostile
+    phases: Phases
+    samples: Sequence[Sample]
+    seconds: float
+    kv_used: int = 0
+    live: int = 0
+    missing: int = 0
+
+    @property
+    def leaked(self) -> int:
+        return self.kv_used + self.missing
+
+    @property
+    def growth_mb(self) -> float:
+        return growth(self.samples, min(SPAN_S, self.seconds / 2))
+
+    def pace(self, *, attacked: bool) -> Pace:
+        return Pace.of(self.phases.of(self.tally.gaps, disturbed=attacked))
+
+    @property
+    def failures(self) -> list[Wanted]:
+        return [condition for condition in self.wanted() if not condition.held]
+
+    def wanted(self) -> Iterator[Wanted]:
+        """Memory only of a run that is long enough."""
+        none = (
+            ("slots leaked", self.leaked),
+            ("sessions left at rest", self.live),
+            ("honest sessions with another output", self.tally.differing),
+            ("honest sessions that ended by an error", sum(self.tally.errors.values())),
+            ("attacks that ended otherwise than they may", sum(self.hostile.wrong.values())),
+        )
+        for what, count in none:
+            yield Wanted(what, "0", str(count), count == 0)
+        if self.seconds >= LONG_S:
+            yield Wanted("attacks never made", "0", str(len(self.hostile.unmade)), not self.hostile.unmade)
+            grown = self.growth_mb
+            what = f"growth in the last {SPAN_S:.0f} s"
+            yield Wanted(what, f"< {MOST_GROWTH_MB:.0f} MB", f"{grown:.2f} MB", grown < MOST_GROWTH_MB)
+
+    def tell(self) -> None:
+        """Everything, readable; then the last line."""
+        for line in (*self._sessions(), *self._attacks(), *self._memory(), *self._neighbours(), *self._verdict()):
+            print(line)
+        attacked, alone = self.pace(attacked=True), self.pace(attacked=False)
+        harness.finish(
+            {
+                "leaked_slots": self.leaked,
+                "rss_growth_mb": round(self.growth_mb, 2),
+                "p50_ms": attacked.p50,
+                "p99_ms": attacked.p99,
+                "p50_ms_without_hostile": alone.p50,
+                "p99_ms_without_hostile": alone.p99,
+                "differing": self.tally.differing,
+                "errors": sum(self.tally.errors.values()),
+                "sessions": sum(self.tally.endings.values()),
+                "tokens": self.tally.tokens,
+                "attacks": sum(self.hostile.answers.values()),
+                "wrong_endings": sum(self.hostile.wrong.values()),
+                "seconds": round(self.seconds),
+            }
+        )
+
+    def _sessions(self) -> Iterator[str]:
+        yield "sessions: " + ", ".join(f"{ending} {count}" for ending, count in sorted(self.tally.endings.items()))
+        for error, count in self.tally.errors.most_common():
+            yield f"error, {count} times: {error}"
+
+    def _attacks(self) -> Iterator[str]:
+        for (attack, ended), count in sorted(self.hostile.answers.items()):
+            wrong = "" if ended in RIGHT[attack] else f"   WRONG, must be {' or '.join(sorted(RIGHT[attack]))}"
+            yield f"attack {attack:<24} {ended:<20} {count:>5}{wrong}"
+        for attack in self.hostile.unmade:
+            yield f"attack {attack:<24} never made"
+
+    def _memory(self) -> Iterator[str]:
+        samples = self.samples
+        for sample in samples[:: max(1, len(samples) // 12)]:
+            yield (
+                f"after {sample.at - samples[0].at:4.0f} s: front {sample.front_mb:5.1f} MB,"
+                f" engine {sample.engine_mb:6.1f} MB, {sample.live} live, {sample.kv_used} slots used"
+            )
+        yield (
+            f"at most {max(s.live for s in samples)} live, {max(s.kv_used for s in samples)} slots used;"
+            f" at rest {self.live} sessions, {self.kv_used} slots used, {self.missing} not to be had"
+        )
+
+    def _neighbours(self) -> Iterator[str]:
+        yield f"{'ms between deliveries':<28} {'p50':>7} {'p99':>7}   p99 by stretch"
+        for name, attacked in (("with the hostile client", True), ("without it", False)):
+            pace, count = self.pace(attacked=attacked), len(self.phases.of((), disturbed=attacked))
+            yield f"{name:<28} {pace.p50 or 0.0:7.1f} {pace.p99 or 0.0:7.1f}   {pace.by_stretch}, {count} stretches"
+
+    def _verdict(self) -> Iterator[str]:
+        for condition in self.wanted():
+            held = "" if condition.held else "   FAILED"
+            yield f"{condition.what:<44} wanted {condition.wanted:<8} got {condition.got}{held}"
+
+
+def growth(samples: Sequence[Sample], span_s: float) -> float:
+    """MB from the beginning of the last `span_s` to the end; medians over a tenth of it, so that one sample is none."""
+    last = samples[-1].at
+    span = [sample for sample in samples if sample.at >= last - span_s]
+    tenth = max(1, len(span) // 10)
+    begin, end = (statistics.median(s.rss_mb for s in part) for part in (span[:tenth], span[-tenth:]))
+    return end - begin
