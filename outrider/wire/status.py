@@ -73,6 +73,9 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseExceptio
     if isinstance(error, grpc.aio.AbortError) or not isinstance(error, Exception):
         raise error  # already ended, or a cancellation
     known = error if isinstance(error, OutriderError) else _disguised(error)
+    error.__traceback__ = (
+        None  # its frames hold what the peer sent, and in a cycle with the abort wait for the collector
+    )
     await context.abort(_code(known), _clipped(str(known), MAX_MESSAGE_BYTES), _trailers(known))
     raise known  # unreachable: abort raises
 
