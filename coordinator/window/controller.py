@@ -1,0 +1,290 @@
+"""How far each session of a verifier speculates: a frozen snapshot in, a decision per session out. No state, no clock.
+
+Goodput of the verifier, subject to every session being at least as fast as if all of them streamed plainly:
+
+    maximise  G = sum E_i / t(sum (1 + n_i))     subject to  E_i / t(...) >= 1 / t(M)     for each of the M sessions
+
+E_i and n_i, tokens and nodes of a step, come from replaying the session's recorded verdicts (streaming.py). At the
+maximum a session's window maximises E_i - price * n_i, with one price for all: commits that a node's time is worth
+elsewhere (as in goodput-optimal speculation, arXiv 2406.14066). So two scalars are searched, the length of the step and
+the price; what they leave, since windows are whole numbers, single changes then pick up.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from coordinator.window.streaming import Speed, Way, Window, replay
+from outrider.core.step_cost import StepCost
+
+K = (1, 2, 3, 4, 6, 8, 12, 16)
+"""Levels per step that are considered, beside 0."""
+PRICES = (0.0, *(0.01 * 1.15**i for i in range(34)), 1.0)
+"""Commits per node; at 1 no node is worth anything, since it commits at most one token."""
+TOLERANCE = 0.02
+"""By which a session may be slower than streaming: predictions are no better, and nodes are nowhere quite free."""
+STICK = 0.03
+"""A session keeps its window unless another is better by this share of its tokens per step."""
+ROUNDS = 3
+"""Windows depend on the step's length and it on them; they settle after two."""
+PASSES = 3
+"""Over all sessions, in search of single changes."""
+SPARE = 2
+"""Levels that a device runs further ahead than is needed on average: too far costs it little, too short the link."""
+MOST_PER_LEVEL = 4
+"""Nodes: a guess and its siblings."""
+NEAR = 0.4
+"""Of a step: the longest patience that is considered."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What an operator allows a session."""
+
+    k: int = K[-1]
+    depth: int = 32
+    pinned: Window | None = None
+    """This and nothing else."""
+
+
+@dataclass(frozen=True)
+class SessionView:
+    """What its verifier measured of one session."""
+
+    session_id: str
+    verdicts: bytes
+    """Of its last positions, oldest first (streaming.MISS, SIBLING, HIT); a prior's where it is new."""
+    rtt_s: float
+    draft_s: float = math.inf
+    """Of its device for one more level; infinite where it drafts nothing."""
+    nodes_per_level: float = 1.0
+    current: Window | None = None
+    """None for a new session."""
+    bounds: Bounds = field(default_factory=Bounds)
+
+    @property
+    def drafts(self) -> bool:
+        return bool(self.verdicts) and self.draft_s < math.inf
+
+
+@dataclass(frozen=True)
+class VerifierView:
+    """A verifier and its live sessions."""
+
+    cost: StepCost
+    sessions: tuple[SessionView, ...]
+    between_s: float = 0.0
+    """What passes between two steps anyhow."""
+
+    @functools.cached_property
+    def _steps_s(self) -> list[float]:
+        count = len(self.sessions)
+        nodes = np.arange(count * K[-1] * MOST_PER_LEVEL + 1)
+        steps: list[float] = (self.between_s + self.cost.curve(count + nodes, count)).tolist()
+        return steps
+
+    def step_s(self, nodes: float) -> float:
+        """Of a step with every session and so many nodes."""
+        return self._steps_s[min(round(nodes), len(self._steps_s) - 1)]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a session shall do, and why."""
+
+    window: Window
+    price: float
+    speedup: float
+    """Predicted, over streaming."""
+    reason: str
+
+    @property
+    def nodes_per_step(self) -> int:
+        return math.ceil(self.window.k * self.window.nodes_per_level)
+
+    @property
+    def window_nodes(self) -> int:
+        """That the device may hold."""
+        return math.ceil(self.window.depth * self.window.nodes_per_level)
+
+
+@dataclass(frozen=True)
+class _Option:
+    """A window and what a step then brings and takes, on average."""
+
+    window: Window
+    tokens: float = 1.0
+    nodes: float = 0.0
+
+    @classmethod
+    def of(cls, window: Window, speed: Speed) -> _Option:
+        return cls(window, speed.tokens_per_step, speed.nodes / speed.steps)
+
+    def gain(self, price: float) -> float:
+        return self.tokens - price * self.nodes
+
+
+@dataclass(frozen=True)
+class _Balance:
+    """Everybody's window at one price."""
+
+    price: float
+    chosen: tuple[_Option, ...]
+    step_s: float
+
+    @classmethod
+    def of(cls, price: float, chosen: Sequence[_Option], view: VerifierView) -> _Balance:
+        return cls(price, tuple(chosen), view.step_s(sum(option.nodes for option in chosen)))
+
+    @property
+    def nodes(self) -> float:
+        return sum(option.nodes for option in self.chosen)
+
+    @property
+    def goodput(self) -> float:
+        return sum(option.tokens for option in self.chosen) / self.step_s
+
+    @property
+    def slowest(self) -> float:
+        """Tokens per second of the slowest session."""
+        return min(option.tokens for option in self.chosen) / self.step_s
+
+
+_STREAMING = _Option(Window(0, 0))
+
+
+def decide(view: VerifierView) -> Mapping[str, Decision]:
+    """Session id -> what it shall do from now on."""
+    if not view.sessions:
+        return {}
+    plain_s = view.step_s(0)
+    balance = _Balance(1.0, (_STREAMING,) * len(view.sessions), plain_s)
+    for _ in range(ROUNDS):
+        tables = [
+            _options(session, view, balance.step_s, balance.nodes - option.nodes)
+            for session, option in zip(view.sessions, balance.chosen, strict=True)
+        ]
+        balance = _balance(tables, view, plain_s)
+    sticking = [_kept(*each, balance.price) for each in zip(view.sessions, tables, balance.chosen, strict=True)]
+    kept = _Balance.of(balance.price, sticking, view)
+    if kept.slowest >= (1.0 - TOLERANCE) / plain_s:
+        balance = kept
+    decided = zip(view.sessions, balance.chosen, tables, strict=True)
+    return {
+        session.session_id: Decision(
+            option.window,
+            balance.price,
+            option.tokens * plain_s / balance.step_s,
+            _reason(session, option, table, plain_s, balance.step_s),
+        )
+        for session, option, table in decided
+    }
+
+
+def _options(session: SessionView, view: VerifierView, step_s: float, others: float) -> list[_Option]:
+    """Streaming first; others: nodes of the other sessions in a step."""
+    bounds = session.bounds
+    if not session.drafts:
+        return [_STREAMING]
+    way = Way(session.rtt_s, session.draft_s, lambda nodes: view.step_s(others + nodes))
+    if bounds.pinned is not None:
+        return [_Option.of(bounds.pinned, replay(session.verdicts, way, bounds.pinned))]
+    ahead = math.ceil(session.rtt_s / step_s) + SPARE
+    patience_s = session.rtt_s + 2.0 * session.draft_s
+    # Who waits in a batch waits for nothing: the others' step goes on, and to sit it out would save one row.
+    patiences = (0.0, patience_s) if len(view.sessions) == 1 and patience_s <= NEAR * step_s else (0.0,)
+    windows = [
+        Window(min(k + ahead, bounds.depth), k, patience, session.nodes_per_level)
+        for k in K
+        if k <= min(bounds.k, bounds.depth)
+        for patience in patiences
+    ]
+    return [_STREAMING, *(_Option.of(window, replay(session.verdicts, way, window)) for window in windows)]
+
+
+def _balance(tables: Sequence[Sequence[_Option]], view: VerifierView, plain_s: float) -> _Balance:
+    """The greatest goodput with which nobody is slower than streaming.
+
+    By the length of the step: it says which windows keep a session fast enough, and how many nodes there may be.
+    """
+    best = _Balance.of(PRICES[-1], [table[0] for table in tables], view)
+    for nodes in _totals(sum(max(option.nodes for option in table) for table in tables)):
+        least = (1.0 - TOLERANCE) * view.step_s(nodes) / plain_s
+        fair = [[option for option in table if option.tokens >= least] for table in tables]
+        if not all(fair):
+            break  # a longer step would ask still more of everybody
+        balance = _within(nodes, fair, view)
+        if balance.nodes <= nodes and balance.goodput > best.goodput:
+            best = balance
+    return _polished(best, tables, view, (1.0 - TOLERANCE) / plain_s)
+
+
+def _totals(most: float) -> Iterator[float]:
+    """Numbers of nodes to try, up to the one that brings everybody's window to its widest."""
+    nodes = 0.5
+    while nodes < most:
+        yield nodes
+        nodes *= 1.2
+    yield most
+
+
+def _within(nodes: float, tables: Sequence[Sequence[_Option]], view: VerifierView) -> _Balance:
+    """The windows at the lowest price at which they take no more nodes; at the highest one they may still."""
+    low, high = 0, len(PRICES) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if _at_price(PRICES[middle], tables, view).nodes <= nodes:
+            high = middle
+        else:
+            low = middle + 1
+    return _at_price(PRICES[low], tables, view)
+
+
+def _at_price(price: float, tables: Sequence[Sequence[_Option]], view: VerifierView) -> _Balance:
+    return _Balance.of(price, [max(table, key=lambda option: option.gain(price)) for table in tables], view)
+
+
+def _polished(best: _Balance, tables: Sequence[Sequence[_Option]], view: VerifierView, least: float) -> _Balance:
+    """As long as one session's change makes the goodput greater, and is fair, make it."""
+    for _ in range(PASSES):
+        before = best
+        for i, table in enumerate(tables):
+            for option in table:
+                changed = _Balance.of(best.price, (*best.chosen[:i], option, *best.chosen[i + 1 :]), view)
+                if changed.goodput > best.goodput * (1.0 + 1e-9) and changed.slowest >= least:
+                    best = changed
+        if best is before:
+            break
+    return best
+
+
+def _kept(session: SessionView, table: Sequence[_Option], best: _Option, price: float) -> _Option:
+    """The session's window as it is, where no other is much better."""
+    if session.current is None:
+        return best
+    same = [
+        option
+        for option in table
+        if option.window.k == session.current.k and bool(option.window.patience_s) == bool(session.current.patience_s)
+    ]
+    return next((o for o in same if o.gain(price) >= best.gain(price) - STICK * best.tokens), best)
+
+
+def _reason(session: SessionView, option: _Option, table: Sequence[_Option], plain_s: float, step_s: float) -> str:
+    if session.bounds.pinned is not None:
+        return "pinned by the operator"
+    if not session.drafts:
+        return "its device drafts nothing"
+    if option.window.k == 0:
+        best = max(table[1:], key=lambda other: other.tokens, default=None)
+        tried = f"; the most that any window gives is {best.tokens:.2f} tokens a step" if best else ""
+        return f"no window pays{tried}"
+    return (
+        f"{option.tokens:.2f} tokens a step for {option.nodes:.1f} nodes at RTT {1e3 * session.rtt_s:.0f} ms,"
+        f" step {1e3 * step_s:.0f} ms ({1e3 * plain_s:.0f} plain)"
+    )

@@ -1,0 +1,144 @@
+"""The controller: fair, near the best there is, steady, and it says why."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.window import controller
+from coordinator.window.controller import TOLERANCE, Bounds, SessionView, VerifierView, decide
+from coordinator.window.streaming import HIT, MISS, SIBLING, Window
+from outrider.core.step_cost import StepCost
+
+GPU = StepCost({1: 0.030, 65: 0.0332})
+"""Nodes cost next to nothing."""
+BUSY_GPU = StepCost({1: 0.030, 65: 0.0332, 129: 0.060, 257: 0.120})
+"""Until there are many."""
+CPU = StepCost({1: 0.0115, 17: 0.022, 65: 0.060, 257: 0.220}, 0.0004)
+
+
+def drawn(hit: float, count: int = 160, seed: int = 0) -> bytes:
+    rng = random.Random(seed)
+    return bytes(HIT if rng.random() < hit else SIBLING if rng.random() < 0.5 else MISS for _ in range(count))
+
+
+def session(number: int = 0, hit: float = 0.8, rtt_ms: float = 50.0, **changes: object) -> SessionView:
+    view = SessionView(f"s{number}", drawn(hit, seed=number), rtt_ms / 1e3, 0.002, 2.0)
+    return replace(view, **changes)  # type: ignore[arg-type]
+
+
+def view(*sessions: SessionView, cost: StepCost = GPU) -> VerifierView:
+    return VerifierView(cost, sessions)
+
+
+def test_a_good_draft_on_an_idle_verifier_runs_ahead_of_the_link() -> None:
+    verdicts = drawn(0.8, count=5000)
+    near, far = (decide(view(session(rtt_ms=rtt, verdicts=verdicts)))["s0"] for rtt in (1.0, 100.0))
+    assert near.window.k >= 6
+    assert near.speedup > 2.5
+    assert far.window.depth >= far.window.k + 3  # a round trip is more than three steps
+    assert far.speedup == pytest.approx(1.5, abs=0.05)
+
+
+@pytest.mark.parametrize("changes", [{"hit": 0.0}, {"draft_s": math.inf}, {"verdicts": b""}])
+def test_who_gains_nothing_streams(changes: dict[str, object]) -> None:
+    hit = float(changes.pop("hit", 0.8))  # type: ignore[arg-type]
+    decision = decide(view(session(hit=hit, **changes), cost=CPU))["s0"]
+    assert decision.window.k == decision.nodes_per_step == decision.window_nodes == 0
+    assert decision.speedup == pytest.approx(1.0)
+    assert "pays" in decision.reason or "drafts nothing" in decision.reason
+
+
+def test_a_far_device_streams_where_nodes_cost_more_than_late_guesses_bring() -> None:
+    assert decide(view(session(hit=0.5, rtt_ms=2000.0), cost=CPU))["s0"].window.k == 0
+
+
+def test_on_a_saturated_verifier_nodes_have_a_price_and_nobody_is_slower_than_streaming() -> None:
+    few = decide(view(*(session(i) for i in range(4)), cost=BUSY_GPU))
+    many = decide(view(*(session(i) for i in range(48)), cost=BUSY_GPU))
+    nodes = [sum(d.window.k for d in decisions.values()) / len(decisions) for decisions in (few, many)]
+    assert nodes[1] < nodes[0]
+    assert min(d.speedup for d in many.values()) >= 1.0 - TOLERANCE - 1e-9
+    assert next(iter(many.values())).price > next(iter(few.values())).price
+
+
+def test_nobody_pays_for_others() -> None:
+    """A session without a draft shares every step: the others' nodes must not slow it down."""
+    decisions = decide(view(session(0, hit=0.9), session(1, draft_s=math.inf), cost=CPU))
+    assert decisions["s1"].speedup >= 1.0 - TOLERANCE - 1e-9
+
+
+def test_an_empty_verifier_needs_no_decision() -> None:
+    assert decide(view()) == {}
+
+
+def test_an_operators_pin_holds_and_bounds_bound() -> None:
+    pinned = Window(7, 3, nodes_per_level=1.0)
+    decision = decide(view(session(bounds=Bounds(pinned=pinned))))["s0"]
+    assert (decision.window, decision.reason) == (pinned, "pinned by the operator")
+    bounded = decide(view(session(rtt_ms=1.0, bounds=Bounds(k=2, depth=5))))["s0"]
+    assert 0 < bounded.window.k <= 2
+    assert bounded.window.depth <= 5
+
+
+def test_a_window_stays_while_no_other_is_much_better() -> None:
+    best = decide(view(session()))["s0"].window
+    neighbour = replace(best, k=min(k for k in controller.K if k > best.k))
+    assert decide(view(session(current=neighbour)))["s0"].window.k == neighbour.k
+    assert decide(view(session(current=replace(best, k=1))))["s0"].window.k == best.k
+
+
+def test_the_same_measurements_give_the_same_decision_and_noise_does_not_move_it() -> None:
+    """No oscillation: fed with its own decisions and fresh draws of the same text, k settles."""
+    current, seen = None, []
+    for turn in range(30):
+        view_now = session(current=current, verdicts=drawn(0.8, seed=turn))
+        current = decide(view(view_now))["s0"].window
+        seen.append(current.k)
+    assert sum(a != b for a, b in itertools.pairwise(seen[3:])) <= 4
+
+
+def test_the_reason_tells_what_was_seen() -> None:
+    assert "RTT 50 ms, step 3" in decide(view(session()))["s0"].reason
+
+
+PARAMETERS = st.tuples(st.floats(0.1, 0.95), st.sampled_from([1.0, 10.0, 50.0, 150.0]), st.integers(0, 50))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(PARAMETERS, min_size=1, max_size=3), st.sampled_from([GPU, BUSY_GPU, CPU]))
+def test_against_brute_force_over_everybodys_windows(
+    parameters: list[tuple[float, float, int]], cost: StepCost
+) -> None:
+    """From the same options, no combination that is fair to all gives 2% more goodput than the one that was found."""
+    sessions = [
+        SessionView(f"s{i}", drawn(hit, 80, seed), rtt / 1e3, 0.002, 2.0)
+        for i, (hit, rtt, seed) in enumerate(parameters)
+    ]
+    snapshot = VerifierView(cost, tuple(sessions))
+    plain_s = snapshot.step_s(0)
+    tables = [controller._options(one, snapshot, plain_s, 0.0) for one in sessions]
+    found = controller._balance(tables, snapshot, plain_s)
+    least = (1.0 - TOLERANCE) / plain_s
+    balances = (controller._Balance.of(0.0, chosen, snapshot) for chosen in itertools.product(*tables))
+    best = max(balance.goodput for balance in balances if balance.slowest >= least)
+    assert found.slowest >= least
+    assert found.goodput >= 0.98 * best
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(PARAMETERS, min_size=1, max_size=6), st.sampled_from([GPU, BUSY_GPU, CPU]))
+def test_every_decision_is_predicted_to_be_at_least_streaming(
+    parameters: list[tuple[float, float, int]], cost: StepCost
+) -> None:
+    sessions = [session(i, hit, rtt) for i, (hit, rtt, _) in enumerate(parameters)]
+    for decision in decide(VerifierView(cost, tuple(sessions))).values():
+        assert decision.speedup >= 1.0 - TOLERANCE - 1e-9
+        assert decision.window.k <= decision.window.depth <= 32
+        assert 0.0 <= decision.price <= 1.0
