@@ -170,7 +170,7 @@ class Engine:
             return
         try:
             check_tokens(message, self.model.vocab_size)
-            session.append(message)
+            session.append(message, self._clock())
         except ProtocolViolation as error:
             self._fail(session, error)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from cloud_verifier.engine.memory import Fingerprint, fingerprint
 from cloud_verifier.engine.ordering import Worth
 from cloud_verifier.engine.sampling import Sampler
 from cloud_verifier.engine.scheduler import Candidate, Grant
-from cloud_verifier.engine.stats import Acceptance, SessionStats
+from cloud_verifier.engine.stats import Acceptance, MovingAverage, SessionStats
 from outrider.core.counts import TokenCounts
 from outrider.core.errors import InternalError
 from outrider.core.protocol.messages import Append, Attach, Commit, Directive, Finish, SessionLimits
@@ -76,6 +77,10 @@ class EngineSession:
         self._penalised = attach.sampling.penalised
         self._counts = TokenCounts(self.tokens if self._penalised else ())
         self._acceptance = Acceptance()
+        self._commits: deque[tuple[float, int]] = deque()
+        """(time, position after it) of those that the device may not have heard of."""
+        self._draft_s = MovingAverage(0.1)
+        self._per_level = MovingAverage(0.1)
         self._odds = ChildOdds(odds)
         self._ranked: list[tuple[float, int]] | None = None
         """(survival, id) of its nodes, the best first; None after a change."""
@@ -91,11 +96,23 @@ class EngineSession:
 
     @property
     def stats(self) -> SessionStats:
-        return self._acceptance.snapshot(self.protocol.dead)
+        return replace(
+            self._acceptance.snapshot(self.protocol.dead),
+            verdicts=self.protocol.verdicts.known(),
+            draft_ms=1e3 * self._draft_s.value,
+            nodes_per_level=self._per_level.value or 1.0,
+        )
 
-    def append(self, message: Append) -> None:
+    def append(self, message: Append, now: float) -> None:
         """Take nodes in (rules 10 to 12). Raises ProtocolViolation."""
+        rtt_s = 1e-3 * self.rtt_ms
+        while self._commits and (rtt_s == 0.0 or self._commits[0][0] + rtt_s <= now):
+            self.protocol.unheard = self._commits.popleft()[1]
+        bare = len(self.protocol.tree) == 0 and message.base == self.protocol.position
         self.protocol.append(message)
+        if bare and rtt_s and len(self.protocol.tree) > 0:
+            # The first guesses after a commit that left none: what passed beside the way there and back was drafting.
+            self._draft_s.add(max(0.0, now - self.last_commit - rtt_s))
         self._ranked = None
         if message.tokens:
             self._empty_answers = 0
@@ -265,6 +282,9 @@ class EngineSession:
         else:
             self._acceptance.add(batch.depths, len(walked.rows), len(walked.tokens))
         self.last_commit = now
+        self._commits.append((now, self.protocol.position))
+        if len(batch.ids):
+            self._per_level.add(len(batch.ids) / max(batch.depths))
         return commit
 
     def release(self) -> None:

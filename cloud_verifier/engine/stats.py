@@ -23,6 +23,11 @@ class SessionStats:
     evaluated_by_depth: tuple[int, ...] = ()
     """Index 0 is depth 1."""
     accepted_by_depth: tuple[int, ...] = ()
+    verdicts: bytes = b""
+    """On the guesses for its last positions (outrider.core.verdicts), oldest first."""
+    draft_ms: float = 0.0
+    """Of its device for one level of its tree; 0 where it has not shown."""
+    nodes_per_level: float = 1.0
 
 
 @dataclass(frozen=True)

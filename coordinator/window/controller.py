@@ -58,7 +58,7 @@ class SessionView:
 
     session_id: str
     verdicts: bytes
-    """Of its last positions, oldest first (streaming.MISS, SIBLING, HIT); a prior's where it is new."""
+    """Of its last positions, oldest first (outrider.core.verdicts); a prior's where it is new."""
     rtt_s: float
     draft_s: float = math.inf
     """Of its device for one more level; infinite where it drafts nothing."""

@@ -18,8 +18,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-MISS, SIBLING, HIT = 0, 1, 2
-"""Verdicts on the guesses for a position: none was right, another than the first was, the first was."""
+from outrider.core.verdicts import HIT, MISS
 
 StepTime = Callable[[int], float]
 """Nodes of this session in a step -> its seconds, whatever else is in it."""

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.window.streaming import HIT, MISS, SIBLING, Way, Window, replay
+from coordinator.window.streaming import Way, Window, replay
+from outrider.core.verdicts import HIT, MISS, SIBLING
 
 STEP_S = 0.030
 

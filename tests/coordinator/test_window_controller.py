@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from coordinator.window import controller
 from coordinator.window.controller import TOLERANCE, Bounds, SessionView, VerifierView, decide
-from coordinator.window.streaming import HIT, MISS, SIBLING, Window
+from coordinator.window.streaming import Window
 from outrider.core.step_cost import StepCost
+from outrider.core.verdicts import HIT, MISS, SIBLING
 
 GPU = StepCost({1: 0.030, 65: 0.0332})
 """Nodes cost next to nothing."""

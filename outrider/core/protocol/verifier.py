@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from outrider.core.errors import Fenced, ProtocolViolation
 from outrider.core.protocol.messages import Append, Attach, Cancel, Commit, Finish, SessionLimits
 from outrider.core.tree import ROOT, TokenTree
+from outrider.core.verdicts import Verdicts
 from outrider.core.walk import Batch, Walked, batch_of
 
 
@@ -41,6 +42,10 @@ class VerifierSession:
         """Nodes that arrived too late or below such a one."""
         self.finish = self._finish_of(self.committed)
         self.tree = TokenTree(len(self.committed))
+        self.verdicts = Verdicts(len(self.committed))
+        self.unheard = 0
+        """First position whose token the device cannot have heard yet: late guesses for earlier ones are not judged,
+        or a device could pass for a good one by repeating what it was told."""
         self._aliases: dict[int, int] = {}
         """id of a node that equals a committed token -> the position after that token; only those after `base`"""
         self._sent: deque[tuple[int, int]] = deque([(self.base, 0)])
@@ -107,6 +112,7 @@ class VerifierSession:
             raise Fenced(f"a step begun at position {batch.position} ended at {self.position}; discard it")
         start = self.position
         for token in walked.tokens:
+            self.verdicts.settle(token, self.tree.children(ROOT))
             carried = self.tree.advance(token)
             self.committed.append(token)
             if carried is not None:
@@ -196,6 +202,8 @@ class VerifierSession:
         if position is None:
             self.dead += 1
         elif position < self.position:
+            if position >= self.unheard:
+                self.verdicts.late(position, right=self.committed[position] == token)
             if self.committed[position] == token:
                 self._aliases[node_id] = position + 1
             else:

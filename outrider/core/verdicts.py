@@ -1,0 +1,51 @@
+"""What became of a device's guesses, position by position: what predictions of its speed are made of.
+
+A verdict is about the guesses for one position under the right predecessors, whether they came in time or not, and
+whether they were evaluated or not: the target's token is known in the end. So a session that is too far away for its
+guesses, or whose guesses are worth no row, goes on being judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+MISS, SIBLING, HIT, UNKNOWN = 0, 1, 2, 3
+"""None of the guesses was right; another than the first was; the first was; nothing was guessed."""
+
+
+class Verdicts:
+    """Of the last positions of one session."""
+
+    def __init__(self, position: int = 0, most: int = 256) -> None:
+        """position: of the first token to come. most: positions that are kept, the latest."""
+        self._end = position
+        self._most = most
+        self._kept = bytearray()
+
+    def settle(self, token: int, guesses: Iterable[int]) -> None:
+        """The next position's token is committed. guesses: those that were there, the first one first."""
+        verdict = UNKNOWN
+        for order, guess in enumerate(guesses):
+            if guess == token:
+                verdict = HIT if order == 0 else SIBLING
+                break
+            verdict = MISS
+        self._kept.append(verdict)
+        self._end += 1
+        if len(self._kept) > 2 * self._most:
+            del self._kept[: -self._most]
+
+    def late(self, position: int, right: bool) -> None:
+        """A guess has come for a position whose token was committed before."""
+        index = position - self._end + len(self._kept)
+        if not 0 <= index < len(self._kept):
+            return
+        before = self._kept[index]
+        if before == UNKNOWN:
+            self._kept[index] = HIT if right else MISS
+        elif before == MISS and right:
+            self._kept[index] = SIBLING
+
+    def known(self) -> bytes:
+        """Oldest first; positions for which nothing was guessed are left out."""
+        return bytes(verdict for verdict in self._kept[-self._most :] if verdict != UNKNOWN)

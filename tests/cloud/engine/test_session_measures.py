@@ -1,0 +1,98 @@
+"""What the engine measures of a session for the controller, and what a device cannot make it believe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from rig import LIMITS, Rig, attach_of, client, nodes, nothing, perfect, prompt_of
+from tiny_targets import Reference
+
+from cloud_verifier.engine.engine import Committed
+from cloud_verifier.engine.model import TargetModel
+from cloud_verifier.engine.stats import SessionStats
+from outrider.core.protocol.messages import Append, Directive
+from outrider.core.verdicts import HIT, MISS
+
+Target = Callable[[str], TargetModel]
+Plain = Callable[[str], Reference]
+STREAMING = Directive(window_nodes=0, nodes_per_step=0, patience_ms=0)
+
+
+def measured(rig: Rig) -> SessionStats:
+    return rig.engine.stats().sessions["s"]
+
+
+def committed(rig: Rig) -> tuple[int, ...]:
+    """One step's tokens."""
+    tokens: tuple[int, ...] = ()
+    for event in rig.engine.step():
+        assert isinstance(event, Committed)
+        tokens += event.commit.tokens
+    return tokens
+
+
+@pytest.fixture
+def streaming(target: Target) -> Rig:
+    """A device 40 ms away, of whose guesses none is evaluated; a step has been made."""
+    rig = Rig(target("llama"))
+    rig.engine.start("s", attach_of(prompt_of(9), ignore_eos=True, max_tokens=64), LIMITS, STREAMING)
+    rig.engine.tune("s", rtt_ms=40.0)
+    return rig
+
+
+def test_a_good_draft_is_known_as_one_and_a_session_without_as_unknown(target: Target, reference: Plain) -> None:
+    rig = Rig(target("llama"))
+    expected = reference("llama").generate(prompt_of(12), 40, ignore_eos=True)
+    rig.attach("s", client(prompt_of(12), perfect(expected), max_tokens=40, ignore_eos=True))
+    rig.run()
+    verdicts = measured(rig).verdicts
+    assert set(verdicts) == {HIT}
+    assert len(verdicts) > 20
+    assert measured(rig).nodes_per_level == pytest.approx(1.0)
+
+    rig.attach("t", client(prompt_of(12), nothing, max_tokens=10, ignore_eos=True))
+    rig.run()
+    assert rig.engine.stats().sessions["t"].verdicts == b""
+
+
+def test_a_guess_that_was_under_way_when_its_token_was_committed_is_judged(streaming: Rig) -> None:
+    (token,) = committed(streaming)
+    streaming.clock.now += 0.030  # sent before the commit could arrive
+    streaming.engine.append("s", nodes(token))
+    assert measured(streaming).verdicts == bytes([HIT])
+
+
+def test_a_guess_made_after_its_token_was_heard_proves_nothing(streaming: Rig) -> None:
+    """A device that repeats what it was told passes for no good one."""
+    for _ in range(3):
+        (token,) = committed(streaming)
+        streaming.clock.now += 0.041
+        position = measured(streaming).committed - 1
+        streaming.engine.append("s", Append(1, position + 1, position, (0,), (token,)))
+    assert measured(streaming).verdicts == b""
+
+
+def test_a_guess_that_is_never_evaluated_is_judged(streaming: Rig) -> None:
+    wrong = 1
+    streaming.engine.append("s", nodes(wrong, 2))
+    tokens = committed(streaming)
+    assert measured(streaming).evaluated == 0
+    assert measured(streaming).verdicts == bytes([MISS if tokens[0] not in (1, 2) else 2 if tokens[0] == 1 else 1])
+
+
+def test_the_time_that_a_device_drafts_is_what_passes_beside_the_way(streaming: Rig) -> None:
+    for turn in range(20):
+        committed(streaming)
+        streaming.clock.now += 0.040 + 0.007
+        base = measured(streaming).committed
+        streaming.engine.append("s", Append(1, turn + 1, base, (0,), (5,)))
+    assert measured(streaming).draft_ms == pytest.approx(7.0, abs=0.1)
+
+
+def test_without_a_round_trip_nothing_is_said_of_the_device(target: Target) -> None:
+    rig = Rig(target("llama"))
+    rig.engine.start("s", attach_of(prompt_of(9), ignore_eos=True, max_tokens=64), LIMITS, STREAMING)
+    (token,) = committed(rig)
+    rig.engine.append("s", nodes(token))
+    assert (measured(rig).verdicts, measured(rig).draft_ms) == (b"", 0.0)

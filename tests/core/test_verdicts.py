@@ -1,0 +1,66 @@
+"""Verdicts on guesses, in time and late."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.core.protocol.messages import Append, Attach, SessionLimits
+from outrider.core.protocol.verifier import VerifierSession
+from outrider.core.verdicts import HIT, MISS, SIBLING, UNKNOWN, Verdicts
+from outrider.core.walk import Walked
+
+
+@pytest.mark.parametrize(
+    ("guesses", "verdict"), [([7], HIT), ([7, 8], HIT), ([8, 7], SIBLING), ([8], MISS), ([8, 9], MISS), ([], UNKNOWN)]
+)
+def test_a_position_is_judged_by_its_first_guess_and_then_by_the_others(guesses: list[int], verdict: int) -> None:
+    verdicts = Verdicts()
+    verdicts.settle(7, guesses)
+    assert verdicts.known() == (b"" if verdict == UNKNOWN else bytes([verdict]))
+
+
+def test_late_guesses_are_judged_in_the_order_in_which_they_come() -> None:
+    verdicts = Verdicts(position=10)
+    for _ in range(3):
+        verdicts.settle(7, [])
+    verdicts.late(10, right=True)
+    verdicts.late(11, right=False)
+    verdicts.late(11, right=True)
+    verdicts.late(12, right=False)
+    assert verdicts.known() == bytes([HIT, SIBLING, MISS])
+
+
+def test_a_late_guess_never_takes_a_verdict_back() -> None:
+    verdicts = Verdicts()
+    verdicts.settle(7, [7])
+    verdicts.late(0, right=False)
+    verdicts.late(0, right=True)
+    assert verdicts.known() == bytes([HIT])
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(-5, 60)), max_size=80), st.integers(1, 8))
+def test_only_the_latest_are_kept_and_nothing_from_outside_them_matters(
+    calls: list[tuple[bool, int]], most: int
+) -> None:
+    verdicts = Verdicts(most=most)
+    for settles, position in calls:
+        if settles:
+            verdicts.settle(1, [1])
+        else:
+            verdicts.late(position, right=False)
+    settled = sum(settles for settles, _ in calls)
+    assert verdicts.known() == bytes([HIT] * min(settled, most))
+
+
+def test_the_protocol_judges_what_came_in_time_what_came_late_and_what_was_not_evaluated() -> None:
+    session = VerifierSession(Attach(1, (1, 2)), SessionLimits())
+    session.append(Append(1, 1, 0, (0, 0, 1), (5, 6, 7)))  # 5 and 6 for position 0, 7 below 5
+    batch = session.batch(())  # a plain step: none of them is evaluated
+    session.commit(batch, Walked((5,), ()))
+    session.commit(session.batch(()), Walked((9,), ()))  # 7 was wrong
+    session.commit(session.batch(()), Walked((4,), ()))  # nobody had guessed
+    session.append(Append(1, 4, 2, (0, 4), (4, 3)))  # late: 4 for position 2; 3 below it is in time
+    session.commit(session.batch(()), Walked((8,), ()))
+    assert session.verdicts.known() == bytes([HIT, MISS, HIT, MISS])
