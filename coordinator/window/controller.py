@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from coordinator.window.streaming import Speed, Way, Window, replay
+from coordinator.window.streaming import Way, Window, replay
 from outrider.core.step_cost import StepCost
 
 K = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -115,15 +115,11 @@ class Decision:
 
 @dataclass(frozen=True)
 class _Option:
-    """A window and what a step then brings and takes, on average."""
+    """A window and what a step's time then brings and takes, on average."""
 
     window: Window
     tokens: float = 1.0
     nodes: float = 0.0
-
-    @classmethod
-    def of(cls, window: Window, speed: Speed) -> _Option:
-        return cls(window, speed.tokens_per_step, speed.nodes / speed.steps)
 
     def gain(self, price: float) -> float:
         return self.tokens - price * self.nodes
@@ -165,10 +161,7 @@ def decide(view: VerifierView) -> Mapping[str, Decision]:
     plain_s = view.step_s(0)
     balance = _Balance(1.0, (_STREAMING,) * len(view.sessions), plain_s)
     for _ in range(ROUNDS):
-        tables = [
-            _options(session, view, balance.step_s, balance.nodes - option.nodes)
-            for session, option in zip(view.sessions, balance.chosen, strict=True)
-        ]
+        tables = [_options(session, balance.step_s, len(view.sessions) == 1) for session in view.sessions]
         balance = _balance(tables, view, plain_s)
     sticking = [_kept(*each, balance.price) for each in zip(view.sessions, tables, balance.chosen, strict=True)]
     kept = _Balance.of(balance.price, sticking, view)
@@ -186,25 +179,46 @@ def decide(view: VerifierView) -> Mapping[str, Decision]:
     }
 
 
-def _options(session: SessionView, view: VerifierView, step_s: float, others: float) -> list[_Option]:
-    """Streaming first; others: nodes of the other sessions in a step."""
+def _options(session: SessionView, step_s: float, alone: bool) -> list[_Option]:
+    """Streaming first. step_s: of the steps that the session shares."""
     bounds = session.bounds
     if not session.drafts:
         return [_STREAMING]
-    way = Way(session.rtt_s, session.draft_s, lambda nodes: view.step_s(others + nodes))
+    # Only ratios matter to a replay. In steps of a twelfth they are the same for many, and from one second to the next.
+    rtt, draft = _rounded(session.rtt_s / step_s), _rounded(session.draft_s / step_s)
     if bounds.pinned is not None:
-        return [_Option.of(bounds.pinned, replay(session.verdicts, way, bounds.pinned))]
-    ahead = math.ceil(session.rtt_s / step_s) + SPARE
-    patience_s = session.rtt_s + 2.0 * session.draft_s
+        window = bounds.pinned
+        tokens, nodes = _per_step(session.verdicts, rtt, draft, window.k, window.depth, window.patience_s / step_s)
+        return [_Option(window, tokens, nodes * session.nodes_per_level)]
+    ahead = math.ceil(rtt) + SPARE
+    patience = rtt + 2.0 * draft
     # Who waits in a batch waits for nothing: the others' step goes on, and to sit it out would save one row.
-    patiences = (0.0, patience_s) if len(view.sessions) == 1 and patience_s <= NEAR * step_s else (0.0,)
-    windows = [
-        Window(min(k + ahead, bounds.depth), k, patience, session.nodes_per_level)
-        for k in K
-        if k <= min(bounds.k, bounds.depth)
-        for patience in patiences
-    ]
-    return [_STREAMING, *(_Option.of(window, replay(session.verdicts, way, window)) for window in windows)]
+    patiences = (0.0, patience) if alone and patience <= NEAR else (0.0,)
+    options = [_STREAMING]
+    for k in K:
+        if k <= min(bounds.k, bounds.depth):
+            depth = min(k + ahead, bounds.depth)
+            for patience in patiences:
+                tokens, nodes = _per_step(session.verdicts, rtt, draft, k, depth, patience)
+                # A step that was waited for began later; tokens are per step of the usual length.
+                window = Window(depth, k, patience * step_s, session.nodes_per_level)
+                options.append(_Option(window, tokens, nodes * session.nodes_per_level))
+    return options
+
+
+def _rounded(ratio: float) -> float:
+    return 2.0 ** (round(8.0 * math.log2(ratio)) / 8.0) if ratio > 1e-4 else 0.0
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _per_step(verdicts: bytes, rtt: float, draft: float, k: int, depth: int, patience: float) -> tuple[float, float]:
+    """(tokens, levels evaluated) per length of a step; times in steps."""
+    speed = replay(verdicts, Way(rtt, draft, _unit), Window(depth, k, patience))
+    return speed.tokens / speed.seconds, speed.nodes / speed.seconds
+
+
+def _unit(nodes: int) -> float:
+    return 1.0
 
 
 def _balance(tables: Sequence[Sequence[_Option]], view: VerifierView, plain_s: float) -> _Balance:

@@ -124,7 +124,7 @@ def test_against_brute_force_over_everybodys_windows(
     ]
     snapshot = VerifierView(cost, tuple(sessions))
     plain_s = snapshot.step_s(0)
-    tables = [controller._options(one, snapshot, plain_s, 0.0) for one in sessions]
+    tables = [controller._options(one, plain_s, len(sessions) == 1) for one in sessions]
     found = controller._balance(tables, snapshot, plain_s)
     least = (1.0 - TOLERANCE) / plain_s
     balances = (controller._Balance.of(0.0, chosen, snapshot) for chosen in itertools.product(*tables))
