@@ -154,18 +154,21 @@ class _Balance:
 _STREAMING = _Option(Window(0, 0))
 
 
-def decide(view: VerifierView) -> Mapping[str, Decision]:
-    """Session id -> what it shall do from now on."""
+def decide(view: VerifierView, tolerance: float = TOLERANCE) -> Mapping[str, Decision]:
+    """Session id -> what it shall do from now on.
+
+    tolerance: by which share of streaming's speed a session may be slower; 1 asks for goodput alone.
+    """
     if not view.sessions:
         return {}
     plain_s = view.step_s(0)
     balance = _Balance(1.0, (_STREAMING,) * len(view.sessions), plain_s)
     for _ in range(ROUNDS):
         tables = [_options(session, balance.step_s, len(view.sessions) == 1) for session in view.sessions]
-        balance = _balance(tables, view, plain_s)
+        balance = _balance(tables, view, (1.0 - tolerance) / plain_s)
     sticking = [_kept(*each, balance.price) for each in zip(view.sessions, tables, balance.chosen, strict=True)]
     kept = _Balance.of(balance.price, sticking, view)
-    if kept.slowest >= (1.0 - TOLERANCE) / plain_s:
+    if kept.slowest >= (1.0 - tolerance) / plain_s:
         balance = kept
     decided = zip(view.sessions, balance.chosen, tables, strict=True)
     return {
@@ -221,21 +224,21 @@ def _unit(nodes: int) -> float:
     return 1.0
 
 
-def _balance(tables: Sequence[Sequence[_Option]], view: VerifierView, plain_s: float) -> _Balance:
-    """The greatest goodput with which nobody is slower than streaming.
+def _balance(tables: Sequence[Sequence[_Option]], view: VerifierView, least: float) -> _Balance:
+    """The greatest goodput with which nobody gets fewer tokens per second than `least`.
 
     By the length of the step: it says which windows keep a session fast enough, and how many nodes there may be.
     """
     best = _Balance.of(PRICES[-1], [table[0] for table in tables], view)
     for nodes in _totals(sum(max(option.nodes for option in table) for table in tables)):
-        least = (1.0 - TOLERANCE) * view.step_s(nodes) / plain_s
-        fair = [[option for option in table if option.tokens >= least] for table in tables]
+        per_step = least * view.step_s(nodes)
+        fair = [[option for option in table if option.tokens >= per_step] for table in tables]
         if not all(fair):
             break  # a longer step would ask still more of everybody
         balance = _within(nodes, fair, view)
         if balance.nodes <= nodes and balance.goodput > best.goodput:
             best = balance
-    return _polished(best, tables, view, (1.0 - TOLERANCE) / plain_s)
+    return _polished(best, tables, view, least)
 
 
 def _totals(most: float) -> Iterator[float]:

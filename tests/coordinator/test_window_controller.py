@@ -75,6 +75,13 @@ def test_nobody_pays_for_others() -> None:
     assert decisions["s1"].speedup >= 1.0 - TOLERANCE - 1e-9
 
 
+def test_without_fairness_the_others_may_pay_for_more_goodput() -> None:
+    sessions = view(*(session(i, hit=0.9, rtt_ms=1.0) for i in range(3)), session(9, draft_s=math.inf), cost=CPU)
+    fair, greedy = decide(sessions), decide(sessions, tolerance=1.0)
+    assert sum(d.window.k for d in greedy.values()) > sum(d.window.k for d in fair.values())
+    assert greedy["s9"].speedup < 0.95
+
+
 def test_an_empty_verifier_needs_no_decision() -> None:
     assert decide(view()) == {}
 
@@ -125,8 +132,8 @@ def test_against_brute_force_over_everybodys_windows(
     snapshot = VerifierView(cost, tuple(sessions))
     plain_s = snapshot.step_s(0)
     tables = [controller._options(one, plain_s, len(sessions) == 1) for one in sessions]
-    found = controller._balance(tables, snapshot, plain_s)
     least = (1.0 - TOLERANCE) / plain_s
+    found = controller._balance(tables, snapshot, least)
     balances = (controller._Balance.of(0.0, chosen, snapshot) for chosen in itertools.product(*tables))
     best = max(balance.goodput for balance in balances if balance.slowest >= least)
     assert found.slowest >= least
