@@ -147,9 +147,9 @@ class TimedEnd(EngineEnd):
         self._parts.enter("loop")
 
 
-def priced_but_even(worths: Sequence[Worth], rows: int, cost: Cost) -> Shares:
+def priced_but_even(worths: Sequence[Worth], rows: int, cost: Cost, beside: float = 0.0) -> Shares:
     """Work out what a step in service would, by worth and cost; then take exactly the nodes that are to be timed."""
-    by_worth(worths, rows, cost)
+    by_worth(worths, rows, cost, beside)
     return evenly(worths, rows, cost)
 
 

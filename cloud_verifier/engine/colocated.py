@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -61,6 +61,16 @@ class Thin:
     """(token, position) -> whether nothing follows."""
 
 
+@dataclass(frozen=True)
+class Effort:
+    """What the last proposals took."""
+
+    drafting_s: float = 0.0
+    read: int = 0
+    """Tokens beyond EACH of a session: of prompts, and of what was committed while nothing was drafted."""
+    reading_s: float = 0.0
+
+
 @dataclass
 class _Seat:
     """One sequence of the context."""
@@ -108,8 +118,7 @@ class ColocatedDraft:
         self._seats: dict[str, _Seat] = {}
         self.seats = chains.count
         """Sessions that can be drafted for at once."""
-        self.took_s: float | None = None
-        """Of the last call; None where somebody had more to read than EACH tokens, a prompt or what came in a pause."""
+        self.effort = Effort()
         self._clock = clock
         self._strange: set[str] = set()
         """Sessions that it cannot draft for any more."""
@@ -117,7 +126,7 @@ class ColocatedDraft:
     def propose(self, sessions: Sequence[Thin]) -> dict[str, TokenTree]:
         """Session id -> tree, for those that could be drafted for. One decode per level for all of them."""
         begun = self._clock()
-        self.took_s = 0.0
+        self.effort = Effort()
         growing, rows = self._catch_up(sessions)
         trees = {one.thin.session_id: one.tree for one in growing}
         for depth in range(self._depth):
@@ -127,9 +136,13 @@ class ColocatedDraft:
             rows = self._chains.feed([(one.seat.sequence, one.path[-1:]) for one in growing])
             for one in growing:
                 one.seat.guesses.append(one.path[-1])
-        if self.took_s is not None:
-            self.took_s = self._clock() - begun
+        self.effort = replace(self.effort, drafting_s=self._clock() - begun - self.effort.reading_s)
         return trees
+
+    def unread(self, session_id: str, length: int) -> int:
+        """Tokens that it has yet to read of a session of this length."""
+        seat = self._seats.get(session_id)
+        return length - seat.agreed if seat else length
 
     def release(self, session_id: str) -> None:
         """The session has ended."""
@@ -143,8 +156,6 @@ class ColocatedDraft:
         """Read what was committed since; those that have read all, and the logits `[n, V]` after their last tokens."""
         seated = [(thin, seat) for thin in sessions if (seat := self._seat(thin)) is not None]
         behind = sorted(((self._unread(seat, thin), thin, seat) for thin, seat in seated), key=lambda one: len(one[0]))
-        if behind and len(behind[-1][0]) > EACH:
-            self.took_s = None
         left = MOST_READ + EACH * len(behind)
         feeds: list[tuple[int, Sequence[int]]] = []
         growing: list[_Growing] = []
@@ -157,7 +168,16 @@ class ColocatedDraft:
             feeds.append((seat.sequence, now))
             if len(now) == len(new):
                 growing.append(_Growing(thin, seat, TokenTree(thin.position)))
-        return growing, self._chains.feed(feeds)[: len(growing)] if feeds else []
+        return growing, self._read(feeds)[: len(growing)] if feeds else []
+
+    def _read(self, feeds: Sequence[tuple[int, Sequence[int]]]) -> Logits:
+        """One decode; its time is that of drafting and that of reading, by their tokens."""
+        begun = self._clock()
+        rows = self._chains.feed(feeds)
+        tokens = sum(len(now) for _, now in feeds)
+        read = sum(max(0, len(now) - EACH) for _, now in feeds)
+        self.effort = Effort(read=read, reading_s=(self._clock() - begun) * read / tokens)
+        return rows
 
     def _seat(self, thin: Thin) -> _Seat | None:
         """None where no sequence is free, or the session's tokens do not fit or mean nothing to the draft."""

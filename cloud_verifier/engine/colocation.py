@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.engine.colocated import ColocatedDraft
+from cloud_verifier.engine.colocated import EACH, ColocatedDraft
 from cloud_verifier.engine.ledger import StepLedger
-from cloud_verifier.engine.ordering import Ordering, Worth
+from cloud_verifier.engine.ordering import Cost, Ordering, Worth
 from cloud_verifier.engine.payoff import Payoff
 from cloud_verifier.engine.scheduler import Plan
 from cloud_verifier.engine.session import EngineSession
@@ -40,26 +40,42 @@ class Colocation:
     ) -> Plan:
         """The plan with nodes for those whose devices draft nothing, as the ordering shares them. rows: of a step."""
         self._settle()
-        grants = plan.grants
-        able = [grant for grant in grants if grant.chain == live[grant.session_id].pending]
-        thin = [live[g.session_id] for g in able if g.chain == 1 and live[g.session_id].drafts_nothing]
-        filled = sum(grant.chain + grant.nodes for grant in grants)
+        able = [grant for grant in plan.grants if grant.chain == live[grant.session_id].pending]
+        filled = sum(grant.chain + grant.nodes for grant in plan.grants)
+        beside = sum(live[grant.session_id].expected(grant.nodes) for grant in able)
 
         def cost(nodes: NDArray[np.int64]) -> NDArray[np.float64]:
-            return ledger.between_s + ledger.cost.curve(filled + nodes, len(grants))
+            return ledger.between_s + ledger.cost.curve(filled + nodes, len(plan.grants))
 
-        if (
-            self._draft is None
-            or not thin
-            or not self._payoff.pays(step, len(grants), min(len(thin), self._draft.seats), cost)
-        ):
+        thin = self._thin([live[grant.session_id] for grant in able if grant.chain == 1], len(able) + beside, cost)
+        if self._draft is None or not thin or filled >= rows:
+            return plan
+        if not self._payoff.pays(step, len(able) + beside, min(len(thin), self._draft.seats), cost):
             return plan
         worths = self._propose(self._draft, thin)
-        offers = [worths.get(grant.session_id, ()) for grant in able]
-        shares = ordering(offers, rows - filled, cost)
+        shares = ordering([worths.get(grant.session_id, ()) for grant in able], rows - filled, cost, beside)
         nodes = {g.session_id: n for g, n in zip(able, shares.nodes, strict=True) if g.session_id in worths}
-        filled_grants = tuple(replace(grant, nodes=nodes.get(grant.session_id, grant.nodes)) for grant in grants)
-        return Plan(filled_grants, (*plan.behind, *(able[i].session_id for i in shares.lucky)))
+        grants = tuple(replace(grant, nodes=nodes.get(grant.session_id, grant.nodes)) for grant in plan.grants)
+        return Plan(grants, (*plan.behind, *(able[i].session_id for i in shares.lucky)))
+
+    def _thin(self, sessions: Sequence[EngineSession], commits: float, cost: Cost) -> list[EngineSession]:
+        """Those to draft for: their devices do not, and reading them is worth it. For a trial there is always one."""
+        draft = self._draft
+        if draft is None:
+            return []
+        unread = {
+            session.session_id: draft.unread(session.session_id, len(session.tokens))
+            for session in sessions
+            if session.drafts_nothing
+        }
+        thin = sorted((s for s in sessions if s.session_id in unread), key=lambda s: unread[s.session_id])
+        drafted_for = min(len(thin), draft.seats)
+
+        def worth(session: EngineSession) -> bool:
+            tokens = unread[session.session_id]
+            return tokens <= EACH or self._payoff.worth_reading(tokens, session.left, commits, drafted_for, cost)
+
+        return [session for session in thin if worth(session)] or (thin[:1] if self._payoff.on_trial else [])
 
     def learn(self, evaluated: int, accepted: int) -> None:
         """What became of the nodes of one session that was drafted for."""
@@ -79,8 +95,10 @@ class Colocation:
     def _propose(self, draft: ColocatedDraft, thin: Sequence[EngineSession]) -> dict[str, Worth]:
         """What the trees of those that could be drafted for are worth, by session id."""
         trees = draft.propose([session.to_draft_for() for session in thin])
-        if trees and draft.took_s is not None:
-            self._payoff.took(len(trees), draft.took_s)
+        if trees:
+            self._payoff.took(len(trees), draft.effort.drafting_s)
+        if draft.effort.read:
+            self._payoff.read(draft.effort.read, draft.effort.reading_s)
         return {s.session_id: s.offer(trees[s.session_id], self._odds) for s in thin if s.session_id in trees}
 
     def _settle(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,11 +28,17 @@ class Shares:
     """Those that got a row which another could have used as well; next time they come after all others."""
 
 
-Ordering = Callable[[Sequence[Worth], int, Cost], Shares]
-"""(worth of the nodes of each session that gets its plain row, rows for nodes, cost of the step) -> shares"""
+class Ordering(Protocol):
+    """Says what each session gets."""
+
+    def __call__(self, worths: Sequence[Worth], rows: int, cost: Cost, beside: float = 0.0) -> Shares:
+        """worths: of the nodes of each session that gets its plain row. rows: that there are for nodes.
+
+        beside: tokens that the step is expected to commit beside these nodes and one for each of the sessions.
+        """
 
 
-def by_worth(worths: Sequence[Worth], rows: int, cost: Cost) -> Shares:
+def by_worth(worths: Sequence[Worth], rows: int, cost: Cost, beside: float = 0.0) -> Shares:
     """The nodes that make the step's expected commits per second greatest, whosever they are.
 
     A step commits one token per session and, of its nodes, the sum of their worth. Taken by falling worth, nodes pay as
@@ -39,7 +46,7 @@ def by_worth(worths: Sequence[Worth], rows: int, cost: Cost) -> Shares:
     """
     best_first = sorted(((worth, i) for i, worths_of_one in enumerate(worths) for worth in worths_of_one), key=_falling)
     offered = best_first[:rows]
-    commits = len(worths) + np.concatenate(([0.0], np.cumsum([worth for worth, _ in offered])))
+    commits = len(worths) + beside + np.concatenate(([0.0], np.cumsum([worth for worth, _ in offered])))
     taken = int(np.argmax(commits / cost(np.arange(len(offered) + 1)))) if offered else 0
     nodes = [0] * len(worths)
     for _, i in best_first[:taken]:
@@ -49,7 +56,7 @@ def by_worth(worths: Sequence[Worth], rows: int, cost: Cost) -> Shares:
     return Shares(tuple(nodes), lucky)
 
 
-def evenly(worths: Sequence[Worth], rows: int, cost: Cost) -> Shares:
+def evenly(worths: Sequence[Worth], rows: int, cost: Cost, beside: float = 0.0) -> Shares:
     """As many as there are rows, the same for everyone who can use them, whatever they are worth and cost.
 
     Over any span of steps in each of which a session has rows and could use more nodes than it is granted, no other is
@@ -67,9 +74,9 @@ def evenly(worths: Sequence[Worth], rows: int, cost: Cost) -> Shares:
 def at_half_price(ordering: Ordering) -> Ordering:
     """The same, as if nodes cost half: a step in a while is spent so, since what is never tried is never measured."""
 
-    def shares(worths: Sequence[Worth], rows: int, cost: Cost) -> Shares:
+    def shares(worths: Sequence[Worth], rows: int, cost: Cost, beside: float = 0.0) -> Shares:
         plain = cost(np.zeros(1, dtype=np.int64))
-        return ordering(worths, rows, lambda nodes: (plain + cost(nodes)) / 2)
+        return ordering(worths, rows, lambda nodes: (plain + cost(nodes)) / 2, beside)
 
     return shares
 

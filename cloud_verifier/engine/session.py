@@ -120,6 +120,15 @@ class EngineSession:
             self._empty_answers += 1
 
     @property
+    def left(self) -> int:
+        """Tokens that it may still generate."""
+        return self.protocol.attach.max_tokens - self.protocol.position
+
+    def expected(self, nodes: int) -> float:
+        """Tokens that so many of its nodes bring to a step."""
+        return sum(chance for chance, _ in self._best(nodes)) if nodes else 0.0
+
+    @property
     def thin(self) -> bool:
         """Whether this step takes nodes that the verifier drafted for it."""
         return self._offered is not None
@@ -136,7 +145,7 @@ class EngineSession:
             session_id=self.session_id,
             tokens=self.tokens,
             position=protocol.position,
-            left=protocol.attach.max_tokens - protocol.position,
+            left=self.left,
             sampling=protocol.attach.sampling,
             key=self._sampler.key,
             counts=self._counts,

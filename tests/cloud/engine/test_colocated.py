@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rig import Rig, client, nothing, perfect, prompt_of
+from rig import Clock, Rig, client, nothing, perfect, prompt_of
 from tiny_targets import VOCAB, Reference
 
 from cloud_verifier.engine import colocated, payoff
@@ -123,6 +123,25 @@ def test_a_draft_that_takes_longer_than_it_saves_is_paused(target: Target, refer
     # A trial of four tokens a step, then 64 plain ones, then a trial again.
     assert rig.engine.stats().own_accepted == 3 * 2 * payoff.TRIAL
     assert rig.clients["s"].device.received == reference("llama").generate(prompt_of(9), 150, ignore_eos=True)
+
+
+def test_prompts_that_drafting_cannot_pay_back_are_not_read(target: Target) -> None:
+    """Many short answers to long prompts: but for trials, a draft that reads slowly reads none of them."""
+    chains = Chains(target("llama"), count=16)
+    clock = Clock()
+    feed = chains.feed
+
+    def slowly(feeds: Sequence[tuple[int, Sequence[int]]]) -> Any:
+        clock.now += 0.01 * sum(len(tokens) for _, tokens in feeds)  # a step takes about a millisecond
+        return feed(feeds)
+
+    chains.feed = slowly  # type: ignore[method-assign]
+    draft = ColocatedDraft(chains, depth=3, vocabulary=VOCAB, clock=clock)
+    rig = Rig(target("llama"), EngineConfig(kv_slots=8192, max_sessions=64), colocated=draft)
+    for i in range(40):
+        rig.attach(f"s{i}", client(prompt_of(90 + i), nothing, max_tokens=12, ignore_eos=True))
+    rig.run()
+    assert 0 < chains.fed < 16 * 130  # of 40 prompts of 90 tokens and more
 
 
 def test_the_draft_reads_every_token_about_once(target: Target) -> None:

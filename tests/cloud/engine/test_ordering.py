@@ -36,6 +36,12 @@ def test_the_same_node_is_worth_less_beside_many_sessions() -> None:
     assert by_worth([(0.3,), *([()] * 15)], 100, cost) == Shares((0,) * 16)
 
 
+def test_what_the_step_commits_beside_them_makes_nodes_dearer() -> None:
+    cost = line(0.010, 0.0005)
+    assert by_worth([(0.3,)], 100, cost) == Shares((1,))
+    assert by_worth([(0.3,)], 100, cost, beside=15.0) == Shares((0,))
+
+
 def test_rows_go_to_the_best_nodes_whosever_they_are() -> None:
     assert by_worth([(0.9, 0.8, 0.7), (0.6, 0.5), ()], 4, FREE).nodes == (3, 1, 0)
 

@@ -19,6 +19,8 @@ class World:
     gain: float = 0.5
     """Accepted nodes of a session and step, of two."""
     sessions: int = 16
+    beside: float = 0.0
+    """Tokens that the step commits for devices' own nodes, and for their sessions."""
     payoff: Payoff = field(default_factory=Payoff)
     step: int = 0
 
@@ -28,7 +30,8 @@ class World:
     def steps(self, count: int) -> Iterator[bool]:
         """Whether each of the next steps drafts."""
         for _ in range(count):
-            drafts = self.payoff.pays(self.step, self.sessions, self.sessions, self.cost)
+            commits = self.sessions + self.beside
+            drafts = self.payoff.pays(self.step, commits, self.sessions, self.cost)
             if drafts:
                 self.payoff.took(self.sessions, self.drafting_s)
                 self.payoff.brought(self.sessions, 2 * self.sessions, round(self.gain * self.sessions))
@@ -98,8 +101,36 @@ def test_fewer_sessions_end_a_pause() -> None:
     assert world.drafted(30) == 30
 
 
-def test_reading_is_no_part_of_the_verdict() -> None:
-    """A step in which everybody reads a prompt says nothing: neither what drafting takes nor what it brings."""
+def test_what_others_commit_counts_against_a_longer_step() -> None:
+    # 16 * 0.6 more commits for 8 + 2 ms: against 16 in 20 ms it pays, against 16 and 24 for devices' nodes no more.
+    assert World(gain=0.6, beside=0.0).drafted(TRIAL) == TRIAL
+    world = World(gain=1.9, drafting_s=0.004)
+    assert world.drafted(100) == 100
+    world.beside = 32.0
+    assert world.drafted(100) < 50
+
+
+def reader(gain: float = 1.0, drafting_s: float = 0.002, a_token_s: float = 0.0002) -> Payoff:
+    """Knows of 4 sessions what a token takes to read."""
     payoff = Payoff()
-    for step in range(10 * TRIAL):
-        assert payoff.pays(step, 4, 4, World().cost)
+    for _ in range(30):
+        payoff.took(4, drafting_s)
+        payoff.brought(4, 8, round(4 * gain))
+        payoff.read(100, 100 * a_token_s)
+    return payoff
+
+
+def test_a_long_prompt_before_a_short_answer_is_not_read() -> None:
+    """A step of 20 ms with 4 sessions: a token is worth 5 ms; drafting and nodes cost 2.5 ms a session and step."""
+    payoff = reader()
+    assert payoff.worth_reading(1000, 400, 4, 4, World().cost)  # 200 ms, against 200 steps of 2.5 ms
+    assert not payoff.worth_reading(1000, 24, 4, 4, World().cost)  # against 12 of them
+    assert payoff.worth_reading(30, 24, 4, 4, World().cost)
+
+
+def test_a_draft_that_gains_nothing_reads_nothing() -> None:
+    assert not reader(gain=0.0).worth_reading(1, 10_000, 4, 4, World().cost)
+
+
+def test_before_anything_is_known_one_reads() -> None:
+    assert Payoff().worth_reading(100_000, 1, 4, 4, World().cost)
