@@ -51,13 +51,11 @@ TOKENS_PER_STEP = 12
 """Generated first by plain steps for every step that is timed: the longest path of a tree and one more."""
 WARM = 2
 """Steps after the prompts that are not timed."""
-SHARED_NODES = 8
-"""Nodes per session of the last line's `overhead_share_b16`."""
 GREEDY = SamplingParams()
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95)
 PENALISED = replace(SAMPLED, repetition_penalty=1.1, presence_penalty=0.2, frequency_penalty=0.1)
 WANTED = {"ar_b16_vs_best_hf": ">= 0.9", "ar_ragged_vs_best_hf": ">= 1.2", "overhead_share_b16": "< 0.10"}
-"""What the last line's figures should be."""
+"""What the last line's figures should be; the share is that of the number of nodes for which it is greatest."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +167,7 @@ def profiled(model: TargetModel, cases: Sequence[Case], count: int) -> None:
     profile = cProfile.Profile()
     bench = Bench(model, parts=Profiled(profile))
     for number in range(4):
-        steps(bench, cases, SHARED_NODES, count, number, Tally())
+        steps(bench, cases, 8, count, number, Tally())
     for order in ("tottime", "cumtime"):
         pstats.Stats(profile).sort_stats(order).print_stats(30)
 
@@ -216,7 +214,7 @@ def main() -> None:
     result = {
         "ar_b16_vs_best_hf": peers.over_best(answers["equal"]),
         "ar_ragged_vs_best_hf": peers.over_best(answers["ragged"]),
-        "overhead_share_b16": shares[str(SHARED_NODES)],
+        "overhead_share_b16": max(shares.values()),
         "tree8_over_single_b1": round(statistics.median(tree8), 3),
         "overhead_share_b16_by_nodes": shares,
         "step_ms": {f"{s}x{n}": round(statistics.median(ms(turns)), 2) for (s, n), turns in found.items()},

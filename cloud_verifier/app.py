@@ -50,6 +50,13 @@ def parse(arguments: Sequence[str] | None = None) -> VerifierConfig:
         "--colocated-draft", type=Path, help="GGUF draft with which to draft here for devices that draft nothing"
     )
     parser.add_argument("--colocated-depth", type=int, help="tokens that it drafts ahead (default: 4)")
+    parser.add_argument(
+        "--colocated-always",
+        dest="colocated_pauses",
+        action="store_const",
+        const=False,
+        help="draft in every step, even where it does not pay (default: pause there)",
+    )
     parser.add_argument("--device", help="cpu or cuda (default: cpu)")
     parser.add_argument("--threads", type=int, help="CPU threads of the forward pass (default: 1)")
     parser.add_argument("--tensor-parallel", type=int, help="processes or GPUs that share the target (default: 1)")

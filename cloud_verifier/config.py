@@ -71,6 +71,8 @@ class VerifierConfig(BaseSettings):
     """Tokens that it drafts ahead, one decode of all such sessions for each."""
     colocated_siblings: int = Field(default=1, ge=0, le=8)
     """Further guesses beside each of them; they cost no decode."""
+    colocated_pauses: bool = True
+    """Whether it stops where it does not pay; otherwise it drafts in every step, for measurements."""
     colocated_sessions: int = Field(default=64, ge=1, le=256)
     """That it drafts for at once; each takes a cache of the draft's whole context."""
     prefix_cache: bool = True

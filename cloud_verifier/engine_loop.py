@@ -185,7 +185,11 @@ def _colocated(config: VerifierConfig, model: TargetModel, progress: Progress) -
     progress(f"the co-located draft serves {count} sessions of up to {length} tokens at once")
     chains = ChainContext(draft, length=length, count=count, threads=config.threads)
     return ColocatedDraft(
-        chains, depth=config.colocated_depth, siblings=config.colocated_siblings, vocabulary=model.vocab_size
+        chains,
+        depth=config.colocated_depth,
+        siblings=config.colocated_siblings,
+        vocabulary=model.vocab_size,
+        pauses=config.colocated_pauses,
     )
 
 

@@ -105,9 +105,10 @@ class ColocatedDraft:
         depth: int,
         siblings: int = 1,
         vocabulary: int,
+        pauses: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """vocabulary: the target's; ids at or beyond it are never proposed."""
+        """vocabulary: the target's; ids at or beyond it are never proposed. pauses: stop where it does not pay."""
         if depth < 1:
             raise BadRequest.bound("depth", depth, "at least 1")
         self._chains = chains
@@ -118,6 +119,7 @@ class ColocatedDraft:
         self._seats: dict[str, _Seat] = {}
         self.seats = chains.count
         """Sessions that can be drafted for at once."""
+        self.pauses = pauses
         self.effort = Effort()
         self._clock = clock
         self._strange: set[str] = set()

@@ -50,7 +50,8 @@ class Colocation:
         thin = self._thin([live[grant.session_id] for grant in able if grant.chain == 1], len(able) + beside, cost)
         if self._draft is None or not thin or filled >= rows:
             return plan
-        if not self._payoff.pays(step, len(able) + beside, min(len(thin), self._draft.seats), cost):
+        drafted_for = min(len(thin), self._draft.seats)
+        if self._draft.pauses and not self._payoff.pays(step, len(able) + beside, drafted_for, cost):
             return plan
         worths = self._propose(self._draft, thin)
         shares = ordering([worths.get(grant.session_id, ()) for grant in able], rows - filled, cost, beside)
@@ -73,7 +74,11 @@ class Colocation:
 
         def worth(session: EngineSession) -> bool:
             tokens = unread[session.session_id]
-            return tokens <= EACH or self._payoff.worth_reading(tokens, session.left, commits, drafted_for, cost)
+            return (
+                not draft.pauses
+                or tokens <= EACH
+                or self._payoff.worth_reading(tokens, session.left, commits, drafted_for, cost)
+            )
 
         return [session for session in thin if worth(session)] or (thin[:1] if self._payoff.on_trial else [])
 

@@ -125,6 +125,15 @@ def test_a_draft_that_takes_longer_than_it_saves_is_paused(target: Target, refer
     assert rig.clients["s"].device.received == reference("llama").generate(prompt_of(9), 150, ignore_eos=True)
 
 
+def test_for_measurements_it_never_pauses(target: Target) -> None:
+    seconds = itertools.count().__next__
+    draft = ColocatedDraft(Chains(target("llama")), depth=3, vocabulary=VOCAB, pauses=False, clock=seconds)
+    rig = Rig(target("llama"), EngineConfig(kv_slots=2048), colocated=draft)
+    rig.attach("s", client(prompt_of(9), nothing, max_tokens=150, ignore_eos=True))
+    rig.run()
+    assert rig.engine.stats().steps < 3 + 150 / 4 + 2
+
+
 def test_prompts_that_drafting_cannot_pay_back_are_not_read(target: Target) -> None:
     """Many short answers to long prompts: but for trials, a draft that reads slowly reads none of them."""
     chains = Chains(target("llama"), count=16)
