@@ -65,6 +65,9 @@ class VerifierConfig(BaseSettings):
     """Who gets a step's rows for nodes: those of the greatest worth while they pay, or everyone as many."""
     first_token_s: float = Field(default=30.0, ge=1.0)
     """A session that would have to wait longer for its first token, by the cost model, is told to come later."""
+    standing_s: float = Field(default=60.0, ge=1.0)
+    """A device that confirms nothing for so long, while tokens wait for it, loses its place; it may come back for them.
+    Where others find no room it does after some seconds."""
     colocated_draft: Path | None = None
     """GGUF draft with which the verifier itself drafts for devices that draft nothing; it runs in llama.cpp."""
     colocated_depth: int = Field(default=4, ge=1, le=32)

@@ -257,6 +257,7 @@ def _serve(config: VerifierConfig, end: EngineEnd, load: Callable[..., TargetMod
             prefix_cache=config.prefix_cache,
             ordering=config.ordering,
             first_token_s=config.first_token_s,
+            standing_s=config.standing_s,
         ),
         cost=cost,
         colocated=_colocated(config, model, progress),

@@ -28,9 +28,8 @@ class Admission:
 
         No more is promised than the pool holds. A chat between its turns is no live session: its slots are in the
         prefix cache, go to whoever needs them, and are computed again when it returns. A live one generates all the
-        time, but for one whose device has fallen behind (rule 16); one that is silent too its front soon gives up. To
-        lend that one's reservation out, it would have to wait on its return until others end, for as long as they
-        please, or be refused: a live session that fails. So it keeps it.
+        time, but for one whose device confirms nothing (rule 16), and that one the engine ends when others need room:
+        its slots pass to the prefix cache as well, and its device comes back for what it has not received.
         """
         if not session.needed:
             return

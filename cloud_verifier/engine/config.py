@@ -25,6 +25,8 @@ class EngineConfig:
     """Who gets the rows for nodes: one of ordering.ORDERINGS."""
     first_token_s: float = 30.0
     """Longest time that a new session may have to wait for its first token, as the cost model predicts it."""
+    standing_s: float = 60.0
+    """Longest time that a session may stand still because its device confirms nothing (rule 16)."""
     prefix_cache: bool = True
     """Keep what was computed in slots that no live session needs, and begin sessions with it."""
     remembered_sessions: int = 65_536
@@ -33,7 +35,7 @@ class EngineConfig:
     """Tokens, over all ended sessions, kept for devices that come back without having received them; 4 bytes each."""
 
     def __post_init__(self) -> None:
-        for name in ("kv_slots", "token_budget", "prefill_chunk", "max_sessions", "first_token_s"):
+        for name in ("kv_slots", "token_budget", "prefill_chunk", "max_sessions", "first_token_s", "standing_s"):
             if not getattr(self, name) >= 1:
                 raise BadRequest.bound(name, getattr(self, name), "at least 1")
         if self.token_budget < 2:

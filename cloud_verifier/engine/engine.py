@@ -35,6 +35,7 @@ from outrider.core.errors import (
     InternalError,
     ModelRefused,
     OutriderError,
+    Overloaded,
     ProtocolViolation,
     Unavailable,
 )
@@ -46,6 +47,8 @@ from outrider.core.worth import ChildOdds
 
 log = logging.getLogger(__name__)
 
+STANDING_IN_THE_WAY_S = 5.0
+"""After which a session that stands still goes where another finds no room."""
 EXPLORE = 32
 """One step in so many takes nodes as if they cost half: the cost model must hear of more rows than it would choose."""
 
@@ -126,6 +129,8 @@ class Engine:
         self._steps = self._committed = self._evaluated = self._accepted = self._prefilled = 0
         self._prefix_hits = self._prefix_tokens = 0
         self._rate = Rate(clock())
+        self._looked = clock()
+        """When it was last looked whether anybody stands still."""
 
     # What the caller may do between steps
 
@@ -149,7 +154,7 @@ class Engine:
         session = EngineSession(
             session_id, protocol, directive, self._pool, salt=salt, odds=self._odds, now=self._clock(), step=self._steps
         )
-        self._admission.admit(session, older)
+        self._make_room(session, older)
 
         self._decision = None
         self._memory.see(session_id, attach.epoch)
@@ -217,7 +222,11 @@ class Engine:
 
     def step(self) -> list[Event]:
         """One forward pass, if one is due, and what came of it and of the calls before."""
-        decision = self._decide(self._clock())
+        now = self._clock()
+        if now >= self._looked + 1.0:
+            self._looked = now
+            self._leave_standing(self.config.standing_s)
+        decision = self._decide(now)
         if isinstance(decision, Plan):
             self._run(decision)
         events, self._outbox = self._outbox, []
@@ -390,6 +399,34 @@ class Engine:
             self._accepted += accepted
 
     # How sessions come and go
+
+    def _make_room(self, session: EngineSession, older: EngineSession | None) -> None:
+        """Admit it, if need be in place of those that stand still. Raises Overloaded."""
+        try:
+            self._admission.admit(session, older)
+        except Overloaded:
+            if not self._leave_standing(STANDING_IN_THE_WAY_S, spared=session.session_id):
+                raise
+            self._admission.admit(session, older)
+
+    def _leave_standing(self, longest_s: float, spared: str = "") -> bool:
+        """End the sessions whose devices have confirmed nothing for so long (rule 16). Whether there were any.
+
+        Nothing is lost: what they had computed is in the prefix cache, what was committed is remembered, and a device
+        that wakes up attaches again.
+        """
+        since = self._clock() - longest_s
+        standing = [
+            session
+            for session in self._live.values()
+            if not session.protocol.may_step and session.last_commit <= since and session.session_id != spared
+        ]
+        for session in standing:
+            error = Unavailable(f"the device has confirmed nothing for {longest_s:g} s while tokens wait; attach again")
+            self._decision = None
+            self._close(session)
+            self._outbox.append(Failed(session.session_id, session.protocol.epoch, error))
+        return bool(standing)
 
     def _share(self, session: EngineSession) -> None:
         if self.config.prefix_cache:
