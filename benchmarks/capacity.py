@@ -223,7 +223,8 @@ def report(title: str, cells: Cells, levels: Sequence[int]) -> dict[str, dict[st
         bound = SHARE_OF_BOUND * (1.0 + drafting)
         print(
             f"{level:>3} sessions: device over autoregression {spread(over_plain)}, wanted >= {WANTED[level]};"
-            f" over {best} {spread(over_best)}, wanted >= {bound:.2f}; {always} drafts {drafting:.2f} of its verify time"
+            f" over {best} {spread(over_best)}, wanted >= {bound:.2f};"
+            f" {always} drafts for {drafting:.2f} of its verify time"
         )
         found["vs_autoregression"][str(level)] = round(statistics.median(over_plain), 3)
         found["vs_colocated"][str(level)] = round(statistics.median(over_best), 3)

@@ -220,6 +220,8 @@ def _report(service: VerifierService, host: EngineHost) -> coordinator_pb2.Repor
         step_ms=stats.step_ms,
         node_ms=stats.node_ms,
         timing_ms=stats.timing_ms,
+        step_cost_ms=stats.step_cost_ms,
+        session_cost_ms=stats.session_cost_ms,
         kv_used=stats.kv_used,
         kv_capacity=stats.kv_capacity,
         tokens_per_s=stats.tokens_per_s,

@@ -32,6 +32,7 @@ MAX_REPORTED_SESSIONS = 2 * MAX_CAPACITY
 MAX_TENANT = 64
 MAX_EPOCH = 2**52
 """Epochs start as microseconds since 1970 and must stay exact in a double (Lua); this leaves until the year 2112."""
+MAX_KNOTS = 64
 MAX_PARTS = 16
 """Of a step, whose times a verifier reports."""
 MAX_PART_NAME = 32
@@ -102,6 +103,8 @@ def load_from_proto(request: pb.ReportRequest) -> Load:
         draining=request.draining,
         node_ms=_measure("node_ms", request.node_ms, MAX_RATE),
         timing_ms=_timing(request.timing_ms),
+        step_cost_ms=_step_cost(request.step_cost_ms),
+        session_cost_ms=_measure("session_cost_ms", request.session_cost_ms, MAX_RATE),
     )
 
 
@@ -110,6 +113,11 @@ def _timing(timing_ms: Mapping[str, float]) -> dict[str, float]:
     for part in timing_ms:
         _at_most("length of a name in timing_ms", len(part), MAX_PART_NAME)
     return {part: _measure(f"timing_ms of {part}", ms, MAX_RATE) for part, ms in sorted(timing_ms.items())}
+
+
+def _step_cost(step_cost_ms: Mapping[int, float]) -> dict[int, float]:
+    _at_most("entries in step_cost_ms", len(step_cost_ms), MAX_KNOTS)
+    return {rows: _measure(f"step_cost_ms of {rows}", ms, MAX_RATE) for rows, ms in sorted(step_cost_ms.items())}
 
 
 def sessions_from_proto(request: pb.ReportRequest) -> tuple[SessionStats, ...]:
@@ -164,6 +172,8 @@ def _verifier_to_proto(verifier: Verifier) -> pb.VerifierStatus:
         kv_capacity=load.kv_capacity,
         node_ms=load.node_ms,
         timing_ms=load.timing_ms,
+        step_cost_ms=load.step_cost_ms,
+        session_cost_ms=load.session_cost_ms,
     )
 
 

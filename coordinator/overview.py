@@ -13,12 +13,16 @@ def describe(status: pb.StatusResponse) -> str:
         (
             f"up {status.uptime_s:.0f} s, store {status.store}",
             _table(_VERIFIER_COLUMNS, [_verifier_row(verifier) for verifier in status.verifiers]),
+            _table(_COST_COLUMNS, [_cost_row(verifier) for verifier in status.verifiers]),
             _table(_SESSION_COLUMNS, [_session_row(session) for session in status.sessions]),
         )
     )
 
 
 _VERIFIER_COLUMNS = ("VERIFIER", "ADDRESS", "TARGET", "SESSIONS", "STEP", "NODE", "TOKENS/S", "KV", "LEASE", "STATE")
+_COST_ROWS = (1, 8, 32, 128, 512)
+_COST_COLUMNS = ("VERIFIER", *(f"{rows} ROWS" for rows in _COST_ROWS), "SESSION")
+"""Of a step, by the verifier's cost model: so many rows of one session, and each further session."""
 _SESSION_COLUMNS = ("SESSION", "TENANT", "VERIFIER", "COMMITTED", "TOKENS/STEP", "RTT")
 
 
@@ -35,6 +39,12 @@ def _verifier_row(verifier: pb.VerifierStatus) -> tuple[str, ...]:
         f"{verifier.lease_s:.1f} s",
         "draining" if verifier.draining else "serving",
     )
+
+
+def _cost_row(verifier: pb.VerifierStatus) -> tuple[str, ...]:
+    cost_ms = verifier.step_cost_ms
+    known = (f"{cost_ms[rows]:.1f} ms" if rows in cost_ms else "-" for rows in _COST_ROWS)
+    return (verifier.verifier_id, *known, f"{verifier.session_cost_ms:.2f} ms")
 
 
 def _session_row(session: pb.SessionStatus) -> tuple[str, ...]:

@@ -51,6 +51,10 @@ class Load:
     """What a node adds to a step."""
     timing_ms: Mapping[str, float] = field(default_factory=dict)
     """The parts of a step."""
+    step_cost_ms: Mapping[int, float] = field(default_factory=dict)
+    """The cost model: rows of one session -> milliseconds of a step."""
+    session_cost_ms: float = 0.0
+    """And of each further session, beside its rows."""
 
 
 @dataclass(frozen=True)

@@ -247,6 +247,8 @@ def _load_fields(load: Load) -> dict[str, Any]:
         "draining": int(load.draining),
         "node_ms": load.node_ms,
         "timing_ms": json.dumps(dict(load.timing_ms)),
+        "step_cost_ms": json.dumps(dict(load.step_cost_ms)),
+        "session_cost_ms": load.session_cost_ms,
     }
 
 
@@ -282,6 +284,8 @@ def _verifier(verifier_id: str, record: Mapping[str, str], ttl_ms: int) -> Verif
         record.get("draining") == "1",
         float(record.get("node_ms", 0)),
         json.loads(record.get("timing_ms", "{}")),
+        {int(rows): ms for rows, ms in json.loads(record.get("step_cost_ms", "{}")).items()},
+        float(record.get("session_cost_ms", 0)),
     )
     return Verifier(registration, load, max(ttl_ms, 0) / 1000)
 
