@@ -366,9 +366,12 @@ def _hash_file(stamp: _Stamp) -> str:
 
 @cache
 def _cpu_name() -> str:
+    """With its instruction sets: machines that call themselves alike may compute in other kernels."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    name = said.get("model name") or platform.processor() or platform.machine()
+    tiles = " AMX" if "amx_tile" in said.get("flags", "").split() else ""
+    return f"{name} {torch.backends.cpu.get_cpu_capability()}{tiles}"
