@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.kv_pool import KVPool
 from cloud_verifier.engine.ledger import StepLedger
-from cloud_verifier.engine.scheduler import OVERDUE
+from cloud_verifier.engine.scheduler import OVERDUE, StepBudget, prompt_rows, steps_to_read
 from cloud_verifier.engine.session import EngineSession
 from outrider.core.errors import Overloaded
+from outrider.core.step_cost import StepCost
 
 
 class Admission:
@@ -54,20 +55,50 @@ class Admission:
             )
 
     def _first_token_s(self, session: EngineSession) -> float:
-        """How long others' prompts keep a new session waiting, by the cost model; 0 for one that has none to read.
-
-        Not longer than it takes until it is overdue and comes before them.
-        """
+        """When a new session has its first token, by the cost model; 0 where no other's prompt is before it."""
         able = [other for other in self._live.values() if other.protocol.may_step]
-        owed = [other.pending for other in able if other.pending > 1]
-        if session.pending == 1 or not owed:
+        before = [other.pending for other in able if other.pending > 1]
+        if session.pending == 1 or not before:
             return 0.0
-        generating = len(able) - len(owed)
-        rows = self._config.budget.prefill_rows if generating else self._config.token_budget
-        steps = min(-(-sum(owed) // rows), OVERDUE * len(owed))
-        return steps * self._ledger.cost.seconds(rows + generating, generating + 1)
+        generating = len(able) - len(before)
+        ledger = self._ledger
+        return first_token_s(
+            session.pending, before, generating, self._config.budget, ledger.cost, between_s=ledger.between_s
+        )
 
     def _retry_after(self) -> float:
         """Seconds until the first of the live sessions can be through, by plain steps; between 0.2 and 30."""
         left = [s.protocol.attach.max_tokens - s.protocol.position for s in self._live.values()]
         return min(30.0, max(0.2, self._ledger.step_s * min(left, default=0)))
+
+
+def first_token_s(
+    own: int, before: Sequence[int], generating: int, budget: StepBudget, cost: StepCost, *, between_s: float = 0.0
+) -> float:
+    """About how many seconds it takes to read a prompt of `own` tokens behind others, by the rules of the scheduler.
+
+    before: what is left of each of them, in order. Nobody is taken to come or to end meanwhile.
+    between_s: what passes between two steps.
+    """
+    beside = generating + len(before) // 2  # who is through generates; on average half of them
+
+    def seconds(steps: int, rows: int) -> float:
+        rows = min(budget.rows, min(rows, own + sum(before)) + beside)
+        return steps * (between_s + cost.seconds(rows, min(rows, 1 + beside)))
+
+    if generating:
+        rows = prompt_rows(beside, budget)
+        return seconds(steps_to_read(own, before, rows), rows)
+    # Prompts have the whole budget to themselves until one of them is through and generates.
+    rows = budget.rows
+    turns = [-(-before[0] // rows), *((OVERDUE + 1) * -(-other // rows) for other in before[1:])]
+    alone = steps_to_read(own, before, rows)
+    until = min(turns)
+    if alone <= until:
+        return seconds(alone, rows)
+    read, left = until * rows, []
+    for other in before:
+        left.append(max(0, other - read))
+        read = max(0, read - other)
+    left_own = max(1, own - max(read, until // (OVERDUE + 1) * rows))
+    return seconds(until, rows) + first_token_s(left_own, left, 1, budget, cost, between_s=between_s)

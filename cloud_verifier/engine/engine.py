@@ -205,7 +205,7 @@ class Engine:
         if session is None:
             return
         if directive is not None:
-            session.directive = directive
+            session.steer(directive)
         if rtt_ms is not None:
             session.rtt_ms = rtt_ms
 

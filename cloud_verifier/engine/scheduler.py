@@ -104,6 +104,28 @@ def most_skipped(sessions: int) -> int:
     return OVERDUE + sessions - 1
 
 
+def prompt_rows(generating: int, budget: StepBudget) -> int:
+    """Of a step in which so many generate, the rows that prompts get, if they are long enough."""
+    kept = min(budget.prefill_rows, max(1, budget.rows // 4))
+    left = budget.rows - min(generating, budget.rows - kept)
+    return min(left, budget.prefill_rows) if generating else left
+
+
+def steps_to_read(own: int, before: Sequence[int], rows: int) -> int:
+    """About how many steps with so many rows for prompts it takes to read `own` tokens behind those `before` them.
+
+    At the latest all are read in turn. Whoever is overdue comes first, but for one step only, and stands behind again:
+    it has a step's rows in every `OVERDUE + 1`, or in more where so many are overdue that they come one by one.
+    """
+    chunks = _steps(own, rows)
+    one_by_one = chunks + sum(min(chunks, _steps(other, rows)) for other in before)
+    return min(_steps(own + sum(before), rows), max((OVERDUE + 1) * chunks, one_by_one))
+
+
+def _steps(tokens: int, rows: int) -> int:
+    return -(-tokens // rows)
+
+
 def schedule(
     candidates: Sequence[Candidate],
     now: float,
@@ -143,10 +165,8 @@ def _chains(able: Sequence[Candidate], budget: StepBudget) -> dict[str, int]:
     """Rows for known tokens, by session."""
     generating = sorted((c for c in able if c.pending == 1), key=lambda c: -c.skipped)
     prefilling = sorted((c for c in able if c.pending > 1), key=lambda c: -c.skipped if c.skipped >= OVERDUE else 0)
-    kept = min(budget.prefill_rows, max(1, budget.rows // 4)) if prefilling else 0
-    chains = dict.fromkeys((c.session_id for c in generating[: budget.rows - kept]), 1)
-    left = budget.rows - len(chains)
-    allowance = min(left, budget.prefill_rows) if generating else left
+    allowance = prompt_rows(len(generating), budget) if prefilling else 0
+    chains = dict.fromkeys((c.session_id for c in generating[: budget.rows - allowance]), 1)
     for candidate in prefilling:
         rows = min(candidate.pending, allowance)
         if rows:

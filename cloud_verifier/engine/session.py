@@ -83,7 +83,10 @@ class EngineSession:
         self._per_level = MovingAverage(0.1)
         self._odds = ChildOdds(odds)
         self._ranked: list[tuple[float, int]] | None = None
-        """(survival, id) of its nodes, the best first; None after a change."""
+        """(survival, id) of its nodes within the window, the best first; None after a change."""
+        self._ignored = 0
+        self._outside: set[int] = set()
+        """Ids of nodes in the tree that were found outside the window, so that each is counted once."""
         self._offered: tuple[TokenTree, ChildOdds] | None = None
         """For this step: the verifier's own tree in place of the device's, and the odds of its nodes."""
         self._own_odds: ChildOdds | None = None
@@ -98,6 +101,7 @@ class EngineSession:
     def stats(self) -> SessionStats:
         return replace(
             self._acceptance.snapshot(self.protocol.dead),
+            ignored=self._ignored,
             verdicts=self.protocol.verdicts.known(),
             draft_ms=1e3 * self._draft_s.value,
             nodes_per_level=self._per_level.value or 1.0,
@@ -118,6 +122,12 @@ class EngineSession:
             self._empty_answers = 0
         elif message.idle:
             self._empty_answers += 1
+
+    def steer(self, directive: Directive) -> None:
+        """Speculate so far from now on. Nodes that are outside a smaller window are no offence: they may have been sent
+        before their device could know."""
+        self.directive = directive
+        self._ranked = None
 
     @property
     def left(self) -> int:
@@ -164,7 +174,7 @@ class EngineSession:
         """What the scheduler needs to know after so many steps."""
         protocol, directive = self.protocol, self.directive
         ends_next = protocol.position + 1 >= protocol.attach.max_tokens
-        k = directive.nodes_per_step if directive.window_nodes else 0
+        k = min(directive.nodes_per_step, directive.window_nodes) if directive.window_depth else 0
         return Candidate(
             session_id=self.session_id,
             pending=self.pending,
@@ -186,8 +196,20 @@ class EngineSession:
         """(survival, id) of the nodes that are worth most to the verifier, ancestors first."""
         if self._ranked is None:
             tree, odds = self._pending_tree
-            self._ranked = odds.survivals(tree)
+            ranked = odds.survivals(tree)
+            self._ranked = ranked if self.thin else self._within_window(tree, ranked)
         return self._ranked[:count]
+
+    def _within_window(self, tree: TokenTree, ranked: list[tuple[float, int]]) -> list[tuple[float, int]]:
+        """Of its device's nodes, the best first, those that the directive lets it have; the others are counted."""
+        beyond = tree.position + self.directive.window_depth
+        near = [best for best in ranked if tree[best[1]].position < beyond]
+        within = near[: self.directive.window_nodes]
+        if self._outside or len(within) < len(ranked):
+            outside = {node for _, node in ranked} - {node for _, node in within}
+            self._ignored += len(outside - self._outside)
+            self._outside = {node for node in self._outside | outside if node in tree}
+        return within
 
     @property
     def needed(self) -> int:

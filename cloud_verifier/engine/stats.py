@@ -20,6 +20,8 @@ class SessionStats:
     """Of them, those that were committed."""
     dead: int = 0
     """Nodes that came too late or below such a one."""
+    ignored: int = 0
+    """Nodes that no step could take since they were outside the directive's window; each counts once."""
     evaluated_by_depth: tuple[int, ...] = ()
     """Index 0 is depth 1."""
     accepted_by_depth: tuple[int, ...] = ()

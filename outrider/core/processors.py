@@ -18,7 +18,7 @@ from outrider.core.errors import BadRequest
 
 Logits = NDArray[np.float64]
 
-_REACHES = (4.0, 10.0)
+_REACHES = (4.0, 10.0, math.inf)
 """Nats below the most likely token within which its nucleus is looked for, the narrowest first."""
 
 
@@ -126,7 +126,8 @@ def surviving_log_probs(logits: Logits, params: SamplingParams) -> tuple[NDArray
     log_p = log_softmax(logits / params.temperature)
     vocab = log_p.shape[0]
     if params.top_k and params.top_k < vocab:
-        keep = np.argsort(-log_p, kind="stable")[: params.top_k]
+        least = np.partition(log_p, vocab - params.top_k)[vocab - params.top_k]
+        keep = _down_to(least, log_p, params.top_k)
         kept = np.full_like(log_p, -np.inf)
         kept[keep] = log_p[keep]
         log_p = log_softmax(kept)
@@ -147,18 +148,25 @@ def _nucleus(log_p: Logits, top_p: float) -> NDArray[np.int64]:
     of them where their probability falls short. Sums run in the same order either way: the bits are the same.
     """
     top = log_p.max()
+    if np.isnan(top):
+        return np.arange(log_p.shape[0])  # all of it is, and stays, to be found
     for reach in _REACHES:
         ids = np.flatnonzero(log_p >= top - reach)
-        p = np.exp(log_p[ids])
-        if p.sum() >= top_p + 1e-9:
-            falling = np.sort(p)[::-1]
-            count = int(np.searchsorted(mass_before(falling), top_p))
-            if count == len(p) or falling[count] < falling[count - 1]:
-                kept: NDArray[np.int64] = ids[p >= falling[count - 1]]
-                return kept
-            break  # equals, of which some are in: the ids decide
-    order = np.argsort(-log_p, kind="stable")
-    return np.sort(order[~(mass_before(np.exp(log_p[order])) >= top_p)])  # NaN stays, to be found
+        head = log_p[ids]
+        if reach == math.inf or np.exp(head).sum() >= top_p + 1e-9:
+            break
+    falling = -np.sort(-head)
+    count = int(np.searchsorted(mass_before(np.exp(falling)), top_p))
+    kept: NDArray[np.int64] = ids[_down_to(falling[count - 1], head, count)]
+    return kept
+
+
+def _down_to(least: np.float64, log_p: Logits, count: int) -> NDArray[np.int64]:
+    """Where the `count` most likely stand, ascending. least: log p of the last; of its equals the first ones are in."""
+    among = log_p > least
+    equals = np.flatnonzero(log_p == least)
+    among[equals[: count - int(np.count_nonzero(among))]] = True
+    return np.flatnonzero(among)
 
 
 def mass_before(p: NDArray[np.float64]) -> NDArray[np.float64]:

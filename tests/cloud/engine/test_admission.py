@@ -1,0 +1,121 @@
+"""Who may begin: what is predicted of a first token, and who is told to come again later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from rig import DIRECTIVE, LIMITS, Rig, attach_of, prompt_of
+
+from cloud_verifier.engine.admission import first_token_s
+from cloud_verifier.engine.config import EngineConfig
+from cloud_verifier.engine.engine import Engine
+from cloud_verifier.engine.model import TargetModel
+from cloud_verifier.engine.ordering import evenly
+from cloud_verifier.engine.scheduler import Candidate, Plan, StepBudget, schedule
+from outrider.core.errors import Overloaded
+from outrider.core.step_cost import StepCost
+
+FACTOR = 3.0
+"""By which a predicted first token may be early or late: where the ends of several prompts share a step's rows, the
+newcomer gets less than a chunk and stands behind again for it."""
+BUDGET = StepBudget(rows=512, prefill_rows=128)
+FLAT = StepCost({1: 1.0})
+"""Seconds are steps."""
+STEEP = StepCost({1: 1.0, 2048: 65.0})
+
+
+def real_s(own: int, before: Sequence[int], generating: int, budget: StepBudget, cost: StepCost) -> float:
+    """Until the newcomer's first token, by `schedule` itself; everybody goes on generating."""
+    pending = {f"prompt {i}": tokens for i, tokens in enumerate(before)}
+    pending |= {f"generates {i}": 1 for i in range(generating)} | {"newcomer": own}
+    last = dict.fromkeys(pending, 0)
+    step, seconds = 0, 0.0
+    while True:
+        able = [
+            Candidate(name, left, (), True, True, 0.0, 0.0, 0.0, step - last[name]) for name, left in pending.items()
+        ]
+        plan = schedule(able, 1.0, budget, evenly, cost)
+        assert isinstance(plan, Plan)
+        step += 1
+        seconds += cost.seconds(sum(grant.chain for grant in plan.grants), len(plan.grants))
+        for grant in plan.grants:
+            last[grant.session_id] = step
+            if grant.session_id == "newcomer" and grant.chain == pending["newcomer"]:
+                return seconds
+            pending[grant.session_id] = max(1, pending[grant.session_id] - grant.chain)
+
+
+@pytest.mark.parametrize(
+    ("before", "own", "steps"),
+    [([30_000], 64, 17), ([30_000], 1_280, 170), ([30_000], 4_000, 266), ([8_000] * 3, 2_000, 204)],
+)
+def test_who_was_overdue_has_one_chunk_and_waits_as_long_for_the_next(before: list[int], own: int, steps: int) -> None:
+    assert real_s(own, before, 1, BUDGET, FLAT) == pytest.approx(steps)
+    assert first_token_s(own, before, 1, BUDGET, FLAT) == pytest.approx(steps)
+
+
+BUDGETS = st.sampled_from([(16, 4), (64, 8), (64, 16), (64, 64), (128, 32), (512, 128)]).map(lambda b: StepBudget(*b))
+LENGTHS = st.floats(-3.0, 5.0).map(lambda log: 2.0**log)
+"""Of prompts, in `prefill_rows`: from a part of a chunk to 32 of them."""
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    own=LENGTHS,
+    before=st.lists(LENGTHS, min_size=1, max_size=16),
+    generating=st.integers(0, 16),
+    budget=BUDGETS,
+    cost=st.sampled_from([FLAT, STEEP]),
+)
+@example(own=0.1, before=[32.0] * 16, generating=0, budget=BUDGET, cost=FLAT)
+@example(own=31.0, before=[0.2] * 15 + [32.0], generating=1, budget=BUDGET, cost=STEEP)
+def test_the_first_token_comes_about_when_it_is_predicted(
+    own: float, before: list[float], generating: int, budget: StepBudget, cost: StepCost
+) -> None:
+    tokens = [2 + int(length * budget.prefill_rows) for length in (own, *before)]
+    predicted = first_token_s(tokens[0], tokens[1:], generating, budget, cost)
+    real = real_s(tokens[0], tokens[1:], generating, budget, cost)
+    assert real / FACTOR <= predicted <= real * FACTOR
+
+
+# --------------------------------------------------------------------------- in the engine
+
+Target = Callable[[str], TargetModel]
+SMALL = EngineConfig(kv_slots=2_048, token_budget=16, prefill_chunk=2)
+
+
+def engine_of(target: Target, *prompts: int) -> Engine:
+    """A step takes a second. One session generates, others have prompts of these lengths still before them."""
+    rig = Rig(target("llama"), SMALL, cost=FLAT)
+    rig.engine.start("generates", attach_of(prompt_of(4), max_tokens=64), LIMITS, DIRECTIVE)
+    rig.engine.step()
+    for i, length in enumerate(prompts):
+        rig.engine.start(f"reads {i}", attach_of(prompt_of(length, seed=i)), LIMITS, DIRECTIVE)
+    return rig.engine
+
+
+def test_a_newcomer_is_refused_where_long_prompts_would_keep_its_first_token(target: Target) -> None:
+    engine = engine_of(target, 200)
+    before = engine.stats()
+    with pytest.raises(Overloaded, match=r"first token for 110\.\d s, over first_token_s = 30") as refusal:
+        engine.start("newcomer", attach_of(prompt_of(20)), LIMITS, DIRECTIVE)
+    assert refusal.value.retry_after_s == 30.0
+    after = engine.stats()
+    assert (after.live_sessions, after.kv_used, after.kv_reserved) == (2, before.kv_used, before.kv_reserved)
+
+
+def test_a_newcomer_that_would_be_a_little_late_comes_again_a_little_later(target: Target) -> None:
+    with pytest.raises(Overloaded) as refusal:
+        engine_of(target, 50).start("newcomer", attach_of(prompt_of(20)), LIMITS, DIRECTIVE)
+    assert refusal.value.retry_after_s == pytest.approx(5.0, abs=0.5)
+
+
+@pytest.mark.parametrize(("before", "own"), [((), 200), ((30,), 20), ((200,), 2)])
+def test_a_newcomer_that_is_soon_served_is_taken(target: Target, before: tuple[int, ...], own: int) -> None:
+    """Nothing before it, little before it, or so little of its own that it is through once it is overdue."""
+    engine = engine_of(target, *before)
+    engine.start("newcomer", attach_of(prompt_of(own)), LIMITS, DIRECTIVE)
+    assert engine.stats().live_sessions == 2 + len(before)

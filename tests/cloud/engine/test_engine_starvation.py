@@ -1,0 +1,100 @@
+"""Nobody starves in the engine itself, by its own books of who stepped when, whoever falls behind and comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from rig import LIMITS, Client, Rig, client, guesses, nothing, prompt_of
+
+from cloud_verifier.engine.config import EngineConfig
+from cloud_verifier.engine.model import TargetModel
+from cloud_verifier.engine.scheduler import OVERDUE, most_skipped
+from cloud_verifier.engine.session import EngineSession
+
+Target = Callable[[str], TargetModel]
+AT_ONCE = 12
+CONFIG = EngineConfig(kv_slots=4_096, prefill_chunk=2, max_sessions=AT_ONCE, first_token_s=1e6)
+
+
+class Crowd:
+    """More sessions than a step has rows: long prompts, devices with nodes and without, some silent for a while."""
+
+    def __init__(self, model: TargetModel, ordering: str, rows: int, run_ahead: int, seed: int) -> None:
+        self._limits = replace(LIMITS, run_ahead=run_ahead)
+        self.rig = Rig(model, replace(CONFIG, token_budget=rows), seed, ordering)
+        self.left_out: dict[EngineSession, int] = {}
+        """Steps in a row that others have made while it could have."""
+        self.longest = 0
+        self.fell_behind = self.came_back = self.came = 0
+        self._silent: dict[str, int] = {}
+        """Turns that a device goes on saying nothing."""
+        self._stuck: set[EngineSession] = set()
+
+    def turn(self) -> None:
+        self._arrive()
+        for name, one in self.rig.clients.items():
+            if not one.ended and not self._keeps_silent(name):
+                self._speak(name, one)
+        self._step()
+        self.rig.clock.now += 0.001
+
+    def _arrive(self) -> None:
+        rng, live = self.rig.rng, self.rig.engine.stats().live_sessions
+        if live == AT_ONCE or rng.random() < 0.5:
+            return
+        self.came += 1
+        prompt = prompt_of(rng.choice([2, 9, 60, 120]), seed=self.came)
+        one = client(prompt, rng.choice([guesses, nothing]), max_tokens=rng.randrange(5, 60), ignore_eos=True)
+        one.limits = self._limits
+        self.rig.attach(f"s{self.came}", one)
+
+    def _keeps_silent(self, name: str) -> bool:
+        left = self._silent.get(name, 0)
+        if left == 0 and self.rig.rng.random() < 0.03:
+            left = self.rig.rng.randrange(5, 80)
+        self._silent[name] = max(0, left - 1)
+        return left > 0
+
+    def _speak(self, name: str, one: Client) -> None:
+        one.draft(one.device, self.rig.rng)
+        while (append := one.device.poll(resting=True)) is not None:
+            self.rig.engine.append(name, append)
+
+    def _step(self) -> None:
+        engine = self.rig.engine
+        live = list(engine._live.values())
+        could = {session: len(session.table) for session in live if session.protocol.may_step}
+        before = engine.stats().steps
+        for event in engine.step():
+            self.rig.hear(event)
+        stuck = set(live) - set(could)
+        self.fell_behind += len(stuck - self._stuck)
+        self.came_back += len(self._stuck & set(could))
+        self._stuck = stuck
+        if engine.stats().steps == before:
+            return
+        # Whoever had rows has more in its table, or has ended.
+        missed = {s for s, rows in could.items() if s in engine._live.values() and len(s.table) == rows}
+        self.left_out = {session: self.left_out.get(session, 0) + 1 for session in missed}
+        self.longest = max(self.longest, *self.left_out.values(), 0)
+
+
+@pytest.mark.parametrize(("ordering", "rows", "run_ahead"), [("even", 3, 12), ("even", 5, 3), ("worth", 9, 3)])
+@pytest.mark.parametrize("seed", range(2))
+def test_no_session_that_could_step_is_left_out_of_more_steps_than_stated(
+    target: Target, ordering: str, rows: int, run_ahead: int, seed: int
+) -> None:
+    crowd = Crowd(target("llama"), ordering, rows, run_ahead, seed)
+    for _ in range(400):
+        crowd.turn()
+        assert crowd.longest <= most_skipped(AT_ONCE)
+    stats = crowd.rig.engine.stats()
+    assert stats.steps > 350
+    assert not any(one.errors for one in crowd.rig.clients.values())
+    # What the bound is about has come to pass.
+    assert crowd.longest >= OVERDUE
+    assert min(crowd.fell_behind, crowd.came_back) >= 5
+    assert stats.evaluated > 0 or rows == 3  # which plain rows and prompts fill
+    assert crowd.came > AT_ONCE

@@ -1,0 +1,117 @@
+"""The verifier keeps to the directive's window itself: what a device sends beyond it is ignored and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from rig import DIRECTIVE, LIMITS, Rig, attach_of, client, guesses, nodes, prompt_of
+from tiny_targets import Reference
+
+from cloud_verifier.engine.engine import Committed, Event
+from cloud_verifier.engine.model import TargetModel
+from cloud_verifier.engine.stats import SessionStats
+from outrider.core.protocol.messages import Append, Directive
+
+Target = Callable[[str], TargetModel]
+Plain = Callable[[str], Reference]
+PROMPT = prompt_of(12)
+
+
+def started(target: Target, directive: Directive) -> Rig:
+    rig = Rig(target("llama"))
+    rig.engine.start("s", attach_of(PROMPT, ignore_eos=True, max_tokens=64), LIMITS, directive)
+    return rig
+
+
+def chain(*tokens: int) -> Append:
+    return Append(1, first_id=1, base=0, parents=tuple(range(len(tokens))), tokens=tokens)
+
+
+def stats(rig: Rig) -> SessionStats:
+    return rig.engine.stats().sessions["s"]
+
+
+def evaluated(events: list[Event]) -> int:
+    """Nodes that the only commit says were evaluated."""
+    (event,) = events
+    assert isinstance(event, Committed)
+    return event.commit.evaluated
+
+
+@pytest.mark.parametrize(("depth", "looked_at"), [(8, 6), (4, 4), (1, 1), (0, 0)])
+def test_nodes_below_the_windows_depth_are_ignored_and_counted(
+    target: Target, reference: Plain, depth: int, looked_at: int
+) -> None:
+    expected = reference("llama").generate(PROMPT, 64, ignore_eos=True)
+    rig = started(target, replace(DIRECTIVE, window_depth=depth))
+    rig.engine.append("s", chain(*expected[:6]))
+    assert evaluated(rig.engine.step()) == looked_at
+    assert (stats(rig).committed, stats(rig).ignored) == (looked_at + 1, 6 - looked_at)
+
+
+@pytest.mark.parametrize(("window", "looked_at"), [(24, 6), (4, 4), (1, 1), (0, 0)])
+def test_of_more_nodes_than_the_window_holds_the_best_are_looked_at_and_the_others_counted(
+    target: Target, window: int, looked_at: int
+) -> None:
+    rig = started(target, replace(DIRECTIVE, window_nodes=window))
+    rig.engine.append("s", nodes(*range(20, 26)))
+    assert evaluated(rig.engine.step()) == looked_at
+    assert stats(rig).ignored == 6 - looked_at
+
+
+def test_a_node_outside_comes_in_when_the_root_comes_nearer_and_is_counted_once(
+    target: Target, reference: Plain
+) -> None:
+    expected = reference("llama").generate(PROMPT, 64, ignore_eos=True)
+    rig = started(target, replace(DIRECTIVE, window_depth=2))
+    rig.engine.append("s", chain(*expected[:7]))
+    counts = []
+    for _ in range(2):
+        for _ in range(3):  # asking changes nothing
+            rig.engine.tune("s", rtt_ms=1.0)
+            rig.engine.next_deadline()
+        counts.append(evaluated(rig.engine.step()))
+    assert (counts, stats(rig).committed, stats(rig).ignored) == ([2, 2], 6, 5)
+
+
+def test_a_window_made_smaller_ends_nobody_whose_nodes_were_under_way(target: Target, reference: Plain) -> None:
+    expected = reference("llama").generate(PROMPT, 64, ignore_eos=True)
+    rig = started(target, DIRECTIVE)
+    rig.engine.append("s", chain(*expected[:3]))
+    rig.engine.tune("s", directive=replace(DIRECTIVE, window_nodes=2, window_depth=1))
+    rig.engine.append("s", Append(1, first_id=4, base=0, parents=(3, 4), tokens=tuple(expected[3:5])))
+    assert evaluated(rig.engine.step()) == 1
+    assert (stats(rig).committed, stats(rig).ignored) == (2, 4)
+    rig.engine.tune("s", directive=DIRECTIVE)
+    assert evaluated(rig.engine.step()) == 3
+    assert stats(rig).committed == 6
+
+
+def test_a_window_without_depth_is_one_without_nodes_and_nothing_is_waited_for(target: Target) -> None:
+    rig = started(target, replace(DIRECTIVE, window_depth=0))
+    for _ in range(5):
+        assert evaluated(rig.engine.step()) == 0
+
+
+def test_a_device_that_heeds_no_window_gets_the_targets_own_tokens_all_the_same(
+    target: Target, reference: Plain
+) -> None:
+    rig = Rig(target("llama"))
+    heedless = client(PROMPT, guesses, max_tokens=40, ignore_eos=True)
+    heedless.directive = replace(DIRECTIVE, window_nodes=3, window_depth=2)
+    rig.attach("s", heedless)
+    rig.run()
+    assert heedless.device.received == reference("llama").generate(PROMPT, 40, ignore_eos=True)
+    assert len(stats(rig).evaluated_by_depth) <= 2
+    assert stats(rig).evaluated <= 3 * stats(rig).steps
+    assert stats(rig).ignored > 0
+
+
+def test_a_device_within_its_window_has_nothing_ignored(target: Target) -> None:
+    rig = Rig(target("llama"))
+    rig.attach("s", client(PROMPT, guesses, max_tokens=40, ignore_eos=True))
+    rig.run()
+    assert stats(rig).ignored == 0
+    assert stats(rig).evaluated > 0
