@@ -64,7 +64,7 @@ class VerifierConfig(BaseSettings):
     ordering: Literal["worth", "even"] = "worth"
     """Who gets a step's rows for nodes: those of the greatest worth while they pay, or everyone as many."""
     first_token_s: float = Field(default=30.0, ge=1.0)
-    """A session that would have to wait longer for its first token, by the cost model, is told to come later."""
+    """A session whose first token others' prompts would delay by more, by the cost model, is told to come later."""
     standing_s: float = Field(default=60.0, ge=1.0)
     """A device that confirms nothing for so long, while tokens wait for it, loses its place; it may come back for them.
     Where others find no room it does after some seconds."""

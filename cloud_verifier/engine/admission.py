@@ -45,26 +45,33 @@ class Admission:
             needed = session.needed
             session.release()
             raise Overloaded(f"{needed} KV slots are needed, {room} are free", retry_after_s=self._retry_after())
-        late_s = self._first_token_s(session) - self._config.first_token_s
-        if older is None and late_s > 0.0:
+        waiting_s, most_s = self._waiting_s(session), self._config.first_token_s
+        if older is None and waiting_s > most_s:
             session.release()
             raise Overloaded(
-                f"the prompts before it would keep its first token for {late_s + self._config.first_token_s:.1f} s, "
-                f"over first_token_s = {self._config.first_token_s:g}",
-                retry_after_s=min(30.0, max(0.2, late_s)),
+                f"the prompts before it would keep it from its first token for {waiting_s:.1f} s,"
+                f" over first_token_s = {most_s:g}",
+                retry_after_s=min(30.0, max(0.2, waiting_s - most_s)),
             )
 
-    def _first_token_s(self, session: EngineSession) -> float:
-        """When a new session has its first token, by the cost model; 0 where no other's prompt is before it."""
+    def _waiting_s(self, session: EngineSession) -> float:
+        """How much later others' prompts make a new session's first token, by the cost model.
+
+        What its own takes is not counted: a long prompt must find a moment to come in, however busy the verifier is.
+        """
         able = [other for other in self._live.values() if other.protocol.may_step]
         before = [other.pending for other in able if other.pending > 1]
         if session.pending == 1 or not before:
             return 0.0
-        generating = len(able) - len(before)
-        ledger = self._ledger
-        return first_token_s(
-            session.pending, before, generating, self._config.budget, ledger.cost, between_s=ledger.between_s
-        )
+        generating, ledger = len(able) - len(before), self._ledger
+
+        def seconds(prompts: Sequence[int]) -> float:
+            between_s = ledger.between_s
+            return first_token_s(
+                session.pending, prompts, generating, self._config.budget, ledger.cost, between_s=between_s
+            )
+
+        return seconds(before) - seconds(())
 
     def _retry_after(self) -> float:
         """Seconds until the first of the live sessions can be through, by plain steps; between 0.2 and 30."""
@@ -91,6 +98,8 @@ def first_token_s(
         return seconds(steps_to_read(own, before, rows), rows)
     # Prompts have the whole budget to themselves until one of them is through and generates.
     rows = budget.rows
+    if not before:
+        return seconds(-(-own // rows), rows)
     turns = [-(-before[0] // rows), *((OVERDUE + 1) * -(-other // rows) for other in before[1:])]
     alone = steps_to_read(own, before, rows)
     until = min(turns)

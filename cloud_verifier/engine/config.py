@@ -24,7 +24,7 @@ class EngineConfig:
     ordering: str = "worth"
     """Who gets the rows for nodes: one of ordering.ORDERINGS."""
     first_token_s: float = 30.0
-    """Longest time that a new session may have to wait for its first token, as the cost model predicts it."""
+    """Longest time by which others' prompts may delay a new session's first token, as the cost model predicts it."""
     standing_s: float = 60.0
     """Longest time that a session may stand still because its device confirms nothing (rule 16)."""
     prefix_cache: bool = True
