@@ -17,7 +17,7 @@ class Watched(nn.Linear):
         return super().forward(x)
 
 
-@pytest.mark.parametrize("rows", [1, 31, 32, 33, 100])
+@pytest.mark.parametrize("rows", [1, 15, 16, 17, 100])
 def test_a_tiled_layer_computes_what_the_layer_did_and_always_for_as_many_rows(rows: int) -> None:
     layer = Watched(8, 6)
     layer.met = set()
