@@ -12,7 +12,8 @@ from cloud_verifier.engine.batch import PackedBatch, Segment
 from cloud_verifier.engine.kv_pool import KVPool, SlotTable
 from cloud_verifier.engine.model import TargetModel
 
-LONGEST_CHAIN = 40
+CHAINS = (1, 4, 40, 256)
+"""Greatest lengths of a step's chain: a plain step, what a tree has accepted, a chunk of a prompt, a long one."""
 LONGEST_PATH = 6
 LONELY = 0.3
 """Share of the steps in which a session is alone."""
@@ -34,17 +35,8 @@ def decode(model: TargetModel, tokens: Sequence[int]) -> torch.Tensor:
     slots = pool.allocate(len(tokens))
     rows = []
     for position, token in enumerate(tokens):
-        segment = Segment(
-            tokens=np.array([token]),
-            chain=1,
-            parents=np.empty(0, dtype=np.int64),
-            positions=np.array([position]),
-            prefix=slots[:position],
-            slots=slots[position : position + 1],
-            wants_logits=True,
-        )
-        batch = PackedBatch.pack([segment], model.device)
-        rows.append(model.forward(batch, model.attention.plan([segment], pool)))
+        segment = _chain(np.array([token]), slots[:position], slots[position : position + 1])
+        rows += _logits(model, pool, [segment])
     return torch.cat(rows)
 
 
@@ -55,16 +47,46 @@ def compose(model: TargetModel, sequences: Sequence[Sequence[int]], rng: np.rand
     while left := [i for i, sitting in enumerate(sittings) if not sitting.done]:
         chosen = [int(rng.choice(left))] if rng.random() < LONELY else rng.permutation(left).tolist()
         segments = [sittings[i].segment() for i in chosen]
-        batch = PackedBatch.pack(segments, model.device)
-        every_row = torch.arange(batch.input_ids.shape[1], device=model.device)
-        batch = replace(batch, logit_rows=every_row)
-        logits = model.forward(batch, model.attention.plan(segments, pool))
-        first = 0
-        for i, segment in zip(chosen, segments, strict=True):
+        logits = _logits(model, pool, segments)
+        for i, segment, rows in zip(chosen, segments, logits, strict=True):
             for row in sittings[i].followed:
-                yield Composed(i, int(segment.positions[row]), logits[first + row])
+                yield Composed(i, int(segment.positions[row]), rows[row])
             sittings[i].keep(segment)
-            first += segment.rows
+
+
+def crowd(model: TargetModel, sequences: Sequence[Sequence[int]], rows: int) -> Iterator[Composed]:
+    """One step of exactly `rows` rows: every sequence from its beginning, the first ones again until it is full."""
+    pool = pool_for(model, rows)
+    chosen: list[int] = []
+    segments: list[Segment] = []
+    while left := rows - sum(segment.rows for segment in segments):
+        chosen.append(len(chosen) % len(sequences))
+        tokens = np.array(sequences[chosen[-1]][:left])
+        segments.append(_chain(tokens, np.empty(0, dtype=np.int64), pool.allocate(len(tokens))))
+    for i, logits in zip(chosen, _logits(model, pool, segments), strict=True):
+        for position, row in enumerate(logits):
+            yield Composed(i, position, row)
+
+
+def _chain(tokens: np.ndarray, prefix: np.ndarray, slots: np.ndarray) -> Segment:
+    """Tokens that follow what the prefix holds."""
+    return Segment(
+        tokens=tokens,
+        chain=len(tokens),
+        parents=np.empty(0, dtype=np.int64),
+        positions=len(prefix) + np.arange(len(tokens)),
+        prefix=prefix,
+        slots=slots,
+        wants_logits=True,
+    )
+
+
+def _logits(model: TargetModel, pool: KVPool, segments: Sequence[Segment]) -> Sequence[torch.Tensor]:
+    """Of each segment `[rows, V]`."""
+    batch = PackedBatch.pack(segments, model.device)
+    every_row = torch.arange(batch.input_ids.shape[1], device=model.device)
+    logits = model.forward(replace(batch, logit_rows=every_row), model.attention.plan(segments, pool))
+    return logits.split([segment.rows for segment in segments])
 
 
 def pool_for(model: TargetModel, slots: int) -> KVPool:
@@ -98,7 +120,7 @@ class _Sitting:
         """Some tokens as a chain; below it the next ones as a path, among random other nodes."""
         start, rng = len(self._table), self._rng
         left = len(self._tokens) - start
-        chain = int(rng.integers(1, min(left, int(rng.choice([1, 4, LONGEST_CHAIN]))) + 1))
+        chain = int(rng.integers(1, min(left, int(rng.choice(CHAINS))) + 1))
         path = int(rng.integers(0, min(left - chain, LONGEST_PATH) + 1))
         tokens = list(self._tokens[start : start + chain])
         positions = list(range(start, start + chain))

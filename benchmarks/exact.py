@@ -1,16 +1,19 @@
 """Bits: what `exact` attention holds, what it costs, and what `sdpa` does in its place.
 
 Positions of the shipped target on held-out prompts, each in random compositions (chunks, trees, other sessions' rows;
-see benchmarks.compositions) against one-token decode, in float32 and bfloat16. The control is `sdpa` in bfloat16, and
-so are the argmax flips against exact decode. The price is the thread time of a
-step, exact over sdpa, medians of the two interleaved.
+see benchmarks.compositions) and in steps as full as a verifier's may be, against one-token decode, in float32 and
+bfloat16. The control is `sdpa` in bfloat16: if none of its rows differed, the comparison would see nothing, and the run
+fails. So are the argmax flips against exact decode. The price is the thread time of a step, exact over sdpa, medians of
+the two interleaved.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,9 +23,10 @@ from tokenizers import Tokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from benchmarks import harness
-from benchmarks.compositions import compose, decode, differing_bits, pool_for
+from benchmarks.compositions import compose, crowd, decode, differing_bits, pool_for
 from benchmarks.harness import Pair
 from cloud_verifier.engine.batch import PackedBatch, Segment
+from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.kv_pool import KVPool
 from cloud_verifier.engine.model import TargetModel
 
@@ -33,6 +37,10 @@ PREFIX = 500
 """Tokens before a timed step."""
 AT_ONCE = 3
 """Sessions of one composition."""
+FULL = EngineConfig.token_budget
+"""Rows of a full step."""
+INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+"""By which oneDNN chooses its kernels."""
 
 
 @dataclass
@@ -57,12 +65,13 @@ def texts(target: Path, positions: int, length: int) -> list[list[int]]:
 def tally(
     model: TargetModel, sequences: Sequence[list[int]], expected: Sequence[torch.Tensor], compositions: int
 ) -> Tally:
-    """Hold every composition against the logits expected, `[T, V]` for each sequence."""
+    """Hold every composition, and full steps, against the logits expected, `[T, V]` for each sequence."""
     found = Tally()
     rng = np.random.default_rng(0)
-    for _ in range(compositions):
-        for first in range(0, len(sequences), AT_ONCE):
-            for row in compose(model, sequences[first : first + AT_ONCE], rng):
+    for first in range(0, len(sequences), AT_ONCE):
+        group = sequences[first : first + AT_ONCE]
+        for composition in (*(compose(model, group, rng) for _ in range(compositions)), crowd(model, group, FULL)):
+            for row in composition:
                 reference = expected[first + row.sequence][row.position]
                 bits = differing_bits(row.logits, reference)
                 found.rows += 1
@@ -106,6 +115,27 @@ def price(models: Sequence[TargetModel], parents: Sequence[int], rounds: int) ->
     return seconds
 
 
+def failure(differing: Mapping[str, int], control: Tally) -> str | None:
+    """Why the run shows no exactness; differing: bits by dtype."""
+    if any(differing.values()):
+        found = ", ".join(f"{bits} bits in {dtype}" for dtype, bits in differing.items())
+        return f"exact attention does not hold on this processor ({processor()}): {found} differ, must be 0"
+    if not control.rows_differing:
+        return f"none of {control.rows} rows of the control, sdpa in bfloat16, differs: this comparison shows nothing"
+    return None
+
+
+def processor() -> str:
+    """What decides on the kernels: bits that were compared on one processor say nothing of another."""
+    flags: set[str] = set()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        flags = set(next((line for line in lines if line.startswith("flags")), "").split())
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA")
+    found = ", ".join(name for name in INSTRUCTIONS if name in flags) or "instructions unknown"
+    return f"{found}; oneDNN limited to {limit}" if limit else found
+
+
 def main() -> None:
     disable_progress_bar()
     options = harness.arguments("exact", __doc__).parse_args()
@@ -139,10 +169,12 @@ def main() -> None:
             "differing_bits": differing,
             "control_differing": control.rows_differing,
             "price": prices,
+            "full_step_rows": FULL,
+            "processor": processor(),
         }
     )
-    if any(differing.values()):
-        raise SystemExit(1)
+    if failed := failure(differing, control):
+        raise SystemExit(failed)
 
 
 if __name__ == "__main__":

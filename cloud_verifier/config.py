@@ -51,7 +51,8 @@ class VerifierConfig(BaseSettings):
     device: str = "cpu"
     attention: Literal["auto", "sdpa", "exact", "triton"] = "auto"
     """auto: triton on CUDA, with graphs, and sdpa elsewhere. exact: a token's logits have the same bits in every batch,
-    tree and chunk, at some cost in time. For one thread, not for a mixture of experts; shown on CPUs."""
+    tree and chunk, at some cost in time. For one thread, not for a mixture of experts; shown on a CPU with AMX, and
+    there with AVX-512 alone. Refused where the self-test finds another bit in steps of up to token_budget rows."""
     threads: int = Field(default=1, ge=1, le=1024)
     """CPU threads of the forward pass, in each rank."""
     tensor_parallel: int = Field(default=1, ge=1, le=64)

@@ -244,7 +244,7 @@ def _serve(config: VerifierConfig, end: EngineEnd, load: Callable[..., TargetMod
         on_progress=progress,
     )
     progress("self-test: tree against linear")
-    self_test(model)
+    self_test(model, rows=config.token_budget)
     progress("measuring what a step costs")
     cost = profile(model, config.token_budget)
     progress(report(cost))

@@ -37,7 +37,7 @@ class ExactBackend:
 
     name = "exact"
     row_tile = 16
-    """A linear layer's row keeps its bits from eight rows on, and elementwise kernels meet whole vectors only."""
+    """Elementwise kernels meet whole vectors only; the linear layers have tiles of their own (tiled_linear)."""
 
     def plan(self, segments: Sequence[Segment], pool: KVPool) -> AttentionPlan:
         return _ExactPlan(segments, pool)

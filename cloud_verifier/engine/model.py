@@ -18,6 +18,7 @@ from typing import Any, Self
 import torch
 from torch.nn.functional import pad
 from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
 
 from cloud_verifier.engine.attention import AttentionBackend, AttentionPlan, Scoring, SdpaBackend
 from cloud_verifier.engine.batch import PackedBatch
@@ -25,6 +26,7 @@ from cloud_verifier.engine.cuda_graphs import CudaRecorder, GraphedForward, Reco
 from cloud_verifier.engine.exact_attention import ExactBackend
 from cloud_verifier.engine.kv_pool import LayerShape
 from cloud_verifier.engine.packed_linear import pack_linears
+from cloud_verifier.engine.tiled_linear import tile_linears
 from cloud_verifier.engine.triton_attention import TritonBackend, choose
 from outrider.core.errors import ModelRefused
 
@@ -75,6 +77,8 @@ class TargetModel:
             _refuse_mixture(module, self.label)
         _install(module, self.label)
         self._packed = pack_linears(module)
+        if self.attention.name == "exact":
+            tile_linears(module, Conv1D)
         self.graphs: GraphedForward | None = None
         self.layers: tuple[LayerShape, ...] = self._probe()
         if self.device.type == "cuda" and self.attention.name == "triton":

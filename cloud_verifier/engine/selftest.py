@@ -2,7 +2,8 @@
 
 Two sessions are prefilled in chunks of different length within the same forwards; then each has a branching tree, a
 path of it is accepted by bookkeeping, and the next tree stands on slots that are no longer adjacent. Every node's
-logits are compared with those of transformers' own attention over the node's whole path.
+logits are compared with those of transformers' own attention over the node's whole path. With exact attention a
+sequence's bits are besides compared between steps of one row and of many.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from cloud_verifier.engine.batch import PackedBatch, Segment
-from cloud_verifier.engine.kv_pool import KVPool, SlotTable
+from cloud_verifier.engine.batch import Ints, PackedBatch, Segment
+from cloud_verifier.engine.kv_pool import KVPool, Slots, SlotTable
 from cloud_verifier.engine.model import TargetModel
 from outrider.core.errors import ModelRefused
 
@@ -30,10 +31,19 @@ PATH = (0, 2, 5, 7)
 PROMPTS = (37, 22)
 CHUNKS = (16, 9)
 TREES = 2
+KNOWN = 52
+"""Tokens before those whose bits are compared, computed once: with the others they are more than a block of keys."""
+COMPARED = 24
+"""Tokens of a sequence whose bits are compared."""
+CROWDS = (20, 40, 64, 128)
+"""Rows of the steps in which they are, besides the most that a step may have: libraries choose kernels by size."""
 
 
-def self_test(model: TargetModel, *, seed: int = 0) -> float:
-    """The deviation of the logits; raises ModelRefused above the bound. Marks the model as tested."""
+def self_test(model: TargetModel, *, rows: int = 512, seed: int = 0) -> float:
+    """The deviation of the logits; raises ModelRefused above the bound. Marks the model as tested.
+
+    rows: the most that a step will have.
+    """
     rng = np.random.default_rng(seed)
     pool = KVPool(model.layers, 256, dtype=model.torch_dtype, device=model.device)
     sequences = [_Sequence(model, pool, length, rng) for length in PROMPTS]
@@ -52,7 +62,7 @@ def self_test(model: TargetModel, *, seed: int = 0) -> float:
             f"must be at most {bound:.2e} in {model.dtype}"
         )
     if model.attention.name == "exact":
-        _check_bits(model)
+        _check_bits(model, rows)
     model.deviation = deviation
     return deviation
 
@@ -74,32 +84,48 @@ def _compare(model: TargetModel, pool: KVPool, sequences: Sequence[_Sequence]) -
     return by_row, greatest
 
 
-def _check_bits(model: TargetModel) -> None:
-    """The same tokens in one chunk and, after a part of it, one by one."""
-    whole, steps = (_last_logits(model, pieces) for pieces in ((CHUNKS[0] + 4,), (CHUNKS[0], 1, 1, 1, 1)))
-    if not torch.equal(whole, steps):
-        raise ModelRefused(
-            f"{model.label} cannot be served with exact attention in {model.dtype}: some part of it "
-            "gives a token other bits in other batches; use sdpa"
-        )
+def _check_bits(model: TargetModel, most_rows: int) -> None:
+    """The same tokens one by one, and in steps of several sizes where some sessions have all of them and one a part."""
+    pool = KVPool(model.layers, KNOWN + COMPARED + most_rows, dtype=model.torch_dtype, device=model.device)
+    tokens = np.arange(KNOWN + COMPARED) % model.vocab_size
+    prefix = pool.allocate(KNOWN)
+    _logits(model, pool, [_chain(tokens[:KNOWN], prefix[:0], prefix)])
+    tokens = tokens[KNOWN:]
+    alone = _one_by_one(model, pool, tokens, prefix)
+    for rows in sorted({*(size for size in CROWDS if size < most_rows), most_rows}):
+        lengths = [min(COMPARED, rows - first) for first in range(0, rows, COMPARED)]
+        segments = [_chain(tokens[:length], prefix, pool.allocate(length)) for length in lengths]
+        together = torch.split(_logits(model, pool, segments), lengths)
+        if not all(torch.equal(logits, alone[: len(logits)]) for logits in together):
+            raise ModelRefused(
+                f"{model.label} cannot be served with exact attention in {model.dtype} on {model.hardware}: in a step "
+                f"of {rows} rows some part of it gives a token other bits than alone; use sdpa"
+            )
+        pool.release(np.concatenate([segment.slots for segment in segments]))
 
 
-def _last_logits(model: TargetModel, pieces: Sequence[int]) -> torch.Tensor:
-    """`[4, V]`: of the last tokens of one sequence, computed in chunks of these lengths."""
-    total = sum(pieces)
-    pool = KVPool(model.layers, total, dtype=model.torch_dtype, device=model.device)
-    tokens, slots = np.arange(total) % model.vocab_size, pool.allocate(total)
-    logits = []
-    start = 0
-    for rows in pieces:
-        here = slice(start, start + rows)
-        none = np.empty(0, dtype=np.int64)
-        segment = Segment(tokens[here], rows, none, np.arange(total)[here], slots[:start], slots[here], True)
-        wanted = torch.arange(rows, device=model.device)
-        batch = replace(PackedBatch.pack([segment], model.device), logit_rows=wanted)
-        logits.append(model.forward(batch, model.attention.plan([segment], pool)))
-        start += rows
-    return torch.cat(logits)[-4:]
+def _one_by_one(model: TargetModel, pool: KVPool, tokens: Ints, prefix: Slots) -> torch.Tensor:
+    """`[T, V]`: every token in a step of its own."""
+    slots = np.concatenate([prefix, pool.allocate(len(tokens))])
+    return torch.cat(
+        [
+            _logits(model, pool, [_chain(tokens[i : i + 1], slots[: len(prefix) + i], slots[len(prefix) + i :][:1])])
+            for i in range(len(tokens))
+        ]
+    )
+
+
+def _chain(tokens: Ints, prefix: Slots, slots: Slots) -> Segment:
+    """Tokens after those that the prefix holds."""
+    positions, none = len(prefix) + np.arange(len(tokens)), np.empty(0, dtype=np.int64)
+    return Segment(tokens, len(tokens), none, positions, prefix, slots, True)
+
+
+def _logits(model: TargetModel, pool: KVPool, segments: Sequence[Segment]) -> torch.Tensor:
+    """`[T, V]`: of every row."""
+    batch = PackedBatch.pack(segments, model.device)
+    every_row = torch.arange(batch.input_ids.shape[1], device=model.device)
+    return model.forward(replace(batch, logit_rows=every_row), model.attention.plan(segments, pool))
 
 
 def _chunks_needed() -> int:

@@ -61,6 +61,9 @@ TINY: dict[str, transformers.PretrainedConfig] = {
     ),
     "gpt2": transformers.GPT2Config(**GPT2_SHAPE, vocab_size=VOCAB, bos_token_id=1, eos_token_id=EOS),
 }
+WIDE = "wide"
+"""A Llama as wide as the shipped target: its linear layers may get another kernel with the rows, narrow ones do not."""
+WIDE_CONFIG = transformers.LlamaConfig(**{**SHAPE, "hidden_size": 512, "intermediate_size": 1280})
 
 MIXTURES = ("gpt_oss", "mixtral", "qwen3_moe")
 
@@ -69,7 +72,8 @@ def make_tiny(kind: str) -> Any:
     """A random model with sharper logits than the default initialisation gives."""
     torch.manual_seed(sum(kind.encode()))
     # A copy: the module keeps its configuration, and a target changes the attention in it.
-    module = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(TINY[kind]), attn_implementation="eager")
+    config = WIDE_CONFIG if kind == WIDE else TINY[kind]
+    module = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager")
     with torch.no_grad():
         for parameter in module.parameters():
             if parameter.ndim > 1:

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 from rig import Drafter, Rig, client, guesses, nothing, prompt_of
-from tiny_targets import MIXTURES, TINY
+from tiny_targets import MIXTURES, TINY, WIDE
 
-from benchmarks.compositions import compose, decode, differing_bits
+from benchmarks.compositions import compose, crowd, decode, differing_bits
+from cloud_verifier.engine import model as target_model
+from cloud_verifier.engine import packed_linear
 from cloud_verifier.engine.attention import AttentionPlan
 from cloud_verifier.engine.batch import PackedBatch
 from cloud_verifier.engine.config import EngineConfig
@@ -26,6 +28,8 @@ Directory = Callable[[str], Path]
 LENGTHS = (100, 20)
 """Tokens of the sessions; the first goes beyond a block of keys."""
 COMPOSITIONS = 3
+CROWDS = (33, 40, 64, 128, 512)
+"""Rows of the steps that are full of chains; oneDNN's bfloat16 kernels with AMX change from 33 on."""
 
 
 def rows_that_differ(model: TargetModel) -> tuple[int, int]:
@@ -41,6 +45,20 @@ def rows_that_differ(model: TargetModel) -> tuple[int, int]:
     return differing, compared
 
 
+def crowds_that_differ(model: TargetModel) -> dict[int, int]:
+    """Rows of the step -> of them those whose logits have other bits than in one-token decode."""
+    rng = np.random.default_rng(0)
+    sequences = [rng.integers(0, model.vocab_size, length).tolist() for length in LENGTHS]
+    expected = [decode(model, tokens) for tokens in sequences]
+    return {
+        rows: sum(
+            differing_bits(row.logits, expected[row.sequence][row.position]) > 0
+            for row in crowd(model, sequences, rows)
+        )
+        for rows in CROWDS
+    }
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral"])
 def test_bits_do_not_depend_on_what_is_computed_beside(kind: str, dtype: str, tiny_directory: Directory) -> None:
@@ -54,6 +72,43 @@ def test_with_sdpa_in_bfloat16_they_do(tiny_directory: Directory) -> None:
     model = TargetModel.load(tiny_directory("llama"), dtype="bfloat16")
     differing, _ = rows_that_differ(model)
     assert differing > 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_bits_of_a_wide_model_do_not_depend_on_how_many_rows_a_step_has(dtype: str, tiny_directory: Directory) -> None:
+    model = TargetModel.load(tiny_directory(WIDE), dtype=dtype, attention="exact")
+    assert crowds_that_differ(model) == dict.fromkeys(CROWDS, 0)
+
+
+@pytest.fixture
+def kernels_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library as oneDNN is with AMX, on any processor: from 33 rows on a product comes out otherwise."""
+    linear = packed_linear._linear
+    if linear is None:
+        pytest.skip("this torch has no packed linear")
+
+    def product(rows: torch.Tensor, *rest: object) -> torch.Tensor:
+        out: torch.Tensor = linear(rows, *rest)
+        return out * 1.01 if rows.shape[0] > 32 else out
+
+    monkeypatch.setattr(packed_linear, "_linear", product)
+
+
+@pytest.mark.usefixtures("kernels_by_rows")
+def test_nor_where_the_linear_kernel_changes_with_the_rows(tiny_directory: Directory) -> None:
+    model = TargetModel.load(tiny_directory("llama"), dtype="bfloat16", attention="exact")
+    assert crowds_that_differ(model) == dict.fromkeys(CROWDS, 0)
+    self_test(model)
+
+
+@pytest.mark.usefixtures("kernels_by_rows")
+def test_a_model_whose_layers_stay_whole_is_refused_where_the_linear_kernel_changes_with_the_rows(
+    tiny_directory: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target_model, "tile_linears", lambda *parts: 0)
+    model = TargetModel.load(tiny_directory("llama"), dtype="bfloat16", attention="exact")
+    with pytest.raises(ModelRefused, match="in a step of 40 rows"):
+        self_test(model)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -121,15 +176,20 @@ def test_more_than_one_thread_is_refused(tiny_directory: Directory) -> None:
         TargetModel.load(tiny_directory("llama"), attention="exact", threads=2)
 
 
+@pytest.mark.parametrize("beyond", [1, 20, 128, 300])
 def test_a_model_that_does_not_keep_its_bits_is_refused(
-    tiny_directory: Directory, monkeypatch: pytest.MonkeyPatch
+    beyond: int, tiny_directory: Directory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = TargetModel.load(tiny_directory("llama"), attention="exact")
     forward = model.forward
 
     def minds_its_neighbours(batch: PackedBatch, plan: AttentionPlan) -> torch.Tensor:
-        return forward(batch, plan) * (1 + 1e-6 * batch.input_ids.shape[1])
+        return forward(batch, plan) * (1 + 1e-6 * (batch.input_ids.shape[1] > beyond))
 
     monkeypatch.setattr(model, "forward", minds_its_neighbours)
-    with pytest.raises(ModelRefused, match="cannot be served with exact attention in float32"):
-        self_test(model)
+    if beyond == 300:
+        self_test(model, rows=300)
+    with pytest.raises(
+        ModelRefused, match=r"cannot be served with exact attention in float32 .* in a step of \d+ rows"
+    ):
+        self_test(model, rows=512)
