@@ -49,6 +49,8 @@ log = logging.getLogger(__name__)
 
 STANDING_IN_THE_WAY_S = 5.0
 """After which a session that stands still goes where another finds no room."""
+TENANTS_JUDGED = 1024
+"""Of whose devices it is remembered how their nodes did."""
 EXPLORE = 32
 """One step in so many takes nodes as if they cost half: the cost model must hear of more rows than it would choose."""
 
@@ -116,7 +118,9 @@ class Engine:
         """Who gets the rows for nodes; may be changed between steps."""
         self._colocation = Colocation(colocated) if colocated else None
         self._odds = ChildOdds()
-        """Of devices' nodes."""
+        """Of all devices' nodes."""
+        self._tenant_odds: OrderedDict[str, ChildOdds] = OrderedDict()
+        """By salt, the one that was used last at the end: one tenant's bad drafts say little of another's."""
         self._decision: Plan | Wait | None = None
         """What `_decide` found; None after a change."""
         self._pool = KVPool(model.layers, self.config.kv_slots, dtype=model.torch_dtype, device=model.device)
@@ -152,7 +156,14 @@ class Engine:
         kept = older.protocol.committed if older and same else self._memory.kept(session_id, request)
         protocol = VerifierSession(attach, limits, eos_token_ids=self.model.eos_token_ids, kept=kept)
         session = EngineSession(
-            session_id, protocol, directive, self._pool, salt=salt, odds=self._odds, now=self._clock(), step=self._steps
+            session_id,
+            protocol,
+            directive,
+            self._pool,
+            salt=salt,
+            odds=self._odds_of(salt),
+            now=self._clock(),
+            step=self._steps,
         )
         self._make_room(session, older)
 
@@ -427,6 +438,14 @@ class Engine:
             self._close(session)
             self._outbox.append(Failed(session.session_id, session.protocol.epoch, error))
         return bool(standing)
+
+    def _odds_of(self, salt: str) -> ChildOdds:
+        """From which a new session of the tenant starts."""
+        odds = self._tenant_odds.pop(salt, None) or ChildOdds(self._odds, shared=True)
+        self._tenant_odds[salt] = odds
+        if len(self._tenant_odds) > TENANTS_JUDGED:
+            self._tenant_odds.popitem(last=False)
+        return odds
 
     def _share(self, session: EngineSession) -> None:
         if self.config.prefix_cache:

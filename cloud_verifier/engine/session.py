@@ -51,7 +51,7 @@ class EngineSession:
         now: float,
         step: int,
     ) -> None:
-        """odds: those of all sessions, from which this one's start; they learn along."""
+        """odds: those of the tenant's sessions, from which this one's start; they learn along."""
         attach = protocol.attach
         self.session_id = session_id
         self.protocol = protocol

@@ -24,8 +24,8 @@ _PRIOR_WORTH = 8.0
 """Observations that what is known of all sessions counts for in one session's estimate."""
 _MEMORY = 40.0
 """Observations of one class over which a session's fade by a factor of e: a draft's luck changes with the text."""
-_MEMORY_OF_ALL = 1000.0
-"""And those of all sessions."""
+_MEMORY_OF_MANY = 1000.0
+"""And those of many sessions."""
 _REFRESH = 32
 """Observations after which all estimates of a session are made anew."""
 _CERTAIN = 0.98
@@ -35,15 +35,16 @@ _CERTAIN = 0.98
 class ChildOdds:
     """That the target's token, after a parent that was committed, is its child of this depth and order.
 
-    prior: what is known beyond this session; it learns along. None for the one that all sessions share.
+    prior: what is known beyond this session, or beyond this tenant; it learns along. None where nothing is beyond.
+    shared: by many sessions, whose observations it keeps longer.
     """
 
-    def __init__(self, prior: ChildOdds | None = None) -> None:
+    def __init__(self, prior: ChildOdds | None = None, *, shared: bool = False) -> None:
         self._prior = prior
         self._known = _unknown()
         """Estimates in use; None after an observation. What other sessions teach comes in a while later."""
         self._observed = 0
-        self._keeps = 1.0 - 1.0 / (_MEMORY if prior else _MEMORY_OF_ALL)
+        self._keeps = 1.0 - 1.0 / (_MEMORY_OF_MANY if shared or prior is None else _MEMORY)
         self._tried = [[0.0] * len(_PRIOR) for _ in range(len(_DEPTHS) + 1)]
         self._accepted = [[0.0] * len(_PRIOR) for _ in range(len(_DEPTHS) + 1)]
 

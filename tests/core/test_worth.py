@@ -109,3 +109,14 @@ def test_one_more_sibling_is_no_more_evidence_against_late_siblings() -> None:
     few.learn(tree(*((ROOT, token) for token in range(10, 14))), [5])
     many.learn(tree(*((ROOT, token) for token in range(10, 60))), [5])
     assert many.probability(1, 3) == few.probability(1, 3)
+
+
+def test_one_tenants_bad_drafts_say_little_of_anothers() -> None:
+    everyone = ChildOdds()
+    good, bad = ChildOdds(everyone, shared=True), ChildOdds(everyone, shared=True)
+    for _ in range(200):
+        ChildOdds(good).observe(1, 0, accepted=True)
+    for _ in range(3000):
+        ChildOdds(bad).observe(1, 0, accepted=False)
+    assert ChildOdds(good).probability(1, 0) > 0.8
+    assert ChildOdds(bad).probability(1, 0) < 0.1

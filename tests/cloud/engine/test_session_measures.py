@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from rig import LIMITS, Rig, attach_of, client, nodes, nothing, perfect, prompt_of
+from rig import DIRECTIVE, LIMITS, Rig, attach_of, client, guesses, nodes, nothing, perfect, prompt_of
 from tiny_targets import Reference
 
+from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Committed
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.stats import SessionStats
@@ -19,8 +20,8 @@ Plain = Callable[[str], Reference]
 STREAMING = Directive(window_nodes=0, nodes_per_step=0, patience_ms=0)
 
 
-def measured(rig: Rig) -> SessionStats:
-    return rig.engine.stats().sessions["s"]
+def measured(rig: Rig, name: str = "s") -> SessionStats:
+    return rig.engine.stats().sessions[name]
 
 
 def committed(rig: Rig) -> tuple[int, ...]:
@@ -96,3 +97,22 @@ def test_without_a_round_trip_nothing_is_said_of_the_device(target: Target) -> N
     (token,) = committed(rig)
     rig.engine.append("s", nodes(token))
     assert (measured(rig).verdicts, measured(rig).draft_ms) == (b"", 0.0)
+
+
+def test_a_tenants_good_nodes_keep_their_worth_beside_anothers_rubbish(target: Target, reference: Plain) -> None:
+    rig = Rig(target("llama"), EngineConfig(kv_slots=4096))
+    expected = reference("llama").generate(prompt_of(12), 40, ignore_eos=True)
+    for i in range(6):
+        good = client(prompt_of(12), perfect(expected), max_tokens=40, ignore_eos=True, salt="good")
+        rig.attach(f"good {i}", good)
+        rig.attach(f"bad {i}", client(prompt_of(20 + i), guesses, max_tokens=40, ignore_eos=True, salt="bad"))
+        rig.run()
+
+    def first_worth(name: str, salt: str) -> float:
+        rig.engine.start(name, attach_of(prompt_of(9)), LIMITS, DIRECTIVE, salt)
+        while rig.engine.next_deadline() == rig.clock.now:
+            rig.engine.step()
+        rig.engine.append(name, nodes(1, base=measured(rig, name).committed))
+        return rig.engine._live[name].candidate(0).worth[0]
+
+    assert first_worth("one of good's", "good") > 2 * first_worth("one of bad's", "bad")
