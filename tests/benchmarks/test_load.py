@@ -83,10 +83,25 @@ def test_the_soak_fails_for_leaks_for_differing_outputs_for_errors_and_for_an_at
 def test_a_long_soak_fails_for_growth_and_for_an_attack_that_was_never_made() -> None:
     grown = [Sample(float(t), 80.0 + 0.1 * t, 700.0, 0, 0) for t in range(600)]
     every = [(attack, next(iter(endings - attacker.NO_PLACE))) for attack, endings in RIGHT.items()]
-    assert findings(answers=every, seconds=600.0).failures == []
-    assert [c.got for c in findings(answers=every, seconds=600.0, samples=grown).failures] == ["27.10 MB"]
+    long: dict[str, Any] = {"tally": paced(30.0, 30.0), "phases": BOTH, "seconds": 600.0}
+    assert findings(answers=every, **long).failures == []
+    assert [c.got for c in findings(answers=every, samples=grown, **long).failures] == ["27.10 MB"]
     refused = [(attack, "Overloaded" if attack == "id_gap" else ended) for attack, ended in every]
-    assert [c.what for c in findings(answers=refused, seconds=600.0).failures] == ["attacks never made"]
+    assert [c.what for c in findings(answers=refused, **long).failures] == ["attacks never made"]
+
+
+def test_a_long_soak_fails_where_the_attacker_slows_its_neighbours() -> None:
+    every = [(attack, next(iter(endings - attacker.NO_PLACE))) for attack, endings in RIGHT.items()]
+    harmed = findings(paced(30.0, 90.0), answers=every, phases=BOTH, seconds=600.0).failures
+    assert [(c.what, c.got) for c in harmed] == [("p99 with the attacker over without", "3.00")]
+
+
+BOTH = Phases([Stretch(0.0, 10.0, False), Stretch(10.0, 20.0, True)])
+
+
+def paced(alone_ms: float, attacked_ms: float) -> Tally:
+    """Gaps of so many ms without the attacker and beside it."""
+    return Tally(gaps=[Gap(float(t), alone_ms if t < 10 else attacked_ms) for t in range(1, 20) if t != 10])
 
 
 def test_the_soak_tells_gaps_with_the_attacker_beside_those_without(capsys: pytest.CaptureFixture[str]) -> None:
