@@ -177,7 +177,8 @@ class ColocatedDraft:
         begun = self._clock()
         rows = self._chains.feed(feeds)
         tokens = sum(len(now) for _, now in feeds)
-        read = sum(max(0, len(now) - EACH) for _, now in feeds)
+        usual = min(self._depth, EACH)  # what a session has to read that is drafted for in every step
+        read = sum(len(now) - usual for _, now in feeds if len(now) > EACH)
         self.effort = Effort(read=read, reading_s=(self._clock() - begun) * read / tokens)
         return rows
 

@@ -47,8 +47,11 @@ class Payoff:
 
         A pause also ends when there are half as many to draft for: fewer sessions leave the target more idle.
         """
-        if step < self._resumes and 2 * thin > self._failed_at:
-            return False
+        if step < self._resumes:
+            if 2 * thin > self._failed_at:
+                return False
+            # Another matter than what failed: it is tried afresh, and should that fail, not given up for long at once.
+            self._resumes, self._pause = step, FIRST_PAUSE
         if self.on_trial:
             return True
         if self._value_s(commits, thin, cost) > 0.0:

@@ -101,6 +101,16 @@ def test_fewer_sessions_end_a_pause() -> None:
     assert world.drafted(30) == 30
 
 
+def test_with_fewer_sessions_a_spoiled_trial_is_soon_made_good() -> None:
+    """However long the pauses had become for many sessions."""
+    world = World(gain=0.9)
+    world.drafted(5000)
+    world.sessions, world.gain = 1, 0.0  # a stretch of text that nobody could guess
+    assert world.drafted(TRIAL + 1) == TRIAL
+    world.gain = 1.9
+    assert world.drafted(FIRST_PAUSE + 100) >= 100
+
+
 def test_what_others_commit_counts_against_a_longer_step() -> None:
     # 16 * 0.6 more commits for 8 + 2 ms: against 16 in 20 ms it pays, against 16 and 24 for devices' nodes no more.
     assert World(gain=0.6, beside=0.0).drafted(TRIAL) == TRIAL
