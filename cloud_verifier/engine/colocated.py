@@ -67,7 +67,7 @@ class Effort:
 
     drafting_s: float = 0.0
     read: int = 0
-    """Tokens beyond EACH of a session: of prompts, and of what was committed while nothing was drafted."""
+    """Tokens of prompts, and of what was committed while nothing was drafted: of those who had over EACH to read."""
     reading_s: float = 0.0
 
 
