@@ -119,6 +119,9 @@ class _Call:
     def done(self) -> bool:
         return self._ended
 
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        self._under.add_done_callback(callback)
+
     def cancel(self) -> None:
         if not self._ended:
             self._tap.given_up()

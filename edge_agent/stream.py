@@ -48,7 +48,9 @@ class Stream:
 
     async def __aenter__(self) -> Self:
         self._call = self._stub.Session()
-        self._pump = asyncio.create_task(self._write())
+        pump = self._pump = asyncio.create_task(self._write())
+        # A write that fails after the end would put an error of its own over the verifier's status (grpc issue 36066).
+        self._call.add_done_callback(lambda _: pump.cancel())
         return self
 
     async def __aexit__(

@@ -106,15 +106,9 @@ def error_from_rpc(error: grpc.RpcError) -> OutriderError:
     return cls(message)
 
 
-_LOST = "Internal error from Core"
-"""What grpc.aio makes of a call that ended while it was writing: no server has said it."""
-
-
 def _plain(code: grpc.StatusCode, message: str) -> OutriderError:
     if code is Code.RESOURCE_EXHAUSTED and "larger than max" in message:
         return errors.BadRequest(message)  # gRPC's own bound on a message: sending it again cannot help
-    if code is Code.INTERNAL and message == _LOST:
-        return errors.Unavailable("the call ended while a message was on its way, and its reason is lost; try again")
     cls = _PLAIN.get(code, errors.InternalError)
     return cls(message or f"the call ended with {code.name}")
 

@@ -132,6 +132,19 @@ class Stream:
     async def send(self, **kind: Any) -> None:
         await self.call.write(session_pb2.ClientMessage(**kind))
 
+    def keep_sending(self, **kind: Any) -> asyncio.Task[None]:
+        """The same again and again, until the task is cancelled or the stream ends."""
+
+        async def repeat() -> None:
+            while True:
+                await self.send(**kind)
+                await asyncio.sleep(0.05)
+
+        talking = asyncio.create_task(repeat())
+        # A write that fails after the end would put its own error over the status (grpc issue 36066).
+        self.call.add_done_callback(lambda _: talking.cancel())
+        return talking
+
     async def read(self, *, pings: bool = False) -> Any:
         async with asyncio.timeout(5):
             while True:

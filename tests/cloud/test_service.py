@@ -570,26 +570,19 @@ async def test_a_device_that_answers_nothing_is_gone_in_time(tmp_path):
 async def test_a_pong_to_no_ping_is_no_sign_of_life(tmp_path, life):
     async with front(tmp_path, ping_interval_s=0.05, silence_timeout_s=0.3) as running:
         stream = await running.open()
-        talking = asyncio.create_task(repeat(lambda: stream.send(pong=life)))
+        stream.keep_sending(pong=life)
         assert isinstance(await stream.refusal(), Unavailable)
-        talking.cancel()
 
 
 async def test_appends_are_signs_of_life(tmp_path):
     async with front(tmp_path, ping_interval_s=0.05, silence_timeout_s=0.3) as running:
         stream = await running.open()
         append = session_pb2.Append(epoch=1, first_id=1)
-        talking = asyncio.create_task(repeat(lambda: stream.send(append=append)))
+        talking = stream.keep_sending(append=append)
         await asyncio.sleep(0.8)
         assert running.service.tenants == {"s": "default"}
         talking.cancel()
         assert isinstance(await stream.refusal(), Unavailable)
-
-
-async def repeat(send) -> None:
-    while True:
-        await send()
-        await asyncio.sleep(0.05)
 
 
 async def test_a_device_that_reads_nothing_loses_its_place(tmp_path):

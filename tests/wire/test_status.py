@@ -121,12 +121,3 @@ def test_a_wrong_time_to_ask_again_is_made_harmless(said):
     back = status.error_from_rpc(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailers, "full"))
     assert isinstance(back, errors.Overloaded)
     assert 0.0 <= back.retry_after_s <= status.MAX_RETRY_S
-
-
-def test_a_call_that_ended_while_it_was_writing_may_be_tried_again():
-    """grpc.aio loses the status of such a call and says this in its place."""
-    none = grpc.aio.Metadata()
-    lost = grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, none, none, details="Internal error from Core")
-    told = grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, none, none, details="the server's own words")
-    assert isinstance(status.error_from_rpc(lost), errors.Unavailable)
-    assert isinstance(status.error_from_rpc(told), errors.InternalError)
