@@ -32,6 +32,8 @@ STICK = 0.03
 """A session keeps its window unless another is better by this share of its tokens per step."""
 ROUNDS = 3
 """Windows depend on the step's length and it on them; they settle after two."""
+FINER = 1.05
+"""The total of nodes is searched in steps of this factor."""
 PASSES = 3
 """Over all sessions, in search of single changes."""
 SPARE = 2
@@ -89,8 +91,9 @@ class VerifierView:
         return steps
 
     def step_s(self, nodes: float) -> float:
-        """Of a step with every session and so many nodes."""
-        return self._steps_s[min(round(nodes), len(self._steps_s) - 1)]
+        """Of a step with every session and so many nodes, which are an average."""
+        below = min(int(nodes), len(self._steps_s) - 2)
+        return self._steps_s[below] + (nodes - below) * (self._steps_s[below + 1] - self._steps_s[below])
 
 
 @dataclass(frozen=True)
@@ -246,7 +249,7 @@ def _totals(most: float) -> Iterator[float]:
     nodes = 0.5
     while nodes < most:
         yield nodes
-        nodes *= 1.2
+        nodes *= FINER
     yield most
 
 
@@ -259,7 +262,25 @@ def _within(nodes: float, tables: Sequence[Sequence[_Option]], view: VerifierVie
             high = middle
         else:
             low = middle + 1
-    return _at_price(PRICES[low], tables, view)
+    return _filled(nodes, _at_price(PRICES[low], tables, view), tables, view)
+
+
+def _filled(nodes: float, balance: _Balance, tables: Sequence[Sequence[_Option]], view: VerifierView) -> _Balance:
+    """What is left of the nodes, since a price takes or leaves a window whole, goes to whom it gives most."""
+    chosen, spare = list(balance.chosen), nodes - balance.nodes
+    while spare > 0.0:
+        more = [
+            (option.tokens - chosen[i].tokens, i, option)
+            for i, table in enumerate(tables)
+            for option in table
+            if option.tokens > chosen[i].tokens and option.nodes <= chosen[i].nodes + spare
+        ]
+        if not more:
+            break
+        _, i, option = max(more, key=lambda gained: gained[0])
+        spare -= option.nodes - chosen[i].nodes
+        chosen[i] = option
+    return _Balance.of(balance.price, chosen, view)
 
 
 def _at_price(price: float, tables: Sequence[Sequence[_Option]], view: VerifierView) -> _Balance:
