@@ -24,7 +24,7 @@ from cloud_verifier.engine.colocation import Colocation
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.kv_pool import KVPool
 from cloud_verifier.engine.ledger import StepLedger, StepWatch
-from cloud_verifier.engine.memory import SessionMemory, fingerprint
+from cloud_verifier.engine.memory import SessionMemory, TenantOdds, fingerprint
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.ordering import ORDERINGS, Ordering, at_half_price
 from cloud_verifier.engine.scheduler import Grant, Plan, Wait, schedule
@@ -43,14 +43,11 @@ from outrider.core.protocol.messages import Append, Attach, Cancel, Commit, Dire
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.step_cost import StepCost
 from outrider.core.walk import Batch, Walked
-from outrider.core.worth import ChildOdds
 
 log = logging.getLogger(__name__)
 
 STANDING_IN_THE_WAY_S = 5.0
 """After which a session that stands still goes where another finds no room."""
-TENANTS_JUDGED = 1024
-"""Of whose devices it is remembered how their nodes did."""
 EXPLORE = 32
 """One step in so many takes nodes as if they cost half: the cost model must hear of more rows than it would choose."""
 
@@ -117,10 +114,7 @@ class Engine:
         self.ordering: Ordering = ORDERINGS[self.config.ordering]
         """Who gets the rows for nodes; may be changed between steps."""
         self._colocation = Colocation(colocated) if colocated else None
-        self._odds = ChildOdds()
-        """Of all devices' nodes."""
-        self._tenant_odds: OrderedDict[str, ChildOdds] = OrderedDict()
-        """By salt, the one that was used last at the end: one tenant's bad drafts say little of another's."""
+        self._odds = TenantOdds()
         self._decision: Plan | Wait | None = None
         """What `_decide` found; None after a change."""
         self._pool = KVPool(model.layers, self.config.kv_slots, dtype=model.torch_dtype, device=model.device)
@@ -161,7 +155,7 @@ class Engine:
             directive,
             self._pool,
             salt=salt,
-            odds=self._odds_of(salt),
+            odds=self._odds.of(salt),
             now=self._clock(),
             step=self._steps,
         )
@@ -438,14 +432,6 @@ class Engine:
             self._close(session)
             self._outbox.append(Failed(session.session_id, session.protocol.epoch, error))
         return bool(standing)
-
-    def _odds_of(self, salt: str) -> ChildOdds:
-        """From which a new session of the tenant starts."""
-        odds = self._tenant_odds.pop(salt, None) or ChildOdds(self._odds, shared=True)
-        self._tenant_odds[salt] = odds
-        if len(self._tenant_odds) > TENANTS_JUDGED:
-            self._tenant_odds.popitem(last=False)
-        return odds
 
     def _share(self, session: EngineSession) -> None:
         if self.config.prefix_cache:

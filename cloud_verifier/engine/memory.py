@@ -1,4 +1,5 @@
-"""What outlives a session: the greatest epoch of its id, and the tokens that its device may not have received."""
+"""What outlives a session: the greatest epoch of its id, the tokens that its device may not have received, and how the
+nodes of its tenant's devices did."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.core.protocol.messages import Attach
+from outrider.core.worth import ChildOdds
 
 Fingerprint = bytes
 
@@ -63,3 +65,23 @@ class SessionMemory:
     def _drop_tail(self, session_id: str) -> None:
         _, committed = self._tails.pop(session_id, (b"", ()))
         self._tokens -= len(committed)
+
+
+class TenantOdds:
+    """How nodes did by tenant, for one tenant's bad drafts say little of another's; behind each tenant, how all did.
+
+    Bounded: the tenant that has begun no session for longest is forgotten first.
+    """
+
+    def __init__(self, most: int = 1024) -> None:
+        self._most = most
+        self._all = ChildOdds()
+        self._by_tenant: OrderedDict[str, ChildOdds] = OrderedDict()
+
+    def of(self, tenant: str) -> ChildOdds:
+        """From which a new session of the tenant starts, and which learns from it."""
+        odds = self._by_tenant.pop(tenant, None) or ChildOdds(self._all, shared=True)
+        self._by_tenant[tenant] = odds
+        if len(self._by_tenant) > self._most:
+            self._by_tenant.popitem(last=False)
+        return odds

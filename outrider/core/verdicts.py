@@ -12,6 +12,8 @@ from collections.abc import Iterable
 MISS, SIBLING, HIT, UNKNOWN = 0, 1, 2, 3
 """None of the guesses was right; another than the first was; the first was; nothing was guessed."""
 
+_NOT_GUESSED = bytes([UNKNOWN])
+
 
 class Verdicts:
     """Of the last positions of one session."""
@@ -48,4 +50,4 @@ class Verdicts:
 
     def known(self) -> bytes:
         """Oldest first; positions for which nothing was guessed are left out."""
-        return bytes(verdict for verdict in self._kept[-self._most :] if verdict != UNKNOWN)
+        return bytes(self._kept[-self._most :]).translate(None, _NOT_GUESSED)
