@@ -148,9 +148,9 @@ class VerifierConfig(BaseSettings):
 
     @property
     def directive(self) -> Directive:
-        return Directive(
-            self.window_nodes, self.window_depth, self.nodes_per_step, self.price, self.patience_ms, step_ms=0.0
-        )
+        if self.nodes_per_step == 0:
+            return Directive(0, 0, 0, self.price, 0)  # nothing to draft for
+        return Directive(self.window_nodes, self.window_depth, self.nodes_per_step, self.price, self.patience_ms)
 
     @property
     def target_name(self) -> str:

@@ -142,6 +142,9 @@ class EngineLoop:
                         committed=session.committed,
                         evaluated=session.evaluated,
                         accepted=session.accepted,
+                        verdicts=session.verdicts,
+                        draft_ms=session.draft_ms,
+                        nodes_per_level=session.nodes_per_level,
                     )
                     for session_id, session in stats.sessions.items()
                 ],

@@ -57,14 +57,34 @@ class SessionStream:
         self._nonce = 0
         self._pinged = 0.0
         self._rtt_ms = 0.0
+        self._base = config.directive
+        """What the verifier's own settings or the coordinator say, before the load of the moment."""
         self._told = config.directive
         """What the device plans with."""
+        self._steered = False
+        """Whether the device has not been told of the base yet."""
 
     def directive(self) -> Directive:
         """What the device is told from now on."""
-        stats, least = self._host.stats, self._config.directive
-        self._told = replace(least, step_ms=stats.step_ms, price=self._price())
+        self._told = replace(self._base, step_ms=self._host.stats.step_ms, price=self._price())
         return self._told
+
+    def steer(self, directive: Directive) -> None:
+        """Speculate so far from now on: the engine at once, the device with its next message. Below its limits."""
+        bounded = replace(
+            directive,
+            window_nodes=min(directive.window_nodes, self.limits.nodes),
+            window_depth=min(directive.window_depth, self.limits.depth),
+        )
+        if self._inbox is None or bounded == self._base:
+            return
+        repriced = replace(bounded, price=self._base.price) == self._base
+        self._base = bounded
+        if repriced:
+            return  # told with the load
+        self._host.send(self._request(tune=engine_pb2.Tune(directive=codecs.directive_to_proto(bounded))))
+        self._steered = True
+        self._inbox.put_nowait(engine_pb2.EngineEvent())  # so that somebody looks
 
     def begin(self, salt: str) -> None:
         self._inbox = self._host.register(self.session_id, self.epoch)
@@ -112,10 +132,12 @@ class SessionStream:
                     yield message
                     if message.commit.finish != session_pb2.FINISH_NONE:
                         return
-                if self._until_ping() <= 0:
+                pinged = self._until_ping() <= 0
+                if pinged:
                     yield self._ping()
-                    if self._load_changed():
-                        yield session_pb2.ServerMessage(directive=codecs.directive_to_proto(self.directive()))
+                if self._steered or (pinged and self._load_changed()):
+                    self._steered = False
+                    yield session_pb2.ServerMessage(directive=codecs.directive_to_proto(self.directive()))
         finally:
             reading.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
@@ -200,7 +222,7 @@ class SessionStream:
     def _price(self) -> float:
         """What a node must be worth to be sent: less than what pays for a row now, for one that is held is worth more
         after a commit that passes through its parent."""
-        return max(self._config.price, HELD * self._host.stats.price)
+        return max(self._config.price, HELD * max(self._base.price, self._host.stats.price))
 
     def _measure(self, nonce: int, on_rtt: Callable[[str, float], None]) -> None:
         """The least of recent round trips estimates the path; queueing behind a step only adds to it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import secrets
@@ -24,9 +25,13 @@ from coordinator.records import (
     ResumeOrder,
     Seat,
     SessionStats,
+    SessionWindow,
     Verifier,
+    WindowBounds,
+    Windows,
 )
 from coordinator.store import Store
+from coordinator.window import control
 from outrider.core.errors import PermissionDenied, Unavailable
 from outrider.wire import ticket
 from outrider.wire.ticket import Claims, Target
@@ -102,9 +107,20 @@ class Handlers:
         log.info("verifier %s registered at %s", registration.verifier_id, registration.address)
         return self.membership
 
-    async def report(self, verifier_id: str, instance: int, load: Load, sessions: Sequence[SessionStats]) -> bool:
-        """Renew a verifier's lease and its sessions' seats. False: it has to register again."""
-        return await self._store.report(verifier_id, instance, load, sessions, lease_ms=self._config.lease_ms)
+    async def report(
+        self, verifier_id: str, instance: int, load: Load, sessions: Sequence[SessionStats]
+    ) -> tuple[SessionWindow, ...] | None:
+        """Renew a verifier's lease and its sessions' seats; how far they speculate. None: it has to register again."""
+        if not await self._store.report(verifier_id, instance, load, sessions, lease_ms=self._config.lease_ms):
+            return None
+        if not sessions or not self._config.window_control:
+            return ()
+        before = await self._store.windows([verifier_id])
+        bounds = await self._store.bounds(["", *(session.session_id for session in sessions)])
+        # In a thread: with a hundred sessions it takes longer than a call should wait for its turn.
+        windows = await asyncio.to_thread(control.decide, load, sessions, before, bounds)
+        await self._store.decide(verifier_id, windows.values(), keep_ms=2 * self._config.lease_ms)
+        return tuple(windows.values())
 
     async def deregister(self, verifier_id: str, instance: int) -> None:
         """Let a verifier go; nothing happens if it had gone already."""
@@ -117,6 +133,18 @@ class Handlers:
         ids = [v.registration.verifier_id for v in verifiers]
         sessions = await self._store.sessions(ids, self._config.status_sessions)
         return Fleet(tuple(verifiers), tuple(sessions), self._store.name, time.monotonic() - self._started)
+
+    async def windows(self, session_id: str) -> Windows:
+        """What was decided of one session's window, or of all ("") there are."""
+        ids = [verifier.registration.verifier_id for verifier in await self._store.verifiers()]
+        decided = [
+            window for window in (await self._store.windows(ids)).values() if session_id in ("", window.session_id)
+        ][: self._config.status_sessions]
+        return Windows(tuple(decided), await self._store.bounds(["", *(window.session_id for window in decided)]))
+
+    async def bound(self, session_id: str, bounds: WindowBounds | None) -> None:
+        """Allow a session's window so much, or every other's ("")."""
+        await self._store.bound(session_id, bounds, keep_ms=self._config.session_ms if session_id else None)
 
     @property
     def membership(self) -> Membership:

@@ -102,6 +102,7 @@ class Decision:
 
     window: Window
     price: float
+    """Commits that a node must bring to pay for its time."""
     speedup: float
     """Predicted, over streaming."""
     reason: str
@@ -123,6 +124,12 @@ class _Option:
     window: Window
     tokens: float = 1.0
     nodes: float = 0.0
+    pinned: bool = False
+    """By an operator, fair or not."""
+
+    def fair(self, least: float) -> bool:
+        """Whether it gives so many tokens."""
+        return self.pinned or self.tokens >= least
 
     def gain(self, price: float) -> float:
         return self.tokens - price * self.nodes
@@ -148,10 +155,14 @@ class _Balance:
     def goodput(self) -> float:
         return sum(option.tokens for option in self.chosen) / self.step_s
 
+    def node_price(self, view: VerifierView) -> float:
+        """Commits that the time of one node more is worth, at most 1."""
+        return min(1.0, self.goodput * max(0.0, view.step_s(self.nodes + 1.0) - self.step_s))
+
     @property
     def slowest(self) -> float:
         """Tokens per second of the slowest session."""
-        return min(option.tokens for option in self.chosen) / self.step_s
+        return min((option.tokens for option in self.chosen if not option.pinned), default=math.inf) / self.step_s
 
 
 _STREAMING = _Option(Window(0, 0))
@@ -173,11 +184,12 @@ def decide(view: VerifierView, tolerance: float = TOLERANCE) -> Mapping[str, Dec
     kept = _Balance.of(balance.price, sticking, view)
     if kept.slowest >= (1.0 - tolerance) / plain_s:
         balance = kept
+    price = balance.node_price(view)
     decided = zip(view.sessions, balance.chosen, tables, strict=True)
     return {
         session.session_id: Decision(
             option.window,
-            balance.price,
+            price,
             option.tokens * plain_s / balance.step_s,
             _reason(session, option, table, plain_s, balance.step_s),
         )
@@ -189,13 +201,15 @@ def _options(session: SessionView, step_s: float, alone: bool) -> list[_Option]:
     """Streaming first. step_s: of the steps that the session shares."""
     bounds = session.bounds
     if not session.drafts:
-        return [_STREAMING]
+        pinned = bounds.pinned
+        nodes = pinned.k * pinned.nodes_per_level if pinned else 0.0
+        return [_STREAMING if pinned is None else _Option(pinned, 1.0, nodes, pinned=True)]
     # Only ratios matter to a replay. In steps of a twelfth they are the same for many, and from one second to the next.
     rtt, draft = _rounded(session.rtt_s / step_s), _rounded(session.draft_s / step_s)
     if bounds.pinned is not None:
         window = bounds.pinned
         tokens, nodes = _per_step(session.verdicts, rtt, draft, window.k, window.depth, window.patience_s / step_s)
-        return [_Option(window, tokens, nodes * session.nodes_per_level)]
+        return [_Option(window, tokens, nodes * session.nodes_per_level, pinned=True)]
     ahead = math.ceil(rtt) + SPARE
     patience = rtt + 2.0 * draft
     # Who waits in a batch waits for nothing: the others' step goes on, and to sit it out would save one row.
@@ -235,7 +249,7 @@ def _balance(tables: Sequence[Sequence[_Option]], view: VerifierView, least: flo
     best = _Balance.of(PRICES[-1], [table[0] for table in tables], view)
     for nodes in _totals(sum(max(option.nodes for option in table) for table in tables)):
         per_step = least * view.step_s(nodes)
-        fair = [[option for option in table if option.tokens >= per_step] for table in tables]
+        fair = [[option for option in table if option.fair(per_step)] for table in tables]
         if not all(fair):
             break  # a longer step would ask still more of everybody
         balance = _within(nodes, fair, view)

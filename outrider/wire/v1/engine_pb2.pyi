@@ -104,20 +104,26 @@ class EngineReady(_message.Message):
     def __init__(self, target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., vocabulary_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_sequence: _Optional[int] = ...) -> None: ...
 
 class SessionStats(_message.Message):
-    __slots__ = ("session_id", "epoch", "steps", "committed", "evaluated", "accepted")
+    __slots__ = ("session_id", "epoch", "steps", "committed", "evaluated", "accepted", "verdicts", "draft_ms", "nodes_per_level")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     EVALUATED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_MS_FIELD_NUMBER: _ClassVar[int]
+    NODES_PER_LEVEL_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     epoch: int
     steps: int
     committed: int
     evaluated: int
     accepted: int
-    def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., steps: _Optional[int] = ..., committed: _Optional[int] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ...) -> None: ...
+    verdicts: bytes
+    draft_ms: float
+    nodes_per_level: float
+    def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., steps: _Optional[int] = ..., committed: _Optional[int] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ..., verdicts: _Optional[bytes] = ..., draft_ms: _Optional[float] = ..., nodes_per_level: _Optional[float] = ...) -> None: ...
 
 class EngineStats(_message.Message):
     __slots__ = ("live_sessions", "step_ms", "tokens_per_s", "kv_used", "kv_capacity", "sessions", "timing_ms", "prefix_hits", "prefix_tokens", "kv_cached", "node_ms", "step_cost_ms", "session_cost_ms", "kv_reserved", "price")

@@ -1,0 +1,73 @@
+"""A live session's window: decided by what its verifier measures, shown, pinned by an operator, and never seen in the text."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+from system import ROOT
+
+from outrider.wire.channels import channel
+from outrider.wire.v1 import coordinator_pb2 as pb
+from outrider.wire.v1 import coordinator_pb2_grpc
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
+
+PROMPT = "class Queue:\n    def __init__(self, maxsize=0):\n"
+OPTIONS = {"max_tokens": 1200, "ignore_eos": True}
+
+
+async def outrider(system, *arguments: str) -> tuple[int, str]:
+    """Exit code and output of the operator's command."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "coordinator.cli", *arguments, "--coordinator", system.cluster.address),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        cwd=ROOT,
+    )
+    said, _ = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode is not None
+    return process.returncode, said.decode()
+
+
+async def windows(system) -> list[pb.SessionWindow]:
+    async with channel(system.cluster.address) as link:
+        admin = coordinator_pb2_grpc.AdminStub(link)
+        return list((await admin.ShowWindows(pb.ShowWindowsRequest(), timeout=3.0)).windows)
+
+
+async def until_decided(system, wanted) -> pb.SessionWindow:
+    async with asyncio.timeout(20):
+        while True:
+            if found := [window for window in await windows(system) if wanted(window)]:
+                return found[0]
+            await asyncio.sleep(0.02)
+
+
+async def test_a_session_is_steered_by_what_was_measured_until_an_operator_pins_it(settled, device):
+    whole = await device.run(settled.here, PROMPT, **OPTIONS)
+    running = await device.begin(settled.here, PROMPT, **OPTIONS)
+    decided = await until_decided(settled, lambda window: window.verdicts >= 24)
+    assert decided.rtt_ms > 0.0
+    assert decided.k == 0 or decided.speedup >= 0.97
+    code, shown = await outrider(settled, "window", "show", decided.session_id)
+    assert code == 0
+    assert decided.session_id in shown
+    code, _ = await outrider(settled, "window", "pin", decided.session_id, "--k", "0", "--depth", "0")
+    assert code == 0
+    pinned = await until_decided(settled, lambda window: window.bounds.pinned)
+    assert (pinned.k, pinned.reason) == (0, "pinned by the operator")
+    steps_before = len(set(running.times))
+    done = await running.done()
+    assert done["tokens"] == whole["tokens"]
+    assert done["steps"] > whole["steps"]  # from the pin on it streamed
+    assert len(set(running.times)) > steps_before
+    code, shown = await outrider(settled, "window", "show", "nobody")
+    assert (code, "no session has been decided about" in shown) == (1, True)
+
+
+async def test_a_window_that_makes_no_sense_is_refused_with_a_reason(settled):
+    code, said = await outrider(settled, "window", "set", "--all", "--k", "9", "--depth", "2")
+    assert code == 2
+    assert "bounds.k is 9, must be at most bounds.depth, 2" in said
