@@ -223,6 +223,7 @@ def _report(service: VerifierService, host: EngineHost) -> coordinator_pb2.Repor
         timing_ms=stats.timing_ms,
         step_cost_ms=stats.step_cost_ms,
         session_cost_ms=stats.session_cost_ms,
+        overran=stats.overran,
         kv_used=stats.kv_used,
         kv_capacity=stats.kv_capacity,
         tokens_per_s=stats.tokens_per_s,

@@ -115,6 +115,7 @@ def load_from_proto(request: pb.ReportRequest) -> Load:
         timing_ms=_timing(request.timing_ms),
         step_cost_ms=_step_cost(request.step_cost_ms),
         session_cost_ms=_measure("session_cost_ms", request.session_cost_ms, MAX_RATE),
+        overran=_measure("overran", request.overran, 1.0),
     )
 
 
@@ -233,6 +234,7 @@ def _verifier_to_proto(verifier: Verifier) -> pb.VerifierStatus:
         timing_ms=load.timing_ms,
         step_cost_ms=load.step_cost_ms,
         session_cost_ms=load.session_cost_ms,
+        overran=load.overran,
     )
 
 

@@ -95,6 +95,8 @@ class Load:
     """The cost model: rows of one session -> milliseconds of a step."""
     session_cost_ms: float = 0.0
     """And of each further session, beside its rows."""
+    overran: float = 0.0
+    """Of a paced verifier: share of its passes that took longer by themselves."""
 
 
 @dataclass(frozen=True)

@@ -296,6 +296,7 @@ def _load_fields(load: Load) -> dict[str, Any]:
         "timing_ms": json.dumps(dict(load.timing_ms)),
         "step_cost_ms": json.dumps(dict(load.step_cost_ms)),
         "session_cost_ms": load.session_cost_ms,
+        "overran": load.overran,
     }
 
 
@@ -333,6 +334,7 @@ def _verifier(verifier_id: str, record: Mapping[str, str], ttl_ms: int) -> Verif
         json.loads(record.get("timing_ms", "{}")),
         {int(rows): ms for rows, ms in json.loads(record.get("step_cost_ms", "{}")).items()},
         float(record.get("session_cost_ms", 0)),
+        float(record.get("overran", 0)),
     )
     return Verifier(registration, load, max(ttl_ms, 0) / 1000)
 

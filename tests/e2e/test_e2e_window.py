@@ -1,4 +1,4 @@
-"""A live session's window: decided by what its verifier measures, shown, pinned by an operator, and never seen in the text."""
+"""A live session's window: decided by what its verifier measures, shown, pinned, and never seen in the text."""
 
 from __future__ import annotations
 
