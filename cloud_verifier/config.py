@@ -104,7 +104,7 @@ class VerifierConfig(BaseSettings):
     patience_ms: int = Field(default=8, ge=0, le=60_000)
 
     pace_ms: float = Field(default=0.0, ge=0.0, le=60_000.0)
-    """For benchmarks: a forward pass of n rows takes at least `pace_ms + pace_row_ms * n`, as on a slower machine, and the
+    """For benchmarks: a forward pass of n rows takes at least `pace_ms + pace_row_ms * n`, as on a slower machine. The
     target's name says so."""
     pace_row_ms: float = Field(default=0.0, ge=0.0, le=60_000.0)
 
