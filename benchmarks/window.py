@@ -39,10 +39,14 @@ RTTS_MS = (1.0, 20.0, 50.0, 100.0, 200.0)
 OPTIONS: Mapping[str, Options] = {"T=0.8": Options(max_tokens=256, temperature=0.8, seed=20_260_731)}
 LEAST = 96
 """Tokens of an output: shorter ones are over before anything is decided about them."""
+MOST = 16
+"""Outputs that are played: the longest."""
 OVERRAN = 0.02
 SLOWER = 0.97
 """Of streaming: no cell's interval may end below it."""
 DRAWS = 1_000
+SINGLE = 6
+"""Prompts where they are played one after the other."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +164,8 @@ class Bench:
         """What this draft says of every prompt; outputs that are too short are left out."""
         async with self._cluster(Machine(1), draft) as (_, where):
             tape = await make_tape(where, replace(self._pair, draft=draft), self._prompts, OPTIONS)
-        tape = replace(tape, recordings=tuple(r for r in tape.recordings if len(r.call.output) >= LEAST))
+        longest = sorted(tape.recordings, key=lambda recording: -len(recording.call.output))[:MOST]
+        tape = replace(tape, recordings=tuple(r for r in longest if len(r.call.output) >= LEAST))
         tape.save(self._file(name))
         self._recordings[name] = len(tape.recordings)
         print(
@@ -206,10 +211,6 @@ class Bench:
         return self._scratch / f"{name}.json"
 
 
-SINGLE = 6
-"""Prompts where they are played one after the other."""
-
-
 def tell(machine: Machine, draft: str, rtt_ms: float, cell: Cell) -> dict[str, Any]:
     """Print a line; the cell's figures."""
     middle, low, high = interval(cell.ratios)
@@ -242,7 +243,7 @@ def tell(machine: Machine, draft: str, rtt_ms: float, cell: Cell) -> dict[str, A
 async def main() -> None:
     options = harness.arguments("window", __doc__).parse_args()
     pair = Pair.in_folder(options.models)
-    rounds, count = (2, 12) if options.quick else (3, 24)
+    rounds, count = (2, 24) if options.quick else (3, 65)
     tokenizer = Tokenizer.from_file(str(pair.target / "tokenizer.json"))
     prompts = {p.id: tokenizer.encode(p.text, add_special_tokens=False).ids for p in harness.prompts("heldout")[:count]}
     drafts = {"good": pair.draft} if options.quick else {"good": pair.draft, "narrow": pair.narrow}

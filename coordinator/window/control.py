@@ -23,6 +23,8 @@ RECENT = 96
 """Verdicts that it is judged by: a draft's luck changes with the text."""
 PROBE = Directive(window_nodes=4, window_depth=2, nodes_per_step=0, price=0.0, patience_ms=0)
 """For who shall not speculate: two levels ahead of the text, whose guesses are judged and never evaluated."""
+SLACK = 2.0
+"""Of a patience that is told over one that is planned with: round trips vary, and who answers in time ends the wait."""
 UNSHOWN_DRAFT_S = 0.005
 """Of a device that has never let its verifier wait: it drafts a level faster than this, or than half a step."""
 
@@ -61,7 +63,7 @@ def directive(window: SessionWindow) -> Directive:
         window_depth=window.depth,
         nodes_per_step=math.ceil(window.k * window.nodes_per_level),
         price=window.price,
-        patience_ms=round(window.patience_ms),
+        patience_ms=math.ceil(SLACK * window.patience_ms),
     )
 
 

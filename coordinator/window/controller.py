@@ -211,17 +211,17 @@ def _options(session: SessionView, step_s: float, alone: bool) -> list[_Option]:
         tokens, nodes = _per_step(session.verdicts, rtt, draft, window.k, window.depth, window.patience_s / step_s)
         return [_Option(window, tokens, nodes * session.nodes_per_level, pinned=True)]
     ahead = math.ceil(rtt) + SPARE
-    patience = rtt + 2.0 * draft
-    # Who waits in a batch waits for nothing: the others' step goes on, and to sit it out would save one row.
-    patiences = (0.0, patience) if alone and patience <= NEAR else (0.0,)
+    near = rtt + 2.0 * draft if rtt + 2.0 * draft <= NEAR else 0.0
     options = [_STREAMING]
     for k in K:
         if k <= min(bounds.k, bounds.depth):
             depth = min(k + ahead, bounds.depth)
-            for patience in patiences:
+            # In a batch nothing is gained by patience but where all have to wait: the others' step goes on, and to sit
+            # it out would save one row. So it is granted there, and not counted on.
+            for patience in dict.fromkeys((0.0, near) if alone else (0.0,)):
                 tokens, nodes = _per_step(session.verdicts, rtt, draft, k, depth, patience)
                 # A step that was waited for began later; tokens are per step of the usual length.
-                window = Window(depth, k, patience * step_s, session.nodes_per_level)
+                window = Window(depth, k, (patience if alone else near) * step_s, session.nodes_per_level)
                 options.append(_Option(window, tokens, nodes * session.nodes_per_level))
     return options
 
