@@ -1,5 +1,7 @@
 """Adaptive windows against plain streaming: by distance, draft, sessions at once and verifier.
 
+Of the recorded outputs the longest are played, none of fewer than 96 tokens: in shorter ones nothing is decided.
+
 A coordinator, a verifier and recorded devices (benchmarks.swarm) behind an emulated link. `streaming` runs no drafter.
 `adaptive` is the product as it comes: devices draft, the coordinator steers. Both play the same prompts on the same
 verifier in turn; a session's ratio is its speed, from request to last token, over that of the same prompt streamed in
@@ -200,7 +202,7 @@ class Bench:
 
     @contextlib.asynccontextmanager
     async def _cluster(self, machine: Machine, draft: Path) -> AsyncIterator[tuple[Cluster, Where]]:
-        async with harness.cluster() as cluster:
+        async with harness.cluster(prefix_cache=False) as cluster:
             await cluster.start_coordinator("--listen", "127.0.0.1:0", cores=[self._device_core])
             os.environ.update(machine.environment)
             arguments = ["--model", str(self._pair.target), "--draft", str(draft), "--threads", "1"]

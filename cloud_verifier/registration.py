@@ -18,7 +18,7 @@ from typing import Any
 import cryptography  # noqa: F401  # tickets are verified with it: told at start where it is missing
 import grpc
 
-from outrider.core.errors import OutriderError, Overloaded, Unauthenticated, Unavailable
+from outrider.core.errors import BadRequest, OutriderError, Overloaded, Unauthenticated, Unavailable
 from outrider.core.protocol.messages import Directive
 from outrider.wire import codecs, ticket
 from outrider.wire.channels import ClientTls, channel
@@ -127,9 +127,7 @@ class Registration:
         if not answer.known:
             log.info("the coordinator does not know this verifier; registering again")
             await self._register()
-        return [
-            (told.session_id, told.epoch, codecs.directive_from_proto(told.directive)) for told in answer.directives
-        ]
+        return [steering for told in answer.directives if (steering := _steering(told)) is not None]
 
     async def _fresh_keys(self) -> None:
         """Wait for the report after now, which is asked for at once; however many ask, there is one."""
@@ -153,3 +151,12 @@ class Registration:
 
     async def close(self) -> None:
         await self._channel.close()
+
+
+def _steering(told: pb.SessionDirective) -> Steering | None:
+    """None, and a line in the log, for one that is out of bounds: the other sessions' hold all the same."""
+    try:
+        return told.session_id, told.epoch, codecs.directive_from_proto(told.directive)
+    except BadRequest as error:
+        log.warning("the coordinator's directive for session %s is ignored: %s", told.session_id, error)
+        return None

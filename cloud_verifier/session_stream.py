@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
@@ -25,6 +26,8 @@ HELD = 0.5
 on one core got 1.45 tokens a step, with none 1.63 at the same speed, and drafted a third more; this is between."""
 CHANGE = 0.25
 """Share by which step time or price must have changed before a device is told again."""
+STEERED_S = 10.0
+"""How long the coordinator's word holds: it says it again every second as long as it means it."""
 MAX_PINGS = 64
 """Unanswered ones whose times are kept."""
 
@@ -61,7 +64,9 @@ class SessionStream:
         """What the verifier's own settings or the coordinator say, before the load of the moment."""
         self._told = config.directive
         """What the device plans with."""
-        self._steered = False
+        self._steered_at = -math.inf
+        """When the coordinator has last said how far to speculate."""
+        self._untold = False
         """Whether the device has not been told of the base yet."""
 
     def directive(self) -> Directive:
@@ -70,7 +75,12 @@ class SessionStream:
         return self._told
 
     def steer(self, directive: Directive) -> None:
-        """Speculate so far from now on: the engine at once, the device with its next message. Below its limits."""
+        """The coordinator's word, which holds for a while: the engine obeys at once, the device is told next. Never
+        above the session's limits."""
+        self._steered_at = time.monotonic()
+        self._adopt(directive)
+
+    def _adopt(self, directive: Directive) -> None:
         bounded = replace(
             directive,
             window_nodes=min(directive.window_nodes, self.limits.nodes),
@@ -83,7 +93,7 @@ class SessionStream:
         if repriced:
             return  # told with the load
         self._host.send(self._request(tune=engine_pb2.Tune(directive=codecs.directive_to_proto(bounded))))
-        self._steered = True
+        self._untold = True
         self._inbox.put_nowait(engine_pb2.EngineEvent())  # so that somebody looks
 
     def begin(self, salt: str) -> None:
@@ -135,8 +145,10 @@ class SessionStream:
                 pinged = self._until_ping() <= 0
                 if pinged:
                     yield self._ping()
-                if self._steered or (pinged and self._load_changed()):
-                    self._steered = False
+                    if time.monotonic() > self._steered_at + STEERED_S:
+                        self._adopt(self._config.directive)
+                if self._untold or (pinged and self._load_changed()):
+                    self._untold = False
                     yield session_pb2.ServerMessage(directive=codecs.directive_to_proto(self.directive()))
         finally:
             reading.cancel()

@@ -129,7 +129,12 @@ def _parser() -> argparse.ArgumentParser:
         which.add_argument("session", nargs="?", default="", metavar="SESSION", help="its id")
         which.add_argument("--all", action="store_true", help="every session without bounds of its own")
     for verb in (bound, pin):
-        verb.add_argument("--k", type=levels, required=True, help="levels that one step verifies; 0 is plain streaming")
+        verb.add_argument(
+            "--k",
+            type=levels,
+            required=True,
+            help="levels that one step verifies, each a guess and its siblings; 0 is plain streaming",
+        )
         verb.add_argument("--depth", type=levels, required=True, help="levels that the device drafts ahead; at least k")
     for verb in (show, bound, pin, lift):
         _link_options(verb)

@@ -22,7 +22,7 @@ from coordinator.records import (
 )
 from coordinator.window import control
 from outrider.core.errors import BadRequest
-from outrider.core.protocol.messages import MAX_PROMPT_TOKENS, MAX_SESSION_ID, MAX_VERIFIER_ID
+from outrider.core.protocol.messages import MAX_PROMPT_TOKENS, MAX_SESSION_ID, MAX_VERIFIER_ID, SessionLimits
 from outrider.core.verdicts import HIT
 from outrider.wire.channels import split_address
 from outrider.wire.codecs import directive_to_proto
@@ -44,7 +44,7 @@ MAX_PARTS = 16
 MAX_PART_NAME = 32
 MAX_RATE = 1e9
 MAX_VERDICTS = 1_024
-MAX_NODES_PER_LEVEL = 64.0
+MOST_PER_LEVEL = 16.0
 MAX_WINDOW = 4_096
 """Levels."""
 _VERIFIER_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -146,8 +146,8 @@ def opening_to_proto(opening: Opening) -> pb.OpenSessionResponse:
     )
 
 
-def session_directive_to_proto(window: SessionWindow) -> pb.SessionDirective:
-    told = directive_to_proto(control.directive(window))
+def session_directive_to_proto(window: SessionWindow, limits: SessionLimits) -> pb.SessionDirective:
+    told = directive_to_proto(control.directive(window, limits))
     return pb.SessionDirective(session_id=window.session_id, epoch=window.epoch, directive=told)
 
 
@@ -264,8 +264,10 @@ def _session_stats(verifier_id: str, report: pb.SessionReport) -> SessionStats:
         rtt_ms=_measure("sessions.rtt_ms", report.rtt_ms, MAX_RATE),
         verdicts=_verdicts(report.verdicts),
         draft_ms=_measure("sessions.draft_ms", report.draft_ms, MAX_RATE),
-        # 0 by a verifier that does not tell
-        nodes_per_level=_measure("sessions.nodes_per_level", report.nodes_per_level or 1.0, MAX_NODES_PER_LEVEL),
+        # 0 by a verifier that does not tell; how many there are is the device's doing, and no fault of the report
+        nodes_per_level=min(
+            _measure("sessions.nodes_per_level", report.nodes_per_level or 1.0, MAX_RATE), MOST_PER_LEVEL
+        ),
     )
 
 

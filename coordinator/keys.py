@@ -42,5 +42,6 @@ def windows(verifier_id: str) -> str:
 
 
 def bounds(session_id: str) -> str:
-    """STRING: what an operator allows a session's window, JSON; expires with the session. "" is every other session."""
+    """STRING: what an operator allows a session's window, JSON; kept as long as a session's record. "" is every other
+    session, and does not expire."""
     return f"{PREFIX}bounds:{session_id}"

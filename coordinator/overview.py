@@ -23,7 +23,9 @@ def describe_windows(shown: pb.ShowWindowsResponse) -> str:
     """What holds for everybody, then a table of the decisions with what they were made from."""
     everybody = _bounds(shown.everybody) if shown.HasField("everybody") else "none"
     if not shown.windows:
-        return f"bounds for all: {everybody}\n\nno session has been decided about"
+        return (
+            f"bounds for all: {everybody}\n\nnothing has been decided, for too little is known of any such session yet"
+        )
     return f"bounds for all: {everybody}\n\n{_table(_WINDOW_COLUMNS, [_window_row(w) for w in shown.windows])}"
 
 

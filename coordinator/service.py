@@ -92,7 +92,7 @@ class RegistryServicer(_Servicer, stubs.RegistryServicer):
         return pb.ReportResponse(
             known=windows is not None,
             public_keys=dict(self._handlers.membership.public_keys),
-            directives=map(codec.session_directive_to_proto, windows or ()),
+            directives=[codec.session_directive_to_proto(w, self._handlers.limits) for w in windows or ()],
         )
 
     @_rpc

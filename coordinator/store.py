@@ -127,7 +127,7 @@ class Store:
             for verifier_id in verifier_ids:
                 pipe.hgetall(keys.windows(verifier_id))
             replies = await pipe.execute()
-        decided = [_window(decision) for reply in replies for decision in reply.values()]
+        decided = [_read(SessionWindow, decision) for reply in replies for decision in reply.values()]
         return {window.session_id: window for window in decided if window is not None}
 
     @_reaching
@@ -144,8 +144,15 @@ class Store:
         if not session_ids:
             return {}
         values = await self._redis.mget([keys.bounds(session_id) for session_id in session_ids])
-        found = zip(session_ids, values, strict=True)
-        return {session_id: WindowBounds(**json.loads(value)) for session_id, value in found if value}
+        found = (
+            (session_id, _read(WindowBounds, value)) for session_id, value in zip(session_ids, values, strict=True)
+        )
+        return {session_id: bounds for session_id, bounds in found if bounds is not None}
+
+    @_reaching
+    async def knows(self, session_id: str) -> bool:
+        """Whether the session was placed, and is not over as far as anybody said."""
+        return bool(await self._redis.exists(keys.session(session_id)))
 
     @_reaching
     async def bound(self, session_id: str, bounds: WindowBounds | None, *, keep_ms: int | None) -> None:
@@ -358,9 +365,9 @@ def _stats(session_id: str, seat_on: str, record: Mapping[str, str], tenant: str
 _COUNTS = ("epoch", "steps", "committed", "evaluated", "accepted")
 
 
-def _window(decision: str) -> SessionWindow | None:
-    """None where a coordinator of another version has written it: it is made anew a second later."""
+def _read(kind: Callable[..., _T], written: str | bytes | None) -> _T | None:
+    """None for nothing, and for what a coordinator of another version has written."""
     try:
-        return SessionWindow(**json.loads(decision))
-    except TypeError:
+        return kind(**json.loads(written)) if written else None
+    except (TypeError, ValueError):
         return None

@@ -1,7 +1,8 @@
 """From a verifier's report to what its sessions are told: the controller's inputs and outputs, nothing else.
 
-A session is decided about once enough is known of it; before that its verifier's own directive stands. One that shall
-not speculate still guesses a little, which no step evaluates: so it is seen when its guesses become good again.
+A session is decided about once enough is known of it; before that its verifier's own directive stands, within an
+operator's bounds. One that shall not speculate still guesses a little, which no step evaluates: so it is seen when its
+guesses become good again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from coordinator.records import Load, SessionStats, SessionWindow, WindowBounds
 from coordinator.window import controller
 from coordinator.window.controller import Bounds, Decision, SessionView, VerifierView
 from coordinator.window.streaming import Window
-from outrider.core.protocol.messages import Directive
+from outrider.core.protocol.messages import Directive, SessionLimits
 from outrider.core.step_cost import StepCost
 from outrider.core.verdicts import HIT
 
@@ -21,12 +22,15 @@ LEAST = 24
 """Verdicts before a session is decided about."""
 RECENT = 96
 """Verdicts that it is judged by: a draft's luck changes with the text."""
-PROBE = Directive(window_nodes=4, window_depth=2, nodes_per_step=0, price=0.0, patience_ms=0)
-"""For who shall not speculate: two levels ahead of the text, whose guesses are judged and never evaluated."""
-SLACK = 2.0
-"""Of a patience that is told over one that is planned with: round trips vary, and who answers in time ends the wait."""
+SILENT = 64
+"""Tokens without a verdict after which a device is taken to draft nothing."""
+PROBE_DEPTH = 2
+"""Levels that are guessed ahead of the text where none is to be verified."""
+PROBE_PER_LEVEL = 2.0
 UNSHOWN_DRAFT_S = 0.005
-"""Of a device that has never let its verifier wait: it drafts a level faster than this, or than half a step."""
+"""Of a device whose drafting time has not shown, since its verifier never waited for it; or half a step if less."""
+UNKNOWN = Window(24, 6)
+"""The most that a session is told that has bounds, and of which too little is known."""
 
 
 def decide(
@@ -34,78 +38,97 @@ def decide(
     sessions: Sequence[SessionStats],
     before: Mapping[str, SessionWindow],
     bounds: Mapping[str, WindowBounds],
+    limits: SessionLimits,
 ) -> dict[str, SessionWindow]:
-    """Session id -> its window from now on, for all of a verifier's sessions that are well enough known.
+    """Session id -> its window from now on, for those of a verifier's sessions that are told one.
 
-    before: what was decided last. bounds: by session id; those of "" are for all others.
+    before: what was decided last. bounds: by session id; those of "" are for all others. limits: of all of them.
     """
     if not load.step_cost_ms:
         return {}
     cost = StepCost({rows: ms / 1e3 for rows, ms in load.step_cost_ms.items()}, load.session_cost_ms / 1e3)
     between_s = load.timing_ms.get("between", 0.0) / 1e3
     plain_s = between_s + cost.seconds(len(sessions), len(sessions))
-    views = [_view(session, before.get(session.session_id), bounds, plain_s) for session in sessions]
+    allowed = {s.session_id: bounds.get(s.session_id) or bounds.get("") for s in sessions}
+    views = [_view(s, before.get(s.session_id), allowed[s.session_id], limits, plain_s) for s in sessions]
     decisions = controller.decide(VerifierView(cost, tuple(views), between_s))
-    decided = zip(sessions, views, strict=True)
-    return {
-        session.session_id: _window(session, view, decisions[session.session_id])
-        for session, view in decided
-        if _known(session) or view.bounds.pinned is not None
-    }
+    decided = {}
+    for session, view in zip(sessions, views, strict=True):
+        bound, decision = allowed[session.session_id], decisions[session.session_id]
+        if (view.drafts and view.as_it_is is None) or (bound is not None and bound.pinned):
+            decided[session.session_id] = _window(session, view, decision)
+        elif bound is not None:
+            decided[session.session_id] = _window(session, view, _within(bound, decision))
+    return decided
 
 
-def directive(window: SessionWindow) -> Directive:
+def directive(window: SessionWindow, limits: SessionLimits) -> Directive:
     """What the session's verifier and device are told."""
-    if window.k == 0:
-        return PROBE
+    per_level = window.nodes_per_level if window.k else PROBE_PER_LEVEL
     return Directive(
-        window_nodes=math.ceil(window.depth * window.nodes_per_level),
-        window_depth=window.depth,
-        nodes_per_step=math.ceil(window.k * window.nodes_per_level),
-        price=window.price,
-        patience_ms=math.ceil(SLACK * window.patience_ms),
+        window_nodes=min(limits.nodes, math.ceil(window.depth * per_level)),
+        window_depth=min(limits.depth, window.depth),
+        nodes_per_step=min(limits.nodes, math.ceil(window.k * per_level)),
+        price=window.price if window.k else 0.0,
+        patience_ms=math.ceil(window.patience_ms),
     )
 
 
 def _known(session: SessionStats) -> bool:
-    return len(session.verdicts) >= LEAST and session.rtt_ms > 0.0
+    """Well enough to decide about it, or for one that drafts nothing to count as streaming."""
+    drafts_nothing = not session.verdicts and session.committed >= SILENT
+    return drafts_nothing or (len(session.verdicts) >= LEAST and session.rtt_ms > 0.0)
 
 
 def _view(
-    session: SessionStats, before: SessionWindow | None, bounds: Mapping[str, WindowBounds], plain_s: float
+    session: SessionStats,
+    before: SessionWindow | None,
+    bounds: WindowBounds | None,
+    limits: SessionLimits,
+    plain_s: float,
 ) -> SessionView:
-    known = _known(session)
-    draft_s = session.draft_ms / 1e3 or min(UNSHOWN_DRAFT_S, plain_s / 2)
-    current = None
+    current, as_it_is = None, None
     if before is not None and before.epoch == session.epoch:
         current = Window(before.depth, before.k, before.patience_ms / 1e3, before.nodes_per_level)
+    if not _known(session):
+        steps = max(1, session.steps)
+        as_it_is = max(1.0, session.committed / steps), session.evaluated / steps
     return SessionView(
         session.session_id,
-        session.verdicts[-RECENT:] if known else b"",
+        session.verdicts[-RECENT:] if as_it_is is None else b"",
         session.rtt_ms / 1e3,
-        draft_s,
+        session.draft_ms / 1e3 or min(UNSHOWN_DRAFT_S, plain_s / 2),
         session.nodes_per_level,
         current,
-        _bounds(bounds.get(session.session_id) or bounds.get(""), session.nodes_per_level),
+        _bounds(bounds, limits, session.nodes_per_level),
+        as_it_is,
     )
 
 
-def _bounds(allowed: WindowBounds | None, nodes_per_level: float) -> Bounds:
+def _bounds(allowed: WindowBounds | None, limits: SessionLimits, nodes_per_level: float) -> Bounds:
+    """An operator's and the tickets' together."""
+    depth = min(Bounds.depth, limits.depth, int(limits.nodes / nodes_per_level))
     if allowed is None:
-        return Bounds()
-    if allowed.pinned:
-        return Bounds(pinned=Window(allowed.depth, allowed.k, nodes_per_level=nodes_per_level))
-    return Bounds(allowed.k, allowed.depth)
+        return Bounds(depth=depth)
+    k, depth = min(allowed.k, depth), min(allowed.depth, depth)
+    pinned = Window(depth, k, nodes_per_level=nodes_per_level) if allowed.pinned else None
+    return Bounds(min(k, Bounds.k), depth, pinned)
+
+
+def _within(bounds: WindowBounds, decision: Decision) -> Decision:
+    window = Window(min(UNKNOWN.depth, bounds.depth), min(UNKNOWN.k, bounds.k))
+    return Decision(window, decision.price, decision.speedup, "too little is known of it; the operator's bounds")
 
 
 def _window(session: SessionStats, view: SessionView, decision: Decision) -> SessionWindow:
     window = decision.window
+    probes = window.k == 0 and view.bounds.pinned is None and view.drafts
     return SessionWindow(
         session_id=session.session_id,
         verifier_id=session.verifier_id,
         epoch=session.epoch,
         k=window.k,
-        depth=window.depth,
+        depth=min(PROBE_DEPTH, view.bounds.depth) if probes else window.depth,
         patience_ms=1e3 * window.patience_s,
         nodes_per_level=window.nodes_per_level,
         price=decision.price,
@@ -113,6 +136,6 @@ def _window(session: SessionStats, view: SessionView, decision: Decision) -> Ses
         reason=decision.reason,
         rtt_ms=session.rtt_ms,
         draft_ms=1e3 * view.draft_s,
-        verdicts=len(view.verdicts),
-        hits=view.verdicts.count(HIT) / max(1, len(view.verdicts)),
+        verdicts=len(session.verdicts[-RECENT:]),
+        hits=session.verdicts[-RECENT:].count(HIT) / max(1, len(session.verdicts[-RECENT:])),
     )

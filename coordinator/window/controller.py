@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -42,6 +42,8 @@ MOST_PER_LEVEL = 4
 """Nodes: a guess and its siblings."""
 NEAR = 0.4
 """Of a step: the longest patience that is considered."""
+SLACK = 2.0
+"""Of patience over the time in which an answer is expected: round trips vary, and who answers in time ends the wait."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class SessionView:
     current: Window | None = None
     """None for a new session."""
     bounds: Bounds = field(default_factory=Bounds)
+    as_it_is: tuple[float, float] | None = None
+    """Tokens and nodes per step of a session that is not to be decided about; it goes on so, fair or not."""
 
     @property
     def drafts(self) -> bool:
@@ -124,12 +128,12 @@ class _Option:
     window: Window
     tokens: float = 1.0
     nodes: float = 0.0
-    pinned: bool = False
-    """By an operator, fair or not."""
+    given: bool = False
+    """Not ours to choose, fair or not."""
 
     def fair(self, least: float) -> bool:
         """Whether it gives so many tokens."""
-        return self.pinned or self.tokens >= least
+        return self.given or self.tokens >= least
 
     def gain(self, price: float) -> float:
         return self.tokens - price * self.nodes
@@ -162,7 +166,7 @@ class _Balance:
     @property
     def slowest(self) -> float:
         """Tokens per second of the slowest session."""
-        return min((option.tokens for option in self.chosen if not option.pinned), default=math.inf) / self.step_s
+        return min((option.tokens for option in self.chosen if not option.given), default=math.inf) / self.step_s
 
 
 _STREAMING = _Option(Window(0, 0))
@@ -199,19 +203,22 @@ def decide(view: VerifierView, tolerance: float = TOLERANCE) -> Mapping[str, Dec
 
 def _options(session: SessionView, step_s: float, alone: bool) -> list[_Option]:
     """Streaming first. step_s: of the steps that the session shares."""
-    bounds = session.bounds
-    if not session.drafts:
-        pinned = bounds.pinned
-        nodes = pinned.k * pinned.nodes_per_level if pinned else 0.0
-        return [_STREAMING if pinned is None else _Option(pinned, 1.0, nodes, pinned=True)]
+    bounds, pinned = session.bounds, session.bounds.pinned
+    if session.as_it_is is not None and pinned is None:
+        return [_Option(_STREAMING.window, *session.as_it_is, given=True)]
     # Only ratios matter to a replay. In steps of a twelfth they are the same for many, and from one second to the next.
     rtt, draft = _rounded(session.rtt_s / step_s), _rounded(session.draft_s / step_s)
-    if bounds.pinned is not None:
-        window = bounds.pinned
-        tokens, nodes = _per_step(session.verdicts, rtt, draft, window.k, window.depth, window.patience_s / step_s)
-        return [_Option(window, tokens, nodes * session.nodes_per_level, pinned=True)]
+    answer = rtt + 2.0 * draft
+    near = min(SLACK * answer, NEAR) if answer <= NEAR else 0.0
+    if pinned is not None:
+        tokens, nodes = 1.0, float(pinned.k)
+        if session.drafts:
+            tokens, nodes = _per_step(session.verdicts, rtt, draft, pinned.k, pinned.depth, near)
+        window = replace(pinned, patience_s=near * step_s)
+        return [_Option(window, tokens, nodes * session.nodes_per_level, given=True)]
+    if not session.drafts:
+        return [_STREAMING]
     ahead = math.ceil(rtt) + SPARE
-    near = rtt + 2.0 * draft if rtt + 2.0 * draft <= NEAR else 0.0
     options = [_STREAMING]
     for k in K:
         if k <= min(bounds.k, bounds.depth):
@@ -227,7 +234,9 @@ def _options(session: SessionView, step_s: float, alone: bool) -> list[_Option]:
 
 
 def _rounded(ratio: float) -> float:
-    return 2.0 ** (round(8.0 * math.log2(ratio)) / 8.0) if ratio > 1e-4 else 0.0
+    if ratio == math.inf:
+        return ratio
+    return math.exp2(round(8.0 * math.log2(ratio)) / 8.0) if ratio > 1e-4 else 0.0
 
 
 @functools.lru_cache(maxsize=1 << 16)

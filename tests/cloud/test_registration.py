@@ -175,8 +175,9 @@ async def test_a_report_brings_what_sessions_are_told(registry):
     async with serving(registry) as address, registration(address) as made:
         await made.register()
         assert await made.report(pb.ReportRequest()) == [("s", 7, Directive(9, 8, 3, 0.25, 4))]
-        registry.directives[0].directive.price = 2.0
-        assert await made.report(pb.ReportRequest()) == ()  # out of bounds: logged, and the lease goes on
+        mad = session_pb2.Directive(price=2.0)
+        registry.directives.insert(0, pb.SessionDirective(session_id="x", epoch=7, directive=mad))
+        assert await made.report(pb.ReportRequest()) == [("s", 7, Directive(9, 8, 3, 0.25, 4))]  # the other one holds
 
 
 async def test_a_strange_key_is_asked_for_once_and_then_believed(registry):

@@ -9,6 +9,7 @@ import grpc
 import pytest
 from scripted_engine import TARGET, VOCABULARY_HASH, Stream, front, until
 
+from cloud_verifier import session_stream
 from cloud_verifier.config import VerifierConfig
 from outrider.core.errors import (
     BadRequest,
@@ -238,6 +239,15 @@ async def test_what_the_coordinator_says_reaches_engine_and_device_within_the_se
         assert (directive.window_nodes, directive.window_depth) == (limits.nodes, limits.depth)
         assert (directive.nodes_per_step, directive.patience_ms) == (4, 3)
     assert (told.price, told.step_ms) == (0.25, 12.0)  # half of what pays for a row, and the verifier's own step
+    stream.call.cancel()
+
+
+async def test_the_coordinators_word_holds_for_a_while_and_then_the_verifiers_own(plain, monkeypatch):
+    monkeypatch.setattr(session_stream, "STEERED_S", 0.2)
+    stream = await plain.open()
+    plain.service.steer("s", 1, Directive(4, 4, 4, 0.5, 3))
+    assert (await stream.read()).directive.window_nodes == 4
+    assert (await stream.read()).directive.window_nodes == VerifierConfig(model="m").window_nodes
     stream.call.cancel()
 
 

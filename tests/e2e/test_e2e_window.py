@@ -49,13 +49,13 @@ async def test_a_session_is_steered_by_what_was_measured_and_says_why(settled, d
     running = await device.begin(settled.here, PROMPT, **OPTIONS)
     decided = await until_decided(settled, lambda window: window.verdicts >= 24)
     assert decided.rtt_ms > 0.0
-    assert decided.k == 0 or decided.speedup >= 0.97
+    assert decided.reason
     code, shown = await outrider(settled, "window", "show", decided.session_id)
     assert (code, decided.session_id in shown) == (0, True)
     await running.cancel()
     await running.done()
     code, shown = await outrider(settled, "window", "show", "nobody")
-    assert (code, "no session has been decided about" in shown) == (1, True)
+    assert (code, "nothing has been decided" in shown) == (1, True)
 
 
 async def test_an_operators_pin_holds_for_all_until_it_is_lifted(settled, device):
