@@ -103,6 +103,11 @@ class VerifierConfig(BaseSettings):
     """Least survival that a node must have to be worth sending; devices are told more while the verifier is busy."""
     patience_ms: int = Field(default=8, ge=0, le=60_000)
 
+    pace_ms: float = Field(default=0.0, ge=0.0, le=60_000.0)
+    """For benchmarks: a forward pass of n rows takes at least `pace_ms + pace_row_ms * n`, as on a slower machine. The
+    target's name says so."""
+    pace_row_ms: float = Field(default=0.0, ge=0.0, le=60_000.0)
+
     open_timeout_s: float = Field(default=10.0, gt=0)
     """A stream whose first message has not come by then is ended."""
     stream_messages_per_s: float = Field(default=1_000.0, gt=0)
@@ -148,10 +153,11 @@ class VerifierConfig(BaseSettings):
 
     @property
     def directive(self) -> Directive:
-        return Directive(
-            self.window_nodes, self.window_depth, self.nodes_per_step, self.price, self.patience_ms, step_ms=0.0
-        )
+        if self.nodes_per_step == 0:
+            return Directive(0, 0, 0, self.price, 0)  # nothing to draft for
+        return Directive(self.window_nodes, self.window_depth, self.nodes_per_step, self.price, self.patience_ms)
 
     @property
     def target_name(self) -> str:
-        return self.name or self.model.resolve().name
+        name = self.name or self.model.resolve().name
+        return f"{name}, PACED {self.pace_ms:g} + {self.pace_row_ms:g} n ms" if self.pace_ms else name

@@ -18,6 +18,7 @@ from cloud_verifier.engine.engine import Committed, Engine, Event, Failed
 from cloud_verifier.engine.model import Progress, TargetModel
 from cloud_verifier.engine.profile import profile, report
 from cloud_verifier.engine.selftest import self_test
+from cloud_verifier.engine.step_pace import StepPace
 from cloud_verifier.ipc import EngineEnd, failure_to_event
 from outrider.core.errors import InternalError, OutriderError
 from outrider.core.tokenizer_json import token_table
@@ -126,6 +127,7 @@ class EngineLoop:
                 price=stats.price,
                 step_cost_ms=stats.step_cost_ms,
                 session_cost_ms=stats.session_cost_ms,
+                overran=stats.overran,
                 tokens_per_s=stats.tokens_per_s,
                 kv_used=stats.kv_used,
                 kv_capacity=stats.kv_capacity,
@@ -142,6 +144,9 @@ class EngineLoop:
                         committed=session.committed,
                         evaluated=session.evaluated,
                         accepted=session.accepted,
+                        verdicts=session.verdicts,
+                        draft_ms=session.draft_ms,
+                        nodes_per_level=session.nodes_per_level,
                     )
                     for session_id, session in stats.sessions.items()
                 ],
@@ -245,6 +250,9 @@ def _serve(config: VerifierConfig, end: EngineEnd, load: Callable[..., TargetMod
     )
     progress("self-test: tree against linear")
     self_test(model, rows=config.token_budget)
+    if config.pace_ms:
+        model.pace = StepPace(config.pace_ms, config.pace_row_ms)
+        progress(f"a benchmark, slower than this machine is: {config.target_name}")
     progress("measuring what a step costs")
     cost = profile(model, config.token_budget)
     progress(report(cost))

@@ -12,13 +12,15 @@ import logging
 import random
 import secrets
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import cryptography  # noqa: F401  # tickets are verified with it: told at start where it is missing
 import grpc
 
-from outrider.core.errors import OutriderError, Overloaded, Unauthenticated, Unavailable
-from outrider.wire import ticket
+from outrider.core.errors import BadRequest, OutriderError, Overloaded, Unauthenticated, Unavailable
+from outrider.core.protocol.messages import Directive
+from outrider.wire import codecs, ticket
 from outrider.wire.channels import ClientTls, channel
 from outrider.wire.status import error_from_rpc
 from outrider.wire.v1 import coordinator_pb2 as pb
@@ -29,6 +31,8 @@ log = logging.getLogger(__name__)
 CALL_TIMEOUT_S = 3.0
 RETRY_S = 1.0
 CLOCK_SKEW_S = 5.0
+Steering = tuple[str, int, Directive]
+"""Session id, epoch, and how far it shall speculate."""
 SOONEST = 0.1
 """Share of the report interval that passes at least between two reports, however many strange tickets come."""
 
@@ -84,14 +88,16 @@ class Registration:
                 log.warning("the coordinator at %s is not there yet: %s", self._coordinator, error)
                 await asyncio.sleep(RETRY_S * random.uniform(0.5, 1.5))
 
-    async def report(self, request: pb.ReportRequest) -> None:
-        """One report. Registers again if the lease was lost; a coordinator that is away, or refuses, is no error."""
+    async def report(self, request: pb.ReportRequest) -> Sequence[Steering]:
+        """One report; how far sessions shall speculate. Registers again if the lease was lost; a coordinator that is
+        away, or refuses, is no error."""
         self._wanted.clear()
         waiting, self._reported = self._reported, asyncio.get_running_loop().create_future()
         try:
-            await self._report(request)
+            return await self._report(request)
         except OutriderError as error:
             log.warning("report not delivered: %s", error)
+            return ()
         finally:
             waiting.set_result(None)
 
@@ -112,7 +118,7 @@ class Registration:
         self._interval_s = max(0.1, answer.report_interval_ms / 1000)
         self._public_keys = dict(answer.public_keys)
 
-    async def _report(self, request: pb.ReportRequest) -> None:
+    async def _report(self, request: pb.ReportRequest) -> Sequence[Steering]:
         request.verifier_id = self._request.verifier_id
         request.instance = self._request.instance
         answer = await self._call(self._stub.Report, request)
@@ -121,6 +127,7 @@ class Registration:
         if not answer.known:
             log.info("the coordinator does not know this verifier; registering again")
             await self._register()
+        return [steering for told in answer.directives if (steering := _steering(told)) is not None]
 
     async def _fresh_keys(self) -> None:
         """Wait for the report after now, which is asked for at once; however many ask, there is one."""
@@ -144,3 +151,12 @@ class Registration:
 
     async def close(self) -> None:
         await self._channel.close()
+
+
+def _steering(told: pb.SessionDirective) -> Steering | None:
+    """None, and a line in the log, for one that is out of bounds: the other sessions' hold all the same."""
+    try:
+        return told.session_id, told.epoch, codecs.directive_from_proto(told.directive)
+    except BadRequest as error:
+        log.warning("the coordinator's directive for session %s is ignored: %s", told.session_id, error)
+        return None

@@ -25,7 +25,7 @@ from outrider.core.errors import (
     Unavailable,
     VocabularyMismatch,
 )
-from outrider.core.protocol.messages import SessionLimits
+from outrider.core.protocol.messages import Directive, SessionLimits
 from outrider.wire import codecs
 from outrider.wire.status import abort, aborting
 from outrider.wire.ticket import Claims
@@ -66,6 +66,8 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         self._left = asyncio.Event()
         """Set when a session leaves."""
         self.draining = False
+        self._streams: dict[str, SessionStream] = {}
+        """By session id: live ones."""
         self.tenants: dict[str, str] = {}
         """session id -> tenant, of live streams"""
         self.rtt_ms: dict[str, float] = {}
@@ -105,6 +107,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             stream = SessionStream(self._host, self._config, opening, limits, self._ready.vocabulary_size)
             stream.begin(self._salt(tenant, opening.session_id))
             self.tenants[opening.session_id] = tenant
+            self._streams[opening.session_id] = stream
             watching = asyncio.create_task(self._leave_when_silent(stream))
             yield self._opened(stream)
             async with contextlib.aclosing(stream.messages(requests, self._note_rtt)) as messages:
@@ -119,6 +122,12 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
                 watching.cancel()
             if stream is not None:
                 self._leave(stream)
+
+    def steer(self, session_id: str, epoch: int, directive: Directive) -> None:
+        """The session shall speculate so far, if it is still here in this epoch."""
+        stream = self._streams.get(session_id)
+        if stream is not None and stream.epoch == epoch:
+            stream.steer(directive)
 
     async def finished(self) -> None:
         """Wait until no session is live."""
@@ -140,6 +149,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
     def _leave(self, stream: SessionStream) -> None:
         if stream.close():
             self.tenants.pop(stream.session_id, None)
+            self._streams.pop(stream.session_id, None)
             self._left.set()
             self.rtt_ms.pop(stream.session_id, None)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
@@ -25,6 +26,8 @@ HELD = 0.5
 on one core got 1.45 tokens a step, with none 1.63 at the same speed, and drafted a third more; this is between."""
 CHANGE = 0.25
 """Share by which step time or price must have changed before a device is told again."""
+STEERED_S = 10.0
+"""How long the coordinator's word holds: it says it again every second as long as it means it."""
 MAX_PINGS = 64
 """Unanswered ones whose times are kept."""
 
@@ -57,14 +60,41 @@ class SessionStream:
         self._nonce = 0
         self._pinged = 0.0
         self._rtt_ms = 0.0
+        self._base = config.directive
+        """What the verifier's own settings or the coordinator say, before the load of the moment."""
         self._told = config.directive
         """What the device plans with."""
+        self._steered_at = -math.inf
+        """When the coordinator has last said how far to speculate."""
+        self._untold = False
+        """Whether the device has not been told of the base yet."""
 
     def directive(self) -> Directive:
         """What the device is told from now on."""
-        stats, least = self._host.stats, self._config.directive
-        self._told = replace(least, step_ms=stats.step_ms, price=self._price())
+        self._told = replace(self._base, step_ms=self._host.stats.step_ms, price=self._price())
         return self._told
+
+    def steer(self, directive: Directive) -> None:
+        """The coordinator's word, which holds for a while: the engine obeys at once, the device is told next. Never
+        above the session's limits."""
+        self._steered_at = time.monotonic()
+        self._adopt(directive)
+
+    def _adopt(self, directive: Directive) -> None:
+        bounded = replace(
+            directive,
+            window_nodes=min(directive.window_nodes, self.limits.nodes),
+            window_depth=min(directive.window_depth, self.limits.depth),
+        )
+        if self._inbox is None or bounded == self._base:
+            return
+        repriced = replace(bounded, price=self._base.price) == self._base
+        self._base = bounded
+        if repriced:
+            return  # told with the load
+        self._host.send(self._request(tune=engine_pb2.Tune(directive=codecs.directive_to_proto(bounded))))
+        self._untold = True
+        self._inbox.put_nowait(engine_pb2.EngineEvent())  # so that somebody looks
 
     def begin(self, salt: str) -> None:
         self._inbox = self._host.register(self.session_id, self.epoch)
@@ -112,10 +142,14 @@ class SessionStream:
                     yield message
                     if message.commit.finish != session_pb2.FINISH_NONE:
                         return
-                if self._until_ping() <= 0:
+                pinged = self._until_ping() <= 0
+                if pinged:
                     yield self._ping()
-                    if self._load_changed():
-                        yield session_pb2.ServerMessage(directive=codecs.directive_to_proto(self.directive()))
+                    if time.monotonic() > self._steered_at + STEERED_S:
+                        self._adopt(self._config.directive)
+                if self._untold or (pinged and self._load_changed()):
+                    self._untold = False
+                    yield session_pb2.ServerMessage(directive=codecs.directive_to_proto(self.directive()))
         finally:
             reading.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
@@ -200,7 +234,7 @@ class SessionStream:
     def _price(self) -> float:
         """What a node must be worth to be sent: less than what pays for a row now, for one that is held is worth more
         after a commit that passes through its parent."""
-        return max(self._config.price, HELD * self._host.stats.price)
+        return max(self._config.price, HELD * max(self._base.price, self._host.stats.price))
 
     def _measure(self, nonce: int, on_rtt: Callable[[str, float], None]) -> None:
         """The least of recent round trips estimates the path; queueing behind a step only adds to it."""

@@ -205,7 +205,8 @@ class Verifier:
             await asyncio.Event().wait()
             return
         while True:
-            await self._registration.report(_report(service, host))
+            for session_id, epoch, directive in await self._registration.report(_report(service, host)):
+                service.steer(session_id, epoch, directive)
             await self._registration.pause()
 
 
@@ -222,6 +223,7 @@ def _report(service: VerifierService, host: EngineHost) -> coordinator_pb2.Repor
         timing_ms=stats.timing_ms,
         step_cost_ms=stats.step_cost_ms,
         session_cost_ms=stats.session_cost_ms,
+        overran=stats.overran,
         kv_used=stats.kv_used,
         kv_capacity=stats.kv_capacity,
         tokens_per_s=stats.tokens_per_s,
@@ -236,6 +238,9 @@ def _report(service: VerifierService, host: EngineHost) -> coordinator_pb2.Repor
                 evaluated=session.evaluated,
                 accepted=session.accepted,
                 rtt_ms=service.rtt_ms.get(session.session_id, 0.0),
+                verdicts=session.verdicts,
+                draft_ms=session.draft_ms,
+                nodes_per_level=session.nodes_per_level,
             )
             for session in stats.sessions
             # The engine's figures are a moment old: a session that has left must not take its seat once more.

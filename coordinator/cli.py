@@ -10,15 +10,16 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from coordinator.cluster import START_TIMEOUT_S, Child, Cluster, stand_apart
 from coordinator.embedded import tied_to_this_process
-from coordinator.overview import describe
+from coordinator.overview import describe, describe_windows
 from outrider import __version__
 from outrider.core.errors import BadRequest, OutriderError
 from outrider.wire.channels import ClientTls, channel
@@ -28,6 +29,7 @@ from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import coordinator_pb2_grpc
 
 DEFAULT_COORDINATOR = "127.0.0.1:7700"
+MAX_LEVELS = 4_096
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 
@@ -110,19 +112,52 @@ def _parser() -> argparse.ArgumentParser:
     status = commands.add_parser(
         "status",
         help="verifiers and sessions of a running cluster",
-        epilog="A coordinator with an admin token wants it in $OUTRIDER_ADMIN_TOKEN.",
+        epilog="A coordinator with an admin token wants it in $OUTRIDER_ADMIN_TOKEN, here and in `window`.",
     )
-    status.add_argument("--coordinator", default=DEFAULT_COORDINATOR)
-    status.add_argument("--tls", action="store_true", help="speak TLS, trusting the public authorities")
-    status.add_argument("--ca", type=Path, metavar="PEM", help="speak TLS, trusting this authority")
-    status.add_argument("--insecure", action="store_true", help="plain text beyond loopback")
+    _link_options(status)
     status.set_defaults(run=lambda options: asyncio.run(_status(options)))
+
+    window = commands.add_parser("window", help="how far sessions speculate: see why, pin it or bound it")
+    verbs = window.add_subparsers(required=True, metavar="VERB", dest="verb")
+    show = verbs.add_parser("show", help="what was decided, from what, and why")
+    show.add_argument("session", nargs="?", default="", metavar="SESSION", help="its id (default: all)")
+    bound = verbs.add_parser("set", help="allow no more than this")
+    pin = verbs.add_parser("pin", help="this and nothing else, whatever the measurements say")
+    lift = verbs.add_parser("lift", help="leave it to the measurements again")
+    for verb in (bound, pin, lift):
+        which = verb.add_mutually_exclusive_group(required=True)
+        which.add_argument("session", nargs="?", default="", metavar="SESSION", help="its id")
+        which.add_argument("--all", action="store_true", help="every session without bounds of its own")
+    for verb in (bound, pin):
+        verb.add_argument(
+            "--k",
+            type=levels,
+            required=True,
+            help="levels that one step verifies, each a guess and its siblings; 0 is plain streaming",
+        )
+        verb.add_argument("--depth", type=levels, required=True, help="levels that the device drafts ahead; at least k")
+    for verb in (show, bound, pin, lift):
+        _link_options(verb)
+        verb.set_defaults(run=lambda options: asyncio.run(_window(options)))
     return parser
+
+
+def _link_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--coordinator", default=DEFAULT_COORDINATOR)
+    parser.add_argument("--tls", action="store_true", help="speak TLS, trusting the public authorities")
+    parser.add_argument("--ca", type=Path, metavar="PEM", help="speak TLS, trusting this authority")
+    parser.add_argument("--insecure", action="store_true", help="plain text beyond loopback")
 
 
 def count(text: str) -> int:
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return number
+
+
+def levels(text: str) -> int:
+    if not 0 <= (number := int(text)) <= MAX_LEVELS:
+        raise argparse.ArgumentTypeError(f"must be from 0 to {MAX_LEVELS}, got {text}")
     return number
 
 
@@ -278,17 +313,41 @@ def _chat(options: argparse.Namespace) -> int:
 
 
 async def _status(options: argparse.Namespace) -> int:
+    async with _admin(options) as ask:
+        status = await ask("Status", pb.StatusRequest())
+    print(f"coordinator {options.coordinator}, {describe(status)}")
+    return 0
+
+
+async def _window(options: argparse.Namespace) -> int:
+    async with _admin(options) as ask:
+        if options.verb == "show":
+            shown = await ask("ShowWindows", pb.ShowWindowsRequest(session_id=options.session))
+            print(describe_windows(shown))
+            return EXIT_FAILED if options.session and not shown.windows else 0
+        bounds = None
+        if options.verb != "lift":
+            bounds = pb.WindowBounds(k=options.k, depth=options.depth, pinned=options.verb == "pin")
+        await ask("BoundWindow", pb.BoundWindowRequest(session_id=options.session, bounds=bounds))
+    return 0
+
+
+@contextlib.asynccontextmanager
+async def _admin(options: argparse.Namespace) -> AsyncIterator[Callable[[str, Message], Awaitable[Any]]]:
+    """The operator's line to the coordinator: (method, request) -> response. Raises core errors."""
     tls = ClientTls(options.ca) if options.ca or options.tls else None
     token = os.environ.get("OUTRIDER_ADMIN_TOKEN")
     metadata = (("authorization", f"Bearer {token}"),) if token else ()
     async with channel(options.coordinator, tls=tls, insecure=options.insecure) as link:
         admin = coordinator_pb2_grpc.AdminStub(link)  # type: ignore[no-untyped-call]
-        try:
-            status = await admin.Status(pb.StatusRequest(), timeout=5.0, metadata=metadata)
-        except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error) from error
-    print(f"coordinator {options.coordinator}, {describe(status)}")
-    return 0
+
+        async def ask(method: str, request: Message) -> Any:
+            try:
+                return await getattr(admin, method)(request, timeout=5.0, metadata=metadata)
+            except grpc.aio.AioRpcError as error:
+                raise error_from_rpc(error) from error
+
+        yield ask
 
 
 if __name__ == "__main__":

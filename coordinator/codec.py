@@ -15,11 +15,17 @@ from coordinator.records import (
     Registration,
     ResumeOrder,
     SessionStats,
+    SessionWindow,
     Verifier,
+    WindowBounds,
+    Windows,
 )
+from coordinator.window import control
 from outrider.core.errors import BadRequest
-from outrider.core.protocol.messages import MAX_PROMPT_TOKENS, MAX_SESSION_ID, MAX_VERIFIER_ID
+from outrider.core.protocol.messages import MAX_PROMPT_TOKENS, MAX_SESSION_ID, MAX_VERIFIER_ID, SessionLimits
+from outrider.core.verdicts import HIT
 from outrider.wire.channels import split_address
+from outrider.wire.codecs import directive_to_proto
 from outrider.wire.ticket import MAX_LABEL, MAX_TICKET_BYTES, target_from_proto, target_to_proto
 from outrider.wire.v1 import coordinator_pb2 as pb
 
@@ -37,6 +43,10 @@ MAX_PARTS = 16
 """Of a step, whose times a verifier reports."""
 MAX_PART_NAME = 32
 MAX_RATE = 1e9
+MAX_VERDICTS = 1_024
+MOST_PER_LEVEL = 16.0
+MAX_WINDOW = 4_096
+"""Levels."""
 _VERIFIER_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SESSION_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -105,6 +115,7 @@ def load_from_proto(request: pb.ReportRequest) -> Load:
         timing_ms=_timing(request.timing_ms),
         step_cost_ms=_step_cost(request.step_cost_ms),
         session_cost_ms=_measure("session_cost_ms", request.session_cost_ms, MAX_RATE),
+        overran=_measure("overran", request.overran, 1.0),
     )
 
 
@@ -133,6 +144,55 @@ def opening_to_proto(opening: Opening) -> pb.OpenSessionResponse:
         standby=_grant_to_proto(opening.standby) if opening.standby else None,
         expires_unix=opening.expires_unix,
     )
+
+
+def session_directive_to_proto(window: SessionWindow, limits: SessionLimits) -> pb.SessionDirective:
+    told = directive_to_proto(control.directive(window, limits))
+    return pb.SessionDirective(session_id=window.session_id, epoch=window.epoch, directive=told)
+
+
+def bounds_from_proto(request: pb.BoundWindowRequest) -> tuple[str, WindowBounds | None]:
+    """Of which session ("" is every other one), and its bounds; None lifts them."""
+    of = session_id(request.session_id) if request.session_id else ""
+    if not request.HasField("bounds"):
+        return of, None
+    bounds = request.bounds
+    _at_most("bounds.depth", bounds.depth, MAX_WINDOW)
+    if bounds.k > bounds.depth:
+        raise BadRequest.bound(
+            "bounds.k", bounds.k, f"at most bounds.depth, {bounds.depth}: a step takes what is there"
+        )
+    return of, WindowBounds(bounds.k, bounds.depth, bounds.pinned)
+
+
+def windows_to_proto(windows: Windows) -> pb.ShowWindowsResponse:
+    everybody = windows.bounds.get("")
+    return pb.ShowWindowsResponse(
+        windows=[_window_to_proto(window, windows.bounds.get(window.session_id)) for window in windows.decided],
+        everybody=_bounds_to_proto(everybody) if everybody else None,
+    )
+
+
+def _window_to_proto(window: SessionWindow, bounds: WindowBounds | None) -> pb.SessionWindow:
+    return pb.SessionWindow(
+        session_id=window.session_id,
+        verifier_id=window.verifier_id,
+        k=window.k,
+        depth=window.depth,
+        patience_ms=window.patience_ms,
+        price=window.price,
+        speedup=window.speedup,
+        reason=window.reason,
+        rtt_ms=window.rtt_ms,
+        draft_ms=window.draft_ms,
+        verdicts=window.verdicts,
+        hits=window.hits,
+        bounds=_bounds_to_proto(bounds) if bounds else None,
+    )
+
+
+def _bounds_to_proto(bounds: WindowBounds) -> pb.WindowBounds:
+    return pb.WindowBounds(k=bounds.k, depth=bounds.depth, pinned=bounds.pinned)
 
 
 def fleet_to_proto(fleet: Fleet) -> pb.StatusResponse:
@@ -174,6 +234,7 @@ def _verifier_to_proto(verifier: Verifier) -> pb.VerifierStatus:
         timing_ms=load.timing_ms,
         step_cost_ms=load.step_cost_ms,
         session_cost_ms=load.session_cost_ms,
+        overran=load.overran,
     )
 
 
@@ -201,7 +262,19 @@ def _session_stats(verifier_id: str, report: pb.SessionReport) -> SessionStats:
         evaluated=report.evaluated,
         accepted=report.accepted,
         rtt_ms=_measure("sessions.rtt_ms", report.rtt_ms, MAX_RATE),
+        verdicts=_verdicts(report.verdicts),
+        draft_ms=_measure("sessions.draft_ms", report.draft_ms, MAX_RATE),
+        # 0 by a verifier that does not tell; how many there are is the device's doing, and no fault of the report
+        nodes_per_level=min(
+            _measure("sessions.nodes_per_level", report.nodes_per_level or 1.0, MAX_RATE), MOST_PER_LEVEL
+        ),
     )
+
+
+def _verdicts(verdicts: bytes) -> bytes:
+    _at_most("bytes of sessions.verdicts", len(verdicts), MAX_VERDICTS)
+    _at_most("a byte of sessions.verdicts", max(verdicts, default=0), HIT)
+    return verdicts
 
 
 def _rtts(rtt_ms: Mapping[str, float]) -> dict[str, float]:

@@ -66,6 +66,9 @@ class CoordinatorConfig(BaseSettings):
     window_in_flight: int = Field(SessionLimits.in_flight, ge=0, le=4_096)
     window_run_ahead: int = Field(SessionLimits.run_ahead, ge=1, le=4_096)
 
+    window_control: bool = True
+    """Tell sessions how far to speculate, by what verifiers measure; without it each verifier's own setting stands."""
+
     store_timeout_s: float = Field(2.0, gt=0, le=60)
     """Longest wait for one Redis command; callers retry elsewhere after that."""
     watch_interval_s: float = Field(1.0, gt=0, le=60)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import logging
 import random
 import secrets
@@ -24,14 +26,22 @@ from coordinator.records import (
     ResumeOrder,
     Seat,
     SessionStats,
+    SessionWindow,
     Verifier,
+    WindowBounds,
+    Windows,
 )
 from coordinator.store import Store
-from outrider.core.errors import PermissionDenied, Unavailable
+from coordinator.window import control
+from outrider.core.errors import BadRequest, NotFound, PermissionDenied, Unavailable
+from outrider.core.protocol.messages import SessionLimits
 from outrider.wire import ticket
 from outrider.wire.ticket import Claims, Target
 
 log = logging.getLogger(__name__)
+
+DECIDE_S = 1.0
+"""How long a report waits for what is decided from it; its verifier waits for three seconds in all."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +71,8 @@ class Handlers:
         self._now = now
         self._draw = draw or random.Random()
         self._started = time.monotonic()
+        self._deciding: dict[str, asyncio.Task[tuple[SessionWindow, ...]]] = {}
+        """By verifier: about the windows of its sessions."""
 
     async def open(self, tenant: str, need: Need) -> Opening:
         """Place a new session. Raises NotFound, BadRequest, Overloaded or Unavailable."""
@@ -102,9 +114,37 @@ class Handlers:
         log.info("verifier %s registered at %s", registration.verifier_id, registration.address)
         return self.membership
 
-    async def report(self, verifier_id: str, instance: int, load: Load, sessions: Sequence[SessionStats]) -> bool:
-        """Renew a verifier's lease and its sessions' seats. False: it has to register again."""
-        return await self._store.report(verifier_id, instance, load, sessions, lease_ms=self._config.lease_ms)
+    async def report(
+        self, verifier_id: str, instance: int, load: Load, sessions: Sequence[SessionStats]
+    ) -> tuple[SessionWindow, ...] | None:
+        """Renew a verifier's lease and its sessions' seats; how far they speculate. None: it has to register again."""
+        if not await self._store.report(verifier_id, instance, load, sessions, lease_ms=self._config.lease_ms):
+            return None
+        if not self._config.window_control:
+            return ()
+        # A verifier has its lease and its keys whatever becomes of its sessions' windows. What takes long, with several
+        # hundred sessions, is there for the next report.
+        deciding = self._deciding.get(verifier_id)
+        if deciding is None or deciding.done():
+            deciding = self._deciding[verifier_id] = asyncio.create_task(self._decide(verifier_id, load, sessions))
+            deciding.add_done_callback(functools.partial(self._decided, verifier_id))
+        await asyncio.wait({deciding}, timeout=DECIDE_S)
+        return deciding.result() if deciding.done() and deciding.exception() is None else ()
+
+    async def _decide(
+        self, verifier_id: str, load: Load, sessions: Sequence[SessionStats]
+    ) -> tuple[SessionWindow, ...]:
+        before = await self._store.windows([verifier_id])
+        bounds = await self._store.bounds(["", *(session.session_id for session in sessions)])
+        windows = await asyncio.to_thread(control.decide, load, sessions, before, bounds, self.limits)
+        await self._store.decide(verifier_id, windows.values(), keep_ms=2 * self._config.lease_ms)
+        return tuple(windows.values())
+
+    def _decided(self, verifier_id: str, task: asyncio.Task[tuple[SessionWindow, ...]]) -> None:
+        if self._deciding.get(verifier_id) is task:
+            del self._deciding[verifier_id]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("nothing was decided about the windows of verifier %s: %s", verifier_id, error)
 
     async def deregister(self, verifier_id: str, instance: int) -> None:
         """Let a verifier go; nothing happens if it had gone already."""
@@ -117,6 +157,28 @@ class Handlers:
         ids = [v.registration.verifier_id for v in verifiers]
         sessions = await self._store.sessions(ids, self._config.status_sessions)
         return Fleet(tuple(verifiers), tuple(sessions), self._store.name, time.monotonic() - self._started)
+
+    async def windows(self, session_id: str) -> Windows:
+        """What was decided of one session's window, or of all ("") there are."""
+        ids = [verifier.registration.verifier_id for verifier in await self._store.verifiers()]
+        decided = [
+            window for window in (await self._store.windows(ids)).values() if session_id in ("", window.session_id)
+        ][: self._config.status_sessions]
+        asked = ["", session_id, *(window.session_id for window in decided)]
+        return Windows(tuple(decided), await self._store.bounds(asked))
+
+    async def bound(self, session_id: str, bounds: WindowBounds | None) -> None:
+        """Allow a session's window so much, or every other's (""). Raises NotFound, or BadRequest."""
+        if not self._config.window_control:
+            raise BadRequest("this coordinator leaves windows to its verifiers (window_control is off)")
+        if session_id and not await self._store.knows(session_id):
+            raise NotFound(f"no session {session_id}; `outrider status` lists them")
+        await self._store.bound(session_id, bounds, keep_ms=self._config.session_ms if session_id else None)
+
+    @property
+    def limits(self) -> SessionLimits:
+        """Of every session, by its ticket."""
+        return self._config.limits
 
     @property
     def membership(self) -> Membership:

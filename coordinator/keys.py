@@ -34,3 +34,14 @@ def closed(session_id: str) -> str:
 def stats(session_id: str) -> str:
     """HASH: what the verifier that serves the session last reported; expires soon after the reports stop."""
     return f"{PREFIX}stats:{session_id}"
+
+
+def windows(verifier_id: str) -> str:
+    """HASH session id -> what was decided of its window last, JSON; expires soon after the reports stop."""
+    return f"{PREFIX}windows:{verifier_id}"
+
+
+def bounds(session_id: str) -> str:
+    """STRING: what an operator allows a session's window, JSON; kept as long as a session's record. "" is every other
+    session, and does not expire."""
+    return f"{PREFIX}bounds:{session_id}"

@@ -1,4 +1,4 @@
-"""What `outrider status` prints."""
+"""What `outrider status` and `outrider window show` print."""
 
 from __future__ import annotations
 
@@ -19,6 +19,21 @@ def describe(status: pb.StatusResponse) -> str:
     )
 
 
+def describe_windows(shown: pb.ShowWindowsResponse) -> str:
+    """What holds for everybody, then a table of the decisions with what they were made from."""
+    everybody = _bounds(shown.everybody) if shown.HasField("everybody") else "none"
+    if not shown.windows:
+        return (
+            f"bounds for all: {everybody}\n\nnothing has been decided, for too little is known of any such session yet"
+        )
+    return f"bounds for all: {everybody}\n\n{_table(_WINDOW_COLUMNS, [_window_row(w) for w in shown.windows])}"
+
+
+_WINDOW_COLUMNS = (
+    *("SESSION", "VERIFIER", "K", "DEPTH", "PATIENCE", "PRICE", "SPEED-UP"),
+    *("HITS", "RTT", "DRAFT", "BOUNDS", "REASON"),
+)
+"""A speed-up is predicted, over streaming; hits are first guesses that were right, and of how many."""
 _VERIFIER_COLUMNS = ("VERIFIER", "ADDRESS", "TARGET", "SESSIONS", "STEP", "NODE", "TOKENS/S", "KV", "LEASE", "STATE")
 _COST_ROWS = (1, 8, 32, 128, 512)
 _COST_COLUMNS = ("VERIFIER", *(f"{rows} ROWS" for rows in _COST_ROWS), "SESSION")
@@ -56,6 +71,27 @@ def _session_row(session: pb.SessionStatus) -> tuple[str, ...]:
         f"{session.tokens_per_step:.2f}",
         f"{session.rtt_ms:.1f} ms",
     )
+
+
+def _window_row(window: pb.SessionWindow) -> tuple[str, ...]:
+    return (
+        window.session_id,
+        window.verifier_id,
+        str(window.k),
+        str(window.depth),
+        f"{window.patience_ms:.0f} ms",
+        f"{window.price:.2f}",
+        f"{window.speedup:.2f}",
+        f"{window.hits:.2f} of {window.verdicts}",
+        f"{window.rtt_ms:.1f} ms",
+        f"{window.draft_ms:.1f} ms",
+        _bounds(window.bounds) if window.HasField("bounds") else "-",
+        window.reason,
+    )
+
+
+def _bounds(bounds: pb.WindowBounds) -> str:
+    return f"{'=' if bounds.pinned else '<='} k {bounds.k}, depth {bounds.depth}"
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -35,6 +35,46 @@ class SessionStats:
     evaluated: int = 0
     accepted: int = 0
     rtt_ms: float = 0.0
+    verdicts: bytes = b""
+    """On its device's guesses for the last positions (outrider.core.verdicts), oldest first."""
+    draft_ms: float = 0.0
+    """Of its device for one level of its tree; 0 where it has not shown."""
+    nodes_per_level: float = 1.0
+
+
+@dataclass(frozen=True)
+class SessionWindow:
+    """How far a session speculates, with what that was decided from."""
+
+    session_id: str
+    verifier_id: str
+    epoch: int
+    k: int
+    """Levels that one step verifies."""
+    depth: int
+    """Levels that its device drafts ahead."""
+    patience_ms: float
+    nodes_per_level: float
+    price: float
+    speedup: float
+    """Predicted, over streaming."""
+    reason: str
+    rtt_ms: float
+    draft_ms: float
+    verdicts: int
+    """How many there were to judge by."""
+    hits: float
+    """Share of first guesses that were right."""
+
+
+@dataclass(frozen=True)
+class WindowBounds:
+    """What an operator allows a session, or all that have no bounds of their own."""
+
+    k: int
+    depth: int
+    pinned: bool = False
+    """These, whatever the measurements say."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +95,8 @@ class Load:
     """The cost model: rows of one session -> milliseconds of a step."""
     session_cost_ms: float = 0.0
     """And of each further session, beside its rows."""
+    overran: float = 0.0
+    """Of a paced verifier: share of its passes that took longer by themselves."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +193,15 @@ class Membership:
     lease_ms: int
     report_interval_ms: int
     public_keys: Mapping[str, bytes]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Everything that `window show` shows."""
+
+    decided: tuple[SessionWindow, ...]
+    bounds: Mapping[str, WindowBounds]
+    """By session id; those of "" are for all others."""
 
 
 @dataclass(frozen=True)

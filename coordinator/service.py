@@ -88,8 +88,12 @@ class RegistryServicer(_Servicer, stubs.RegistryServicer):
         self._access.verifier(metadata)
         verifier_id, instance = codec.identity_from_proto(request)
         load, sessions = codec.load_from_proto(request), codec.sessions_from_proto(request)
-        known = await self._handlers.report(verifier_id, instance, load, sessions)
-        return pb.ReportResponse(known=known, public_keys=dict(self._handlers.membership.public_keys))
+        windows = await self._handlers.report(verifier_id, instance, load, sessions)
+        return pb.ReportResponse(
+            known=windows is not None,
+            public_keys=dict(self._handlers.membership.public_keys),
+            directives=[codec.session_directive_to_proto(w, self._handlers.limits) for w in windows or ()],
+        )
 
     @_rpc
     async def Deregister(self, request: pb.DeregisterRequest, metadata: Metadata) -> pb.DeregisterResponse:
@@ -105,6 +109,18 @@ class AdminServicer(_Servicer, stubs.AdminServicer):
     async def Status(self, request: pb.StatusRequest, metadata: Metadata) -> pb.StatusResponse:
         self._access.operator(metadata)
         return codec.fleet_to_proto(await self._handlers.status())
+
+    @_rpc
+    async def ShowWindows(self, request: pb.ShowWindowsRequest, metadata: Metadata) -> pb.ShowWindowsResponse:
+        self._access.operator(metadata)
+        asked = codec.session_id(request.session_id) if request.session_id else ""
+        return codec.windows_to_proto(await self._handlers.windows(asked))
+
+    @_rpc
+    async def BoundWindow(self, request: pb.BoundWindowRequest, metadata: Metadata) -> pb.BoundWindowResponse:
+        self._access.operator(metadata)
+        await self._handlers.bound(*codec.bounds_from_proto(request))
+        return pb.BoundWindowResponse()
 
 
 class Health:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import urlsplit
@@ -22,7 +23,18 @@ except ImportError as error:
     raise ImportError("the coordinator needs redis: pip install 'outrider[coordinator]'") from error
 
 from coordinator import keys
-from coordinator.records import Candidate, Load, Need, Placed, Registration, Seat, SessionStats, Verifier
+from coordinator.records import (
+    Candidate,
+    Load,
+    Need,
+    Placed,
+    Registration,
+    Seat,
+    SessionStats,
+    SessionWindow,
+    Verifier,
+    WindowBounds,
+)
 from outrider.core.errors import BadRequest, Unavailable
 from outrider.wire.ticket import Target
 
@@ -107,6 +119,48 @@ class Store:
         for start in range(0, len(sessions), SESSIONS_AT_ONCE):
             await self._observe(verifier_id, sessions[start : start + SESSIONS_AT_ONCE], 2 * lease_ms)
         return True
+
+    @_reaching
+    async def windows(self, verifier_ids: Sequence[str]) -> dict[str, SessionWindow]:
+        """Session id -> what was decided last, of all sessions on these verifiers."""
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for verifier_id in verifier_ids:
+                pipe.hgetall(keys.windows(verifier_id))
+            replies = await pipe.execute()
+        decided = [_read(SessionWindow, decision) for reply in replies for decision in reply.values()]
+        return {window.session_id: window for window in decided if window is not None}
+
+    @_reaching
+    async def decide(self, verifier_id: str, windows: Iterable[SessionWindow], *, keep_ms: int) -> None:
+        """Keep what was decided of a verifier's sessions, in place of what was before."""
+        arguments: list[Any] = [keep_ms]
+        for window in windows:
+            arguments += [window.session_id, json.dumps(asdict(window))]
+        await self._run("decide", [keys.windows(verifier_id)], arguments)
+
+    @_reaching
+    async def bounds(self, session_ids: Sequence[str]) -> dict[str, WindowBounds]:
+        """What an operator allows these sessions, where he has said so; "" asks for what all others are allowed."""
+        if not session_ids:
+            return {}
+        values = await self._redis.mget([keys.bounds(session_id) for session_id in session_ids])
+        found = (
+            (session_id, _read(WindowBounds, value)) for session_id, value in zip(session_ids, values, strict=True)
+        )
+        return {session_id: bounds for session_id, bounds in found if bounds is not None}
+
+    @_reaching
+    async def knows(self, session_id: str) -> bool:
+        """Whether the session was placed, and is not over as far as anybody said."""
+        return bool(await self._redis.exists(keys.session(session_id)))
+
+    @_reaching
+    async def bound(self, session_id: str, bounds: WindowBounds | None, *, keep_ms: int | None) -> None:
+        """Allow a session's window so much from now on; None lifts the bounds. keep_ms: None keeps them until then."""
+        if bounds is None:
+            await self._redis.delete(keys.bounds(session_id))
+        else:
+            await self._redis.set(keys.bounds(session_id), json.dumps(asdict(bounds)), px=keep_ms)
 
     @_reaching
     async def deregister(self, verifier_id: str, instance: int) -> bool:
@@ -249,6 +303,7 @@ def _load_fields(load: Load) -> dict[str, Any]:
         "timing_ms": json.dumps(dict(load.timing_ms)),
         "step_cost_ms": json.dumps(dict(load.step_cost_ms)),
         "session_cost_ms": load.session_cost_ms,
+        "overran": load.overran,
     }
 
 
@@ -286,17 +341,33 @@ def _verifier(verifier_id: str, record: Mapping[str, str], ttl_ms: int) -> Verif
         json.loads(record.get("timing_ms", "{}")),
         {int(rows): ms for rows, ms in json.loads(record.get("step_cost_ms", "{}")).items()},
         float(record.get("session_cost_ms", 0)),
+        float(record.get("overran", 0)),
     )
     return Verifier(registration, load, max(ttl_ms, 0) / 1000)
 
 
 def _stats(session_id: str, seat_on: str, record: Mapping[str, str], tenant: str | None) -> SessionStats:
     """A session that was placed and has not been reported yet has zeros."""
-    counts = {name: int(record.get(name, 0)) for name in ("epoch", "steps", "committed", "evaluated", "accepted")}
+    epoch, steps, committed, evaluated, accepted = (int(record.get(name, 0)) for name in _COUNTS)
     return SessionStats(
         session_id,
         record.get("tenant", tenant or ""),
         record.get("verifier", seat_on),
-        **counts,
-        rtt_ms=float(record.get("rtt_ms", 0)),
+        epoch,
+        steps,
+        committed,
+        evaluated,
+        accepted,
+        float(record.get("rtt_ms", 0)),
     )
+
+
+_COUNTS = ("epoch", "steps", "committed", "evaluated", "accepted")
+
+
+def _read(kind: Callable[..., _T], written: str | bytes | None) -> _T | None:
+    """None for nothing, and for what a coordinator of another version has written."""
+    try:
+        return kind(**json.loads(written)) if written else None
+    except (TypeError, ValueError):
+        return None

@@ -266,11 +266,12 @@ class SessionDriver:
 
     def _resting(self) -> bool:
         """Whether the verifier should not wait for nodes: none will come before its patience ends."""
-        if self._worker is None or not self._drafting or not self._plan().speculates:
+        plan = self._plan()
+        if self._worker is None or not self._drafting or not plan.speculates or plan.nodes_per_step == 0:
             return True
         if self._rested_at == len(self._session.received):
             return True
-        return not len(self._session.tree) and self._worker.decode_s > self._plan().patience_s
+        return not len(self._session.tree) and self._worker.decode_s > plan.patience_s
 
     # --- what goes out
 

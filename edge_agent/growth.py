@@ -32,7 +32,8 @@ class Plan:
     depth: int
     """A child of the root has depth 1."""
     nodes_per_step: int
-    """k: nodes that one step of the verifier takes."""
+    """k: nodes that one step of the verifier takes. With 0 a few are drafted still, so that the verifier sees how they
+    would do; it waits for none of them."""
     price: float
     """Least survival that a node must have."""
     patience_s: float
@@ -57,7 +58,7 @@ class Plan:
     @property
     def speculates(self) -> bool:
         """Whether any node is worth drafting; otherwise the session is plain cloud streaming."""
-        return self.nodes > 0 and self.depth > 0 and self.nodes_per_step > 0 and self.price < 1.0
+        return self.nodes > 0 and self.depth > 0 and self.price < 1.0
 
 
 @dataclass(frozen=True)

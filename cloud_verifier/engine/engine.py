@@ -260,6 +260,7 @@ class Engine:
             node_ms=1e3 * ledger.node_s,
             step_cost_ms={rows: 1e3 * seconds for rows, seconds in ledger.cost.table().items()},
             session_cost_ms=1e3 * ledger.cost.share_s,
+            overran=self.model.pace.overran if self.model.pace else 0.0,
             tokens_per_s=self._rate.per_second(self._clock()),
             timing_ms=ledger.parts_ms,
             sessions={**self._ended, **{key: session.stats for key, session in self._live.items()}},

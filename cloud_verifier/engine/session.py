@@ -314,7 +314,7 @@ class EngineSession:
             self._acceptance.add(batch.depths, len(walked.rows), len(walked.tokens))
         self.last_commit = now
         self._commits.append((now, self.protocol.position))
-        if len(batch.ids):
+        if len(batch.ids) and not own:
             self._per_level.add(len(batch.ids) / max(batch.depths))
         return commit
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -42,6 +42,8 @@ MOST_PER_LEVEL = 4
 """Nodes: a guess and its siblings."""
 NEAR = 0.4
 """Of a step: the longest patience that is considered."""
+SLACK = 2.0
+"""Of patience over the time in which an answer is expected: round trips vary, and who answers in time ends the wait."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class SessionView:
     current: Window | None = None
     """None for a new session."""
     bounds: Bounds = field(default_factory=Bounds)
+    as_it_is: tuple[float, float] | None = None
+    """Tokens and nodes per step of a session that is not to be decided about; it goes on so, fair or not."""
 
     @property
     def drafts(self) -> bool:
@@ -102,6 +106,7 @@ class Decision:
 
     window: Window
     price: float
+    """Commits that a node must bring to pay for its time."""
     speedup: float
     """Predicted, over streaming."""
     reason: str
@@ -123,6 +128,12 @@ class _Option:
     window: Window
     tokens: float = 1.0
     nodes: float = 0.0
+    given: bool = False
+    """Not ours to choose, fair or not."""
+
+    def fair(self, least: float) -> bool:
+        """Whether it gives so many tokens."""
+        return self.given or self.tokens >= least
 
     def gain(self, price: float) -> float:
         return self.tokens - price * self.nodes
@@ -148,10 +159,14 @@ class _Balance:
     def goodput(self) -> float:
         return sum(option.tokens for option in self.chosen) / self.step_s
 
+    def node_price(self, view: VerifierView) -> float:
+        """Commits that the time of one node more is worth, at most 1."""
+        return min(1.0, self.goodput * max(0.0, view.step_s(self.nodes + 1.0) - self.step_s))
+
     @property
     def slowest(self) -> float:
         """Tokens per second of the slowest session."""
-        return min(option.tokens for option in self.chosen) / self.step_s
+        return min((option.tokens for option in self.chosen if not option.given), default=math.inf) / self.step_s
 
 
 _STREAMING = _Option(Window(0, 0))
@@ -173,11 +188,12 @@ def decide(view: VerifierView, tolerance: float = TOLERANCE) -> Mapping[str, Dec
     kept = _Balance.of(balance.price, sticking, view)
     if kept.slowest >= (1.0 - tolerance) / plain_s:
         balance = kept
+    price = balance.node_price(view)
     decided = zip(view.sessions, balance.chosen, tables, strict=True)
     return {
         session.session_id: Decision(
             option.window,
-            balance.price,
+            price,
             option.tokens * plain_s / balance.step_s,
             _reason(session, option, table, plain_s, balance.step_s),
         )
@@ -187,33 +203,40 @@ def decide(view: VerifierView, tolerance: float = TOLERANCE) -> Mapping[str, Dec
 
 def _options(session: SessionView, step_s: float, alone: bool) -> list[_Option]:
     """Streaming first. step_s: of the steps that the session shares."""
-    bounds = session.bounds
-    if not session.drafts:
-        return [_STREAMING]
+    bounds, pinned = session.bounds, session.bounds.pinned
+    if session.as_it_is is not None and pinned is None:
+        return [_Option(_STREAMING.window, *session.as_it_is, given=True)]
     # Only ratios matter to a replay. In steps of a twelfth they are the same for many, and from one second to the next.
     rtt, draft = _rounded(session.rtt_s / step_s), _rounded(session.draft_s / step_s)
-    if bounds.pinned is not None:
-        window = bounds.pinned
-        tokens, nodes = _per_step(session.verdicts, rtt, draft, window.k, window.depth, window.patience_s / step_s)
-        return [_Option(window, tokens, nodes * session.nodes_per_level)]
+    answer = rtt + 2.0 * draft
+    near = min(SLACK * answer, NEAR) if answer <= NEAR else 0.0
+    if pinned is not None:
+        tokens, nodes = 1.0, float(pinned.k)
+        if session.drafts:
+            tokens, nodes = _per_step(session.verdicts, rtt, draft, pinned.k, pinned.depth, near)
+        window = replace(pinned, patience_s=near * step_s)
+        return [_Option(window, tokens, nodes * session.nodes_per_level, given=True)]
+    if not session.drafts:
+        return [_STREAMING]
     ahead = math.ceil(rtt) + SPARE
-    patience = rtt + 2.0 * draft
-    # Who waits in a batch waits for nothing: the others' step goes on, and to sit it out would save one row.
-    patiences = (0.0, patience) if alone and patience <= NEAR else (0.0,)
     options = [_STREAMING]
     for k in K:
         if k <= min(bounds.k, bounds.depth):
             depth = min(k + ahead, bounds.depth)
-            for patience in patiences:
+            # In a batch nothing is gained by patience but where all have to wait: the others' step goes on, and to sit
+            # it out would save one row. So it is granted there, and not counted on.
+            for patience in dict.fromkeys((0.0, near) if alone else (0.0,)):
                 tokens, nodes = _per_step(session.verdicts, rtt, draft, k, depth, patience)
                 # A step that was waited for began later; tokens are per step of the usual length.
-                window = Window(depth, k, patience * step_s, session.nodes_per_level)
+                window = Window(depth, k, (patience if alone else near) * step_s, session.nodes_per_level)
                 options.append(_Option(window, tokens, nodes * session.nodes_per_level))
     return options
 
 
 def _rounded(ratio: float) -> float:
-    return 2.0 ** (round(8.0 * math.log2(ratio)) / 8.0) if ratio > 1e-4 else 0.0
+    if ratio == math.inf:
+        return ratio
+    return math.exp2(round(8.0 * math.log2(ratio)) / 8.0) if ratio > 1e-4 else 0.0
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -235,7 +258,7 @@ def _balance(tables: Sequence[Sequence[_Option]], view: VerifierView, least: flo
     best = _Balance.of(PRICES[-1], [table[0] for table in tables], view)
     for nodes in _totals(sum(max(option.nodes for option in table) for table in tables)):
         per_step = least * view.step_s(nodes)
-        fair = [[option for option in table if option.tokens >= per_step] for table in tables]
+        fair = [[option for option in table if option.fair(per_step)] for table in tables]
         if not all(fair):
             break  # a longer step would ask still more of everybody
         balance = _within(nodes, fair, view)

@@ -80,6 +80,17 @@ class ScriptedEngine:
             await self._news.wait_for(found)
         return found()[0]
 
+    async def asked_of(self, kind: str, wanted: Callable[[Any], bool]) -> Any:
+        """What the first request of this kind says that is as wanted, once it has come."""
+
+        def found() -> list[Any]:
+            said = [getattr(r, kind) for r in self.requests if r.WhichOneof("kind") == kind]
+            return [message for message in said if wanted(message)]
+
+        async with asyncio.timeout(5), self._news:
+            await self._news.wait_for(found)
+        return found()[0]
+
 
 class ScriptedHost(EngineHost):
     """A real host of a scripted engine."""

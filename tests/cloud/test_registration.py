@@ -11,12 +11,12 @@ from scripted_engine import until
 
 from cloud_verifier.registration import Registration
 from outrider.core.errors import PermissionDenied, Unauthenticated
-from outrider.core.protocol.messages import SessionLimits
+from outrider.core.protocol.messages import Directive, SessionLimits
 from outrider.wire import channels
 from outrider.wire.status import abort
 from outrider.wire.ticket import Claims, Signer, Target
 from outrider.wire.v1 import coordinator_pb2 as pb
-from outrider.wire.v1 import coordinator_pb2_grpc
+from outrider.wire.v1 import coordinator_pb2_grpc, session_pb2
 
 
 class Registry(coordinator_pb2_grpc.RegistryServicer):
@@ -28,6 +28,7 @@ class Registry(coordinator_pb2_grpc.RegistryServicer):
         self.known = True
         self.refuse: Exception | None = None
         self.interval_ms = 100
+        self.directives: list[pb.SessionDirective] = []
 
     async def Register(self, request, context):
         self.registrations.append(request)
@@ -38,7 +39,7 @@ class Registry(coordinator_pb2_grpc.RegistryServicer):
 
     async def Report(self, request, context):
         self.reports.append(request)
-        return pb.ReportResponse(known=self.known, public_keys=self.keys)
+        return pb.ReportResponse(known=self.known, public_keys=self.keys, directives=self.directives)
 
     async def Deregister(self, request, context):
         self.left.append(request)
@@ -166,6 +167,17 @@ async def test_reports_go_on_after_a_coordinator_was_away_or_refused(registry):
             await until(lambda: registry.known)
             count = len(registry.reports)
             await until(lambda: len(registry.reports) > count)
+
+
+async def test_a_report_brings_what_sessions_are_told(registry):
+    told = session_pb2.Directive(window_nodes=9, window_depth=8, nodes_per_step=3, price=0.25, patience_ms=4)
+    registry.directives = [pb.SessionDirective(session_id="s", epoch=7, directive=told)]
+    async with serving(registry) as address, registration(address) as made:
+        await made.register()
+        assert await made.report(pb.ReportRequest()) == [("s", 7, Directive(9, 8, 3, 0.25, 4))]
+        mad = session_pb2.Directive(price=2.0)
+        registry.directives.insert(0, pb.SessionDirective(session_id="x", epoch=7, directive=mad))
+        assert await made.report(pb.ReportRequest()) == [("s", 7, Directive(9, 8, 3, 0.25, 4))]  # the other one holds
 
 
 async def test_a_strange_key_is_asked_for_once_and_then_believed(registry):

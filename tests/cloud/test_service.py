@@ -9,6 +9,8 @@ import grpc
 import pytest
 from scripted_engine import TARGET, VOCABULARY_HASH, Stream, front, until
 
+from cloud_verifier import session_stream
+from cloud_verifier.config import VerifierConfig
 from outrider.core.errors import (
     BadRequest,
     Draining,
@@ -20,7 +22,7 @@ from outrider.core.errors import (
     Unavailable,
     VocabularyMismatch,
 )
-from outrider.core.protocol.messages import SessionLimits
+from outrider.core.protocol.messages import Directive, SessionLimits
 from outrider.wire.status import error_from_rpc
 from outrider.wire.ticket import Claims, Target
 from outrider.wire.v1 import engine_pb2, session_pb2
@@ -222,6 +224,41 @@ async def test_a_device_is_told_when_step_time_or_price_have_changed_by_much(pla
     assert (await stream.read()).directive.price == 0.3  # half of what pays for a row
     plain.engine.say(stats=engine_pb2.EngineStats(step_ms=30.0, price=0.01))
     assert (await stream.read()).directive.price == 0.1  # the least, by the configuration
+    stream.call.cancel()
+
+
+async def test_what_the_coordinator_says_reaches_engine_and_device_within_the_sessions_limits(plain):
+    stream = await plain.open()
+    plain.engine.say(stats=engine_pb2.EngineStats(step_ms=12.0))
+    assert (await stream.read()).directive.step_ms == 12.0
+    limits = VerifierConfig(model="m").limits
+    plain.service.steer("s", 1, Directive(10_000, 10_000, 4, 0.5, 3))
+    tuned = (await plain.engine.asked_of("tune", lambda tune: tune.HasField("directive"))).directive
+    told = (await stream.read()).directive
+    for directive in (tuned, told):
+        assert (directive.window_nodes, directive.window_depth) == (limits.nodes, limits.depth)
+        assert (directive.nodes_per_step, directive.patience_ms) == (4, 3)
+    assert (told.price, told.step_ms) == (0.25, 12.0)  # half of what pays for a row, and the verifier's own step
+    stream.call.cancel()
+
+
+async def test_the_coordinators_word_holds_for_a_while_and_then_the_verifiers_own(plain, monkeypatch):
+    monkeypatch.setattr(session_stream, "STEERED_S", 0.2)
+    stream = await plain.open()
+    plain.service.steer("s", 1, Directive(4, 4, 4, 0.5, 3))
+    assert (await stream.read()).directive.window_nodes == 4
+    assert (await stream.read()).directive.window_nodes == VerifierConfig(model="m").window_nodes
+    stream.call.cancel()
+
+
+async def test_of_another_epoch_or_another_session_nothing_is_told(plain):
+    stream = await plain.open()
+    for session_id, epoch in (("s", 2), ("x", 1)):
+        plain.service.steer(session_id, epoch, Directive(1, 1, 1, 0.0, 1))
+    plain.service.steer("s", 1, plain.service._config.directive)  # nothing new
+    plain.engine.commit("s", 1, 0, [5])
+    assert (await stream.read()).WhichOneof("kind") == "commit"
+    assert not [r for r in plain.engine.requests if r.HasField("tune") and r.tune.HasField("directive")]
     stream.call.cancel()
 
 

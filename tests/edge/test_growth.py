@@ -35,7 +35,7 @@ def test_a_plan_never_exceeds_the_sessions_limits() -> None:
     assert Plan.of(directive, SessionLimits(), waits=False).patience_s == 0.0
 
 
-@pytest.mark.parametrize("change", [{"nodes": 0}, {"depth": 0}, {"nodes_per_step": 0}, {"price": 1.0}])
+@pytest.mark.parametrize("change", [{"nodes": 0}, {"depth": 0}, {"price": 1.0}])
 def test_a_plan_that_allows_nothing_does_not_speculate(change: dict[str, float]) -> None:
     assert PLAN.speculates
     assert not replace(PLAN, **change).speculates  # type: ignore[arg-type]

@@ -163,7 +163,7 @@ class RegisterResponse(_message.Message):
     def __init__(self, lease_ms: _Optional[int] = ..., report_interval_ms: _Optional[int] = ..., public_keys: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
 
 class SessionReport(_message.Message):
-    __slots__ = ("session_id", "epoch", "tenant", "steps", "committed", "evaluated", "accepted", "rtt_ms")
+    __slots__ = ("session_id", "epoch", "tenant", "steps", "committed", "evaluated", "accepted", "rtt_ms", "verdicts", "draft_ms", "nodes_per_level")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -172,6 +172,9 @@ class SessionReport(_message.Message):
     EVALUATED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     RTT_MS_FIELD_NUMBER: _ClassVar[int]
+    VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_MS_FIELD_NUMBER: _ClassVar[int]
+    NODES_PER_LEVEL_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     epoch: int
     tenant: str
@@ -180,10 +183,13 @@ class SessionReport(_message.Message):
     evaluated: int
     accepted: int
     rtt_ms: float
-    def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., tenant: _Optional[str] = ..., steps: _Optional[int] = ..., committed: _Optional[int] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ..., rtt_ms: _Optional[float] = ...) -> None: ...
+    verdicts: bytes
+    draft_ms: float
+    nodes_per_level: float
+    def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., tenant: _Optional[str] = ..., steps: _Optional[int] = ..., committed: _Optional[int] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ..., rtt_ms: _Optional[float] = ..., verdicts: _Optional[bytes] = ..., draft_ms: _Optional[float] = ..., nodes_per_level: _Optional[float] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("verifier_id", "instance", "live_sessions", "step_ms", "kv_used", "kv_capacity", "tokens_per_s", "draining", "sessions", "node_ms", "step_cost_ms", "session_cost_ms", "timing_ms")
+    __slots__ = ("verifier_id", "instance", "live_sessions", "step_ms", "kv_used", "kv_capacity", "tokens_per_s", "draining", "sessions", "node_ms", "step_cost_ms", "session_cost_ms", "timing_ms", "overran")
     class StepCostMsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -211,6 +217,7 @@ class ReportRequest(_message.Message):
     STEP_COST_MS_FIELD_NUMBER: _ClassVar[int]
     SESSION_COST_MS_FIELD_NUMBER: _ClassVar[int]
     TIMING_MS_FIELD_NUMBER: _ClassVar[int]
+    OVERRAN_FIELD_NUMBER: _ClassVar[int]
     verifier_id: str
     instance: int
     live_sessions: int
@@ -224,10 +231,11 @@ class ReportRequest(_message.Message):
     step_cost_ms: _containers.ScalarMap[int, float]
     session_cost_ms: float
     timing_ms: _containers.ScalarMap[str, float]
-    def __init__(self, verifier_id: _Optional[str] = ..., instance: _Optional[int] = ..., live_sessions: _Optional[int] = ..., step_ms: _Optional[float] = ..., kv_used: _Optional[int] = ..., kv_capacity: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., draining: bool = ..., sessions: _Optional[_Iterable[_Union[SessionReport, _Mapping]]] = ..., node_ms: _Optional[float] = ..., step_cost_ms: _Optional[_Mapping[int, float]] = ..., session_cost_ms: _Optional[float] = ..., timing_ms: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    overran: float
+    def __init__(self, verifier_id: _Optional[str] = ..., instance: _Optional[int] = ..., live_sessions: _Optional[int] = ..., step_ms: _Optional[float] = ..., kv_used: _Optional[int] = ..., kv_capacity: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., draining: bool = ..., sessions: _Optional[_Iterable[_Union[SessionReport, _Mapping]]] = ..., node_ms: _Optional[float] = ..., step_cost_ms: _Optional[_Mapping[int, float]] = ..., session_cost_ms: _Optional[float] = ..., timing_ms: _Optional[_Mapping[str, float]] = ..., overran: _Optional[float] = ...) -> None: ...
 
 class ReportResponse(_message.Message):
-    __slots__ = ("known", "public_keys")
+    __slots__ = ("known", "public_keys", "directives")
     class PublicKeysEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -237,9 +245,21 @@ class ReportResponse(_message.Message):
         def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     PUBLIC_KEYS_FIELD_NUMBER: _ClassVar[int]
+    DIRECTIVES_FIELD_NUMBER: _ClassVar[int]
     known: bool
     public_keys: _containers.ScalarMap[str, bytes]
-    def __init__(self, known: bool = ..., public_keys: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
+    directives: _containers.RepeatedCompositeFieldContainer[SessionDirective]
+    def __init__(self, known: bool = ..., public_keys: _Optional[_Mapping[str, bytes]] = ..., directives: _Optional[_Iterable[_Union[SessionDirective, _Mapping]]] = ...) -> None: ...
+
+class SessionDirective(_message.Message):
+    __slots__ = ("session_id", "epoch", "directive")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    DIRECTIVE_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    epoch: int
+    directive: _session_pb2.Directive
+    def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., directive: _Optional[_Union[_session_pb2.Directive, _Mapping]] = ...) -> None: ...
 
 class DeregisterRequest(_message.Message):
     __slots__ = ("verifier_id", "instance")
@@ -258,7 +278,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class VerifierStatus(_message.Message):
-    __slots__ = ("verifier_id", "address", "target", "capacity_sessions", "live_sessions", "step_ms", "tokens_per_s", "lease_s", "draining", "kv_used", "kv_capacity", "node_ms", "timing_ms", "step_cost_ms", "session_cost_ms")
+    __slots__ = ("verifier_id", "address", "target", "capacity_sessions", "live_sessions", "step_ms", "tokens_per_s", "lease_s", "draining", "kv_used", "kv_capacity", "node_ms", "timing_ms", "step_cost_ms", "session_cost_ms", "overran")
     class TimingMsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -288,6 +308,7 @@ class VerifierStatus(_message.Message):
     TIMING_MS_FIELD_NUMBER: _ClassVar[int]
     STEP_COST_MS_FIELD_NUMBER: _ClassVar[int]
     SESSION_COST_MS_FIELD_NUMBER: _ClassVar[int]
+    OVERRAN_FIELD_NUMBER: _ClassVar[int]
     verifier_id: str
     address: str
     target: _session_pb2.TargetIdentity
@@ -303,7 +324,8 @@ class VerifierStatus(_message.Message):
     timing_ms: _containers.ScalarMap[str, float]
     step_cost_ms: _containers.ScalarMap[int, float]
     session_cost_ms: float
-    def __init__(self, verifier_id: _Optional[str] = ..., address: _Optional[str] = ..., target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., capacity_sessions: _Optional[int] = ..., live_sessions: _Optional[int] = ..., step_ms: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., draining: bool = ..., kv_used: _Optional[int] = ..., kv_capacity: _Optional[int] = ..., node_ms: _Optional[float] = ..., timing_ms: _Optional[_Mapping[str, float]] = ..., step_cost_ms: _Optional[_Mapping[int, float]] = ..., session_cost_ms: _Optional[float] = ...) -> None: ...
+    overran: float
+    def __init__(self, verifier_id: _Optional[str] = ..., address: _Optional[str] = ..., target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., capacity_sessions: _Optional[int] = ..., live_sessions: _Optional[int] = ..., step_ms: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., draining: bool = ..., kv_used: _Optional[int] = ..., kv_capacity: _Optional[int] = ..., node_ms: _Optional[float] = ..., timing_ms: _Optional[_Mapping[str, float]] = ..., step_cost_ms: _Optional[_Mapping[int, float]] = ..., session_cost_ms: _Optional[float] = ..., overran: _Optional[float] = ...) -> None: ...
 
 class SessionStatus(_message.Message):
     __slots__ = ("session_id", "tenant", "verifier_id", "epoch", "committed", "tokens_per_step", "rtt_ms")
@@ -334,3 +356,69 @@ class StatusResponse(_message.Message):
     store: str
     uptime_s: float
     def __init__(self, verifiers: _Optional[_Iterable[_Union[VerifierStatus, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., store: _Optional[str] = ..., uptime_s: _Optional[float] = ...) -> None: ...
+
+class WindowBounds(_message.Message):
+    __slots__ = ("k", "depth", "pinned")
+    K_FIELD_NUMBER: _ClassVar[int]
+    DEPTH_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    k: int
+    depth: int
+    pinned: bool
+    def __init__(self, k: _Optional[int] = ..., depth: _Optional[int] = ..., pinned: bool = ...) -> None: ...
+
+class ShowWindowsRequest(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class SessionWindow(_message.Message):
+    __slots__ = ("session_id", "verifier_id", "k", "depth", "patience_ms", "price", "speedup", "reason", "rtt_ms", "draft_ms", "verdicts", "hits", "bounds")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    VERIFIER_ID_FIELD_NUMBER: _ClassVar[int]
+    K_FIELD_NUMBER: _ClassVar[int]
+    DEPTH_FIELD_NUMBER: _ClassVar[int]
+    PATIENCE_MS_FIELD_NUMBER: _ClassVar[int]
+    PRICE_FIELD_NUMBER: _ClassVar[int]
+    SPEEDUP_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    RTT_MS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_MS_FIELD_NUMBER: _ClassVar[int]
+    VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    verifier_id: str
+    k: int
+    depth: int
+    patience_ms: float
+    price: float
+    speedup: float
+    reason: str
+    rtt_ms: float
+    draft_ms: float
+    verdicts: int
+    hits: float
+    bounds: WindowBounds
+    def __init__(self, session_id: _Optional[str] = ..., verifier_id: _Optional[str] = ..., k: _Optional[int] = ..., depth: _Optional[int] = ..., patience_ms: _Optional[float] = ..., price: _Optional[float] = ..., speedup: _Optional[float] = ..., reason: _Optional[str] = ..., rtt_ms: _Optional[float] = ..., draft_ms: _Optional[float] = ..., verdicts: _Optional[int] = ..., hits: _Optional[float] = ..., bounds: _Optional[_Union[WindowBounds, _Mapping]] = ...) -> None: ...
+
+class ShowWindowsResponse(_message.Message):
+    __slots__ = ("windows", "everybody")
+    WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    EVERYBODY_FIELD_NUMBER: _ClassVar[int]
+    windows: _containers.RepeatedCompositeFieldContainer[SessionWindow]
+    everybody: WindowBounds
+    def __init__(self, windows: _Optional[_Iterable[_Union[SessionWindow, _Mapping]]] = ..., everybody: _Optional[_Union[WindowBounds, _Mapping]] = ...) -> None: ...
+
+class BoundWindowRequest(_message.Message):
+    __slots__ = ("session_id", "bounds")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    bounds: WindowBounds
+    def __init__(self, session_id: _Optional[str] = ..., bounds: _Optional[_Union[WindowBounds, _Mapping]] = ...) -> None: ...
+
+class BoundWindowResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

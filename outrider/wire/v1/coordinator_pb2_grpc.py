@@ -400,12 +400,34 @@ class AdminStub(object):
                 request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.StatusRequest.SerializeToString,
                 response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.StatusResponse.FromString,
                 _registered_method=True)
+        self.ShowWindows = channel.unary_unary(
+                '/outrider.wire.v1.Admin/ShowWindows',
+                request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ShowWindowsRequest.SerializeToString,
+                response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ShowWindowsResponse.FromString,
+                _registered_method=True)
+        self.BoundWindow = channel.unary_unary(
+                '/outrider.wire.v1.Admin/BoundWindow',
+                request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.BoundWindowRequest.SerializeToString,
+                response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.BoundWindowResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Status(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ShowWindows(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def BoundWindow(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -418,6 +440,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.StatusRequest.FromString,
                     response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.StatusResponse.SerializeToString,
+            ),
+            'ShowWindows': grpc.unary_unary_rpc_method_handler(
+                    servicer.ShowWindows,
+                    request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ShowWindowsRequest.FromString,
+                    response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ShowWindowsResponse.SerializeToString,
+            ),
+            'BoundWindow': grpc.unary_unary_rpc_method_handler(
+                    servicer.BoundWindow,
+                    request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.BoundWindowRequest.FromString,
+                    response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.BoundWindowResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -447,6 +479,60 @@ class Admin(object):
             '/outrider.wire.v1.Admin/Status',
             outrider_dot_wire_dot_v1_dot_coordinator__pb2.StatusRequest.SerializeToString,
             outrider_dot_wire_dot_v1_dot_coordinator__pb2.StatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ShowWindows(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.wire.v1.Admin/ShowWindows',
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.ShowWindowsRequest.SerializeToString,
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.ShowWindowsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BoundWindow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.wire.v1.Admin/BoundWindow',
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.BoundWindowRequest.SerializeToString,
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.BoundWindowResponse.FromString,
             options,
             channel_credentials,
             insecure,

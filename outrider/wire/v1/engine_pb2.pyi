@@ -104,23 +104,29 @@ class EngineReady(_message.Message):
     def __init__(self, target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., vocabulary_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_sequence: _Optional[int] = ...) -> None: ...
 
 class SessionStats(_message.Message):
-    __slots__ = ("session_id", "epoch", "steps", "committed", "evaluated", "accepted")
+    __slots__ = ("session_id", "epoch", "steps", "committed", "evaluated", "accepted", "verdicts", "draft_ms", "nodes_per_level")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     EVALUATED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_MS_FIELD_NUMBER: _ClassVar[int]
+    NODES_PER_LEVEL_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     epoch: int
     steps: int
     committed: int
     evaluated: int
     accepted: int
-    def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., steps: _Optional[int] = ..., committed: _Optional[int] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ...) -> None: ...
+    verdicts: bytes
+    draft_ms: float
+    nodes_per_level: float
+    def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., steps: _Optional[int] = ..., committed: _Optional[int] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ..., verdicts: _Optional[bytes] = ..., draft_ms: _Optional[float] = ..., nodes_per_level: _Optional[float] = ...) -> None: ...
 
 class EngineStats(_message.Message):
-    __slots__ = ("live_sessions", "step_ms", "tokens_per_s", "kv_used", "kv_capacity", "sessions", "timing_ms", "prefix_hits", "prefix_tokens", "kv_cached", "node_ms", "step_cost_ms", "session_cost_ms", "kv_reserved", "price")
+    __slots__ = ("live_sessions", "step_ms", "tokens_per_s", "kv_used", "kv_capacity", "sessions", "timing_ms", "prefix_hits", "prefix_tokens", "kv_cached", "node_ms", "step_cost_ms", "session_cost_ms", "kv_reserved", "price", "overran")
     class TimingMsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -150,6 +156,7 @@ class EngineStats(_message.Message):
     SESSION_COST_MS_FIELD_NUMBER: _ClassVar[int]
     KV_RESERVED_FIELD_NUMBER: _ClassVar[int]
     PRICE_FIELD_NUMBER: _ClassVar[int]
+    OVERRAN_FIELD_NUMBER: _ClassVar[int]
     live_sessions: int
     step_ms: float
     tokens_per_s: float
@@ -165,4 +172,5 @@ class EngineStats(_message.Message):
     session_cost_ms: float
     kv_reserved: int
     price: float
-    def __init__(self, live_sessions: _Optional[int] = ..., step_ms: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., kv_used: _Optional[int] = ..., kv_capacity: _Optional[int] = ..., sessions: _Optional[_Iterable[_Union[SessionStats, _Mapping]]] = ..., timing_ms: _Optional[_Mapping[str, float]] = ..., prefix_hits: _Optional[int] = ..., prefix_tokens: _Optional[int] = ..., kv_cached: _Optional[int] = ..., node_ms: _Optional[float] = ..., step_cost_ms: _Optional[_Mapping[int, float]] = ..., session_cost_ms: _Optional[float] = ..., kv_reserved: _Optional[int] = ..., price: _Optional[float] = ...) -> None: ...
+    overran: float
+    def __init__(self, live_sessions: _Optional[int] = ..., step_ms: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., kv_used: _Optional[int] = ..., kv_capacity: _Optional[int] = ..., sessions: _Optional[_Iterable[_Union[SessionStats, _Mapping]]] = ..., timing_ms: _Optional[_Mapping[str, float]] = ..., prefix_hits: _Optional[int] = ..., prefix_tokens: _Optional[int] = ..., kv_cached: _Optional[int] = ..., node_ms: _Optional[float] = ..., step_cost_ms: _Optional[_Mapping[int, float]] = ..., session_cost_ms: _Optional[float] = ..., kv_reserved: _Optional[int] = ..., price: _Optional[float] = ..., overran: _Optional[float] = ...) -> None: ...

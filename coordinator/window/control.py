@@ -1,0 +1,141 @@
+"""From a verifier's report to what its sessions are told: the controller's inputs and outputs, nothing else.
+
+A session is decided about once enough is known of it; before that its verifier's own directive stands, within an
+operator's bounds. One that shall not speculate still guesses a little, which no step evaluates: so it is seen when its
+guesses become good again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from coordinator.records import Load, SessionStats, SessionWindow, WindowBounds
+from coordinator.window import controller
+from coordinator.window.controller import Bounds, Decision, SessionView, VerifierView
+from coordinator.window.streaming import Window
+from outrider.core.protocol.messages import Directive, SessionLimits
+from outrider.core.step_cost import StepCost
+from outrider.core.verdicts import HIT
+
+LEAST = 24
+"""Verdicts before a session is decided about."""
+RECENT = 96
+"""Verdicts that it is judged by: a draft's luck changes with the text."""
+SILENT = 64
+"""Tokens without a verdict after which a device is taken to draft nothing."""
+PROBE_DEPTH = 2
+"""Levels that are guessed ahead of the text where none is to be verified."""
+PROBE_PER_LEVEL = 2.0
+UNSHOWN_DRAFT_S = 0.005
+"""Of a device whose drafting time has not shown, since its verifier never waited for it; or half a step if less."""
+UNKNOWN = Window(24, 6)
+"""The most that a session is told that has bounds, and of which too little is known."""
+
+
+def decide(
+    load: Load,
+    sessions: Sequence[SessionStats],
+    before: Mapping[str, SessionWindow],
+    bounds: Mapping[str, WindowBounds],
+    limits: SessionLimits,
+) -> dict[str, SessionWindow]:
+    """Session id -> its window from now on, for those of a verifier's sessions that are told one.
+
+    before: what was decided last. bounds: by session id; those of "" are for all others. limits: of all of them.
+    """
+    if not load.step_cost_ms:
+        return {}
+    cost = StepCost({rows: ms / 1e3 for rows, ms in load.step_cost_ms.items()}, load.session_cost_ms / 1e3)
+    between_s = load.timing_ms.get("between", 0.0) / 1e3
+    plain_s = between_s + cost.seconds(len(sessions), len(sessions))
+    allowed = {s.session_id: bounds.get(s.session_id) or bounds.get("") for s in sessions}
+    views = [_view(s, before.get(s.session_id), allowed[s.session_id], limits, plain_s) for s in sessions]
+    decisions = controller.decide(VerifierView(cost, tuple(views), between_s))
+    decided = {}
+    for session, view in zip(sessions, views, strict=True):
+        bound, decision = allowed[session.session_id], decisions[session.session_id]
+        if (view.drafts and view.as_it_is is None) or (bound is not None and bound.pinned):
+            decided[session.session_id] = _window(session, view, decision)
+        elif bound is not None:
+            decided[session.session_id] = _window(session, view, _within(bound, decision))
+    return decided
+
+
+def directive(window: SessionWindow, limits: SessionLimits) -> Directive:
+    """What the session's verifier and device are told."""
+    per_level = window.nodes_per_level if window.k else PROBE_PER_LEVEL
+    return Directive(
+        window_nodes=min(limits.nodes, math.ceil(window.depth * per_level)),
+        window_depth=min(limits.depth, window.depth),
+        nodes_per_step=min(limits.nodes, math.ceil(window.k * per_level)),
+        price=window.price if window.k else 0.0,
+        patience_ms=math.ceil(window.patience_ms),
+    )
+
+
+def _known(session: SessionStats) -> bool:
+    """Well enough to decide about it, or for one that drafts nothing to count as streaming."""
+    drafts_nothing = not session.verdicts and session.committed >= SILENT
+    return drafts_nothing or (len(session.verdicts) >= LEAST and session.rtt_ms > 0.0)
+
+
+def _view(
+    session: SessionStats,
+    before: SessionWindow | None,
+    bounds: WindowBounds | None,
+    limits: SessionLimits,
+    plain_s: float,
+) -> SessionView:
+    current, as_it_is = None, None
+    if before is not None and before.epoch == session.epoch:
+        current = Window(before.depth, before.k, before.patience_ms / 1e3, before.nodes_per_level)
+    if not _known(session):
+        steps = max(1, session.steps)
+        as_it_is = max(1.0, session.committed / steps), session.evaluated / steps
+    return SessionView(
+        session.session_id,
+        session.verdicts[-RECENT:] if as_it_is is None else b"",
+        session.rtt_ms / 1e3,
+        session.draft_ms / 1e3 or min(UNSHOWN_DRAFT_S, plain_s / 2),
+        session.nodes_per_level,
+        current,
+        _bounds(bounds, limits, session.nodes_per_level),
+        as_it_is,
+    )
+
+
+def _bounds(allowed: WindowBounds | None, limits: SessionLimits, nodes_per_level: float) -> Bounds:
+    """An operator's and the tickets' together."""
+    depth = min(Bounds.depth, limits.depth, int(limits.nodes / nodes_per_level))
+    if allowed is None:
+        return Bounds(depth=depth)
+    k, depth = min(allowed.k, depth), min(allowed.depth, depth)
+    pinned = Window(depth, k, nodes_per_level=nodes_per_level) if allowed.pinned else None
+    return Bounds(min(k, Bounds.k), depth, pinned)
+
+
+def _within(bounds: WindowBounds, decision: Decision) -> Decision:
+    window = Window(min(UNKNOWN.depth, bounds.depth), min(UNKNOWN.k, bounds.k))
+    return Decision(window, decision.price, decision.speedup, "too little is known of it; the operator's bounds")
+
+
+def _window(session: SessionStats, view: SessionView, decision: Decision) -> SessionWindow:
+    window = decision.window
+    probes = window.k == 0 and view.bounds.pinned is None and view.drafts
+    return SessionWindow(
+        session_id=session.session_id,
+        verifier_id=session.verifier_id,
+        epoch=session.epoch,
+        k=window.k,
+        depth=min(PROBE_DEPTH, view.bounds.depth) if probes else window.depth,
+        patience_ms=1e3 * window.patience_s,
+        nodes_per_level=window.nodes_per_level,
+        price=decision.price,
+        speedup=decision.speedup,
+        reason=decision.reason,
+        rtt_ms=session.rtt_ms,
+        draft_ms=1e3 * view.draft_s,
+        verdicts=len(session.verdicts[-RECENT:]),
+        hits=session.verdicts[-RECENT:].count(HIT) / max(1, len(session.verdicts[-RECENT:])),
+    )

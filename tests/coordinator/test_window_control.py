@@ -1,0 +1,257 @@
+"""What verifiers report becomes directives, kept where every coordinator finds them, within an operator's bounds."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from peers import until
+
+from coordinator.records import Load, SessionStats, SessionWindow, WindowBounds
+from coordinator.window import control
+from outrider.core.errors import BadRequest, NotFound, Unauthenticated
+from outrider.core.protocol.messages import SessionLimits
+from outrider.core.verdicts import HIT, MISS
+from outrider.wire.v1 import coordinator_pb2 as pb
+
+LOAD = Load(step_cost_ms={1: 30.0, 65: 33.2}, session_cost_ms=0.1, timing_ms={"between": 1.0})
+"""A verifier on which nodes cost next to nothing."""
+LIMITS = SessionLimits()
+REPORTED = {"step_cost_ms": {1: 30.0, 65: 33.2}, "session_cost_ms": 0.1}
+
+
+def verdicts(hit: float, count: int = 96, seed: int = 0) -> bytes:
+    rng = random.Random(seed)
+    return bytes(HIT if rng.random() < hit else MISS for _ in range(count))
+
+
+def stats(session_id: str = "s", hit: float = 0.85, **changes: object) -> SessionStats:
+    fields = {"epoch": 5, "rtt_ms": 20.0, "verdicts": verdicts(hit), "draft_ms": 2.0, "nodes_per_level": 1.5}
+    return SessionStats(session_id, "default", "v1", **(fields | changes))  # type: ignore[arg-type]
+
+
+def report(session_id: str, hit: float = 0.85, **changes: object) -> pb.SessionReport:
+    fields = {"epoch": 5, "rtt_ms": 20.0, "verdicts": verdicts(hit), "draft_ms": 2.0, "nodes_per_level": 1.5}
+    return pb.SessionReport(session_id=session_id, **(fields | changes))
+
+
+def decide(
+    *sessions: SessionStats,
+    before: dict[str, SessionWindow] | None = None,
+    load: Load = LOAD,
+    limits: SessionLimits = LIMITS,
+    **bounds: WindowBounds,
+) -> dict[str, SessionWindow]:
+    """bounds: by session id; `everybody` is ""."""
+    named = {"" if name == "everybody" else name: bound for name, bound in bounds.items()}
+    return control.decide(load, sessions, before or {}, named, limits)
+
+
+def test_a_good_draft_speculates_and_a_bad_one_only_probes() -> None:
+    decided = decide(stats("good"), stats("bad", hit=0.0))
+    good, bad = (control.directive(decided[name], LIMITS) for name in ("good", "bad"))
+    assert decided["good"].speedup > 1.5
+    assert good.nodes_per_step > decided["good"].k >= 4
+    assert good.window_nodes >= good.window_depth > 4
+    assert decided["bad"].k == 0
+    assert (bad.nodes_per_step, bad.window_depth, bad.patience_ms) == (0, control.PROBE_DEPTH, 0)
+
+
+def test_a_near_device_is_waited_for_by_as_much_as_was_planned_with_and_never_beyond_a_part_of_a_step() -> None:
+    near, far = decide(stats(rtt_ms=2.0))["s"], decide(stats(rtt_ms=100.0))["s"]
+    assert 0.0 < near.patience_ms <= 0.4 * 32.0
+    assert control.directive(near, LIMITS).patience_ms >= near.patience_ms
+    assert control.directive(far, LIMITS).patience_ms == 0
+
+
+@pytest.mark.parametrize("changes", [{"verdicts": b""}, {"verdicts": verdicts(0.9, 10)}, {"rtt_ms": 0.0}])
+def test_nothing_is_decided_about_a_session_that_is_hardly_known(changes: dict[str, object]) -> None:
+    assert decide(stats(**changes)) == {}
+
+
+CPU = Load(step_cost_ms={1: 10.0, 9: 17.0, 65: 80.0}, session_cost_ms=0.3)
+"""A verifier on which they cost a lot."""
+
+
+@pytest.mark.parametrize("load", [LOAD, CPU])
+def test_a_newcomer_takes_nobodys_speculation_away(load: Load) -> None:
+    known = [stats(f"s{i}", hit=0.9, rtt_ms=2.0, verdicts=verdicts(0.9, seed=i)) for i in range(3)]
+    alone = decide(*known, load=load)
+    beside = decide(*known, stats("new", verdicts=b"", steps=2, committed=3, evaluated=8), load=load)
+    assert beside.keys() == alone.keys()
+    assert all(window.k > 0 for window in alone.values())
+    assert all(window.k > 0 for window in beside.values())
+
+
+def test_who_has_never_drafted_counts_as_streaming_and_is_not_slowed_down() -> None:
+    known = [stats(f"s{i}", hit=0.9, rtt_ms=2.0) for i in range(3)]
+    beside = decide(*known, stats("thin", verdicts=b"", committed=500, steps=500), load=CPU)
+    assert "thin" not in beside
+    assert all(window.k == 0 for window in beside.values())
+
+
+def test_nor_where_the_verifier_tells_no_costs() -> None:
+    assert decide(stats(), load=Load()) == {}
+
+
+def test_a_draft_that_has_become_good_is_judged_by_its_last_guesses() -> None:
+    turned = verdicts(0.0, 200) + verdicts(0.85, control.RECENT)
+    assert decide(stats(verdicts=turned))["s"].k > 0
+
+
+def test_bounds_bound_and_pins_pin_the_session_or_all_others() -> None:
+    bounds = {
+        "everybody": WindowBounds(2, 6),
+        "b": WindowBounds(0, 0),
+        "new": WindowBounds(3, 9, pinned=True),
+        "off": WindowBounds(0, 0, pinned=True),
+    }
+    new = {"verdicts": b"", "committed": 3}
+    decided = decide(stats("a"), stats("b"), stats("new", **new), stats("off"), stats("newer", **new), **bounds)
+    assert 0 < decided["a"].k <= 2
+    assert decided["a"].depth <= 6
+    for session in ("b", "off"):
+        told = control.directive(decided[session], LIMITS)
+        assert told.nodes_per_step == told.window_nodes == told.window_depth == 0
+    assert (decided["new"].k, decided["new"].depth, decided["new"].reason) == (3, 9, "pinned by the operator")
+    assert (decided["newer"].k, decided["newer"].depth) == (2, 6)  # not known, and held to the bounds all the same
+
+
+def test_a_pinned_session_that_is_slower_than_streaming_keeps_nobody_else_from_speculating() -> None:
+    decided = decide(stats("pinned", hit=0.0), stats("free"), pinned=WindowBounds(4, 8, pinned=True))
+    assert decided["free"].k > 0
+
+
+def test_a_pin_is_waited_for_like_any_other_window() -> None:
+    free = decide(stats(rtt_ms=1.0))["s"]
+    pinned = decide(stats(rtt_ms=1.0), s=WindowBounds(free.k, free.depth, pinned=True))["s"]
+    assert pinned.patience_ms == pytest.approx(free.patience_ms)
+    assert pinned.speedup == pytest.approx(free.speedup)
+
+
+def test_no_window_is_beyond_the_tickets_limits() -> None:
+    few = SessionLimits(nodes=6, depth=5)
+    for decided in (decide(stats(), limits=few), decide(stats(), limits=few, s=WindowBounds(99, 99, pinned=True))):
+        told = control.directive(decided["s"], few)
+        assert told.window_depth <= 5
+        assert max(told.window_nodes, told.nodes_per_step) <= 6
+        assert decided["s"].depth * decided["s"].nodes_per_level <= 6
+
+
+def test_a_window_stays_in_its_epoch_and_the_next_one_begins_anew() -> None:
+    best = decide(stats())["s"]
+    near = replace(best, k=12 if best.k > 12 else 16, depth=18)
+    same, other = (decide(stats(epoch=epoch), before={"s": near})["s"].k for epoch in (5, 6))
+    assert same == near.k != best.k
+    assert other == best.k
+
+
+async def test_a_report_is_answered_with_directives_that_window_show_explains(coordinator) -> None:
+    await coordinator.join("v1")
+    opened = await coordinator.open()
+    session = opened.session_id
+    answer = await coordinator.report("v1", [report(session)], **REPORTED)
+    [told] = answer.directives
+    assert (told.session_id, told.epoch) == (session, 5)
+    assert told.directive.nodes_per_step > 0
+    shown = await coordinator.admin.ShowWindows(pb.ShowWindowsRequest())
+    [window] = shown.windows
+    assert (window.session_id, window.verifier_id, window.verdicts) == (session, "v1", 96)
+    assert window.hits == pytest.approx(0.85, abs=0.1)
+    assert "RTT 20 ms" in window.reason
+    assert not (await coordinator.admin.ShowWindows(pb.ShowWindowsRequest(session_id="another"))).windows
+
+
+async def test_what_one_coordinator_was_told_holds_at_every_other_and_across_reports(start) -> None:
+    one, other = await start(), await start()
+    await one.join("v1")
+    session = (await one.open()).session_id
+    pinned = pb.WindowBounds(k=2, depth=7, pinned=True)
+    await one.admin.BoundWindow(pb.BoundWindowRequest(session_id=session, bounds=pinned))
+    [told] = (await other.report("v1", [report(session)], **REPORTED)).directives
+    assert (told.directive.nodes_per_step, told.directive.window_depth) == (3, 7)
+    [window] = (await one.admin.ShowWindows(pb.ShowWindowsRequest(session_id=session))).windows
+    assert window.bounds == pinned
+    await one.admin.BoundWindow(pb.BoundWindowRequest(session_id=session))
+    [told] = (await other.report("v1", [report(session)], **REPORTED)).directives
+    assert told.directive.window_depth != 7
+
+
+async def test_decisions_are_forgotten_with_the_session(start) -> None:
+    coordinator = await start(lease_ms=300, report_interval_ms=50)
+    await coordinator.join("v1")
+    session = (await coordinator.open()).session_id
+    await coordinator.report("v1", [report(session)], **REPORTED)
+
+    async def forgotten() -> bool:
+        await coordinator.report("v1", **REPORTED)
+        return not (await coordinator.admin.ShowWindows(pb.ShowWindowsRequest())).windows
+
+    await until(forgotten)
+
+
+async def test_window_control_can_be_left_out(start, refused) -> None:
+    coordinator = await start(window_control=False)
+    await coordinator.join("v1")
+    session = (await coordinator.open()).session_id
+    assert not (await coordinator.report("v1", [report(session)], **REPORTED)).directives
+    asked = pb.BoundWindowRequest(session_id=session, bounds=pb.WindowBounds(k=1, depth=1))
+    assert isinstance(await refused(coordinator.admin.BoundWindow(asked)), BadRequest)
+
+
+async def test_a_verifier_keeps_its_lease_and_keys_where_nothing_can_be_decided(start, monkeypatch) -> None:
+    coordinator = await start()
+    await coordinator.join("v1")
+    session = (await coordinator.open()).session_id
+
+    def broken(*_: object) -> None:
+        raise ValueError("a defect")
+
+    monkeypatch.setattr(control, "decide", broken)
+    answer = await coordinator.report("v1", [report(session)], **REPORTED)
+    assert answer.known
+    assert answer.public_keys
+    assert not answer.directives
+
+
+async def test_many_siblings_are_the_devices_doing_and_no_fault_of_the_report(coordinator) -> None:
+    await coordinator.join("v1")
+    session = (await coordinator.open()).session_id
+    [told] = (await coordinator.report("v1", [report(session, nodes_per_level=500.0)], **REPORTED)).directives
+    assert told.directive.window_nodes <= LIMITS.nodes
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        ({"verdicts": bytes(2000)}, "bytes of sessions.verdicts is 2000"),
+        ({"verdicts": b"\x07"}, "a byte of sessions.verdicts is 7"),
+        ({"draft_ms": -1.0}, "sessions.draft_ms"),
+        ({"nodes_per_level": float("nan")}, "sessions.nodes_per_level is nan"),
+    ],
+)
+async def test_what_cannot_be_measured_is_refused(coordinator, refused, bad, says) -> None:
+    await coordinator.join("v1")
+    error = await refused(coordinator.report("v1", [report("s", **bad)], **REPORTED))
+    assert isinstance(error, BadRequest)
+    assert says in str(error)
+
+
+async def test_bounds_that_make_no_sense_are_refused(coordinator, refused) -> None:
+    await coordinator.join("v1")
+    session = (await coordinator.open()).session_id
+    nobody = pb.BoundWindowRequest(session_id="nobody", bounds=pb.WindowBounds(k=1, depth=1))
+    assert isinstance(await refused(coordinator.admin.BoundWindow(nobody)), NotFound)
+    for bounds in (pb.WindowBounds(k=5, depth=4), pb.WindowBounds(k=1, depth=10_000)):
+        error = await refused(coordinator.admin.BoundWindow(pb.BoundWindowRequest(session_id=session, bounds=bounds)))
+        assert isinstance(error, BadRequest)
+
+
+async def test_windows_are_for_operators(start, refused) -> None:
+    coordinator = await start(admin_token="secret")
+    for call in (
+        coordinator.admin.ShowWindows(pb.ShowWindowsRequest()),
+        coordinator.admin.BoundWindow(pb.BoundWindowRequest(session_id="s")),
+    ):
+        assert isinstance(await refused(call), Unauthenticated)
