@@ -119,7 +119,8 @@ class Recorder:
         """Grow the tree from every position of the output."""
         drafter, source = self._drafter, self._source
         source.lead(call.output)
-        task = DraftTask(call.prompt, (), call.sampling, call.max_tokens, frozenset(self._ends))
+        ends = frozenset(() if call.ignore_eos else self._ends)
+        task = DraftTask(call.prompt, (), call.sampling, call.max_tokens, ends)
         drafter.begin(task, self._plan)
         for token in call.output:
             while drafter.step():

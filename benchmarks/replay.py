@@ -33,6 +33,7 @@ from outrider.core.errors import BadRequest, OutriderError, Overloaded
 from outrider.core.protocol.messages import SessionLimits
 from outrider.core.survival import Calibrator
 from outrider.core.tree import ROOT
+from outrider.wire.link import Link
 from outrider.wire.proxy import MAX_RTT_MS, DelayProxy
 
 Ending = Literal["finish", "cancel", "drop", "silence"]
@@ -172,6 +173,11 @@ class Outcome:
     """When each token came, on the clock that all processes of a machine share."""
     refused_s: list[float] = field(default_factory=list)
     """From an attach, or the request for a place, to its refusal as Overloaded."""
+    wire_up: int = 0
+    """Bytes on its line, HTTP/2 and all; 0 where it has none of its own."""
+    wire_down: int = 0
+    appends: int = 0
+    """Messages with nodes, or that say that there are none."""
     error: str = ""
     """Class name and message."""
     asked: int = 0
@@ -243,6 +249,8 @@ class Where:
     coordinator: str = ""
     """Empty: straight to the verifier, without a ticket."""
     rtt_ms: float = 0.0
+    turns: tuple[tuple[float, float], ...] = ()
+    """(seconds since a session began, the round trip in ms from then on)"""
     patience_s: float = 30.0
     """How long a session without a place goes on asking."""
 
@@ -276,6 +284,7 @@ class Player:
             client = await stack.enter_async_context(self._client(drafts, proxy))
             await self._run(client, job, outcome, proxy)
             outcome.refused_s = client.refused_s
+            outcome.wire_up, outcome.wire_down = (proxy.bytes_up, proxy.bytes_down) if proxy else (0, 0)
         for source in drafts.sources if drafts else ():
             outcome.asked += source.asked
             outcome.missed += source.missed
@@ -295,9 +304,11 @@ class Player:
 
     async def _proxy(self, stack: contextlib.AsyncExitStack, job: Job) -> DelayProxy | None:
         """A line of its own for who is far away, or will be cut off."""
-        if not self._where.rtt_ms and job.ending not in ("drop", "silence"):
+        where = self._where
+        if not where.rtt_ms and job.ending not in ("drop", "silence"):
             return None
-        return await stack.enter_async_context(DelayProxy(self._where.verifier, self._where.rtt_ms))
+        script = tuple((at_s, Link(rtt_ms=rtt_ms)) for at_s, rtt_ms in where.turns)
+        return await stack.enter_async_context(DelayProxy(where.verifier, where.rtt_ms, script=script))
 
     async def _run(self, client: LightClient, job: Job, outcome: Outcome, proxy: DelayProxy | None) -> None:
         call = self._tape.recordings[job.recording].call
@@ -327,6 +338,7 @@ class Player:
         measured = stream.statistics
         outcome.tokens, outcome.steps, outcome.first_token_s = measured.tokens, measured.steps, measured.first_token_s
         outcome.evaluated, outcome.accepted = measured.evaluated, measured.accepted
+        outcome.appends = measured.appends
 
     async def _die(self, client: LightClient, job: Job, proxy: DelayProxy) -> None:
         """From here on nothing that the client says reaches anybody."""
@@ -358,4 +370,5 @@ def options_of(call: Call) -> Options:
         presence_penalty=sampling.presence_penalty,
         frequency_penalty=sampling.frequency_penalty,
         seed=sampling.seed,
+        ignore_eos=call.ignore_eos,
     )

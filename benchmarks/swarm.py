@@ -62,7 +62,8 @@ async def make_tape(
                 request = Request.of(**options)
                 output = (await client.generate(prompt, **options)).token_ids
                 if len(output) >= LEAST:
-                    calls.append(Call(f"{name} {setting}", tuple(prompt), request.sampling, request.max_tokens, output))
+                    asked = (tuple(prompt), request.sampling, request.max_tokens)
+                    calls.append(Call(f"{name} {setting}", *asked, output, request.ignore_eos))
     return await asyncio.to_thread(_record, pair, calls, description.eos_token_ids)
 
 

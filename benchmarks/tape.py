@@ -30,6 +30,7 @@ class Call:
     sampling: SamplingParams
     max_tokens: int
     output: tuple[int, ...]
+    ignore_eos: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,7 @@ def _from_json(data: dict[str, Any]) -> Recording:
             sampling=SamplingParams(**call["sampling"]),
             max_tokens=call["max_tokens"],
             output=tuple(call["output"]),
+            ignore_eos=call["ignore_eos"],
         ),
         prefill_s=data["prefill_s"],
         answers={

@@ -1,11 +1,12 @@
 """Adaptive windows against plain streaming: by distance, draft, sessions at once and verifier.
 
-Of the recorded outputs the longest are played, none of fewer than 96 tokens: in shorter ones nothing is decided.
-
 A coordinator, a verifier and recorded devices (benchmarks.swarm) behind an emulated link. `streaming` runs no drafter.
 `adaptive` is the product as it comes: devices draft, the coordinator steers. Both play the same prompts on the same
 verifier in turn; a session's ratio is its speed, from request to last token, over that of the same prompt streamed in
 the same round. A cell's figure is the median of these ratios with a bootstrapped 95% interval over prompts.
+
+Then a line whose round trip turns from 5 to 300 ms and back in mid-session: what was delivered in the three seconds
+after each turn, over the same by streaming on the same line.
 
 PACED verifiers take at least `a + b n` ms for a pass over n rows, everything else as it is: a stand-in for the step
 times of a larger model on an accelerator. A paced run is invalid where more than 2% of its passes took longer by
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import random
 import statistics
@@ -38,16 +40,14 @@ from outrider.wire.channels import channel
 from outrider.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
 
 RTTS_MS = (1.0, 20.0, 50.0, 100.0, 200.0)
-OPTIONS: Mapping[str, Options] = {"T=0.8": Options(max_tokens=256, temperature=0.8, seed=20_260_731)}
-LEAST = 96
-"""Tokens of an output: shorter ones are over before anything is decided about them."""
-MOST = 16
-"""Outputs that are played: the longest."""
+OPTIONS: Mapping[str, Options] = {
+    "T=0.8": Options(max_tokens=192, temperature=0.8, seed=20_260_731, ignore_eos=True),
+}
 OVERRAN = 0.02
 SLOWER = 0.97
 """Of streaming: no cell's interval may end below it."""
 DRAWS = 1_000
-SINGLE = 6
+SINGLE = 8
 """Prompts where they are played one after the other."""
 
 
@@ -70,6 +70,10 @@ class Machine:
         return {name: str(value) for name, value in names.items()}
 
 
+TURNING = Machine(1, 80.0, 0.05)
+TURNS = ((1.5, 300.0), (4.5, 5.0))
+"""Seconds since a session's begin -> ms of its round trip from then on; 5 at first."""
+TURNED_S = 3.0
 MACHINES = (Machine(1), Machine(8), Machine(1, 30.0, 0.05), Machine(8, 80.0, 0.05))
 QUICK = {(Machine(1, 30.0, 0.05), 50.0), (Machine(8, 80.0, 0.05), 50.0), (Machine(1), 1.0), (Machine(8), 20.0)}
 
@@ -108,6 +112,12 @@ def interval(ratios: Mapping[int, Sequence[float]]) -> tuple[float, float, float
     rng = random.Random(1)
     draws = sorted(statistics.median(rng.choices(each, k=len(each))) for _ in range(DRAWS))
     return statistics.median(each), draws[int(0.025 * DRAWS)], draws[int(0.975 * DRAWS)]
+
+
+def delivered(outcome: Outcome, since_s: float, until_s: float) -> int:
+    """Tokens that came between two moments, counted from the session's begin."""
+    begin = outcome.delivered_s[0] - (outcome.first_token_s or 0.0)
+    return sum(since_s <= at - begin < until_s for at in outcome.delivered_s)
 
 
 async def play(swarm: Swarm, numbers: Iterable[int], at_once: int, drafted: bool) -> list[Outcome]:
@@ -166,8 +176,6 @@ class Bench:
         """What this draft says of every prompt; outputs that are too short are left out."""
         async with self._cluster(Machine(1), draft) as (_, where):
             tape = await make_tape(where, replace(self._pair, draft=draft), self._prompts, OPTIONS)
-        longest = sorted(tape.recordings, key=lambda recording: -len(recording.call.output))[:MOST]
-        tape = replace(tape, recordings=tuple(r for r in longest if len(r.call.output) >= LEAST))
         tape.save(self._file(name))
         self._recordings[name] = len(tape.recordings)
         print(
@@ -187,6 +195,24 @@ class Bench:
                 raise RuntimeError(
                     f"{machine}: {share:.1%} of the passes took longer by themselves; the run is invalid"
                 )
+        return found
+
+    async def turning(self, name: str, draft: Path) -> dict[str, float]:
+        """On a line whose round trip turns: delivered after each turn, adaptive over streaming."""
+        async with self._cluster(TURNING, draft) as (cluster, where):
+            far = replace(where, rtt_ms=5.0, turns=TURNS)
+            async with Swarm(self._file(name), far, processes=1, cores=[self._device_core]) as swarm:
+                cell = await self._cell(cluster, swarm, 1, min(SINGLE, self._recordings[name]))
+        found = {}
+        for at_s, rtt_ms in TURNS:
+            ratios = []
+            for slow, fast in zip(cell.streaming, cell.adaptive, strict=True):
+                for a, b in zip(slow, fast, strict=True):
+                    ends_s = min(at_s + TURNED_S, b.seconds)  # a session that is through has nothing left to deliver
+                    if ends_s > at_s + TURNED_S / 2:
+                        ratios.append(delivered(b, at_s, ends_s) / max(1, delivered(a, at_s, ends_s)))
+            found[f"to {rtt_ms:g} ms"] = round(statistics.median(ratios), 3) if ratios else math.nan
+            print(f"{TURNING!s:<34}{name:<7}turn to {rtt_ms:g} ms: {harness.spread(ratios)} of streaming", flush=True)
         return found
 
     async def _cell(self, cluster: Cluster, swarm: Swarm, at_once: int, recordings: int) -> Cell:
@@ -219,12 +245,18 @@ def tell(machine: Machine, draft: str, rtt_ms: float, cell: Cell) -> dict[str, A
     each = [statistics.median(values) for values in cell.ratios.values()]
     steps = sum(o.steps for outcomes in cell.adaptive for o in outcomes)
     per_step = sum(o.tokens for outcomes in cell.adaptive for o in outcomes) / steps
+    tokens, seconds, wire_up, appends = (
+        sum(getattr(o, name) for outcomes in cell.adaptive for o in outcomes)
+        for name in ("tokens", "seconds", "wire_up", "appends")
+    )
     figures = {
         "speedup": round(middle, 3),
         "interval": [round(low, 3), round(high, 3)],
         "slowest": round(min(each), 3),
         "first_token": round(cell.over(0.5, "first_token_s"), 3),
         "gap_p99": round(cell.over(0.99, "gaps_ms"), 3),
+        "wire_up_per_token": round(wire_up / tokens, 1),
+        "messages_per_s": round(appends / seconds, 1),
     }
     windows = cell.windows.values()
     decided = ""
@@ -235,7 +267,8 @@ def tell(machine: Machine, draft: str, rtt_ms: float, cell: Cell) -> dict[str, A
         figures["predicted"] = round(predicted, 3)
     print(
         f"{machine!s:<34}{draft:<7}{rtt_ms:>5.0f} ms  {middle:.2f}x [{low:.2f} .. {high:.2f}], slowest {min(each):.2f};"
-        f" {per_step:.2f} tokens a step; first token {figures['first_token']:.2f}x, p99 gap {figures['gap_p99']:.2f}x"
+        f" {per_step:.2f} tokens a step; first token {figures['first_token']:.2f}x, p99 gap {figures['gap_p99']:.2f}x,"
+        f" {wire_up / tokens:.0f} bytes up a token, {appends / seconds:.0f} messages/s"
         f"{decided}",
         flush=True,
     )
@@ -245,11 +278,12 @@ def tell(machine: Machine, draft: str, rtt_ms: float, cell: Cell) -> dict[str, A
 async def main() -> None:
     options = harness.arguments("window", __doc__).parse_args()
     pair = Pair.in_folder(options.models)
-    rounds, count = (2, 24) if options.quick else (3, 65)
+    rounds, count = (2, 8) if options.quick else (3, 16)
     tokenizer = Tokenizer.from_file(str(pair.target / "tokenizer.json"))
     prompts = {p.id: tokenizer.encode(p.text, add_special_tokens=False).ids for p in harness.prompts("heldout")[:count]}
     drafts = {"good": pair.draft} if options.quick else {"good": pair.draft, "narrow": pair.narrow}
     result: dict[str, Any] = {}
+    turns: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
         bench = Bench(pair, Path(scratch), rounds, prompts)
         for name, draft in drafts.items():
@@ -258,9 +292,11 @@ async def main() -> None:
                 rtts_ms = [rtt for rtt in RTTS_MS if not options.quick or (machine, rtt) in QUICK]
                 for rtt_ms, cell in (await bench.cells(machine, name, draft, rtts_ms)).items():
                     result[f"{machine}, {name}, {rtt_ms:g} ms"] = tell(machine, name, rtt_ms, cell)
+            if name == "good":
+                turns = await bench.turning(name, draft)
     slower = [name for name, figures in result.items() if figures["interval"][1] < SLOWER]
     print(f"{len(slower)} of {len(result)} cells are slower than {SLOWER} of streaming: {'; '.join(slower) or 'none'}")
-    harness.finish({"cells": result, "slower": slower})
+    harness.finish({"cells": result, "slower": slower, "turns": turns})
     if slower:
         sys.exit(1)
 
