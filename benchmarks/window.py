@@ -164,8 +164,12 @@ async def overran(cluster: Cluster) -> float:
 class Bench:
     """Everything between the flags and the table."""
 
-    def __init__(self, pair: Pair, scratch: Path, rounds: int, prompts: Mapping[str, Sequence[int]]) -> None:
+    def __init__(
+        self, pair: Pair, scratch: Path, rounds: int, prompts: Mapping[str, Sequence[int]], *, steered: bool = True
+    ) -> None:
+        """steered: False leaves windows to the verifier's own setting."""
         self._pair = pair
+        self._steered = steered
         self._scratch = scratch
         self._rounds = rounds
         self._prompts = prompts
@@ -229,8 +233,8 @@ class Bench:
     @contextlib.asynccontextmanager
     async def _cluster(self, machine: Machine, draft: Path) -> AsyncIterator[tuple[Cluster, Where]]:
         async with harness.cluster(prefix_cache=False) as cluster:
+            os.environ.update(machine.environment | {"OUTRIDER_COORDINATOR_WINDOW_CONTROL": str(self._steered)})
             await cluster.start_coordinator("--listen", "127.0.0.1:0", cores=[self._device_core])
-            os.environ.update(machine.environment)
             arguments = ["--model", str(self._pair.target), "--draft", str(draft), "--threads", "1"]
             verifier = await cluster.start_verifier(*arguments, cores=[self._verifier_core])
             yield cluster, Where(verifier.address, cluster.address)
@@ -276,7 +280,11 @@ def tell(machine: Machine, draft: str, rtt_ms: float, cell: Cell) -> dict[str, A
 
 
 async def main() -> None:
-    options = harness.arguments("window", __doc__).parse_args()
+    parser = harness.arguments("window", __doc__)
+    parser.add_argument(
+        "--own", action="store_true", help="devices draft by their verifier's own setting, for comparison"
+    )
+    options = parser.parse_args()
     pair = Pair.in_folder(options.models)
     rounds, count = (2, 8) if options.quick else (3, 16)
     tokenizer = Tokenizer.from_file(str(pair.target / "tokenizer.json"))
@@ -285,7 +293,8 @@ async def main() -> None:
     result: dict[str, Any] = {}
     turns: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
-        bench = Bench(pair, Path(scratch), rounds, prompts)
+        bench = Bench(pair, Path(scratch), rounds, prompts, steered=not options.own)
+        print("windows: the verifier's own setting" if options.own else "windows: by the coordinator", flush=True)
         for name, draft in drafts.items():
             await bench.tape(name, draft)
             for machine in MACHINES:
