@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from coordinator.records import Load, SessionStats, SessionWindow, WindowBounds
 from coordinator.window import controller
@@ -55,7 +56,11 @@ def decide(
     decided = {}
     for session, view in zip(sessions, views, strict=True):
         bound, decision = allowed[session.session_id], decisions[session.session_id]
-        if (view.drafts and view.as_it_is is None) or (bound is not None and bound.pinned):
+        if bound is not None and bound.pinned:
+            decided[session.session_id] = _window(session, view, decision)
+        elif view.drafts and view.as_it_is is None:
+            if len(sessions) == 1 and decision.window.k:
+                decision = replace(decision, window=_alone(decision.window, view.bounds))
             decided[session.session_id] = _window(session, view, decision)
         elif bound is not None:
             decided[session.session_id] = _window(session, view, _within(bound, decision))
@@ -118,6 +123,11 @@ def _bounds(allowed: WindowBounds | None, limits: SessionLimits, nodes_per_level
 def _within(bounds: WindowBounds, decision: Decision) -> Decision:
     window = Window(min(UNKNOWN.depth, bounds.depth), min(UNKNOWN.k, bounds.k))
     return Decision(window, decision.price, decision.speedup, "too little is known of it; the operator's bounds")
+
+
+def _alone(window: Window, bounds: Bounds) -> Window:
+    """For who shares its steps with nobody: the verifier's own pricing knows each node, and nobody else pays for it."""
+    return replace(window, k=bounds.k, depth=min(bounds.depth, window.depth + bounds.k - window.k))
 
 
 def _window(session: SessionStats, view: SessionView, decision: Decision) -> SessionWindow:
