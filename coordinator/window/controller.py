@@ -183,10 +183,13 @@ def decide(view: VerifierView, tolerance: float = TOLERANCE) -> Mapping[str, Dec
     balance = _Balance(1.0, (_STREAMING,) * len(view.sessions), plain_s)
     for _ in range(ROUNDS):
         tables = [_options(session, balance.step_s, len(view.sessions) == 1) for session in view.sessions]
-        balance = _balance(tables, view, (1.0 - tolerance) / plain_s)
+        # What is given is there anyhow: nobody shall be slower than if all that is ours to choose were streaming.
+        given = sum(table[0].nodes for table in tables)
+        least = (1.0 - tolerance) / view.step_s(given)
+        balance = _balance(tables, view, least)
     sticking = [_kept(*each, balance.price) for each in zip(view.sessions, tables, balance.chosen, strict=True)]
     kept = _Balance.of(balance.price, sticking, view)
-    if kept.slowest >= (1.0 - tolerance) / plain_s:
+    if kept.slowest >= least:
         balance = kept
     price = balance.node_price(view)
     decided = zip(view.sessions, balance.chosen, tables, strict=True)

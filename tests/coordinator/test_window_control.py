@@ -83,10 +83,12 @@ CPU = Load(step_cost_ms={1: 10.0, 9: 17.0, 65: 80.0}, session_cost_ms=0.3)
 
 
 @pytest.mark.parametrize("load", [LOAD, CPU])
-def test_a_newcomer_takes_nobodys_speculation_away(load: Load) -> None:
+@pytest.mark.parametrize("nodes", [2, 10])
+def test_a_newcomer_takes_nobodys_speculation_away(load: Load, nodes: int) -> None:
+    """However many nodes it has by its verifier's own setting, and though they make every step longer."""
     known = [stats(f"s{i}", hit=0.9, rtt_ms=2.0, verdicts=verdicts(0.9, seed=i)) for i in range(3)]
     alone = decide(*known, load=load)
-    beside = decide(*known, stats("new", verdicts=b"", steps=2, committed=3, evaluated=8), load=load)
+    beside = decide(*known, stats("new", verdicts=b"", steps=2, committed=3, evaluated=2 * nodes), load=load)
     assert beside.keys() == alone.keys()
     assert all(window.k > 0 for window in alone.values())
     assert all(window.k > 0 for window in beside.values())
