@@ -94,6 +94,12 @@ def test_a_newcomer_takes_nobodys_speculation_away(load: Load, nodes: int) -> No
     assert all(window.k > 0 for window in beside.values())
 
 
+def test_what_newcomers_cost_everybody_is_no_reason_to_stream_for_the_others() -> None:
+    known = [stats("good", hit=0.9, rtt_ms=2.0), stats("fair", hit=0.5, rtt_ms=2.0)]
+    newcomers = [stats(f"n{i}", verdicts=b"", steps=2, committed=3, evaluated=20) for i in range(3)]
+    assert all(window.k > 0 for window in decide(*known, *newcomers, load=CPU).values())
+
+
 def test_who_has_never_drafted_counts_as_streaming_and_is_not_slowed_down() -> None:
     known = [stats(f"s{i}", hit=0.9, rtt_ms=2.0) for i in range(3)]
     beside = decide(*known, stats("thin", verdicts=b"", committed=500, steps=500), load=CPU)
