@@ -117,6 +117,11 @@ def _parser() -> argparse.ArgumentParser:
     _link_options(status)
     status.set_defaults(run=lambda options: asyncio.run(_status(options)))
 
+    _window_parser(commands)
+    return parser
+
+
+def _window_parser(commands: Any) -> None:
     window = commands.add_parser("window", help="how far sessions speculate: see why, pin it or bound it")
     verbs = window.add_subparsers(required=True, metavar="VERB", dest="verb")
     show = verbs.add_parser("show", help="what was decided, from what, and why")
@@ -139,7 +144,6 @@ def _parser() -> argparse.ArgumentParser:
     for verb in (show, bound, pin, lift):
         _link_options(verb)
         verb.set_defaults(run=lambda options: asyncio.run(_window(options)))
-    return parser
 
 
 def _link_options(parser: argparse.ArgumentParser) -> None:

@@ -131,7 +131,7 @@ def _alone(window: Window, bounds: Bounds) -> Window:
 
 
 def _window(session: SessionStats, view: SessionView, decision: Decision) -> SessionWindow:
-    window = decision.window
+    window, judged = decision.window, session.verdicts[-RECENT:]
     probes = window.k == 0 and view.bounds.pinned is None and view.drafts
     return SessionWindow(
         session_id=session.session_id,
@@ -146,6 +146,6 @@ def _window(session: SessionStats, view: SessionView, decision: Decision) -> Ses
         reason=decision.reason,
         rtt_ms=session.rtt_ms,
         draft_ms=1e3 * view.draft_s,
-        verdicts=len(session.verdicts[-RECENT:]),
-        hits=session.verdicts[-RECENT:].count(HIT) / max(1, len(session.verdicts[-RECENT:])),
+        verdicts=len(judged),
+        hits=judged.count(HIT) / max(1, len(judged)),
     )

@@ -167,6 +167,8 @@ async def test_reports_go_on_after_a_coordinator_was_away_or_refused(registry):
             await until(lambda: registry.known)
             count = len(registry.reports)
             await until(lambda: len(registry.reports) > count)
+    assert len(registry.registrations) >= 3
+    assert registry.known
 
 
 async def test_a_report_brings_what_sessions_are_told(registry):

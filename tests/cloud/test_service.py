@@ -126,6 +126,7 @@ async def test_another_token_table_is_refused_before_anything_is_drafted(plain):
 
 async def test_the_same_token_table_is_let_in(plain):
     stream = await plain.open(vocabulary_hash=VOCABULARY_HASH)
+    assert plain.service.tenants == {"s": "default"}
     stream.call.cancel()
 
 
@@ -315,7 +316,9 @@ async def test_a_ticket_may_call_the_same_target_by_another_name(tmp_path):
         return claims(target=Target("another name", "w", "k", dtype="bfloat16"))
 
     async with front(tmp_path, authorise=authorise) as running:
-        (await running.open(epoch=10)).call.cancel()
+        stream = await running.open(epoch=10)
+        assert "s" in running.service.tenants
+        stream.call.cancel()
 
 
 @pytest.mark.parametrize("epoch", [9, 20])

@@ -92,6 +92,7 @@ async def test_an_embedded_server_does_not_outlive_a_coordinator_that_was_killed
             return ended(server)
 
         await until(gone)
+        assert process.returncode == -signal.SIGKILL
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -108,7 +109,7 @@ async def test_an_embedded_server_that_dies_is_started_again(tmp_path):
 
         await until(told_to_register_again)
         await peer.join("v1")
-        await peer.open()
+        assert (await peer.open()).primary.verifier_id == "v1"
 
 
 def test_an_embedded_server_whose_revival_failed_is_tried_again(tmp_path, monkeypatch):

@@ -85,6 +85,7 @@ async def test_a_session_keeps_its_seat_while_it_is_reported_and_loses_it_after(
         return not isinstance(got, OutriderError) and got.primary.verifier_id == dropped.primary.verifier_id
 
     await until(only_the_dropped_ones_seat_is_free)
+    assert isinstance(await refused(coordinator.open()), Overloaded)  # and no other
 
 
 async def test_sessions_that_only_the_verifier_knows_of_count_too(coordinator, refused):

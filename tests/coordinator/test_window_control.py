@@ -200,12 +200,22 @@ async def test_decisions_are_forgotten_with_the_session(start) -> None:
     await coordinator.join("v1")
     session = (await coordinator.open()).session_id
     await coordinator.report("v1", [report(session)], **REPORTED)
+    assert (await coordinator.admin.ShowWindows(pb.ShowWindowsRequest())).windows
+    await coordinator.report("v1", **REPORTED)
+    assert not (await coordinator.admin.ShowWindows(pb.ShowWindowsRequest())).windows
+
+
+async def test_and_with_its_verifier(start) -> None:
+    coordinator = await start(lease_ms=300, report_interval_ms=50)
+    await coordinator.join("v1")
+    session = (await coordinator.open()).session_id
+    await coordinator.report("v1", [report(session)], **REPORTED)
 
     async def forgotten() -> bool:
-        await coordinator.report("v1", **REPORTED)
         return not (await coordinator.admin.ShowWindows(pb.ShowWindowsRequest())).windows
 
     await until(forgotten)
+    assert not (await coordinator.status()).verifiers
 
 
 async def test_window_control_can_be_left_out(start, refused) -> None:

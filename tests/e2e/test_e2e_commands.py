@@ -117,6 +117,7 @@ async def test_a_demo_that_is_killed_outright_leaves_no_child(pair, tmp_path):
     async with process(*OUTRIDER, "demo", "--quick", TMPDIR=str(tmp_path)) as running:
         await _device_of(running.pid)
         children = children_of(running.pid)
+        assert children
         running.kill()
         await until(lambda: not [pid for pid in children if alive(pid)])
 
@@ -133,6 +134,7 @@ async def test_an_up_that_is_killed_outright_leaves_no_child(pair, folder):
     async with process(*up) as running:
         await until(lambda: any("cloud_verifier" in _command(pid) for pid in children_of(running.pid)), 60)
         children = children_of(running.pid)
+        assert children
         running.kill()
         await until(lambda: not [pid for pid in children if alive(pid)])
 
