@@ -20,6 +20,7 @@ from google.protobuf.message import Message
 from coordinator.cluster import START_TIMEOUT_S, Child, Cluster, stand_apart
 from coordinator.embedded import tied_to_this_process
 from coordinator.overview import describe, describe_windows
+from coordinator.records import MAX_LEVELS
 from outrider import __version__
 from outrider.core.errors import BadRequest, OutriderError
 from outrider.wire.channels import ClientTls, channel
@@ -29,7 +30,6 @@ from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import coordinator_pb2_grpc
 
 DEFAULT_COORDINATOR = "127.0.0.1:7700"
-MAX_LEVELS = 4_096
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 
 from coordinator.records import (
+    MAX_LEVELS,
     Fleet,
     Grant,
     Load,
@@ -45,8 +46,6 @@ MAX_PART_NAME = 32
 MAX_RATE = 1e9
 MAX_VERDICTS = 1_024
 MOST_PER_LEVEL = 16.0
-MAX_WINDOW = 4_096
-"""Levels."""
 _VERIFIER_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SESSION_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -157,7 +156,7 @@ def bounds_from_proto(request: pb.BoundWindowRequest) -> tuple[str, WindowBounds
     if not request.HasField("bounds"):
         return of, None
     bounds = request.bounds
-    _at_most("bounds.depth", bounds.depth, MAX_WINDOW)
+    _at_most("bounds.depth", bounds.depth, MAX_LEVELS)
     if bounds.k > bounds.depth:
         raise BadRequest.bound(
             "bounds.k", bounds.k, f"at most bounds.depth, {bounds.depth}: a step takes what is there"

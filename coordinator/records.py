@@ -67,6 +67,10 @@ class SessionWindow:
     """Share of first guesses that were right."""
 
 
+MAX_LEVELS = 4_096
+"""Of a window's bounds: no session's limits are wider."""
+
+
 @dataclass(frozen=True)
 class WindowBounds:
     """What an operator allows a session, or all that have no bounds of their own."""

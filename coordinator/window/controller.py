@@ -111,15 +111,6 @@ class Decision:
     """Predicted, over streaming."""
     reason: str
 
-    @property
-    def nodes_per_step(self) -> int:
-        return math.ceil(self.window.k * self.window.nodes_per_level)
-
-    @property
-    def window_nodes(self) -> int:
-        """That the device may hold."""
-        return math.ceil(self.window.depth * self.window.nodes_per_level)
-
 
 @dataclass(frozen=True)
 class _Option:

@@ -51,7 +51,7 @@ def test_a_good_draft_on_an_idle_verifier_runs_ahead_of_the_link() -> None:
 def test_who_gains_nothing_streams(changes: dict[str, object]) -> None:
     hit = float(changes.pop("hit", 0.8))  # type: ignore[arg-type]
     decision = decide(view(session(hit=hit, **changes), cost=CPU))["s0"]
-    assert decision.window.k == decision.nodes_per_step == decision.window_nodes == 0
+    assert decision.window.k == decision.window.depth == 0
     assert decision.speedup == pytest.approx(1.0)
     assert "pays" in decision.reason or "drafts nothing" in decision.reason
 
