@@ -43,8 +43,6 @@ from benchmarks.swarm import SETTINGS, Swarm, make_tape
 from cloud_verifier.distill.gguf_export import export_gguf
 from coordinator.cluster import Child, Cluster
 from outrider.llama.quantize import quantize
-from outrider.wire.channels import channel
-from outrider.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
 
 LEVELS = (1, 4, 16)
 DEPTHS = (1, 2, 4)
@@ -178,10 +176,7 @@ async def ask(arm: Arm, level: int, requests: Iterator[int], warm_s: float, coun
 
 async def timing(cluster: Cluster) -> Mapping[str, float]:
     """Milliseconds of the parts of the verifier's recent steps."""
-    async with channel(cluster.address) as link:
-        admin = coordinator_pb2_grpc.AdminStub(link)  # type: ignore[no-untyped-call]
-        status = await admin.Status(coordinator_pb2.StatusRequest(), timeout=5.0)
-    return dict(status.verifiers[0].timing_ms)
+    return dict((await harness.status(cluster.address)).verifiers[0].timing_ms)
 
 
 async def measure(arms: Sequence[Arm], recordings: int, rounds: int, levels: Sequence[int], count_s: float) -> Cells:

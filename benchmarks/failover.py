@@ -35,9 +35,7 @@ from benchmarks.lossless import SETTINGS, sampling
 from benchmarks.tap import Stale, Tap, TappedClient, Watch, counting_stale_commits
 from coordinator.cluster import Child, Cluster
 from edge_agent.client import AsyncClient
-from outrider.wire.channels import channel
 from outrider.wire.v1 import coordinator_pb2 as pb
-from outrider.wire.v1 import coordinator_pb2_grpc
 
 TOKENS = 160
 SEED = 20_260_801
@@ -157,16 +155,10 @@ class Bench:
             await self._cluster.start_verifier(*self._flags, cores=(self._core,))
         give_up = time.monotonic() + SETTLE_S
         wanted = {child.address for child in verifiers}
-        while not _settled(await self._status(), wanted):
+        while not _settled(await harness.status(self._cluster.address), wanted):
             if time.monotonic() > give_up:
                 raise TimeoutError(f"the verifiers have not come to rest within {SETTLE_S:.0f} s")
             await asyncio.sleep(0.2)
-
-    async def _status(self) -> pb.StatusResponse:
-        async with channel(self._cluster.address) as link:
-            admin = coordinator_pb2_grpc.AdminStub(link)  # type: ignore[no-untyped-call]
-            status: pb.StatusResponse = await admin.Status(pb.StatusRequest(), timeout=5.0)
-            return status
 
 
 def _settled(status: pb.StatusResponse, wanted: set[str]) -> bool:

@@ -18,6 +18,8 @@ from typing import Any
 
 from coordinator.cluster import Cluster, stand_apart
 from outrider.core.errors import BadRequest
+from outrider.wire.channels import channel
+from outrider.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
 
 ROOT = Path(__file__).resolve().parent.parent
 PROMPTS = ROOT / "benchmarks" / "prompts"
@@ -76,6 +78,14 @@ async def cluster(*, prefix_cache: bool = True) -> AsyncIterator[Cluster]:
         except BaseException:
             _show_logs(Path(scratch, "logs"))
             raise
+
+
+async def status(coordinator: str) -> coordinator_pb2.StatusResponse:
+    """What the coordinator at this address says of its cluster."""
+    async with channel(coordinator) as link:
+        admin = coordinator_pb2_grpc.AdminStub(link)  # type: ignore[no-untyped-call]
+        answer: coordinator_pb2.StatusResponse = await admin.Status(coordinator_pb2.StatusRequest(), timeout=10.0)
+    return answer
 
 
 def _show_logs(folder: Path) -> None:

@@ -31,9 +31,7 @@ from benchmarks.soak_findings import Findings, Sample, Tally
 from benchmarks.swarm import SETTINGS, Swarm, make_tape
 from benchmarks.tape import Tape
 from outrider.core.errors import Overloaded
-from outrider.wire.channels import channel
 from outrider.wire.v1 import coordinator_pb2 as pb
-from outrider.wire.v1 import coordinator_pb2_grpc
 
 SESSIONS = 32
 PROCESSES = 4
@@ -97,9 +95,7 @@ class Watcher:
         return Sample(time.monotonic(), front, sum(others), verifier.kv_used, verifier.live_sessions)
 
     async def status(self) -> pb.VerifierStatus:
-        async with channel(self._coordinator) as link:
-            admin = coordinator_pb2_grpc.AdminStub(link)  # type: ignore[no-untyped-call]
-            status: pb.StatusResponse = await admin.Status(pb.StatusRequest(), timeout=10.0)
+        status = await harness.status(self._coordinator)
         if len(status.verifiers) != 1:
             raise RuntimeError(f"{len(status.verifiers)} verifiers are registered, there was one")
         return status.verifiers[0]

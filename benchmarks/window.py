@@ -155,10 +155,7 @@ async def watched(cluster: Cluster, cell: Cell) -> AsyncIterator[None]:
 
 
 async def overran(cluster: Cluster) -> float:
-    async with channel(cluster.address) as link:
-        admin = coordinator_pb2_grpc.AdminStub(link)  # type: ignore[no-untyped-call]
-        status = await admin.Status(coordinator_pb2.StatusRequest(), timeout=5.0)
-    return float(status.verifiers[0].overran)
+    return (await harness.status(cluster.address)).verifiers[0].overran
 
 
 class Bench:
