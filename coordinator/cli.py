@@ -20,7 +20,7 @@ from google.protobuf.message import Message
 from coordinator.cluster import START_TIMEOUT_S, Child, Cluster, stand_apart
 from coordinator.embedded import tied_to_this_process
 from coordinator.overview import describe, describe_windows
-from coordinator.records import MAX_LEVELS
+from coordinator.records import MAX_LEVELS, MAX_PER_LEVEL
 from outrider import __version__
 from outrider.core.errors import BadRequest, OutriderError
 from outrider.wire.channels import ClientTls, channel
@@ -141,6 +141,8 @@ def _window_parser(commands: Any) -> None:
             help="levels that one step verifies, each a guess and its siblings; 0 is plain streaming",
         )
         verb.add_argument("--depth", type=levels, required=True, help="levels that the device drafts ahead; at least k")
+    pin.add_argument("--patience-ms", type=milliseconds, help="how long a step waits for guesses (default: as decided)")
+    pin.add_argument("--per-level", type=per_level, help="nodes of a level, its siblings counted (default: as seen)")
     for verb in (show, bound, pin, lift):
         _link_options(verb)
         verb.set_defaults(run=lambda options: asyncio.run(_window(options)))
@@ -163,6 +165,12 @@ def levels(text: str) -> int:
     if not 0 <= (number := int(text)) <= MAX_LEVELS:
         raise argparse.ArgumentTypeError(f"must be from 0 to {MAX_LEVELS}, got {text}")
     return number
+
+
+def per_level(text: str) -> float:
+    if not 1.0 <= (value := float(text)) <= MAX_PER_LEVEL:
+        raise argparse.ArgumentTypeError(f"must be from 1 to {MAX_PER_LEVEL:.0f}, got {text}")
+    return value
 
 
 def milliseconds(text: str) -> float:
@@ -331,7 +339,10 @@ async def _window(options: argparse.Namespace) -> int:
             return EXIT_FAILED if options.session and not shown.windows else 0
         bounds = None
         if options.verb != "lift":
-            bounds = pb.WindowBounds(k=options.k, depth=options.depth, pinned=options.verb == "pin")
+            bounds = pb.WindowBounds(k=options.k, depth=options.depth)
+            if options.verb == "pin":
+                bounds.pinned = True
+                bounds.MergeFrom(pb.WindowBounds(patience_ms=options.patience_ms, nodes_per_level=options.per_level))
         await ask("BoundWindow", pb.BoundWindowRequest(session_id=options.session, bounds=bounds))
     return 0
 

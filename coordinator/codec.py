@@ -8,6 +8,8 @@ from collections.abc import Mapping
 
 from coordinator.records import (
     MAX_LEVELS,
+    MAX_PATIENCE_MS,
+    MAX_PER_LEVEL,
     Fleet,
     Grant,
     Load,
@@ -161,7 +163,13 @@ def bounds_from_proto(request: pb.BoundWindowRequest) -> tuple[str, WindowBounds
         raise BadRequest.bound(
             "bounds.k", bounds.k, f"at most bounds.depth, {bounds.depth}: a step takes what is there"
         )
-    return of, WindowBounds(bounds.k, bounds.depth, bounds.pinned)
+    patience_ms = bounds.patience_ms if bounds.HasField("patience_ms") else None
+    if patience_ms is not None and not 0.0 <= patience_ms <= MAX_PATIENCE_MS:
+        raise BadRequest.bound("bounds.patience_ms", patience_ms, f"between 0 and {MAX_PATIENCE_MS}")
+    per_level = bounds.nodes_per_level if bounds.HasField("nodes_per_level") else None
+    if per_level is not None and not 1.0 <= per_level <= MAX_PER_LEVEL:
+        raise BadRequest.bound("bounds.nodes_per_level", per_level, f"between 1 and {MAX_PER_LEVEL}")
+    return of, WindowBounds(bounds.k, bounds.depth, bounds.pinned, patience_ms, per_level)
 
 
 def windows_to_proto(windows: Windows) -> pb.ShowWindowsResponse:
@@ -187,11 +195,19 @@ def _window_to_proto(window: SessionWindow, bounds: WindowBounds | None) -> pb.S
         verdicts=window.verdicts,
         hits=window.hits,
         bounds=_bounds_to_proto(bounds) if bounds else None,
+        tokens_per_step=window.tokens_per_step,
+        nodes_per_level=window.nodes_per_level,
     )
 
 
 def _bounds_to_proto(bounds: WindowBounds) -> pb.WindowBounds:
-    return pb.WindowBounds(k=bounds.k, depth=bounds.depth, pinned=bounds.pinned)
+    return pb.WindowBounds(
+        k=bounds.k,
+        depth=bounds.depth,
+        pinned=bounds.pinned,
+        patience_ms=bounds.patience_ms,
+        nodes_per_level=bounds.nodes_per_level,
+    )
 
 
 def fleet_to_proto(fleet: Fleet) -> pb.StatusResponse:

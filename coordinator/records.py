@@ -58,6 +58,8 @@ class SessionWindow:
     price: float
     speedup: float
     """Predicted, over streaming."""
+    tokens_per_step: float
+    """Predicted."""
     reason: str
     rtt_ms: float
     draft_ms: float
@@ -71,6 +73,12 @@ MAX_LEVELS = 4_096
 """Of a window's bounds: no session's limits are wider."""
 
 
+MAX_PATIENCE_MS = 60_000.0
+"""Of a pinned window."""
+MAX_PER_LEVEL = 16.0
+"""Nodes per level of a pinned window."""
+
+
 @dataclass(frozen=True)
 class WindowBounds:
     """What an operator allows a session, or all that have no bounds of their own."""
@@ -79,6 +87,9 @@ class WindowBounds:
     depth: int
     pinned: bool = False
     """These, whatever the measurements say."""
+    patience_ms: float | None = None
+    """Of a pinned window; None leaves it to the coordinator, as is the next."""
+    nodes_per_level: float | None = None
 
 
 @dataclass(frozen=True)

@@ -112,17 +112,19 @@ def _view(
 
 def _bounds(allowed: WindowBounds | None, limits: SessionLimits, nodes_per_level: float) -> Bounds:
     """An operator's and the tickets' together."""
-    depth = min(Bounds.depth, limits.depth, int(limits.nodes / nodes_per_level))
+    per_level = (allowed.nodes_per_level if allowed else None) or nodes_per_level
+    depth = min(Bounds.depth, limits.depth, int(limits.nodes / per_level))
     if allowed is None:
         return Bounds(depth=depth)
     k, depth = min(allowed.k, depth), min(allowed.depth, depth)
-    pinned = Window(depth, k, nodes_per_level=nodes_per_level) if allowed.pinned else None
-    return Bounds(min(k, Bounds.k), depth, pinned)
+    pinned = Window(depth, k, nodes_per_level=per_level) if allowed.pinned else None
+    patience_s = None if allowed.patience_ms is None else allowed.patience_ms / 1e3
+    return Bounds(min(k, Bounds.k), depth, pinned, patience_s)
 
 
 def _within(bounds: WindowBounds, decision: Decision) -> Decision:
     window = Window(min(UNKNOWN.depth, bounds.depth), min(UNKNOWN.k, bounds.k))
-    return Decision(window, decision.price, decision.speedup, "too little is known of it; the operator's bounds")
+    return replace(decision, window=window, reason="too little is known of it; the operator's bounds")
 
 
 def _alone(window: Window, bounds: Bounds) -> Window:
@@ -143,6 +145,7 @@ def _window(session: SessionStats, view: SessionView, decision: Decision) -> Ses
         nodes_per_level=window.nodes_per_level,
         price=decision.price,
         speedup=decision.speedup,
+        tokens_per_step=decision.tokens_per_step,
         reason=decision.reason,
         rtt_ms=session.rtt_ms,
         draft_ms=1e3 * view.draft_s,

@@ -53,7 +53,9 @@ class Bounds:
     k: int = K[-1]
     depth: int = 32
     pinned: Window | None = None
-    """This and nothing else."""
+    """This and nothing else, but for its patience."""
+    patience_s: float | None = None
+    """Of the pinned one; None leaves it to the controller."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,8 @@ class Decision:
     """Commits that a node must bring to pay for its time."""
     speedup: float
     """Predicted, over streaming."""
+    tokens_per_step: float
+    """Predicted."""
     reason: str
 
 
@@ -189,6 +193,7 @@ def decide(view: VerifierView, tolerance: float = TOLERANCE) -> Mapping[str, Dec
             option.window,
             price,
             option.tokens * plain_s / balance.step_s,
+            option.tokens,
             _reason(session, option, table, plain_s, balance.step_s),
         )
         for session, option, table in decided
@@ -205,11 +210,12 @@ def _options(session: SessionView, step_s: float, alone: bool) -> list[_Option]:
     answer = rtt + 2.0 * draft
     near = min(SLACK * answer, NEAR) if answer <= NEAR else 0.0
     if pinned is not None:
+        patience = near if bounds.patience_s is None else bounds.patience_s / step_s
         tokens, nodes = 1.0, float(pinned.k)
         if session.drafts:
-            tokens, nodes = _per_step(session.verdicts, rtt, draft, pinned.k, pinned.depth, near)
-        window = replace(pinned, patience_s=near * step_s)
-        return [_Option(window, tokens, nodes * session.nodes_per_level, given=True)]
+            tokens, nodes = _per_step(session.verdicts, rtt, draft, pinned.k, pinned.depth, patience)
+        window = replace(pinned, patience_s=patience * step_s)
+        return [_Option(window, tokens, nodes * pinned.nodes_per_level, given=True)]
     if not session.drafts:
         return [_STREAMING]
     ahead = math.ceil(rtt) + SPARE

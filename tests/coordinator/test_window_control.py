@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
@@ -184,10 +185,11 @@ async def test_what_one_coordinator_was_told_holds_at_every_other_and_across_rep
     one, other = await start(), await start()
     await one.join("v1")
     session = (await one.open()).session_id
-    pinned = pb.WindowBounds(k=2, depth=7, pinned=True)
+    pinned = pb.WindowBounds(k=2, depth=7, pinned=True, patience_ms=11, nodes_per_level=2.0)
     await one.admin.BoundWindow(pb.BoundWindowRequest(session_id=session, bounds=pinned))
     [told] = (await other.report("v1", [report(session)], **REPORTED)).directives
-    assert (told.directive.nodes_per_step, told.directive.window_depth) == (3, 7)
+    assert (told.directive.nodes_per_step, told.directive.window_depth, told.directive.window_nodes) == (4, 7, 14)
+    assert told.directive.patience_ms == 11
     [window] = (await one.admin.ShowWindows(pb.ShowWindowsRequest(session_id=session))).windows
     assert window.bounds == pinned
     await one.admin.BoundWindow(pb.BoundWindowRequest(session_id=session))
@@ -270,7 +272,13 @@ async def test_bounds_that_make_no_sense_are_refused(coordinator, refused) -> No
     session = (await coordinator.open()).session_id
     nobody = pb.BoundWindowRequest(session_id="nobody", bounds=pb.WindowBounds(k=1, depth=1))
     assert isinstance(await refused(coordinator.admin.BoundWindow(nobody)), NotFound)
-    for bounds in (pb.WindowBounds(k=5, depth=4), pb.WindowBounds(k=1, depth=10_000)):
+    for bounds in (
+        pb.WindowBounds(k=5, depth=4),
+        pb.WindowBounds(k=1, depth=10_000),
+        pb.WindowBounds(k=1, depth=1, pinned=True, patience_ms=-1.0),
+        pb.WindowBounds(k=1, depth=1, pinned=True, patience_ms=math.nan),
+        pb.WindowBounds(k=1, depth=1, pinned=True, nodes_per_level=0.5),
+    ):
         error = await refused(coordinator.admin.BoundWindow(pb.BoundWindowRequest(session_id=session, bounds=bounds)))
         assert isinstance(error, BadRequest)
 

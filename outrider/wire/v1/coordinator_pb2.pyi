@@ -358,14 +358,18 @@ class StatusResponse(_message.Message):
     def __init__(self, verifiers: _Optional[_Iterable[_Union[VerifierStatus, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., store: _Optional[str] = ..., uptime_s: _Optional[float] = ...) -> None: ...
 
 class WindowBounds(_message.Message):
-    __slots__ = ("k", "depth", "pinned")
+    __slots__ = ("k", "depth", "pinned", "patience_ms", "nodes_per_level")
     K_FIELD_NUMBER: _ClassVar[int]
     DEPTH_FIELD_NUMBER: _ClassVar[int]
     PINNED_FIELD_NUMBER: _ClassVar[int]
+    PATIENCE_MS_FIELD_NUMBER: _ClassVar[int]
+    NODES_PER_LEVEL_FIELD_NUMBER: _ClassVar[int]
     k: int
     depth: int
     pinned: bool
-    def __init__(self, k: _Optional[int] = ..., depth: _Optional[int] = ..., pinned: bool = ...) -> None: ...
+    patience_ms: float
+    nodes_per_level: float
+    def __init__(self, k: _Optional[int] = ..., depth: _Optional[int] = ..., pinned: bool = ..., patience_ms: _Optional[float] = ..., nodes_per_level: _Optional[float] = ...) -> None: ...
 
 class ShowWindowsRequest(_message.Message):
     __slots__ = ("session_id",)
@@ -374,7 +378,7 @@ class ShowWindowsRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ...) -> None: ...
 
 class SessionWindow(_message.Message):
-    __slots__ = ("session_id", "verifier_id", "k", "depth", "patience_ms", "price", "speedup", "reason", "rtt_ms", "draft_ms", "verdicts", "hits", "bounds")
+    __slots__ = ("session_id", "verifier_id", "k", "depth", "patience_ms", "price", "speedup", "reason", "rtt_ms", "draft_ms", "verdicts", "hits", "bounds", "tokens_per_step", "nodes_per_level")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     VERIFIER_ID_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
@@ -388,6 +392,8 @@ class SessionWindow(_message.Message):
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
     HITS_FIELD_NUMBER: _ClassVar[int]
     BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_STEP_FIELD_NUMBER: _ClassVar[int]
+    NODES_PER_LEVEL_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     verifier_id: str
     k: int
@@ -401,7 +407,9 @@ class SessionWindow(_message.Message):
     verdicts: int
     hits: float
     bounds: WindowBounds
-    def __init__(self, session_id: _Optional[str] = ..., verifier_id: _Optional[str] = ..., k: _Optional[int] = ..., depth: _Optional[int] = ..., patience_ms: _Optional[float] = ..., price: _Optional[float] = ..., speedup: _Optional[float] = ..., reason: _Optional[str] = ..., rtt_ms: _Optional[float] = ..., draft_ms: _Optional[float] = ..., verdicts: _Optional[int] = ..., hits: _Optional[float] = ..., bounds: _Optional[_Union[WindowBounds, _Mapping]] = ...) -> None: ...
+    tokens_per_step: float
+    nodes_per_level: float
+    def __init__(self, session_id: _Optional[str] = ..., verifier_id: _Optional[str] = ..., k: _Optional[int] = ..., depth: _Optional[int] = ..., patience_ms: _Optional[float] = ..., price: _Optional[float] = ..., speedup: _Optional[float] = ..., reason: _Optional[str] = ..., rtt_ms: _Optional[float] = ..., draft_ms: _Optional[float] = ..., verdicts: _Optional[int] = ..., hits: _Optional[float] = ..., bounds: _Optional[_Union[WindowBounds, _Mapping]] = ..., tokens_per_step: _Optional[float] = ..., nodes_per_level: _Optional[float] = ...) -> None: ...
 
 class ShowWindowsResponse(_message.Message):
     __slots__ = ("windows", "everybody")
