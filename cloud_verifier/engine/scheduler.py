@@ -1,8 +1,10 @@
 """Who steps now, as pure functions: candidates and the time in, a plan or the moment to ask again out.
 
-One budget of rows per step covers prefill chunks, plain steps and trees. A session without nodes waits for some at most
-its directive's patience after its last commit, and only where an answer can be there by then; while any other session
-steps it steps along, since sitting out would save only its own row.
+One budget of rows per step covers prefill chunks, plain steps and trees. One rate decides all: the tokens per second
+that a step now is expected to commit. Nodes join while they raise it (ordering.py); and the step begins now unless
+nodes on their way to sessions without any would bring more than WAIT_GAIN times this rate per second of waiting. A near
+device is waited for, several are where most of them answer at once, and nobody is for one among many. A session is
+waited for at most its directive's patience after its last commit, and nobody is while a prompt is to be read.
 
 Nobody starves. Prompts get at least `min(prefill_rows, max(1, rows // 4))` rows of every step, who generates at
 least one. Who generates comes in turn, whoever waited longest first; prompts come in order of arrival, since a prompt
@@ -19,12 +21,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from cloud_verifier.engine.ordering import Ordering, Worth
 from outrider.core.errors import BadRequest
 from outrider.core.step_cost import StepCost
 
 OVERDUE = 16
 """Steps without a row after which a prompt comes before those that arrived earlier."""
+WAIT_GAIN = 2.0
+"""What comes during a step is not lost, so that waiting while it gains only as much as stepping waits too long."""
+PROMPT_DELAY = 0.05
+"""By which share nodes may make a step longer that leaves a prompt unread."""
 
 
 @dataclass(frozen=True)
@@ -57,19 +65,22 @@ class Candidate:
     idle: bool
     """No node is to be expected before the next commit: its device has said so, or it shall not speculate."""
     patience_s: float
-    rtt_s: float
-    """Round trip to its device; 0 where it is not known."""
+    answers_s: float
+    """How long after a commit its device's nodes come; 0 where it is not known."""
+    gain: float
+    """Tokens that they add to a step, lately."""
     last_commit: float
     """Time of its last commit."""
     skipped: int
     """Steps that others have made since it last had rows, or since it came."""
 
-    @property
-    def due(self) -> float:
-        """When it has to step at the latest (rule 17); the past where nothing is worth waiting for."""
-        if self.pending > 1 or self.worth or self.idle or self.rtt_s > self.patience_s:
-            return float("-inf")
-        return self.last_commit + self.patience_s
+    def expected(self, now: float) -> float | None:
+        """When its nodes are expected, or, where they are late, when it has to step (rule 17). None: nobody waits."""
+        due = self.last_commit + self.patience_s
+        if self.worth or self.idle or self.answers_s > self.patience_s or due <= now:
+            return None
+        answer = self.last_commit + self.answers_s
+        return answer if now < answer else due
 
 
 @dataclass(frozen=True)
@@ -141,8 +152,32 @@ def schedule(
     able = [candidate for candidate in candidates if candidate.may_step]
     if not able:
         return Wait(None)
-    due = min(candidate.due for candidate in able)
-    return Wait(due) if due > now else _share(able, budget, ordering, cost, between_s)
+    plan = _share(able, budget, ordering, cost, between_s)
+    until = _worth_waiting(able, now, _rate(able, plan, cost, between_s))
+    return plan if until is None else Wait(until)
+
+
+def _rate(able: Sequence[Candidate], plan: Plan, cost: StepCost, between_s: float) -> float:
+    """Tokens per second that the step is expected to commit."""
+    grants = {grant.session_id: grant for grant in plan.grants}
+    stepping = [(c, grants[c.session_id]) for c in able if c.session_id in grants]
+    tokens = sum(1.0 + sum(c.worth[: grant.nodes]) for c, grant in stepping if grant.chain == c.pending)
+    rows = sum(grant.chain + grant.nodes for _, grant in stepping)
+    return tokens / (between_s + cost.seconds(rows, len(stepping)))
+
+
+def _worth_waiting(able: Sequence[Candidate], now: float, rate: float) -> float | None:
+    """Until when it gains most to wait for the nodes of those who have none; None where it gains too little."""
+    if any(c.pending > 1 for c in able):
+        return None
+    coming = sorted((at, c.gain) for c in able if (at := c.expected(now)) is not None)
+    until, most, gained = None, 0.0, 0.0
+    for at, gain in coming:
+        gained += gain
+        net = gained - WAIT_GAIN * rate * (at - now)
+        if net > most:
+            until, most = at, net
+    return until
 
 
 def _share(able: Sequence[Candidate], budget: StepBudget, ordering: Ordering, cost: StepCost, between_s: float) -> Plan:
@@ -151,10 +186,12 @@ def _share(able: Sequence[Candidate], budget: StepBudget, ordering: Ordering, co
     filled = sum(chains.values())
     # Nodes stand below the last known token, so a prompt that is not through has no use for them yet.
     speculating = [c for c in able if chains.get(c.session_id) == c.pending]
+    rows = budget.rows - filled
+    if any(chains.get(c.session_id, 0) < c.pending for c in able if c.pending > 1):
+        steps = cost.curve(filled + np.arange(rows + 1), len(chains))
+        rows = int(np.searchsorted(steps, (1.0 + PROMPT_DELAY) * steps[0], side="right")) - 1
     shares = ordering(
-        [c.worth for c in speculating],
-        budget.rows - filled,
-        lambda nodes: between_s + cost.curve(filled + nodes, len(chains)),
+        [c.worth for c in speculating], rows, lambda nodes: between_s + cost.curve(filled + nodes, len(chains))
     )
     nodes = {c.session_id: count for c, count in zip(speculating, shares.nodes, strict=True)}
     grants = (Grant(session_id, chain, nodes.get(session_id, 0)) for session_id, chain in chains.items())

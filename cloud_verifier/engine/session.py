@@ -29,6 +29,10 @@ _NO_SLOTS: Slots = np.empty(0, dtype=np.int32)
 EMPTY_ANSWERS = 2
 """After so many empty answers in a row a device is taken to draft nothing: its stream runs at full speed, without a
 wait for word from it after every step, until it sends a node again."""
+HOPED = 1.0
+"""Tokens that a device's nodes are taken to add to a step, before any have."""
+DRAFTS_LATE = 1.5
+"""Of a device's usual drafting time, after which its nodes should be there."""
 
 
 def slots_needed(attach: Attach, limits: SessionLimits) -> int:
@@ -81,6 +85,8 @@ class EngineSession:
         """(time, position after it) of those that the device may not have heard of."""
         self._draft_s = MovingAverage(0.1)
         self._per_level = MovingAverage(0.1)
+        self._gain = MovingAverage(0.1)
+        self._gain.add(HOPED)
         self._odds = ChildOdds(odds)
         self._ranked: list[tuple[float, int]] | None = None
         """(survival, id) of its nodes within the window, the best first; None after a change."""
@@ -170,6 +176,11 @@ class EngineSession:
         self._ranked = None
         return tuple(chance for chance, _ in self._best(len(tree)))
 
+    @property
+    def _answers_s(self) -> float:
+        """How long after a commit that leaves no node its device's next ones come; 0 where nothing is known."""
+        return 1e-3 * self.rtt_ms + DRAFTS_LATE * self._draft_s.value
+
     def candidate(self, step: int) -> Candidate:
         """What the scheduler needs to know after so many steps."""
         protocol, directive = self.protocol, self.directive
@@ -182,7 +193,8 @@ class EngineSession:
             may_step=protocol.may_step,
             idle=k == 0 or protocol.idle or ends_next or self._empty_answers >= EMPTY_ANSWERS,
             patience_s=1e-3 * directive.patience_ms,
-            rtt_s=1e-3 * self.rtt_ms,
+            answers_s=self._answers_s,
+            gain=self._gain.value,
             last_commit=self.last_commit,
             skipped=step - self.last_step,
         )
@@ -316,6 +328,7 @@ class EngineSession:
         self._commits.append((now, self.protocol.position))
         if len(batch.ids) and not own:
             self._per_level.add(len(batch.ids) / max(batch.depths))
+            self._gain.add(len(walked.tokens) - 1.0)
         return commit
 
     def release(self) -> None:

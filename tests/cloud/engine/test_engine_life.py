@@ -29,6 +29,7 @@ from outrider.core.errors import (
 )
 from outrider.core.processors import SamplingParams
 from outrider.core.protocol.messages import Append, Cancel, Finish
+from outrider.core.step_cost import StepCost
 from outrider.core.walk import Batch
 
 Target = Callable[[str], TargetModel]
@@ -432,8 +433,12 @@ def test_a_device_that_stops_listening_stops_its_verifier(llama: TargetModel) ->
     assert rig.engine.stats().committed == LIMITS.run_ahead
 
 
+SLOW = {1: 1.0}
+"""Seconds of a step that are worth a wait of a few milliseconds."""
+
+
 def test_a_session_waits_for_nodes_until_its_deadline_but_not_before_its_last_token(llama: TargetModel) -> None:
-    rig = Rig(llama)
+    rig = Rig(llama, cost=StepCost(SLOW))
     rig.engine.start("s", attach_of([1, 2], max_tokens=3, ignore_eos=True), LIMITS, DIRECTIVE)
     assert [len(event.commit.tokens) for event in rig.engine.step() if isinstance(event, Committed)] == [1]
     assert rig.engine.next_deadline() == rig.clock.now + 0.005
@@ -446,7 +451,7 @@ def test_a_session_waits_for_nodes_until_its_deadline_but_not_before_its_last_to
 
 
 def test_a_distant_device_is_not_waited_for_and_a_directive_can_change(llama: TargetModel) -> None:
-    rig = Rig(llama)
+    rig = Rig(llama, cost=StepCost(SLOW))
     rig.engine.start("s", attach_of([1, 2], ignore_eos=True), LIMITS, DIRECTIVE)
     assert len(rig.engine.step()) == 1
     assert rig.engine.step() == []
@@ -457,7 +462,7 @@ def test_a_distant_device_is_not_waited_for_and_a_directive_can_change(llama: Ta
 
 
 def test_a_device_that_keeps_answering_with_nothing_is_not_waited_for_until_it_drafts_again(llama: TargetModel) -> None:
-    rig = Rig(llama)
+    rig = Rig(llama, cost=StepCost(SLOW))
     rig.engine.start("s", attach_of([1, 2], max_tokens=64, ignore_eos=True), LIMITS, DIRECTIVE)
     committed = 0
     for _ in range(2):

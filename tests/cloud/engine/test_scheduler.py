@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from cloud_verifier.engine.ordering import Ordering, evenly
 from cloud_verifier.engine.scheduler import (
     OVERDUE,
+    PROMPT_DELAY,
     Candidate,
     Grant,
     Plan,
@@ -30,14 +31,15 @@ NOW = 100.0
 
 
 def candidate(session_id: str = "s", **changes: Any) -> Candidate:
-    """A session without nodes that committed just now and waits up to 10 ms for a device 2 ms away."""
+    """A session without nodes that committed just now and waits up to 10 ms for a device that answers in 2 ms."""
     values: dict[str, Any] = {
         "pending": 1,
         "worth": (),
         "may_step": True,
         "idle": False,
         "patience_s": 0.010,
-        "rtt_s": 0.002,
+        "answers_s": 0.002,
+        "gain": 4.0,
         "last_commit": NOW,
         "skipped": 0,
     }
@@ -71,27 +73,54 @@ def test_a_session_with_nodes_steps_at_once() -> None:
     assert grants(candidate(nodes=5)) == (Grant("s", 1, 5),)
 
 
-def test_a_session_without_nodes_waits_for_its_patience_and_no_longer() -> None:
+def test_a_session_without_nodes_waits_until_they_are_expected_then_for_its_patience_and_no_longer() -> None:
+    assert decide([candidate()]) == Wait(NOW + 0.002)
     assert decide([candidate()], NOW + 0.004) == Wait(NOW + 0.010)
     assert grants(candidate(), now=NOW + 0.010) == (Grant("s", 1, 0),)
 
 
 def test_nobody_waits_for_an_idle_or_distant_device() -> None:
     assert grants(candidate(idle=True)) == (Grant("s", 1, 0),)
-    assert grants(candidate(rtt_s=0.011)) == (Grant("s", 1, 0),)
-    assert grants(candidate(patience_s=0.0, rtt_s=0.0)) == (Grant("s", 1, 0),)
+    assert grants(candidate(answers_s=0.011)) == (Grant("s", 1, 0),)
+    assert grants(candidate(patience_s=0.0, answers_s=0.0)) == (Grant("s", 1, 0),)
 
 
-def test_the_deadline_is_that_of_the_first_who_is_due() -> None:
-    later = candidate("later", patience_s=0.030)
-    assert decide([later, candidate("sooner")]) == Wait(NOW + 0.010)
+def test_a_wait_has_to_bring_twice_what_stepping_brings_in_the_same_time() -> None:
+    # A plain step takes 10 ms: 0.4 tokens in 2 ms, of which waiting has to bring more than the double.
+    assert decide([candidate(gain=0.45)]) == Wait(NOW + 0.002)
+    assert grants(candidate(gain=0.35)) == (Grant("s", 1, 0),)
 
 
-def test_who_waits_steps_along_when_another_steps() -> None:
-    assert set(grants(candidate("waits"), candidate("ready", nodes=2))) == {
-        Grant("waits", 1, 0),
-        Grant("ready", 1, 2),
-    }
+def test_those_who_answer_soon_are_waited_for_and_those_who_answer_late_step_along() -> None:
+    late = candidate("late", answers_s=0.009, gain=2.0)
+    assert decide([late, candidate("soon")]) == Wait(NOW + 0.002)
+    assert set(grants(late, candidate("ready", nodes=2))) == {Grant("late", 1, 0), Grant("ready", 1, 2)}
+
+
+@pytest.mark.parametrize("empty", range(9))
+def test_the_more_sessions_of_a_batch_have_nodes_the_less_is_waited_for_the_others(empty: int) -> None:
+    batch = [candidate(f"s{i}", gain=1.0, **({} if i < empty else {"nodes": 4})) for i in range(8)]
+    waits = isinstance(decide(batch), Wait)
+    # 8 rows and 4 nodes of worth 0.5 each for those who have some, at 10 ms: twice of that is what 2 ms are worth.
+    assert waits == (empty > 2 * 0.2 * (8 + 2 * (8 - empty)))
+
+
+def test_nobody_waits_while_a_prompt_is_to_be_read() -> None:
+    assert isinstance(decide([candidate(), candidate("new", pending=9)]), Plan)
+
+
+def test_nodes_hold_a_prompt_up_by_no_more_than_stated() -> None:
+    cost = StepCost({1: 0.001, 1000: 1.0})
+    budget = StepBudget(rows=200, prefill_rows=80)
+
+    def nodes(pending: int) -> int:
+        able = [candidate("prompt", pending=pending), candidate("busy", nodes=60)]
+        plan = schedule(able, NOW, budget, evenly, cost)
+        assert isinstance(plan, Plan)
+        return sum(grant.nodes for grant in plan.grants)
+
+    assert nodes(pending=500) == int(PROMPT_DELAY * 81)
+    assert nodes(pending=80) == 60  # read in this very step
 
 
 def test_plain_rows_come_before_nodes_and_the_budget_holds() -> None:
@@ -216,7 +245,7 @@ def test_nobody_is_left_out_longer_than_stated_and_prompts_always_get_on(
 
 def test_what_cannot_be_shared_evenly_goes_to_the_first_who_then_stand_behind() -> None:
     budget = StepBudget(rows=10, prefill_rows=4)  # 4 plain rows, 6 for nodes
-    plan = decide([candidate(name, nodes=6 if name != "c" else 0) for name in "abcd"], budget=budget)
+    plan = decide([candidate(name, nodes=6 if name != "c" else 0, idle=True) for name in "abcd"], budget=budget)
     assert plan == Plan((Grant("a", 1, 2), Grant("b", 1, 2), Grant("c", 1, 0), Grant("d", 1, 2)))
     plan = decide([candidate(name, nodes=6) for name in "abcd"], budget=budget)
     assert plan == Plan((Grant("a", 1, 2), Grant("b", 1, 2), Grant("c", 1, 1), Grant("d", 1, 1)), behind=("a", "b"))

@@ -110,7 +110,7 @@ def test_a_tenants_good_nodes_keep_their_worth_beside_anothers_rubbish(target: T
 
     def first_worth(name: str, salt: str) -> float:
         rig.engine.start(name, attach_of(prompt_of(9)), LIMITS, DIRECTIVE, salt)
-        while rig.engine.next_deadline() == rig.clock.now:
+        while measured(rig, name).committed == 0:
             rig.engine.step()
         rig.engine.append(name, nodes(1, base=measured(rig, name).committed))
         return rig.engine._live[name].candidate(0).worth[0]
