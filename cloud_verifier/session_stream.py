@@ -59,7 +59,7 @@ class SessionStream:
         """nonce -> when it was sent, of pings without an answer"""
         self._nonce = 0
         self._pinged = 0.0
-        self._rtt_ms = 0.0
+        self._last_sample_ms = math.inf
         self._base = config.directive
         """What the verifier's own settings or the coordinator say, before the load of the moment."""
         self._told = config.directive
@@ -237,15 +237,17 @@ class SessionStream:
         return max(self._config.price, HELD * max(self._base.price, self._host.stats.price))
 
     def _measure(self, nonce: int, on_rtt: Callable[[str, float], None]) -> None:
-        """The least of recent round trips estimates the path; queueing behind a step only adds to it."""
+        """The lesser of the last two round trips estimates the path: a queue only adds to one, and a longer path shows
+        within two pings."""
         sent = self._pings.pop(nonce, None)
         if sent is None:
             return
         self._heard = time.monotonic()
         sample = 1000.0 * (self._heard - sent)
-        self._rtt_ms = sample if self._rtt_ms == 0.0 else min(sample, 0.8 * self._rtt_ms + 0.2 * sample)
-        on_rtt(self.session_id, self._rtt_ms)
-        self._host.send(self._request(tune=engine_pb2.Tune(rtt_ms=self._rtt_ms)))
+        rtt_ms = min(sample, self._last_sample_ms)
+        self._last_sample_ms = sample
+        on_rtt(self.session_id, rtt_ms)
+        self._host.send(self._request(tune=engine_pb2.Tune(rtt_ms=rtt_ms)))
 
     def _request(self, **kind: Any) -> engine_pb2.EngineRequest:
         return engine_pb2.EngineRequest(session_id=self.session_id, epoch=self.epoch, **kind)

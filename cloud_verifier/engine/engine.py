@@ -318,10 +318,10 @@ class Engine:
 
     def _prepare(self, grants: Sequence[Grant]) -> list[_Rows]:
         """Every session's rows; a session that has none to give fails alone."""
-        prepared = []
+        prepared, now = [], self._clock()
         for grant in grants:
             session = self._live[grant.session_id]
-            session.last_step = self._steps
+            session.begin(self._steps, now)
             try:
                 prepared.append(_Rows(session, *session.segment(grant)))
             except Exception as error:

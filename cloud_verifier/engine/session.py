@@ -27,8 +27,8 @@ from outrider.core.worth import ChildOdds
 
 _NO_SLOTS: Slots = np.empty(0, dtype=np.int32)
 EMPTY_ANSWERS = 2
-"""After so many empty answers in a row a device is taken to draft nothing: its stream runs at full speed, without a
-wait for word from it after every step, until it sends a node again."""
+"""After so many empty answers in a row, or waits in vain, a device is taken to draft nothing, or to have moved out of
+reach: its stream runs at full speed, without a wait for word from it after every step, until it sends a node again."""
 HOPED = 1.0
 """Tokens that a device's nodes are taken to add to a step, before any have."""
 DRAFTS_LATE = 1.5
@@ -62,6 +62,8 @@ class EngineSession:
         self.directive = directive
         self.rtt_ms = 0.0
         self._empty_answers = 0
+        self._in_vain = 0
+        """Waits to the end of its patience, since nodes of its were evaluated."""
         self.request: Fingerprint = fingerprint(attach, salt)
         self.tokens: list[int] = [*attach.prompt, *protocol.committed]
         self.table = SlotTable(len(self.tokens) + 64)
@@ -129,6 +131,13 @@ class EngineSession:
         elif message.idle:
             self._empty_answers += 1
 
+    def begin(self, step: int, now: float) -> None:
+        """It has rows in the step that begins."""
+        self.last_step = step
+        patience_s = 1e-3 * self.directive.patience_ms
+        if patience_s and self.pending == 1 and not len(self.protocol.tree) and now >= self.last_commit + patience_s:
+            self._in_vain += 1
+
     def steer(self, directive: Directive) -> None:
         """Speculate so far from now on. Nodes that are outside a smaller window are no offence: they may have been sent
         before their device could know."""
@@ -191,7 +200,7 @@ class EngineSession:
             pending=self.pending,
             worth=tuple(chance for chance, _ in self._best(k)),
             may_step=protocol.may_step,
-            idle=k == 0 or protocol.idle or ends_next or self._empty_answers >= EMPTY_ANSWERS,
+            idle=k == 0 or protocol.idle or ends_next or max(self._empty_answers, self._in_vain) >= EMPTY_ANSWERS,
             patience_s=1e-3 * directive.patience_ms,
             answers_s=self._answers_s,
             gain=self._gain.value,
@@ -329,6 +338,7 @@ class EngineSession:
         if len(batch.ids) and not own:
             self._per_level.add(len(batch.ids) / max(batch.depths))
             self._gain.add(len(walked.tokens) - 1.0)
+            self._in_vain = 0
         return commit
 
     def release(self) -> None:

@@ -477,6 +477,20 @@ def test_a_device_that_keeps_answering_with_nothing_is_not_waited_for_until_it_d
     assert rig.engine.step() == []
 
 
+def test_a_device_that_was_waited_for_in_vain_is_not_until_nodes_of_its_are_evaluated(llama: TargetModel) -> None:
+    rig = Rig(llama, cost=StepCost(SLOW))
+    rig.engine.start("s", attach_of([1, 2], max_tokens=64, ignore_eos=True), LIMITS, DIRECTIVE)
+    assert len(rig.engine.step()) == 1
+    for _ in range(2):
+        assert rig.engine.step() == []
+        rig.clock.now += 0.005
+        assert len(rig.engine.step()) == 1
+    assert len(rig.engine.step()) == 1
+    rig.engine.append("s", nodes(3, base=rig.engine.stats().committed))
+    assert len(rig.engine.step()) == 1
+    assert rig.engine.step() == []
+
+
 def test_an_engine_refuses_a_model_that_was_not_tested(llama: TargetModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama, "deviation", None)
     with pytest.raises(ModelRefused, match="self-test"):
