@@ -52,7 +52,7 @@ def decide(
     plain_s = between_s + cost.seconds(len(sessions), len(sessions))
     allowed = {s.session_id: bounds.get(s.session_id) or bounds.get("") for s in sessions}
     views = [_view(s, before.get(s.session_id), allowed[s.session_id], limits, plain_s) for s in sessions]
-    decisions = controller.decide(VerifierView(cost, tuple(views), between_s))
+    decisions = controller.decide(VerifierView(cost, tuple(views), between_s, load.step_ms / 1e3))
     decided = {}
     for session, view in zip(sessions, views, strict=True):
         bound, decision = allowed[session.session_id], decisions[session.session_id]

@@ -1,41 +1,34 @@
 """How far each session of a verifier speculates: a frozen snapshot in, a decision per session out. No state, no clock.
 
-Goodput of the verifier, subject to every session being at least as fast as if all of them streamed plainly:
-
-    maximise  G = sum E_i / t(sum (1 + n_i))     subject to  E_i / t(...) >= 1 / t(M)     for each of the M sessions
-
-E_i and n_i, tokens and nodes of a step, come from replaying the session's recorded verdicts (streaming.py). At the
-maximum a session's window maximises E_i - price * n_i, with one price for all: commits that a node's time is worth
-elsewhere (as in goodput-optimal speculation, arXiv 2406.14066). So two scalars are searched, the length of the step and
-the price; what they leave, since windows are whole numbers, single changes then pick up.
+Goodput of the verifier, subject to every session being at least as fast as if all of them streamed plainly. What a
+window brings a session comes from replaying its recorded verdicts (streaming.py); which windows go together is searched
+for over all sessions at once (balance.py).
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
+from coordinator.window.balance import Option, Tables
 from coordinator.window.streaming import Way, Window, replay
 from outrider.core.step_cost import StepCost
 
 K = (1, 2, 3, 4, 6, 8, 12, 16)
 """Levels per step that are considered, beside 0."""
-PRICES = (0.0, *(0.01 * 1.15**i for i in range(34)), 1.0)
-"""Commits per node; at 1 no node is worth anything, since it commits at most one token."""
 TOLERANCE = 0.02
 """By which a session may be slower than streaming: predictions are no better, and nodes are nowhere quite free."""
 STICK = 0.03
 """A session keeps its window unless another is better by this share of its tokens per step."""
 ROUNDS = 3
 """Windows depend on the step's length and it on them; they settle after two."""
-FINER = 1.05
-"""The total of nodes is searched in steps of this factor."""
-PASSES = 3
-"""Over all sessions, in search of single changes."""
+SETTLED = 0.02
+"""Share of a step by which another round may still change it."""
 SPARE = 2
 """Levels that a device runs further ahead than is needed on average: too far costs it little, too short the link."""
 MOST_PER_LEVEL = 4
@@ -89,17 +82,22 @@ class VerifierView:
     between_s: float = 0.0
     """What passes between two steps anyhow."""
 
+    step_now_s: float = 0.0
+    """A step's length at present, which need not be known; where windows change little it is found at once."""
+
     @functools.cached_property
-    def _steps_s(self) -> list[float]:
+    def _steps_s(self) -> NDArray[np.float64]:
         count = len(self.sessions)
         nodes = np.arange(count * K[-1] * MOST_PER_LEVEL + 1)
-        steps: list[float] = (self.between_s + self.cost.curve(count + nodes, count)).tolist()
-        return steps
+        return self.between_s + self.cost.curve(count + nodes, count)
 
-    def step_s(self, nodes: float) -> float:
-        """Of a step with every session and so many nodes, which are an average."""
-        below = min(int(nodes), len(self._steps_s) - 2)
-        return self._steps_s[below] + (nodes - below) * (self._steps_s[below + 1] - self._steps_s[below])
+    def step_s(self, nodes: ArrayLike) -> NDArray[np.float64]:
+        """Seconds `[n]` of a step with every session and so many nodes `[n]`, which are averages."""
+        wanted = np.asarray(nodes, dtype=np.float64)
+        below = np.minimum(wanted.astype(np.int64), len(self._steps_s) - 2)
+        steps_s = self._steps_s
+        found: NDArray[np.float64] = steps_s[below] + (wanted - below) * (steps_s[below + 1] - steps_s[below])
+        return found
 
 
 @dataclass(frozen=True)
@@ -116,55 +114,7 @@ class Decision:
     reason: str
 
 
-@dataclass(frozen=True)
-class _Option:
-    """A window and what a step's time then brings and takes, on average."""
-
-    window: Window
-    tokens: float = 1.0
-    nodes: float = 0.0
-    given: bool = False
-    """Not ours to choose, fair or not."""
-
-    def fair(self, least: float) -> bool:
-        """Whether it gives so many tokens."""
-        return self.given or self.tokens >= least
-
-    def gain(self, price: float) -> float:
-        return self.tokens - price * self.nodes
-
-
-@dataclass(frozen=True)
-class _Balance:
-    """Everybody's window at one price."""
-
-    price: float
-    chosen: tuple[_Option, ...]
-    step_s: float
-
-    @classmethod
-    def of(cls, price: float, chosen: Sequence[_Option], view: VerifierView) -> _Balance:
-        return cls(price, tuple(chosen), view.step_s(sum(option.nodes for option in chosen)))
-
-    @property
-    def nodes(self) -> float:
-        return sum(option.nodes for option in self.chosen)
-
-    @property
-    def goodput(self) -> float:
-        return sum(option.tokens for option in self.chosen) / self.step_s
-
-    def node_price(self, view: VerifierView) -> float:
-        """Commits that the time of one node more is worth, at most 1."""
-        return min(1.0, self.goodput * max(0.0, view.step_s(self.nodes + 1.0) - self.step_s))
-
-    @property
-    def slowest(self) -> float:
-        """Tokens per second of the slowest session."""
-        return min((option.tokens for option in self.chosen if not option.given), default=math.inf) / self.step_s
-
-
-_STREAMING = _Option(Window(0, 0))
+_STREAMING = Option(Window(0, 0))
 
 
 def decide(view: VerifierView, tolerance: float = TOLERANCE) -> Mapping[str, Decision]:
@@ -174,37 +124,39 @@ def decide(view: VerifierView, tolerance: float = TOLERANCE) -> Mapping[str, Dec
     """
     if not view.sessions:
         return {}
-    plain_s = view.step_s(0)
-    balance = _Balance(1.0, (_STREAMING,) * len(view.sessions), plain_s)
+    plain_s = float(view.step_s(0))
+    step_s = view.step_now_s or plain_s
     for _ in range(ROUNDS):
-        tables = [_options(session, balance.step_s, len(view.sessions) == 1) for session in view.sessions]
+        tables = Tables([_options(session, step_s, len(view.sessions) == 1) for session in view.sessions], view.step_s)
         # What is given is there anyhow: nobody shall be slower than if all that is ours to choose were streaming.
-        given = sum(table[0].nodes for table in tables)
-        least = (1.0 - tolerance) / view.step_s(given)
-        balance = _balance(tables, view, least)
-    sticking = [_kept(*each, balance.price) for each in zip(view.sessions, tables, balance.chosen, strict=True)]
-    kept = _Balance.of(balance.price, sticking, view)
+        least = (1.0 - tolerance) / float(view.step_s(tables.given_nodes))
+        balance = tables.best(least)
+        settled = abs(balance.step_s - step_s) < SETTLED * step_s
+        step_s = balance.step_s
+        if settled:
+            break
+    each = zip(view.sessions, tables.options, balance.chosen, strict=True)
+    kept = tables.of(balance.price, [_kept(*one, balance.price) for one in each])
     if kept.slowest >= least:
         balance = kept
-    price = balance.node_price(view)
-    decided = zip(view.sessions, balance.chosen, tables, strict=True)
+    price = tables.node_price(balance)
     return {
         session.session_id: Decision(
-            option.window,
+            table[option].window,
             price,
-            option.tokens * plain_s / balance.step_s,
-            option.tokens,
-            _reason(session, option, table, plain_s, balance.step_s),
+            table[option].tokens * plain_s / balance.step_s,
+            table[option].tokens,
+            _reason(session, table[option], table, plain_s, balance.step_s),
         )
-        for session, option, table in decided
+        for session, table, option in zip(view.sessions, tables.options, balance.chosen, strict=True)
     }
 
 
-def _options(session: SessionView, step_s: float, alone: bool) -> list[_Option]:
+def _options(session: SessionView, step_s: float, alone: bool) -> list[Option]:
     """Streaming first. step_s: of the steps that the session shares."""
     bounds, pinned = session.bounds, session.bounds.pinned
     if session.as_it_is is not None and pinned is None:
-        return [_Option(_STREAMING.window, *session.as_it_is, given=True)]
+        return [Option(_STREAMING.window, *session.as_it_is, given=True)]
     # Only ratios matter to a replay. In steps of a twelfth they are the same for many, and from one second to the next.
     rtt, draft = _rounded(session.rtt_s / step_s), _rounded(session.draft_s / step_s)
     answer = rtt + 2.0 * draft
@@ -215,7 +167,7 @@ def _options(session: SessionView, step_s: float, alone: bool) -> list[_Option]:
         if session.drafts:
             tokens, nodes = _per_step(session.verdicts, rtt, draft, pinned.k, pinned.depth, patience)
         window = replace(pinned, patience_s=patience * step_s)
-        return [_Option(window, tokens, nodes * pinned.nodes_per_level, given=True)]
+        return [Option(window, tokens, nodes * pinned.nodes_per_level, given=True)]
     if not session.drafts:
         return [_STREAMING]
     ahead = math.ceil(rtt) + SPARE
@@ -229,7 +181,7 @@ def _options(session: SessionView, step_s: float, alone: bool) -> list[_Option]:
                 tokens, nodes = _per_step(session.verdicts, rtt, draft, k, depth, patience)
                 # A step that was waited for began later; tokens are per step of the usual length.
                 window = Window(depth, k, (patience if alone else near) * step_s, session.nodes_per_level)
-                options.append(_Option(window, tokens, nodes * session.nodes_per_level))
+                options.append(Option(window, tokens, nodes * session.nodes_per_level))
     return options
 
 
@@ -250,93 +202,17 @@ def _unit(nodes: int) -> float:
     return 1.0
 
 
-def _balance(tables: Sequence[Sequence[_Option]], view: VerifierView, least: float) -> _Balance:
-    """The greatest goodput with which nobody gets fewer tokens per second than `least`.
-
-    By the length of the step: it says which windows keep a session fast enough, and how many nodes there may be.
-    """
-    best = _Balance.of(PRICES[-1], [table[0] for table in tables], view)
-    for nodes in _totals(sum(max(option.nodes for option in table) for table in tables)):
-        per_step = least * view.step_s(nodes)
-        fair = [[option for option in table if option.fair(per_step)] for table in tables]
-        if not all(fair):
-            break  # a longer step would ask still more of everybody
-        balance = _within(nodes, fair, view)
-        if balance.nodes <= nodes and balance.goodput > best.goodput:
-            best = balance
-    return _polished(best, tables, view, least)
-
-
-def _totals(most: float) -> Iterator[float]:
-    """Numbers of nodes to try, up to the one that brings everybody's window to its widest."""
-    nodes = 0.5
-    while nodes < most:
-        yield nodes
-        nodes *= FINER
-    yield most
-
-
-def _within(nodes: float, tables: Sequence[Sequence[_Option]], view: VerifierView) -> _Balance:
-    """The windows at the lowest price at which they take no more nodes; at the highest one they may still."""
-    low, high = 0, len(PRICES) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if _at_price(PRICES[middle], tables, view).nodes <= nodes:
-            high = middle
-        else:
-            low = middle + 1
-    return _filled(nodes, _at_price(PRICES[low], tables, view), tables, view)
-
-
-def _filled(nodes: float, balance: _Balance, tables: Sequence[Sequence[_Option]], view: VerifierView) -> _Balance:
-    """What is left of the nodes, since a price takes or leaves a window whole, goes to whom it gives most."""
-    chosen, spare = list(balance.chosen), nodes - balance.nodes
-    while spare > 0.0:
-        more = [
-            (option.tokens - chosen[i].tokens, i, option)
-            for i, table in enumerate(tables)
-            for option in table
-            if option.tokens > chosen[i].tokens and option.nodes <= chosen[i].nodes + spare
-        ]
-        if not more:
-            break
-        _, i, option = max(more, key=lambda gained: gained[0])
-        spare -= option.nodes - chosen[i].nodes
-        chosen[i] = option
-    return _Balance.of(balance.price, chosen, view)
-
-
-def _at_price(price: float, tables: Sequence[Sequence[_Option]], view: VerifierView) -> _Balance:
-    return _Balance.of(price, [max(table, key=lambda option: option.gain(price)) for table in tables], view)
-
-
-def _polished(best: _Balance, tables: Sequence[Sequence[_Option]], view: VerifierView, least: float) -> _Balance:
-    """As long as one session's change makes the goodput greater, and is fair, make it."""
-    for _ in range(PASSES):
-        before = best
-        for i, table in enumerate(tables):
-            for option in table:
-                changed = _Balance.of(best.price, (*best.chosen[:i], option, *best.chosen[i + 1 :]), view)
-                if changed.goodput > best.goodput * (1.0 + 1e-9) and changed.slowest >= least:
-                    best = changed
-        if best is before:
-            break
-    return best
-
-
-def _kept(session: SessionView, table: Sequence[_Option], best: _Option, price: float) -> _Option:
-    """The session's window as it is, where no other is much better."""
+def _kept(session: SessionView, table: Sequence[Option], best: int, price: float) -> int:
+    """Which option is the session's window as it is, where no other is much better."""
     if session.current is None:
         return best
-    same = [
-        option
-        for option in table
-        if option.window.k == session.current.k and bool(option.window.patience_s) == bool(session.current.patience_s)
-    ]
-    return next((o for o in same if o.gain(price) >= best.gain(price) - STICK * best.tokens), best)
+    k, waits = session.current.k, bool(session.current.patience_s)
+    enough = table[best].gain(price) - STICK * table[best].tokens
+    same = (i for i, o in enumerate(table) if o.window.k == k and bool(o.window.patience_s) == waits)
+    return next((i for i in same if table[i].gain(price) >= enough), best)
 
 
-def _reason(session: SessionView, option: _Option, table: Sequence[_Option], plain_s: float, step_s: float) -> str:
+def _reason(session: SessionView, option: Option, table: Sequence[Option], plain_s: float, step_s: float) -> str:
     if session.bounds.pinned is not None:
         return "pinned by the operator"
     if not session.drafts:

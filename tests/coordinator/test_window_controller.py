@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.window import controller
+from coordinator.window.balance import Tables
 from coordinator.window.controller import TOLERANCE, Bounds, SessionView, VerifierView, decide
 from coordinator.window.streaming import Window
 from outrider.core.step_cost import StepCost
@@ -134,11 +135,12 @@ def test_against_brute_force_over_everybodys_windows() -> None:
             for i in range(rng.randint(1, 3))
         ]
         snapshot = VerifierView(rng.choice([GPU, BUSY_GPU, CPU]), tuple(sessions))
-        plain_s = snapshot.step_s(0)
-        tables = [controller._options(one, plain_s, len(sessions) == 1) for one in sessions]
+        plain_s = float(snapshot.step_s(0))
+        tables = Tables([controller._options(one, plain_s, len(sessions) == 1) for one in sessions], snapshot.step_s)
         least = (1.0 - TOLERANCE) / plain_s
-        found = controller._balance(tables, snapshot, least)
-        balances = (controller._Balance.of(0.0, chosen, snapshot) for chosen in itertools.product(*tables))
+        found = tables.best(least)
+        everything = itertools.product(*(range(len(options)) for options in tables.options))
+        balances = (tables.of(0.0, chosen) for chosen in everything)
         best = max(balance.goodput for balance in balances if balance.slowest >= least)
         assert found.slowest >= least
         shares.append(found.goodput / best)
