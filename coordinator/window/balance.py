@@ -3,8 +3,8 @@
     maximise  G = sum E_i / t(sum n_i)     subject to  E_i / t(...) >= least     for each session that has a choice
 
 At the maximum a session's option maximises E_i - price * n_i, with one price for all: commits that a node's time is
-worth elsewhere (as in goodput-optimal speculation, arXiv 2406.14066). So two scalars are searched, the length of the step
-and the price; what they leave, since windows are whole numbers, single changes then pick up.
+worth elsewhere (as in goodput-optimal speculation, arXiv 2406.14066). So two scalars are searched, the length of the
+step and the price; what they leave, since windows are whole numbers, single changes then pick up.
 """
 
 from __future__ import annotations
