@@ -575,6 +575,19 @@ async def test_pings_come_by_themselves_and_their_answers_are_measured(plain):
     stream.call.cancel()
 
 
+async def test_one_late_answer_is_a_queue_and_two_are_a_longer_path(tmp_path):
+    async with front(tmp_path, ping_interval_s=0.1) as running:
+        stream = await running.open()
+        for late_s in (0.0, 0.2, 0.2):
+            ping = (await stream.read(pings=True)).ping
+            await asyncio.sleep(late_s)
+            await stream.send(pong=session_pb2.Pong(nonce=ping.nonce))
+        await running.engine.asked_of("tune", lambda tune: tune.rtt_ms >= 200.0)
+        told = [request.tune.rtt_ms for request in running.engine.requests if request.WhichOneof("kind") == "tune"]
+        assert max(told[:2]) < 200.0
+        stream.call.cancel()
+
+
 async def test_a_pong_is_believed_once(plain):
     stream = await plain.open()
     ping = (await stream.read(pings=True)).ping
