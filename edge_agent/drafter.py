@@ -77,8 +77,8 @@ class _Note:
     looked_up: bool = False
     guesses: dict[int, tuple[float, bool]] = field(default_factory=dict)
     """token -> (accept, whether it is the leading source's first guess) of possible children"""
-    spoken: list[tuple[Calibrator, Proposal]] = field(default_factory=list)
-    """Every proposal for its children, to learn from when one of them is committed."""
+    spoken: list[tuple[Calibrator, Proposal, int]] = field(default_factory=list)
+    """Every proposal for its children with the depth at which it was made, to learn from when one is committed."""
 
 
 @dataclass(frozen=True)
@@ -235,17 +235,18 @@ class Drafter:
             note.evaluated = True
             self._chosen = None
             if self._model is not None:
-                self._hear(note, self._model, proposed)
+                self._hear(standing.node, self._model, proposed)
         for standing in standings:
             self._offer(standing)
 
-    def _hear(self, note: _Note, voice: Voice, proposals: Sequence[Proposal]) -> None:
+    def _hear(self, parent: Node, voice: Voice, proposals: Sequence[Proposal]) -> None:
+        note, depth = self._notes[parent.id], self._tree.depth(parent.id) + 1
         calibrator = voice.calibrator(self._task)
         for proposal in proposals:
-            accept = calibrator.probability(proposal.rank, proposal.margin)
+            accept = calibrator.probability(proposal.rank, proposal.margin, depth)
             known, lead = note.guesses.get(proposal.token, (0.0, False))
             note.guesses[proposal.token] = (max(known, accept), lead or (voice.leads and proposal.rank == 0))
-            note.spoken.append((calibrator, proposal))
+            note.spoken.append((calibrator, proposal, depth))
 
     def _offer(self, parent: _Standing) -> None:
         """Add the children of a node that are worth it now, and what look-up knows below them."""
@@ -280,7 +281,7 @@ class Drafter:
         if self._lookup is None or note.looked_up or not worth or node.token in self._task.ends:
             return
         note.looked_up = True
-        self._hear(note, self._lookup, self._lookup.source.expand([self._spot(node)])[0])
+        self._hear(node, self._lookup, self._lookup.source.expand([self._spot(node)])[0])
 
     def _offer_again(self) -> None:
         """After a Commit survival has risen and there is room: offer what was not worth it before."""
@@ -309,8 +310,8 @@ class Drafter:
         return Spot(node.id, node.parent, node.token, self._tree.position + len(path), path)
 
     def _learn(self, note: _Note, token: int) -> None:
-        for calibrator, proposal in note.spoken:
-            calibrator.observe(proposal.rank, proposal.margin, proposal.token == token)
+        for calibrator, proposal, depth in note.spoken:
+            calibrator.observe(proposal.rank, proposal.margin, depth, proposal.token == token)
 
     def _new_root(self) -> None:
         self._committed_at = self._clock()
