@@ -25,9 +25,11 @@ except ImportError as error:
 from coordinator import keys
 from coordinator.records import (
     Candidate,
+    Kind,
     Load,
     Need,
     Placed,
+    Prior,
     Registration,
     Seat,
     SessionStats,
@@ -43,6 +45,14 @@ MAX_CONNECTIONS = 32
 """More only queue inside Redis, which runs one command at a time."""
 SESSIONS_AT_ONCE = 256
 """Statistics are written in lots, so that no script holds Redis for more than about a millisecond."""
+
+REPORTED_POSITIONS = 256
+"""Whose verdicts a report holds at most (outrider.core.verdicts)."""
+PRIOR_VERDICTS = 256
+"""Kept of a kind: more than decisions are made from, and few enough to be of today."""
+PRIOR_MS = 86_400_000
+"""A day: what nobody has asked for since yesterday is measured anew."""
+_NO_KIND = Kind("", "", "", "")
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -108,17 +118,34 @@ class Store:
     @_reaching
     async def report(
         self, verifier_id: str, instance: int, load: Load, sessions: Sequence[SessionStats], *, lease_ms: int
-    ) -> bool:
-        """Renew the lease and the seats of the sessions listed. False where the lease is lost or someone else's."""
+    ) -> dict[str, Kind] | None:
+        """Renew the lease and the seats of the sessions listed, and keep what is said of them.
+
+        Returns session id -> kind, of those that have one; None where the lease is lost or someone else's.
+        """
         fields = _flat(_load_fields(load))
         ids = [session.session_id for session in sessions]
         arguments = [verifier_id, instance, lease_ms, lease_ms, len(fields), *fields, *ids]
-        touched = [*_lease_keys(verifier_id), *(keys.closed(session_id) for session_id in ids)]
-        if not await self._run("report", touched, arguments):
-            return False
+        touched = [key(session_id) for session_id in ids for key in (keys.closed, keys.session)]
+        known, *facts = await self._run("report", [*_lease_keys(verifier_id), *touched], arguments)
+        if not known:
+            return None
+        kinds = _kinds(ids, facts)
         for start in range(0, len(sessions), SESSIONS_AT_ONCE):
-            await self._observe(verifier_id, sessions[start : start + SESSIONS_AT_ONCE], 2 * lease_ms)
-        return True
+            await self._observe(verifier_id, sessions[start : start + SESSIONS_AT_ONCE], kinds, 2 * lease_ms)
+        return kinds
+
+    @_reaching
+    async def priors(self, kinds: Iterable[Kind]) -> dict[Kind, Prior]:
+        """What was seen of each of these kinds lately, where anything was."""
+        asked = list(dict.fromkeys(kinds))
+        if not asked:
+            return {}
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for kind in asked:
+                pipe.hgetall(_prior_key(kind))
+            replies = await pipe.execute()
+        return {kind: _prior(record) for kind, record in zip(asked, replies, strict=True) if record}
 
     @_reaching
     async def windows(self, verifier_ids: Sequence[str]) -> dict[str, SessionWindow]:
@@ -221,7 +248,7 @@ class Store:
         weights, tokenizer = need.weights or ("", "")
         name = "" if need.weights else need.target  # weights bind, names may change
         arguments: list[Any] = [session_id, tenant, floor, span, seat_ms, session_ms, load_weight_ms]
-        arguments += [name, weights, tokenizer, need.numerics_class]
+        arguments += [name, weights, tokenizer, need.numerics_class, need.draft, need.traffic]
         for candidate in among:
             arguments += [candidate.verifier_id, candidate.rtt_ms, int(candidate.failed)]
         reply = await self._run("place", touched, arguments)
@@ -244,12 +271,16 @@ class Store:
         entries = await self._run("public_keys", [keys.PUBLIC_KEYS], [f"{key_id}:{public_key.hex()}", forget_ms])
         return {name: bytes.fromhex(raw) for name, raw in (entry.split(":", 1) for entry in entries)}
 
-    async def _observe(self, verifier_id: str, sessions: Sequence[SessionStats], keep_ms: int) -> None:
-        arguments: list[Any] = [verifier_id, keep_ms]
+    async def _observe(
+        self, verifier_id: str, sessions: Sequence[SessionStats], kinds: Mapping[str, Kind], keep_ms: int
+    ) -> None:
+        arguments: list[Any] = [verifier_id, keep_ms, REPORTED_POSITIONS, PRIOR_VERDICTS, PRIOR_MS]
+        touched = []
         for s in sessions:
+            kind = kinds.get(s.session_id)
             arguments += [s.tenant, f"{s.epoch:020d}", s.steps, s.committed, s.evaluated, s.accepted, s.rtt_ms]
-            arguments.append(s.session_id)
-        touched = [key(s.session_id) for s in sessions for key in (keys.stats, keys.closed)]
+            arguments += [s.session_id, _digits(s.verdicts) if kind else "", s.draft_ms, s.nodes_per_level]
+            touched += [keys.stats(s.session_id), keys.closed(s.session_id), _prior_key(kind or _NO_KIND)]
         await self._run("observe", touched, arguments)
 
     async def _run(self, script: str, touched: Sequence[str], arguments: Sequence[Any]) -> Any:
@@ -360,6 +391,32 @@ def _stats(session_id: str, seat_on: str, record: Mapping[str, str], tenant: str
         accepted,
         float(record.get("rtt_ms", 0)),
     )
+
+
+def _kinds(session_ids: Sequence[str], facts: Sequence[str]) -> dict[str, Kind]:
+    """facts: tenant, weights, draft and traffic class of one session after the other."""
+    found = {}
+    for i, session_id in enumerate(session_ids):
+        tenant, weights, draft, traffic = facts[4 * i : 4 * i + 4]
+        if draft:
+            found[session_id] = Kind(tenant, draft, traffic, weights)
+    return found
+
+
+def _prior_key(kind: Kind) -> str:
+    return keys.prior(kind.tenant, kind.draft, kind.traffic, kind.weights)
+
+
+def _prior(record: Mapping[str, str]) -> Prior:
+    return Prior(
+        bytes(int(digit) for digit in record.get("verdicts", "")),
+        float(record.get("draft_ms", 0)),
+        float(record.get("nodes_per_level", 0)),
+    )
+
+
+def _digits(verdicts: bytes) -> str:
+    return "".join(map(str, verdicts))
 
 
 _COUNTS = ("epoch", "steps", "committed", "evaluated", "accepted")
