@@ -31,6 +31,8 @@ _SHARE = (0.0, 0.5, 0.3, 0.2)
 """Prior: what part of what siblings catch of the first guess's misses the guess of each rank catches."""
 _LEAST_CAUGHT = 0.2
 """That a prior lets siblings catch: where none was sent none was right, whatever it was worth."""
+_ENOUGH = 24.0
+"""Positions after which a measurement from elsewhere counts as much as what drafts usually do."""
 _STEEPNESS = 0.8
 """Prior: of the first guess's log odds over its margin in nats."""
 _MOST = 0.97
@@ -76,14 +78,16 @@ class Calibrator:
         """How many guesses it has learned from, faded ones left out."""
         return sum(tally.tried for row in self._pooled for tally in row)
 
-    def expect(self, first: float, caught: float) -> None:
-        """Start from what was measured of guesses like those to come; no more than that once enough was learned here.
+    def expect(self, first: float, caught: float, positions: int) -> None:
+        """Start from what was measured of such guesses elsewhere. Nothing happens once more than that was learned here.
 
-        first: share of first guesses that were right. caught: share of the others' positions where a sibling was.
+        first: share of first guesses that were right. caught: share of the others' positions at which a sibling was.
+        positions: that this was measured at.
         """
         if self.observations > _PRIOR_WORTH * _RANKS * _BUCKETS:
             return
-        self._prior = _prior(_shift(first), min(1.0, max(caught, _LEAST_CAUGHT)))
+        trust = positions / (positions + _ENOUGH)
+        self._prior = _prior(trust * _shift(first), 1.0 - trust * (1.0 - max(caught, _LEAST_CAUGHT)))
         for rank in range(_RANKS):
             for bucket in range(_BUCKETS):
                 self._settle(rank, bucket)
