@@ -258,7 +258,8 @@ async def test_a_draft_is_known_by_its_content_wherever_it_comes_from(
             drafts = (await client.prepare()).drafts
             assert drafts is not None
             releases.add(drafts.release)
-    assert releases == {hashlib.sha256(tiny_gguf.read_bytes()).hexdigest()}
+    content = await asyncio.to_thread(tiny_gguf.read_bytes)
+    assert releases == {hashlib.sha256(content).hexdigest()}
 
 
 async def test_more_sessions_than_workers_run_without_a_draft(verifier: FakeVerifier, tmp_path: Path) -> None:
