@@ -22,7 +22,7 @@ try:
 except ImportError as error:
     raise ImportError("the coordinator needs redis: pip install 'outrider[coordinator]'") from error
 
-from coordinator import keys
+from coordinator import keys, priors
 from coordinator.records import (
     Candidate,
     Kind,
@@ -45,14 +45,6 @@ MAX_CONNECTIONS = 32
 """More only queue inside Redis, which runs one command at a time."""
 SESSIONS_AT_ONCE = 256
 """Statistics are written in lots, so that no script holds Redis for more than about a millisecond."""
-
-REPORTED_POSITIONS = 256
-"""Whose verdicts a report holds at most (outrider.core.verdicts)."""
-PRIOR_VERDICTS = 256
-"""Kept of a kind: more than decisions are made from, and few enough to be of today."""
-PRIOR_MS = 86_400_000
-"""A day: what nobody has asked for since yesterday is measured anew."""
-_NO_KIND = Kind("", "", "", "")
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -130,7 +122,7 @@ class Store:
         known, *facts = await self._run("report", [*_lease_keys(verifier_id), *touched], arguments)
         if not known:
             return None
-        kinds = _kinds(ids, facts)
+        kinds = priors.kinds(ids, facts)
         for start in range(0, len(sessions), SESSIONS_AT_ONCE):
             await self._observe(verifier_id, sessions[start : start + SESSIONS_AT_ONCE], kinds, 2 * lease_ms)
         return kinds
@@ -143,9 +135,9 @@ class Store:
             return {}
         async with self._redis.pipeline(transaction=False) as pipe:
             for kind in asked:
-                pipe.hgetall(_prior_key(kind))
+                pipe.hgetall(priors.key(kind))
             replies = await pipe.execute()
-        return {kind: _prior(record) for kind, record in zip(asked, replies, strict=True) if record}
+        return {kind: priors.read(record) for kind, record in zip(asked, replies, strict=True) if record}
 
     @_reaching
     async def windows(self, verifier_ids: Sequence[str]) -> dict[str, SessionWindow]:
@@ -274,13 +266,13 @@ class Store:
     async def _observe(
         self, verifier_id: str, sessions: Sequence[SessionStats], kinds: Mapping[str, Kind], keep_ms: int
     ) -> None:
-        arguments: list[Any] = [verifier_id, keep_ms, REPORTED_POSITIONS, PRIOR_VERDICTS, PRIOR_MS]
+        arguments: list[Any] = [verifier_id, keep_ms, priors.POSITIONS, priors.VERDICTS, priors.KEPT_MS]
         touched = []
         for s in sessions:
             kind = kinds.get(s.session_id)
             arguments += [s.tenant, f"{s.epoch:020d}", s.steps, s.committed, s.evaluated, s.accepted, s.rtt_ms]
-            arguments += [s.session_id, _digits(s.verdicts) if kind else "", s.draft_ms, s.nodes_per_level]
-            touched += [keys.stats(s.session_id), keys.closed(s.session_id), _prior_key(kind or _NO_KIND)]
+            arguments += [s.session_id, priors.digits(s.verdicts) if kind else "", s.draft_ms, s.nodes_per_level]
+            touched += [keys.stats(s.session_id), keys.closed(s.session_id), priors.key(kind or priors.NO_KIND)]
         await self._run("observe", touched, arguments)
 
     async def _run(self, script: str, touched: Sequence[str], arguments: Sequence[Any]) -> Any:
@@ -391,32 +383,6 @@ def _stats(session_id: str, seat_on: str, record: Mapping[str, str], tenant: str
         accepted,
         float(record.get("rtt_ms", 0)),
     )
-
-
-def _kinds(session_ids: Sequence[str], facts: Sequence[str]) -> dict[str, Kind]:
-    """facts: tenant, weights, draft and traffic class of one session after the other."""
-    found = {}
-    for i, session_id in enumerate(session_ids):
-        tenant, weights, draft, traffic = facts[4 * i : 4 * i + 4]
-        if draft:
-            found[session_id] = Kind(tenant, draft, traffic, weights)
-    return found
-
-
-def _prior_key(kind: Kind) -> str:
-    return keys.prior(kind.tenant, kind.draft, kind.traffic, kind.weights)
-
-
-def _prior(record: Mapping[str, str]) -> Prior:
-    return Prior(
-        bytes(int(digit) for digit in record.get("verdicts", "")),
-        float(record.get("draft_ms", 0)),
-        float(record.get("nodes_per_level", 0)),
-    )
-
-
-def _digits(verdicts: bytes) -> str:
-    return "".join(map(str, verdicts))
 
 
 _COUNTS = ("epoch", "steps", "committed", "evaluated", "accepted")

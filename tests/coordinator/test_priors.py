@@ -8,9 +8,8 @@ import pytest
 import redis.asyncio as aioredis
 from peers import identity
 
-from coordinator import keys
+from coordinator import keys, priors
 from coordinator.records import Load, Prior, SessionStats, SessionWindow, WindowBounds
-from coordinator.store import PRIOR_MS, PRIOR_VERDICTS
 from coordinator.window import control
 from outrider.core.errors import BadRequest
 from outrider.core.protocol.messages import SessionLimits
@@ -126,9 +125,9 @@ async def test_what_is_kept_is_bounded_and_expires(cluster, redis) -> None:
     for _ in range(3):
         session = (await cluster.open(draft_release=DRAFT)).session_id
         await cluster.report("v1", [report(session, GOOD * 16)])
-    assert await kept(redis) == (GOOD * 64)[-PRIOR_VERDICTS:]
+    assert await kept(redis) == (GOOD * 64)[-priors.VERDICTS :]
     async with aioredis.from_url(redis.url) as store:
-        assert 0 < await store.pttl(KEY) <= PRIOR_MS
+        assert 0 < await store.pttl(KEY) <= priors.KEPT_MS
 
 
 async def test_a_strange_device_hardly_moves_the_usual_speed(cluster, redis) -> None:
