@@ -31,6 +31,8 @@ PROBE_DEPTH = 2
 PROBE_PER_LEVEL = 2.0
 UNSHOWN_DRAFT_S = 0.005
 """Of a device whose drafting time has not shown, since its verifier never waited for it; or half a step if less."""
+NOTHING = Prior()
+"""Is known of a kind."""
 UNKNOWN = Window(24, 6)
 """The most that a session is told that has bounds, and of which too little is known."""
 
@@ -50,7 +52,9 @@ def decide(
     """
     if not load.step_cost_ms:
         return {}
-    newcomers = {s.session_id for s in sessions if is_new(s) and _lends(s, priors.get(s.session_id))}
+    newcomers = {
+        s.session_id for s in sessions if is_new(s) and len(priors.get(s.session_id, NOTHING).verdicts) >= LEAST
+    }
     sessions = [_with(s, priors[s.session_id]) if s.session_id in newcomers else s for s in sessions]
     cost = StepCost({rows: ms / 1e3 for rows, ms in load.step_cost_ms.items()}, load.session_cost_ms / 1e3)
     between_s = load.timing_ms.get("between", 0.0) / 1e3
@@ -89,10 +93,6 @@ def directive(window: SessionWindow, limits: SessionLimits) -> Directive:
 def is_new(session: SessionStats) -> bool:
     """Whether it has shown too little to be judged by, and not that it drafts nothing."""
     return len(session.verdicts) < LEAST and not _drafts_nothing(session)
-
-
-def _lends(session: SessionStats, prior: Prior | None) -> bool:
-    return prior is not None and len(prior.verdicts) >= LEAST and session.rtt_ms > 0.0
 
 
 def _with(session: SessionStats, prior: Prior) -> SessionStats:

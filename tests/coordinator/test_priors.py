@@ -193,6 +193,8 @@ def test_its_own_guesses_count_beside_and_soon_alone() -> None:
     beside = decide(fresh(verdicts=bad), PRIOR)
     alone = decide(fresh(verdicts=bytes([MISS] * 24)), PRIOR)
     assert beside is not None and beside.verdicts == 64 + 23
+    latest = decide(fresh(verdicts=bad), Prior(bytes([HIT] * 256), 4.0, 1.0))
+    assert latest is not None and latest.hits == pytest.approx(1 - 23 / control.RECENT)
     assert alone is not None and (alone.k, alone.verdicts) == (0, 24)
     assert "prior" not in alone.reason
 
