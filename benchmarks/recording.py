@@ -94,9 +94,9 @@ class Witness(Calibrator):
         super().__init__()
         self.lessons: list[Lesson] = []
 
-    def observe(self, rank: int, margin: float, accepted: bool) -> None:
-        self.lessons.append((rank, margin, accepted))
-        super().observe(rank, margin, accepted)
+    def observe(self, rank: int, margin: float, depth: int, accepted: bool) -> None:
+        self.lessons.append((rank, margin, depth, accepted))
+        super().observe(rank, margin, depth, accepted)
 
 
 class Recorder:

@@ -25,7 +25,7 @@ from edge_agent.drafts import DraftOptions, DraftPool
 from edge_agent.failover import Hop, Route
 from edge_agent.growth import Widths
 from edge_agent.kit import TargetKit
-from edge_agent.placement import Placement
+from edge_agent.placement import UNLIKE, Likeness, Placement
 from edge_agent.sources.base import DraftTask, Proposal, Spot
 from edge_agent.sources.prompt_lookup import PromptLookup
 from edge_agent.worker import DraftWorker
@@ -203,10 +203,10 @@ class LightClient(AsyncClient):
         self._kit = self._ready_kit
         return self._ready_kit
 
-    async def _place(self, prompt_tokens: int = 0) -> Placement | None:
+    async def _place(self, prompt_tokens: int = 0, like: Likeness = UNLIKE) -> Placement | None:
         began = time.monotonic()
         try:
-            return await super()._place(prompt_tokens)
+            return await super()._place(prompt_tokens, like)
         except Overloaded:
             self.refused_s.append(time.monotonic() - began)
             raise

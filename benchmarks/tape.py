@@ -17,8 +17,8 @@ from outrider.core.survival import Calibrator
 
 Place = tuple[int, tuple[int, ...]]
 """How many tokens of the output stand before, and the tokens after them that are not the output's."""
-Lesson = tuple[int, float, bool]
-"""What a calibrator observed: rank, margin, whether the guess was accepted."""
+Lesson = tuple[int, float, int, bool]
+"""What a calibrator observed: rank, margin, depth, whether the guess was accepted."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class Tape:
         taught = []
         for lessons in self.lessons:
             calibrator = Calibrator()
-            for rank, margin, accepted in lessons:
-                calibrator.observe(rank, margin, accepted)
+            for lesson in lessons:
+                calibrator.observe(*lesson)
             taught.append(calibrator)
         return taught
 
@@ -84,7 +84,9 @@ class Tape:
             decodes=tuple((int(w), float(s)) for w, s in data["decodes"]),
             commit_s=data["commit_s"],
             correction_s=data["correction_s"],
-            lessons=tuple(tuple((int(r), float(m), bool(a)) for r, m, a in lessons) for lessons in data["lessons"]),
+            lessons=tuple(
+                tuple((int(r), float(m), int(d), bool(a)) for r, m, d, a in lessons) for lessons in data["lessons"]
+            ),
             ends=tuple(data["ends"]),
         )
 

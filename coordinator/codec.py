@@ -26,13 +26,14 @@ from coordinator.records import (
 from coordinator.window import control
 from outrider.core.errors import BadRequest
 from outrider.core.protocol.messages import MAX_PROMPT_TOKENS, MAX_SESSION_ID, MAX_VERIFIER_ID, SessionLimits
-from outrider.core.verdicts import HIT
+from outrider.core.verdicts import HIT, SIBLING
 from outrider.wire.channels import split_address
 from outrider.wire.codecs import directive_to_proto
 from outrider.wire.ticket import MAX_LABEL, MAX_TICKET_BYTES, target_from_proto, target_to_proto
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 MAX_ADDRESS = 255
+MAX_KIND_LABEL = 64
 MAX_RTTS = 256
 MAX_RTT_MS = 60_000.0
 MAX_FAILED = 64
@@ -49,13 +50,19 @@ MAX_RATE = 1e9
 MAX_VERDICTS = 1_024
 MOST_PER_LEVEL = 16.0
 _VERIFIER_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_LABEL = re.compile(r"[A-Za-z0-9._-]{0,64}")
 _SESSION_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 def need_from_proto(request: pb.OpenSessionRequest) -> Need:
     _at_most("length of target", len(request.target), MAX_LABEL)
     _at_most("prompt_tokens", request.prompt_tokens, MAX_PROMPT_TOKENS)
-    return Need(target=request.target, rtt_ms=_rtts(request.rtt_ms))
+    return Need(
+        target=request.target,
+        rtt_ms=_rtts(request.rtt_ms),
+        draft=_label("draft_release", request.draft_release),
+        traffic=_label("traffic_class", request.traffic_class),
+    )
 
 
 def resume_from_proto(request: pb.ResumeSessionRequest) -> ResumeOrder:
@@ -144,7 +151,16 @@ def opening_to_proto(opening: Opening) -> pb.OpenSessionResponse:
         primary=_grant_to_proto(opening.primary),
         standby=_grant_to_proto(opening.standby) if opening.standby else None,
         expires_unix=opening.expires_unix,
+        prior=_prior_to_proto(opening.prior.verdicts),
     )
+
+
+def _prior_to_proto(verdicts: bytes) -> pb.Prior | None:
+    if not verdicts:
+        return None
+    right, caught = verdicts.count(HIT), verdicts.count(SIBLING)
+    wrong = len(verdicts) - right
+    return pb.Prior(first=right / len(verdicts), sibling=caught / max(1, wrong), observations=len(verdicts))
 
 
 def session_directive_to_proto(window: SessionWindow, limits: SessionLimits) -> pb.SessionDirective:
@@ -300,6 +316,14 @@ def _rtts(rtt_ms: Mapping[str, float]) -> dict[str, float]:
 def _verifier_id(field: str, value: str) -> str:
     if not _VERIFIER_ID.fullmatch(value):
         raise _bad_name(field, value, MAX_VERIFIER_ID)
+    return value
+
+
+def _label(field: str, value: str) -> str:
+    if not _LABEL.fullmatch(value):
+        raise BadRequest.bound(
+            field, repr(value[:MAX_KIND_LABEL]), f"at most {MAX_KIND_LABEL} letters, digits, '.', '_' or '-'"
+        )
     return value
 
 

@@ -8,7 +8,7 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from coordinator import placement
@@ -17,11 +17,13 @@ from coordinator.keyring import Keyring
 from coordinator.records import (
     Fleet,
     Grant,
+    Kind,
     Load,
     Membership,
     Need,
     Opening,
     Placed,
+    Prior,
     Registration,
     ResumeOrder,
     Seat,
@@ -78,7 +80,10 @@ class Handlers:
         """Place a new session. Raises NotFound, BadRequest, Overloaded or Unavailable."""
         fleet = await self._store.verifiers()
         named = replace(need, target=placement.sole_target(fleet, need.target))
-        return await self._place(_Session(secrets.token_hex(16), tenant, floor=0), named, fleet)
+        opening = await self._place(_Session(secrets.token_hex(16), tenant, floor=0), named, fleet)
+        return replace(
+            opening, prior=await self._prior(Kind(tenant, need.draft, need.traffic, opening.target.weights_hash))
+        )
 
     async def resume(self, tenant: str, order: ResumeOrder) -> Opening:
         """Place a session anew, above every epoch that its device, its ticket or the store knows of."""
@@ -118,7 +123,8 @@ class Handlers:
         self, verifier_id: str, instance: int, load: Load, sessions: Sequence[SessionStats]
     ) -> tuple[SessionWindow, ...] | None:
         """Renew a verifier's lease and its sessions' seats; how far they speculate. None: it has to register again."""
-        if not await self._store.report(verifier_id, instance, load, sessions, lease_ms=self._config.lease_ms):
+        kinds = await self._store.report(verifier_id, instance, load, sessions, lease_ms=self._config.lease_ms)
+        if kinds is None:
             return None
         if not self._config.window_control:
             return ()
@@ -126,17 +132,22 @@ class Handlers:
         # hundred sessions, is there for the next report.
         deciding = self._deciding.get(verifier_id)
         if deciding is None or deciding.done():
-            deciding = self._deciding[verifier_id] = asyncio.create_task(self._decide(verifier_id, load, sessions))
+            deciding = self._deciding[verifier_id] = asyncio.create_task(
+                self._decide(verifier_id, load, sessions, kinds)
+            )
             deciding.add_done_callback(functools.partial(self._decided, verifier_id))
         await asyncio.wait({deciding}, timeout=DECIDE_S)
         return deciding.result() if deciding.done() and deciding.exception() is None else ()
 
     async def _decide(
-        self, verifier_id: str, load: Load, sessions: Sequence[SessionStats]
+        self, verifier_id: str, load: Load, sessions: Sequence[SessionStats], kinds: Mapping[str, Kind]
     ) -> tuple[SessionWindow, ...]:
         before = await self._store.windows([verifier_id])
         bounds = await self._store.bounds(["", *(session.session_id for session in sessions)])
-        windows = await asyncio.to_thread(control.decide, load, sessions, before, bounds, self.limits)
+        new = {s.session_id: kinds[s.session_id] for s in sessions if control.is_new(s) and s.session_id in kinds}
+        seen = await self._store.priors(new.values())
+        priors = {session_id: seen[kind] for session_id, kind in new.items() if kind in seen}
+        windows = await asyncio.to_thread(control.decide, load, sessions, before, bounds, self.limits, priors)
         await self._store.decide(verifier_id, windows.values(), keep_ms=2 * self._config.lease_ms)
         return tuple(windows.values())
 
@@ -210,6 +221,15 @@ class Handlers:
                 return self._opening(session, placed)
             alive += placed
         raise placement.refusal(fleet, need, alive)
+
+    async def _prior(self, kind: Kind) -> Prior:
+        """What is known of such sessions; nothing where the store has just gone: the session is placed all the same."""
+        if not kind.draft:
+            return Prior()
+        try:
+            return (await self._store.priors([kind])).get(kind, Prior())
+        except Unavailable:
+            return Prior()
 
     def _opening(self, session: _Session, placed: Placed) -> Opening:
         expires = self._now() + self._config.ticket_ttl_s

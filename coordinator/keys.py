@@ -22,7 +22,7 @@ def seats(verifier_id: str) -> str:
 
 
 def session(session_id: str) -> str:
-    """HASH: whose session it is, where it was placed, the last epoch given out; expires."""
+    """HASH: whose session it is, of what kind, where it was placed, the last epoch given out; expires."""
     return f"{PREFIX}session:{session_id}"
 
 
@@ -34,6 +34,15 @@ def closed(session_id: str) -> str:
 def stats(session_id: str) -> str:
     """HASH: what the verifier that serves the session last reported; expires soon after the reports stop."""
     return f"{PREFIX}stats:{session_id}"
+
+
+def prior(tenant: str, draft: str, traffic: str, weights: str) -> str:
+    """HASH: what was measured of sessions that are alike; expires some time after the last of them.
+
+    Of one tenant alone: what its devices call themselves, and how they guess, is nobody else's loss. Only the last part
+    may hold colons, so that no two kinds share a key.
+    """
+    return f"{PREFIX}prior:{tenant}:{draft}:{traffic}:{weights}"
 
 
 def windows(verifier_id: str) -> str:

@@ -43,6 +43,30 @@ class SessionStats:
 
 
 @dataclass(frozen=True)
+class Kind:
+    """What makes sessions alike, as far as anybody can tell beforehand."""
+
+    tenant: str
+    draft: str
+    """Release of the device's draft."""
+    traffic: str
+    """The application's label, or empty."""
+    weights: str
+    """Hash of the target's."""
+
+
+@dataclass(frozen=True)
+class Prior:
+    """What verifiers lately saw of a kind of sessions."""
+
+    verdicts: bytes = b""
+    """On their devices' guesses, in the order of the reports."""
+    draft_ms: float = 0.0
+    """The usual one; 0 where none has shown, as is the next."""
+    nodes_per_level: float = 0.0
+
+
+@dataclass(frozen=True)
 class SessionWindow:
     """How far a session speculates, with what that was decided from."""
 
@@ -138,6 +162,10 @@ class Need:
     """Preferred; empty has no preference."""
     failed: frozenset[str] = frozenset()
     """Verifiers to avoid while any other has room."""
+    draft: str = ""
+    """Release of the device's draft; empty where it has none, or where the session is known by now."""
+    traffic: str = ""
+    """The application's label for what is asked."""
 
 
 @dataclass(frozen=True)
@@ -188,6 +216,7 @@ class Opening:
     primary: Grant
     standby: Grant | None
     expires_unix: float
+    prior: Prior = field(default_factory=Prior)
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,14 @@ try:
 except ImportError as error:
     raise ImportError("the coordinator needs redis: pip install 'outrider[coordinator]'") from error
 
-from coordinator import keys
+from coordinator import keys, priors
 from coordinator.records import (
     Candidate,
+    Kind,
     Load,
     Need,
     Placed,
+    Prior,
     Registration,
     Seat,
     SessionStats,
@@ -108,17 +110,34 @@ class Store:
     @_reaching
     async def report(
         self, verifier_id: str, instance: int, load: Load, sessions: Sequence[SessionStats], *, lease_ms: int
-    ) -> bool:
-        """Renew the lease and the seats of the sessions listed. False where the lease is lost or someone else's."""
+    ) -> dict[str, Kind] | None:
+        """Renew the lease and the seats of the sessions listed, and keep what is said of them.
+
+        Returns session id -> kind, of those that have one; None where the lease is lost or someone else's.
+        """
         fields = _flat(_load_fields(load))
         ids = [session.session_id for session in sessions]
         arguments = [verifier_id, instance, lease_ms, lease_ms, len(fields), *fields, *ids]
-        touched = [*_lease_keys(verifier_id), *(keys.closed(session_id) for session_id in ids)]
-        if not await self._run("report", touched, arguments):
-            return False
+        touched = [key(session_id) for session_id in ids for key in (keys.closed, keys.session)]
+        known, *facts = await self._run("report", [*_lease_keys(verifier_id), *touched], arguments)
+        if not known:
+            return None
+        kinds = priors.kinds(ids, facts)
         for start in range(0, len(sessions), SESSIONS_AT_ONCE):
-            await self._observe(verifier_id, sessions[start : start + SESSIONS_AT_ONCE], 2 * lease_ms)
-        return True
+            await self._observe(verifier_id, sessions[start : start + SESSIONS_AT_ONCE], kinds, 2 * lease_ms)
+        return kinds
+
+    @_reaching
+    async def priors(self, kinds: Iterable[Kind]) -> dict[Kind, Prior]:
+        """What was seen of each of these kinds lately, where anything was."""
+        asked = list(dict.fromkeys(kinds))
+        if not asked:
+            return {}
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for kind in asked:
+                pipe.hgetall(priors.key(kind))
+            replies = await pipe.execute()
+        return {kind: priors.read(record) for kind, record in zip(asked, replies, strict=True) if record}
 
     @_reaching
     async def windows(self, verifier_ids: Sequence[str]) -> dict[str, SessionWindow]:
@@ -221,7 +240,7 @@ class Store:
         weights, tokenizer = need.weights or ("", "")
         name = "" if need.weights else need.target  # weights bind, names may change
         arguments: list[Any] = [session_id, tenant, floor, span, seat_ms, session_ms, load_weight_ms]
-        arguments += [name, weights, tokenizer, need.numerics_class]
+        arguments += [name, weights, tokenizer, need.numerics_class, need.draft, need.traffic]
         for candidate in among:
             arguments += [candidate.verifier_id, candidate.rtt_ms, int(candidate.failed)]
         reply = await self._run("place", touched, arguments)
@@ -244,12 +263,16 @@ class Store:
         entries = await self._run("public_keys", [keys.PUBLIC_KEYS], [f"{key_id}:{public_key.hex()}", forget_ms])
         return {name: bytes.fromhex(raw) for name, raw in (entry.split(":", 1) for entry in entries)}
 
-    async def _observe(self, verifier_id: str, sessions: Sequence[SessionStats], keep_ms: int) -> None:
-        arguments: list[Any] = [verifier_id, keep_ms]
+    async def _observe(
+        self, verifier_id: str, sessions: Sequence[SessionStats], kinds: Mapping[str, Kind], keep_ms: int
+    ) -> None:
+        arguments: list[Any] = [verifier_id, keep_ms, priors.POSITIONS, priors.VERDICTS, priors.KEPT_MS]
+        touched = []
         for s in sessions:
+            kind = kinds.get(s.session_id)
             arguments += [s.tenant, f"{s.epoch:020d}", s.steps, s.committed, s.evaluated, s.accepted, s.rtt_ms]
-            arguments.append(s.session_id)
-        touched = [key(s.session_id) for s in sessions for key in (keys.stats, keys.closed)]
+            arguments += [s.session_id, priors.digits(s.verdicts) if kind else "", s.draft_ms, s.nodes_per_level]
+            touched += [keys.stats(s.session_id), keys.closed(s.session_id), priors.key(kind or priors.NO_KIND)]
         await self._run("observe", touched, arguments)
 
     async def _run(self, script: str, touched: Sequence[str], arguments: Sequence[Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Iterable, Mapping, Set
 from numbers import Real
 from typing import NoReturn
@@ -11,6 +12,7 @@ from outrider.core.errors import BadRequest
 
 _MAX_SHOWN = 80
 _MAX_BITS = 64
+_LABEL = re.compile(r"[A-Za-z0-9._-]{0,64}")
 
 
 def whole(field: str, value: object) -> int:
@@ -48,6 +50,13 @@ def text(field: str, value: object) -> str:
         value.encode()
     except UnicodeEncodeError:
         refuse(field, value, "a text without lone surrogates")
+    return value
+
+
+def label(field: str, value: object) -> str:
+    """A short name that may become part of a key; may be empty."""
+    if not isinstance(value, str) or not _LABEL.fullmatch(value):
+        refuse(field, value, "at most 64 letters, digits, '.', '_' or '-'")
     return value
 
 

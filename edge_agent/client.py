@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from edge_agent.artifacts import ArtifactCache
 from edge_agent.channels import Channels
-from edge_agent.checks import refuse, text
+from edge_agent.checks import label, refuse, text
 from edge_agent.completion import (
     Chunk,
     Completion,
@@ -36,7 +36,7 @@ from edge_agent.drafts import DraftOptions
 from edge_agent.driver import DriverOptions, SessionDriver
 from edge_agent.failover import Backoff, DirectRoute, GrantRoute, Hop, Route
 from edge_agent.kit import TargetKit, assemble
-from edge_agent.placement import Coordinator, Placement
+from edge_agent.placement import UNLIKE, Coordinator, Likeness, Placement
 from edge_agent.statistics import Statistics
 from edge_agent.template import Message, check_messages
 from edge_agent.text import TextAssembler
@@ -71,8 +71,9 @@ class AsyncClient:
 
     draft: "auto" fetches the one that the target offers, None is plain cloud streaming, "lookup" guesses from the text
     alone, else the path of a GGUF file. The model is loaded once and shared by the client's sessions. `reroute` maps a
-    verifier's address to the one to dial instead, for tunnels and proxies. `settings` holds what has no argument. Every
-    error is one of outrider.core.errors.
+    verifier's address to the one to dial instead, for tunnels and proxies. `traffic_class` names what is asked for,
+    such as "code", where a request does not: a new session starts from what verifiers measured of those of the same
+    draft and class. `settings` holds what has no argument. Every error is one of outrider.core.errors.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class AsyncClient:
         insecure: bool | None = None,
         cache_dir: str | Path | None = None,
         reroute: Mapping[str, str] | None = None,
+        traffic_class: str = "",
         settings: EdgeSettings | None = None,
     ) -> None:
         _check_arguments(coordinator, verifier, target, draft, cache_dir)
@@ -100,6 +102,7 @@ class AsyncClient:
         self._target = settings.target if target is None else target
         self._draft = draft
         self._reroute = dict(reroute or {})
+        self._traffic_class = label("traffic_class", traffic_class)
         key = settings.api_key.get_secret_value() if settings.api_key else None
         self._api_key = _checked_key(key if api_key is None else api_key)
         if tls is None and (settings.tls or settings.tls_ca):
@@ -235,9 +238,11 @@ class AsyncClient:
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(self._slots)
             self._check_open()
-            placement = await self._unless_closed(self._place(len(session.prompt)))
+            placement = await self._unless_closed(self._place(len(session.prompt), self._like(kit, request)))
             if placement is not None:
                 stack.callback(self._close_session, placement)
+                if kit.drafts and placement.measured:
+                    kit.drafts.expect(placement.measured)
             statistics.session_id = placement.grants.session_id if placement else secrets.token_hex(8)
             worker = await stack.enter_async_context(kit.drafts.borrow()) if kit.drafts else None
             self._check_open()
@@ -301,12 +306,15 @@ class AsyncClient:
     def _coordinator(self) -> Coordinator:
         return Coordinator(self._channels.get(self._coordinator_address, tls=self._tls), self._api_key)
 
-    async def _place(self, prompt_tokens: int = 0) -> Placement | None:
+    def _like(self, kit: TargetKit, request: Request) -> Likeness:
+        return Likeness(kit.drafts.release if kit.drafts else "", request.traffic_class or self._traffic_class)
+
+    async def _place(self, prompt_tokens: int = 0, like: Likeness = UNLIKE) -> Placement | None:
         """A session at the coordinator; None without one."""
         if not self._coordinator_address:
             return None
         patience_s = self._settings.resume_budget_s
-        return await self._coordinator().open(self._target, prompt_tokens, patience_s=patience_s)
+        return await self._coordinator().open(self._target, prompt_tokens, patience_s=patience_s, like=like)
 
     def _close_session(self, placement: Placement) -> None:
         ticket = placement.grants.grants[0].ticket if placement.grants.grants else b""

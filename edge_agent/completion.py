@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypedDict, Unpack
 
-from edge_agent.checks import real, token_ids, truth, whole
+from edge_agent.checks import label, real, token_ids, truth, whole
 from edge_agent.statistics import Statistics, Usage
 from edge_agent.text import check_stops
 from outrider.core.errors import BadRequest
@@ -35,6 +35,7 @@ class Options(TypedDict, total=False):
     stop: str | Sequence[str] | None
     stop_token_ids: Sequence[int]
     ignore_eos: bool
+    traffic_class: str
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class Request:
     stop: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
+    traffic_class: str = ""
+    """The application's label for what it asks, empty for the client's: how guesses did is measured apart for each."""
 
     @classmethod
     def of(cls, **options: Unpack[Options]) -> Request:
@@ -77,6 +80,7 @@ class Request:
             check_stops(options.get("stop")),
             stop_token_ids,
             truth("ignore_eos", options.get("ignore_eos", False)),
+            label("traffic_class", options.get("traffic_class", "")),
         )
 
 

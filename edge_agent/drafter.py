@@ -14,6 +14,7 @@ from typing import Protocol
 
 from edge_agent import growth
 from edge_agent.growth import Guess, Leaf, Plan, Widths
+from edge_agent.hearing import Hearing
 from edge_agent.sources.base import DraftSource, DraftTask, Proposal, Spot
 from outrider.core.errors import Overloaded
 from outrider.core.survival import Calibrator
@@ -77,8 +78,8 @@ class _Note:
     looked_up: bool = False
     guesses: dict[int, tuple[float, bool]] = field(default_factory=dict)
     """token -> (accept, whether it is the leading source's first guess) of possible children"""
-    spoken: list[tuple[Calibrator, Proposal]] = field(default_factory=list)
-    """Every proposal for its children, to learn from when one of them is committed."""
+    hearing: Hearing = field(default_factory=Hearing)
+    """What was proposed for its children, to learn from when one is committed."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ class Drafter:
         """Commit tokens: learn from them, and keep what descends from the last one."""
         path: list[int] = []
         for token in tokens:
-            self._learn(self._notes[ROOT], token)
+            self._notes[ROOT].hearing.learn(token)
             carried = self._tree.advance(token)
             self._notes[ROOT] = _Note() if carried is None else self._notes[carried]
             if carried is not None:
@@ -235,17 +236,18 @@ class Drafter:
             note.evaluated = True
             self._chosen = None
             if self._model is not None:
-                self._hear(note, self._model, proposed)
+                self._hear(standing.node, self._model, proposed)
         for standing in standings:
             self._offer(standing)
 
-    def _hear(self, note: _Note, voice: Voice, proposals: Sequence[Proposal]) -> None:
-        calibrator = voice.calibrator(self._task)
-        for proposal in proposals:
-            accept = calibrator.probability(proposal.rank, proposal.margin)
-            known, lead = note.guesses.get(proposal.token, (0.0, False))
-            note.guesses[proposal.token] = (max(known, accept), lead or (voice.leads and proposal.rank == 0))
-            note.spoken.append((calibrator, proposal))
+    def _hear(self, parent: Node, voice: Voice, proposals: Sequence[Proposal]) -> None:
+        """Rate the children anew: those that another voice proposed before, too."""
+        note, depth = self._notes[parent.id], self._tree.depth(parent.id) + 1
+        hear = note.hearing.lead if voice.leads else note.hearing.second
+        hear(voice.calibrator(self._task), proposals, depth)
+        note.guesses = note.hearing.guesses()
+        for token, child in self._tree.children(parent.id).items():
+            self._notes[child].accept = note.guesses[token][0]
 
     def _offer(self, parent: _Standing) -> None:
         """Add the children of a node that are worth it now, and what look-up knows below them."""
@@ -280,7 +282,7 @@ class Drafter:
         if self._lookup is None or note.looked_up or not worth or node.token in self._task.ends:
             return
         note.looked_up = True
-        self._hear(note, self._lookup, self._lookup.source.expand([self._spot(node)])[0])
+        self._hear(node, self._lookup, self._lookup.source.expand([self._spot(node)])[0])
 
     def _offer_again(self) -> None:
         """After a Commit survival has risen and there is room: offer what was not worth it before."""
@@ -307,10 +309,6 @@ class Drafter:
     def _spot(self, node: Node) -> Spot:
         path = tuple(self._tree.path(node.id))
         return Spot(node.id, node.parent, node.token, self._tree.position + len(path), path)
-
-    def _learn(self, note: _Note, token: int) -> None:
-        for calibrator, proposal in note.spoken:
-            calibrator.observe(proposal.rank, proposal.margin, proposal.token == token)
 
     def _new_root(self) -> None:
         self._committed_at = self._clock()

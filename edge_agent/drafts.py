@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 from edge_agent.drafter import Drafter, Voice
 from edge_agent.growth import Widths
+from edge_agent.placement import Measured
 from edge_agent.sources.prompt_lookup import PromptLookup
 from edge_agent.worker import DraftWorker
 from outrider.core.survival import Calibrator
@@ -49,8 +51,11 @@ class DraftPool:
         options: DraftOptions,
         model: LlamaModel | None = None,
         shared_vocabulary: int = 0,
+        release: str = "",
     ) -> None:
         self.name = name
+        self.release = release
+        """Alike on every device that has this draft; empty where it is not to be compared."""
         self._options = options
         self._model = model
         self._shared = shared_vocabulary
@@ -62,15 +67,18 @@ class DraftPool:
         self._workers: list[DraftWorker] = []
 
     @classmethod
-    async def load(cls, path: Path, name: str, target_table: Sequence[bytes], options: DraftOptions) -> Self:
+    async def load(
+        cls, path: Path, name: str, target_table: Sequence[bytes], options: DraftOptions, digest: str = ""
+    ) -> Self:
         """Load a GGUF and compare its vocabulary with the target's.
 
-        name: for people. Raises ModelRefused, VocabularyMismatch, ImportError without llama-cpp-python.
+        name: for people. digest: SHA-256 of the file in hex, where it is known.
+        Raises ModelRefused, VocabularyMismatch, ImportError without llama-cpp-python.
         """
-        return await asyncio.to_thread(cls._load, path, name, target_table, options)
+        return await asyncio.to_thread(cls._load, path, name, target_table, options, digest)
 
     @classmethod
-    def _load(cls, path: Path, name: str, target_table: Sequence[bytes], options: DraftOptions) -> Self:
+    def _load(cls, path: Path, name: str, target_table: Sequence[bytes], options: DraftOptions, digest: str) -> Self:
         from outrider.llama import LlamaModel
 
         model = LlamaModel.load(path, threads=options.threads)
@@ -79,12 +87,17 @@ class DraftPool:
         except BaseException:
             model.close()
             raise
-        return cls(name, options, model, shared)
+        return cls(name, options, model, shared, digest or _digest(path))
 
     @classmethod
     def lookup_only(cls, options: DraftOptions) -> Self:
         """No model: guesses from what the text has said before."""
-        return cls("lookup", options)
+        return cls("lookup", options, release="lookup")
+
+    def expect(self, measured: Measured) -> None:
+        """Start from what verifiers measured of this draft's guesses elsewhere, as long as little was learned here."""
+        for calibrator in self._of_lookup if self._model is None else self._of_model:
+            calibrator.expect(measured.first, measured.sibling, measured.positions)
 
     @contextlib.asynccontextmanager
     async def borrow(self) -> AsyncIterator[DraftWorker | None]:
@@ -159,6 +172,11 @@ class DraftPool:
                 context.close()
 
         return DraftWorker(build, release)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _in_ms(widths: Widths) -> str:

@@ -110,7 +110,7 @@ async def _drafts(
         return DraftPool.lookup_only(options) if options.prompt_lookup else None
     try:
         path = await cache.get(ref, library.fetch)
-        return await DraftPool.load(path, ref.name, tokenizer.table, options)
+        return await DraftPool.load(path, ref.name, tokenizer.table, options, ref.digest)
     except VocabularyMismatch:
         raise  # somebody has paired what does not belong together, and should hear of it
     except (ModelRefused, ImportError) as error:

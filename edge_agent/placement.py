@@ -25,11 +25,38 @@ _A = TypeVar("_A")
 
 
 @dataclass(frozen=True)
+class Likeness:
+    """What makes a tenant's sessions alike: verifiers measure how such ones do."""
+
+    draft: str = ""
+    """Release of the draft; empty where there is none."""
+    traffic: str = ""
+    """The application's label."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """How the guesses of sessions like this one did lately."""
+
+    first: float
+    """Share of first guesses that were right."""
+    sibling: float
+    """Share of the others' positions at which another guess was."""
+    positions: int
+
+
+@dataclass(frozen=True)
 class Placement:
     """A session that was opened."""
 
     grants: Grants
     target: TargetIdentity
+    measured: Measured | None = None
+    """None where nothing is known."""
+
+
+UNLIKE = Likeness()
+"""Any other session."""
 
 
 class Coordinator:
@@ -39,17 +66,21 @@ class Coordinator:
         self._stub = coordinator_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
         self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
 
-    async def open(self, target: str, prompt_tokens: int = 0, *, patience_s: float = 0.0) -> Placement:
+    async def open(
+        self, target: str, prompt_tokens: int = 0, *, patience_s: float = 0.0, like: Likeness = UNLIKE
+    ) -> Placement:
         """Place a session on a verifier that serves `target` ("": the cluster's only one).
 
         A cluster without room is asked again when it says, for at most `patience_s`; then Overloaded is raised.
         """
-        request = pb.OpenSessionRequest(target=target, prompt_tokens=prompt_tokens)
+        request = pb.OpenSessionRequest(
+            target=target, prompt_tokens=prompt_tokens, draft_release=like.draft, traffic_class=like.traffic
+        )
         until = time.monotonic() + patience_s
         while True:
             try:
                 answer = await self._open_once(request)
-                return Placement(_grants(answer), answer.target)
+                return Placement(_grants(answer), answer.target, _measured(answer))
             except Overloaded as error:
                 pause_s = max(error.retry_after_s, _LEAST_PAUSE_S)
                 if not time.monotonic() + pause_s <= until:  # also where the pause is no number
@@ -95,3 +126,10 @@ def _grants(answer: pb.OpenSessionResponse) -> Grants:
     if answer.HasField("standby"):
         granted.append(answer.standby)
     return Grants(answer.session_id, tuple(granted))
+
+
+def _measured(answer: pb.OpenSessionResponse) -> Measured | None:
+    """Rates that are none are as good as nothing: the session does not depend on them."""
+    if not answer.HasField("prior") or not (0.0 <= answer.prior.first <= 1.0 and 0.0 <= answer.prior.sibling <= 1.0):
+        return None
+    return Measured(answer.prior.first, answer.prior.sibling, answer.prior.observations)

@@ -3,10 +3,11 @@
 --       verifier:<id> HASH, seats:<id> ZSET
 -- ARGV: 1 session id, 2 tenant, 3 floor (greatest epoch known to whoever asks), 4 epochs in a range, 5 seat ms,
 --       6 session ms, 7 load weight ms, 8 target name ('' any), 9 weights hash ('' any), 10 tokenizer hash,
---       11 preferred numerics class ('' none), then for each candidate: verifier id, rtt ms, failed (0 or 1)
+--       11 preferred numerics class ('' none), 12 draft release and 13 traffic class ('' leaves what is known of them),
+--       then for each candidate: verifier id, rtt ms, failed (0 or 1)
 -- Returns {first epoch of the primary, its id, its HGETALL, the standby's id ('' none), its HGETALL},
 --      or {0, number of candidates that are alive and serve this}: all of those are full or draining.
-local HEAD = 11
+local HEAD = 13
 local time = redis.call('TIME')
 local micros = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local now = math.floor(micros / 1000)
@@ -76,7 +77,10 @@ local seat_end = string.format('%.0f', now + tonumber(ARGV[5]))
 redis.call('ZADD', KEYS[2 * primary.i + 1], seat_end, ARGV[1])
 redis.call('PEXPIRE', KEYS[2 * primary.i + 1], 86400000) -- only so that a verifier that never returns leaves nothing
 redis.call('HSET', KEYS[1], 'tenant', ARGV[2], 'verifier', primary.id, 'standby', standby and standby.id or '',
-  'epoch_last', string.format('%.0f', epoch + 2 * span - 1))
+  'weights', primary.weights, 'epoch_last', string.format('%.0f', epoch + 2 * span - 1))
+if ARGV[12] ~= '' then
+  redis.call('HSET', KEYS[1], 'draft', ARGV[12], 'traffic', ARGV[13])
+end
 redis.call('PEXPIRE', KEYS[1], tonumber(ARGV[6]))
 
 return {

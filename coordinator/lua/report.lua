@@ -1,10 +1,12 @@
 -- A verifier's load, the seats that its live sessions hold, and the renewal of its lease.
--- KEYS: 1 verifier:<id> HASH, 2 seats:<id> ZSET, 3 fleet ZSET, then closed:<session> STRING of all live sessions
+-- KEYS: 1 verifier:<id> HASH, 2 seats:<id> ZSET, 3 fleet ZSET, then closed:<session> STRING and session:<session> HASH,
+--       a pair for each live session
 -- ARGV: 1 verifier id, 2 instance, 3 lease ms, 4 seat ms, 5 number of load fields and values, then those,
 --       then the ids of all live sessions
--- Returns 1, or 0 where the lease was lost or another instance holds it: the verifier has to register again.
+-- Returns {1, then tenant, weights hash, draft release and traffic class of each session: '' where it was not placed
+--       with a draft}, or {0} where the lease was lost or another instance holds it: the verifier has to register again.
 if redis.call('HGET', KEYS[1], 'instance') ~= ARGV[2] then
-  return 0
+  return {0}
 end
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
@@ -18,11 +20,16 @@ end
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
 redis.call('ZADD', KEYS[3], lease_end, ARGV[1])
 
+local answer = {1}
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', string.format('%.0f', now))
 for i = sessions_from, #ARGV do
-  if redis.call('EXISTS', KEYS[4 + i - sessions_from]) == 0 then
+  local at = 4 + 2 * (i - sessions_from)
+  if redis.call('EXISTS', KEYS[at]) == 0 then
     redis.call('ZADD', KEYS[2], seat_end, ARGV[i])
+  end
+  for _, value in ipairs(redis.call('HMGET', KEYS[at + 1], 'tenant', 'weights', 'draft', 'traffic')) do
+    answer[#answer + 1] = value or ''
   end
 end
 redis.call('PEXPIRE', KEYS[2], 86400000) -- only so that a verifier that never returns leaves nothing
-return 1
+return answer

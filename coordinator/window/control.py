@@ -1,8 +1,9 @@
 """From a verifier's report to what its sessions are told: the controller's inputs and outputs, nothing else.
 
-A session is decided about once enough is known of it; before that its verifier's own directive stands, within an
-operator's bounds. One that shall not speculate still guesses a little, which no step evaluates: so it is seen when its
-guesses become good again.
+A session is decided about once enough is known of it, or of sessions of its kind: these count like verdicts on its own
+earlier guesses, until it has enough of its own. Before that its verifier's own directive stands, within an operator's
+bounds. One that shall not speculate still guesses a little, which no step evaluates: so it is seen when its guesses
+become good again.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from coordinator.records import Load, SessionStats, SessionWindow, WindowBounds
+from coordinator.records import Load, Prior, SessionStats, SessionWindow, WindowBounds
 from coordinator.window import controller
 from coordinator.window.controller import Bounds, Decision, SessionView, VerifierView
 from coordinator.window.streaming import Window
@@ -30,6 +31,8 @@ PROBE_DEPTH = 2
 PROBE_PER_LEVEL = 2.0
 UNSHOWN_DRAFT_S = 0.005
 """Of a device whose drafting time has not shown, since its verifier never waited for it; or half a step if less."""
+NOTHING = Prior()
+"""Is known of a kind."""
 UNKNOWN = Window(24, 6)
 """The most that a session is told that has bounds, and of which too little is known."""
 
@@ -40,13 +43,19 @@ def decide(
     before: Mapping[str, SessionWindow],
     bounds: Mapping[str, WindowBounds],
     limits: SessionLimits,
+    priors: Mapping[str, Prior],
 ) -> dict[str, SessionWindow]:
     """Session id -> its window from now on, for those of a verifier's sessions that are told one.
 
     before: what was decided last. bounds: by session id; those of "" are for all others. limits: of all of them.
+    priors: what was seen of its kind, by the id of a session that is new.
     """
     if not load.step_cost_ms:
         return {}
+    newcomers = {
+        s.session_id for s in sessions if is_new(s) and len(priors.get(s.session_id, NOTHING).verdicts) >= LEAST
+    }
+    sessions = [_with(s, priors[s.session_id]) if s.session_id in newcomers else s for s in sessions]
     cost = StepCost({rows: ms / 1e3 for rows, ms in load.step_cost_ms.items()}, load.session_cost_ms / 1e3)
     between_s = load.timing_ms.get("between", 0.0) / 1e3
     plain_s = between_s + cost.seconds(len(sessions), len(sessions))
@@ -58,7 +67,9 @@ def decide(
         bound, decision = allowed[session.session_id], decisions[session.session_id]
         if bound is not None and bound.pinned:
             decided[session.session_id] = _window(session, view, decision)
-        elif view.drafts and view.as_it_is is None:
+        elif view.as_it_is is None and (view.drafts or view.current is not None):
+            if session.session_id in newcomers:
+                decision = replace(decision, reason=f"by its class's prior: {decision.reason}")
             if len(sessions) == 1 and decision.window.k:
                 decision = replace(decision, window=_alone(decision.window, view.bounds))
             decided[session.session_id] = _window(session, view, decision)
@@ -79,10 +90,28 @@ def directive(window: SessionWindow, limits: SessionLimits) -> Directive:
     )
 
 
+def is_new(session: SessionStats) -> bool:
+    """Whether it has shown too little to be judged by, and not that it drafts nothing."""
+    return len(session.verdicts) < LEAST and not _drafts_nothing(session)
+
+
+def _with(session: SessionStats, prior: Prior) -> SessionStats:
+    """The session as if its kind's guesses had been its own, before its own."""
+    return replace(
+        session,
+        verdicts=prior.verdicts + session.verdicts,
+        draft_ms=session.draft_ms or prior.draft_ms,
+        nodes_per_level=max(1.0, prior.nodes_per_level),
+    )
+
+
+def _drafts_nothing(session: SessionStats) -> bool:
+    return not session.verdicts and session.committed >= SILENT
+
+
 def _known(session: SessionStats) -> bool:
     """Well enough to decide about it, or for one that drafts nothing to count as streaming."""
-    drafts_nothing = not session.verdicts and session.committed >= SILENT
-    return drafts_nothing or (len(session.verdicts) >= LEAST and session.rtt_ms > 0.0)
+    return _drafts_nothing(session) or (len(session.verdicts) >= LEAST and session.rtt_ms > 0.0)
 
 
 def _view(
@@ -134,7 +163,7 @@ def _alone(window: Window, bounds: Bounds) -> Window:
 
 def _window(session: SessionStats, view: SessionView, decision: Decision) -> SessionWindow:
     window, judged = decision.window, session.verdicts[-RECENT:]
-    probes = window.k == 0 and view.bounds.pinned is None and view.drafts
+    probes = window.k == 0 and view.bounds.pinned is None
     return SessionWindow(
         session_id=session.session_id,
         verifier_id=session.verifier_id,

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from peers import until
 
-from coordinator.records import Load, SessionStats, SessionWindow, WindowBounds
+from coordinator.records import Load, Prior, SessionStats, SessionWindow, WindowBounds
 from coordinator.window import control
 from outrider.core.errors import BadRequest, NotFound, Unauthenticated
 from outrider.core.protocol.messages import SessionLimits
@@ -42,11 +42,12 @@ def decide(
     before: dict[str, SessionWindow] | None = None,
     load: Load = LOAD,
     limits: SessionLimits = LIMITS,
+    priors: dict[str, Prior] | None = None,
     **bounds: WindowBounds,
 ) -> dict[str, SessionWindow]:
     """bounds: by session id; `everybody` is ""."""
     named = {"" if name == "everybody" else name: bound for name, bound in bounds.items()}
-    return control.decide(load, sessions, before or {}, named, limits)
+    return control.decide(load, sessions, before or {}, named, limits, priors or {})
 
 
 def test_a_good_draft_speculates_and_a_bad_one_only_probes() -> None:

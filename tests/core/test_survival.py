@@ -2,36 +2,41 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
+from benchmarks.reliability import Reliability, reliability
 from outrider.core.survival import MARGIN_EDGES, Calibrator
 
 
 def test_the_prior_grows_with_the_lead_of_the_first_guess_and_falls_with_the_lag_of_the_others() -> None:
     calibrator = Calibrator()
-    first = [calibrator.probability(0, margin) for margin in (0.0, *MARGIN_EDGES, 50.0)]
-    second = [calibrator.probability(1, margin) for margin in (0.0, *MARGIN_EDGES, 50.0)]
+    first = [calibrator.probability(0, margin, 1) for margin in (0.0, *MARGIN_EDGES, 50.0)]
+    second = [calibrator.probability(1, margin, 1) for margin in (0.0, *MARGIN_EDGES, 50.0)]
     assert first == sorted(first) and first[0] >= 0.4 and first[-1] <= 0.97
     assert second == sorted(second, reverse=True)
-    assert calibrator.probability(1, 1.0) > calibrator.probability(2, 1.0) > calibrator.probability(3, 1.0)
+    assert calibrator.probability(1, 1.0, 1) > calibrator.probability(2, 1.0, 1) > calibrator.probability(3, 1.0, 1)
 
 
 def test_siblings_never_promise_more_than_certainty() -> None:
     calibrator = Calibrator()
     for margin in (0.0, *MARGIN_EDGES, 50.0):
-        assert sum(calibrator.probability(rank, margin) for rank in range(4)) <= 1.0 + 1e-9
+        assert sum(calibrator.probability(rank, margin, 1) for rank in range(4)) <= 1.0 + 1e-9
 
 
 def test_the_sign_of_a_margin_does_not_matter() -> None:
     calibrator = Calibrator()
-    assert calibrator.probability(1, -2.0) == calibrator.probability(1, 2.0)
+    assert calibrator.probability(1, -2.0, 1) == calibrator.probability(1, 2.0, 1)
 
 
 def test_ranks_beyond_the_last_share_its_row() -> None:
     calibrator = Calibrator()
-    calibrator.observe(9, 0.3, True)
-    assert calibrator.probability(3, 0.3) == calibrator.probability(9, 0.3) > Calibrator().probability(3, 0.3)
+    calibrator.observe(9, 0.3, 1, True)
+    learned = calibrator.probability(3, 0.3, 1)
+    assert learned == calibrator.probability(9, 0.3, 1) > Calibrator().probability(3, 0.3, 1)
 
 
 @pytest.mark.parametrize("truth", [0.05, 0.5, 0.99])
@@ -39,41 +44,137 @@ def test_observations_outweigh_the_prior(truth: float) -> None:
     rng = np.random.default_rng(1)
     calibrator = Calibrator()
     for accepted in rng.random(300) < truth:
-        calibrator.observe(0, 1.2, bool(accepted))
-    assert calibrator.probability(0, 1.2) == pytest.approx(truth, abs=0.06)
+        calibrator.observe(0, 1.2, 1, bool(accepted))
+    assert calibrator.probability(0, 1.2, 1) == pytest.approx(truth, abs=0.06)
     assert calibrator.observations == 300
 
 
 def test_one_bucket_learns_nothing_about_another() -> None:
     calibrator = Calibrator()
-    before = calibrator.probability(0, 5.0)
+    before = calibrator.probability(0, 5.0, 1)
     for _ in range(50):
-        calibrator.observe(0, 0.1, False)
-    assert calibrator.probability(0, 5.0) == before
+        calibrator.observe(0, 0.1, 1, False)
+    assert calibrator.probability(0, 5.0, 1) == before
 
 
 def test_old_luck_fades() -> None:
     calibrator = Calibrator()
     for _ in range(2000):
-        calibrator.observe(0, 1.2, True)
+        calibrator.observe(0, 1.2, 1, True)
     for _ in range(400):
-        calibrator.observe(0, 1.2, False)
-    assert calibrator.probability(0, 1.2) < 0.5
+        calibrator.observe(0, 1.2, 1, False)
+    assert calibrator.probability(0, 1.2, 1) < 0.5
 
 
-def test_predictions_are_calibrated_on_a_draft_that_means_its_margins() -> None:
-    """Reliability: in ten bins of equal mass, what was predicted is what happened."""
-    rng = np.random.default_rng(3)
+def test_what_all_depths_show_counts_at_each_until_it_has_shown_otherwise() -> None:
     calibrator = Calibrator()
+    for _ in range(200):
+        calibrator.observe(0, 1.2, 1, False)
+    unseen = calibrator.probability(0, 1.2, 9)
+    assert unseen < 0.1
+    for _ in range(60):
+        calibrator.observe(0, 1.2, 4, True)
+    assert calibrator.probability(0, 1.2, 9) > 0.7
+    assert calibrator.probability(0, 1.2, 1) < 0.1
+    assert calibrator.probability(0, 1.2, 2) == calibrator.probability(0, 1.2, 3)
+
+
+# --- what was measured elsewhere
+
+
+def mean_first(calibrator: Calibrator) -> float:
+    """With margins about as a draft has them."""
+    margins = np.random.default_rng(5).exponential(2.5, 4000)
+    return float(np.mean([calibrator.probability(0, margin, 1) for margin in margins]))
+
+
+@pytest.mark.parametrize("first", [0.3, 0.6, 0.9])
+def test_a_measurement_from_elsewhere_is_what_first_guesses_are_expected_to_do(first: float) -> None:
+    calibrator = Calibrator()
+    calibrator.expect(first, 0.4, 256)
+    assert mean_first(calibrator) == pytest.approx(first, abs=0.1)
+    assert calibrator.probability(0, 4.0, 1) > calibrator.probability(0, 0.2, 1)
+    caught = sum(calibrator.probability(rank, 1.0, 1) for rank in (1, 2, 3))
+    assert caught == pytest.approx(0.4 * (1 - calibrator.probability(0, 1.0, 1)), rel=0.2)
+
+
+def test_a_few_positions_move_it_a_little() -> None:
+    few, many, none = Calibrator(), Calibrator(), Calibrator()
+    few.expect(0.2, 0.5, 4)
+    many.expect(0.2, 0.5, 256)
+    none.expect(0.2, 0.5, 0)
+    assert mean_first(many) < mean_first(few) < mean_first(none) == mean_first(Calibrator())
+
+
+def test_it_counts_for_a_few_observations_and_no_more_once_enough_were_made() -> None:
+    calibrator = Calibrator()
+    calibrator.expect(0.2, 0.0, 256)
+    for _ in range(40):
+        calibrator.observe(0, 1.2, 1, True)
+    assert calibrator.probability(0, 1.2, 1) > 0.8
+    for _ in range(400):
+        calibrator.observe(1, 0.6, 1, False)
+    before = [calibrator.probability(rank, 3.0, 1) for rank in range(4)]
+    calibrator.expect(0.99, 1.0, 256)
+    assert [calibrator.probability(rank, 3.0, 1) for rank in range(4)] == before
+
+
+def test_siblings_of_whom_none_was_sent_are_still_tried() -> None:
+    calibrator = Calibrator()
+    calibrator.expect(0.6, 0.0, 256)
+    assert calibrator.probability(1, 0.5, 1) > 0.03
+
+
+# --- reliability: what was predicted when a path was drafted is what happened to it
+
+
+def drafts(seed: int, rounds: int = 6000) -> Iterator[tuple[list[tuple[int, float, int]], list[bool]]]:
+    """Chains of guesses, (rank, margin, depth) each, with what became of each guess under the one before.
+
+    How good the draft is depends on all three, and drifts as the text does.
+    """
+    rng = np.random.default_rng(seed)
+    for number in range(rounds):
+        worse = 0.1 * (1 - math.cos(2 * math.pi * number / rounds))  # 0, up to 0.2, and back
+        chain, right = [], []
+        for depth in range(1, 7):
+            rank, margin = int(rng.random() < 0.05), float(rng.exponential(1.8))
+            first = 0.97 - 0.1 * math.exp(-margin) - worse - (0.6 if depth > 3 else 0.0)
+            chain.append((rank, margin, depth))
+            right.append(bool(rng.random() < (first if rank == 0 else 0.4 * (1 - first))))
+        yield chain, right
+
+
+def paths(calibrator: Calibrator, seed: int = 3, *, learns: bool = True, deep: bool = True) -> Reliability:
+    """Of the survival of every node of the chains, fixed when they were drafted; the first sixth teaches alone."""
     predicted, happened = [], []
-    for i in range(6000):
-        margin = float(rng.exponential(1.5))
-        accepted = bool(rng.random() < 0.3 + 0.6 * (1 - np.exp(-margin)))
-        if i > 2000:
-            predicted.append(calibrator.probability(0, margin))
-            happened.append(accepted)
-        calibrator.observe(0, margin, accepted)
-    order = np.argsort(predicted)
-    bins = np.array_split(order, 10)
-    error = np.mean([abs(np.mean(np.take(predicted, b)) - np.mean(np.take(happened, b))) for b in bins])
-    assert error < 0.05
+    for number, (chain, right) in enumerate(drafts(seed)):
+        survival, alive = 1.0, True
+        for (rank, margin, depth), came in zip(chain, right, strict=True):
+            survival *= calibrator.probability(rank, margin, depth if deep else 1)
+            if number >= 1000:
+                predicted.append(survival)
+                happened.append(alive and came)
+            alive = alive and came
+        for (rank, margin, depth), came in zip(chain, right, strict=True):
+            if learns:
+                calibrator.observe(rank, margin, depth if deep else 1, came)
+            if not came:
+                break  # what stood below it was never under the right predecessor
+    return reliability(predicted, happened)
+
+
+def test_predicted_survival_is_what_happens_with_a_draft_that_drifts() -> None:
+    found = paths(Calibrator())
+    assert found.error < 0.05
+    assert found.skill > 0.4
+
+
+def test_the_same_check_finds_the_prior_alone_wrong() -> None:
+    assert paths(Calibrator(), learns=False).error > 0.05
+
+
+def test_and_a_calibrator_that_does_not_look_at_depth_where_depth_matters() -> None:
+    blind = paths(Calibrator(), deep=False)
+    assert blind.error > 0.05
+    assert blind.skill < paths(Calibrator()).skill

@@ -31,6 +31,8 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
         self.answering.set()
         """Cleared: OpenSession hangs."""
         self.opened = 0
+        self.asked: list[pb.OpenSessionRequest] = []
+        self.prior: pb.Prior | None = None
         self.resumed: list[tuple[str, ...]] = []
         self.closed: list[str] = []
         self.address = ""
@@ -49,11 +51,15 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
 
     async def OpenSession(self, request: pb.OpenSessionRequest, context: Any) -> pb.OpenSessionResponse:
         self.opened += 1
+        self.asked.append(request)
         session_id = f"session-{self.opened}"
         await self.answering.wait()
         if self.refuse is not None:
             await abort(context, self.refuse)
-        return self._granted(session_id, self.verifiers, 1)
+        granted = self._granted(session_id, self.verifiers, 1)
+        if self.prior is not None:
+            granted.prior.CopyFrom(self.prior)
+        return granted
 
     async def ResumeSession(self, request: pb.ResumeSessionRequest, context: Any) -> pb.OpenSessionResponse:
         self.resumed.append(tuple(request.failed_verifiers))

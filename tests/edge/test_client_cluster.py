@@ -15,6 +15,8 @@ from scripted import tokenizer_json
 from edge_agent import AsyncClient, EdgeSettings
 from edge_agent.tokens import TargetTokenizer
 from outrider.core.errors import BadRequest, Overloaded
+from outrider.core.survival import Calibrator
+from outrider.wire.v1 import coordinator_pb2 as pb
 
 SETTINGS = EdgeSettings(silence_s=0.3)
 
@@ -63,6 +65,28 @@ async def test_a_new_client_begins_at_the_standby_of_a_verifier_that_is_gone(
     assert two.fetches and two.opens and not one.fetches
     await client.close()
     assert sorted(coordinator.closed) == ["session-1", "session-2"]
+
+
+async def test_sessions_say_of_what_kind_they_are_and_begin_with_what_was_measured_of_it(
+    coordinator: FakeCoordinator, tmp_path: Path
+) -> None:
+    coordinator.prior = pb.Prior(first=0.1, sibling=0.2, observations=200)
+    async with AsyncClient(
+        coordinator=coordinator.address, cache_dir=tmp_path, draft="lookup", traffic_class="code", settings=SETTINGS
+    ) as client:
+        await client.generate([1, 2], max_tokens=2)
+        await client.generate([1, 2], max_tokens=2, traffic_class="chat")
+        kit = await client.prepare()
+        assert kit.drafts is not None
+        assert kit.drafts._of_lookup[0].probability(0, 1.2, 1) < Calibrator().probability(0, 1.2, 1) - 0.2
+    kinds = [(request.draft_release, request.traffic_class) for request in coordinator.asked]
+    assert kinds == [("", ""), ("lookup", "code"), ("lookup", "chat")]  # the first one fetched what the target needs
+
+
+async def test_a_class_that_is_no_label_is_refused(client: AsyncClient) -> None:
+    for wrong in ("a b", "x" * 65, 7):
+        with pytest.raises(BadRequest, match="traffic_class"):
+            await client.generate([1, 2], traffic_class=wrong)  # type: ignore[arg-type]
 
 
 async def closed_at_once(client: AsyncClient, waiting: list[asyncio.Task[object]]) -> None:

@@ -199,6 +199,23 @@ def test_sources_are_merged_by_parent_and_token() -> None:
     assert 9 in below  # look-up went on below the node that both proposed, before the model was asked
 
 
+def test_a_node_that_look_up_brought_falls_when_the_model_says_something_else() -> None:
+    class Echo(ScriptedSource):
+        def _guess(self, sequence: list[int]) -> list[Proposal]:
+            return [Proposal(8, 0, 1.0), Proposal(50, 1, 1.0)]
+
+    lookup = Voice(PromptLookup(), Calibrator(), Calibrator(), leads=False)
+    made = Drafter(Voice(Echo(), Calibrator(), Calibrator()), lookup, WIDTHS, Clock())
+    made.begin(DraftTask((5, 6, 7, 8, 9, 5, 6, 7)), PLAN)
+    made.step()
+    asked = made._tree.children(ROOT)[8]
+    looked_up = made._tree.children(asked)[9]
+    before = made._notes[looked_up].accept
+    while not made._notes[asked].evaluated:
+        assert made.step()
+    assert made._notes[looked_up].accept < before / 2
+
+
 def test_lookup_alone_makes_a_chain() -> None:
     prompt = (5, 6, 7, 8, 9, 10, 11, 5, 6, 7)
     lookup = Voice(PromptLookup(), Calibrator(), Calibrator())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import subprocess
 import sys
@@ -246,6 +247,19 @@ async def test_a_prompt_longer_than_the_drafts_context_is_streamed_without_it(
         completion = await made.generate("abc " * 100, max_tokens=30)
     assert completion.text == TEXT[: len(completion.text)]
     assert "ContextFull" in completion.statistics.draft_failure
+
+
+async def test_a_draft_is_known_by_its_content_wherever_it_comes_from(
+    verifier: FakeVerifier, tiny_gguf: Path, tmp_path: Path
+) -> None:
+    releases = set()
+    for draft in ("auto", tiny_gguf):
+        async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path, draft=draft) as client:
+            drafts = (await client.prepare()).drafts
+            assert drafts is not None
+            releases.add(drafts.release)
+    content = await asyncio.to_thread(tiny_gguf.read_bytes)
+    assert releases == {hashlib.sha256(content).hexdigest()}
 
 
 async def test_more_sessions_than_workers_run_without_a_draft(verifier: FakeVerifier, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import time
 import grpc
 import pytest
 
-from edge_agent.placement import Coordinator
+from edge_agent.placement import Coordinator, Likeness, Measured
 from outrider.core.errors import Overloaded, Unavailable
 from outrider.wire import channels
 from outrider.wire.status import abort
@@ -20,12 +20,16 @@ class Opens(coordinator_pb2_grpc.CoordinatorServicer):
         """So many requests find no room."""
         self.retry_after_s = retry_after_s
         self.asked: list[float] = []
+        self.requests: list[pb.OpenSessionRequest] = []
+        self.prior: pb.Prior | None = None
 
     async def OpenSession(self, request: pb.OpenSessionRequest, context: grpc.aio.ServicerContext):
         self.asked.append(time.monotonic())
+        self.requests.append(request)
         if len(self.asked) <= self.full:
             await abort(context, Overloaded("no room", retry_after_s=self.retry_after_s))
-        return pb.OpenSessionResponse(session_id="s", primary=pb.Grant(verifier_id="v", address="127.0.0.1:1"))
+        grant = pb.Grant(verifier_id="v", address="127.0.0.1:1")
+        return pb.OpenSessionResponse(session_id="s", primary=grant, prior=self.prior)
 
 
 async def serving(address: str, opens: Opens | None = None) -> tuple[grpc.aio.Server, int]:
@@ -47,6 +51,22 @@ async def test_a_coordinator_that_has_come_back_is_found_although_its_channel_fa
         server, _ = await serving(f"127.0.0.1:{port}")
         assert (await coordinator.open("")).grants.session_id == "s"
         await server.stop(0)
+
+
+async def test_a_session_is_asked_for_by_draft_and_class_and_what_was_measured_of_them_comes_back():
+    opens = Opens()
+    server, port = await serving("127.0.0.1:0", opens)
+    async with channels.channel(f"127.0.0.1:{port}") as channel:
+        coordinator = Coordinator(channel, None)
+        opens.prior = pb.Prior(first=0.75, sibling=0.5, observations=8)
+        placed = await coordinator.open("", like=Likeness("d", "code"))
+        assert placed.measured == Measured(0.75, 0.5, 8)
+        opens.prior = pb.Prior(first=float("nan"), sibling=0.5, observations=8)
+        assert (await coordinator.open("")).measured is None
+        opens.prior = None
+        assert (await coordinator.open("")).measured is None
+    assert [(r.draft_release, r.traffic_class) for r in opens.requests] == [("d", "code"), ("", ""), ("", "")]
+    await server.stop(0)
 
 
 async def test_a_coordinator_that_stays_away_is_said_to_be_unreachable():

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class OpenSessionRequest(_message.Message):
-    __slots__ = ("target", "rtt_ms", "prompt_tokens")
+    __slots__ = ("target", "rtt_ms", "prompt_tokens", "draft_release", "traffic_class")
     class RttMsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -19,10 +19,24 @@ class OpenSessionRequest(_message.Message):
     TARGET_FIELD_NUMBER: _ClassVar[int]
     RTT_MS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_RELEASE_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_CLASS_FIELD_NUMBER: _ClassVar[int]
     target: str
     rtt_ms: _containers.ScalarMap[str, float]
     prompt_tokens: int
-    def __init__(self, target: _Optional[str] = ..., rtt_ms: _Optional[_Mapping[str, float]] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
+    draft_release: str
+    traffic_class: str
+    def __init__(self, target: _Optional[str] = ..., rtt_ms: _Optional[_Mapping[str, float]] = ..., prompt_tokens: _Optional[int] = ..., draft_release: _Optional[str] = ..., traffic_class: _Optional[str] = ...) -> None: ...
+
+class Prior(_message.Message):
+    __slots__ = ("first", "sibling", "observations")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    SIBLING_FIELD_NUMBER: _ClassVar[int]
+    OBSERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    first: float
+    sibling: float
+    observations: int
+    def __init__(self, first: _Optional[float] = ..., sibling: _Optional[float] = ..., observations: _Optional[int] = ...) -> None: ...
 
 class Grant(_message.Message):
     __slots__ = ("verifier_id", "address", "tls", "ticket", "epoch_first", "epoch_last", "numerics_class")
@@ -43,18 +57,20 @@ class Grant(_message.Message):
     def __init__(self, verifier_id: _Optional[str] = ..., address: _Optional[str] = ..., tls: bool = ..., ticket: _Optional[bytes] = ..., epoch_first: _Optional[int] = ..., epoch_last: _Optional[int] = ..., numerics_class: _Optional[str] = ...) -> None: ...
 
 class OpenSessionResponse(_message.Message):
-    __slots__ = ("session_id", "target", "primary", "standby", "expires_unix")
+    __slots__ = ("session_id", "target", "primary", "standby", "expires_unix", "prior")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     PRIMARY_FIELD_NUMBER: _ClassVar[int]
     STANDBY_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_UNIX_FIELD_NUMBER: _ClassVar[int]
+    PRIOR_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     target: _session_pb2.TargetIdentity
     primary: Grant
     standby: Grant
     expires_unix: float
-    def __init__(self, session_id: _Optional[str] = ..., target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., primary: _Optional[_Union[Grant, _Mapping]] = ..., standby: _Optional[_Union[Grant, _Mapping]] = ..., expires_unix: _Optional[float] = ...) -> None: ...
+    prior: Prior
+    def __init__(self, session_id: _Optional[str] = ..., target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., primary: _Optional[_Union[Grant, _Mapping]] = ..., standby: _Optional[_Union[Grant, _Mapping]] = ..., expires_unix: _Optional[float] = ..., prior: _Optional[_Union[Prior, _Mapping]] = ...) -> None: ...
 
 class ResumeSessionRequest(_message.Message):
     __slots__ = ("session_id", "ticket", "failed_verifiers", "last_epoch", "rtt_ms")

@@ -1,0 +1,230 @@
+"""What was seen of a kind of sessions: kept with expiry, each verdict once, and of use to the next one of its kind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import redis.asyncio as aioredis
+from peers import identity
+
+from coordinator import keys, priors
+from coordinator.records import Load, Prior, SessionStats, SessionWindow, WindowBounds
+from coordinator.window import control
+from outrider.core.errors import BadRequest
+from outrider.core.protocol.messages import SessionLimits
+from outrider.core.verdicts import HIT, MISS, SIBLING
+from outrider.wire.v1 import coordinator_pb2 as pb
+
+COSTS = {"step_cost_ms": {1: 30.0, 65: 33.2}, "session_cost_ms": 0.1}
+LOAD = Load(**COSTS)
+LIMITS = SessionLimits()
+GOOD = bytes([HIT, HIT, HIT, HIT, SIBLING, HIT, HIT, MISS])
+"""Three quarters of the first guesses are right, and half of the others are caught."""
+DRAFT = "a" * 64
+KEY = keys.prior("default", DRAFT, "", "sha256:w")
+
+
+def report(session_id: str, verdicts: bytes, **changes: object) -> pb.SessionReport:
+    fields = {"epoch": 5, "committed": len(verdicts), "verdicts": verdicts, "draft_ms": 2.0, "nodes_per_level": 1.5}
+    return pb.SessionReport(session_id=session_id, **(fields | changes))
+
+
+async def kept(redis, key: str = KEY) -> bytes:
+    async with aioredis.from_url(redis.url, decode_responses=True) as store:
+        return bytes(map(int, await store.hget(key, "verdicts") or ""))
+
+
+@pytest.fixture
+async def cluster(coordinator):
+    await coordinator.join("v1", capacity=64)
+    return coordinator
+
+
+# --- what is kept
+
+
+async def test_a_session_that_opens_is_told_how_guesses_of_its_kind_did(cluster) -> None:
+    first = await cluster.open(draft_release=DRAFT, traffic_class="code")
+    assert not first.HasField("prior")
+    await cluster.report("v1", [report(first.session_id, GOOD)])
+    told = (await cluster.open(draft_release=DRAFT, traffic_class="code")).prior
+    assert (told.first, told.sibling, told.observations) == (0.75, 0.5, 8)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"draft_release": "b" * 64, "traffic_class": "code"},
+        {"draft_release": DRAFT, "traffic_class": "chat"},
+        {"draft_release": DRAFT, "traffic_class": "code", "target": "other"},
+        {"traffic_class": "code"},
+    ],
+)
+async def test_another_draft_class_or_target_is_another_kind_and_no_draft_is_none(cluster, other) -> None:
+    await cluster.join("v2", target=identity(name="other", weights_hash="sha256:x"))
+    opened = await cluster.open(draft_release=DRAFT, traffic_class="code", target="demo")
+    await cluster.report("v1", [report(opened.session_id, GOOD)])
+    assert not (await cluster.open(**({"target": "demo"} | other))).HasField("prior")
+    assert (await cluster.open(draft_release=DRAFT, traffic_class="code", target="demo")).HasField("prior")
+
+
+async def test_no_tenants_guesses_count_for_another(start) -> None:
+    keys_of = {"acme": "k" * 24, "bobs": "b" * 24}
+    coordinator = await start(tenant_keys=keys_of)
+    await coordinator.join("v1")
+    request = pb.OpenSessionRequest(draft_release=DRAFT)
+
+    async def opened(tenant: str) -> pb.OpenSessionResponse:
+        metadata = (("authorization", f"Bearer {keys_of[tenant]}"),)
+        return await coordinator.sessions.OpenSession(request, metadata=metadata)
+
+    mine = await opened("acme")
+    await coordinator.report("v1", [report(mine.session_id, bytes(64), tenant="bobs")])  # whatever the report says
+    assert (await opened("acme")).HasField("prior")
+    assert not (await opened("bobs")).HasField("prior")
+
+
+async def test_each_verdict_is_kept_once_however_often_it_is_reported(cluster, redis) -> None:
+    session = (await cluster.open(draft_release=DRAFT)).session_id
+    for known in (8, 8, 20, 64):
+        await cluster.report("v1", [report(session, (GOOD * 8)[:known])])
+    assert await kept(redis) == GOOD * 8
+
+
+async def test_of_a_long_session_whole_windows_are_kept(cluster, redis) -> None:
+    session = (await cluster.open(draft_release=DRAFT)).session_id
+    begun, middle, late = bytes([HIT] * 200), bytes([MISS] * 256), bytes([SIBLING] * 256)
+    await cluster.report("v1", [report(session, begun)])
+    await cluster.report("v1", [report(session, middle, committed=400)])
+    assert await kept(redis) == begun  # of these 256 some were there before
+    await cluster.report("v1", [report(session, late, committed=520)])
+    await cluster.report("v1", [report(session, late, committed=530)])
+    assert await kept(redis) == late
+
+
+async def test_a_resumed_session_goes_on_with_its_kind(cluster, redis) -> None:
+    opened = await cluster.open(draft_release=DRAFT)
+    await cluster.report("v1", [report(opened.session_id, GOOD)])
+    resumed = await cluster.resume(opened)
+    assert not resumed.HasField("prior")
+    await cluster.report("v1", [report(opened.session_id, GOOD, epoch=6)])
+    assert await kept(redis) == GOOD * 2
+
+
+async def test_a_zombie_and_a_closed_session_add_nothing(cluster, redis) -> None:
+    opened = await cluster.open(draft_release=DRAFT)
+    await cluster.report("v1", [report(opened.session_id, GOOD, epoch=7)])
+    await cluster.report("v1", [report(opened.session_id, GOOD * 4, epoch=6)])
+    await cluster.close(opened)
+    await cluster.report("v1", [report(opened.session_id, GOOD * 4, epoch=7)])
+    assert await kept(redis) == GOOD
+
+
+async def test_what_is_kept_is_bounded_and_expires(cluster, redis) -> None:
+    for _ in range(3):
+        session = (await cluster.open(draft_release=DRAFT)).session_id
+        await cluster.report("v1", [report(session, GOOD * 16)])
+    assert await kept(redis) == (GOOD * 64)[-priors.VERDICTS :]
+    async with aioredis.from_url(redis.url) as store:
+        assert 0 < await store.pttl(KEY) <= priors.KEPT_MS
+
+
+async def test_a_strange_device_hardly_moves_the_usual_speed(cluster, redis) -> None:
+    for draft_ms in (2.0, 2.0, 900.0, 0.0):
+        session = (await cluster.open(draft_release=DRAFT)).session_id
+        await cluster.report("v1", [report(session, GOOD, draft_ms=draft_ms)])
+    async with aioredis.from_url(redis.url, decode_responses=True) as store:
+        assert float(await store.hget(KEY, "draft_ms")) == pytest.approx(2.1)
+        assert float(await store.hget(KEY, "nodes_per_level")) == 1.5
+
+
+@pytest.mark.parametrize("field", ["draft_release", "traffic_class"])
+@pytest.mark.parametrize("value", ["x" * 65, "a:b", "a b", "ä"])
+async def test_a_label_that_could_be_another_key_is_refused(cluster, refused, field, value) -> None:
+    error = await refused(cluster.open(**{field: value}))
+    assert isinstance(error, BadRequest)
+    assert field in str(error)
+
+
+def test_the_parts_of_a_kind_cannot_be_exchanged_for_one_another() -> None:
+    assert keys.prior("t", "d", "", "w") != keys.prior("t", "", "d", "w")
+
+
+# --- what it is good for
+
+
+def fresh(**changes: object) -> SessionStats:
+    fields = {"epoch": 5, "rtt_ms": 20.0, "committed": 3, "steps": 2, **changes}
+    return SessionStats("s", "default", "v1", **fields)  # type: ignore[arg-type]
+
+
+def decide(
+    session: SessionStats, prior: Prior | None, before: SessionWindow | None = None, **bounds: WindowBounds
+) -> SessionWindow | None:
+    told = {"s": before} if before else {}
+    return control.decide(LOAD, [session], told, bounds, LIMITS, {"s": prior} if prior else {}).get("s")
+
+
+PRIOR = Prior(GOOD * 8, draft_ms=4.0, nodes_per_level=2.5)
+
+
+def test_a_new_session_is_decided_about_by_its_kind() -> None:
+    window = decide(fresh(), PRIOR)
+    assert window is not None and window.k > 0
+    assert window.reason.startswith("by its class's prior: ")
+    assert (window.draft_ms, window.nodes_per_level, window.verdicts) == (4.0, 2.5, 64)
+
+
+@pytest.mark.parametrize(
+    ("session", "prior"),
+    [
+        (fresh(), None),
+        (fresh(), replace(PRIOR, verdicts=GOOD * 2)),
+        (fresh(rtt_ms=0.0), PRIOR),
+    ],
+)
+def test_but_not_by_a_kind_that_is_hardly_known_nor_before_its_distance_is(session, prior) -> None:
+    assert decide(session, prior) is None
+
+
+def test_its_own_guesses_count_beside_and_soon_alone() -> None:
+    bad = bytes([MISS] * 23)
+    beside = decide(fresh(verdicts=bad), PRIOR)
+    alone = decide(fresh(verdicts=bytes([MISS] * 24)), PRIOR)
+    assert beside is not None and beside.verdicts == 64 + 23
+    latest = decide(fresh(verdicts=bad), Prior(bytes([HIT] * 256), 4.0, 1.0))
+    assert latest is not None and latest.hits == pytest.approx(1 - 23 / control.RECENT)
+    assert alone is not None and (alone.k, alone.verdicts) == (0, 24)
+    assert "prior" not in alone.reason
+
+
+def test_what_it_has_shown_of_its_own_speed_stands() -> None:
+    window = decide(fresh(draft_ms=9.0), PRIOR)
+    assert window is not None and window.draft_ms == 9.0
+
+
+def test_a_device_that_drafts_nothing_after_all_is_seen_and_no_longer_waited_for() -> None:
+    near = decide(fresh(rtt_ms=1.0), PRIOR)
+    assert near is not None and near.k > 0
+    silent = decide(fresh(rtt_ms=1.0, committed=control.SILENT, steps=control.SILENT), PRIOR, near)
+    assert silent is not None and (silent.k, silent.patience_ms) == (0, 0.0)
+    assert silent.reason == "its device drafts nothing"
+    assert silent.depth > 0  # so that it shows if it has begun
+
+
+def test_a_pin_is_a_pin() -> None:
+    window = decide(fresh(), PRIOR, s=WindowBounds(3, 9, pinned=True))
+    assert window is not None and (window.k, window.reason) == (3, "pinned by the operator")
+
+
+async def test_a_new_session_of_a_known_kind_is_told_in_the_first_report(cluster) -> None:
+    before = (await cluster.open(draft_release=DRAFT)).session_id
+    await cluster.report("v1", [report(before, GOOD * 8)])
+    new = (await cluster.open(draft_release=DRAFT)).session_id
+    unlike = (await cluster.open()).session_id
+    reports = [pb.SessionReport(session_id=s, epoch=5, rtt_ms=20.0, steps=1, committed=1) for s in (new, unlike)]
+    answer = await cluster.report("v1", reports, **COSTS)
+    assert [told.session_id for told in answer.directives] == [new]
+    [window] = (await cluster.admin.ShowWindows(pb.ShowWindowsRequest(session_id=new))).windows
+    assert "by its class's prior" in window.reason
