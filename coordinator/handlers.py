@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import random
 import secrets
@@ -35,15 +34,13 @@ from coordinator.records import (
 )
 from coordinator.store import Store
 from coordinator.window import control
+from coordinator.window.deciding import Deciding
 from outrider.core.errors import BadRequest, NotFound, PermissionDenied, Unavailable
 from outrider.core.protocol.messages import SessionLimits
 from outrider.wire import ticket
 from outrider.wire.ticket import Claims, Target
 
 log = logging.getLogger(__name__)
-
-DECIDE_S = 1.0
-"""How long a report waits for what is decided from it; its verifier waits for three seconds in all."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +70,7 @@ class Handlers:
         self._now = now
         self._draw = draw or random.Random()
         self._started = time.monotonic()
-        self._deciding: dict[str, asyncio.Task[tuple[SessionWindow, ...]]] = {}
-        """By verifier: about the windows of its sessions."""
+        self._deciding = Deciding()
 
     async def open(self, tenant: str, need: Need) -> Opening:
         """Place a new session. Raises NotFound, BadRequest, Overloaded or Unavailable."""
@@ -128,16 +124,7 @@ class Handlers:
             return None
         if not self._config.window_control:
             return ()
-        # A verifier has its lease and its keys whatever becomes of its sessions' windows. What takes long, with several
-        # hundred sessions, is there for the next report.
-        deciding = self._deciding.get(verifier_id)
-        if deciding is None or deciding.done():
-            deciding = self._deciding[verifier_id] = asyncio.create_task(
-                self._decide(verifier_id, load, sessions, kinds)
-            )
-            deciding.add_done_callback(functools.partial(self._decided, verifier_id))
-        await asyncio.wait({deciding}, timeout=DECIDE_S)
-        return deciding.result() if deciding.done() and deciding.exception() is None else ()
+        return await self._deciding.about(verifier_id, lambda: self._decide(verifier_id, load, sessions, kinds))
 
     async def _decide(
         self, verifier_id: str, load: Load, sessions: Sequence[SessionStats], kinds: Mapping[str, Kind]
@@ -150,12 +137,6 @@ class Handlers:
         windows = await asyncio.to_thread(control.decide, load, sessions, before, bounds, self.limits, priors)
         await self._store.decide(verifier_id, windows.values(), keep_ms=2 * self._config.lease_ms)
         return tuple(windows.values())
-
-    def _decided(self, verifier_id: str, task: asyncio.Task[tuple[SessionWindow, ...]]) -> None:
-        if self._deciding.get(verifier_id) is task:
-            del self._deciding[verifier_id]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.warning("nothing was decided about the windows of verifier %s: %s", verifier_id, error)
 
     async def deregister(self, verifier_id: str, instance: int) -> None:
         """Let a verifier go; nothing happens if it had gone already."""

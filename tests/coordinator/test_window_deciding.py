@@ -1,0 +1,87 @@
+"""Decisions are made beside the reports that ask for them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from dataclasses import replace
+
+from coordinator.records import SessionWindow
+from coordinator.window.deciding import STALE_S, Deciding, Windows
+
+WINDOW = SessionWindow("s", "v", 1, 2, 6, 0.0, 1.0, 0.0, 1.5, 2.0, "pays", 1.0, 1.0, 24, 0.5)
+
+
+def of(session_id: str) -> Windows:
+    return (replace(WINDOW, session_id=session_id),)
+
+
+async def at_once(session_id: str) -> Windows:
+    return of(session_id)
+
+
+async def test_what_is_decided_in_time_is_told_with_the_report_that_asked() -> None:
+    assert await Deciding().about("v", lambda: at_once("s")) == of("s")
+
+
+async def test_what_is_late_is_told_with_the_next_report_and_once() -> None:
+    deciding, gate = Deciding(wait_s=0.02), asyncio.Event()
+
+    async def late() -> Windows:
+        await gate.wait()
+        return of("late")
+
+    assert await deciding.about("v", late) == ()
+    gate.set()
+    await asyncio.sleep(0.01)  # it ends between two reports
+
+    async def never() -> Windows:
+        return await asyncio.sleep(60.0, of("never"))
+
+    assert await deciding.about("v", never) == of("late")
+    assert await deciding.about("v", never) == ()
+
+
+async def test_one_at_a_time_over_all_verifiers_with_a_rest_as_long() -> None:
+    deciding, under_way, spans = Deciding(), 0, []
+    loop = asyncio.get_running_loop()
+
+    async def slow() -> Windows:
+        nonlocal under_way
+        under_way += 1
+        assert under_way == 1
+        begun = loop.time()
+        await asyncio.sleep(0.05)
+        spans.append((begun, loop.time()))
+        under_way -= 1
+        return of("s")
+
+    await asyncio.gather(*(deciding.about(f"v{i}", slow) for i in range(3)))
+    rests = [later[0] - earlier[1] for earlier, later in itertools.pairwise(spans)]
+    assert len(spans) == 3
+    assert min(rests) >= 0.045
+
+
+async def test_what_fails_is_nobody_elses_loss_and_is_tried_again() -> None:
+    deciding = Deciding()
+
+    async def fails() -> Windows:
+        raise RuntimeError("the store is away")
+
+    assert await deciding.about("v", fails) == ()
+    assert await deciding.about("v", lambda: at_once("s")) == of("s")
+
+
+async def test_nobody_is_told_of_what_was_decided_long_ago() -> None:
+    now, gate = 0.0, asyncio.Event()
+    deciding = Deciding(wait_s=0.01, clock=lambda: now)
+
+    async def late() -> Windows:
+        await gate.wait()
+        return of("old")
+
+    assert await deciding.about("v", late) == ()
+    gate.set()
+    await asyncio.sleep(0.01)
+    now = STALE_S + 1.0
+    assert await deciding.about("v", lambda: asyncio.sleep(60.0, ())) == ()
