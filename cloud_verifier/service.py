@@ -54,8 +54,11 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         verifier_id: str,
         vocabulary_hash: bytes,
         authorise: Authorise,
+        newcomer: Callable[[], None] = lambda: None,
     ) -> None:
+        """newcomer: called when it shows how far away a new session's device is."""
         self._config = config
+        self._newcomer = newcomer
         self._host = host
         self._ready = ready
         self._catalogue = catalogue
@@ -222,5 +225,8 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         return session_id if self._config.open_to_all and not self._config.coordinator else tenant
 
     def _note_rtt(self, session_id: str, rtt_ms: float) -> None:
-        if session_id in self.tenants:  # a late answer of a stream that was left stays without a trace
-            self.rtt_ms[session_id] = rtt_ms
+        if session_id not in self.tenants:
+            return  # a late answer of a stream that was left stays without a trace
+        if session_id not in self.rtt_ms:
+            self._newcomer()
+        self.rtt_ms[session_id] = rtt_ms

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 SERVICE = session_pb2.DESCRIPTOR.services_by_name["Verifier"].full_name
 EXIT_ENGINE_DIED = 3
+TOLD_S = 0.3
+"""After which the engine's figures, which come every quarter of a second, tell of a new session."""
 FAREWELL_S = 0.5
 """For streams to tell their devices that the engine has died."""
 _ANY = ("0.0.0.0", "::")
@@ -136,7 +138,13 @@ class Verifier:
             verifier_id=self._id,
             vocabulary_hash=digest,
             authorise=registration.authorise if registration else _everybody,
+            newcomer=self._introduce,
         )
+
+    def _introduce(self) -> None:
+        """The coordinator may know sessions like the new one: have it decide once the engine's figures tell of it."""
+        if self._registration is not None:
+            asyncio.get_running_loop().call_later(TOLD_S, self._registration.hurry)
 
     async def _answer(self, grpc_server: grpc.aio.Server) -> None:
         """Health checks and refusals, before there is a target."""

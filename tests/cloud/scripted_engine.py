@@ -183,6 +183,7 @@ async def front(
     *,
     authorise: Callable[[bytes], Awaitable[Any]] = everybody,
     catalogue: Catalogue | None = None,
+    newcomer: Callable[[], None] = lambda: None,
     **settings: Any,
 ) -> AsyncIterator[Front]:
     config = VerifierConfig(model=model, **settings)
@@ -196,6 +197,7 @@ async def front(
         verifier_id="v1",
         vocabulary_hash=VOCABULARY_HASH,
         authorise=authorise,
+        newcomer=newcomer,
     )
     server = channels.server()
     session_pb2_grpc.add_VerifierServicer_to_server(service, server)

@@ -588,6 +588,19 @@ async def test_one_late_answer_is_a_queue_and_two_are_a_longer_path(tmp_path):
         stream.call.cancel()
 
 
+async def test_a_sessions_first_round_trip_is_news_and_its_next_ones_are_not(tmp_path):
+    news = []
+    async with front(tmp_path, ping_interval_s=0.05, newcomer=lambda: news.append("known")) as running:
+        stream = await running.open()
+        for _ in range(3):
+            assert len(news) <= 1
+            ping = (await stream.read(pings=True)).ping
+            await stream.send(pong=session_pb2.Pong(nonce=ping.nonce))
+            await asyncio.sleep(0.02)
+        assert news == ["known"]
+        stream.call.cancel()
+
+
 async def test_a_pong_is_believed_once(plain):
     stream = await plain.open()
     ping = (await stream.read(pings=True)).ping
