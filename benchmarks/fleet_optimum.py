@@ -12,33 +12,38 @@ So the protocol is a renewal process whose runs are weighed by the chance that t
 
 The optimum is a linear program (HiGHS) for each length of the step: every session divides its time between windows,
 so that the nodes fit into the step and everybody keeps the speed that the controller has to promise. Fractions are
-allowed and run-ahead costs nothing, which no controller has: what it finds is a bound, but for the grid of lengths,
-which is `FINE` apart around the best.
+allowed and run-ahead has no end, which no controller has: what it finds is a bound, but for the grid of lengths. Its
+totals of nodes are 1% apart around the best, and the lengths of steps by much less.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
-from scipy.sparse import csr_array, kron, vstack
+from scipy.sparse import block_array, csr_array, hstack, kron
 
-HORIZON = 144
-"""Positions of a run; one that is still unbroken then counts as broken (3e-8 of the runs of the best text here)."""
-LEVELS = tuple(range(17))
+HORIZON = 96
+"""Positions of a run; one that is still unbroken then counts as broken (1e-5 of the runs of the best text here)."""
+LEVELS = np.array((0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16))
 """Levels per step that a session may ask for."""
 ENDLESS = 1 << 20
 """Run-ahead that never holds a device back."""
-COARSE, FINE = 1.3, 1.01
-"""Factors between the totals of nodes that are tried, first and around the best."""
-SETTLED = 1e-9
-"""Relative; the step's length of given windows is found by bisection to this."""
+FACTORS = (2.0, 1.25, 1.05, 1.01)
+"""Between the totals of nodes that are tried: all that there may be, then around the best."""
+LENGTHS, NARROWER = 17, 5
+"""Lengths of a step that are tried at once, and how often the space between two of them is divided again."""
+
+_MISSED, _NOTHING = 1e4, 1e-6
+"""Tokens that it costs in the program if everybody has one less than promised; how many less are none."""
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -76,8 +81,10 @@ class Outcome:
     """What a verifier delivers in the long run."""
 
     step_s: float
-    tokens: tuple[float, ...] = field(repr=False)
+    tokens: tuple[float, ...]
     """Per step, of each session."""
+    nodes: float = 0.0
+    """That the step had room for, where that was the question."""
 
     @property
     def goodput(self) -> float:
@@ -101,52 +108,52 @@ class Verifier:
         return float(self.step_s(np.zeros(1))[0])
 
     def outcome(self, asked: Sequence[Asked]) -> Outcome:
-        """Of these windows, the step as long as all of them make it."""
+        """Of these windows. Longer steps let more nodes arrive: it is the shortest that holds what arrives in it."""
+        k, depth = np.array([one.k for one in asked]), np.array([one.depth for one in asked])
         low, high = self.plain_s, float(self.step_s(self._most())[0])
-        while high - low > SETTLED * high:
-            middle = (low + high) / 2.0
-            _, nodes = self._each(asked, middle)
-            low, high = (middle, high) if float(self.step_s(nodes.sum(keepdims=True))[0]) > middle else (low, middle)
-        return Outcome(high, tuple(self._each(asked, high)[0].tolist()))
+        for _ in range(NARROWER):
+            lengths = np.linspace(low, high, LENGTHS)
+            tokens, nodes = per_step(self.sessions, k, depth, lengths[:, None])
+            first = int(np.argmax(self.step_s(nodes.sum(axis=1)) <= lengths))
+            low, high = lengths[max(0, first - 1)], lengths[first]
+        return Outcome(float(high), tuple(tokens[first].tolist()))
 
     def best(self, tolerance: float) -> Outcome:
-        """The most that any windows bring if nobody is slower than streaming by more than this share; 1: whoever pays.
+        """The most that any windows bring.
 
-        It may be as slow as streaming, which always is among the possible.
+        tolerance: by which share of streaming's speed anybody may be slower; 1 asks for goodput alone.
         """
-        totals = np.append(0.0, np.geomspace(1.0, self._most()[0], _steps(self._most()[0], COARSE)))
-        found = self._best_of(totals, tolerance)
-        near = int(np.argmax([one.goodput for one in found]))
-        low, high = max(1.0, totals[max(0, near - 1)]), totals[min(near + 1, len(totals) - 1)]
-        finer = self._best_of(np.geomspace(low, high, _steps(high / low, FINE)), tolerance)
-        return max([*found, *finer], key=lambda one: one.goodput)
+        most = self._most()[0]
+        found = self._best_of(np.append(0.0, _between(1.0, most, FACTORS[0])), tolerance)
+        for wider, factor in itertools.pairwise(FACTORS):
+            near = max(1.0, max(found, key=_goodput).nodes)
+            found += self._best_of(_between(max(1.0, near / wider), min(near * wider, most), factor), tolerance)
+        return max(found, key=_goodput)
 
     def _most(self) -> Floats:
         return np.array([sum(LEVELS[-1] * one.nodes_per_level for one in self.sessions)])
 
-    def _each(self, asked: Sequence[Asked], step_s: float) -> tuple[Floats, Floats]:
-        tokens, nodes = per_step([*self.sessions], [*asked], np.full(len(asked), step_s))
-        return tokens, nodes
-
     def _best_of(self, totals: Floats, tolerance: float) -> list[Outcome]:
-        """For each total of nodes, as long as any division of them is fair; none may be, but for a total of 0."""
+        """For each total of nodes, from the least, as long as any division of them is fair."""
         lengths = self.step_s(totals)
-        shape = (len(totals), len(self.sessions), len(LEVELS))
-        sessions = [one for _ in totals for one in self.sessions for _ in LEVELS]
-        asked = [Asked(k) for _ in totals for _ in self.sessions for k in LEVELS]
-        tokens, nodes = per_step(sessions, asked, np.repeat(lengths, shape[1] * shape[2]))
+        tokens, nodes = per_step(self.sessions, LEVELS[:, None], np.array(ENDLESS), lengths[:, None, None])
         found = []
         for i, length in enumerate(lengths):
-            least = (1.0 - tolerance) * length / self.plain_s
-            best = divided(tokens.reshape(shape)[i], nodes.reshape(shape)[i], totals[i], least)
+            best = divided(tokens[i].T, nodes[i].T, totals[i], (1.0 - tolerance) * length / self.plain_s)
             if best is None:
                 break  # a longer step would ask still more of everybody
-            found.append(Outcome(float(length), tuple(best.tolist())))
+            found.append(Outcome(float(length), tuple(best.tolist()), float(totals[i])))
         return found
 
 
-def _steps(ratio: float, factor: float) -> int:
-    return 2 + int(np.log(max(1.0, ratio)) / np.log(factor))
+def _goodput(outcome: Outcome) -> float:
+    return outcome.goodput
+
+
+def _between(low: float, high: float, factor: float) -> Floats:
+    """From low to high, by no more than this factor."""
+    found: Floats = np.geomspace(low, high, 2 + int(np.log(high / low) / np.log(factor)))
+    return found
 
 
 def divided(tokens: Floats, nodes: Floats, total: float, least: float) -> Floats | None:
@@ -154,39 +161,44 @@ def divided(tokens: Floats, nodes: Floats, total: float, least: float) -> Floats
 
     tokens, nodes: `[sessions, windows]`, per step. total: nodes that the step holds. least: tokens for everybody.
     """
+    if (tokens.max(axis=1) < least).any():
+        return None
     count, windows = tokens.shape
+    tokens, nodes = tokens.round(9), nodes.round(9)  # what a session hardly ever gets is noise to the solver
+    # The last variable is what the least is missed by, at a price: so there always is a solution to find.
     one = kron(csr_array(np.eye(count)), np.ones((1, windows)), format="csr")
     each = csr_array((tokens.ravel(), (np.repeat(np.arange(count), windows), np.arange(tokens.size))))
+    fits = [[csr_array(nodes.reshape(1, -1)), None], [-each, csr_array(np.full((count, 1), -1.0))]]
     found = linprog(
-        -tokens.ravel(),
-        A_ub=vstack([csr_array(nodes.reshape(1, -1)), -each]),
+        np.append(-tokens.ravel(), _MISSED),
+        A_ub=block_array(fits, format="csr"),
         b_ub=np.append(total, np.full(count, -least)),
-        A_eq=one,
+        A_eq=hstack([one, csr_array((count, 1))], format="csr"),
         b_eq=np.ones(count),
-        method="highs",
     )
-    if found.status == 2:
-        return None
     if found.x is None:
         raise RuntimeError(f"HiGHS found no optimum for {count} sessions: {found.message}")
-    shares: Floats = found.x.reshape(count, windows)
+    if found.x[-1] > _NOTHING:
+        return None
+    shares: Floats = found.x[:-1].reshape(count, windows)
     result: Floats = (shares * tokens).sum(axis=1)
     return result
 
 
-def per_step(sessions: Sequence[Truth], asked: Sequence[Asked], step_s: Floats) -> tuple[Floats, Floats]:
-    """(tokens, nodes) per step `[n]` in the long run, of n sessions with these windows in steps of these lengths `[n]`.
+def per_step(sessions: Sequence[Truth], k: Ints, depth: Ints, step_s: Floats) -> tuple[Floats, Floats]:
+    """(tokens, nodes) per step `[..., sessions]` in the long run. Windows and lengths broadcast to that shape.
 
     Nodes are what a step holds, those below a wrong guess too: the device knows no better when it sends them.
     """
     rtt = np.array([one.rtt_s for one in sessions]) / step_s
-    draft = np.array([one.draft_s for one in sessions]) / step_s
-    k = np.array([one.k for one in asked])
-    run = _Run.of(rtt, draft, k, np.array([one.depth for one in asked]))
-    tokens, levels = np.ones(len(k)), np.zeros(len(k))
+    rtt, k, depth = np.broadcast_arrays(rtt, k, depth)
+    draft = np.broadcast_to(np.array([one.draft_s for one in sessions]) / step_s, rtt.shape)
+    tokens, levels = np.ones(rtt.shape), np.zeros(rtt.shape)
     for process in {one.process for one in sessions}:
-        mine = np.array([one.process == process for one in sessions])
-        tokens[mine], levels[mine] = run.of_those(mine).per_step(process)
+        mine = [i for i, one in enumerate(sessions) if one.process == process]
+        shape = rtt[..., mine].shape
+        run = _Run.of(rtt[..., mine].ravel(), draft[..., mine].ravel(), k[..., mine].ravel(), depth[..., mine].ravel())
+        tokens[..., mine], levels[..., mine] = (each.reshape(shape) for each in run.per_step(process))
     return tokens, levels * np.array([one.nodes_per_level for one in sessions])
 
 
@@ -194,11 +206,11 @@ def per_step(sessions: Sequence[Truth], asked: Sequence[Asked], step_s: Floats) 
 class _Run:
     """From where a device starts afresh: what happens as long as its guesses are right. All `[HORIZON, n]`."""
 
-    step: Ints
+    step: Floats
     """In which step a position is committed, from 0."""
-    guessed: NDArray[np.bool_]
+    guessed: Bools
     """Whether its guess is there when the step begins, and among the step's k."""
-    levels: Ints
+    levels: Floats
     """Guesses in all steps up to that one."""
 
     @classmethod
@@ -208,11 +220,10 @@ class _Run:
         The next guess is begun when the last is drafted or its token known, whichever is first, and no sooner than the
         token `depth` before it is known.
         """
-        count = len(k)
-        step, guessed = np.zeros((HORIZON, count), np.int64), np.zeros((HORIZON, count), bool)
-        known = np.zeros((HORIZON, count))
-        drafted, before = np.full(count, np.inf), rtt / 2.0
-        now, taken = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        shape = (HORIZON, len(k))
+        step, guessed, known = np.empty(shape), np.empty(shape, bool), np.empty(shape)
+        drafted, before = np.full(len(k), np.inf), rtt / 2.0
+        now, taken = np.zeros(len(k)), np.zeros(len(k))
         shallow = np.flatnonzero(depth < HORIZON)
         for position in range(HORIZON):
             begun = np.minimum(drafted, before)
@@ -220,14 +231,11 @@ class _Run:
             begun[late] = np.maximum(begun[late], known[position - depth[late], late])
             drafted = begun + draft
             step[position] = now
-            guessed[position] = (drafted + rtt / 2.0 <= now + 1e-9) & (taken < k)
+            there = guessed[position] = (drafted + rtt / 2.0 <= now + 1e-9) & (taken < k)
             known[position] = before = now + 1.0 + rtt / 2.0
-            taken = np.where(guessed[position], taken + 1, 0)
-            now = now + ~guessed[position]
+            taken = (taken + 1.0) * there
+            now = now + ~there
         return cls(step, guessed, _levels(guessed))
-
-    def of_those(self, mine: NDArray[np.bool_]) -> _Run:
-        return _Run(self.step[:, mine], self.guessed[:, mine], self.levels[:, mine])
 
     def per_step(self, process: Process) -> tuple[Floats, Floats]:
         """(tokens, levels) `[n]`: runs that end at a position, times what they bring up to there."""
@@ -235,20 +243,21 @@ class _Run:
         chance = ends.sum(axis=2)
         # A right sibling takes one token of the target's own with it, and nothing was drafted below it.
         more = process.caught * self.guessed
-        tokens = chance @ (np.arange(1, HORIZON + 1)[:, None] + more)
-        steps = chance @ (self.step + 1)
         turned = ends @ _flip(process) - ends
-        crossed = [(ends[m, :, 1 - m] @ np.ones_like(more)) + turned[m, :, 1 - m] @ more for m in (0, 1)]
+        tokens = (chance @ np.arange(1.0, HORIZON + 1.0))[:, None] + chance @ more
+        crossed = [ends[m, :, 1 - m].sum() + turned[m, :, 1 - m] @ more for m in (0, 1)]
         begins = np.stack([crossed[1], crossed[0]]) + 1e-15  # in easy, in hard text: as often as runs lead there
-        per_steps = (begins * steps).sum(axis=0)
-        tokens_each: Floats = (begins * tokens).sum(axis=0) / per_steps
-        levels: Floats = (begins * (chance @ self.levels)).sum(axis=0) / per_steps
-        return tokens_each, levels
+        steps = (begins * (chance @ self.step + 1.0)).sum(axis=0)
+        return (begins * tokens).sum(axis=0) / steps, (begins * (chance @ self.levels)).sum(axis=0) / steps
 
 
-def _levels(guessed: NDArray[np.bool_]) -> Ints:
+def _levels(guessed: Bools) -> Floats:
     """A step's last position is the one that was not guessed; its levels are those of every position in it."""
-    so_far = np.cumsum(guessed, axis=0)
+    so_far = np.empty(guessed.shape)
+    total = np.zeros(guessed.shape[1])
+    for position in range(HORIZON):
+        total = total + guessed[position]
+        so_far[position] = total
     for position in range(HORIZON - 2, -1, -1):
         so_far[position] = np.where(guessed[position], so_far[position + 1], so_far[position])
     return so_far
