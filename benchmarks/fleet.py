@@ -34,6 +34,7 @@ from typing import Any
 
 from benchmarks import fleet_optimum, harness
 from benchmarks.fleet_optimum import Asked, Process, Truth
+from coordinator.window.control import LEAST, RECENT
 from coordinator.window.controller import TOLERANCE, Decision, SessionView, VerifierView, decide
 from coordinator.window.streaming import Speed, Way, Window, replay
 from outrider.core.step_cost import StepCost
@@ -48,10 +49,6 @@ JUDGED = 3
 """Of so many verifiers one is judged."""
 LIFE_S = 45.0
 """Mean length of a session."""
-SEEN = 128
-"""Verdicts of a session that are reported."""
-LEAST = 24
-"""Before which a session is judged by its kind of text alone."""
 NODES_PER_LEVEL = 1.6
 KINDS = {"code": (0.92, 0.70), "arithmetic": (0.88, 0.60), "chat": (0.75, 0.45), "prose": (0.60, 0.30)}
 """First guesses that are right in easy and in hard stretches of the text."""
@@ -141,18 +138,20 @@ class Session:
     device: Device
     text: Text
     ends_s: float
-    window: Window = STREAMING
+    window: Window | None = None
+    """None until it has been decided about; it streams."""
     seen: bytes = b""
     changes: int = 0
     lived_s: int = 0
 
     def view(self, prior: bytes) -> SessionView:
-        verdicts = self.seen if len(self.seen) >= LEAST else (prior + self.seen)[-SEEN:]
+        """prior: verdicts on its kind of text, by which it is judged while it is new."""
+        verdicts = self.seen if len(self.seen) >= LEAST else (prior + self.seen)[-RECENT:]
         device = self.device
         return SessionView(self.name, verdicts, device.rtt_s, device.draft_s, NODES_PER_LEVEL, self.window)
 
     def obey(self, decision: Decision) -> None:
-        self.changes += decision.window.k != self.window.k and self.lived_s > 0
+        self.changes += self.window is not None and decision.window.k != self.window.k
         self.window = decision.window
 
 
@@ -192,7 +191,7 @@ class Verifier:
     def live(self, tokens_per_s: Sequence[float]) -> None:
         """A second passes."""
         for session, speed in zip(self.sessions, tokens_per_s, strict=True):
-            session.seen = (session.seen + session.text.take(round(speed)))[-SEEN:]
+            session.seen = (session.seen + session.text.take(round(speed)))[-RECENT:]
             session.lived_s += 1
             self.prior[session.device.kind] = session.seen
 
@@ -250,7 +249,7 @@ class Fleet:
 
     def _under_way(self, session: Session) -> None:
         """The fleet is met in the middle of its life: this session has been streaming for a while."""
-        session.seen = session.text.take(min(SEEN, round(self._rng.expovariate(1.0 / LIFE_S) * 30.0)))
+        session.seen = session.text.take(min(RECENT, round(self._rng.expovariate(1.0 / LIFE_S) * 30.0)))
 
 
 FLEETS = ("static", "controller", "goodput alone")
@@ -346,7 +345,7 @@ def _second(verifier: Verifier, second: int, seconds: int, tally: Tally) -> None
             tally.judged.append(Judged.of(verifier, decisions))
         for session in verifier.sessions:
             session.obey(decisions[session.name])
-    speeds = verifier.second([session.window for session in verifier.sessions])
+    speeds = verifier.second([session.window or STREAMING for session in verifier.sessions])
     if second >= DECIDED_EVERY:
         count = len(verifier.sessions)
         plain_s = verifier.cost.seconds(count, count)
