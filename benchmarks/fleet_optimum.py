@@ -35,6 +35,8 @@ ENDLESS = 1 << 20
 """Run-ahead that never holds a device back."""
 FACTORS = (2.0, 1.25, 1.05, 1.01)
 """Between the totals of nodes that are tried: all that there may be, then around the best."""
+FEWEST = 0.05
+"""Of those totals, beside 0."""
 LENGTHS, NARROWER = 17, 5
 """Lengths of a step that are tried at once, and how often the space between two of them is divided again."""
 
@@ -124,10 +126,10 @@ class Verifier:
         tolerance: by which share of streaming's speed anybody may be slower; 1 asks for goodput alone.
         """
         most = self._most()[0]
-        found = self._best_of(np.append(0.0, _between(1.0, most, FACTORS[0])), tolerance)
+        found = self._best_of(np.append(0.0, _between(FEWEST, most, FACTORS[0])), tolerance)
         for wider, factor in itertools.pairwise(FACTORS):
-            near = max(1.0, max(found, key=_goodput).nodes)
-            found += self._best_of(_between(max(1.0, near / wider), min(near * wider, most), factor), tolerance)
+            near = max(FEWEST, max(found, key=_goodput).nodes)
+            found += self._best_of(_between(max(FEWEST, near / wider), min(near * wider, most), factor), tolerance)
         return max(found, key=_goodput)
 
     def _most(self) -> Floats:
