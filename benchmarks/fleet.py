@@ -5,7 +5,7 @@ whose steps take `a + b n` until they are full and more beyond. What is real: co
 of a session what a verifier reports of it: the verdicts on its last positions, round trip, drafting time.
 
 Two loads. Crowded: every device has a session open, about 100 to a verifier. Light: one device in five has, about 20
-to a verifier. Every third verifier is judged once, right after a decision, with five sets of windows: one static window
+to a verifier. Every fourth verifier is judged once, right after a decision, with five sets of windows: one static window
 for all, the controller's, the controller's for goodput alone, which shows what it costs that nobody pays for others,
 and the optimum of either (fleet_optimum.py), which shares nothing with the controller and knows the true survivals.
 The judge is fleet_optimum's too; what the streaming model says of the next second of text, which the controller has
@@ -45,7 +45,7 @@ STATIC = Window(24, 6, nodes_per_level=1.6)
 STREAMING = Window(0, 0)
 DECIDED_EVERY = 4
 """Seconds; a verifier's turn comes with its number."""
-JUDGED = 3
+JUDGED = 4
 """Of so many verifiers one is judged."""
 LIFE_S = 45.0
 """Mean length of a session."""

@@ -193,7 +193,7 @@ def per_step(sessions: Sequence[Truth], k: Ints, depth: Ints, step_s: Floats) ->
     Nodes are what a step holds, those below a wrong guess too: the device knows no better when it sends them.
     """
     rtt = np.array([one.rtt_s for one in sessions]) / step_s
-    rtt, k, depth = np.broadcast_arrays(rtt, k, depth)
+    rtt, k, depth = np.broadcast_arrays(rtt, k, np.maximum(depth, 1))
     draft = np.broadcast_to(np.array([one.draft_s for one in sessions]) / step_s, rtt.shape)
     tokens, levels = np.ones(rtt.shape), np.zeros(rtt.shape)
     for process in {one.process for one in sessions}:
