@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import fleet
-from benchmarks.fleet import BOUNDS, DECIDED_EVERY, FLEETS, LOADS, STREAMING, STRETCH, Fleet, Scale, Tally, Text
+from benchmarks.fleet import BOUNDS, DECIDED_EVERY, FLEETS, LOADS, Tally
+from benchmarks.fleet_world import STREAMING, STRETCH, Fleet, Scale, Text
 from coordinator.window.controller import TOLERANCE, Decision, VerifierView, decide
 from outrider.core.verdicts import HIT
 

@@ -10,8 +10,8 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks.fleet import Text
 from benchmarks.fleet_optimum import ENDLESS, Asked, Process, Truth, Verifier, divided, per_step
+from benchmarks.fleet_world import Text
 from coordinator.window.streaming import Way, Window, replay
 
 RIGHT = Process(1.0, 1.0, flip=0.04, caught=0.0)
