@@ -65,7 +65,7 @@ class Text:
         """The next ones, which stay to come."""
         while len(self._to_come) < count:
             self._to_come.append(self._next())
-        return bytes(self._to_come[i] for i in range(count))
+        return bytes(itertools.islice(self._to_come, count))
 
     def take(self, count: int) -> bytes:
         verdicts = self.ahead(count)
