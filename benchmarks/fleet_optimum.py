@@ -1,0 +1,282 @@
+"""What the best decision for a verifier's sessions could bring: a yardstick that shares nothing with the controller.
+
+It knows the truth where the controller has estimates: the process that each session's verdicts are drawn from, round
+trip, drafting time and the cost of a step. It does not know the future: neither which guess will be right nor whether
+a text is in an easy or in a hard stretch now, so a window is judged by the process's long run. The controller sees some
+hundred verdicts, about five stretches, and decides for seconds, about as many: a stretch is no news to either.
+
+Expected tokens are found without replaying anything. After a wrong guess a device starts afresh from the target's
+token, and until the next one everything is determined: which guess arrives before which step hangs on the times alone.
+So the protocol is a renewal process whose runs are weighed by the chance that they end at each position
+(Smith, Regenerative Stochastic Processes, 1955), with two states, since stretches outlast runs.
+
+The optimum is a linear program (HiGHS) for each length of the step: every session divides its time between windows,
+so that the nodes fit into the step and everybody keeps the speed that the controller has to promise. Fractions are
+allowed and run-ahead has no end, which no controller has: what it finds is a bound, but for the grid of lengths. Its
+totals of nodes are 1% apart around the best, and the lengths of steps by much less.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linprog
+from scipy.sparse import block_array, csr_array, hstack, kron
+
+HORIZON = 96
+"""Positions of a run; one that is still unbroken then counts as broken (1e-5 of the runs of the best text here)."""
+LEVELS = np.array((0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16))
+"""Levels per step that a session may ask for."""
+ENDLESS = 1 << 20
+"""Run-ahead that never holds a device back."""
+FACTORS = (2.0, 1.25, 1.05, 1.01)
+"""Between the totals of nodes that are tried: all that there may be, then around the best."""
+FEWEST = 0.05
+"""Of those totals, beside 0."""
+LENGTHS, NARROWER = 17, 5
+"""Lengths of a step that are tried at once, and how often the space between two of them is divided again."""
+
+_MISSED, _NOTHING = 1e4, 1e-6
+"""Tokens that it costs in the program if everybody has one less than promised; how many less are none."""
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Process:
+    """Verdicts of a draft on a kind of text: two states, each with its chance that the first guess is right."""
+
+    easy: float
+    hard: float
+    flip: float
+    """Chance per token that the state changes."""
+    caught: float
+    """Of misses, by a sibling."""
+
+
+@dataclass(frozen=True)
+class Truth:
+    """One session as it is."""
+
+    process: Process
+    rtt_s: float
+    draft_s: float
+    nodes_per_level: float
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A window: levels per step and how far the device runs ahead."""
+
+    k: int
+    depth: int = ENDLESS
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a verifier delivers in the long run."""
+
+    step_s: float
+    tokens: tuple[float, ...]
+    """Per step, of each session."""
+    nodes: float = 0.0
+    """That the step had room for, where that was the question."""
+
+    @property
+    def goodput(self) -> float:
+        return sum(self.tokens) / self.step_s
+
+    def over_streaming(self, plain_s: float) -> list[float]:
+        """Each session's speed over what it would be if all streamed, in steps of plain_s."""
+        return [tokens * plain_s / self.step_s for tokens in self.tokens]
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """Its sessions and what its steps cost."""
+
+    sessions: tuple[Truth, ...]
+    step_s: Callable[[Floats], Floats]
+    """Nodes of all sessions together, their last committed tokens not among them -> seconds; never falling."""
+
+    @property
+    def plain_s(self) -> float:
+        return float(self.step_s(np.zeros(1))[0])
+
+    def outcome(self, asked: Sequence[Asked]) -> Outcome:
+        """Of these windows. Longer steps let more nodes arrive: it is the shortest that holds what arrives in it."""
+        k, depth = np.array([one.k for one in asked]), np.array([one.depth for one in asked])
+        low, high = self.plain_s, float(self.step_s(self._most())[0])
+        for _ in range(NARROWER):
+            lengths = np.linspace(low, high, LENGTHS)
+            tokens, nodes = per_step(self.sessions, k, depth, lengths[:, None])
+            first = int(np.argmax(self.step_s(nodes.sum(axis=1)) <= lengths))
+            low, high = lengths[max(0, first - 1)], lengths[first]
+        return Outcome(float(high), tuple(tokens[first].tolist()))
+
+    def best(self, tolerance: float) -> Outcome:
+        """The most that any windows bring.
+
+        tolerance: by which share of streaming's speed anybody may be slower; 1 asks for goodput alone.
+        """
+        most = self._most()[0]
+        found = self._best_of(np.append(0.0, _between(FEWEST, most, FACTORS[0])), tolerance)
+        for wider, factor in itertools.pairwise(FACTORS):
+            near = max(FEWEST, max(found, key=_goodput).nodes)
+            found += self._best_of(_between(max(FEWEST, near / wider), min(near * wider, most), factor), tolerance)
+        return max(found, key=_goodput)
+
+    def _most(self) -> Floats:
+        return np.array([sum(LEVELS[-1] * one.nodes_per_level for one in self.sessions)])
+
+    def _best_of(self, totals: Floats, tolerance: float) -> list[Outcome]:
+        """For each total of nodes, from the least, as long as any division of them is fair."""
+        lengths = self.step_s(totals)
+        tokens, nodes = per_step(self.sessions, LEVELS[:, None], np.array(ENDLESS), lengths[:, None, None])
+        found = []
+        for i, length in enumerate(lengths):
+            best = divided(tokens[i].T, nodes[i].T, totals[i], (1.0 - tolerance) * length / self.plain_s)
+            if best is None:
+                break  # a longer step would ask still more of everybody
+            found.append(Outcome(float(length), tuple(best.tolist()), float(totals[i])))
+        return found
+
+
+def _goodput(outcome: Outcome) -> float:
+    return outcome.goodput
+
+
+def _between(low: float, high: float, factor: float) -> Floats:
+    """From low to high, by no more than this factor."""
+    found: Floats = np.geomspace(low, high, 2 + int(np.log(high / low) / np.log(factor)))
+    return found
+
+
+def divided(tokens: Floats, nodes: Floats, total: float, least: float) -> Floats | None:
+    """Tokens per step `[sessions]` when each divides its time so that their sum is greatest; None if none is fair.
+
+    tokens, nodes: `[sessions, windows]`, per step. total: nodes that the step holds. least: tokens for everybody.
+    """
+    if (tokens.max(axis=1) < least).any():
+        return None
+    count, windows = tokens.shape
+    tokens, nodes = tokens.round(9), nodes.round(9)  # what a session hardly ever gets is noise to the solver
+    # The last variable is what the least is missed by, at a price: so there always is a solution to find.
+    one = kron(csr_array(np.eye(count)), np.ones((1, windows)), format="csr")
+    each = csr_array((tokens.ravel(), (np.repeat(np.arange(count), windows), np.arange(tokens.size))))
+    fits = [[csr_array(nodes.reshape(1, -1)), None], [-each, csr_array(np.full((count, 1), -1.0))]]
+    found = linprog(
+        np.append(-tokens.ravel(), _MISSED),
+        A_ub=block_array(fits, format="csr"),
+        b_ub=np.append(total, np.full(count, -least)),
+        A_eq=hstack([one, csr_array((count, 1))], format="csr"),
+        b_eq=np.ones(count),
+    )
+    if found.x is None:
+        raise RuntimeError(f"HiGHS found no optimum for {count} sessions: {found.message}")
+    if found.x[-1] > _NOTHING:
+        return None
+    shares: Floats = found.x[:-1].reshape(count, windows)
+    result: Floats = (shares * tokens).sum(axis=1)
+    return result
+
+
+def per_step(sessions: Sequence[Truth], k: Ints, depth: Ints, step_s: Floats) -> tuple[Floats, Floats]:
+    """(tokens, nodes) per step `[..., sessions]` in the long run. Windows and lengths broadcast to that shape.
+
+    Nodes are what a step holds, those below a wrong guess too: the device knows no better when it sends them.
+    """
+    rtt = np.array([one.rtt_s for one in sessions]) / step_s
+    rtt, k, depth = np.broadcast_arrays(rtt, k, np.maximum(depth, 1))
+    draft = np.broadcast_to(np.array([one.draft_s for one in sessions]) / step_s, rtt.shape)
+    tokens, levels = np.ones(rtt.shape), np.zeros(rtt.shape)
+    for process in {one.process for one in sessions}:
+        mine = [i for i, one in enumerate(sessions) if one.process == process]
+        shape = rtt[..., mine].shape
+        run = _Run.of(rtt[..., mine].ravel(), draft[..., mine].ravel(), k[..., mine].ravel(), depth[..., mine].ravel())
+        tokens[..., mine], levels[..., mine] = (each.reshape(shape) for each in run.per_step(process))
+    return tokens, levels * np.array([one.nodes_per_level for one in sessions])
+
+
+@dataclass(frozen=True)
+class _Run:
+    """From where a device starts afresh: what happens as long as its guesses are right. All `[HORIZON, n]`."""
+
+    step: Floats
+    """In which step a position is committed, from 0."""
+    guessed: Bools
+    """Whether its guess is there when the step begins, and among the step's k."""
+    levels: Floats
+    """Guesses in all steps up to that one."""
+
+    @classmethod
+    def of(cls, rtt: Floats, draft: Floats, k: Ints, depth: Ints) -> _Run:
+        """In steps. The token before the run was committed when step 0 begins, and the device hears of it rtt/2 later.
+
+        The next guess is begun when the last is drafted or its token known, whichever is first, and no sooner than the
+        token `depth` before it is known.
+        """
+        shape = (HORIZON, len(k))
+        step, guessed, known = np.empty(shape), np.empty(shape, bool), np.empty(shape)
+        drafted, before = np.full(len(k), np.inf), rtt / 2.0
+        now, taken = np.zeros(len(k)), np.zeros(len(k))
+        shallow = np.flatnonzero(depth < HORIZON)
+        for position in range(HORIZON):
+            begun = np.minimum(drafted, before)
+            late = shallow[depth[shallow] <= position]
+            begun[late] = np.maximum(begun[late], known[position - depth[late], late])
+            drafted = begun + draft
+            step[position] = now
+            there = guessed[position] = (drafted + rtt / 2.0 <= now + 1e-9) & (taken < k)
+            known[position] = before = now + 1.0 + rtt / 2.0
+            taken = (taken + 1.0) * there
+            now = now + ~there
+        return cls(step, guessed, _levels(guessed))
+
+    def per_step(self, process: Process) -> tuple[Floats, Floats]:
+        """(tokens, levels) `[n]`: runs that end at a position, times what they bring up to there."""
+        ends = _ends(process)
+        chance = ends.sum(axis=2)
+        # A right sibling takes one token of the target's own with it, and nothing was drafted below it.
+        more = process.caught * self.guessed
+        turned = ends @ _flip(process) - ends
+        tokens = (chance @ np.arange(1.0, HORIZON + 1.0))[:, None] + chance @ more
+        crossed = [ends[m, :, 1 - m].sum() + turned[m, :, 1 - m] @ more for m in (0, 1)]
+        begins = np.stack([crossed[1], crossed[0]]) + 1e-15  # in easy, in hard text: as often as runs lead there
+        steps = (begins * (chance @ self.step + 1.0)).sum(axis=0)
+        return (begins * tokens).sum(axis=0) / steps, (begins * (chance @ self.levels)).sum(axis=0) / steps
+
+
+def _levels(guessed: Bools) -> Floats:
+    """A step's last position is the one that was not guessed; its levels are those of every position in it."""
+    so_far = np.empty(guessed.shape)
+    total = np.zeros(guessed.shape[1])
+    for position in range(HORIZON):
+        total = total + guessed[position]
+        so_far[position] = total
+    for position in range(HORIZON - 2, -1, -1):
+        so_far[position] = np.where(guessed[position], so_far[position + 1], so_far[position])
+    return so_far
+
+
+def _flip(process: Process) -> Floats:
+    return np.array([[1.0 - process.flip, process.flip], [process.flip, 1.0 - process.flip]])
+
+
+def _ends(process: Process) -> Floats:
+    """Chance `[state before, position, state there]` that a run's first wrong guess is at this position."""
+    right = np.array([process.easy, process.hard])
+    lives = np.eye(2)
+    ends = np.zeros((2, HORIZON, 2))
+    for position in range(HORIZON):
+        there = lives @ _flip(process)
+        ends[:, position] = there * (1.0 - right)
+        lives = there * right
+    ends[:, -1] += lives
+    return ends

@@ -1,0 +1,220 @@
+"""What the simulated fleet is made of: devices and their texts, sessions that come and go, verifiers that take them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from benchmarks import fleet_optimum
+from benchmarks.fleet_optimum import Process, Truth
+from coordinator.window.control import LEAST, RECENT
+from coordinator.window.controller import Decision, SessionView, VerifierView
+from coordinator.window.streaming import Speed, Way, Window, replay
+from outrider.core.step_cost import StepCost
+from outrider.core.verdicts import HIT, MISS, SIBLING
+
+STREAMING = Window(0, 0)
+LIFE_S = 45.0
+"""Mean length of a session."""
+NODES_PER_LEVEL = 1.6
+KINDS = {"code": (0.92, 0.70), "arithmetic": (0.88, 0.60), "chat": (0.75, 0.45), "prose": (0.60, 0.30)}
+"""First guesses that are right in easy and in hard stretches of the text."""
+STRETCH = 25
+"""Mean tokens of a stretch: matches are not independent of one another."""
+CAUGHT = 0.4
+"""Of misses, by a sibling."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    devices: int = 10_000
+    verifiers: int = 100
+    regions: int = 10
+    """A device's sessions are all in its own."""
+    seconds: int = 8
+    """Two decisions about every verifier."""
+
+    @classmethod
+    def quick(cls) -> Scale:
+        return cls(600, 6, 2)
+
+    @property
+    def region(self) -> Scale:
+        return Scale(self.devices // self.regions, self.verifiers // self.regions, 1, self.seconds)
+
+
+def step_cost(rows: int) -> StepCost:
+    """A GPU: 30 ms and 0.05 ms a row until `rows` of them, then 0.4 ms each."""
+    return StepCost({1: 0.030, rows: 0.030 + 0.00005 * rows, 8 * rows: 0.030 + 0.00005 * rows + 0.0004 * 7 * rows})
+
+
+class Text:
+    """The verdicts that a draft would get on one session's text, stretch by stretch."""
+
+    def __init__(self, kind: str, rng: random.Random) -> None:
+        self.kind = kind
+        self._rng = rng
+        self._easy = rng.random() < 0.5
+        self._to_come: deque[int] = deque()
+
+    def ahead(self, count: int) -> bytes:
+        """The next ones, which stay to come."""
+        while len(self._to_come) < count:
+            self._to_come.append(self._next())
+        return bytes(itertools.islice(self._to_come, count))
+
+    def take(self, count: int) -> bytes:
+        verdicts = self.ahead(count)
+        for _ in range(count):
+            self._to_come.popleft()
+        return verdicts
+
+    def _next(self) -> int:
+        if self._rng.random() < 1.0 / STRETCH:
+            self._easy = not self._easy
+        if self._rng.random() < KINDS[self.kind][not self._easy]:
+            return HIT
+        return SIBLING if self._rng.random() < CAUGHT else MISS
+
+
+@dataclass(frozen=True)
+class Device:
+    kind: str
+    rtt_s: float
+    draft_s: float
+
+    @classmethod
+    def drawn(cls, rng: random.Random) -> Device:
+        rtt_s = min(0.5, rng.lognormvariate(math.log(0.045), 0.8))
+        return cls(rng.choice(tuple(KINDS)), rtt_s, rng.lognormvariate(math.log(0.004), 0.7))
+
+    @property
+    def truth(self) -> Truth:
+        process = Process(*KINDS[self.kind], flip=1.0 / STRETCH, caught=CAUGHT)
+        return Truth(process, self.rtt_s, self.draft_s, NODES_PER_LEVEL)
+
+
+@dataclass
+class Session:
+    """One device's, with its window."""
+
+    name: str
+    device: Device
+    text: Text
+    ends_s: float
+    window: Window | None = None
+    """None until it has been decided about; it streams."""
+    seen: bytes = b""
+    changes: int = 0
+    lived_s: int = 0
+
+    def view(self, prior: bytes) -> SessionView:
+        """prior: verdicts on its kind of text, by which it is judged while it is new."""
+        verdicts = self.seen if len(self.seen) >= LEAST else (prior + self.seen)[-RECENT:]
+        device = self.device
+        return SessionView(self.name, verdicts, device.rtt_s, device.draft_s, NODES_PER_LEVEL, self.window)
+
+    def obey(self, decision: Decision) -> None:
+        self.changes += self.window is not None and decision.window.k != self.window.k
+        self.window = decision.window
+
+
+@dataclass
+class Verifier:
+    """A second of it at a time."""
+
+    number: int
+    cost: StepCost
+    sessions: list[Session] = field(default_factory=list)
+    prior: dict[str, bytes] = field(default_factory=dict)
+    """By kind of text: what was last seen of it."""
+
+    def view(self) -> VerifierView:
+        views = tuple(s.view(self.prior.get(s.device.kind, bytes([HIT, MISS] * 32))) for s in self.sessions)
+        return VerifierView(self.cost, views)
+
+    @property
+    def truth(self) -> fleet_optimum.Verifier:
+        count = len(self.sessions)
+        cost = self.cost
+        return fleet_optimum.Verifier(
+            tuple(session.device.truth for session in self.sessions), lambda nodes: cost.curve(count + nodes, count)
+        )
+
+    def second(self, windows: Sequence[Window]) -> list[float]:
+        """Tokens per second of each session with these windows, on text that the controller has not seen."""
+        count = len(self.sessions)
+        step_s = self.cost.seconds(count, count)
+        speeds: list[Speed] = []
+        for _ in range(2):  # a step's length hangs on the nodes in it, and they on its length
+            speeds = [_lived(one, window, step_s) for one, window in zip(self.sessions, windows, strict=True)]
+            nodes = sum(speed.nodes / speed.steps for speed in speeds)
+            step_s = self.cost.seconds(round(count + nodes), count)
+        return [speed.tokens_per_step / step_s for speed in speeds]
+
+    def live(self, tokens_per_s: Sequence[float]) -> None:
+        """A second passes."""
+        for session, speed in zip(self.sessions, tokens_per_s, strict=True):
+            session.seen = (session.seen + session.text.take(round(speed)))[-RECENT:]
+            session.lived_s += 1
+            self.prior[session.device.kind] = session.seen
+
+
+def _lived(session: Session, window: Window, step_s: float) -> Speed:
+    """Without patience: in a batch nobody waits, the others' step goes on."""
+    expected = 1.0 if window.k == 0 else 4.0
+    verdicts = session.text.ahead(max(8, math.ceil(expected / step_s)))
+    way = Way(session.device.rtt_s, session.device.draft_s, lambda nodes: step_s)
+    return replay(verdicts, way, replace(window, patience_s=0.0))
+
+
+class Fleet:
+    """A region's devices that open sessions, and verifiers that take them."""
+
+    def __init__(self, scale: Scale, open_share: float = 1.0, seed: int = 1) -> None:
+        self.scale = scale
+        self._rng = random.Random(seed)
+        self.verifiers = [
+            Verifier(scale.verifiers * seed + i, step_cost(self._rng.choice((128, 256, 512))))
+            for i in range(scale.verifiers)
+        ]
+        self._names = itertools.count(1)
+        self._idle = [Device.drawn(self._rng) for _ in range(scale.devices)]
+        self.ended: list[Session] = []
+        for _ in range(round(open_share * scale.devices)):
+            self._under_way(self._open(0.0))
+
+    def turn(self, now_s: float) -> None:
+        """Who is through leaves, and as many devices open a session."""
+        for verifier in self.verifiers:
+            through = [session for session in verifier.sessions if session.ends_s <= now_s]
+            verifier.sessions = [session for session in verifier.sessions if session.ends_s > now_s]
+            self.ended += through
+            for session in through:
+                self._idle.append(session.device)
+                self._open(now_s)
+
+    @property
+    def sessions(self) -> Iterator[Session]:
+        for verifier in self.verifiers:
+            yield from verifier.sessions
+
+    def _open(self, now_s: float) -> Session:
+        """On the less loaded of two verifiers, as the coordinator would."""
+        rng = self._rng
+        at = rng.randrange(len(self._idle))
+        self._idle[at], self._idle[-1] = self._idle[-1], self._idle[at]
+        device = self._idle.pop()
+        text = Text(device.kind, random.Random(rng.random()))
+        session = Session(f"s{next(self._names)}", device, text, now_s + rng.expovariate(1.0 / LIFE_S))
+        two = rng.sample(self.verifiers, min(2, len(self.verifiers)))
+        min(two, key=lambda verifier: len(verifier.sessions)).sessions.append(session)
+        return session
+
+    def _under_way(self, session: Session) -> None:
+        """The fleet is met in the middle of its life: this session has been streaming for a while."""
+        session.seen = session.text.take(min(RECENT, round(self._rng.expovariate(1.0 / LIFE_S) * 30.0)))
