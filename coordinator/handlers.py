@@ -131,7 +131,7 @@ class Handlers:
     ) -> tuple[SessionWindow, ...]:
         before = await self._store.windows([verifier_id])
         bounds = await self._store.bounds(["", *(session.session_id for session in sessions)])
-        new = {s.session_id: kinds[s.session_id] for s in sessions if control.is_new(s) and s.session_id in kinds}
+        new = {s.session_id: kinds[s.session_id] for s in sessions if control.wants_prior(s) and s.session_id in kinds}
         seen = await self._store.priors(new.values())
         priors = {session_id: seen[kind] for session_id, kind in new.items() if kind in seen}
         windows = await asyncio.to_thread(control.decide, load, sessions, before, bounds, self.limits, priors)

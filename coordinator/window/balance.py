@@ -101,6 +101,19 @@ class Tables:
         longer_s = float(self._step_s(balance.nodes + 1.0)) - balance.step_s
         return min(1.0, balance.goodput * max(0.0, longer_s))
 
+    def polished(self, best: Balance, least: float, stick: float = 0.0) -> Balance:
+        """As long as one session's change makes the goodput greater, and is fair, make it.
+
+        stick: share of the session's own tokens per second that a change must add at least.
+        """
+        for _ in range(PASSES):
+            before = best
+            for i in self._rows[~self._given]:
+                best = self._changed(best, int(i), least, stick)
+            if best is before:
+                break
+        return best
+
     def best(self, least: float) -> Balance:
         """The greatest goodput with which nobody gets fewer tokens per second than `least`.
 
@@ -114,7 +127,7 @@ class Tables:
             balance = self._within(nodes, fair)
             if balance.nodes <= nodes and balance.goodput > best.goodput:
                 best = balance
-        return self._polished(best, least)
+        return self.polished(best, least)
 
     def _within(self, limit: float, fair: NDArray[np.bool_]) -> Balance:
         """The options at the lowest price at which they take no more nodes; at the highest one they may still."""
@@ -144,17 +157,7 @@ class Tables:
                 return chosen
             chosen[i] = option
 
-    def _polished(self, best: Balance, least: float) -> Balance:
-        """As long as one session's change makes the goodput greater, and is fair, make it."""
-        for _ in range(PASSES):
-            before = best
-            for i in self._rows[~self._given]:
-                best = self._changed(best, int(i), least)
-            if best is before:
-                break
-        return best
-
-    def _changed(self, balance: Balance, i: int, least: float) -> Balance:
+    def _changed(self, balance: Balance, i: int, least: float, stick: float) -> Balance:
         """With the option of one session that is best for all beside the others' as they are."""
         chosen = balance.chosen
         tokens = balance.tokens - self._tokens[i, chosen[i]] + self._tokens[i]
@@ -164,7 +167,8 @@ class Tables:
         slowest = np.minimum(self._tokens[i], self._tokens[self._rows, chosen][others].min(initial=math.inf))
         goodput = np.where(slowest >= least * step_s, tokens / step_s, -math.inf)
         option = int(goodput.argmax())
-        if goodput[option] <= balance.goodput * _BETTER:
+        sticks = stick * self._tokens[i, chosen[i]] / balance.step_s
+        if goodput[option] <= balance.goodput * _BETTER + sticks:
             return balance
         return self.of(balance.price, np.where(self._rows == i, option, chosen))
 

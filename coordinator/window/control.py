@@ -1,9 +1,9 @@
 """From a verifier's report to what its sessions are told: the controller's inputs and outputs, nothing else.
 
-A session is decided about once enough is known of it, or of sessions of its kind: these count like verdicts on its own
-earlier guesses, until it has enough of its own. Before that its verifier's own directive stands, within an operator's
-bounds. One that shall not speculate still guesses a little, which no step evaluates: so it is seen when its guesses
-become good again.
+A session is decided about once enough is known of it, or of sessions of its kind: what these showed counts like
+verdicts on its own earlier guesses, until it has enough of its own or has shown to be otherwise. Before that its
+verifier's own directive stands, within an operator's bounds. One that shall not speculate still guesses a little, which
+no step evaluates: so it is seen when its guesses become good again.
 """
 
 from __future__ import annotations
@@ -22,8 +22,13 @@ from outrider.core.verdicts import HIT
 
 LEAST = 24
 """Verdicts before a session is decided about."""
-RECENT = 96
-"""Verdicts that it is judged by: a draft's luck changes with the text."""
+RECENT = 192
+"""Verdicts that it is judged by at most: of fewer, those of one of many sessions look worse than they are, and all of
+them would have to heed it."""
+CHANGED = 3.0
+"""Standard deviations between an earlier and a later half of them, from which the earlier half is of another text."""
+SHORTEST = 16
+"""Verdicts of a half that shows it."""
 SILENT = 64
 """Tokens without a verdict after which a device is taken to draft nothing."""
 PROBE_DEPTH = 2
@@ -31,8 +36,6 @@ PROBE_DEPTH = 2
 PROBE_PER_LEVEL = 2.0
 UNSHOWN_DRAFT_S = 0.005
 """Of a device whose drafting time has not shown, since its verifier never waited for it; or half a step if less."""
-NOTHING = Prior()
-"""Is known of a kind."""
 UNKNOWN = Window(24, 6)
 """The most that a session is told that has bounds, and of which too little is known."""
 
@@ -48,14 +51,13 @@ def decide(
     """Session id -> its window from now on, for those of a verifier's sessions that are told one.
 
     before: what was decided last. bounds: by session id; those of "" are for all others. limits: of all of them.
-    priors: what was seen of its kind, by the id of a session that is new.
+    priors: what was seen of its kind, by the id of a session that has not shown enough of itself.
     """
     if not load.step_cost_ms:
         return {}
-    newcomers = {
-        s.session_id for s in sessions if is_new(s) and len(priors.get(s.session_id, NOTHING).verdicts) >= LEAST
-    }
-    sessions = [_with(s, priors[s.session_id]) if s.session_id in newcomers else s for s in sessions]
+    known = {key for key, prior in priors.items() if len(prior.verdicts) >= LEAST}
+    newcomers = {s.session_id for s in sessions if s.session_id in known and _is_new(s)}
+    sessions = [_with(s, priors[s.session_id]) if s.session_id in known and wants_prior(s) else s for s in sessions]
     cost = StepCost({rows: ms / 1e3 for rows, ms in load.step_cost_ms.items()}, load.session_cost_ms / 1e3)
     between_s = load.timing_ms.get("between", 0.0) / 1e3
     plain_s = between_s + cost.seconds(len(sessions), len(sessions))
@@ -90,9 +92,29 @@ def directive(window: SessionWindow, limits: SessionLimits) -> Directive:
     )
 
 
-def is_new(session: SessionStats) -> bool:
-    """Whether it has shown too little to be judged by, and not that it drafts nothing."""
-    return len(session.verdicts) < LEAST and not _drafts_nothing(session)
+def wants_prior(session: SessionStats) -> bool:
+    """Whether it has shown less than it is judged by, and not that it drafts nothing."""
+    return len(session.verdicts) < RECENT and not _drafts_nothing(session)
+
+
+def latest(verdicts: bytes) -> bytes:
+    """The last ones, as far back as they are of one text: a draft's luck changes with it.
+
+    The longest run of halves without a change between them, much as in adaptive windowing (Bifet and Gavalda, 2007).
+    """
+    kept = verdicts[-RECENT:]
+    while len(kept) >= 2 * SHORTEST:
+        half = len(kept) // 2
+        earlier, later = kept[:half].count(HIT) / half, kept[half:].count(HIT) / (len(kept) - half)
+        mean = kept.count(HIT) / len(kept)
+        if abs(earlier - later) <= CHANGED * math.sqrt(mean * (1.0 - mean) * 4.0 / len(kept)):
+            break
+        kept = kept[half:]
+    return kept
+
+
+def _is_new(session: SessionStats) -> bool:
+    return len(session.verdicts) < LEAST and wants_prior(session)
 
 
 def _with(session: SessionStats, prior: Prior) -> SessionStats:
@@ -101,7 +123,7 @@ def _with(session: SessionStats, prior: Prior) -> SessionStats:
         session,
         verdicts=prior.verdicts + session.verdicts,
         draft_ms=session.draft_ms or prior.draft_ms,
-        nodes_per_level=max(1.0, prior.nodes_per_level),
+        nodes_per_level=max(1.0, prior.nodes_per_level) if _is_new(session) else session.nodes_per_level,
     )
 
 
@@ -129,7 +151,7 @@ def _view(
         as_it_is = max(1.0, session.committed / steps), session.evaluated / steps
     return SessionView(
         session.session_id,
-        session.verdicts[-RECENT:] if as_it_is is None else b"",
+        latest(session.verdicts) if as_it_is is None else b"",
         session.rtt_ms / 1e3,
         session.draft_ms / 1e3 or min(UNSHOWN_DRAFT_S, plain_s / 2),
         session.nodes_per_level,
@@ -162,7 +184,7 @@ def _alone(window: Window, bounds: Bounds) -> Window:
 
 
 def _window(session: SessionStats, view: SessionView, decision: Decision) -> SessionWindow:
-    window, judged = decision.window, session.verdicts[-RECENT:]
+    window, judged = decision.window, latest(session.verdicts)
     probes = window.k == 0 and view.bounds.pinned is None
     return SessionWindow(
         session_id=session.session_id,

@@ -138,7 +138,7 @@ def decide(view: VerifierView, tolerance: float = TOLERANCE) -> Mapping[str, Dec
     each = zip(view.sessions, tables.options, balance.chosen, strict=True)
     kept = tables.of(balance.price, [_kept(*one, balance.price) for one in each])
     if kept.slowest >= least:
-        balance = kept
+        balance = tables.polished(kept, least, STICK)  # what stays as it is may leave more, or less, for others
     price = tables.node_price(balance)
     return {
         session.session_id: Decision(

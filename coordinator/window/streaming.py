@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from outrider.core.verdicts import HIT, MISS
+from outrider.core.verdicts import HIT, MISS, SIBLING
 
 StepTime = Callable[[int], float]
 """Nodes of this session in a step -> its seconds, whatever else is in it."""
@@ -85,7 +85,8 @@ def replay(verdicts: Sequence[int], way: Way, window: Window) -> Speed:
             last = min(position + window.k, len(verdicts))
             while reached < last and verdicts[reached] != MISS and device.arrival(reached) <= now:
                 reached += 1
-            rows = window.nodes_per_level * device.levels(position, reached, now)
+            caught = reached > position and verdicts[reached - 1] == SIBLING
+            rows = window.nodes_per_level * device.levels(position, reached - caught, now)
         now += way.step_s(round(rows))
         nodes += rows
         steps += 1
@@ -129,13 +130,14 @@ class _Device:
             return 0.0
         return self._heard[position] if position < len(self._heard) else math.inf
 
-    def levels(self, position: int, reached: int, now: float) -> int:
-        """That a step takes at this time: the right ones, the one that ends them, and what was drafted below that."""
+    def levels(self, position: int, right: int, now: float) -> int:
+        """That a step takes at this time: those before `right`, whose first guesses are right, the one after them, and
+        what was drafted below that."""
         window = self._window
-        if reached == len(self._verdicts) or self.arrival(reached) > now:
-            return reached - position
-        beyond = (now - self.arrival(reached)) / self._way.draft_s if self._way.draft_s else math.inf
-        return int(min(window.k, window.depth, reached - position + 1 + beyond))
+        if right == len(self._verdicts) or self.arrival(right) > now:
+            return right - position
+        beyond = (now - self.arrival(right)) / self._way.draft_s if self._way.draft_s else math.inf
+        return int(min(window.k, window.depth, right - position + 1 + beyond))
 
     def hear(self, end: int, now: float) -> None:
         """All before `end` are committed now."""

@@ -291,3 +291,19 @@ async def test_windows_are_for_operators(start, refused) -> None:
         coordinator.admin.BoundWindow(pb.BoundWindowRequest(session_id="s")),
     ):
         assert isinstance(await refused(call), Unauthenticated)
+
+
+def test_verdicts_on_another_text_are_dropped_soon_and_those_on_the_same_one_kept() -> None:
+    good, bad = (bytes(random.Random(1).choices((HIT, MISS), (share, 1.0 - share), k=200)) for share in (0.8, 0.15))
+    assert len(control.latest(good)) == control.RECENT
+    assert len(control.latest(good + bad[:8])) == control.RECENT
+    turned = control.latest(good + bad[:40])
+    assert len(turned) <= 48
+    assert turned.count(HIT) / len(turned) < 0.35
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
+def test_chance_alone_seldom_looks_like_another_text(share: float) -> None:
+    rng = random.Random(2)
+    texts = [bytes(rng.choices((HIT, MISS), (share, 1.0 - share), k=control.RECENT)) for _ in range(300)]
+    assert sum(len(control.latest(text)) < control.RECENT for text in texts) <= 9
