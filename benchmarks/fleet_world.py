@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from benchmarks import fleet_optimum
 from benchmarks.fleet_optimum import Process, Truth
-from coordinator.window.control import LEAST, RECENT
+from coordinator.window.control import RECENT, latest
 from coordinator.window.controller import Decision, SessionView, VerifierView
 from coordinator.window.streaming import Speed, Way, Window, replay
 from outrider.core.step_cost import StepCost
@@ -113,8 +113,8 @@ class Session:
     lived_s: int = 0
 
     def view(self, prior: bytes) -> SessionView:
-        """prior: verdicts on its kind of text, by which it is judged while it is new."""
-        verdicts = self.seen if len(self.seen) >= LEAST else (prior + self.seen)[-RECENT:]
+        """prior: verdicts on its kind of text, by which it is judged until it has enough of its own."""
+        verdicts = latest(self.seen if len(self.seen) >= RECENT else prior + self.seen)
         device = self.device
         return SessionView(self.name, verdicts, device.rtt_s, device.draft_s, NODES_PER_LEVEL, self.window)
 
