@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import math
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
@@ -86,7 +87,8 @@ class SessionDriver:
         """The session's id of the last node sent on this stream."""
         self._beat = 0.0
         """When the verifier began its step, by the clock of the Commits that come here."""
-        self._departs = 0.0
+        self._sent_at = -math.inf
+        self._departs = -math.inf
         """When a message may go that nobody waits for."""
         self._timer: asyncio.TimerHandle | None = None
         self._rtt_s = 0.0
@@ -235,7 +237,7 @@ class SessionDriver:
         if delivery is None:
             return
         self._statistics.evaluated += commit.evaluated
-        now = asyncio.get_running_loop().time()
+        now, plan = asyncio.get_running_loop().time(), self._plan()
         if delivery.tokens:
             self._statistics.delivered(len(delivery.tokens), sum(delivery.drafted))
         if delivery.tokens or delivery.finish:
@@ -245,7 +247,7 @@ class SessionDriver:
         self._intake.moved(delivery)
         self._unanswered = None if len(self._session.tree) else now
         self._beat = now
-        self._departs = departure(self._plan(), self._rtt_s, now, now)
+        self._departs = departure(plan, self._rtt_s, now, max(now, self._sent_at + plan.pause_s))
         self._flush()
         if self._worker is not None:
             self._worker.commit(delivery.tokens)
@@ -305,7 +307,8 @@ class SessionDriver:
         self._sent_to = self._intake.newest
         if awaited:
             self._beat = now + self._rtt_s  # its step begins when this arrives
-        self._departs = departure(plan, self._rtt_s, self._beat, now + plan.step_s / 2)
+        self._sent_at = now
+        self._departs = departure(plan, self._rtt_s, self._beat, now + plan.pause_s)
         self._statistics.appends += 1
         self._statistics.drafted += len(append.tokens)
         if append.tokens and self._unanswered is not None:

@@ -20,6 +20,11 @@ _SPINE_FLOOR = 2
 """The greedy spine is kept to this depth whatever its survival: a wrong calibration must be able to unlearn."""
 _WAIT_GAIN = 2.0
 """Waiting must gain at this multiple of the current rate: nodes that come during a step are not lost."""
+_LEAST_SURVIVAL = 0.12
+"""What no price goes below: a node costs three to four bytes up and, if it is taken, a row of a step. Of those less
+likely one in fourteen was right, in time or not: 50 bytes for each, where a whole token costs 40."""
+_PROBE_STEPS = 4
+"""One message in so many steps where no step takes nodes: they only show how they would do."""
 _EARLY = 0.25
 """Of a step, by which a message should be there before the next one begins: steps and lines vary."""
 _PATIENCE_SHARE = 0.6
@@ -52,11 +57,16 @@ class Plan:
             nodes=min(directive.window_nodes, limits.nodes),
             depth=min(directive.window_depth, limits.depth),
             nodes_per_step=directive.nodes_per_step,
-            price=directive.price,
+            price=max(directive.price, _LEAST_SURVIVAL),
             patience_s=directive.patience_ms / 1000 if waits else 0.0,
             step_s=directive.step_ms / 1000 or DEFAULT_STEP_S,
             siblings=siblings,
         )
+
+    @property
+    def pause_s(self) -> float:
+        """Least seconds from one message to the next that nobody waits for."""
+        return self.step_s * (0.5 if self.nodes_per_step else _PROBE_STEPS)
 
     @property
     def waits(self) -> bool:

@@ -143,7 +143,9 @@ class _Live:
                     case "append":
                         self.verifier.appends += 1
                         vocabulary_size = self.verifier.script.vocabulary_size
-                        self.session.append(codecs.append_from_proto(message.append, vocabulary_size=vocabulary_size))
+                        epoch = self.session.epoch
+                        append = codecs.append_from_proto(message.append, epoch=epoch, vocabulary_size=vocabulary_size)
+                        self.session.append(append)
                         self.news.set()
                     case "cancel":
                         commit = self.session.cancel(codecs.cancel_from_proto(message.cancel))
