@@ -83,6 +83,8 @@ class SessionDriver:
         """What was drafted before they were known."""
         self._fresh = False
         """Whether nodes were added since the last Append."""
+        self._base = 0
+        """Tokens that the verifier knows us to have received."""
         self._sent_to = 0
         """The session's id of the last node sent on this stream."""
         self._beat = 0.0
@@ -154,6 +156,7 @@ class SessionDriver:
     def _open(self, stream: Stream, hop: Hop) -> None:
         """Open goes out before the draft is prefilled: the verifier prefills meanwhile."""
         attach = self._session.attach(hop.epoch, hop.limits or SessionLimits())
+        self._base = len(attach.tokens)
         stream.open(Open(self._options.session_id, attach, hop.ticket, self._options.vocabulary_hash))
         self._stream = stream
         self._may_append = hop.limits is not None
@@ -293,7 +296,7 @@ class SessionDriver:
             return
         now, plan = asyncio.get_running_loop().time(), self._plan()
         awaited = plan.waits and not self._holds_ours()
-        if not awaited and now < self._departs:
+        if now < self._departs and not awaited and not self._base_is_stale():
             self._send_at(self._departs)
             return
         # Rule 4: while it has nodes of ours the verifier waits for nothing, and idle alone would be for nobody. What it
@@ -304,7 +307,7 @@ class SessionDriver:
             return
         self._fresh = False
         self._stream.append(append)
-        self._sent_to = self._intake.newest
+        self._base, self._sent_to = append.base, self._intake.newest
         if awaited:
             self._beat = now + self._rtt_s  # its step begins when this arrives
         self._sent_at = now
@@ -319,6 +322,10 @@ class SessionDriver:
         """Whether the verifier has a live node of ours, or one is on its way: it waits for nothing then."""
         oldest = next(iter(self._session.tree), None)
         return oldest is not None and oldest.id <= self._sent_to
+
+    def _base_is_stale(self) -> bool:
+        """Rule 5: whether the verifier must hear now how far we are."""
+        return len(self._session.received) - self._base >= max(1, self._session.limits.run_ahead // 2)
 
     def _send_at(self, when: float) -> None:
         if self._timer is not None:

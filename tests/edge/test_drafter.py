@@ -43,7 +43,7 @@ def grown(made: Drafter) -> Growth:
         heard += [growth] if growth else []
         if not moved:
             nodes = tuple(node for growth in heard for node in growth.nodes)
-            return Growth(heard[-1].base, nodes, True, heard[0].urgent)
+            return Growth(heard[-1].base, nodes, True)
 
 
 def spine(growth: Growth) -> list[int]:
@@ -98,8 +98,9 @@ def test_after_a_miss_it_starts_afresh_below_the_new_token() -> None:
     grown(made)
     wrong = (target(PROMPT) + 40) % VOCABULARY
     made.advance([wrong])
+    assert made.awaited
     growth = grown(made)
-    assert growth.urgent and growth.base == 1
+    assert growth.base == 1
     assert spine(growth)[:3] == continuation((*PROMPT, wrong), 3)
 
 
@@ -117,7 +118,7 @@ def test_a_plan_without_speculation_rests_at_once() -> None:
     made = drafter(plan=Plan(0, 8, 10, 0.05, 0.008, 0.01))
     assert not made.step()
     growth = made.harvest(moved=False)
-    assert growth == Growth(0, (), resting=True, urgent=True)
+    assert growth == Growth(0, (), resting=True)
     assert made.harvest(moved=False) is None  # said once per Commit
 
 
@@ -152,8 +153,10 @@ def test_the_first_nodes_after_a_commit_wait_for_their_children_and_then_go() ->
     assert made.step()
     assert made.harvest(moved=True) is None  # one more level is worth a decode of 1 ms
     clock.now = 0.006
+    assert made.awaited
     growth = made.harvest(moved=True)
-    assert growth is not None and growth.urgent and growth.nodes
+    assert growth is not None and growth.nodes
+    assert not made.awaited
 
 
 def test_while_the_verifier_has_nodes_more_are_collected_for_a_moment() -> None:
@@ -166,7 +169,7 @@ def test_while_the_verifier_has_nodes_more_are_collected_for_a_moment() -> None:
     assert made.harvest(moved=True) is None
     clock.now += 0.003
     growth = made.harvest(moved=True)
-    assert growth is not None and not growth.urgent
+    assert growth is not None and growth.nodes
 
 
 def test_a_full_context_rests_until_the_next_commit() -> None:

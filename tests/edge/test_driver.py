@@ -324,9 +324,9 @@ async def test_the_verifiers_knowledge_of_our_base_keeps_to_rule_5(channels: Cha
         behind: list[int] = []
         flush = run.driver._flush
 
-        def watched(*, at_once: bool) -> None:
-            flush(at_once=at_once)
-            if at_once and run.driver._may_append and not run.session.finished:
+        def watched() -> None:
+            flush()
+            if run.driver._may_append and not run.session.finished:
                 behind.append(len(run.session.received) - run.session._last_base)
 
         run.driver._flush = watched  # type: ignore[method-assign]

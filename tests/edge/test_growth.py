@@ -29,9 +29,9 @@ def leaves(*survivals: float, spine: int = 0) -> list[Leaf]:
 
 
 def test_a_plan_never_exceeds_the_sessions_limits() -> None:
-    directive = Directive(window_nodes=48, window_depth=16, price=0.1, patience_ms=8, step_ms=7.0)
+    directive = Directive(window_nodes=48, window_depth=16, price=0.2, patience_ms=8, step_ms=7.0)
     plan = Plan.of(directive, SessionLimits(nodes=5, depth=40))
-    assert (plan.nodes, plan.depth, plan.price, plan.patience_s, plan.step_s) == (5, 16, 0.1, 0.008, 0.007)
+    assert (plan.nodes, plan.depth, plan.price, plan.patience_s, plan.step_s) == (5, 16, 0.2, 0.008, 0.007)
     assert Plan.of(directive, SessionLimits(), waits=False).patience_s == 0.0
 
 
