@@ -238,3 +238,33 @@ def test_offered_nodes_are_the_mirrors_own_however_commits_fall(quality: float) 
         sequence += step
         made.advance(step)
         assert made._tree.position == len(sequence) - len(PROMPT)
+
+
+def evaluated(widths: Widths) -> tuple[Drafter, list[int]]:
+    """A grown drafter of a device with these decodes, at a target's step of 30 ms; nodes in each of its decodes."""
+    source = ScriptedSource(0.5)
+    sizes: list[int] = []
+    inner = source.expand
+    source.expand = lambda spots: sizes.append(len(spots)) or inner(spots)  # type: ignore[method-assign, func-returns-value]
+    made = Drafter(Voice(source, Calibrator(), Calibrator()), None, widths, Clock())
+    made.begin(DraftTask(PROMPT), Plan(24, 8, 10, 0.12, 0.008, 0.030))
+    while made.step():
+        made.harvest(moved=True)
+    return made, sizes
+
+
+def test_a_phone_that_decodes_slowly_grows_a_comb_on_the_greedy_spine() -> None:
+    made, sizes = evaluated(Widths(((1, 0.025), (8, 0.100))))
+    standings = {standing.node.id: standing for standing in made._survey()}
+    parents = {standing.node.parent for standing in standings.values()} - {ROOT}
+    assert set(sizes) == {1} and len(sizes) >= 2
+    assert parents and all(standings[parent].spine for parent in parents)
+    assert any(not standing.spine for standing in standings.values())  # siblings, which cost no decode
+
+
+def test_a_laptop_whose_decodes_cost_the_same_at_any_width_grows_best_first() -> None:
+    made, sizes = evaluated(Widths(((1, 0.001), (8, 0.001))))
+    standings = {standing.node.id: standing for standing in made._survey()}
+    parents = {standing.node.parent for standing in standings.values()} - {ROOT}
+    assert max(sizes) > 1
+    assert any(not standings[parent].spine for parent in parents)

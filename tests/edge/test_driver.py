@@ -19,7 +19,7 @@ from edge_agent.statistics import Statistics
 from edge_agent.worker import DraftWorker
 from outrider.core.errors import ModelRefused, ProtocolViolation, Unavailable
 from outrider.core.protocol.device import DeviceSession
-from outrider.core.protocol.messages import Directive, Finish, SessionLimits
+from outrider.core.protocol.messages import Append, Directive, Finish, SessionLimits
 
 PROMPT = (1, 2, 3)
 
@@ -332,3 +332,32 @@ async def test_the_verifiers_knowledge_of_our_base_keeps_to_rule_5(channels: Cha
         run.driver._flush = watched  # type: ignore[method-assign]
         assert await run.tokens_of() == continuation(PROMPT, 100)
         assert behind and max(behind) < limits.run_ahead // 2
+
+
+async def test_nodes_that_nobody_waits_for_go_once_a_step(channels: Channels) -> None:
+    script = Script(target, step_s=0.04, directive=Directive(patience_ms=8, step_ms=40.0))
+    async with FakeVerifier(script) as verifier, drafting(ScriptedSource(0.8, 0.002)) as draft:
+        run = Run(verifier, channels, draft, tokens=80)
+        assert await run.tokens_of() == continuation(PROMPT, 80)
+        assert run.statistics.tokens_per_step > 2.0
+        assert run.statistics.appends < 2 * run.statistics.steps
+
+
+async def test_a_verifier_that_is_too_far_away_to_wait_is_told_no_idle(channels: Channels) -> None:
+    """Its Pings say how far; until the first of them it may be near."""
+    script = Script(target, step_s=0.004, rtt_ms=300.0, ping_s=0.02)
+    async with FakeVerifier(script) as verifier, drafting(ScriptedSource(0.0, 0.0005)) as draft:
+        run = Run(verifier, channels, draft, tokens=150)
+        idle: list[int] = []
+        poll = run.session.poll
+
+        def watched(*, resting: bool) -> Append | None:
+            append = poll(resting=resting)
+            if append is not None and append.idle:
+                idle.append(append.base)
+            return append
+
+        run.session.poll = watched  # type: ignore[method-assign]
+        assert await run.tokens_of() == continuation(PROMPT, 150)
+        assert run.statistics.drafted > 0
+        assert all(base < 75 for base in idle)
