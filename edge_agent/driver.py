@@ -250,7 +250,9 @@ class SessionDriver:
         self._intake.moved(delivery)
         self._unanswered = None if len(self._session.tree) else now
         self._beat = now
-        self._departs = departure(plan, self._rtt_s, now, max(now, self._sent_at + plan.pause_s))
+        departs = departure(plan, self._rtt_s, now, max(now, self._sent_at + plan.pause_s))
+        # Commits that come faster than the step time told must not put a message off again and again.
+        self._departs = min(departs, self._departs) if self._departs > now else departs
         self._flush()
         if self._worker is not None:
             self._worker.commit(delivery.tokens)
