@@ -366,7 +366,8 @@ async def test_a_verifier_that_is_too_far_away_to_wait_is_told_no_idle(channels:
 async def test_steps_that_are_shorter_than_told_do_not_keep_nodes_back(channels: Channels) -> None:
     """By what is told a message would leave 27.5 ms after a Commit, and the next Commit comes after 10."""
     told = Directive(patience_ms=8, step_ms=30.0)
-    script = Script(target, step_s=0.01, directive=told, rtt_ms=25.0, ping_s=0.01)
+    limits = SessionLimits(run_ahead=1_000)  # rule 5 shall not come to help
+    script = Script(target, step_s=0.01, directive=told, limits=limits, rtt_ms=25.0, ping_s=0.01)
     async with FakeVerifier(script) as verifier, drafting(ScriptedSource(1.0, 0.0005)) as draft:
         run = Run(verifier, channels, draft, tokens=200)
         assert await run.tokens_of() == continuation(PROMPT, 200)
