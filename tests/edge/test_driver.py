@@ -371,4 +371,4 @@ async def test_steps_that_are_shorter_than_told_do_not_keep_nodes_back(channels:
     async with FakeVerifier(script) as verifier, drafting(ScriptedSource(1.0, 0.0005)) as draft:
         run = Run(verifier, channels, draft, tokens=200)
         assert await run.tokens_of() == continuation(PROMPT, 200)
-        assert run.statistics.accepted > 100
+        assert run.statistics.tokens_per_step > 2.0
