@@ -22,8 +22,8 @@ _WAIT_GAIN = 2.0
 """Waiting must gain at this multiple of the current rate: nodes that come during a step are not lost."""
 _LEAST_SURVIVAL = 0.1
 """What no price goes below: a node costs three to four bytes up and, if it is taken, a row of a step. At 0.1 that is as
-much for each that is right as a whole token costs. With 0.12 a token cost 1.3 bytes less, and steps committed 4% less at
-a round trip of 20 ms."""
+much for each that is right as a whole token costs. With 0.12 a token cost 1.3 bytes less, and steps committed 4% fewer
+at a round trip of 20 ms."""
 _PROBE_STEPS = 4
 """One message in so many steps where no step takes nodes: they only show how they would do."""
 _EARLY = 0.25
