@@ -94,7 +94,7 @@ class Raw:
         await self.call.write(pb.ClientMessage(**kind).SerializeToString())
 
     async def append(self, **fields: Any) -> None:
-        await self.say(append=pb.Append(**{"epoch": self.epoch, "first_id": 1} | fields))
+        await self.say(append=pb.Append(**{"first_id": 1} | fields))
 
     async def hear(self) -> pb.ServerMessage | None:
         """The next message; None at the end. Raises the stream's error."""
@@ -200,47 +200,47 @@ class Hostile:
         """Single nodes below the root, more than are allowed."""
         await self._opened(raw)
         for i in range(1000):
-            await raw.append(first_id=i + 1, parent=[0], token=[i])
+            await raw.append(first_id=i + 1, up=[0], token=[i])
         await raw.hear_out()
 
     async def id_gap(self, raw: Raw) -> None:
         await self._opened(raw)
-        await raw.append(first_id=50, parent=[0], token=[7])
+        await raw.append(first_id=50, up=[0], token=[7])
         await raw.hear_out()
 
     async def parent_of_the_future(self, raw: Raw) -> None:
         await self._opened(raw)
-        await raw.append(parent=[5], token=[7])
+        await raw.append(up=[5], token=[7])
         await raw.hear_out()
 
     async def base_of_the_future(self, raw: Raw) -> None:
         await self._opened(raw)
-        await raw.append(base=1 << 20, parent=[0], token=[7])
+        await raw.append(base=1 << 20, up=[0], token=[7])
         await raw.hear_out()
 
     async def wrong_epoch(self, raw: Raw) -> None:
         await self._opened(raw)
-        await raw.append(epoch=raw.epoch + 1)
+        await raw.say(cancel=pb.Cancel(epoch=raw.epoch + 1))
         await raw.hear_out()
 
     async def same_siblings(self, raw: Raw) -> None:
         await self._opened(raw)
-        await raw.append(parent=[0, 0], token=[7, 7])
+        await raw.append(up=[0, 0], token=[7, 7])
         await raw.hear_out()
 
     async def too_deep(self, raw: Raw) -> None:
         await self._opened(raw)
-        await raw.append(parent=list(range(60)), token=[7] * 60)
+        await raw.append(up=[0] + [1] * 59, token=[7] * 60)
         await raw.hear_out()
 
     async def too_many(self, raw: Raw) -> None:
         await self._opened(raw)
-        await raw.append(parent=[0] * 1000, token=list(range(1000)))
+        await raw.append(up=[0] * 1000, token=list(range(1000)))
         await raw.hear_out()
 
     async def no_token(self, raw: Raw) -> None:
         await self._opened(raw)
-        await raw.append(parent=[0], token=[(1 << 32) - 1])
+        await raw.append(up=[0], token=[(1 << 32) - 1])
         await raw.hear_out()
 
     async def never_reads(self, raw: Raw) -> None:
@@ -281,7 +281,7 @@ class Hostile:
             if message.commit.finish:
                 break
         for i in range(100):
-            await raw.append(first_id=i + 1, base=1, parent=[0], token=[i])
+            await raw.append(first_id=i + 1, base=1, up=[0], token=[i])
         await raw.hear_out()
 
     async def epoch_after_epoch(self, raw: Raw) -> None:

@@ -84,7 +84,9 @@ class EngineLoop:
             return  # an old stream's last words
         match kind:
             case "append":
-                append = codecs.append_from_proto(request.append, vocabulary_size=self._vocabulary_size)
+                append = codecs.append_from_proto(
+                    request.append, epoch=request.epoch, vocabulary_size=self._vocabulary_size
+                )
                 self._engine.append(session_id, append)
             case "cancel":
                 self._engine.cancel(session_id, codecs.cancel_from_proto(request.cancel))

@@ -192,11 +192,10 @@ class SessionStream:
 
     def _check_append(self, append: session_pb2.Append) -> None:
         """What the stream can see; the engine checks the rest. Raises BadRequest, the cheapest refusal first."""
-        self._check_epoch("append.epoch", append.epoch)
         if len(append.token) > self.limits.in_flight:
             bound = f"at most {self.limits.in_flight}, limits.in_flight"
             raise ProtocolViolation.bound("nodes in append.token", len(append.token), bound)
-        codecs.append_from_proto(append, vocabulary_size=self._vocabulary_size)
+        codecs.append_from_proto(append, epoch=self.epoch, vocabulary_size=self._vocabulary_size)
 
     def _check_epoch(self, field: str, epoch: int) -> None:
         """One stream is one epoch. Raises ProtocolViolation."""
@@ -223,7 +222,7 @@ class SessionStream:
         self._pinged = self._pings[self._nonce] = now
         while len(self._pings) > MAX_PINGS:
             del self._pings[min(self._pings)]
-        return session_pb2.ServerMessage(ping=session_pb2.Ping(nonce=self._nonce))
+        return session_pb2.ServerMessage(ping=codecs.ping_to_proto(codecs.Ping(self._nonce, self._rtt_ms)))
 
     def _load_changed(self) -> bool:
         """Whether the device plans with a step time or a price that is off by more than a quarter."""

@@ -341,6 +341,7 @@ class AsyncClient:
         return DraftOptions(
             workers=settings.draft_workers,
             threads=settings.draft_threads,
+            cpu_share=settings.cpu_share,
             context=settings.draft_context,
             prompt_lookup=settings.prompt_lookup,
         )

@@ -42,6 +42,8 @@ class EdgeSettings(BaseSettings):
     """Sessions that may draft at once; further ones run without a draft rather than wait."""
     draft_threads: int = Field(default=1, ge=1, le=256)
     """CPU threads of a decode; below the number of cores, since the threads spin."""
+    cpu_share: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Of one core's time, what drafting may take; 1 is no cap. What the verifier waits for goes first."""
     draft_context: int = Field(default=4096, ge=64)
     """Tokens that a draft's context holds, never more than the draft was trained for."""
     prompt_lookup: bool = True

@@ -39,8 +39,6 @@ class Growth:
     nodes: tuple[NewNode, ...]
     resting: bool
     """Nothing more will come before the next Commit."""
-    urgent: bool
-    """The verifier has no node of ours: it may be waiting for these."""
 
 
 class Source(DraftSource, Protocol):
@@ -124,6 +122,11 @@ class Drafter:
         """Seconds that one decode takes, lately."""
         return self._decode_s
 
+    @property
+    def awaited(self) -> bool:
+        """Whether the verifier waits for nodes: it has none of ours."""
+        return self.plan.waits and not any(self._notes[node.id].sent for node in self._tree)
+
     def begin(self, task: DraftTask, plan: Plan) -> None:
         """Take a session over from its received tokens on."""
         self._task, self.plan = task, plan
@@ -173,8 +176,8 @@ class Drafter:
         """What should go out now, None where it is better to draft on. moved: whether there may be more to draft."""
         survey = self._survey()
         unsent = [standing for standing in survey if not self._notes[standing.node.id].sent]
-        waiting = len(unsent) == len(survey)
-        if moved and (not unsent or (self._holds(unsent) if waiting else self._soon())):
+        awaited = len(unsent) == len(survey)
+        if moved and (not unsent or (self._holds(unsent) if awaited else self._soon())):
             return None
         if not unsent and self._told_resting:
             return None
@@ -184,7 +187,7 @@ class Drafter:
         self._told_resting = not moved
         self._sent_at = self._clock()
         nodes = tuple(NewNode(s.node.id, s.node.parent, s.node.token) for s in unsent)
-        return Growth(self._tree.position, nodes, resting=not moved, urgent=waiting)
+        return Growth(self._tree.position, nodes, resting=not moved)
 
     # --- what to do next
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from edge_agent.cpu_share import CpuShare
 from edge_agent.drafter import Drafter, Voice
 from edge_agent.growth import Widths
 from edge_agent.placement import Measured
@@ -40,6 +41,8 @@ class DraftOptions:
     context: int = 4096
     """Tokens that a draft's context holds, never more than the draft was trained for."""
     prompt_lookup: bool = True
+    cpu_share: float = 1.0
+    """Of one core's time, for all sessions together; 1 is no cap."""
 
 
 class DraftPool:
@@ -63,6 +66,7 @@ class DraftPool:
         self._of_model = (Calibrator(), Calibrator())
         self._of_lookup = (Calibrator(), Calibrator())
         self._widths: Widths | None = None
+        self._share = CpuShare(options.cpu_share, options.threads)
         self._idle: list[DraftWorker] = []
         self._workers: list[DraftWorker] = []
 
@@ -147,7 +151,7 @@ class DraftPool:
     def _worker(self) -> DraftWorker:
         lookup = Voice(PromptLookup(), *self._of_lookup, leads=self._model is None)
         if self._model is None:
-            return DraftWorker(lambda: Drafter(None, lookup, _LOOKUP_ALONE))
+            return DraftWorker(lambda: Drafter(None, lookup, _LOOKUP_ALONE), share=self._share)
         return self._model_worker(self._model, lookup if self._options.prompt_lookup else None)
 
     def _model_worker(self, model: LlamaModel, lookup: Voice | None) -> DraftWorker:
@@ -171,7 +175,7 @@ class DraftPool:
             for context in held:
                 context.close()
 
-        return DraftWorker(build, release)
+        return DraftWorker(build, release, self._share)
 
 
 def _digest(path: Path) -> str:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import math
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
@@ -17,9 +18,8 @@ import grpc
 
 from edge_agent.drafter import Growth
 from edge_agent.failover import Hop, Route
-from edge_agent.growth import Plan, send_interval
+from edge_agent.growth import Plan, departure
 from edge_agent.intake import Intake
-from edge_agent.round_trip import RoundTrip
 from edge_agent.sources.base import DraftTask
 from edge_agent.statistics import Statistics
 from edge_agent.stream import Received, Stream
@@ -27,7 +27,7 @@ from edge_agent.worker import DraftFailed, DraftWorker
 from outrider.core.errors import InternalError, OutriderError, ProtocolViolation
 from outrider.core.protocol.device import Delivery, DeviceSession, ReattachNeeded
 from outrider.core.protocol.messages import MAX_VOCABULARY, Commit, Directive, Finish, SessionLimits
-from outrider.wire.codecs import Open, Opened
+from outrider.wire.codecs import Open, Opened, Ping
 
 log = logging.getLogger(__name__)
 
@@ -83,9 +83,18 @@ class SessionDriver:
         """What was drafted before they were known."""
         self._fresh = False
         """Whether nodes were added since the last Append."""
-        self._next_send = 0.0
+        self._base = 0
+        """Tokens that the verifier knows us to have received."""
+        self._sent_to = 0
+        """The session's id of the last node sent on this stream."""
+        self._beat = 0.0
+        """When the verifier began its step, by the clock of the Commits that come here."""
+        self._sent_at = -math.inf
+        self._departs = -math.inf
+        """When a message may go that nobody waits for."""
         self._timer: asyncio.TimerHandle | None = None
-        self._round_trip = RoundTrip()
+        self._rtt_s = 0.0
+        """As the verifier has measured it; 0 where it is not known yet."""
         self._unanswered: float | None = None
         """Since when the verifier has had no node of ours, where it has none."""
         self.winding_down: asyncio.Task[None] | None = None
@@ -147,6 +156,7 @@ class SessionDriver:
     def _open(self, stream: Stream, hop: Hop) -> None:
         """Open goes out before the draft is prefilled: the verifier prefills meanwhile."""
         attach = self._session.attach(hop.epoch, hop.limits or SessionLimits())
+        self._base = len(attach.tokens)
         stream.open(Open(self._options.session_id, attach, hop.ticket, self._options.vocabulary_hash))
         self._stream = stream
         self._may_append = hop.limits is not None
@@ -154,7 +164,7 @@ class SessionDriver:
         if self._statistics.attaches == 1 and self._worker is not None:
             self._begin_drafting(self._worker)
         if self._may_append:
-            self._flush(at_once=True)
+            self._flush()
 
     def _begin_drafting(self, worker: DraftWorker) -> None:
         session = self._session
@@ -171,7 +181,7 @@ class SessionDriver:
 
     def _detach(self) -> None:
         self._stream = None
-        self._round_trip = RoundTrip()
+        self._rtt_s, self._sent_to = 0.0, 0
         self._may_append = False
         if self._timer is not None:
             self._timer.cancel()
@@ -187,6 +197,9 @@ class SessionDriver:
                 self._opened(message)
             case Directive():
                 self._replan(message)
+            case Ping():
+                self._rtt_s = message.rtt_ms / 1000
+                self._replan(self._directive)
 
     def _opened(self, opened: Opened) -> None:
         if opened.epoch != self._session.epoch:
@@ -197,7 +210,7 @@ class SessionDriver:
         self._adopt(opened.limits)
         self._replan(opened.directive)
         self._may_append = True
-        self._flush(at_once=True)
+        self._flush()
 
     def _adopt(self, limits: SessionLimits) -> None:
         """The verifier's limits where they were not known; a tree that they do not fit is sent again, smaller."""
@@ -227,9 +240,7 @@ class SessionDriver:
         if delivery is None:
             return
         self._statistics.evaluated += commit.evaluated
-        now = asyncio.get_running_loop().time()
-        if self._round_trip.seen(commit.seen, now, self._plan().step_s):
-            self._replan(self._directive)
+        now, plan = asyncio.get_running_loop().time(), self._plan()
         if delivery.tokens:
             self._statistics.delivered(len(delivery.tokens), sum(delivery.drafted))
         if delivery.tokens or delivery.finish:
@@ -238,7 +249,11 @@ class SessionDriver:
             return
         self._intake.moved(delivery)
         self._unanswered = None if len(self._session.tree) else now
-        self._flush(at_once=True)
+        self._beat = now
+        departs = departure(plan, self._rtt_s, now, max(now, self._sent_at + plan.pause_s))
+        # Commits that come faster than the step time told must not put a message off again and again.
+        self._departs = min(departs, self._departs) if self._departs > now else departs
+        self._flush()
         if self._worker is not None:
             self._worker.commit(delivery.tokens)
 
@@ -250,14 +265,14 @@ class SessionDriver:
         if isinstance(news, DraftFailed):
             self._statistics.draft_failure = news.reason
             self._worker, self._drafting = None, False
-            self._flush(at_once=True)
+            self._flush()
             return
         self._drafting = True
         if not self._limited:
             self._early.append(news)
             return
         self._take_in(news)
-        self._flush(at_once=news.urgent)
+        self._flush()
 
     def _take_in(self, growth: Growth) -> None:
         self._fresh = self._intake.add(growth) > 0 or self._fresh
@@ -265,24 +280,26 @@ class SessionDriver:
             self._rested_at = growth.base
 
     def _resting(self) -> bool:
-        """Whether the verifier should not wait for nodes: none will come before its patience ends."""
+        """Whether to tell a verifier that may wait for nodes that none will come before its patience ends."""
         plan = self._plan()
-        if self._worker is None or not self._drafting or not plan.speculates or plan.nodes_per_step == 0:
+        if self._worker is None or not self._drafting or not plan.speculates:
             return True
+        if not plan.waits:
+            return False
         if self._rested_at == len(self._session.received):
             return True
         return not len(self._session.tree) and self._worker.decode_s > plan.patience_s
 
     # --- what goes out
 
-    def _flush(self, *, at_once: bool) -> None:
-        """Send what there is to say, now or when enough time has passed since the last message."""
+    def _flush(self) -> None:
+        """Send what there is to say: now if the verifier waits for it, else with the next departure."""
         if self._stream is None or not self._may_append or self._session.finished:
             return
-        now = asyncio.get_running_loop().time()
-        if not at_once and now < self._next_send:
-            if self._timer is None:
-                self._timer = asyncio.get_running_loop().call_at(self._next_send, self._on_timer)
+        now, plan = asyncio.get_running_loop().time(), self._plan()
+        awaited = plan.waits and not self._holds_ours()
+        if now < self._departs and not awaited and not self._base_is_stale():
+            self._send_at(self._departs)
             return
         # Rule 4: while it has nodes of ours the verifier waits for nothing, and idle alone would be for nobody. What it
         # knows of our base is no staler for that: `poll` heeds rule 5, resting or not.
@@ -292,21 +309,39 @@ class SessionDriver:
             return
         self._fresh = False
         self._stream.append(append)
-        if append.tokens:
-            self._round_trip.sent(append.first_id + len(append.tokens) - 1, now)
-        self._next_send = now + send_interval(self._plan().step_s)
+        self._base, self._sent_to = append.base, self._intake.newest
+        if awaited:
+            self._beat = now + self._rtt_s  # its step begins when this arrives
+        self._sent_at = now
+        self._departs = departure(plan, self._rtt_s, self._beat, now + plan.pause_s)
         self._statistics.appends += 1
         self._statistics.drafted += len(append.tokens)
         if append.tokens and self._unanswered is not None:
             self._statistics.answers_s.append(now - self._unanswered)
             self._unanswered = None
 
+    def _holds_ours(self) -> bool:
+        """Whether the verifier has a live node of ours, or one is on its way: it waits for nothing then."""
+        oldest = next(iter(self._session.tree), None)
+        return oldest is not None and oldest.id <= self._sent_to
+
+    def _base_is_stale(self) -> bool:
+        """Rule 5: whether the verifier must hear now how far we are."""
+        return len(self._session.received) - self._base >= max(1, self._session.limits.run_ahead // 2)
+
+    def _send_at(self, when: float) -> None:
+        if self._timer is not None:
+            if self._timer.when() <= when:
+                return
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(when, self._on_timer)
+
     def _on_timer(self) -> None:
         self._timer = None
-        self._flush(at_once=True)
+        self._flush()
 
     def _plan(self) -> Plan:
-        waits = self._round_trip.seconds < self._directive.patience_ms / 1000
+        waits = self._rtt_s < self._directive.patience_ms / 1000
         return _plan(self._directive, self._session.limits, self._options.siblings, waits)
 
     # --- the end

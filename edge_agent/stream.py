@@ -13,13 +13,13 @@ from edge_agent.statistics import Statistics
 from outrider.core.errors import InternalError, Unavailable
 from outrider.core.protocol.messages import Append, Cancel, Commit, Directive
 from outrider.wire import codecs
-from outrider.wire.codecs import Open, Opened
+from outrider.wire.codecs import Open, Opened, Ping
 from outrider.wire.status import error_from_rpc
 from outrider.wire.v1 import session_pb2 as pb
 from outrider.wire.v1 import session_pb2_grpc
 
-Received = Commit | Opened | Directive | None
-"""None: something that the stream itself has dealt with."""
+Received = Commit | Opened | Directive | Ping | None
+"""None: a kind that a newer verifier knows. A Ping has been answered."""
 
 _FAREWELL_S = 0.3
 """How long a finished stream is left to end by itself."""
@@ -89,8 +89,10 @@ class Stream:
             case "directive":
                 return codecs.directive_from_proto(message.directive)
             case "ping":
-                self._put(pb.ClientMessage(pong=pb.Pong(nonce=message.ping.nonce)))
-        return None  # a ping, or a kind that a newer verifier knows
+                ping = codecs.ping_from_proto(message.ping)
+                self._put(pb.ClientMessage(pong=pb.Pong(nonce=ping.nonce)))
+                return ping
+        return None
 
     async def _read(self) -> Any:
         try:

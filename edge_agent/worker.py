@@ -6,18 +6,25 @@ releases the GIL while it decodes, so Commits reach the client meanwhile.
 
 from __future__ import annotations
 
+import functools
 import logging
+import math
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import TypeVar
 
+from edge_agent.cpu_share import CpuShare
 from edge_agent.drafter import Drafter, Growth
 from edge_agent.growth import Plan
 from edge_agent.sources.base import DraftTask
 
 log = logging.getLogger(__name__)
+
+Done = TypeVar("Done")
 
 Report = Callable[["Growth | DraftFailed"], None]
 """Called on the worker's thread; must not block."""
@@ -63,12 +70,21 @@ _Command = _Begin | _Commit | _Replan | _End | _Close
 class DraftWorker:
     """One thread, one drafter, one session at a time; later sessions profit from what its context still holds.
 
-    build: makes the drafter on the worker's thread. release: frees what `build` took, on the same thread.
+    build: makes the drafter on the worker's thread. release: frees what `build` took, on the same thread. share: of the
+    CPU, with all who draft on this device; prompts are read whatever it says.
     """
 
-    def __init__(self, build: Callable[[], Drafter], release: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        build: Callable[[], Drafter],
+        release: Callable[[], None] = lambda: None,
+        share: CpuShare | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._build = build
         self._release = release
+        self._share = share or CpuShare()
+        self._clock = clock
         self._inbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._drafter: Drafter | None = None
         self._report: Report | None = None
@@ -115,9 +131,9 @@ class DraftWorker:
             self._release()
 
     def _serve(self, drafter: Drafter) -> None:
-        resting = True
+        rest_s = math.inf
         while True:
-            commands = self._commands(wait=resting)
+            commands = self._commands(rest_s)
             if any(isinstance(command, _Close) for command in commands):
                 return
             try:
@@ -125,17 +141,30 @@ class DraftWorker:
                     self._obey(drafter, command)
                 if commands and self._report:
                     self._tell(drafter.harvest(moved=True))  # survivors first, before the next decode
-                resting = self._report is None or not self._draft(drafter)
+                rest_s = math.inf if self._report is None else self._draft(drafter)
             except Exception as error:
                 # Whatever ails the draft, the session goes on as plain cloud streaming.
                 log.warning("the draft gave up for this session: %s", error, exc_info=log.isEnabledFor(logging.DEBUG))
                 self._tell(DraftFailed(f"{type(error).__name__}: {error}"))
-                self._report, resting = None, True
+                self._report, rest_s = None, math.inf
 
-    def _draft(self, drafter: Drafter) -> bool:
-        moved = drafter.step()
+    def _draft(self, drafter: Drafter) -> float:
+        """One decode, unless its time is not there yet; seconds until the next."""
+        rest_s = self._share.rest_s(awaited=drafter.awaited)
+        if rest_s > 0:
+            if rest_s > drafter.plan.step_s:
+                self._tell(drafter.harvest(moved=False))
+            return rest_s
+        moved = self._booked(drafter.step)
         self._tell(drafter.harvest(moved=moved))
-        return moved
+        return 0.0 if moved else math.inf
+
+    def _booked(self, work: Callable[[], Done]) -> Done:
+        begun = self._clock()
+        try:
+            return work()
+        finally:
+            self._share.spent(self._clock() - begun)
 
     def _obey(self, drafter: Drafter, command: _Command) -> None:
         match command:
@@ -143,16 +172,18 @@ class DraftWorker:
                 self._report = command.report
                 drafter.begin(command.task, command.plan)
             case _Commit() if self._report is not None:
-                drafter.advance(command.tokens)
+                self._booked(functools.partial(drafter.advance, command.tokens))
             case _Replan():
                 drafter.plan = command.plan
             case _End():
                 self._report = None
 
-    def _commands(self, *, wait: bool) -> list[_Command]:
+    def _commands(self, wait_s: float) -> list[_Command]:
         """What has come in; Commits that follow one another become one, so that a late draft catches up at once."""
-        commands: list[_Command] = [self._inbox.get()] if wait else []
+        commands: list[_Command] = []
         try:
+            if wait_s > 0:
+                commands.append(self._inbox.get(timeout=None if math.isinf(wait_s) else wait_s))
             while True:
                 command = self._inbox.get_nowait()
                 last = commands[-1] if commands else None

@@ -29,7 +29,11 @@ SERVER_PING_TIMEOUT_MS = 5_000
 MIN_PING_INTERVAL_MS = 1_000
 """Pings more frequent than this are abuse; below PING_EVERY_MS with room for jitter."""
 LOOKAHEAD_BYTES = 65_536
-"""What a stream may hold for a reader that does not read."""
+"""What a stream may hold for a server that does not read."""
+DEVICE_LOOKAHEAD_BYTES = 16_384
+"""For a client that does not. Below the 65,535 with which HTTP/2 begins a connection, so that a client tells of no room
+on the connection (13 bytes with every message up) before it has received the difference, the Commits of some 1,600
+tokens. A message that is longer gets the room that it needs."""
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 """A full prompt with a full resumed sequence is 1.3 MB; nothing else comes near."""
 MAX_METADATA_BYTES = 16 * 1024
@@ -42,9 +46,9 @@ MAX_CONCURRENT_RPCS = 4_096
 
 _Options = tuple[tuple[str, int | str], ...]
 
-_STEADY: _Options = (
+_DEVICE: _Options = (
     ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
+    ("grpc.http2.lookahead_bytes", DEVICE_LOOKAHEAD_BYTES),
 )
 _BOUNDS: _Options = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -64,7 +68,8 @@ _CLIENT: _Options = (
 )
 _SERVER: _Options = (
     *_BOUNDS,
-    *_STEADY,
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
     ("grpc.keepalive_time_ms", SERVER_PING_EVERY_MS),
     ("grpc.keepalive_timeout_ms", SERVER_PING_TIMEOUT_MS),
     ("grpc.http2.ping_timeout_ms", SERVER_PING_TIMEOUT_MS),
@@ -106,7 +111,7 @@ def channel(
     """
     split_address(address)
     check_bind(address, tls, insecure)
-    options = _CLIENT if bulk else (*_CLIENT, *_STEADY)
+    options = _CLIENT if bulk else (*_CLIENT, *_DEVICE)
     if is_loopback(address):
         options = (*options, ("grpc.enable_http_proxy", 0))
     if tls is None:

@@ -57,6 +57,15 @@ class Opened:
     """0 by a verifier that does not tell."""
 
 
+@dataclass(frozen=True)
+class Ping:
+    """The verifier's heartbeat; the device sends the nonce back."""
+
+    nonce: int
+    rtt_ms: float = 0.0
+    """Round trip as the pings so far have shown it; 0 where it is not known."""
+
+
 def sampling_to_proto(params: SamplingParams) -> pb.Sampling:
     return pb.Sampling(
         temperature=params.temperature,
@@ -114,34 +123,33 @@ def attach_from_proto(message: pb.Attach, *, vocabulary_size: int) -> Attach:
 
 
 def append_to_proto(append: Append) -> pb.Append:
+    ids = range(append.first_id, append.first_id + len(append.parents))
     return pb.Append(
-        epoch=append.epoch,
         first_id=append.first_id,
         base=append.base,
-        parent=append.parents,
+        up=[parent and own - parent for own, parent in zip(ids, append.parents, strict=True)],
         token=append.tokens,
         idle=append.idle,
     )
 
 
-def append_from_proto(message: pb.Append, *, vocabulary_size: int) -> Append:
-    """vocabulary_size: ids at or above it are refused."""
-    _between("append.epoch", message.epoch, 1, _MAX_ID)
+def append_from_proto(message: pb.Append, *, epoch: int, vocabulary_size: int) -> Append:
+    """epoch: the stream's, which the message does not repeat. vocabulary_size: ids at or above it are refused."""
     _between("append.first_id", message.first_id, 1, _MAX_ID - MAX_APPEND_NODES)
     _between("append.base", message.base, 0, MAX_GENERATED_TOKENS)
     _between("nodes in append.token", len(message.token), 0, MAX_APPEND_NODES)
-    if len(message.parent) != len(message.token):
+    if len(message.up) != len(message.token):
         raise BadRequest.bound(
-            "length of append.parent", len(message.parent), f"{len(message.token)}, the length of append.token"
+            "length of append.up", len(message.up), f"{len(message.token)}, the length of append.token"
         )
-    for offset, parent in enumerate(message.parent):
-        if parent >= message.first_id + offset:
-            raise BadRequest.bound(f"append.parent[{offset}]", parent, f"less than {message.first_id + offset}")
+    for offset, up in enumerate(message.up):
+        if up >= message.first_id + offset:
+            raise BadRequest.bound(f"append.up[{offset}]", up, f"less than {message.first_id + offset}, the node's id")
     return Append(
-        epoch=message.epoch,
+        epoch=epoch,
         first_id=message.first_id,
         base=message.base,
-        parents=tuple(message.parent),
+        parents=tuple(up and message.first_id + offset - up for offset, up in enumerate(message.up)),
         tokens=_ids("append.token", message.token, vocabulary_size),
         idle=message.idle,
     )
@@ -226,6 +234,15 @@ def directive_from_proto(message: pb.Directive) -> Directive:
         patience_ms=message.patience_ms,
         step_ms=message.step_ms,
     )
+
+
+def ping_to_proto(ping: Ping) -> pb.Ping:
+    return pb.Ping(nonce=ping.nonce, rtt_ms=ping.rtt_ms)
+
+
+def ping_from_proto(message: pb.Ping) -> Ping:
+    _between("ping.rtt_ms", message.rtt_ms, 0.0, 1e6)
+    return Ping(message.nonce, message.rtt_ms)
 
 
 def open_to_proto(message: Open) -> pb.Open:

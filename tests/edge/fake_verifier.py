@@ -40,6 +40,8 @@ class Script:
     limits: SessionLimits = field(default_factory=SessionLimits)
     directive: Directive = field(default_factory=lambda: Directive(patience_ms=8, step_ms=2.0))
     eos_token_ids: tuple[int, ...] = ()
+    rtt_ms: float = 0.0
+    """What its pings say."""
     ping_s: float = 0.1
     vocabulary_size: int = 4096
     tokenizer_json: bytes = b""
@@ -143,7 +145,9 @@ class _Live:
                     case "append":
                         self.verifier.appends += 1
                         vocabulary_size = self.verifier.script.vocabulary_size
-                        self.session.append(codecs.append_from_proto(message.append, vocabulary_size=vocabulary_size))
+                        epoch = self.session.epoch
+                        append = codecs.append_from_proto(message.append, epoch=epoch, vocabulary_size=vocabulary_size)
+                        self.session.append(append)
                         self.news.set()
                     case "cancel":
                         commit = self.session.cancel(codecs.cancel_from_proto(message.cancel))
@@ -190,7 +194,7 @@ class _Live:
         while True:
             await asyncio.sleep(self.verifier.script.ping_s)
             nonce += 1
-            self.say(pb.ServerMessage(ping=pb.Ping(nonce=nonce)))
+            self.say(pb.ServerMessage(ping=pb.Ping(nonce=nonce, rtt_ms=self.verifier.script.rtt_ms)))
 
     def commit(self, commit: Commit) -> None:
         self.say(pb.ServerMessage(commit=codecs.commit_to_proto(commit)))

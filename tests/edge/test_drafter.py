@@ -43,7 +43,7 @@ def grown(made: Drafter) -> Growth:
         heard += [growth] if growth else []
         if not moved:
             nodes = tuple(node for growth in heard for node in growth.nodes)
-            return Growth(heard[-1].base, nodes, True, heard[0].urgent)
+            return Growth(heard[-1].base, nodes, True)
 
 
 def spine(growth: Growth) -> list[int]:
@@ -98,8 +98,9 @@ def test_after_a_miss_it_starts_afresh_below_the_new_token() -> None:
     grown(made)
     wrong = (target(PROMPT) + 40) % VOCABULARY
     made.advance([wrong])
+    assert made.awaited
     growth = grown(made)
-    assert growth.urgent and growth.base == 1
+    assert growth.base == 1
     assert spine(growth)[:3] == continuation((*PROMPT, wrong), 3)
 
 
@@ -117,7 +118,7 @@ def test_a_plan_without_speculation_rests_at_once() -> None:
     made = drafter(plan=Plan(0, 8, 10, 0.05, 0.008, 0.01))
     assert not made.step()
     growth = made.harvest(moved=False)
-    assert growth == Growth(0, (), resting=True, urgent=True)
+    assert growth == Growth(0, (), resting=True)
     assert made.harvest(moved=False) is None  # said once per Commit
 
 
@@ -152,8 +153,10 @@ def test_the_first_nodes_after_a_commit_wait_for_their_children_and_then_go() ->
     assert made.step()
     assert made.harvest(moved=True) is None  # one more level is worth a decode of 1 ms
     clock.now = 0.006
+    assert made.awaited
     growth = made.harvest(moved=True)
-    assert growth is not None and growth.urgent and growth.nodes
+    assert growth is not None and growth.nodes
+    assert not made.awaited
 
 
 def test_while_the_verifier_has_nodes_more_are_collected_for_a_moment() -> None:
@@ -166,7 +169,7 @@ def test_while_the_verifier_has_nodes_more_are_collected_for_a_moment() -> None:
     assert made.harvest(moved=True) is None
     clock.now += 0.003
     growth = made.harvest(moved=True)
-    assert growth is not None and not growth.urgent
+    assert growth is not None and growth.nodes
 
 
 def test_a_full_context_rests_until_the_next_commit() -> None:
@@ -252,3 +255,33 @@ def test_offered_nodes_are_the_mirrors_own_however_commits_fall(quality: float) 
         sequence += step
         made.advance(step)
         assert made._tree.position == len(sequence) - len(PROMPT)
+
+
+def evaluated(widths: Widths) -> tuple[Drafter, list[int]]:
+    """A grown drafter of a device with these decodes, at a target's step of 30 ms; nodes in each of its decodes."""
+    source = ScriptedSource(0.5)
+    sizes: list[int] = []
+    inner = source.expand
+    source.expand = lambda spots: sizes.append(len(spots)) or inner(spots)  # type: ignore[method-assign, func-returns-value]
+    made = Drafter(Voice(source, Calibrator(), Calibrator()), None, widths, Clock())
+    made.begin(DraftTask(PROMPT), Plan(24, 8, 10, 0.12, 0.008, 0.030))
+    while made.step():
+        made.harvest(moved=True)
+    return made, sizes
+
+
+def test_a_phone_that_decodes_slowly_grows_a_comb_on_the_greedy_spine() -> None:
+    made, sizes = evaluated(Widths(((1, 0.025), (8, 0.100))))
+    standings = {standing.node.id: standing for standing in made._survey()}
+    parents = {standing.node.parent for standing in standings.values()} - {ROOT}
+    assert set(sizes) == {1} and len(sizes) >= 2
+    assert parents and all(standings[parent].spine for parent in parents)
+    assert any(not standing.spine for standing in standings.values())  # siblings, which cost no decode
+
+
+def test_a_laptop_whose_decodes_cost_the_same_at_any_width_grows_best_first() -> None:
+    made, sizes = evaluated(Widths(((1, 0.001), (8, 0.001))))
+    standings = {standing.node.id: standing for standing in made._survey()}
+    parents = {standing.node.parent for standing in standings.values()} - {ROOT}
+    assert max(sizes) > 1
+    assert any(not standings[parent].spine for parent in parents)

@@ -19,7 +19,7 @@ from edge_agent.statistics import Statistics
 from edge_agent.worker import DraftWorker
 from outrider.core.errors import ModelRefused, ProtocolViolation, Unavailable
 from outrider.core.protocol.device import DeviceSession
-from outrider.core.protocol.messages import Directive, Finish, SessionLimits
+from outrider.core.protocol.messages import Append, Directive, Finish, SessionLimits
 
 PROMPT = (1, 2, 3)
 
@@ -324,11 +324,51 @@ async def test_the_verifiers_knowledge_of_our_base_keeps_to_rule_5(channels: Cha
         behind: list[int] = []
         flush = run.driver._flush
 
-        def watched(*, at_once: bool) -> None:
-            flush(at_once=at_once)
-            if at_once and run.driver._may_append and not run.session.finished:
+        def watched() -> None:
+            flush()
+            if run.driver._may_append and not run.session.finished:
                 behind.append(len(run.session.received) - run.session._last_base)
 
         run.driver._flush = watched  # type: ignore[method-assign]
         assert await run.tokens_of() == continuation(PROMPT, 100)
         assert behind and max(behind) < limits.run_ahead // 2
+
+
+async def test_nodes_that_nobody_waits_for_go_once_a_step(channels: Channels) -> None:
+    script = Script(target, step_s=0.04, directive=Directive(patience_ms=8, step_ms=40.0))
+    async with FakeVerifier(script) as verifier, drafting(ScriptedSource(0.8, 0.002)) as draft:
+        run = Run(verifier, channels, draft, tokens=80)
+        assert await run.tokens_of() == continuation(PROMPT, 80)
+        assert run.statistics.tokens_per_step > 2.0
+        assert run.statistics.appends < 2 * run.statistics.steps
+
+
+async def test_a_verifier_that_is_too_far_away_to_wait_is_told_no_idle(channels: Channels) -> None:
+    """Its Pings say how far; until the first of them it may be near."""
+    script = Script(target, step_s=0.004, rtt_ms=300.0, ping_s=0.02)
+    async with FakeVerifier(script) as verifier, drafting(ScriptedSource(0.0, 0.0005)) as draft:
+        run = Run(verifier, channels, draft, tokens=150)
+        idle: list[int] = []
+        poll = run.session.poll
+
+        def watched(*, resting: bool) -> Append | None:
+            append = poll(resting=resting)
+            if append is not None and append.idle:
+                idle.append(append.base)
+            return append
+
+        run.session.poll = watched  # type: ignore[method-assign]
+        assert await run.tokens_of() == continuation(PROMPT, 150)
+        assert run.statistics.drafted > 0
+        assert all(base < 75 for base in idle)
+
+
+async def test_steps_that_are_shorter_than_told_do_not_keep_nodes_back(channels: Channels) -> None:
+    """By what is told a message would leave 27.5 ms after a Commit, and the next Commit comes after 10."""
+    told = Directive(patience_ms=8, step_ms=30.0)
+    limits = SessionLimits(run_ahead=1_000)  # rule 5 shall not come to help
+    script = Script(target, step_s=0.01, directive=told, limits=limits, rtt_ms=25.0, ping_s=0.01)
+    async with FakeVerifier(script) as verifier, drafting(ScriptedSource(1.0, 0.0005)) as draft:
+        run = Run(verifier, channels, draft, tokens=200)
+        assert await run.tokens_of() == continuation(PROMPT, 200)
+        assert run.statistics.tokens_per_step > 2.0

@@ -13,6 +13,7 @@ from edge_agent.growth import (
     Widths,
     choose_children,
     choose_leaves,
+    departure,
     floor,
     send_interval,
     worth_waiting,
@@ -29,9 +30,9 @@ def leaves(*survivals: float, spine: int = 0) -> list[Leaf]:
 
 
 def test_a_plan_never_exceeds_the_sessions_limits() -> None:
-    directive = Directive(window_nodes=48, window_depth=16, price=0.1, patience_ms=8, step_ms=7.0)
+    directive = Directive(window_nodes=48, window_depth=16, price=0.2, patience_ms=8, step_ms=7.0)
     plan = Plan.of(directive, SessionLimits(nodes=5, depth=40))
-    assert (plan.nodes, plan.depth, plan.price, plan.patience_s, plan.step_s) == (5, 16, 0.1, 0.008, 0.007)
+    assert (plan.nodes, plan.depth, plan.price, plan.patience_s, plan.step_s) == (5, 16, 0.2, 0.008, 0.007)
     assert Plan.of(directive, SessionLimits(), waits=False).patience_s == 0.0
 
 
@@ -112,3 +113,35 @@ def test_widths_are_interpolated_and_extended() -> None:
 def test_messages_that_answer_nothing_are_a_quarter_step_apart() -> None:
     assert send_interval(0.007) == 0.002
     assert send_interval(0.040) == 0.010
+
+
+def test_nodes_that_nobody_waits_for_arrive_a_quarter_of_a_step_before_the_next_step() -> None:
+    plan = replace(PLAN, step_s=0.020)
+    assert departure(plan, 0.001, 10.0, 10.0) == pytest.approx(10.014)
+    for rtt_s in (0.0, 0.001, 0.014, 0.020, 0.050, 0.300):
+        arrives = departure(plan, rtt_s, 10.0, 10.0) + rtt_s / 2
+        begins = 10.0 - rtt_s / 2  # of the step that is under way; others follow one another
+        assert (arrives - begins) % plan.step_s == pytest.approx(0.015)
+
+
+def test_a_departure_that_is_too_early_is_put_off_by_whole_steps() -> None:
+    plan = replace(PLAN, step_s=0.020)
+    assert departure(plan, 0.001, 10.0, 10.013) == pytest.approx(10.014)
+    assert departure(plan, 0.001, 10.0, 10.015) == pytest.approx(10.034)
+    assert departure(plan, 0.001, 10.0, 10.060) == pytest.approx(10.074)
+
+
+def test_where_no_step_takes_nodes_messages_are_seldom() -> None:
+    assert PLAN.pause_s < PLAN.step_s
+    assert replace(PLAN, nodes_per_step=0).pause_s == 4 * PLAN.step_s
+
+
+def test_no_price_makes_nodes_worth_their_bytes_that_are_hardly_ever_right() -> None:
+    plan = Plan.of(Directive(price=0.0), SessionLimits())
+    assert [g.token for g in choose_children([Guess(1, 0.5, True), Guess(2, 0.05, False)], 3, True, plan)] == [1]
+
+
+@pytest.mark.parametrize("change", [{"patience_s": 0.0}, {"nodes_per_step": 0}])
+def test_without_patience_or_room_for_nodes_nobody_waits(change: dict[str, float]) -> None:
+    assert PLAN.waits
+    assert not replace(PLAN, **change).waits  # type: ignore[arg-type]

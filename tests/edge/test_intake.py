@@ -8,7 +8,6 @@ from scripted import continuation, target
 
 from edge_agent.drafter import Growth, NewNode
 from edge_agent.intake import Intake
-from edge_agent.round_trip import RoundTrip
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Commit, SessionLimits
 from outrider.core.tree import ROOT, TokenTree
@@ -30,7 +29,7 @@ class Device:
         self.intake.moved(delivery)
 
     def grow(self, base: int, *nodes: tuple[int, int, int]) -> int:
-        return self.intake.add(Growth(base, tuple(NewNode(*node) for node in nodes), False, False))
+        return self.intake.add(Growth(base, tuple(NewNode(*node) for node in nodes), False))
 
     def paths(self) -> set[tuple[int, ...]]:
         return {tuple(self.session.tree.path(node.id)) for node in self.session.tree}
@@ -98,19 +97,8 @@ def test_whatever_the_delay_the_sessions_tree_is_the_drafters_at_the_same_positi
                 device.commit(*right[at : at + count])
             if rng.random() < 0.4:  # the drafter hears of the commits, after its growth so far has come in
                 for base, node in late:
-                    device.intake.add(Growth(base, (node,), False, False))
+                    device.intake.add(Growth(base, (node,), False))
                 late = []
                 for token in right[mirror.position : len(device.session.received)]:
                     mirror.advance(token)
                 assert device.paths() == {tuple(mirror.path(node.id)) for node in mirror}
-
-
-def test_a_round_trip_is_the_least_sample_and_is_not_believed_too_soon() -> None:
-    trip = RoundTrip()
-    for i, took in enumerate([0.050, 0.041, 0.060, 0.045]):
-        assert trip.seconds == 0.0
-        trip.sent(10 * i + 10, now=float(i))
-        trip.sent(10 * i + 15, now=i + 0.001)  # one probe at a time
-        assert not trip.seen(10 * i + 9, i + took, 0.01)
-        assert trip.seen(10 * i + 10, i + took, 0.01)
-    assert abs(trip.seconds - 0.031) < 1e-9

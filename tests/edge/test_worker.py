@@ -1,11 +1,21 @@
-"""The thread that owns a draft, where it cannot begin."""
+"""The thread that owns a draft: where it cannot begin, and where it may not go on."""
 
 from __future__ import annotations
 
-import pytest
+import queue
 
-from edge_agent.drafter import Drafter
-from edge_agent.worker import DraftWorker
+import pytest
+from scripted import ScriptedSource
+
+from edge_agent.cpu_share import CpuShare
+from edge_agent.drafter import Drafter, Growth, Voice
+from edge_agent.growth import Plan, Widths
+from edge_agent.sources.base import DraftTask
+from edge_agent.worker import DraftFailed, DraftWorker
+from outrider.core.survival import Calibrator
+
+PLAN = Plan(nodes=24, depth=8, nodes_per_step=10, price=0.05, patience_s=0.008, step_s=0.01)
+WIDTHS = Widths(((1, 1e-3),))
 
 
 def test_what_a_failing_build_had_taken_is_released() -> None:
@@ -19,3 +29,20 @@ def test_what_a_failing_build_had_taken_is_released() -> None:
     with pytest.raises(MemoryError, match="measuring"):
         worker.ready.result(timeout=5)
     assert held == []
+
+
+def test_who_has_used_its_share_drafts_no_further_but_hears_a_commit_at_once() -> None:
+    """On a clock that stands still a rest never ends by itself."""
+    heard: queue.SimpleQueue[Growth | DraftFailed] = queue.SimpleQueue()
+    source = ScriptedSource()
+    share = CpuShare(0.5, clock=lambda: 0.0)
+    share.spent(1e9)
+    worker = DraftWorker(lambda: Drafter(Voice(source, Calibrator(), Calibrator()), None, WIDTHS), share=share)
+    try:
+        worker.begin(DraftTask((1, 2, 3)), PLAN, heard.put)
+        assert heard.get(timeout=5) == Growth(0, (), resting=True)
+        worker.commit([7])
+        assert heard.get(timeout=5) == Growth(1, (), resting=True)
+        assert source.decodes == 1  # the Commit's own
+    finally:
+        worker.close()

@@ -102,8 +102,8 @@ def attach_from(message: pb.Attach) -> Attach:
     return codecs.attach_from_proto(message, vocabulary_size=VOCABULARY)
 
 
-def append_from(message: pb.Append) -> Append:
-    return codecs.append_from_proto(message, vocabulary_size=VOCABULARY)
+def append_from(message: pb.Append, epoch: int = 1) -> Append:
+    return codecs.append_from_proto(message, epoch=epoch, vocabulary_size=VOCABULARY)
 
 
 def commit_from(message: pb.Commit) -> Commit:
@@ -133,7 +133,7 @@ def test_an_attach_survives(value):
 
 @given(appends())
 def test_an_append_survives(value):
-    assert append_from(over_the_wire(codecs.append_to_proto(value))) == value
+    assert append_from(over_the_wire(codecs.append_to_proto(value)), value.epoch) == value
 
 
 @given(commits)
@@ -154,6 +154,11 @@ def test_limits_survive(value):
 @given(directives)
 def test_a_directive_survives(value):
     assert codecs.directive_from_proto(over_the_wire(codecs.directive_to_proto(value))) == value
+
+
+@given(st.builds(codecs.Ping, st.integers(0, 2**64 - 1), st.floats(0.0, 1e6)))
+def test_a_ping_survives(value):
+    assert codecs.ping_from_proto(over_the_wire(codecs.ping_to_proto(value))) == value
 
 
 @given(opens)
@@ -178,12 +183,16 @@ def test_every_field_of_our_messages_is_on_the_wire_and_the_other_way_round():
         (SessionLimits, pb.SessionLimits),
         (Directive, pb.Directive),
         (SamplingParams, pb.Sampling),
-        (Append, pb.Append),
+        (codecs.Ping, pb.Ping),
         (Open, pb.Open),
         (Opened, pb.Opened),
     ]:
-        singular = {"tokens": "token", "parents": "parent"} if ours in (Commit, Append) else {}
+        singular = {"tokens": "token"} if ours is Commit else {}
         assert {singular.get(f.name, f.name) for f in fields(ours)} == set(theirs.DESCRIPTOR.fields_by_name)
+    # The epoch of an Append is its stream's, and parents are told by how far above their children they are.
+    told = {"tokens": "token", "parents": "up"}
+    ours_of_append = {told.get(f.name, f.name) for f in fields(Append)} - {"epoch"}
+    assert ours_of_append == set(pb.Append.DESCRIPTOR.fields_by_name)
 
 
 # --- bounds
@@ -196,7 +205,7 @@ def good_attach(**changes: Any) -> pb.Attach:
 
 
 def good_append(**changes: Any) -> pb.Append:
-    return pb.Append(**{"epoch": 1, "first_id": 1, **changes})
+    return pb.Append(**{"first_id": 1, **changes})
 
 
 def good_open(**changes: Any) -> pb.Open:
@@ -262,7 +271,6 @@ REFUSED: list[tuple[Callable[[Any], object], Any, str, object, str]] = [
     (attach_from, sampled(repetition_penalty=0.0), "repetition_penalty", 0.0, "between 0.01"),
     (attach_from, sampled(presence_penalty=101.0), "presence_penalty", 101.0, "between -100"),
     (attach_from, sampled(frequency_penalty=-math.inf), "frequency_penalty", "-inf", "between -100"),
-    (append_from, good_append(epoch=0), "append.epoch", 0, f"between 1 and {TOP_EPOCH}"),
     (append_from, good_append(first_id=0), "append.first_id", 0, f"between 1 and {TOP_EPOCH - MAX_APPEND_NODES}"),
     (
         append_from,
@@ -280,22 +288,24 @@ REFUSED: list[tuple[Callable[[Any], object], Any, str, object, str]] = [
     ),
     (
         append_from,
-        good_append(token=[1] * 1025, parent=[0] * 1025),
+        good_append(token=[1] * 1025, up=[0] * 1025),
         "nodes in append.token",
         1025,
         f"between 0 and {MAX_APPEND_NODES}",
     ),
-    (append_from, good_append(token=[1, 2], parent=[0]), "length of append.parent", 1, "2, the length of append.token"),
-    (append_from, good_append(parent=[0]), "length of append.parent", 1, "0, the length of append.token"),
-    (append_from, good_append(token=[1], parent=[1]), "append.parent[0]", 1, "less than 1"),
+    (append_from, good_append(token=[1, 2], up=[0]), "length of append.up", 1, "2, the length of append.token"),
+    (append_from, good_append(up=[0]), "length of append.up", 1, "0, the length of append.token"),
+    (append_from, good_append(token=[1], up=[1]), "append.up[0]", 1, "less than 1"),
     (
         append_from,
-        good_append(first_id=5, token=[1, 2], parent=[0, 6]),
-        "append.parent[1]",
+        good_append(first_id=5, token=[1, 2], up=[0, 6]),
+        "append.up[1]",
         6,
         "less than 6",
     ),
-    (append_from, good_append(token=[1000], parent=[0]), "append.token", 1000, f"less than {VOCABULARY}"),
+    (append_from, good_append(token=[1000], up=[0]), "append.token", 1000, f"less than {VOCABULARY}"),
+    (codecs.ping_from_proto, pb.Ping(rtt_ms=-1.0), "ping.rtt_ms", -1.0, "between 0"),
+    (codecs.ping_from_proto, pb.Ping(rtt_ms=math.nan), "ping.rtt_ms", "nan", "between 0"),
     (codecs.cancel_from_proto, pb.Cancel(), "cancel.epoch", 0, f"between 1 and {TOP_EPOCH}"),
     (
         codecs.commit_from_proto,
@@ -424,7 +434,7 @@ def test_out_of_bounds_is_refused_by_field_value_and_bound(decode, message, fiel
         (attach_from, good_attach(max_tokens=MAX_GENERATED_TOKENS, prompt=[VOCABULARY - 1], epoch=TOP_EPOCH)),
         (attach_from, good_attach(tokens=[1] * 8, stop_token_ids=[1] * MAX_STOP_TOKENS)),
         (attach_from, good_attach(prompt=[0] * MAX_PROMPT_TOKENS)),
-        (append_from, good_append(token=[999] * MAX_APPEND_NODES, parent=range(MAX_APPEND_NODES))),
+        (append_from, good_append(token=[999] * MAX_APPEND_NODES, up=range(MAX_APPEND_NODES))),
         (append_from, good_append(first_id=TOP_EPOCH - MAX_APPEND_NODES, base=MAX_GENERATED_TOKENS)),
         (codecs.limits_from_proto, good_limits(nodes=65_536, depth=65_536, in_flight=65_536, run_ahead=65_536)),
         (codecs.directive_from_proto, pb.Directive(price=1.0, patience_ms=60_000, step_ms=1e6)),
@@ -451,6 +461,7 @@ DECODERS: list[tuple[type, Callable[[Any], object]]] = [
     (pb.Commit, codecs.commit_from_proto),
     (pb.Opened, codecs.opened_from_proto),
     (pb.Directive, codecs.directive_from_proto),
+    (pb.Ping, codecs.ping_from_proto),
     (pb.SessionLimits, codecs.limits_from_proto),
 ]
 

@@ -93,20 +93,18 @@ class Open(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., ticket: _Optional[bytes] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., vocabulary_hash: _Optional[bytes] = ...) -> None: ...
 
 class Append(_message.Message):
-    __slots__ = ("epoch", "first_id", "base", "parent", "token", "idle")
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("first_id", "base", "up", "token", "idle")
     FIRST_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
-    PARENT_FIELD_NUMBER: _ClassVar[int]
+    UP_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     IDLE_FIELD_NUMBER: _ClassVar[int]
-    epoch: int
     first_id: int
     base: int
-    parent: _containers.RepeatedScalarFieldContainer[int]
+    up: _containers.RepeatedScalarFieldContainer[int]
     token: _containers.RepeatedScalarFieldContainer[int]
     idle: bool
-    def __init__(self, epoch: _Optional[int] = ..., first_id: _Optional[int] = ..., base: _Optional[int] = ..., parent: _Optional[_Iterable[int]] = ..., token: _Optional[_Iterable[int]] = ..., idle: bool = ...) -> None: ...
+    def __init__(self, first_id: _Optional[int] = ..., base: _Optional[int] = ..., up: _Optional[_Iterable[int]] = ..., token: _Optional[_Iterable[int]] = ..., idle: bool = ...) -> None: ...
 
 class Commit(_message.Message):
     __slots__ = ("epoch", "start", "token", "seen", "finish", "evaluated")
@@ -173,10 +171,12 @@ class Directive(_message.Message):
     def __init__(self, window_nodes: _Optional[int] = ..., window_depth: _Optional[int] = ..., nodes_per_step: _Optional[int] = ..., price: _Optional[float] = ..., patience_ms: _Optional[int] = ..., step_ms: _Optional[float] = ...) -> None: ...
 
 class Ping(_message.Message):
-    __slots__ = ("nonce",)
+    __slots__ = ("nonce", "rtt_ms")
     NONCE_FIELD_NUMBER: _ClassVar[int]
+    RTT_MS_FIELD_NUMBER: _ClassVar[int]
     nonce: int
-    def __init__(self, nonce: _Optional[int] = ...) -> None: ...
+    rtt_ms: float
+    def __init__(self, nonce: _Optional[int] = ..., rtt_ms: _Optional[float] = ...) -> None: ...
 
 class Pong(_message.Message):
     __slots__ = ("nonce",)

@@ -50,7 +50,7 @@ def start(epoch: int) -> pb.EngineRequest:
 def test_a_failure_and_its_successors_start_in_one_batch_keep_their_own_epochs(
     target: Callable[[str], TargetModel],
 ) -> None:
-    with_a_gap = session_pb2.Append(epoch=1, first_id=50, base=0, parent=[0], token=[1])
+    with_a_gap = session_pb2.Append(first_id=50, base=0, up=[0], token=[1])
     end = ScriptedEnd([start(1)], [pb.EngineRequest(session_id="s", epoch=1, append=with_a_gap), start(2)])
     EngineLoop(Engine(target("llama"), EngineConfig(kv_slots=512)), end, VOCAB).run()  # type: ignore[arg-type]
     told = [(event.epoch, event.WhichOneof("kind")) for event in end.sent if event.session_id]
