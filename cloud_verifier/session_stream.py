@@ -59,6 +59,7 @@ class SessionStream:
         """nonce -> when it was sent, of pings without an answer"""
         self._nonce = 0
         self._pinged = 0.0
+        self._rtt_ms = 0.0
         self._last_sample_ms = math.inf
         self._base = config.directive
         """What the verifier's own settings or the coordinator say, before the load of the moment."""
@@ -243,10 +244,9 @@ class SessionStream:
             return
         self._heard = time.monotonic()
         sample = 1000.0 * (self._heard - sent)
-        rtt_ms = min(sample, self._last_sample_ms)
-        self._last_sample_ms = sample
-        on_rtt(self.session_id, rtt_ms)
-        self._host.send(self._request(tune=engine_pb2.Tune(rtt_ms=rtt_ms)))
+        self._rtt_ms, self._last_sample_ms = min(sample, self._last_sample_ms), sample
+        on_rtt(self.session_id, self._rtt_ms)
+        self._host.send(self._request(tune=engine_pb2.Tune(rtt_ms=self._rtt_ms)))
 
     def _request(self, **kind: Any) -> engine_pb2.EngineRequest:
         return engine_pb2.EngineRequest(session_id=self.session_id, epoch=self.epoch, **kind)
