@@ -7,18 +7,23 @@ speeds are of what follows the first token.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from benchmarks.replay import Outcome
-from benchmarks.window_cells import Cell, Key
+from benchmarks.window_cell_player import CellPlayer
+from benchmarks.window_cells import Cell, Key, interval
+from benchmarks.window_context import Context
+from benchmarks.window_plan import PACED, TOKENS
+from benchmarks.window_stage import Lane
+from benchmarks.window_tapes import verdicts
 from coordinator.window.controller import NEAR, SPARE, K
 from coordinator.window.streaming import Way, Window, replay
 
-WANTED = {1.0: 2.6, 20.0: 2.2, 50.0: 1.7, 100.0: 1.35, 200.0: 1.1}
-"""RTT in ms -> speed over streaming at a match near 0.8."""
 NODES_PER_LEVEL = 2.0
 DEEPEST = 24
 
@@ -70,7 +75,7 @@ def predicted(said: bytes, over: Way) -> float:
 def against(key: Key, cell: Cell, said: Sequence[bytes], decode_s: float) -> Against:
     """said: the verdicts of each of the cell's prompts."""
     over = way(key, cell, decode_s)
-    foreseen = [predicted(verdicts, over) for verdicts in said]
+    foreseen = [predicted(each, over) for each in said]
     measured = [after_first(outcome) for outcome in cell.adaptive[0]]
     plain = [after_first(outcome) for outcome in cell.streaming[0]]
     return Against(
@@ -79,3 +84,35 @@ def against(key: Key, cell: Cell, said: Sequence[bytes], decode_s: float) -> Aga
         round(statistics.median(f * over.step_s(0) for f in foreseen), 3),
         round(statistics.median(a / f for a, f in zip(measured, foreseen, strict=True)), 3),
     )
+
+
+async def play_model(context: Context) -> dict[str, Any]:
+    """One session at once on the paced verifier, recordings whose match is near 0.8; two lines at a time."""
+    rtts = context.plan.model_rtts_ms
+    tape = context.recordings.tape("near")
+    said = [verdicts(recording) for recording in tape.recordings]
+    cells: dict[float, Cell] = {rtt_ms: Cell() for rtt_ms in rtts}
+
+    async def lane(lane: Lane, rtts_ms: Sequence[float]) -> None:
+        file = context.recordings.file("near")
+        async with context.stage.site(PACED, lane) as site, site.swarm(file) as swarm:
+            player = CellPlayer(site, swarm, range(len(said)), (), tokens=TOKENS[PACED], rounds=1)
+            await player.warm()
+            for rtt_ms in rtts_ms:
+                await player.steady(rtt_ms, cells[rtt_ms])
+            await context.check(site)
+
+    halves = [half for half in (rtts[0::2], rtts[1::2]) if half]
+    await asyncio.gather(*(lane(*half) for half in zip(context.lanes, halves, strict=False)))
+    found = [against(Key(PACED, "near", rtt), cells[rtt], said, tape.decodes[0][1]) for rtt in rtts]
+    for one in found:
+        print(
+            f"{PACED!s:<34}{one.rtt_ms:>5.0f} ms, match near 0.8: {one.vs_streaming:.2f}x after the first token;"
+            f" the model says {one.predicted:.2f}x; {one.vs_model:.2f} of its speed",
+            flush=True,
+        )
+    return {
+        "paced": {f"{rtt:g}": round(interval(cells[rtt].ratios)[0], 3) for rtt in rtts},
+        "vs_model": min(one.vs_model for one in found),
+        "against": [asdict(one) for one in found],
+    }

@@ -2,12 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.window_cells import Key
 from benchmarks.window_stage import Machine
-from benchmarks.window_statics import STATICS, Static
+from outrider.core.protocol.messages import Directive
+
+
+@dataclass(frozen=True)
+class Static:
+    """A window by levels, as operators are shown it."""
+
+    k: int
+    depth: int
+    nodes_per_level: int
+    patience_ms: int
+
+    def __str__(self) -> str:
+        return f"k {self.k}, depth {self.depth}, {self.nodes_per_level} a level, {self.patience_ms} ms"
+
+    @property
+    def directive(self) -> Directive:
+        return Directive(
+            window_nodes=min(64, self.depth * self.nodes_per_level),
+            window_depth=self.depth,
+            nodes_per_step=self.k * self.nodes_per_level,
+            patience_ms=self.patience_ms,
+        )
+
+
+STATICS = (
+    Static(2, 4, 2, 8),
+    Static(4, 8, 2, 12),
+    Static(4, 24, 1, 0),
+    Static(8, 24, 2, 8),
+    Static(16, 24, 2, 0),
+)
+"""Beside streaming, in every cell: from shallow to deep, slim and broad, with patience (12 ms: 0.4 of a step of 30) and
+without."""
 
 RTTS_MS = (1.0, 20.0, 50.0, 100.0, 200.0)
 REAL, REALS = Machine(1), Machine(8)
@@ -81,8 +113,3 @@ QUICK = Plan(
     model_rtts_ms=(50.0,),
     quick=True,
 )
-
-
-def side_by_side(machines: Sequence[Machine]) -> bool:
-    """Whether two verifiers may be played at once: they sleep for half of their time, and have one session each."""
-    return all(machine.pass_ms and machine.sessions == 1 for machine in machines)

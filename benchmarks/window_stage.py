@@ -73,14 +73,11 @@ class Site:
         async with Swarm(tape, where, processes=1, cores=[self.lane.devices]) as swarm:
             yield swarm
 
-    async def check(self) -> float:
-        """Share of the passes that took longer than a paced verifier shall. Raises RuntimeError beyond OVERRAN."""
+    async def overran(self) -> float:
+        """Share of the passes that took longer than a paced verifier shall; 0 without a coordinator, who knows it."""
         if not self.machine.pass_ms or not self.cluster.address:
             return 0.0
-        overran = (await harness.status(self.cluster.address)).verifiers[0].overran
-        if overran > OVERRAN:
-            raise RuntimeError(f"{self.machine}: {overran:.1%} of the passes took longer by themselves; invalid")
-        return overran
+        return (await harness.status(self.cluster.address)).verifiers[0].overran
 
 
 class Stage:

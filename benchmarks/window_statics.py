@@ -10,52 +10,24 @@ The best static of a cell is chosen on one half of its prompts and scored on the
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from benchmarks.replay import Outcome
-from benchmarks.window_cells import speed
-from outrider.core.protocol.messages import Directive
+from benchmarks.window_cells import Key, speed
+from benchmarks.window_context import Context, each, side_by_side
+from benchmarks.window_stage import Lane, Machine, Site
 
 Speeds = Mapping[str, Sequence[float]]
 """Arm -> tokens per second of each prompt."""
 ADAPTIVE = "adaptive"
 STREAMING = "streaming"
-
-
-@dataclass(frozen=True)
-class Static:
-    """A window by levels, as operators are shown it."""
-
-    k: int
-    depth: int
-    nodes_per_level: int
-    patience_ms: int
-
-    def __str__(self) -> str:
-        return f"k {self.k}, depth {self.depth}, {self.nodes_per_level} a level, {self.patience_ms} ms"
-
-    @property
-    def directive(self) -> Directive:
-        return Directive(
-            window_nodes=min(64, self.depth * self.nodes_per_level),
-            window_depth=self.depth,
-            nodes_per_step=self.k * self.nodes_per_level,
-            patience_ms=self.patience_ms,
-        )
-
-
-STATICS = (
-    Static(2, 4, 2, 8),
-    Static(4, 8, 2, 12),
-    Static(4, 24, 1, 0),
-    Static(8, 24, 2, 8),
-    Static(16, 24, 2, 0),
-)
-"""Beside streaming, in every cell: from shallow to deep, slim and broad, with patience (12 ms: 0.4 of a step of 30) and
-without."""
 
 
 @dataclass(frozen=True)
@@ -95,3 +67,61 @@ def best_single(scores: Sequence[Score]) -> tuple[str, float]:
     }
     best = min(means, key=lambda name: means[name])
     return best, round(means[best], 3)
+
+
+async def play_statics(context: Context) -> dict[str, Any]:
+    """Each of the plan's cells with every arm."""
+    scores: dict[Key, Score] = {}
+    for machine, cells in context.plan.static_cells:
+        async with contextlib.AsyncExitStack() as stack:
+            sites = await _sites(context, stack, machine)
+            for draft, rtt_ms in cells:
+                key = Key(machine, draft, rtt_ms)
+                scores[key] = score(speeds(await _arms(context, sites, key)))
+                print(f"{key}: {scores[key].vs_best:.2f} of the best static, {scores[key].best}", flush=True)
+            await context.check(sites[ADAPTIVE])
+    name, over = best_single(list(scores.values()))
+    print(f"over all of them: {over:.2f} of the best single static, {name}", flush=True)
+    return {
+        "vs_best_single_static": over,
+        "statics": [
+            {"cell": str(key), "best": found.best, "vs_best": found.vs_best, "over": dict(found.over)}
+            for key, found in scores.items()
+        ],
+    }
+
+
+async def _sites(context: Context, stack: contextlib.AsyncExitStack, machine: Machine) -> dict[str, Site]:
+    """By arm, as many on each core."""
+    stage = context.stage
+    openers: dict[str, Callable[[Lane], contextlib.AbstractAsyncContextManager[Site]]] = {
+        ADAPTIVE: partial(stage.site, machine)
+    }
+    for static in context.plan.statics:
+        openers[str(static)] = partial(stage.static_site, machine, directive=static.directive)
+    found: dict[str, Site] = {}
+    order = list(openers)
+    for names in (order[i : i + 2] for i in range(0, len(order), 2)):
+        entering = (
+            stack.enter_async_context(openers[name](lane)) for name, lane in zip(names, context.lanes, strict=False)
+        )
+        found |= dict(zip(names, await asyncio.gather(*entering), strict=True))
+    return found
+
+
+async def _arms(context: Context, sites: Mapping[str, Site], key: Key) -> dict[str, list[Outcome]]:
+    """Streaming is played where the adaptive arm is."""
+    arms: dict[str, list[Outcome]] = {}
+
+    async def lane(names: Sequence[str]) -> None:
+        for name in names:
+            async with sites[name].swarm(context.recordings.file(key.draft)) as swarm:
+                player = context.player(sites[name], swarm, key.draft)
+                await player.warm()
+                arms[name] = await player.arm(key.rtt_ms, drafted=True)
+                if name == ADAPTIVE:
+                    arms[STREAMING] = await player.arm(key.rtt_ms, drafted=False)
+
+    by_lane = [[name for name, site in sites.items() if site.lane == lane] for lane in context.lanes]
+    await each([partial(lane, names) for names in by_lane], at_once=side_by_side([key.machine]))
+    return arms
