@@ -54,8 +54,11 @@ KEYS = (
 """Of the last line."""
 
 
-async def run(context: Context, parts: Sequence[str]) -> dict[str, Any]:
-    """The keys of the last line, and what the plots need, as far as these parts know it."""
+async def run(context: Context, parts: Sequence[str], out: Path | None) -> dict[str, Any]:
+    """The keys of the last line, and what the plots need, as far as these parts know it.
+
+    out: an existing folder for them, written after each part.
+    """
     cells: dict[Key, Cell] = {}
     result: dict[str, Any] = {}
     for part in [part for part in PARTS if part in parts]:
@@ -76,6 +79,8 @@ async def run(context: Context, parts: Sequence[str]) -> dict[str, Any]:
             case "calibration":
                 result |= window_cells_part.calibration(cells or await window_cells_part.calibrated(context))
         print(f"--- {part}: {time.monotonic() - begun:.0f} s", flush=True)
+        if out:
+            (out / "window.json").write_text(json.dumps(result, indent=1))
     best = {found["cell"]: found["vs_best"] for found in result.get("statics", ())}
     for key, told in zip(cells, result.get("cells", ()), strict=True):
         told["vs_best_static"] = best.get(str(key))
@@ -89,6 +94,8 @@ async def main() -> None:
     parser.add_argument("--out", type=Path, help="folder for the plots (PNG) and for all figures (JSON)")
     asked = parser.parse_args()
     began = time.monotonic()
+    if asked.out:
+        asked.out.mkdir(parents=True, exist_ok=True)
     plan, parts = QUICK if asked.quick else Plan(), asked.only or PARTS
     pair = Pair.in_folder(asked.models)
     tokenizer = Tokenizer.from_file(str(pair.target / "tokenizer.json"))
@@ -100,7 +107,7 @@ async def main() -> None:
         async with context.stage.site(REAL, context.lanes[0]) as site:
             await recordings.make(site.where, parts)
         print(f"--- recorded: {time.monotonic() - began:.0f} s", flush=True)
-        result = await run(context, parts)
+        result = await run(context, parts, asked.out)
     for each in wanted(result):
         print(each)
     print(f"--- all: {time.monotonic() - began:.0f} s", flush=True)
@@ -116,7 +123,6 @@ def _keep(result: Mapping[str, Any], folder: Path) -> None:
     """All figures, and their pictures."""
     from benchmarks.window_plots import draw  # of the dev extra, which figures alone do not need
 
-    folder.mkdir(parents=True, exist_ok=True)
     (folder / "window.json").write_text(json.dumps(result, indent=1))
     for picture in draw(result, folder):
         print(f"wrote {picture}")

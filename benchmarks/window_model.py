@@ -20,7 +20,6 @@ from benchmarks.window_cells import Cell, Key, interval
 from benchmarks.window_context import Context
 from benchmarks.window_plan import PACED, TOKENS
 from benchmarks.window_stage import Lane
-from benchmarks.window_tapes import verdicts
 from coordinator.window.controller import NEAR, SPARE, K
 from coordinator.window.streaming import Way, Window, replay
 
@@ -90,7 +89,7 @@ async def play_model(context: Context) -> dict[str, Any]:
     """One session at once on the paced verifier, recordings whose match is near 0.8; two lines at a time."""
     rtts = context.plan.model_rtts_ms
     tape = context.recordings.tape("near")
-    said = [verdicts(recording) for recording in tape.recordings]
+    said = context.recordings.verdicts("near")
     cells: dict[float, Cell] = {rtt_ms: Cell() for rtt_ms in rtts}
 
     async def lane(lane: Lane, rtts_ms: Sequence[float]) -> None:

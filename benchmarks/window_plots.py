@@ -111,7 +111,7 @@ def _statics(cells: Sequence[Row], figure: Figure) -> None:
     axes.set_yticks([row + 0.4 - height / 2 for row in range(len(cells))], [cell["cell"] for cell in cells])
     axes.invert_yaxis()
     axes.set_xlabel("speed of adaptive over the static window (left of 1: the static one is faster)")
-    axes.legend(fontsize="small")
+    figure.legend(loc="outside lower center", ncols=3, fontsize="small")
     figure.suptitle("Adaptive windows against static ones")
 
 

@@ -19,6 +19,7 @@ from benchmarks.window_tapes import (
     options,
     screened,
     taped,
+    told,
     verdicts,
 )
 
@@ -43,6 +44,11 @@ class Recordings:
 
     def tape(self, name: str) -> Tape:
         return self._tapes[name]
+
+    def verdicts(self, name: str) -> list[bytes]:
+        """On each recording's guesses."""
+        tape = self._tapes[name]
+        return [verdicts(tape, recording, told(self._pair)) for recording in tape.recordings]
 
     def prompts(self, draft: str) -> int:
         """Recordings that come before those of long prompts."""
@@ -80,7 +86,7 @@ class Recordings:
     async def _record(self, name: str, draft: str, said: Sequence[Call], ends: Sequence[int]) -> None:
         tape = await taped(self._pair, self.drafts[draft], said, ends, self.file(name))
         self._tapes[name] = tape
-        shares = [match_rate(verdicts(recording)) for recording in tape.recordings]
+        shares = [match_rate(said) for said in self.verdicts(name)]
         print(
             f"tape {name}: {len(shares)} recordings, match {harness.spread(shares)},"
             f" {1e3 * tape.decodes[0][1]:.2f} ms a decode",

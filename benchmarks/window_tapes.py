@@ -9,17 +9,19 @@ from pathlib import Path
 
 from benchmarks.harness import Pair
 from benchmarks.recording import generous, recorder
-from benchmarks.replay import Where
+from benchmarks.replay import RecordedSource, Where
 from benchmarks.swarm import record
 from benchmarks.tape import Call, Recording, Tape
 from cloud_verifier.config import VerifierConfig
 from edge_agent.client import AsyncClient
 from edge_agent.completion import Options, Request
+from edge_agent.drafter import Drafter, Voice
+from edge_agent.growth import Plan, Widths
+from edge_agent.sources.base import DraftTask
+from edge_agent.sources.prompt_lookup import PromptLookup
 from outrider.core.tokenizer_json import token_table
 from outrider.core.verdicts import HIT, MISS, SIBLING
 
-SIBLINGS = 3
-"""Guesses for one position that a device sends at most."""
 LONG = 1_000
 """Tokens of a long prompt."""
 NEAR = (0.75, 0.85)
@@ -67,12 +69,14 @@ async def taped(pair: Pair, draft: Path, said: Sequence[Call], ends: Sequence[in
 
 
 def screened(pair: Pair, said: Sequence[Call], ends: Sequence[int]) -> list[float]:
-    """Share of first guesses of the pair's draft that are right, of each call. No tree is grown for it."""
+    """Share of first guesses of the pair's device that are right, of each call. No tree is grown for it."""
     config = VerifierConfig(model=pair.target)
     table = token_table((pair.target / "tokenizer.json").read_bytes())
     plan = replace(generous(config.directive, config.limits), depth=1)
     with recorder(pair.draft, table, plan, ends) as recording:
-        return [match_rate(verdicts(recording.record(call))) for call in said]
+        recordings = [recording.record(call) for call in said]
+        tape = recording.tape(recordings)
+    return [match_rate(verdicts(tape, each, told(pair))) for each in recordings]
 
 
 def nearest(shares: Sequence[float], most: int, within: tuple[float, float] = NEAR) -> tuple[list[int], int]:
@@ -83,17 +87,38 @@ def nearest(shares: Sequence[float], most: int, within: tuple[float, float] = NE
     return order[:most], inside
 
 
-def verdicts(recording: Recording) -> bytes:
-    """On the draft's guesses for each position of the output under the right predecessors (outrider.core.verdicts)."""
-    return bytes(_verdict(recording, position) for position in range(len(recording.call.output)))
+def verdicts(tape: Tape, recording: Recording, plan: Plan) -> bytes:
+    """On the device's guesses for each position of the output under the right predecessors (outrider.core.verdicts).
+
+    They are the device's own, look-up's included, by what it had learned at the tape's end: its drafter is led along
+    the output, one level deep. plan: what it may guess.
+    """
+    source = RecordedSource(tape, sleep=lambda seconds: None)
+    greedy, sampled, lookup_greedy, lookup_sampled = tape.calibrators()
+    lookup = Voice(PromptLookup(), lookup_greedy, lookup_sampled, leads=False)
+    drafter = Drafter(Voice(source, greedy, sampled), lookup, Widths(tape.widths))
+    call = recording.call
+    drafter.begin(DraftTask(call.prompt, (), call.sampling, call.max_tokens), replace(plan, depth=1))
+    found = []
+    for token in call.output:
+        drafter.step()
+        growth = drafter.harvest(moved=False)
+        found.append(_verdict(token, [node.token for node in growth.nodes] if growth else []))
+        drafter.advance([token])
+    return bytes(found)
 
 
-def _verdict(recording: Recording, position: int) -> int:
-    guesses = [guess.token for guess in recording.answers.get((position, ()), ())[:SIBLINGS]]
-    token = recording.call.output[position]
+def _verdict(token: int, guesses: Sequence[int]) -> int:
+    """guesses: the likeliest first."""
     if token not in guesses:
         return MISS
     return HIT if guesses[0] == token else SIBLING
+
+
+def told(pair: Pair) -> Plan:
+    """What devices of this pair are told to begin with."""
+    config = VerifierConfig(model=pair.target)
+    return Plan.of(config.directive, config.limits)
 
 
 def match_rate(said: bytes) -> float:

@@ -46,7 +46,7 @@ def began_s(outcome: Outcome) -> float:
 def stretches_of_line(outcome: Outcome, turns: Sequence[tuple[float, float]]) -> list[Stretch]:
     """One after each turn of the round trip. turns: seconds since the session began -> ms from then on."""
     begun, ends = began_s(outcome), outcome.delivered_s[-1]
-    times = [begun + at_s for at_s, _ in turns] + [ends]
+    times = [min(begun + at_s, ends) for at_s, _ in turns] + [ends]
     spans = zip(turns, times, times[1:], strict=False)
     return [Stretch(f"to {rtt_ms:g} ms", at, until) for (_, rtt_ms), at, until in spans if until > at]
 
