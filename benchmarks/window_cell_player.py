@@ -17,6 +17,7 @@ from outrider.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
 FIRST_TOKENS = 4
 """Of a long prompt; then it is cancelled."""
 LOOK_S = 0.25
+WARM_TOKENS = 16
 
 
 class CellPlayer:
@@ -35,7 +36,7 @@ class CellPlayer:
 
     async def warm(self) -> None:
         """Whatever is slow the first time."""
-        await play(self._swarm, [self._job(self._numbers[0], 1.0, True)], 1)
+        await play(self._swarm, [Job(self._numbers[0], ending="cancel", after=WARM_TOKENS)], 1)
 
     async def steady(self, rtt_ms: float, cell: Cell) -> None:
         """Both arms in turn: by prompt where there is one session at once, else by round."""

@@ -57,8 +57,9 @@ PLAIN_TURN_TOKENS = 60
 COLLAPSE = (120, 200)
 """Positions of the output that the draft guesses wrong."""
 COLLAPSE_RTT_MS = 50.0
-TOKENS = {REAL: 128, REALS: 128, PACED: 96, PACEDS: 64, CROWD: 64}
-"""Of a session: three to five seconds of streaming, of which the coordinator steers all but the first."""
+TOKENS = {REAL: 112, REALS: 128, PACED: 96, PACEDS: 64, CROWD: 64}
+"""Of a session, which the coordinator steers from about its second second on: paced ones stream for three to eight
+seconds, those on the real CPU for about two."""
 STATIC_CELLS = (
     (REAL, (("good", 1.0), ("good", 50.0))),
     (REALS, (("good", 20.0), ("narrow", 50.0))),
@@ -79,9 +80,9 @@ class Plan:
     rounds: int = 1
     long: int = 3
     """Prompts of a thousand tokens in each arm of a cell."""
-    near: int = 10
+    near: int = 8
     """Recordings whose match is near 0.8."""
-    candidates: int = 65
+    candidates: int = 40
     """Prompts that they are sought among, greedy and at T=0.8."""
     turns: int = 4
     """Sessions on each line that changes."""

@@ -38,6 +38,7 @@ class Recordings:
         self._prompts = prompts
         self._scratch = scratch
         self._tapes: dict[str, Tape] = {}
+        self._verdicts: dict[str, list[bytes]] = {}
 
     def file(self, name: str) -> Path:
         return self._scratch / f"{name}.json"
@@ -47,8 +48,7 @@ class Recordings:
 
     def verdicts(self, name: str) -> list[bytes]:
         """On each recording's guesses."""
-        tape = self._tapes[name]
-        return [verdicts(tape, recording, told(self._pair)) for recording in tape.recordings]
+        return self._verdicts[name]
 
     def prompts(self, draft: str) -> int:
         """Recordings that come before those of long prompts."""
@@ -57,23 +57,27 @@ class Recordings:
     async def make(self, where: Where, parts: Collection[str]) -> None:
         """What these parts need."""
         plan = self._plan
-        said, ends = await calls(where, self._first(plan.prompts), options(max(TOKENS.values())))
-        long = {f"long {i}": prompt for i, prompt in enumerate(long_prompts(list(self._prompts.values()), plan.long))}
-        said += (await calls(where, long, options(LONG_OUTPUT), 1))[0]
-        for draft in plan.drafts:
-            await self._record(draft, draft, said, ends)
+        if not {"turns", "model"}.issuperset(parts):
+            said, ends = await calls(where, self._first(plan.prompts), options(max(TOKENS.values())))
+            texts = list(self._prompts.values())
+            long = {f"long {i}": prompt for i, prompt in enumerate(long_prompts(texts, plan.long))}
+            said += (await calls(where, long, options(LONG_OUTPUT), 1))[0]
+            for draft in plan.drafts:
+                await self._record(draft, draft, said, ends)
         if "turns" in parts:
-            said, _ = await calls(where, self._first(plan.turns), options(TURN_TOKENS))
+            said, ends = await calls(where, self._first(plan.turns), options(TURN_TOKENS))
             await self._record("turns", "good", said, ends)
         if "model" in parts:
-            await self._record("near", "good", await self._near(where, ends), ends)
+            await self._near(where)
 
-    async def _near(self, where: Where, ends: Sequence[int]) -> list[Call]:
+    async def _near(self, where: Where) -> None:
         """Those whose match is near 0.8, chosen by the draft's answers alone."""
         found: list[Call] = []
+        ends: tuple[int, ...] = ()
         for temperature in (0.0, 0.8):
             asked = options(TOKENS[PACED], temperature)
-            found += (await calls(where, self._first(self._plan.candidates), asked, 16))[0]
+            said, ends = await calls(where, self._first(self._plan.candidates), asked, 16)
+            found += said
         shares = screened(self._pair, found, ends)
         taken, inside = nearest(shares, self._plan.near)
         print(
@@ -81,11 +85,11 @@ class Recordings:
             f" {len(taken)} are played, {harness.spread([shares[i] for i in taken])}",
             flush=True,
         )
-        return [found[i] for i in taken]
+        await self._record("near", "good", [found[i] for i in taken], ends)
 
     async def _record(self, name: str, draft: str, said: Sequence[Call], ends: Sequence[int]) -> None:
         tape = await taped(self._pair, self.drafts[draft], said, ends, self.file(name))
-        self._tapes[name] = tape
+        self._tapes[name], self._verdicts[name] = tape, verdicts(tape, told(self._pair))
         shares = [match_rate(said) for said in self.verdicts(name)]
         print(
             f"tape {name}: {len(shares)} recordings, match {harness.spread(shares)},"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from edge_agent.drafter import Drafter, Voice
 from edge_agent.growth import Plan, Widths
 from edge_agent.sources.base import DraftTask
 from edge_agent.sources.prompt_lookup import PromptLookup
+from outrider.core.survival import Calibrator
 from outrider.core.tokenizer_json import token_table
 from outrider.core.verdicts import HIT, MISS, SIBLING
 
@@ -74,9 +76,8 @@ def screened(pair: Pair, said: Sequence[Call], ends: Sequence[int]) -> list[floa
     table = token_table((pair.target / "tokenizer.json").read_bytes())
     plan = replace(generous(config.directive, config.limits), depth=1)
     with recorder(pair.draft, table, plan, ends) as recording:
-        recordings = [recording.record(call) for call in said]
-        tape = recording.tape(recordings)
-    return [match_rate(verdicts(tape, each, told(pair))) for each in recordings]
+        tape = recording.tape([recording.record(call) for call in said])
+    return [match_rate(each) for each in verdicts(tape, told(pair))]
 
 
 def nearest(shares: Sequence[float], most: int, within: tuple[float, float] = NEAR) -> tuple[list[int], int]:
@@ -87,14 +88,19 @@ def nearest(shares: Sequence[float], most: int, within: tuple[float, float] = NE
     return order[:most], inside
 
 
-def verdicts(tape: Tape, recording: Recording, plan: Plan) -> bytes:
-    """On the device's guesses for each position of the output under the right predecessors (outrider.core.verdicts).
+def verdicts(tape: Tape, plan: Plan) -> list[bytes]:
+    """On the device's guesses for each position of each output, under the right predecessors (outrider.core.verdicts).
 
     They are the device's own, look-up's included, by what it had learned at the tape's end: its drafter is led along
     the output, one level deep. plan: what it may guess.
     """
+    taught = tape.calibrators()
+    return [_led(tape, recording, plan, copy.deepcopy(taught)) for recording in tape.recordings]
+
+
+def _led(tape: Tape, recording: Recording, plan: Plan, taught: Sequence[Calibrator]) -> bytes:
     source = RecordedSource(tape, sleep=lambda seconds: None)
-    greedy, sampled, lookup_greedy, lookup_sampled = tape.calibrators()
+    greedy, sampled, lookup_greedy, lookup_sampled = taught
     lookup = Voice(PromptLookup(), lookup_greedy, lookup_sampled, leads=False)
     drafter = Drafter(Voice(source, greedy, sampled), lookup, Widths(tape.widths))
     call = recording.call

@@ -108,6 +108,6 @@ async def test_a_job_may_say_how_far_away_it_is(tmp_path: Path) -> None:
 
 
 def test_verdicts_are_those_of_the_device_that_was_recorded() -> None:
-    perfect, poor = (match_rate(verdicts(tape, tape.recordings[0], PLAN)) for tape in (taped(1.0), taped(0.3)))
+    perfect, poor = (match_rate(verdicts(taped(quality), PLAN)[0]) for quality in (1.0, 0.3))
     assert perfect == 1.0
     assert 0.3 <= poor < 0.8  # of its wrong first guesses half have the right one beside them
