@@ -52,6 +52,31 @@ KEYS = (
     "predicted_over_measured",
 )
 """Of the last line."""
+CELL_KEYS = (
+    "rtt_ms",
+    "draft",
+    "sessions",
+    "verifier",
+    "vs_streaming",
+    "vs_streaming_upper95",
+    "ttft_ratio",
+    "p99_gap_ratio",
+    "vs_best_static",
+    "k_median",
+    "hit_rate",
+    "bytes_up_per_token",
+    "bytes_down_per_token",
+)
+TRANSITION_KEYS = ("settle_s", "vs_streaming")
+
+
+def last_line(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Of all figures those of the last line; None for parts that were not played."""
+    told = {key: result.get(key) for key in KEYS}
+    told["cells"] = [{key: cell[key] for key in CELL_KEYS} for cell in result.get("cells", ())]
+    if transition := result.get("transition"):
+        told["transition"] = {key: transition[key] for key in TRANSITION_KEYS}
+    return told
 
 
 async def run(context: Context, parts: Sequence[str], out: Path | None) -> dict[str, Any]:
@@ -113,7 +138,7 @@ async def main() -> None:
     print(f"--- all: {time.monotonic() - began:.0f} s", flush=True)
     if asked.out:
         _keep(result, asked.out)
-    harness.finish({key: result.get(key) for key in KEYS})
+    harness.finish(last_line(result))
     if context.invalid:
         print("not measured properly: " + "; ".join(context.invalid), file=sys.stderr)
         sys.exit(1)

@@ -161,7 +161,8 @@ def figures(key: Key, cell: Cell) -> dict[str, Any]:
         "p99_delivery_gap_ratio": round(_delivery_gap(played) / _delivery_gap(cell.streamed), 3),
         "tokens_per_step": round(tokens / sum(outcome.steps for outcome in played), 3),
         "messages_per_s": round(sum(o.appends for o in played) / sum(o.seconds for o in played), 1),
-        "ttft_s": [round(statistics.median(long), 3) if long else None, len(first), len(long)],
+        "ttft_streaming_s": round(statistics.median(long), 3) if long else None,
+        "ttft_sessions": min(len(first), len(long)),
         "predicted": round(statistics.median(s.speedup for s in decided), 3) if decided else None,
     }
 

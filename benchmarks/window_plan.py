@@ -58,7 +58,7 @@ COLLAPSE = (120, 200)
 """Positions of the output that the draft guesses wrong."""
 COLLAPSE_RTT_MS = 50.0
 TOKENS = {REAL: 112, REALS: 128, PACED: 96, PACEDS: 64, CROWD: 64}
-"""Of a session, which the coordinator steers from about its second second on: paced ones stream for three to eight
+"""Of a session, which the coordinator steers after a second or two: paced ones stream for three to eight
 seconds, those on the real CPU for about two."""
 STATIC_CELLS = (
     (REAL, (("good", 1.0), ("good", 50.0))),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from outcomes import outcome
 
+from benchmarks.window import CELL_KEYS, KEYS, last_line
 from benchmarks.window_cells import Cell, Key, Sight, figures, gaps_s, interval, line, predicted_over_measured
 from benchmarks.window_plan import MACHINES, PACED, PACEDS, QUICK, QUICK_CELLS, REAL, RTTS_MS, STATIC_CELLS, Plan
 from benchmarks.window_wanted import Wanted, wanted
@@ -105,6 +106,17 @@ def test_every_figure_that_is_known_is_held_against_what_is_wanted() -> None:
         "transition, seconds to settle",
     ]
     assert list(wanted({})) == []
+
+
+def test_the_last_line_has_all_its_keys_whatever_was_played() -> None:
+    nothing = last_line({})
+    assert tuple(nothing) == KEYS
+    assert nothing.pop("cells") == []
+    assert set(nothing.values()) == {None}
+    changed = {"settle_s": 1.0, "vs_streaming": 1.1, "changes": 2}
+    some = last_line({"cells": [figures(KEY, cell([4.0], [2.0]))], "transition": changed})
+    assert tuple(some["cells"][0]) == CELL_KEYS
+    assert some["transition"] == {"settle_s": 1.0, "vs_streaming": 1.1}
 
 
 def test_a_paced_machine_says_its_pace_to_the_verifier() -> None:
