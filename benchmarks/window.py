@@ -115,6 +115,7 @@ async def run(context: Context, parts: Sequence[str], out: Path | None) -> dict[
 async def main() -> None:
     parser = harness.arguments("window", __doc__)
     parser.add_argument("--own", action="store_true", help="devices draft by their verifier's own setting")
+    parser.add_argument("--apart", action="store_true", help="one paced verifier at a time, where two are too many")
     parser.add_argument("--only", action="append", choices=PARTS, help="this part alone; may be given more than once")
     parser.add_argument("--out", type=Path, help="folder for the plots (PNG) and for all figures (JSON)")
     asked = parser.parse_args()
@@ -128,7 +129,7 @@ async def main() -> None:
     print("windows: the verifier's own setting" if asked.own else "windows: by the coordinator", flush=True)
     with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
         recordings = Recordings(pair, plan, prompts, Path(scratch))
-        context = Context(Stage(pair, steered=not asked.own), plan, recordings, Lane.both())
+        context = Context(Stage(pair, steered=not asked.own), plan, recordings, Lane.both(), together=not asked.apart)
         async with context.stage.site(REAL, context.lanes[0]) as site:
             await recordings.make(site.where, parts)
         print(f"--- recorded: {time.monotonic() - began:.0f} s", flush=True)

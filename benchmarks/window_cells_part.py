@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks import harness
 from benchmarks.reliability import reliability
 from benchmarks.window_cells import Cell, Key, figures, line, merged, predicted_over_measured
-from benchmarks.window_context import Context, each, side_by_side
+from benchmarks.window_context import Context
 from benchmarks.window_plan import CROWD, CROWD_RTT_MS, PACED
 from benchmarks.window_stage import Site
 
@@ -46,7 +46,7 @@ async def _group(context: Context, group: Sequence[Sequence[Key]]) -> dict[Key, 
         )
         sites = await asyncio.gather(*starting)
         playing = [partial(_site, context, site, keys, found) for site, keys in zip(sites, group, strict=True)]
-        await each(playing, at_once=side_by_side(site.machine for site in sites))
+        await context.each(playing, [site.machine for site in sites])
     return found
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from benchmarks.swarm import Swarm
 from benchmarks.window_cell_player import CellPlayer
 from benchmarks.window_plan import TOKENS, Plan
 from benchmarks.window_recordings import Recordings
 from benchmarks.window_stage import OVERRAN, Lane, Machine, Site, Stage
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,8 @@ class Context:
     plan: Plan
     recordings: Recordings
     lanes: tuple[Lane, Lane]
+    together: bool = True
+    """Whether paced verifiers may be played two at a time."""
     invalid: list[str] = field(default_factory=list)
     """What was not measured properly: paced verifiers that could not keep their pace."""
 
@@ -41,16 +46,9 @@ class Context:
         elif site.machine.pass_ms:
             print(f"{site.machine}: {overran:.2%} of the passes overran", flush=True)
 
-
-def side_by_side(machines: Iterable[Machine]) -> bool:
-    """Whether two verifiers may be played at once: they sleep for half of their time, and have one session each."""
-    return all(machine.pass_ms and machine.sessions == 1 for machine in machines)
-
-
-async def each(playing: Sequence[Callable[[], Awaitable[None]]], *, at_once: bool) -> None:
-    """All of them together, or one after the other."""
-    if at_once:
-        await asyncio.gather(*(one() for one in playing))
-    else:
-        for one in playing:
-            await one()
+    async def each(self, playing: Sequence[Callable[[], Awaitable[T]]], machines: Iterable[Machine]) -> list[T]:
+        """Play these machines, each on a core of its own: together if they sleep for half of their time and have one
+        session each, else one after the other."""
+        if self.together and all(machine.pass_ms and machine.sessions == 1 for machine in machines):
+            return list(await asyncio.gather(*(one() for one in playing)))
+        return [await one() for one in playing]

@@ -7,11 +7,11 @@ speeds are of what follows the first token.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from benchmarks.replay import Outcome
@@ -102,7 +102,7 @@ async def play_model(context: Context) -> dict[str, Any]:
             await context.check(site)
 
     halves = [half for half in (rtts[0::2], rtts[1::2]) if half]
-    await asyncio.gather(*(lane(*half) for half in zip(context.lanes, halves, strict=False)))
+    await context.each([partial(lane, *half) for half in zip(context.lanes, halves, strict=False)], [PACED])
     found = [against(Key(PACED, "near", rtt), cells[rtt], said, tape.decodes[0][1]) for rtt in rtts]
     for one in found:
         print(

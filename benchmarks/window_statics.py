@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.replay import Outcome
 from benchmarks.window_cells import Key, speed
-from benchmarks.window_context import Context, each, side_by_side
+from benchmarks.window_context import Context
 from benchmarks.window_stage import Lane, Machine, Site
 
 Speeds = Mapping[str, Sequence[float]]
@@ -123,5 +123,5 @@ async def _arms(context: Context, sites: Mapping[str, Site], key: Key) -> dict[s
                     arms[STREAMING] = await player.arm(key.rtt_ms, drafted=False)
 
     by_lane = [[name for name, site in sites.items() if site.lane == lane] for lane in context.lanes]
-    await each([partial(lane, names) for names in by_lane], at_once=side_by_side([key.machine]))
+    await context.each([partial(lane, names) for names in by_lane], [key.machine])
     return arms

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from benchmarks.replay import Job, Outcome
@@ -59,7 +59,8 @@ class Played:
 
 
 async def play_turns(context: Context) -> dict[str, Any]:
-    played = await asyncio.gather(*(_play(context, *one) for one in zip(LINES, context.lanes, strict=True)))
+    playing = [partial(_play, context, *one) for one in zip(LINES, context.lanes, strict=True)]
+    played = await context.each(playing, [TURNING])
     found = [each for line in played for each in line.transitions]
     told = summary(found)
     for each in told.values():
