@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.tape import Call, Recording, Tape, place
+from benchmarks.window_noted import NotedDrafter
 from edge_agent.client import AsyncClient
 from edge_agent.completion import Options
 from edge_agent.config import EdgeSettings
-from edge_agent.drafter import Drafter, Voice
+from edge_agent.drafter import Source, Voice
 from edge_agent.drafts import DraftOptions, DraftPool
 from edge_agent.failover import Hop, Route
 from edge_agent.growth import Widths
@@ -118,25 +119,74 @@ class RecordedSource:
         self._overslept = max(0.0, self._clock() - until)
 
 
+class Spoiled:
+    """A source whose guesses are wrong for the tokens of a span, as a draft's are on text that it does not know.
+
+    output: what the target says. Below a wrong guess there is no answer on a tape; the last one stands in for it, so
+    that a tree in the span grows as deep as any other.
+    """
+
+    def __init__(self, below: Source, output: Sequence[int], span: tuple[int, int], vocabulary: int) -> None:
+        self._below = below
+        self._output = output
+        self._span = range(*span)
+        self._vocabulary = vocabulary
+        self._position = 0
+        self._last: Sequence[Proposal] = ()
+
+    def begin(self, task: DraftTask) -> None:
+        self._position = len(task.received)
+        self._below.begin(task)
+
+    def advance(self, path: Sequence[int], tokens: Sequence[int]) -> None:
+        self._position += len(tokens)
+        self._below.advance(path, tokens)
+
+    def expand(self, spots: Sequence[Spot]) -> list[list[Proposal]]:
+        found = self._below.expand(spots)
+        return [self._spoil(self._position + len(s.path), p) for s, p in zip(spots, found, strict=True)]
+
+    def knows(self, token: int) -> bool:
+        return self._below.knows(token)
+
+    def _spoil(self, position: int, proposals: list[Proposal]) -> list[Proposal]:
+        self._last = proposals or self._last
+        if position not in self._span or position >= len(self._output):
+            return proposals
+        wrong = [replace(p, token=(p.token + 1) % self._vocabulary) for p in self._last]
+        return [p for p in wrong if p.token != self._output[position]]
+
+
 class RecordedDrafts(DraftPool):
     """A draft that is played from a tape. Each worker begins with what the recorded device had learned.
 
     taught: `tape.calibrators()`, if it is at hand; making them takes a while.
+    spoil: makes something worse of a source.
     """
 
-    def __init__(self, tape: Tape, taught: Sequence[Calibrator] = (), workers: int = 1) -> None:
+    def __init__(
+        self,
+        tape: Tape,
+        taught: Sequence[Calibrator] = (),
+        workers: int = 1,
+        spoil: Callable[[Source], Source] = lambda source: source,
+    ) -> None:
         super().__init__("recorded", DraftOptions(workers=workers))
         self._tape = tape
         self._taught = taught or tape.calibrators()
+        self._spoil = spoil
         self.sources: list[RecordedSource] = []
+        self.drafters: list[NotedDrafter] = []
 
     def _worker(self) -> DraftWorker:
         source = RecordedSource(self._tape)
         self.sources.append(source)
         greedy, sampled, lookup_greedy, lookup_sampled = copy.deepcopy(self._taught)
-        model = Voice(source, greedy, sampled)
-        lookup = Voice(PromptLookup(), lookup_greedy, lookup_sampled, leads=False)
-        return DraftWorker(lambda: Drafter(model, lookup, Widths(self._tape.widths)))
+        model = Voice(self._spoil(source), greedy, sampled)
+        lookup = Voice(self._spoil(PromptLookup()), lookup_greedy, lookup_sampled, leads=False)
+        drafter = NotedDrafter(model, lookup, Widths(self._tape.widths))
+        self.drafters.append(drafter)
+        return DraftWorker(lambda: drafter)
 
 
 @dataclass(frozen=True)
@@ -150,6 +200,10 @@ class Job:
     ending: Ending = "finish"
     after: int = 0
     """Tokens that are delivered before it ends otherwise than by itself."""
+    rtt_ms: float | None = None
+    """Of its line; None: what `Where` says."""
+    spoiled: tuple[int, int] = (0, 0)
+    """Of the output, the positions from the first to before the second are guessed wrong."""
 
 
 @dataclass
@@ -183,6 +237,12 @@ class Outcome:
     asked: int = 0
     missed: int = 0
     """Questions to the draft, and those that the recording does not answer."""
+    session_id: str = ""
+    """The coordinator's; empty without one."""
+    predicted: list[float] = field(default_factory=list)
+    """Of the first nodes sent that came to be decided: their survival as it was then estimated."""
+    happened: list[bool] = field(default_factory=list)
+    """Whether they became text."""
 
     @property
     def finished(self) -> bool:
@@ -196,6 +256,7 @@ class LightClient(AsyncClient):
         super().__init__(draft=None, **options)
         self._ready_kit = kit
         self.refused_s: list[float] = []
+        self.session_id = ""
         self.dead = False
         """It says nothing more to anybody."""
 
@@ -206,10 +267,12 @@ class LightClient(AsyncClient):
     async def _place(self, prompt_tokens: int = 0, like: Likeness = UNLIKE) -> Placement | None:
         began = time.monotonic()
         try:
-            return await super()._place(prompt_tokens, like)
+            placement = await super()._place(prompt_tokens, like)
         except Overloaded:
             self.refused_s.append(time.monotonic() - began)
             raise
+        self.session_id = placement.grants.session_id if placement else ""
+        return placement
 
     def _close_session(self, placement: Placement) -> None:
         if not self.dead:
@@ -277,18 +340,31 @@ class Player:
         """Never raises for what happens to the session; a job that is not on the tape is a BadRequest."""
         if not 0 <= job.recording < len(self._tape.recordings):
             raise BadRequest.bound("recording", job.recording, f"less than {len(self._tape.recordings)}")
-        drafts = RecordedDrafts(self._tape, self._taught) if job.drafted else None
+        drafts = self._drafts(job) if job.drafted else None
         outcome = Outcome()
         async with contextlib.AsyncExitStack() as stack:
             proxy = await self._proxy(stack, job)
             client = await stack.enter_async_context(self._client(drafts, proxy))
             await self._run(client, job, outcome, proxy)
-            outcome.refused_s = client.refused_s
+            outcome.refused_s, outcome.session_id = client.refused_s, client.session_id
             outcome.wire_up, outcome.wire_down = (proxy.bytes_up, proxy.bytes_down) if proxy else (0, 0)
         for source in drafts.sources if drafts else ():
             outcome.asked += source.asked
             outcome.missed += source.missed
+        for drafter in drafts.drafters if drafts else ():
+            outcome.predicted += [round(predicted, 4) for predicted, _ in drafter.settled]
+            outcome.happened += [happened for _, happened in drafter.settled]
         return outcome
+
+    def _drafts(self, job: Job) -> RecordedDrafts:
+        if not any(job.spoiled):
+            return RecordedDrafts(self._tape, self._taught)
+        output, vocabulary = self._tape.recordings[job.recording].call.output, self._tape.vocabulary
+
+        def spoil(source: Source) -> Source:
+            return Spoiled(source, output, job.spoiled, vocabulary)
+
+        return RecordedDrafts(self._tape, self._taught, spoil=spoil)
 
     def _client(self, drafts: RecordedDrafts | None, proxy: DelayProxy | None) -> LightClient:
         if self._kit is None:
@@ -305,6 +381,8 @@ class Player:
     async def _proxy(self, stack: contextlib.AsyncExitStack, job: Job) -> DelayProxy | None:
         """A line of its own for who is far away, or will be cut off."""
         where = self._where
+        if job.rtt_ms is not None:
+            where = replace(where, rtt_ms=job.rtt_ms)
         if not where.rtt_ms and job.ending not in ("drop", "silence"):
             return None
         script = tuple((at_s, Link(rtt_ms=rtt_ms)) for at_s, rtt_ms in where.turns)

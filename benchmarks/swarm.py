@@ -64,10 +64,11 @@ async def make_tape(
                 if len(output) >= LEAST:
                     asked = (tuple(prompt), request.sampling, request.max_tokens)
                     calls.append(Call(f"{name} {setting}", *asked, output, request.ignore_eos))
-    return await asyncio.to_thread(_record, pair, calls, description.eos_token_ids)
+    return await asyncio.to_thread(record, pair, calls, description.eos_token_ids)
 
 
-def _record(pair: Pair, calls: Sequence[Call], ends: Sequence[int]) -> Tape:
+def record(pair: Pair, calls: Sequence[Call], ends: Sequence[int]) -> Tape:
+    """What the pair's draft says around these calls. Evaluates it in this process."""
     config = VerifierConfig(model=pair.target)
     table = token_table((pair.target / "tokenizer.json").read_bytes())
     with recorder(pair.draft, table, generous(config.directive, config.limits), ends) as recording:

@@ -1,6 +1,6 @@
 """Light clients in a process of their own: a child of benchmarks.swarm, JSON lines in and out.
 
-{"id": n, "recording": i, "drafted": true, "ending": "finish", "after": 0}  -> {"id": n, ...Outcome}, when it has ended
+{"id": n, "recording": i, ...Job}  -> {"id": n, ...Outcome}, when it has ended
 The end of the input ends the process, and what still runs with it.
 """
 

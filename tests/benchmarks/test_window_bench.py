@@ -1,32 +1,25 @@
-"""What benchmarks.window makes of outcomes."""
+"""What benchmarks.window makes of outcomes: cells, and figures beside what is wanted."""
 
 from __future__ import annotations
 
 import pytest
+from outcomes import outcome
 
-from benchmarks.replay import Outcome
-from benchmarks.window import MACHINES, Cell, delivered, interval, tell
-from outrider.wire.v1 import coordinator_pb2
+from benchmarks.window import CELL_KEYS, KEYS, last_line
+from benchmarks.window_cells import Cell, Key, Sight, figures, gaps_s, interval, line, predicted_over_measured
+from benchmarks.window_plan import MACHINES, PACED, PACEDS, QUICK, QUICK_CELLS, REAL, RTTS_MS, STATIC_CELLS, Plan
+from benchmarks.window_wanted import Wanted, wanted
 
-
-def outcome(seconds: float, tokens: int = 100, first_token_s: float = 0.1) -> Outcome:
-    """Tokens at an even pace."""
-    pause = (seconds - first_token_s) / (tokens - 1)
-    return Outcome(
-        tokens=tokens,
-        steps=tokens // 2,
-        first_token_s=first_token_s,
-        seconds=seconds,
-        gaps_ms=[1e3 * pause] * (tokens - 1),
-        delivered_s=[50.0 + first_token_s + i * pause for i in range(tokens)],
-        wire_up=40 * tokens,
-        appends=tokens,
-    )
+KEY = Key(PACEDS, "good", 50.0)
 
 
 def cell(streaming: list[float], adaptive: list[float], rounds: int = 2) -> Cell:
     """Seconds of each prompt's session."""
     return Cell([[outcome(s) for s in streaming]] * rounds, [[outcome(s) for s in adaptive]] * rounds)
+
+
+def sight(at_s: float, tokens_per_step: float = 2.0, k: int = 4) -> Sight:
+    return Sight(at_s, "s", k, 8, tokens_per_step, 1.9, 0.75, 50.0, 2.0, 2.0)
 
 
 def test_a_ratio_is_of_the_same_prompt_in_the_same_round() -> None:
@@ -39,24 +32,93 @@ def test_an_interval_holds_the_median_and_is_wide_where_prompts_differ() -> None
     assert apart[1] < apart[0] == 4.5 < apart[2]
 
 
-def test_first_tokens_and_gaps_are_compared_over_all_sessions() -> None:
-    both = Cell([[outcome(4.0, first_token_s=0.2)]], [[outcome(2.0, first_token_s=0.1)]])
-    assert both.over(0.5, "first_token_s") == pytest.approx(0.5)
-    assert both.over(0.99, "gaps_ms") == pytest.approx(0.5)
+def test_tokens_of_one_delivery_have_no_gap_between_them() -> None:
+    assert gaps_s([outcome(10.0, tokens=6, first_token_s=0.0, per_step=2)]) == pytest.approx([0.0, 5.0, 0.0, 5.0, 0.0])
 
 
-def test_tokens_are_counted_from_the_sessions_begin() -> None:
-    even = outcome(10.0, tokens=100, first_token_s=0.1)
-    assert delivered(even, 0.0, 11.0) == 100
-    assert delivered(even, 2.0, 4.0) == pytest.approx(20, abs=1)
+def test_first_tokens_are_of_the_long_prompts_and_gaps_of_all_sessions() -> None:
+    both = cell([4.0], [2.0], rounds=1)
+    both.long_streaming = [outcome(1.0, 4, first_token_s=s) for s in (0.4, 0.4, 9.0)]
+    both.long_adaptive = [outcome(1.0, 4, first_token_s=0.5)]
+    found = figures(KEY, both)
+    assert found["ttft_ratio"] == pytest.approx(1.25)
+    assert found["p99_gap_ratio"] == pytest.approx(0.487, abs=0.01)
 
 
-def test_a_line_says_that_a_verifier_is_paced_and_what_was_decided(capsys) -> None:
+def test_a_cell_without_decisions_or_long_prompts_says_nothing_of_them() -> None:
+    found = figures(KEY, cell([4.0], [2.0]))
+    assert [found[name] for name in ("ttft_ratio", "k_median", "hit_rate", "predicted")] == [None] * 4
+    assert "k -, hits -" in line(KEY, found)
+
+
+def test_a_line_says_that_a_verifier_is_paced_and_what_was_decided() -> None:
     measured = cell([4.0, 6.0], [2.0, 3.0])
-    measured.windows = {"s": coordinator_pb2.SessionWindow(k=4, depth=8, hits=0.75, speedup=1.9)}
-    figures = tell(MACHINES[-1], "good", 50.0, measured)
-    assert (figures["speedup"], figures["slowest"], figures["predicted"]) == (2.0, 2.0, 1.9)
-    assert (figures["wire_up_per_token"], figures["messages_per_s"]) == (40.0, 40.0)
-    said = capsys.readouterr().out
+    measured.sights = [sight(1.0, k=2), sight(2.0)]
+    found = figures(KEY, measured)
+    assert (found["vs_streaming"], found["slowest"], found["predicted"]) == (2.0, 2.0, 1.9)
+    assert (found["bytes_up_per_token"], found["bytes_down_per_token"], found["k_median"]) == (40.0, 20.0, 4)
+    said = line(KEY, found)
     assert said.startswith("PACED 80 + 0.05 n ms, 8 at once")
-    assert "k 4.0, depth 8.0, hits 0.75, predicted 1.90x" in said
+    assert "k 4, hits 0.75, predicted 1.9x" in said
+
+
+def test_predictions_are_compared_with_what_came_while_they_stood() -> None:
+    measured = Cell([], [[outcome(10.0, first_token_s=0.0, tokens=200, per_step=2, session_id="s")]])
+    begun = measured.played[0].delivered_s[0]
+    measured.sights = [sight(begun + 2.0, 3.0), sight(begun + 4.0, 1.0), sight(begun + 6.0, 50.0)]
+    assert predicted_over_measured(measured) == [pytest.approx(1.0, abs=0.03)]
+    measured.sights = measured.sights[:1]
+    assert predicted_over_measured(measured) == []
+
+
+def test_the_grid_is_whole_and_its_quick_part_has_four_cells() -> None:
+    grid = [key for group in Plan().sites() for keys in group for key in keys]
+    assert len(set(grid)) == len(grid) == len(RTTS_MS) * 2 * len(MACHINES)
+    assert [len(group) for group in QUICK.sites()] == [2, 2]
+    assert {(key.machine, key.rtt_ms) for group in QUICK.sites() for keys in group for key in keys} == QUICK_CELLS
+
+
+def test_eight_cells_of_the_grid_are_swept_by_statics() -> None:
+    swept = {Key(machine, draft, rtt) for machine, cells in STATIC_CELLS for draft, rtt in cells}
+    assert len(swept) == 8
+    assert swept <= {key for group in Plan().sites() for keys in group for key in keys}
+
+
+def test_what_is_not_reached_is_called_short() -> None:
+    assert str(Wanted("x", 0.9, least=1.0)) == "x: 0.9, wanted at least 1, SHORT"
+    assert str(Wanted("x", 0.9, most=1.0)) == "x: 0.9, wanted at most 1"
+
+
+def test_every_figure_that_is_known_is_held_against_what_is_wanted() -> None:
+    result = {
+        "cells": [figures(KEY, cell([4.0], [4.4])), figures(Key(REAL, "narrow", 1.0), cell([4.0], [2.0]))],
+        "statics": [{"cell": str(KEY), "vs_best": 0.9}],
+        "paced": {"1": 2.7, "200": 1.0},
+        "transition": {"settle_s": 4.0, "vs_streaming": 1.0, "changes": 1},
+        "brier_skill": 0.1,
+    }
+    short = [each.name for each in wanted(result) if not each.reached]
+    assert short == [
+        f"paced, 8 at once, good, 50 ms, {what} over streaming" for what in ("upper bound", "the slowest session")
+    ] + [
+        f"{KEY}, over the best static",
+        "paced, match near 0.8, 200 ms, over streaming",
+        "transition, seconds to settle",
+    ]
+    assert list(wanted({})) == []
+
+
+def test_the_last_line_has_all_its_keys_whatever_was_played() -> None:
+    nothing = last_line({})
+    assert tuple(nothing) == KEYS
+    assert nothing.pop("cells") == []
+    assert set(nothing.values()) == {None}
+    changed = {"settle_s": 1.0, "vs_streaming": 1.1, "changes": 2}
+    some = last_line({"cells": [figures(KEY, cell([4.0], [2.0]))], "transition": changed})
+    assert tuple(some["cells"][0]) == CELL_KEYS
+    assert some["transition"] == {"settle_s": 1.0, "vs_streaming": 1.1}
+
+
+def test_a_paced_machine_says_its_pace_to_the_verifier() -> None:
+    assert PACED.environment == {"OUTRIDER_VERIFIER_PACE_MS": "30.0", "OUTRIDER_VERIFIER_PACE_ROW_MS": "0.05"}
+    assert str(REAL) == "real CPU, 1 at once"

@@ -1,0 +1,118 @@
+"""Plays the two arms of a cell, and watches what is decided meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Sequence
+
+from benchmarks.replay import Job, Outcome
+from benchmarks.swarm import Swarm
+from benchmarks.window_cells import Cell, Sight
+from benchmarks.window_stage import Site, check, play
+from outrider.wire.channels import channel
+from outrider.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
+
+FIRST_TOKENS = 4
+"""Of a long prompt; then it is cancelled."""
+LOOK_S = 0.25
+WARM_TOKENS = 16
+
+
+class CellPlayer:
+    """Plays cells at one site from one tape. numbers: the recordings of its prompts; long: those of long prompts."""
+
+    def __init__(
+        self, site: Site, swarm: Swarm, numbers: Sequence[int], long: Sequence[int], *, tokens: int, rounds: int
+    ) -> None:
+        """tokens: of each session; it is cancelled then."""
+        self._site = site
+        self._swarm = swarm
+        self._numbers = numbers
+        self._long = long
+        self._tokens = tokens
+        self._rounds = rounds
+
+    async def warm(self) -> None:
+        """Whatever is slow the first time."""
+        await play(self._swarm, [Job(self._numbers[0], ending="cancel", after=WARM_TOKENS)], 1)
+
+    async def steady(self, rtt_ms: float, cell: Cell) -> None:
+        """Both arms in turn: by prompt where there is one session at once, else by round."""
+        at_once = self._site.machine.sessions
+        async with watched(self._site, cell.sights):
+            for turn in range(self._rounds):
+                if at_once == 1:
+                    pairs = [await self._pair([n], rtt_ms, 1, turn + i) for i, n in enumerate(self._numbers)]
+                    streaming, adaptive = ([arm for pair in pairs for arm in pair[i]] for i in (0, 1))
+                else:
+                    streaming, adaptive = await self._pair(self._numbers, rtt_ms, at_once, turn)
+                cell.streaming.append(streaming)
+                cell.adaptive.append(adaptive)
+
+    async def _pair(
+        self, numbers: Sequence[int], rtt_ms: float, at_once: int, turn: int
+    ) -> tuple[list[Outcome], list[Outcome]]:
+        """Streaming, adaptive; in the other order in every second turn."""
+        arms = {}
+        for drafted in (True, False) if turn % 2 else (False, True):
+            arms[drafted] = await play(self._swarm, [self._job(n, rtt_ms, drafted) for n in numbers], at_once)
+        return arms[False], arms[True]
+
+    async def arm(self, rtt_ms: float, *, drafted: bool) -> list[Outcome]:
+        """Every prompt once."""
+        jobs = [self._job(n, rtt_ms, drafted) for n in self._numbers]
+        return await play(self._swarm, jobs, self._site.machine.sessions)
+
+    async def first_tokens(self, rtt_ms: float, cell: Cell) -> None:
+        """Long prompts, one after the other, in both arms."""
+        for drafted, into in ((False, cell.long_streaming), (True, cell.long_adaptive)):
+            others = self._numbers[: self._site.machine.sessions - 1]
+            around = asyncio.gather(*(self._swarm.play(self._job(n, rtt_ms, drafted)) for n in others))
+            await asyncio.sleep(0.5 if others else 0.0)  # until they generate
+            for number in self._long:
+                job = Job(number, drafted, "cancel", FIRST_TOKENS, rtt_ms=rtt_ms)
+                outcome = await self._swarm.play(job)
+                check([job], [outcome])
+                if not others or not around.done():
+                    into.append(outcome)
+            await around
+
+    def _job(self, number: int, rtt_ms: float, drafted: bool) -> Job:
+        return Job(number, drafted, "cancel", self._tokens, rtt_ms=rtt_ms)
+
+
+@contextlib.asynccontextmanager
+async def watched(site: Site, sights: list[Sight], every_s: float = LOOK_S) -> AsyncIterator[None]:
+    """Collects what is decided meanwhile."""
+
+    async def look() -> None:
+        async with channel(site.cluster.address) as link:
+            admin = coordinator_pb2_grpc.AdminStub(link)  # type: ignore[no-untyped-call]
+            while True:
+                shown = await admin.ShowWindows(coordinator_pb2.ShowWindowsRequest(), timeout=5.0)
+                sights.extend(_sight(window) for window in shown.windows)
+                await asyncio.sleep(every_s)
+
+    looking = asyncio.create_task(look())
+    try:
+        yield
+    finally:
+        looking.cancel()
+        await asyncio.wait({looking})
+
+
+def _sight(window: coordinator_pb2.SessionWindow) -> Sight:
+    return Sight(
+        time.monotonic(),
+        window.session_id,
+        window.k,
+        window.depth,
+        window.tokens_per_step,
+        window.speedup,
+        window.hits,
+        window.rtt_ms,
+        window.draft_ms,
+        window.nodes_per_level,
+    )

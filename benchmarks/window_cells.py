@@ -1,0 +1,198 @@
+"""One cell: the same prompts streamed and speculated, on one verifier over one line, and what that comes to.
+
+A session's ratio is its speed, from request to last token, over that of the same prompt streamed. A cell's figure is
+the median of the prompts' ratios, with a bootstrapped 95% interval over prompts. First tokens are of prompts of about a
+thousand tokens; where a verifier has several sessions, they are opened while the others generate.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from benchmarks.replay import Outcome
+from benchmarks.window_stage import Machine
+
+DRAWS = 1_000
+STEPS = 16
+"""Of a session under one decision, before its predicted tokens per step are compared."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """Which cell."""
+
+    machine: Machine
+    draft: str
+    rtt_ms: float
+
+    def __str__(self) -> str:
+        return f"{self.machine}, {self.draft}, {self.rtt_ms:g} ms"
+
+    @property
+    def verifier(self) -> str:
+        return "paced" if self.machine.pass_ms else "real CPU"
+
+
+@dataclass(frozen=True)
+class Sight:
+    """A decision as it stood at one moment."""
+
+    at_s: float
+    """On the clock of Outcome.delivered_s."""
+    session_id: str
+    k: int
+    depth: int
+    tokens_per_step: float
+    """Predicted."""
+    speedup: float
+    hits: float
+    rtt_ms: float
+    draft_ms: float
+    nodes_per_level: float
+
+
+@dataclass
+class Cell:
+    """What both arms did, by round and prompt."""
+
+    streaming: list[list[Outcome]] = field(default_factory=list)
+    adaptive: list[list[Outcome]] = field(default_factory=list)
+    long_streaming: list[Outcome] = field(default_factory=list)
+    """With prompts of about a thousand tokens."""
+    long_adaptive: list[Outcome] = field(default_factory=list)
+    sights: list[Sight] = field(default_factory=list)
+
+    @property
+    def ratios(self) -> dict[int, list[float]]:
+        """Prompt -> adaptive over streaming, one for each round."""
+        found: dict[int, list[float]] = {}
+        for slow, fast in zip(self.streaming, self.adaptive, strict=True):
+            for number, (a, b) in enumerate(zip(slow, fast, strict=True)):
+                found.setdefault(number, []).append(speed(b) / speed(a))
+        return found
+
+    @property
+    def played(self) -> list[Outcome]:
+        """Of the adaptive arm."""
+        return [outcome for outcomes in self.adaptive for outcome in outcomes]
+
+    @property
+    def streamed(self) -> list[Outcome]:
+        return [outcome for outcomes in self.streaming for outcome in outcomes]
+
+    @property
+    def decided(self) -> dict[str, Sight]:
+        """The last decision about each session."""
+        return {sight.session_id: sight for sight in self.sights}
+
+
+def speed(outcome: Outcome) -> float:
+    """Tokens per second, from the request on."""
+    return outcome.tokens / outcome.seconds
+
+
+def interval(ratios: Mapping[int, Sequence[float]]) -> tuple[float, float, float]:
+    """Median of the prompts' medians, and its bootstrapped 95% interval over prompts."""
+    each = [statistics.median(values) for values in ratios.values()]
+    rng = random.Random(1)
+    draws = sorted(statistics.median(rng.choices(each, k=len(each))) for _ in range(DRAWS))
+    return statistics.median(each), draws[int(0.025 * DRAWS)], draws[int(0.975 * DRAWS)]
+
+
+def gaps_s(outcomes: Iterable[Outcome]) -> list[float]:
+    """Between each token and the one before; 0 within a delivery."""
+    return [b - a for outcome in outcomes for a, b in itertools.pairwise(outcome.delivered_s)]
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value that `share` of them do not exceed. values: at least one."""
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def predicted_over_measured(cell: Cell) -> list[float]:
+    """For each session that was decided about long enough: tokens per step, predicted over measured meanwhile.
+
+    A delivery is a step. What comes between two looks counts for the decision that the first of them saw.
+    """
+    found = []
+    for outcome in cell.played:
+        sights = [sight for sight in cell.sights if outcome.session_id and sight.session_id == outcome.session_id]
+        predicted = tokens = steps = 0.0
+        for a, b in itertools.pairwise(sights):
+            came = [at for at in outcome.delivered_s if a.at_s <= at < b.at_s]
+            tokens += len(came)
+            steps += len(set(came))
+            predicted += a.tokens_per_step * len(set(came))
+        if steps >= STEPS:
+            found.append(predicted / tokens)
+    return found
+
+
+def figures(key: Key, cell: Cell) -> dict[str, Any]:
+    """The cell's figures; None where there is nothing to say."""
+    middle, low, high = interval(cell.ratios)
+    played, decided = cell.played, list(cell.decided.values())
+    tokens = sum(outcome.tokens for outcome in played)
+    first, long = (
+        [outcome.first_token_s for outcome in arm if outcome.first_token_s is not None]
+        for arm in (cell.long_adaptive, cell.long_streaming)
+    )
+    return {
+        "rtt_ms": key.rtt_ms,
+        "draft": key.draft,
+        "sessions": key.machine.sessions,
+        "verifier": key.verifier,
+        "vs_streaming": round(middle, 3),
+        "vs_streaming_upper95": round(high, 3),
+        "ttft_ratio": round(statistics.median(first) / statistics.median(long), 3) if first and long else None,
+        "p99_gap_ratio": round(quantile(gaps_s(played), 0.99) / quantile(gaps_s(cell.streamed), 0.99), 3),
+        "vs_best_static": None,
+        "k_median": statistics.median(sight.k for sight in decided) if decided else None,
+        "hit_rate": round(statistics.fmean(sight.hits for sight in decided), 3) if decided else None,
+        "bytes_up_per_token": round(sum(outcome.wire_up for outcome in played) / tokens, 1),
+        "bytes_down_per_token": round(sum(outcome.wire_down for outcome in played) / tokens, 1),
+        "vs_streaming_lower95": round(low, 3),
+        "slowest": round(min(statistics.median(values) for values in cell.ratios.values()), 3),
+        "p99_delivery_gap_ratio": round(_delivery_gap(played) / _delivery_gap(cell.streamed), 3),
+        "tokens_per_step": round(tokens / sum(outcome.steps for outcome in played), 3),
+        "messages_per_s": round(sum(o.appends for o in played) / sum(o.seconds for o in played), 1),
+        "ttft_streaming_s": round(statistics.median(long), 3) if long else None,
+        "ttft_sessions": min(len(first), len(long)),
+        "predicted": round(statistics.median(s.speedup for s in decided), 3) if decided else None,
+    }
+
+
+def _delivery_gap(outcomes: Iterable[Outcome]) -> float:
+    return quantile([gap for outcome in outcomes for gap in outcome.gaps_ms], 0.99)
+
+
+def line(key: Key, found: Mapping[str, Any]) -> str:
+    """The figures for people."""
+    low, high = found["vs_streaming_lower95"], found["vs_streaming_upper95"]
+    shown = {name: "-" if value is None else value for name, value in found.items()}
+    return (
+        f"{key.machine!s:<34}{key.draft:<7}{key.rtt_ms:>5.0f} ms  {found['vs_streaming']:.2f}x"
+        f" [{low:.2f} .. {high:.2f}], slowest {found['slowest']:.2f};"
+        f" {found['tokens_per_step']:.2f} tokens a step; first token {shown['ttft_ratio']}x,"
+        f" p99 gap {found['p99_gap_ratio']:.2f}x; {found['bytes_up_per_token']:.0f} bytes up a token,"
+        f" {found['bytes_down_per_token']:.0f} down, {found['messages_per_s']:.0f} messages/s;"
+        f" k {shown['k_median']}, hits {shown['hit_rate']}, predicted {shown['predicted']}x"
+    )
+
+
+def merged(cells: Iterable[Cell]) -> Cell:
+    """All sessions of several cells, for what is summed up over them."""
+    whole = Cell()
+    for cell in cells:
+        whole = replace(
+            whole,
+            streaming=whole.streaming + cell.streaming,
+            adaptive=whole.adaptive + cell.adaptive,
+            sights=whole.sights + cell.sights,
+        )
+    return whole

@@ -1,0 +1,110 @@
+"""The parts that play whole cells: the grid, a crowd, and how good the predictions were."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import statistics
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from benchmarks import harness
+from benchmarks.reliability import reliability
+from benchmarks.window_cells import Cell, Key, figures, line, merged, predicted_over_measured
+from benchmarks.window_context import Context
+from benchmarks.window_plan import CROWD, CROWD_RTT_MS, PACED
+from benchmarks.window_stage import Site
+
+CALIBRATED = Key(PACED, "good", 50.0)
+"""The cell that calibration plays where it runs alone."""
+BINS = 10
+
+
+async def grid(context: Context) -> dict[Key, Cell]:
+    """Every cell. Verifiers start two at a time."""
+    found: dict[Key, Cell] = {}
+    for group in context.plan.sites():
+        found |= await _group(context, group)
+    return found
+
+
+async def calibrated(context: Context) -> dict[Key, Cell]:
+    """One cell, to calibrate by where the grid is not played."""
+    return await _group(context, [[CALIBRATED]])
+
+
+async def _group(context: Context, group: Sequence[Sequence[Key]]) -> dict[Key, Cell]:
+    """The cells of one or two verifiers, each with its draft and machine."""
+    found: dict[Key, Cell] = {}
+    async with contextlib.AsyncExitStack() as stack:
+        starting = (
+            stack.enter_async_context(
+                context.stage.site(keys[0].machine, lane, context.recordings.drafts[keys[0].draft])
+            )
+            for keys, lane in zip(group, context.lanes, strict=False)
+        )
+        sites = await asyncio.gather(*starting)
+        playing = [partial(_site, context, site, keys, found) for site, keys in zip(sites, group, strict=True)]
+        await context.each(playing, [site.machine for site in sites])
+    return found
+
+
+async def _site(context: Context, site: Site, keys: Sequence[Key], found: dict[Key, Cell]) -> None:
+    """Long prompts come last: a paced verifier needs longer for them than its pace says."""
+    cells = {key: Cell() for key in keys}
+    draft = keys[0].draft
+    async with site.swarm(context.recordings.file(draft)) as swarm:
+        player = context.player(site, swarm, draft, context.plan.rounds)
+        await player.warm()
+        for key, cell in cells.items():
+            await player.steady(key.rtt_ms, cell)
+        await context.check(site)
+        for key, cell in cells.items():
+            await player.first_tokens(key.rtt_ms, cell)
+    for key, cell in cells.items():
+        print(line(key, figures(key, cell)), flush=True)
+    found |= cells
+
+
+async def crowd(context: Context) -> dict[str, Any]:
+    """More sessions than speculation pays for."""
+    key, cell = Key(CROWD, "good", CROWD_RTT_MS), Cell()
+    async with (
+        context.stage.site(CROWD, context.lanes[0]) as site,
+        site.swarm(context.recordings.file("good")) as swarm,
+    ):
+        player = context.player(site, swarm, "good")
+        await player.warm()
+        await player.steady(CROWD_RTT_MS, cell)
+        await context.check(site)
+    found = figures(key, cell)
+    print(line(key, found), flush=True)
+    return {"crowd": {name: found[name] for name in ("slowest", "vs_streaming", "vs_streaming_upper95", "k_median")}}
+
+
+def calibration(cells: Mapping[Key, Cell]) -> dict[str, Any]:
+    """Devices' estimates against what became of them, and the coordinator's of tokens per step."""
+    played = merged(cells.values()).played
+    predicted = [value for outcome in played for value in outcome.predicted]
+    happened = [value for outcome in played for value in outcome.happened]
+    judged = reliability(predicted, happened, BINS)
+    ratios = [ratio for cell in cells.values() for ratio in predicted_over_measured(cell)]
+    print(
+        f"{len(predicted)} estimates: error {judged.error:.3f}, skill {judged.skill:.3f};"
+        f" tokens a step, predicted over measured: {harness.spread(ratios) if ratios else 'nothing decided'},"
+        f" {len(ratios)} sessions",
+        flush=True,
+    )
+    return {
+        "calibration_error": round(judged.error, 4),
+        "brier_skill": round(judged.skill, 4),
+        "curve": judged.curve,
+        "predicted_over_measured": round(statistics.median(ratios), 3) if ratios else None,
+    }
+
+
+def messages_per_s(cells: Mapping[Key, Cell]) -> float:
+    """Of a session that drafts."""
+    played = merged(cells.values()).played
+    return round(sum(o.appends for o in played) / sum(o.seconds for o in played), 1)

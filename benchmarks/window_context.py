@@ -1,0 +1,54 @@
+"""What every part of the windows' benchmark is given, and how it plays one verifier or two."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from benchmarks.swarm import Swarm
+from benchmarks.window_cell_player import CellPlayer
+from benchmarks.window_plan import TOKENS, Plan
+from benchmarks.window_recordings import Recordings
+from benchmarks.window_stage import OVERRAN, Lane, Machine, Site, Stage
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Context:
+    """One run."""
+
+    stage: Stage
+    plan: Plan
+    recordings: Recordings
+    lanes: tuple[Lane, Lane]
+    together: bool = True
+    """Whether paced verifiers may be played two at a time."""
+    invalid: list[str] = field(default_factory=list)
+    """What was not measured properly: paced verifiers that could not keep their pace."""
+
+    def player(self, site: Site, swarm: Swarm, draft: str, rounds: int = 1) -> CellPlayer:
+        """Of as many prompts as the site's machine is given; where those are not enough, they are played again."""
+        prompts, machine = self.recordings.prompts(draft), site.machine
+        count = self.plan.singles if machine.sessions == 1 else max(prompts, machine.sessions)
+        numbers = [i % prompts for i in range(count)]
+        long = range(prompts, prompts + self.plan.long)
+        return CellPlayer(site, swarm, numbers, long, tokens=TOKENS[machine], rounds=rounds)
+
+    async def check(self, site: Site) -> None:
+        """Say so where a paced verifier needed longer by itself."""
+        overran = await site.overran()
+        if overran > OVERRAN:
+            self.invalid.append(f"{site.machine}: {overran:.1%} of the passes took longer by themselves")
+            print(f"INVALID: {self.invalid[-1]}", flush=True)
+        elif site.machine.pass_ms:
+            print(f"{site.machine}: {overran:.2%} of the passes overran", flush=True)
+
+    async def each(self, playing: Sequence[Callable[[], Awaitable[T]]], machines: Iterable[Machine]) -> list[T]:
+        """Play these machines, each on a core of its own: together if they sleep for half of their time and have one
+        session each, else one after the other."""
+        if self.together and all(machine.pass_ms and machine.sessions == 1 for machine in machines):
+            return list(await asyncio.gather(*(one() for one in playing)))
+        return [await one() for one in playing]

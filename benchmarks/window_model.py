@@ -1,0 +1,117 @@
+"""What the streaming model says of a recording, against what was measured: the same window for the whole session.
+
+The model is coordinator.window.streaming, given the recording's own verdicts, the step that streaming took on the same
+line, and the round trip and drafting time that the coordinator was told; it may choose the best of all windows. Both
+speeds are of what follows the first token.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from benchmarks.replay import Outcome
+from benchmarks.window_cell_player import CellPlayer
+from benchmarks.window_cells import Cell, Key, interval
+from benchmarks.window_context import Context
+from benchmarks.window_plan import PACED, TOKENS
+from benchmarks.window_stage import Lane
+from coordinator.window.controller import NEAR, SPARE, K
+from coordinator.window.streaming import Way, Window, replay
+
+NODES_PER_LEVEL = 2.0
+DEEPEST = 24
+
+
+@dataclass(frozen=True)
+class Against:
+    """Of one RTT, medians over prompts."""
+
+    rtt_ms: float
+    vs_streaming: float
+    """Measured."""
+    predicted: float
+    """Over streaming, by the model."""
+    vs_model: float
+    """Measured over predicted speed, prompt by prompt."""
+
+
+def after_first(outcome: Outcome) -> float:
+    """Tokens per second that follow the first delivery."""
+    begun = outcome.delivered_s[0]
+    later = sum(at > begun for at in outcome.delivered_s)
+    return later / (outcome.delivered_s[-1] - begun)
+
+
+def way(key: Key, cell: Cell, decode_s: float) -> Way:
+    """As measured in this cell; decode_s where no device's drafting showed."""
+    rtts = [sight.rtt_ms / 1e3 for sight in cell.sights if sight.rtt_ms] or [key.rtt_ms / 1e3]
+    drafts = [sight.draft_ms / 1e3 for sight in cell.sights if sight.draft_ms] or [decode_s]
+    plain_s = statistics.median(gap / 1e3 for outcome in cell.streamed for gap in outcome.gaps_ms)
+    row_s = key.machine.row_ms / 1e3
+    return Way(statistics.median(rtts), statistics.median(drafts), lambda nodes: plain_s + row_s * nodes)
+
+
+def windows(over: Way) -> list[Window]:
+    """All that come into question."""
+    plain_s = over.step_s(0)
+    ahead = math.ceil(over.rtt_s / plain_s) + SPARE
+    depths = [(k, depth) for k in K for depth in {min(k + ahead, DEEPEST), DEEPEST}]
+    return [
+        Window(depth, k, patience_s, NODES_PER_LEVEL) for k, depth in depths for patience_s in (0.0, NEAR * plain_s)
+    ]
+
+
+def predicted(said: bytes, over: Way) -> float:
+    """Tokens per second with the best window."""
+    return max(replay(said, over, window).tokens_per_s for window in windows(over))
+
+
+def against(key: Key, cell: Cell, said: Sequence[bytes], decode_s: float) -> Against:
+    """said: the verdicts of each of the cell's prompts."""
+    over = way(key, cell, decode_s)
+    foreseen = [predicted(each, over) for each in said]
+    measured = [after_first(outcome) for outcome in cell.adaptive[0]]
+    plain = [after_first(outcome) for outcome in cell.streaming[0]]
+    return Against(
+        key.rtt_ms,
+        round(statistics.median(a / b for a, b in zip(measured, plain, strict=True)), 3),
+        round(statistics.median(f * over.step_s(0) for f in foreseen), 3),
+        round(statistics.median(a / f for a, f in zip(measured, foreseen, strict=True)), 3),
+    )
+
+
+async def play_model(context: Context) -> dict[str, Any]:
+    """One session at once on the paced verifier, recordings whose match is near 0.8; two lines at a time."""
+    rtts = context.plan.model_rtts_ms
+    tape = context.recordings.tape("near")
+    said = context.recordings.verdicts("near")
+    cells: dict[float, Cell] = {rtt_ms: Cell() for rtt_ms in rtts}
+
+    async def lane(lane: Lane, rtts_ms: Sequence[float]) -> None:
+        file = context.recordings.file("near")
+        async with context.stage.site(PACED, lane) as site, site.swarm(file) as swarm:
+            player = CellPlayer(site, swarm, range(len(said)), (), tokens=TOKENS[PACED], rounds=1)
+            await player.warm()
+            for rtt_ms in rtts_ms:
+                await player.steady(rtt_ms, cells[rtt_ms])
+            await context.check(site)
+
+    halves = [half for half in (rtts[0::2], rtts[1::2]) if half]
+    await context.each([partial(lane, *half) for half in zip(context.lanes, halves, strict=False)], [PACED])
+    found = [against(Key(PACED, "near", rtt), cells[rtt], said, tape.decodes[0][1]) for rtt in rtts]
+    for one in found:
+        print(
+            f"{PACED!s:<34}{one.rtt_ms:>5.0f} ms, match near 0.8: {one.vs_streaming:.2f}x after the first token;"
+            f" the model says {one.predicted:.2f}x; {one.vs_model:.2f} of its speed",
+            flush=True,
+        )
+    return {
+        "paced": {f"{rtt:g}": round(interval(cells[rtt].ratios)[0], 3) for rtt in rtts},
+        "vs_model": min(one.vs_model for one in found),
+        "against": [asdict(one) for one in found],
+    }

@@ -1,0 +1,57 @@
+"""A drafter whose predictions are noted when they are sent, to be judged when it is known what came of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edge_agent.drafter import Drafter, Growth, Voice
+from edge_agent.growth import Plan, Widths
+from edge_agent.sources.base import DraftTask
+from outrider.core.tree import ROOT
+
+MOST = 2_000
+"""Predictions that are kept of a session."""
+
+
+class NotedDrafter(Drafter):
+    """Survival of each node as it was estimated when the node was sent, and whether all of its path became text.
+
+    Nodes about which nothing is decided when the session ends are left out.
+    """
+
+    def __init__(self, model: Voice | None, lookup: Voice | None, widths: Widths) -> None:
+        super().__init__(model, lookup, widths)
+        self.settled: list[tuple[float, bool]] = []
+        """(survival, whether it came), the first MOST of them."""
+        self._open: dict[int, float] = {}
+        """Node -> its survival when it was sent."""
+
+    def begin(self, task: DraftTask, plan: Plan) -> None:
+        self._open = {}
+        super().begin(task, plan)
+
+    def harvest(self, *, moved: bool) -> Growth | None:
+        growth = super().harvest(moved=moved)
+        if growth is not None and growth.nodes:
+            survival = {standing.node.id: standing.survival for standing in self._survey()}
+            self._open |= {node.id: survival[node.id] for node in growth.nodes}
+        return growth
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        came = self._path(tokens)
+        super().advance(tokens)
+        living = {node.id for node in self._tree}
+        for node in [node for node in self._open if node not in living]:
+            survival = self._open.pop(node)
+            if len(self.settled) < MOST:
+                self.settled.append((survival, node in came))
+
+    def _path(self, tokens: Sequence[int]) -> set[int]:
+        """The nodes that carry these tokens."""
+        at, found = ROOT, set()
+        for token in tokens:
+            child = self._tree.child(at, token)
+            if child is None:
+                break
+            found.add(at := child)
+        return found

@@ -1,0 +1,101 @@
+"""All that the windows' benchmark plays, recorded before it begins by one verifier that is not paced."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+
+from benchmarks import harness
+from benchmarks.harness import Pair
+from benchmarks.replay import Where
+from benchmarks.tape import Call, Tape
+from benchmarks.window_plan import PACED, TOKENS, TURN_TOKENS, Plan
+from benchmarks.window_tapes import (
+    calls,
+    long_prompts,
+    match_rate,
+    nearest,
+    options,
+    screened,
+    taped,
+    told,
+    verdicts,
+)
+
+LONG_OUTPUT = 16
+
+
+class Recordings:
+    """Tapes by name: `good` and `narrow` for the cells, each with the long prompts at its end; `near` and `turns` of
+    the good draft."""
+
+    def __init__(self, pair: Pair, plan: Plan, prompts: Mapping[str, Sequence[int]], scratch: Path) -> None:
+        """prompts: held out, by name; as many as the plan may want."""
+        self.drafts = {"good": pair.draft, "narrow": pair.narrow}
+        self._pair = pair
+        self._plan = plan
+        self._prompts = prompts
+        self._scratch = scratch
+        self._tapes: dict[str, Tape] = {}
+        self._verdicts: dict[str, list[bytes]] = {}
+
+    def file(self, name: str) -> Path:
+        return self._scratch / f"{name}.json"
+
+    def tape(self, name: str) -> Tape:
+        return self._tapes[name]
+
+    def verdicts(self, name: str) -> list[bytes]:
+        """On each recording's guesses."""
+        return self._verdicts[name]
+
+    def prompts(self, draft: str) -> int:
+        """Recordings that come before those of long prompts."""
+        return len(self._tapes[draft].recordings) - self._plan.long
+
+    async def make(self, where: Where, parts: Collection[str]) -> None:
+        """What these parts need."""
+        plan = self._plan
+        if not {"turns", "model"}.issuperset(parts):
+            said, ends = await calls(where, self._first(plan.prompts), options(max(TOKENS.values())))
+            texts = list(self._prompts.values())
+            long = {f"long {i}": prompt for i, prompt in enumerate(long_prompts(texts, plan.long))}
+            said += (await calls(where, long, options(LONG_OUTPUT), 1))[0]
+            for draft in plan.drafts:
+                await self._record(draft, draft, said, ends)
+        if "turns" in parts:
+            said, ends = await calls(where, self._first(plan.turns), options(TURN_TOKENS))
+            await self._record("turns", "good", said, ends)
+        if "model" in parts:
+            await self._near(where)
+
+    async def _near(self, where: Where) -> None:
+        """Those whose match is near 0.8, chosen by the draft's answers alone."""
+        found: list[Call] = []
+        ends: tuple[int, ...] = ()
+        for temperature in (0.0, 0.8):
+            asked = options(TOKENS[PACED], temperature)
+            said, ends = await calls(where, self._first(self._plan.candidates), asked, 16)
+            found += said
+        shares = screened(self._pair, found, ends)
+        taken, inside = nearest(shares, self._plan.near)
+        print(
+            f"match near 0.8: {inside} of {len(shares)} recordings lie in 0.75 to 0.85;"
+            f" {len(taken)} are played, {harness.spread([shares[i] for i in taken])}",
+            flush=True,
+        )
+        await self._record("near", "good", [found[i] for i in taken], ends)
+
+    async def _record(self, name: str, draft: str, said: Sequence[Call], ends: Sequence[int]) -> None:
+        tape = await taped(self._pair, self.drafts[draft], said, ends, self.file(name))
+        self._tapes[name], self._verdicts[name] = tape, verdicts(tape, told(self._pair))
+        shares = [match_rate(said) for said in self.verdicts(name)]
+        print(
+            f"tape {name}: {len(shares)} recordings, match {harness.spread(shares)},"
+            f" {1e3 * tape.decodes[0][1]:.2f} ms a decode",
+            flush=True,
+        )
+
+    def _first(self, count: int) -> dict[str, Sequence[int]]:
+        return dict(islice(self._prompts.items(), count))

@@ -1,0 +1,161 @@
+"""Where the windows' benchmark plays: verifiers, paced or not, with a coordinator or without, each on its own core.
+
+PACED verifiers take at least `a + b n` ms for a pass over n rows, everything else as it is: a stand-in for the step
+times of a larger model on an accelerator. A paced run is invalid where more than 2% of its passes took longer by
+themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks import harness
+from benchmarks.harness import Pair
+from benchmarks.replay import Job, Outcome, Where
+from benchmarks.swarm import Swarm
+from coordinator.cluster import Cluster
+from outrider.core.protocol.messages import Directive
+
+OVERRAN = 0.02
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A verifier, and how many sessions it has at once."""
+
+    sessions: int
+    pass_ms: float = 0.0
+    """0: as fast as it can."""
+    row_ms: float = 0.0
+
+    def __str__(self) -> str:
+        pace = f"PACED {self.pass_ms:g} + {self.row_ms:g} n ms" if self.pass_ms else "real CPU"
+        return f"{pace}, {self.sessions} at once"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        names = {"OUTRIDER_VERIFIER_PACE_MS": self.pass_ms, "OUTRIDER_VERIFIER_PACE_ROW_MS": self.row_ms}
+        return {name: str(value) for name, value in names.items()}
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Two cores: one for a verifier, the other for who plays on it. Two lanes may be used at once by paced verifiers,
+    which sleep most of the time."""
+
+    verifier: int
+    devices: int
+
+    @classmethod
+    def both(cls) -> tuple[Lane, Lane]:
+        a, b = harness.cores()
+        return cls(a, b), cls(b, a)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A verifier that runs, and how to reach it."""
+
+    machine: Machine
+    lane: Lane
+    where: Where
+    cluster: Cluster
+
+    @contextlib.asynccontextmanager
+    async def swarm(self, tape: Path, turns: tuple[tuple[float, float], ...] = ()) -> AsyncIterator[Swarm]:
+        """Devices that play this tape here. Without an RTT of their own jobs have 1 ms."""
+        where = replace(self.where, rtt_ms=1.0, turns=turns)
+        async with Swarm(tape, where, processes=1, cores=[self.lane.devices]) as swarm:
+            yield swarm
+
+    async def overran(self) -> float:
+        """Share of the passes that took longer than a paced verifier shall; 0 without a coordinator, who knows it."""
+        if not self.machine.pass_ms or not self.cluster.address:
+            return 0.0
+        return (await harness.status(self.cluster.address)).verifiers[0].overran
+
+
+class Stage:
+    """Starts verifiers of one pair."""
+
+    def __init__(self, pair: Pair, *, steered: bool = True) -> None:
+        """steered: False leaves windows to the verifier's own setting."""
+        self.pair = pair
+        self._steered = steered
+        self._starting = asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def site(self, machine: Machine, lane: Lane, draft: Path | None = None) -> AsyncIterator[Site]:
+        """A verifier under a coordinator."""
+        async with harness.cluster(prefix_cache=False) as cluster:
+            control = {"OUTRIDER_COORDINATOR_WINDOW_CONTROL": str(self._steered)}
+            with _environment(control):
+                await cluster.start_coordinator("--listen", "127.0.0.1:0", cores=[lane.devices])
+            yield await self._verifier(cluster, machine, lane, draft, {})
+
+    @contextlib.asynccontextmanager
+    async def static_site(self, machine: Machine, lane: Lane, directive: Directive) -> AsyncIterator[Site]:
+        """A verifier without a coordinator: its own directive holds from a session's first token on."""
+        own = {
+            "WINDOW_NODES": directive.window_nodes,
+            "WINDOW_DEPTH": directive.window_depth,
+            "NODES_PER_STEP": directive.nodes_per_step,
+            "PATIENCE_MS": directive.patience_ms,
+        }
+        async with harness.cluster(prefix_cache=False) as cluster:
+            environment = {f"OUTRIDER_VERIFIER_{name}": str(value) for name, value in own.items()}
+            yield await self._verifier(cluster, machine, lane, None, environment)
+
+    async def _verifier(
+        self, cluster: Cluster, machine: Machine, lane: Lane, draft: Path | None, environment: Mapping[str, str]
+    ) -> Site:
+        arguments = ["--model", str(self.pair.target), "--threads", "1"]
+        arguments += ["--draft", str(draft)] if draft else []
+        # A child has its environment when its process begins, in the task's first turn: others may start meanwhile.
+        async with self._starting:
+            with _environment({**machine.environment, **environment}):
+                starting = asyncio.create_task(cluster.start_verifier(*arguments, cores=[lane.verifier]))
+                await asyncio.sleep(0)
+        verifier = await starting
+        return Site(machine, lane, Where(verifier.address, cluster.address), cluster)
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """For whom is started meanwhile."""
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            os.environ.pop(name, None)
+
+
+async def play(swarm: Swarm, jobs: Iterable[Job], at_once: int) -> list[Outcome]:
+    """Every job, so many at once; in their order. Raises RuntimeError where one fails."""
+    seats = asyncio.Semaphore(at_once)
+
+    async def one(job: Job) -> Outcome:
+        async with seats:
+            return await swarm.play(job)
+
+    jobs = list(jobs)
+    outcomes = await asyncio.gather(*map(one, jobs))
+    check(jobs, outcomes)
+    return outcomes
+
+
+def check(jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> None:
+    """Raises RuntimeError unless each came as recorded."""
+    failed = [
+        outcome.error or f"{outcome.wrong} tokens are not as recorded, finish {outcome.finish!r}"
+        for job, outcome in zip(jobs, outcomes, strict=True)
+        if outcome.error or outcome.wrong or not (outcome.finished or job.ending == outcome.finish[:6] == "cancel")
+    ]
+    if failed:
+        raise RuntimeError(f"{len(failed)} sessions failed: {failed[:3]}")

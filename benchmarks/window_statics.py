@@ -1,0 +1,127 @@
+"""The adaptive window against windows that never change.
+
+A static window is a verifier's own setting, with no coordinator: so it holds from a session's first token on, where an
+operator's pin would hold from the first report on, a second later. Each needs a verifier of its own, which costs ten
+seconds to start; they are started two at a time, one per core, and stay for both of a machine's cells. What the
+verifier prices nodes at stays as it is in all of them.
+
+The best static of a cell is chosen on one half of its prompts and scored on the other, both ways round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from benchmarks.replay import Outcome
+from benchmarks.window_cells import Key, speed
+from benchmarks.window_context import Context
+from benchmarks.window_stage import Lane, Machine, Site
+
+Speeds = Mapping[str, Sequence[float]]
+"""Arm -> tokens per second of each prompt."""
+ADAPTIVE = "adaptive"
+STREAMING = "streaming"
+
+
+@dataclass(frozen=True)
+class Score:
+    """Of one cell."""
+
+    best: tuple[str, str]
+    """Chosen on the even prompts, and on the odd ones."""
+    vs_best: float
+    """Adaptive over the best static."""
+    over: Mapping[str, float]
+    """Arm -> adaptive over it, median over all prompts."""
+
+
+def speeds(arms: Mapping[str, Sequence[Outcome]]) -> dict[str, list[float]]:
+    return {name: [speed(outcome) for outcome in outcomes] for name, outcomes in arms.items()}
+
+
+def score(cell: Speeds) -> Score:
+    """cell: with the adaptive arm and at least one static, of the same prompts, two or more."""
+    statics = [name for name in cell if name != ADAPTIVE]
+    halves = (slice(0, None, 2), slice(1, None, 2))
+    best = tuple(max(statics, key=lambda name: statistics.median(cell[name][half])) for half in halves)
+    ratios = [_over(cell, name, half) for name, half in zip(best, reversed(halves), strict=True)]
+    over = {name: round(_over(cell, name, slice(None)), 3) for name in statics}
+    return Score((best[0], best[1]), round(statistics.fmean(ratios), 3), over)
+
+
+def _over(cell: Speeds, static: str, prompts: slice) -> float:
+    return statistics.median(a / b for a, b in zip(cell[ADAPTIVE][prompts], cell[static][prompts], strict=True))
+
+
+def best_single(scores: Sequence[Score]) -> tuple[str, float]:
+    """The static that is best over all cells, and adaptive over it: the geometric mean over cells."""
+    means = {
+        name: math.exp(statistics.fmean(math.log(score.over[name]) for score in scores)) for name in scores[0].over
+    }
+    best = min(means, key=lambda name: means[name])
+    return best, round(means[best], 3)
+
+
+async def play_statics(context: Context) -> dict[str, Any]:
+    """Each of the plan's cells with every arm."""
+    scores: dict[Key, Score] = {}
+    for machine, cells in context.plan.static_cells:
+        async with contextlib.AsyncExitStack() as stack:
+            sites = await _sites(context, stack, machine)
+            for draft, rtt_ms in cells:
+                key = Key(machine, draft, rtt_ms)
+                scores[key] = score(speeds(await _arms(context, sites, key)))
+                print(f"{key}: {scores[key].vs_best:.2f} of the best static, {scores[key].best}", flush=True)
+            await context.check(sites[ADAPTIVE])
+    name, over = best_single(list(scores.values()))
+    print(f"over all of them: {over:.2f} of the best single static, {name}", flush=True)
+    return {
+        "vs_best_single_static": over,
+        "statics": [
+            {"cell": str(key), "best": found.best, "vs_best": found.vs_best, "over": dict(found.over)}
+            for key, found in scores.items()
+        ],
+    }
+
+
+async def _sites(context: Context, stack: contextlib.AsyncExitStack, machine: Machine) -> dict[str, Site]:
+    """By arm, as many on each core."""
+    stage = context.stage
+    openers: dict[str, Callable[[Lane], contextlib.AbstractAsyncContextManager[Site]]] = {
+        ADAPTIVE: partial(stage.site, machine)
+    }
+    for static in context.plan.statics:
+        openers[str(static)] = partial(stage.static_site, machine, directive=static.directive)
+    found: dict[str, Site] = {}
+    order = list(openers)
+    for names in (order[i : i + 2] for i in range(0, len(order), 2)):
+        entering = (
+            stack.enter_async_context(openers[name](lane)) for name, lane in zip(names, context.lanes, strict=False)
+        )
+        found |= dict(zip(names, await asyncio.gather(*entering), strict=True))
+    return found
+
+
+async def _arms(context: Context, sites: Mapping[str, Site], key: Key) -> dict[str, list[Outcome]]:
+    """Streaming is played where the adaptive arm is."""
+    arms: dict[str, list[Outcome]] = {}
+
+    async def lane(names: Sequence[str]) -> None:
+        for name in names:
+            async with sites[name].swarm(context.recordings.file(key.draft)) as swarm:
+                player = context.player(sites[name], swarm, key.draft)
+                await player.warm()
+                arms[name] = await player.arm(key.rtt_ms, drafted=True)
+                if name == ADAPTIVE:
+                    arms[STREAMING] = await player.arm(key.rtt_ms, drafted=False)
+
+    by_lane = [[name for name, site in sites.items() if site.lane == lane] for lane in context.lanes]
+    await context.each([partial(lane, names) for names in by_lane], [key.machine])
+    return arms

@@ -1,0 +1,132 @@
+"""The recordings that the windows' benchmarks play: outputs of the target, and what a draft says around them."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.harness import Pair
+from benchmarks.recording import generous, recorder
+from benchmarks.replay import RecordedSource, Where
+from benchmarks.swarm import record
+from benchmarks.tape import Call, Recording, Tape
+from cloud_verifier.config import VerifierConfig
+from edge_agent.client import AsyncClient
+from edge_agent.completion import Options, Request
+from edge_agent.drafter import Drafter, Voice
+from edge_agent.growth import Plan, Widths
+from edge_agent.sources.base import DraftTask
+from edge_agent.sources.prompt_lookup import PromptLookup
+from outrider.core.survival import Calibrator
+from outrider.core.tokenizer_json import token_table
+from outrider.core.verdicts import HIT, MISS, SIBLING
+
+LONG = 1_000
+"""Tokens of a long prompt."""
+NEAR = (0.75, 0.85)
+"""Share of first guesses that are right, of the recordings that the model is held to."""
+
+
+def options(tokens: int, temperature: float = 0.8) -> Options:
+    return Options(max_tokens=tokens, temperature=temperature, seed=20_260_731, ignore_eos=True)
+
+
+def long_prompts(prompts: Sequence[Sequence[int]], count: int, tokens: int = LONG) -> list[list[int]]:
+    """Prompts of about so many tokens, by joining others; each begins with another one.
+
+    Raises ValueError where all of them together are shorter.
+    """
+    if sum(map(len, prompts)) < tokens:
+        raise ValueError(f"{sum(map(len, prompts))} tokens of prompts make none of {tokens}")
+    each = [[token for prompt in (*prompts[i:], *prompts[:i]) for token in prompt] for i in range(count)]
+    return [joined[:tokens] for joined in each]
+
+
+async def calls(
+    where: Where, prompts: Mapping[str, Sequence[int]], asked: Options, at_once: int = 8
+) -> tuple[list[Call], tuple[int, ...]]:
+    """The target's output for each prompt, by plain streaming; and its end tokens."""
+    seats = asyncio.Semaphore(at_once)
+    async with AsyncClient(coordinator=where.coordinator, draft=None) as client:
+        description = (await client.prepare()).description
+        request = Request.of(**asked)
+
+        async def one(name: str, prompt: Sequence[int]) -> Call:
+            async with seats:
+                output = (await client.generate(prompt, **asked)).token_ids
+            return Call(name, tuple(prompt), request.sampling, request.max_tokens, output, request.ignore_eos)
+
+        found = await asyncio.gather(*(one(name, prompt) for name, prompt in prompts.items()))
+    return found, tuple(description.eos_token_ids)
+
+
+async def taped(pair: Pair, draft: Path, said: Sequence[Call], ends: Sequence[int], file: Path) -> Tape:
+    """What this draft says around the calls; saved as `file`."""
+    tape = await asyncio.to_thread(record, replace(pair, draft=draft), said, ends)
+    tape.save(file)
+    return tape
+
+
+def screened(pair: Pair, said: Sequence[Call], ends: Sequence[int]) -> list[float]:
+    """Share of first guesses of the pair's device that are right, of each call. No tree is grown for it."""
+    config = VerifierConfig(model=pair.target)
+    table = token_table((pair.target / "tokenizer.json").read_bytes())
+    plan = replace(generous(config.directive, config.limits), depth=1)
+    with recorder(pair.draft, table, plan, ends) as recording:
+        tape = recording.tape([recording.record(call) for call in said])
+    return [match_rate(each) for each in verdicts(tape, told(pair))]
+
+
+def nearest(shares: Sequence[float], most: int, within: tuple[float, float] = NEAR) -> tuple[list[int], int]:
+    """Which to take: all within the bounds, up to `most`, or else those nearest to their middle; and how many were."""
+    middle = sum(within) / 2
+    order = sorted(range(len(shares)), key=lambda i: abs(shares[i] - middle))
+    inside = sum(within[0] <= share <= within[1] for share in shares)
+    return order[:most], inside
+
+
+def verdicts(tape: Tape, plan: Plan) -> list[bytes]:
+    """On the device's guesses for each position of each output, under the right predecessors (outrider.core.verdicts).
+
+    They are the device's own, look-up's included, by what it had learned at the tape's end: its drafter is led along
+    the output, one level deep. plan: what it may guess.
+    """
+    taught = tape.calibrators()
+    return [_led(tape, recording, plan, copy.deepcopy(taught)) for recording in tape.recordings]
+
+
+def _led(tape: Tape, recording: Recording, plan: Plan, taught: Sequence[Calibrator]) -> bytes:
+    source = RecordedSource(tape, sleep=lambda seconds: None)
+    greedy, sampled, lookup_greedy, lookup_sampled = taught
+    lookup = Voice(PromptLookup(), lookup_greedy, lookup_sampled, leads=False)
+    drafter = Drafter(Voice(source, greedy, sampled), lookup, Widths(tape.widths))
+    call = recording.call
+    drafter.begin(DraftTask(call.prompt, (), call.sampling, call.max_tokens), replace(plan, depth=1))
+    found = []
+    for token in call.output:
+        drafter.step()
+        growth = drafter.harvest(moved=False)
+        found.append(_verdict(token, [node.token for node in growth.nodes] if growth else []))
+        drafter.advance([token])
+    return bytes(found)
+
+
+def _verdict(token: int, guesses: Sequence[int]) -> int:
+    """guesses: the likeliest first."""
+    if token not in guesses:
+        return MISS
+    return HIT if guesses[0] == token else SIBLING
+
+
+def told(pair: Pair) -> Plan:
+    """What devices of this pair are told to begin with."""
+    config = VerifierConfig(model=pair.target)
+    return Plan.of(config.directive, config.limits)
+
+
+def match_rate(said: bytes) -> float:
+    """Share of first guesses that were right."""
+    return said.count(HIT) / max(1, len(said))

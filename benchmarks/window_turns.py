@@ -1,0 +1,97 @@
+"""What happens while things change in mid-session: the round trip, or how good the draft is.
+
+A stretch begins with a change. In it are compared: tokens in the three seconds after the change, over streaming's in as
+long; how long it takes until the window stays among those that it ends with; and how often k changes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from benchmarks.replay import Outcome
+from benchmarks.window_cells import Sight
+
+AFTER_S = 3.0
+FINAL_S = 1.0
+"""At the end of a stretch: the windows that it has then are those it settled for."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Between two changes, in seconds on the clock of Outcome.delivered_s."""
+
+    name: str
+    since_s: float
+    until_s: float
+
+
+@dataclass(frozen=True)
+class Transition:
+    """What became of one session in one stretch."""
+
+    name: str
+    vs_streaming: float
+    settle_s: float
+    changes: int
+    """Of k."""
+
+
+def began_s(outcome: Outcome) -> float:
+    return outcome.delivered_s[0] - (outcome.first_token_s or 0.0)
+
+
+def stretches_of_line(outcome: Outcome, turns: Sequence[tuple[float, float]]) -> list[Stretch]:
+    """One after each turn of the round trip. turns: seconds since the session began -> ms from then on."""
+    begun, ends = began_s(outcome), outcome.delivered_s[-1]
+    times = [min(begun + at_s, ends) for at_s, _ in turns] + [ends]
+    spans = zip(turns, times, times[1:], strict=False)
+    return [Stretch(f"to {rtt_ms:g} ms", at, until) for (_, rtt_ms), at, until in spans if until > at]
+
+
+def stretches_of_draft(outcome: Outcome, span: tuple[int, int]) -> list[Stretch]:
+    """While the draft is wrong, and after. span: positions of the output."""
+    falls, rises = (outcome.delivered_s[min(position, outcome.tokens - 1)] for position in span)
+    ends = outcome.delivered_s[-1]
+    return [Stretch("collapse", falls, rises), Stretch("recovery", rises, ends)]
+
+
+def transition(stretch: Stretch, outcome: Outcome, streamed: Outcome, sights: Sequence[Sight]) -> Transition:
+    """streamed: the same prompt on the same line; its speed over all of its session is taken."""
+    until = min(stretch.since_s + AFTER_S, stretch.until_s)
+    came = sum(stretch.since_s <= at < until for at in outcome.delivered_s)
+    plain = (streamed.tokens - 1) / (streamed.delivered_s[-1] - streamed.delivered_s[0]) * (until - stretch.since_s)
+    seen = [s for s in sights if s.session_id == outcome.session_id and stretch.since_s <= s.at_s < stretch.until_s]
+    changes = sum(a.k != b.k for a, b in itertools.pairwise(seen))
+    return Transition(stretch.name, came / plain, settled_s(stretch, seen), changes)
+
+
+def settled_s(stretch: Stretch, seen: Sequence[Sight]) -> float:
+    """Seconds from the change until (k, depth) stays among those of the stretch's last second; 0 where it always is."""
+    final = {(s.k, s.depth) for s in seen if s.at_s >= stretch.until_s - FINAL_S}
+    strangers = [s.at_s for s in seen if (s.k, s.depth) not in final]
+    return max(strangers) - stretch.since_s if strangers and final else 0.0
+
+
+def summary(found: Sequence[Transition]) -> dict[str, Transition]:
+    """By name, medians over sessions; of changes the most."""
+    return {
+        name: Transition(
+            name,
+            round(statistics.median(t.vs_streaming for t in found if t.name == name), 3),
+            round(statistics.median(t.settle_s for t in found if t.name == name), 2),
+            max(t.changes for t in found if t.name == name),
+        )
+        for name in dict.fromkeys(t.name for t in found)
+    }
+
+
+def over_time(outcome: Outcome, width_s: float = 1.0, step_s: float = 0.1) -> Iterator[tuple[float, float]]:
+    """(seconds since the session began, tokens per second in the second before)"""
+    begun = began_s(outcome)
+    steps = int((outcome.delivered_s[-1] - begun) / step_s)
+    for i in range(int(width_s / step_s), steps + 1):
+        at = begun + i * step_s
+        yield i * step_s, sum(at - width_s <= token < at for token in outcome.delivered_s) / width_s

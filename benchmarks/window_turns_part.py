@@ -1,0 +1,117 @@
+"""Plays the lines on which something changes in mid-session, both at once on a core each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+from benchmarks.replay import Job, Outcome
+from benchmarks.window_cell_player import watched
+from benchmarks.window_cells import Sight
+from benchmarks.window_context import Context
+from benchmarks.window_plan import COLLAPSE, COLLAPSE_RTT_MS, PLAIN_TURN_TOKENS, TURNING, TURNS
+from benchmarks.window_stage import Lane, play
+from benchmarks.window_turns import (
+    AFTER_S,
+    Stretch,
+    Transition,
+    began_s,
+    over_time,
+    stretches_of_draft,
+    stretches_of_line,
+    summary,
+    transition,
+)
+
+LOOK_S = 0.1
+
+
+@dataclass(frozen=True)
+class Line:
+    """Where sessions are played, and what changes."""
+
+    name: str
+    rtt_ms: float
+    turns: tuple[tuple[float, float], ...] = ()
+    """Of the round trip, as in replay.Where."""
+    spoiled: tuple[int, int] = (0, 0)
+    """Of the output, as in replay.Job."""
+
+    def stretches(self, outcome: Outcome) -> list[Stretch]:
+        return stretches_of_line(outcome, self.turns) if self.turns else stretches_of_draft(outcome, self.spoiled)
+
+
+LINES = (
+    Line("RTT 5, 300, 5 ms", 5.0, turns=TURNS),
+    Line(f"draft fails and recovers, RTT {COLLAPSE_RTT_MS:g} ms", COLLAPSE_RTT_MS, spoiled=COLLAPSE),
+)
+
+
+@dataclass
+class Played:
+    """On one line."""
+
+    transitions: list[Transition] = field(default_factory=list)
+    series: list[dict[str, Any]] = field(default_factory=list)
+    """Of the first session, for the plot."""
+
+
+async def play_turns(context: Context) -> dict[str, Any]:
+    playing = [partial(_play, context, *one) for one in zip(LINES, context.lanes, strict=True)]
+    played = await context.each(playing, [TURNING])
+    found = [each for line in played for each in line.transitions]
+    told = summary(found)
+    for each in told.values():
+        print(
+            f"{TURNING!s:<34}{each.name}: {each.vs_streaming:.2f} of streaming in the {AFTER_S:g} s after,"
+            f" settled in {each.settle_s:.1f} s, at most {each.changes} changes of k",
+            flush=True,
+        )
+    return {
+        "transition": {
+            "settle_s": max(each.settle_s for each in told.values()),
+            "vs_streaming": min(each.vs_streaming for each in told.values()),
+            "changes": max(each.changes for each in told.values()),
+        },
+        "stretches": [asdict(each) for each in found],
+        "series": [each for line in played for each in line.series],
+    }
+
+
+async def _play(context: Context, line: Line, lane: Lane) -> Played:
+    recordings, found = context.recordings, Played()
+    async with (
+        context.stage.site(TURNING, lane) as site,
+        site.swarm(recordings.file("turns"), line.turns) as swarm,
+    ):
+        await play(swarm, [Job(0, ending="cancel", after=8, rtt_ms=line.rtt_ms)], 1)  # whatever is slow at first
+        for number in range(len(recordings.tape("turns").recordings)):
+            plain = Job(number, False, "cancel", PLAIN_TURN_TOKENS, rtt_ms=line.rtt_ms)
+            (streamed,) = await play(swarm, [plain], 1)
+            sights: list[Sight] = []
+            async with watched(site, sights, LOOK_S):
+                (outcome,) = await play(swarm, [Job(number, rtt_ms=line.rtt_ms, spoiled=line.spoiled)], 1)
+            seen = [sight for sight in sights if sight.session_id == outcome.session_id]
+            stretches = line.stretches(outcome)
+            found.transitions += [transition(stretch, outcome, streamed, seen) for stretch in stretches]
+            if not number:
+                found.series.append(_series(line, outcome, streamed, seen, stretches))
+        await context.check(site)
+    return found
+
+
+def _series(
+    line: Line, outcome: Outcome, streamed: Outcome, seen: Sequence[Sight], stretches: Sequence[Stretch]
+) -> dict[str, Any]:
+    """One session over time."""
+    begun = began_s(outcome)
+    return {
+        "name": line.name,
+        "adaptive": list(over_time(outcome)),
+        "streaming": list(over_time(streamed)),
+        "k": [(sight.at_s - begun, sight.k) for sight in seen],
+        "depth": [(sight.at_s - begun, sight.depth) for sight in seen],
+        "changes": [(stretch.since_s - begun, stretch.name) for stretch in stretches],
+    }

@@ -1,0 +1,48 @@
+"""How the parts of benchmarks.window play their verifiers."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness import Pair
+from benchmarks.window_context import Context
+from benchmarks.window_plan import PACED, PACEDS, QUICK, REAL
+from benchmarks.window_recordings import Recordings
+from benchmarks.window_stage import Lane, Machine, Stage
+
+PAIR = Pair(Path("target"), Path("draft.gguf"), Path("narrow.gguf"))
+
+
+def context(scratch: Path, *, together: bool = True) -> Context:
+    lanes = (Lane(0, 1), Lane(1, 0))
+    return Context(Stage(PAIR), QUICK, Recordings(PAIR, QUICK, {}, scratch), lanes, together)
+
+
+@pytest.mark.parametrize(
+    ("machines", "allowed", "most"),
+    [
+        ([PACED, PACED], True, 2),
+        ([PACED, PACED], False, 1),
+        ([REAL, PACED], True, 1),
+        ([PACEDS, PACEDS], True, 1),
+    ],
+)
+async def test_two_are_played_at_once_where_both_are_paced_for_one_session(
+    tmp_path: Path, machines: list[Machine], allowed: bool, most: int
+) -> None:
+    playing = seen = 0
+
+    async def one(number: int) -> int:
+        nonlocal playing, seen
+        playing += 1
+        seen = max(seen, playing)
+        await asyncio.sleep(0)
+        playing -= 1
+        return number
+
+    found = await context(tmp_path, together=allowed).each([partial(one, 1), partial(one, 2)], machines)
+    assert (found, seen) == ([1, 2], most)

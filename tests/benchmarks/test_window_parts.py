@@ -1,0 +1,133 @@
+"""What the parts of benchmarks.window make of what was played: statics, the model, transitions, recordings."""
+
+from __future__ import annotations
+
+import pytest
+from outcomes import outcome
+
+from benchmarks.replay import Job, Outcome
+from benchmarks.window_cells import Cell, Key, Sight
+from benchmarks.window_model import against, predicted, windows
+from benchmarks.window_plan import PACED, STATICS
+from benchmarks.window_stage import check
+from benchmarks.window_statics import ADAPTIVE, STREAMING, Score, best_single, score
+from benchmarks.window_tapes import long_prompts, match_rate, nearest
+from benchmarks.window_turns import (
+    Stretch,
+    over_time,
+    settled_s,
+    stretches_of_draft,
+    stretches_of_line,
+    summary,
+    transition,
+)
+from coordinator.window.streaming import Way
+from outrider.core.verdicts import HIT, MISS, SIBLING
+
+
+def sight(at_s: float, k: int, depth: int = 8) -> Sight:
+    return Sight(at_s, "s", k, depth, 2.0, 1.5, 0.8, 50.0, 2.0, 2.0)
+
+
+def test_the_best_static_is_scored_on_the_prompts_that_did_not_choose_it() -> None:
+    cell = {ADAPTIVE: [10.0] * 4, "even": [20.0, 5.0, 20.0, 5.0], "odd": [5.0, 20.0, 5.0, 20.0]}
+    found = score(cell)
+    assert found.best == ("even", "odd")
+    assert found.vs_best == 2.0
+
+
+def test_the_best_single_static_is_best_over_all_cells_together() -> None:
+    scores = [
+        Score(("a", "a"), 1.0, {"a": 0.5, "b": 0.9, STREAMING: 2.0}),
+        Score(("b", "b"), 1.0, {"a": 3.2, "b": 0.9, STREAMING: 1.0}),
+    ]
+    assert best_single(scores) == ("b", 0.9)
+
+
+def test_a_statics_directive_holds_its_levels_in_nodes() -> None:
+    for static in STATICS:
+        directive = static.directive
+        assert directive.nodes_per_step == static.k * static.nodes_per_level
+        assert static.k <= directive.window_depth <= directive.window_nodes <= 64
+
+
+def test_the_model_takes_the_best_of_all_windows() -> None:
+    way = Way(0.001, 0.001, lambda nodes: 0.030)
+    good, bad = (predicted(said, way) for said in (bytes([HIT] * 60), bytes([MISS] * 60)))
+    assert good > 4 / 0.030
+    assert bad == pytest.approx(1 / 0.030, rel=0.01)
+    assert len({window.k for window in windows(way)}) > 4
+
+
+def test_measured_speed_is_held_against_the_recordings_own_prediction() -> None:
+    plain, fast = outcome(3.1, 97, first_token_s=0.1), outcome(1.6, 97, first_token_s=0.1)
+    found = against(Key(PACED, "near", 50.0), Cell([[plain]], [[fast]]), [bytes([MISS] * 97)], 0.001)
+    assert found.vs_streaming == pytest.approx(2.0, abs=0.01)
+    assert found.predicted == pytest.approx(1.0, abs=0.01)
+    assert found.vs_model == pytest.approx(2.0, abs=0.03)
+
+
+def test_a_line_that_turns_has_a_stretch_after_each_turn_that_the_session_lived_to_see() -> None:
+    stretches = stretches_of_line(outcome(6.0), ((2.0, 300.0), (5.0, 5.0), (8.0, 300.0)))
+    assert [(s.name, s.since_s, s.until_s) for s in stretches] == [("to 300 ms", 52.0, 55.0), ("to 5 ms", 55.0, 56.0)]
+
+
+def test_a_draft_fails_where_the_output_reaches_the_span() -> None:
+    even = outcome(10.0, tokens=101, first_token_s=0.0)
+    assert [(s.name, s.since_s, s.until_s) for s in stretches_of_draft(even, (20, 60))] == [
+        ("collapse", pytest.approx(52.0), pytest.approx(56.0)),
+        ("recovery", pytest.approx(56.0), pytest.approx(60.0)),
+    ]
+
+
+def test_a_transition_counts_three_seconds_of_tokens_against_streaming() -> None:
+    fast, slow = outcome(10.0, 201, first_token_s=0.0), outcome(10.0, 101, first_token_s=0.0)
+    found = transition(Stretch("x", 52.0, 60.0), fast, slow, [])
+    assert found.vs_streaming == pytest.approx(2.0, abs=0.05)
+
+
+def test_a_window_has_settled_when_it_stays_with_those_of_the_end() -> None:
+    stretch = Stretch("x", 50.0, 60.0)
+    seen = [sight(50.5, 8), sight(51.0, 2), sight(52.0, 8), sight(59.5, 2)]
+    assert settled_s(stretch, seen) == 2.0
+    assert settled_s(stretch, [sight(50.5, 2), sight(59.5, 2)]) == 0.0
+    changing = transition(stretch, outcome(10.0, session_id="s"), outcome(10.0), seen)
+    assert changing.changes == 3
+
+
+def test_a_summary_takes_medians_and_the_most_changes() -> None:
+    found = [
+        transition(Stretch("x", 50.0, 55.0), outcome(10.0, session_id="s"), outcome(10.0), seen)
+        for seen in ([], [sight(51.0, 2), sight(52.0, 4)], [])
+    ]
+    assert summary(found)["x"].changes == 1
+    assert summary(found)["x"].settle_s == 0.0
+
+
+def test_speed_over_time_is_of_the_second_before() -> None:
+    found = list(over_time(outcome(5.0, 51, first_token_s=0.0)))
+    assert (found[0][0], found[-1][0]) == pytest.approx((1.0, 5.0))
+    assert [speed for _, speed in found] == pytest.approx([10.0] * len(found), abs=1.0)
+
+
+def test_long_prompts_begin_differently_and_are_as_long_as_asked() -> None:
+    prompts = [[1] * 40, [2] * 40, [3] * 40]
+    made = long_prompts(prompts, 2, 100)
+    assert [(len(prompt), prompt[0]) for prompt in made] == [(100, 1), (100, 2)]
+    with pytest.raises(ValueError, match="120 tokens of prompts make none of 500"):
+        long_prompts(prompts, 1, 500)
+
+
+def test_recordings_are_chosen_by_how_near_their_match_is() -> None:
+    shares = [0.5, 0.82, 0.99, 0.78, 0.74]
+    assert nearest(shares, 3) == ([1, 3, 4], 2) or nearest(shares, 3) == ([3, 1, 4], 2)
+    assert match_rate(bytes([HIT, SIBLING, MISS, HIT])) == 0.5
+
+
+def test_a_session_that_was_cut_off_as_asked_has_not_failed() -> None:
+    jobs = [Job(0, ending="cancel", after=5), Job(0)]
+    check(jobs, [Outcome(finish="cancelled"), Outcome(finish="length")])
+    with pytest.raises(RuntimeError, match="1 sessions failed"):
+        check(jobs, [Outcome(finish="cancelled"), Outcome(finish="cancelled")])
+    with pytest.raises(RuntimeError, match="2 tokens are not as recorded"):
+        check(jobs[:1], [Outcome(finish="cancelled", wrong=2)])

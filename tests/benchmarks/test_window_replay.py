@@ -1,0 +1,113 @@
+"""Replays as benchmarks.window needs them: predictions that are noted, drafts that fail, verdicts of the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fake_verifier import FakeVerifier, Script
+from scripted import VOCABULARY, ScriptedSource, continuation, target, tokenizer_json
+
+from benchmarks.recording import Recorder, generous
+from benchmarks.replay import Job, Outcome, Player, Where
+from benchmarks.tape import Call, Tape
+from benchmarks.window_noted import NotedDrafter
+from benchmarks.window_tapes import match_rate, verdicts
+from edge_agent.drafter import Voice
+from edge_agent.growth import Plan, Widths
+from edge_agent.sources.base import DraftTask
+from outrider.core.processors import SamplingParams
+from outrider.core.protocol.messages import Directive, SessionLimits
+from outrider.core.survival import Calibrator
+
+TOKENS = 64
+WIDTHS = Widths(((1, 0.001), (4, 0.002)))
+PLAN = Plan.of(Directive(), SessionLimits())
+SAMPLED = SamplingParams(temperature=0.8, seed=7)
+PROMPT = (3, 1, 4, 1, 5)
+OUTPUT = tuple(continuation(PROMPT, TOKENS))
+
+
+def taped(quality: float) -> Tape:
+    """One call, recorded twice so that the draft has learned."""
+    recorder = Recorder(
+        ScriptedSource(quality=quality), WIDTHS, generous(Directive(), SessionLimits()), vocabulary=VOCABULARY
+    )
+    call = Call("one", PROMPT, SAMPLED, TOKENS, OUTPUT)
+    recorder.record(call)
+    return replace(recorder.tape([recorder.record(call)]), commit_s=0.001, correction_s=0.001)
+
+
+async def played(tape: Tape, scratch: Path, *jobs: Job) -> list[Outcome]:
+    script = Script(target, step_s=0.012, vocabulary_size=VOCABULARY + 300, tokenizer_json=tokenizer_json())
+    async with (
+        FakeVerifier(script) as verifier,
+        Player(tape, Where(verifier.address, patience_s=0.0), scratch) as player,
+    ):
+        return [await player.play(job) for job in jobs]
+
+
+def noted(source: ScriptedSource) -> NotedDrafter:
+    drafter = NotedDrafter(Voice(source, Calibrator(), Calibrator()), None, WIDTHS)
+    drafter.begin(DraftTask(PROMPT, (), SAMPLED, TOKENS), PLAN)
+    return drafter
+
+
+def sent(drafter: NotedDrafter, decodes: int) -> int:
+    """Draft so often and send it; how many nodes went out."""
+    for _ in range(decodes):
+        drafter.step()
+    growth = drafter.harvest(moved=False)
+    return len(growth.nodes) if growth else 0
+
+
+@pytest.mark.parametrize(("committed", "came"), [(OUTPUT[:2], [True, True]), ((96, 96), [])])
+def test_a_node_is_settled_when_it_is_text_or_can_be_no_more(committed: Sequence[int], came: list[bool]) -> None:
+    drafter = noted(ScriptedSource(quality=1.0))
+    nodes = sent(drafter, 3)
+    assert drafter.settled == []
+    drafter.advance(committed)
+    assert [happened for _, happened in drafter.settled if happened] == came
+    assert 0 < len(drafter.settled) <= nodes
+    assert all(0.0 < survival <= 1.0 for survival, _ in drafter.settled)
+
+
+def test_a_prediction_is_the_one_that_was_sent() -> None:
+    drafter = noted(ScriptedSource(quality=1.0))
+    sent(drafter, 3)
+    first = dict(drafter._open)
+    drafter.advance(OUTPUT[:1])
+    sent(drafter, 1)
+    assert {node: drafter._open[node] for node in first if node in drafter._open}.items() <= first.items()
+    assert {survival for survival, _ in drafter.settled} <= set(first.values())
+
+
+async def test_what_became_of_the_predictions_travels_with_the_outcome(tmp_path: Path) -> None:
+    (outcome,) = await played(taped(0.8), tmp_path, Job(0))
+    assert outcome.wrong == 0
+    assert len(outcome.predicted) == len(outcome.happened) > 20
+    assert 0 < sum(outcome.happened) < len(outcome.happened)
+
+
+async def test_a_spoiled_draft_is_wrong_within_its_span_and_right_after_it(tmp_path: Path) -> None:
+    good, spoiled, half = await played(
+        taped(1.0), tmp_path, Job(0), Job(0, spoiled=(0, TOKENS)), Job(0, spoiled=(0, TOKENS // 2))
+    )
+    assert [outcome.wrong for outcome in (good, spoiled, half)] == [0, 0, 0]
+    assert spoiled.accepted == 0
+    assert spoiled.evaluated > 0
+    assert 0 < half.accepted < good.accepted
+
+
+async def test_a_job_may_say_how_far_away_it_is(tmp_path: Path) -> None:
+    near, far = await played(taped(0.8), tmp_path, Job(0, drafted=False), Job(0, drafted=False, rtt_ms=200.0))
+    assert near.wire_up == 0 < far.wire_up
+    assert (far.first_token_s or 0.0) > (near.first_token_s or 0.0) + 0.2
+
+
+def test_verdicts_are_those_of_the_device_that_was_recorded() -> None:
+    perfect, poor = (match_rate(verdicts(taped(quality), PLAN)[0]) for quality in (1.0, 0.3))
+    assert perfect == 1.0
+    assert 0.3 <= poor < 0.8  # of its wrong first guesses half have the right one beside them
