@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.tape import Call, Recording, Tape, place
-from benchmarks.window_noted import NotedDrafter
+from benchmarks.window.noted import NotedDrafter
 from edge_agent.client import AsyncClient
 from edge_agent.completion import Options
 from edge_agent.config import EdgeSettings
@@ -171,7 +171,7 @@ class RecordedDrafts(DraftPool):
         workers: int = 1,
         spoil: Callable[[Source], Source] = lambda source: source,
     ) -> None:
-        super().__init__("recorded", DraftOptions(workers=workers))
+        super().__init__("recorded", DraftOptions(workers=workers), release="recorded")
         self._tape = tape
         self._taught = taught or tape.calibrators()
         self._spoil = spoil

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from outcomes import outcome
 
-from benchmarks.window import CELL_KEYS, KEYS, last_line
-from benchmarks.window_cells import Cell, Key, Sight, figures, gaps_s, interval, line, predicted_over_measured
-from benchmarks.window_plan import MACHINES, PACED, PACEDS, QUICK, QUICK_CELLS, REAL, RTTS_MS, STATIC_CELLS, Plan
-from benchmarks.window_wanted import Wanted, wanted
+from benchmarks.window.__main__ import CELL_KEYS, KEYS, last_line
+from benchmarks.window.cells import Cell, Key, Sight, figures, gaps_s, interval, line, predicted_over_measured
+from benchmarks.window.plan import MACHINES, PACED, PACEDS, QUICK, QUICK_CELLS, REAL, RTTS_MS, STATIC_CELLS, Plan
+from benchmarks.window.wanted import Wanted, wanted
 
 KEY = Key(PACEDS, "good", 50.0)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness import Pair
-from benchmarks.window_context import Context
-from benchmarks.window_plan import PACED, PACEDS, QUICK, REAL
-from benchmarks.window_recordings import Recordings
-from benchmarks.window_stage import Lane, Machine, Stage
+from benchmarks.window.context import Context
+from benchmarks.window.plan import PACED, PACEDS, QUICK, REAL
+from benchmarks.window.recordings import Recordings
+from benchmarks.window.stage import Lane, Machine, Stage
 
 PAIR = Pair(Path("target"), Path("draft.gguf"), Path("narrow.gguf"))
 

@@ -6,13 +6,13 @@ import pytest
 from outcomes import outcome
 
 from benchmarks.replay import Job, Outcome
-from benchmarks.window_cells import Cell, Key, Sight
-from benchmarks.window_model import against, predicted, windows
-from benchmarks.window_plan import PACED, STATICS
-from benchmarks.window_stage import check
-from benchmarks.window_statics import ADAPTIVE, STREAMING, Score, best_single, score
-from benchmarks.window_tapes import long_prompts, match_rate, nearest
-from benchmarks.window_turns import (
+from benchmarks.window.cells import Cell, Key, Sight
+from benchmarks.window.model import against, predicted, windows
+from benchmarks.window.plan import PACED, STATICS
+from benchmarks.window.stage import check
+from benchmarks.window.statics import ADAPTIVE, STREAMING, Score, best_single, score
+from benchmarks.window.tapes import long_prompts, match_rate, nearest
+from benchmarks.window.turns import (
     Stretch,
     over_time,
     settled_s,

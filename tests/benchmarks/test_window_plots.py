@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from outcomes import outcome
 
-from benchmarks.window_cells import Cell, Key, figures
-from benchmarks.window_plan import PACED
+from benchmarks.window.cells import Cell, Key, figures
+from benchmarks.window.plan import PACED
 
 pytest.importorskip("matplotlib")
 
 
 def test_there_is_a_picture_of_whatever_was_measured(tmp_path: Path) -> None:
-    from benchmarks.window_plots import draw
+    from benchmarks.window.plots import draw
 
     cell = figures(Key(PACED, "good", 50.0), Cell([[outcome(4.0)]], [[outcome(2.0)]]))
     line = {

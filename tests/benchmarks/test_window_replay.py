@@ -13,8 +13,8 @@ from scripted import VOCABULARY, ScriptedSource, continuation, target, tokenizer
 from benchmarks.recording import Recorder, generous
 from benchmarks.replay import Job, Outcome, Player, Where
 from benchmarks.tape import Call, Tape
-from benchmarks.window_noted import NotedDrafter
-from benchmarks.window_tapes import match_rate, verdicts
+from benchmarks.window.noted import NotedDrafter
+from benchmarks.window.tapes import match_rate, verdicts
 from edge_agent.drafter import Voice
 from edge_agent.growth import Plan, Widths
 from edge_agent.sources.base import DraftTask

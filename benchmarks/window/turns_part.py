@@ -8,12 +8,12 @@ from functools import partial
 from typing import Any
 
 from benchmarks.replay import Job, Outcome
-from benchmarks.window_cell_player import watched
-from benchmarks.window_cells import Sight
-from benchmarks.window_context import Context
-from benchmarks.window_plan import COLLAPSE, COLLAPSE_RTT_MS, PLAIN_TURN_TOKENS, TURNING, TURNS
-from benchmarks.window_stage import Lane, play
-from benchmarks.window_turns import (
+from benchmarks.window.cell_player import watched
+from benchmarks.window.cells import Sight
+from benchmarks.window.context import Context
+from benchmarks.window.plan import COLLAPSE, COLLAPSE_RTT_MS, PLAIN_TURN_TOKENS, TURNING, TURNS
+from benchmarks.window.stage import Lane, play
+from benchmarks.window.turns import (
     AFTER_S,
     Stretch,
     Transition,

@@ -4,10 +4,10 @@ A coordinator, a verifier and recorded devices (benchmarks.swarm) behind an emul
 `adaptive` is the product as it comes: devices draft, the coordinator steers. Both play the same prompts on the same
 verifier. The parts, each of which may be run alone with --only:
 
-    cells        RTT x draft x sessions x verifier: adaptive over streaming (benchmarks.window_cells)
-    statics      eight cells against windows that never change (window_statics)
-    model        one session on the paced verifier against what the streaming model predicts (window_model)
-    turns        the round trip turns, and the draft fails and recovers, in mid-session (window_turns)
+    cells        RTT x draft x sessions x verifier: adaptive over streaming (benchmarks.window.cells)
+    statics      eight cells against windows that never change (statics)
+    model        one session on the paced verifier against what the streaming model predicts (model)
+    turns        the round trip turns, and the draft fails and recovers, in mid-session (turns)
     crowd        more sessions than speculation pays for
     calibration  devices' estimates against what became of them; from the cells, or alone from one of them
 
@@ -27,17 +27,18 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from benchmarks import harness, window_cells_part
+from benchmarks import harness
 from benchmarks.harness import Pair
-from benchmarks.window_cells import Cell, Key, figures
-from benchmarks.window_context import Context
-from benchmarks.window_model import play_model
-from benchmarks.window_plan import QUICK, REAL, Plan
-from benchmarks.window_recordings import Recordings
-from benchmarks.window_stage import Lane, Stage
-from benchmarks.window_statics import play_statics
-from benchmarks.window_turns_part import play_turns
-from benchmarks.window_wanted import wanted
+from benchmarks.window import cells_part
+from benchmarks.window.cells import Cell, Key, figures
+from benchmarks.window.context import Context
+from benchmarks.window.model import play_model
+from benchmarks.window.plan import QUICK, REAL, Plan
+from benchmarks.window.recordings import Recordings
+from benchmarks.window.stage import Lane, Stage
+from benchmarks.window.statics import play_statics
+from benchmarks.window.turns_part import play_turns
+from benchmarks.window.wanted import wanted
 
 PARTS = ("cells", "statics", "model", "turns", "crowd", "calibration")
 KEYS = (
@@ -90,9 +91,9 @@ async def run(context: Context, parts: Sequence[str], out: Path | None) -> dict[
         begun = time.monotonic()
         match part:
             case "cells":
-                cells = await window_cells_part.grid(context)
+                cells = await cells_part.grid(context)
                 result["cells"] = [figures(*each) for each in cells.items()]
-                result["messages_per_s"] = window_cells_part.messages_per_s(cells)
+                result["messages_per_s"] = cells_part.messages_per_s(cells)
             case "statics":
                 result |= await play_statics(context)
             case "model":
@@ -100,9 +101,9 @@ async def run(context: Context, parts: Sequence[str], out: Path | None) -> dict[
             case "turns":
                 result |= await play_turns(context)
             case "crowd":
-                result |= await window_cells_part.crowd(context)
+                result |= await cells_part.crowd(context)
             case "calibration":
-                result |= window_cells_part.calibration(cells or await window_cells_part.calibrated(context))
+                result |= cells_part.calibration(cells or await cells_part.calibrated(context))
         print(f"--- {part}: {time.monotonic() - begun:.0f} s", flush=True)
         if out:
             (out / "window.json").write_text(json.dumps(result, indent=1))
@@ -147,7 +148,7 @@ async def main() -> None:
 
 def _keep(result: Mapping[str, Any], folder: Path) -> None:
     """All figures, and their pictures."""
-    from benchmarks.window_plots import draw  # of the dev extra, which figures alone do not need
+    from benchmarks.window.plots import draw  # of the dev extra, which figures alone do not need
 
     (folder / "window.json").write_text(json.dumps(result, indent=1))
     for picture in draw(result, folder):

@@ -15,11 +15,11 @@ from functools import partial
 from typing import Any
 
 from benchmarks.replay import Outcome
-from benchmarks.window_cell_player import CellPlayer
-from benchmarks.window_cells import Cell, Key, interval
-from benchmarks.window_context import Context
-from benchmarks.window_plan import PACED, TOKENS
-from benchmarks.window_stage import Lane
+from benchmarks.window.cell_player import CellPlayer
+from benchmarks.window.cells import Cell, Key, interval
+from benchmarks.window.context import Context
+from benchmarks.window.plan import PACED, TOKENS
+from benchmarks.window.stage import Lane
 from coordinator.window.controller import NEAR, SPARE, K
 from coordinator.window.streaming import Way, Window, replay
 

@@ -20,9 +20,9 @@ from functools import partial
 from typing import Any
 
 from benchmarks.replay import Outcome
-from benchmarks.window_cells import Key, speed
-from benchmarks.window_context import Context
-from benchmarks.window_stage import Lane, Machine, Site
+from benchmarks.window.cells import Key, speed
+from benchmarks.window.context import Context
+from benchmarks.window.stage import Lane, Machine, Site
 
 Speeds = Mapping[str, Sequence[float]]
 """Arm -> tokens per second of each prompt."""

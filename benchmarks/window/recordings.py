@@ -10,8 +10,8 @@ from benchmarks import harness
 from benchmarks.harness import Pair
 from benchmarks.replay import Where
 from benchmarks.tape import Call, Tape
-from benchmarks.window_plan import PACED, TOKENS, TURN_TOKENS, Plan
-from benchmarks.window_tapes import (
+from benchmarks.window.plan import PACED, TOKENS, TURN_TOKENS, Plan
+from benchmarks.window.tapes import (
     calls,
     long_prompts,
     match_rate,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.window_cells import Key
-from benchmarks.window_stage import Machine
+from benchmarks.window.cells import Key
+from benchmarks.window.stage import Machine
 from outrider.core.protocol.messages import Directive
 
 

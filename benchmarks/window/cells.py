@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.replay import Outcome
-from benchmarks.window_stage import Machine
+from benchmarks.window.stage import Machine
 
 DRAWS = 1_000
 STEPS = 16

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from benchmarks.swarm import Swarm
-from benchmarks.window_cell_player import CellPlayer
-from benchmarks.window_plan import TOKENS, Plan
-from benchmarks.window_recordings import Recordings
-from benchmarks.window_stage import OVERRAN, Lane, Machine, Site, Stage
+from benchmarks.window.cell_player import CellPlayer
+from benchmarks.window.plan import TOKENS, Plan
+from benchmarks.window.recordings import Recordings
+from benchmarks.window.stage import OVERRAN, Lane, Machine, Site, Stage
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Sequence
 
 from benchmarks.replay import Job, Outcome
 from benchmarks.swarm import Swarm
-from benchmarks.window_cells import Cell, Sight
-from benchmarks.window_stage import Site, check, play
+from benchmarks.window.cells import Cell, Sight
+from benchmarks.window.stage import Site, check, play
 from outrider.wire.channels import channel
 from outrider.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.reliability import reliability
-from benchmarks.window_cells import Cell, Key, figures, line, merged, predicted_over_measured
-from benchmarks.window_context import Context
-from benchmarks.window_plan import CROWD, CROWD_RTT_MS, PACED
-from benchmarks.window_stage import Site
+from benchmarks.window.cells import Cell, Key, figures, line, merged, predicted_over_measured
+from benchmarks.window.context import Context
+from benchmarks.window.plan import CROWD, CROWD_RTT_MS, PACED
+from benchmarks.window.stage import Site
 
 CALIBRATED = Key(PACED, "good", 50.0)
 """The cell that calibration plays where it runs alone."""

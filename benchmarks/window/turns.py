@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.replay import Outcome
-from benchmarks.window_cells import Sight
+from benchmarks.window.cells import Sight
 
 AFTER_S = 3.0
 FINAL_S = 1.0
