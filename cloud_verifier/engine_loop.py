@@ -257,6 +257,8 @@ def _serve(config: VerifierConfig, end: EngineEnd, load: Callable[..., TargetMod
         progress(f"a benchmark, slower than this machine is: {config.target_name}")
     progress("measuring what a step costs")
     cost = profile(model, config.token_budget)
+    if model.pace:
+        model.pace.begin()
     progress(report(cost))
     engine = Engine(
         model,

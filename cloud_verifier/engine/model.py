@@ -158,7 +158,7 @@ class TargetModel:
     @torch.inference_mode()
     def forward(self, batch: PackedBatch, plan: AttentionPlan) -> torch.Tensor:
         """Logits `[R, V]` of the rows that the batch asks for; keys and values of all rows go to the plan's pool."""
-        with self.pace.hold(batch.input_ids.shape[-1]) if self.pace else nullcontext():
+        with self.pace.hold(batch.input_ids.shape[-1], reads=batch.reads) if self.pace else nullcontext():
             return self._forward(batch, plan)
 
     def _forward(self, batch: PackedBatch, plan: AttentionPlan) -> torch.Tensor:

@@ -31,7 +31,7 @@ OVERDUE = 16
 """Steps without a row after which a prompt comes before those that arrived earlier."""
 WAIT_GAIN = 2.0
 """What comes during a step is not lost, so that waiting while it gains only as much as stepping waits too long."""
-PROMPT_DELAY = 0.05
+PROMPT_DELAY = 0.02
 """By which share nodes may make a step longer that leaves a prompt unread."""
 
 

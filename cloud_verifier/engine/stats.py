@@ -68,7 +68,7 @@ class EngineStats:
     session_cost_ms: float
     """And of each further session, beside its rows."""
     overran: float
-    """Where the target is paced: share of its passes that took longer by themselves."""
+    """Where the target is paced: share of its passes, but those that read prompts, that took longer by themselves."""
     tokens_per_s: float
     """Tokens committed per second of the clock, over the last few seconds."""
     timing_ms: Mapping[str, float]

@@ -1,7 +1,9 @@
 """A slower machine than this one, for benchmarks: each forward pass takes at least `a + b n` for its n rows.
 
 Everything else stays as it is, so that the step times of a large model on an accelerator can be studied without either.
-What is measured so is labelled as paced; it stands only where hardly a pass took longer by itself.
+What is measured so is labelled as paced; it stands only where hardly a pass took longer by itself. Passes that read
+prompts are paced but not judged: an accelerator reads hundreds of rows in about the time of one, this machine does not,
+and so it reads them in its own time.
 """
 
 from __future__ import annotations
@@ -21,15 +23,20 @@ class StepPace:
 
     @property
     def overran(self) -> float:
-        """Share of the passes that took longer by themselves."""
+        """Share of the passes since `begin`, those that read prompts left out, that took longer by themselves."""
         return self._overran / self._passes if self._passes else 0.0
 
+    def begin(self) -> None:
+        """Judge passes from now on."""
+        self._passes = self._overran = 0
+
     @contextmanager
-    def hold(self, rows: int) -> Iterator[None]:
-        """A pass over so many rows: wait at its end for what is left of its time."""
+    def hold(self, rows: int, *, reads: bool = False) -> Iterator[None]:
+        """A pass over so many rows: wait at its end for what is left of its time. reads: some are of a prompt."""
         ends = time.perf_counter() + (self._pass_ms + self._row_ms * rows) / 1e3
         yield
         left_s = ends - time.perf_counter()
-        self._passes += 1
-        self._overran += left_s < 0.0
+        if not reads:
+            self._passes += 1
+            self._overran += left_s < 0.0
         time.sleep(max(0.0, left_s))

@@ -111,7 +111,7 @@ def test_nobody_waits_while_a_prompt_is_to_be_read() -> None:
 
 def test_nodes_hold_a_prompt_up_by_no_more_than_stated() -> None:
     cost = StepCost({1: 0.001, 1000: 1.0})
-    budget = StepBudget(rows=200, prefill_rows=80)
+    budget = StepBudget(rows=400, prefill_rows=200)
 
     def nodes(pending: int) -> int:
         able = [candidate("prompt", pending=pending), candidate("busy", nodes=60)]
@@ -119,7 +119,7 @@ def test_nodes_hold_a_prompt_up_by_no_more_than_stated() -> None:
         assert isinstance(plan, Plan)
         return sum(grant.nodes for grant in plan.grants)
 
-    assert nodes(pending=500) == int(PROMPT_DELAY * 81)
+    assert nodes(pending=500) == int(PROMPT_DELAY * 201)
     assert nodes(pending=80) == 60  # read in this very step
 
 

@@ -24,3 +24,17 @@ def test_a_pass_that_took_longer_by_itself_is_counted_and_not_held_up() -> None:
         with pace.hold(1):
             time.sleep(seconds)
     assert pace.overran == pytest.approx(0.25)
+    pace.begin()
+    with pace.hold(1):
+        pass
+    assert pace.overran == 0.0
+
+
+def test_a_pass_that_reads_a_prompt_is_paced_but_not_judged() -> None:
+    pace = StepPace(20.0, 0.0)
+    for seconds in (0.0, 0.03):
+        begun = time.perf_counter()
+        with pace.hold(1, reads=True):
+            time.sleep(seconds)
+        assert time.perf_counter() - begun >= 0.02
+    assert pace.overran == 0.0
