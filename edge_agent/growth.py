@@ -206,10 +206,12 @@ def send_interval(step_s: float) -> float:
 
 
 def departure(plan: Plan, rtt_s: float, beat: float, earliest: float) -> float:
-    """When nodes that nobody waits for should leave: one message a step, as late as the next step still takes it.
+    """When nodes that nobody waits for should leave: one message a step, a while before it would miss the next one.
 
     beat: when a Commit came, whose verifier began its next step half a round trip before. Until then more is drafted
-    for the same message, and of what the next Commit refutes nothing was sent.
+    for the same message, and of what the next Commit refutes nothing was sent. Where hardly any time is left before the
+    message would miss a step, half of it is drafted in.
     """
-    first = beat + (plan.step_s * (1.0 - _EARLY) - rtt_s) % plan.step_s
-    return first + plan.step_s * max(0, math.ceil((earliest - first) / plan.step_s))
+    first = beat + (plan.step_s - rtt_s) % plan.step_s
+    last = first + plan.step_s * max(0, math.ceil((earliest - first) / plan.step_s))
+    return max(last - _EARLY * plan.step_s, (earliest + last) / 2)
