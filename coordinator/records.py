@@ -74,7 +74,9 @@ class SessionWindow:
     verifier_id: str
     epoch: int
     k: int
-    """Levels that one step verifies."""
+    """Levels that one step verifies, as was counted on."""
+    most: int
+    """That it may verify."""
     depth: int
     """Levels that its device drafts ahead."""
     patience_ms: float

@@ -24,8 +24,9 @@ _LEAST_SURVIVAL = 0.1
 """What no price goes below: a node costs three to four bytes up and, if it is taken, a row of a step. At 0.1 that is as
 much for each that is right as a whole token costs. With 0.12 a token cost 1.3 bytes less, and steps committed 4% fewer
 at a round trip of 20 ms."""
-_PROBE_STEPS = 4
-"""One message in so many steps where no step takes nodes: they only show how they would do."""
+_PROBE_STEPS, _PROBE_S = 4, 0.25
+"""One message in so many steps, and in so long, where no step takes nodes: they only show how they would do, and each
+costs the verifier's front what a few rows cost its engine."""
 _EARLY = 0.25
 """Of a step, by which a message should be there before the next one begins: steps and lines vary."""
 _PATIENCE_SHARE = 0.6
@@ -67,7 +68,7 @@ class Plan:
     @property
     def pause_s(self) -> float:
         """Least seconds from one message to the next that nobody waits for."""
-        return self.step_s * (0.5 if self.nodes_per_step else _PROBE_STEPS)
+        return 0.5 * self.step_s if self.nodes_per_step else max(_PROBE_STEPS * self.step_s, _PROBE_S)
 
     @property
     def waits(self) -> bool:

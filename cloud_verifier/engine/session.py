@@ -31,8 +31,8 @@ EMPTY_ANSWERS = 2
 reach: its stream runs at full speed, without a wait for word from it after every step, until it sends a node again."""
 HOPED = 1.0
 """Tokens that a device's nodes are taken to add to a step, before any have."""
-DRAFTS_LATE = 1.5
-"""Of a device's usual drafting time, after which its nodes should be there."""
+ANSWERS_LATE = 1.5
+"""Of what passes beside the round trip until a device's first nodes are there, as a rule; later they are late."""
 
 
 def slots_needed(attach: Attach, limits: SessionLimits) -> int:
@@ -85,6 +85,7 @@ class EngineSession:
         self._acceptance = Acceptance()
         self._commits: deque[tuple[float, int]] = deque()
         """(time, position after it) of those that the device may not have heard of."""
+        self._answer_s = MovingAverage(0.1)
         self._draft_s = MovingAverage(0.1)
         self._per_level = MovingAverage(0.1)
         self._gain = MovingAverage(0.1)
@@ -123,8 +124,11 @@ class EngineSession:
         bare = len(self.protocol.tree) == 0 and message.base == self.protocol.position
         self.protocol.append(message)
         if bare and rtt_s and len(self.protocol.tree) > 0:
-            # The first guesses after a commit that left none: what passed beside the way there and back was drafting.
-            self._draft_s.add(max(0.0, now - self.last_commit - rtt_s))
+            # The first guesses after a commit that left none: what passed beside the way there and back was drafting,
+            # of all the levels that came together.
+            passed_s = max(0.0, now - self.last_commit - rtt_s)
+            self._answer_s.add(passed_s)
+            self._draft_s.add(passed_s / max(self.protocol.tree.depth(node.id) for node in self.protocol.tree))
         self._ranked = None
         if message.tokens:
             self._empty_answers = 0
@@ -188,7 +192,7 @@ class EngineSession:
     @property
     def _answers_s(self) -> float:
         """How long after a commit that leaves no node its device's next ones come; 0 where nothing is known."""
-        return 1e-3 * self.rtt_ms + DRAFTS_LATE * self._draft_s.value
+        return 1e-3 * self.rtt_ms + ANSWERS_LATE * self._answer_s.value
 
     def candidate(self, step: int) -> Candidate:
         """What the scheduler needs to know after so many steps."""

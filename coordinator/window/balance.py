@@ -40,6 +40,8 @@ class Option:
     window: Window
     tokens: float = 1.0
     nodes: float = 0.0
+    tokens_per_step: float = 1.0
+    """A step that waits takes longer than its usual time."""
     given: bool = False
     """Not ours to choose, fair or not: its session has no other."""
 

@@ -72,9 +72,8 @@ def decide(
         elif view.as_it_is is None and (view.drafts or view.current is not None):
             if session.session_id in newcomers:
                 decision = replace(decision, reason=f"by its class's prior: {decision.reason}")
-            if len(sessions) == 1 and decision.window.k:
-                decision = replace(decision, window=_alone(decision.window, view.bounds))
-            decided[session.session_id] = _window(session, view, decision)
+            lone = len(sessions) == 1
+            decided[session.session_id] = _window(session, view, decision, lone=lone)
         elif bound is not None:
             decided[session.session_id] = _window(session, view, _within(bound, decision))
     return decided
@@ -86,7 +85,7 @@ def directive(window: SessionWindow, limits: SessionLimits) -> Directive:
     return Directive(
         window_nodes=min(limits.nodes, math.ceil(window.depth * per_level)),
         window_depth=min(limits.depth, window.depth),
-        nodes_per_step=min(limits.nodes, math.ceil(window.k * per_level)),
+        nodes_per_step=min(limits.nodes, math.ceil(window.most * per_level)),
         price=window.price if window.k else 0.0,
         patience_ms=math.ceil(window.patience_ms),
     )
@@ -178,19 +177,20 @@ def _within(bounds: WindowBounds, decision: Decision) -> Decision:
     return replace(decision, window=window, reason="too little is known of it; the operator's bounds")
 
 
-def _alone(window: Window, bounds: Bounds) -> Window:
-    """For who shares its steps with nobody: the verifier's own pricing knows each node, and nobody else pays for it."""
-    return replace(window, k=bounds.k, depth=min(bounds.depth, window.depth + bounds.k - window.k))
-
-
-def _window(session: SessionStats, view: SessionView, decision: Decision) -> SessionWindow:
+def _window(session: SessionStats, view: SessionView, decision: Decision, *, lone: bool = False) -> SessionWindow:
+    """lone: it shares its steps with nobody. Then the verifier's own pricing, which knows each node, may take more than
+    was counted on, since nobody else pays for it."""
     window, judged = decision.window, latest(session.verdicts)
     probes = window.k == 0 and view.bounds.pinned is None
+    if lone and window.k:
+        window = replace(window, depth=min(view.bounds.depth, window.depth + view.bounds.k - window.k))
+    most = min(view.bounds.k, window.depth) if lone and window.k else window.k
     return SessionWindow(
         session_id=session.session_id,
         verifier_id=session.verifier_id,
         epoch=session.epoch,
         k=window.k,
+        most=most,
         depth=min(PROBE_DEPTH, view.bounds.depth) if probes else window.depth,
         patience_ms=1e3 * window.patience_s,
         nodes_per_level=window.nodes_per_level,

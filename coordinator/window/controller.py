@@ -145,7 +145,7 @@ def decide(view: VerifierView, tolerance: float = TOLERANCE) -> Mapping[str, Dec
             table[option].window,
             price,
             table[option].tokens * plain_s / balance.step_s,
-            table[option].tokens,
+            table[option].tokens_per_step,
             _reason(session, table[option], table, plain_s, balance.step_s),
         )
         for session, table, option in zip(view.sessions, tables.options, balance.chosen, strict=True)
@@ -156,18 +156,18 @@ def _options(session: SessionView, step_s: float, alone: bool) -> list[Option]:
     """Streaming first. step_s: of the steps that the session shares."""
     bounds, pinned = session.bounds, session.bounds.pinned
     if session.as_it_is is not None and pinned is None:
-        return [Option(_STREAMING.window, *session.as_it_is, given=True)]
+        tokens, nodes = session.as_it_is
+        return [Option(_STREAMING.window, tokens, nodes, tokens, given=True)]
     # Only ratios matter to a replay. In steps of a twelfth they are the same for many, and from one second to the next.
     rtt, draft = _rounded(session.rtt_s / step_s), _rounded(session.draft_s / step_s)
     answer = rtt + 2.0 * draft
     near = min(SLACK * answer, NEAR) if answer <= NEAR else 0.0
     if pinned is not None:
         patience = near if bounds.patience_s is None else bounds.patience_s / step_s
-        tokens, nodes = 1.0, float(pinned.k)
-        if session.drafts:
-            tokens, nodes = _per_step(session.verdicts, rtt, draft, pinned.k, pinned.depth, patience)
         window = replace(pinned, patience_s=patience * step_s)
-        return [Option(window, tokens, nodes * pinned.nodes_per_level, given=True)]
+        if not session.drafts:
+            return [Option(window, 1.0, pinned.k * pinned.nodes_per_level, given=True)]
+        return [_option(session, rtt, draft, window, patience, given=True)]
     if not session.drafts:
         return [_STREAMING]
     ahead = math.ceil(rtt) + SPARE
@@ -178,11 +178,17 @@ def _options(session: SessionView, step_s: float, alone: bool) -> list[Option]:
             # In a batch nothing is gained by patience but where all have to wait: the others' step goes on, and to sit
             # it out would save one row. So it is granted there, and not counted on.
             for patience in dict.fromkeys((0.0, near) if alone else (0.0,)):
-                tokens, nodes = _per_step(session.verdicts, rtt, draft, k, depth, patience)
-                # A step that was waited for began later; tokens are per step of the usual length.
                 window = Window(depth, k, (patience if alone else near) * step_s, session.nodes_per_level)
-                options.append(Option(window, tokens, nodes * session.nodes_per_level))
+                options.append(_option(session, rtt, draft, window, patience))
     return options
+
+
+def _option(
+    session: SessionView, rtt: float, draft: float, window: Window, patience: float, *, given: bool = False
+) -> Option:
+    """What the window brings. rtt, draft and the patience that is counted on: in steps."""
+    tokens, nodes, per_step = _per_step(session.verdicts, rtt, draft, window.k, window.depth, patience)
+    return Option(window, tokens, nodes * window.nodes_per_level, per_step, given)
 
 
 def _rounded(ratio: float) -> float:
@@ -192,10 +198,12 @@ def _rounded(ratio: float) -> float:
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def _per_step(verdicts: bytes, rtt: float, draft: float, k: int, depth: int, patience: float) -> tuple[float, float]:
-    """(tokens, levels evaluated) per length of a step; times in steps."""
+def _per_step(
+    verdicts: bytes, rtt: float, draft: float, k: int, depth: int, patience: float
+) -> tuple[float, float, float]:
+    """(tokens, levels evaluated) per length of a step, and tokens per step, which may have waited; times in steps."""
     speed = replay(verdicts, Way(rtt, draft, _unit), Window(depth, k, patience))
-    return speed.tokens / speed.seconds, speed.nodes / speed.seconds
+    return speed.tokens_per_s, speed.nodes / speed.seconds, speed.tokens_per_step
 
 
 def _unit(nodes: int) -> float:
@@ -222,6 +230,6 @@ def _reason(session: SessionView, option: Option, table: Sequence[Option], plain
         tried = f"; the most that any window gives is {best.tokens:.2f} tokens a step" if best else ""
         return f"no window pays{tried}"
     return (
-        f"{option.tokens:.2f} tokens a step for {option.nodes:.1f} nodes at RTT {1e3 * session.rtt_s:.0f} ms,"
+        f"{option.tokens_per_step:.2f} tokens a step for {option.nodes:.1f} nodes at RTT {1e3 * session.rtt_s:.0f} ms,"
         f" step {1e3 * step_s:.0f} ms ({1e3 * plain_s:.0f} plain)"
     )

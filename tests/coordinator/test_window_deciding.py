@@ -9,7 +9,7 @@ from dataclasses import replace
 from coordinator.records import SessionWindow
 from coordinator.window.deciding import STALE_S, Deciding, Windows
 
-WINDOW = SessionWindow("s", "v", 1, 2, 6, 0.0, 1.0, 0.0, 1.5, 2.0, "pays", 1.0, 1.0, 24, 0.5)
+WINDOW = SessionWindow("s", "v", 1, 2, 2, 6, 0.0, 1.0, 0.0, 1.5, 2.0, "pays", 1.0, 1.0, 24, 0.5)
 
 
 def of(session_id: str) -> Windows:

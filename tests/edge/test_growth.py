@@ -140,7 +140,8 @@ def test_a_step_that_can_just_be_reached_is_not_missed_for_the_sake_of_the_margi
 
 def test_where_no_step_takes_nodes_messages_are_seldom() -> None:
     assert PLAN.pause_s < PLAN.step_s
-    assert replace(PLAN, nodes_per_step=0).pause_s == 4 * PLAN.step_s
+    assert replace(PLAN, nodes_per_step=0, step_s=0.1).pause_s == pytest.approx(0.4)
+    assert replace(PLAN, nodes_per_step=0, step_s=0.01).pause_s == 0.25
 
 
 def test_no_price_makes_nodes_worth_their_bytes_that_are_hardly_ever_right() -> None:
