@@ -296,9 +296,7 @@ def _session_stats(verifier_id: str, report: pb.SessionReport) -> SessionStats:
         verdicts=_verdicts(report.verdicts),
         draft_ms=_measure("sessions.draft_ms", report.draft_ms, MAX_RATE),
         # 0 by a verifier that does not tell; how many there are is the device's doing, and no fault of the report
-        nodes_per_level=min(
-            _measure("sessions.nodes_per_level", report.nodes_per_level or 1.0, MAX_RATE), MOST_PER_LEVEL
-        ),
+        nodes_per_level=min(_measure("sessions.nodes_per_level", report.nodes_per_level, MAX_RATE), MOST_PER_LEVEL),
     )
 
 

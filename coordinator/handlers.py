@@ -34,7 +34,7 @@ from coordinator.records import (
 )
 from coordinator.store import Store
 from coordinator.window import control
-from coordinator.window.deciding import Deciding
+from coordinator.window.deciding import WAIT_S, Deciding
 from outrider.core.errors import BadRequest, NotFound, PermissionDenied, Unavailable
 from outrider.core.protocol.messages import SessionLimits
 from outrider.wire import ticket
@@ -70,7 +70,7 @@ class Handlers:
         self._now = now
         self._draw = draw or random.Random()
         self._started = time.monotonic()
-        self._deciding = Deciding()
+        self._deciding = Deciding(min(WAIT_S, config.report_interval_ms / 2e3))
 
     async def open(self, tenant: str, need: Need) -> Opening:
         """Place a new session. Raises NotFound, BadRequest, Overloaded or Unavailable."""

@@ -30,10 +30,11 @@ def describe_windows(shown: pb.ShowWindowsResponse) -> str:
 
 
 _WINDOW_COLUMNS = (
-    *("SESSION", "VERIFIER", "K", "DEPTH", "PATIENCE", "PRICE", "SPEED-UP"),
+    *("SESSION", "VERIFIER", "K", "DEPTH", "PER LEVEL", "PATIENCE", "PRICE", "SPEED-UP", "TOKENS/STEP"),
     *("HITS", "RTT", "DRAFT", "BOUNDS", "REASON"),
 )
-"""A speed-up is predicted, over streaming; hits are first guesses that were right, and of how many."""
+"""Speed-up, over streaming, and tokens per step are predicted; hits are first guesses that were right, and of how many,
+those of the session's class included while it has few of its own."""
 _VERIFIER_COLUMNS = ("VERIFIER", "ADDRESS", "TARGET", "SESSIONS", "STEP", "NODE", "TOKENS/S", "KV", "LEASE", "STATE")
 _COST_ROWS = (1, 8, 32, 128, 512)
 _COST_COLUMNS = ("VERIFIER", *(f"{rows} ROWS" for rows in _COST_ROWS), "SESSION")
@@ -79,9 +80,11 @@ def _window_row(window: pb.SessionWindow) -> tuple[str, ...]:
         window.verifier_id,
         str(window.k),
         str(window.depth),
+        f"{window.nodes_per_level:.1f}",
         f"{window.patience_ms:.0f} ms",
         f"{window.price:.2f}",
         f"{window.speedup:.2f}",
+        f"{window.tokens_per_step:.2f}",
         f"{window.hits:.2f} of {window.verdicts}",
         f"{window.rtt_ms:.1f} ms",
         f"{window.draft_ms:.1f} ms",
@@ -91,7 +94,9 @@ def _window_row(window: pb.SessionWindow) -> tuple[str, ...]:
 
 
 def _bounds(bounds: pb.WindowBounds) -> str:
-    return f"{'=' if bounds.pinned else '<='} k {bounds.k}, depth {bounds.depth}"
+    patience = f", {bounds.patience_ms:.0f} ms" if bounds.HasField("patience_ms") else ""
+    per_level = f", {bounds.nodes_per_level:.1f} a level" if bounds.HasField("nodes_per_level") else ""
+    return f"{'=' if bounds.pinned else '<='} k {bounds.k}, depth {bounds.depth}{patience}{per_level}"
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

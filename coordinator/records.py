@@ -39,7 +39,8 @@ class SessionStats:
     """On its device's guesses for the last positions (outrider.core.verdicts), oldest first."""
     draft_ms: float = 0.0
     """Of its device for one level of its tree; 0 where it has not shown."""
-    nodes_per_level: float = 1.0
+    nodes_per_level: float = 0.0
+    """A level's guess and its siblings; 0 where it has not shown."""
 
 
 @dataclass(frozen=True)

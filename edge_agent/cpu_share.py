@@ -16,7 +16,8 @@ class CpuShare:
     """An account of CPU seconds that fills at `share` a second; whoever drafts rests while it is empty.
 
     Over T seconds at most `share * (T + 0.1)` is spent on drafting ahead, and one decode. What is drafted while the
-    verifier waits goes first: it may be spent up to a second in advance, and is made good by resting later.
+    verifier waits goes first: it may be spent up to a second in advance, and is made good by resting later. No debt is
+    greater than two seconds' share, whatever one decode takes.
     share: of one core, 0 < share <= 1; 1 is no cap. threads: that a decode keeps busy. May be used by several threads.
     """
 
@@ -42,4 +43,4 @@ class CpuShare:
     def spent(self, seconds: float) -> None:
         """A decode took so long by the clock."""
         with self._lock:
-            self._held_s -= seconds * self._threads
+            self._held_s = max(self._held_s - seconds * self._threads, -2.0 * _BORROWED_S * self._share)

@@ -85,8 +85,6 @@ class SessionDriver:
         """Whether nodes were added since the last Append."""
         self._base = 0
         """Tokens that the verifier knows us to have received."""
-        self._sent_to = 0
-        """The session's id of the last node sent on this stream."""
         self._beat = 0.0
         """When the verifier began its step, by the clock of the Commits that come here."""
         self._sent_at = -math.inf
@@ -181,7 +179,9 @@ class SessionDriver:
 
     def _detach(self) -> None:
         self._stream = None
-        self._rtt_s, self._sent_to = 0.0, 0
+        self._rtt_s = 0.0
+        self._sent_at = self._departs = -math.inf
+        self._fresh = len(self._session.tree) > 0  # what survives is to be sent again
         self._may_append = False
         if self._timer is not None:
             self._timer.cancel()
@@ -251,8 +251,8 @@ class SessionDriver:
         self._unanswered = None if len(self._session.tree) else now
         self._beat = now
         departs = departure(plan, self._rtt_s, now, max(now, self._sent_at + plan.pause_s))
-        # Commits that come faster than the step time told must not put a message off again and again.
-        self._departs = min(departs, self._departs) if self._departs > now else departs
+        # Commits that come faster than the step time told must not put a message off that waits for its time.
+        self._departs = min(departs, self._departs) if self._timer is not None else departs
         self._flush()
         if self._worker is not None:
             self._worker.commit(delivery.tokens)
@@ -288,7 +288,7 @@ class SessionDriver:
             return False
         if self._rested_at == len(self._session.received):
             return True
-        return not len(self._session.tree) and self._worker.decode_s > plan.patience_s
+        return not len(self._session.tree) and self._worker.decode_s + self._rtt_s > plan.patience_s
 
     # --- what goes out
 
@@ -309,7 +309,7 @@ class SessionDriver:
             return
         self._fresh = False
         self._stream.append(append)
-        self._base, self._sent_to = append.base, self._intake.newest
+        self._base = append.base
         if awaited:
             self._beat = now + self._rtt_s  # its step begins when this arrives
         self._sent_at = now
@@ -323,7 +323,7 @@ class SessionDriver:
     def _holds_ours(self) -> bool:
         """Whether the verifier has a live node of ours, or one is on its way: it waits for nothing then."""
         oldest = next(iter(self._session.tree), None)
-        return oldest is not None and oldest.id <= self._sent_to
+        return oldest is not None and self._session.was_sent(oldest.id)
 
     def _base_is_stale(self) -> bool:
         """Rule 5: whether the verifier must hear now how far we are."""

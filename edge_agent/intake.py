@@ -20,8 +20,6 @@ class Intake:
         """Ids at or beyond it are no tokens of the target."""
         self._live: dict[int, int] = {}
         """drafter's id -> session's id"""
-        self.newest = 0
-        """The session's id of the last node added."""
         self._passed: dict[int, int] = {}
         """drafter's id of a node that equals a committed token -> the position after it"""
 
@@ -49,7 +47,6 @@ class Intake:
         if ours is None:
             return False
         self._live[node.id] = ours
-        self.newest = max(self.newest, ours)
         return present is None
 
     def _parent(self, node: NewNode, base: int) -> int | None:

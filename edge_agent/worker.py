@@ -132,10 +132,16 @@ class DraftWorker:
 
     def _serve(self, drafter: Drafter) -> None:
         rest_s = math.inf
+        held: list[_Command] = []
         while True:
-            commands = self._commands(rest_s)
+            commands = self._commands(rest_s, held)
             if any(isinstance(command, _Close) for command in commands):
                 return
+            rest_s = self._share.rest_s(awaited=drafter.plan.waits)
+            if rest_s > 0 and commands and all(isinstance(command, _Commit | _Replan) for command in commands):
+                held = commands  # to catch up with a Commit is drafting, too
+                continue
+            held = []
             try:
                 for command in commands:
                     self._obey(drafter, command)
@@ -150,9 +156,10 @@ class DraftWorker:
 
     def _draft(self, drafter: Drafter) -> float:
         """One decode, unless its time is not there yet; seconds until the next."""
-        rest_s = self._share.rest_s(awaited=drafter.awaited)
+        awaited = drafter.awaited
+        rest_s = self._share.rest_s(awaited=awaited)
         if rest_s > 0:
-            if rest_s > drafter.plan.step_s:
+            if rest_s > (drafter.plan.patience_s if awaited else drafter.plan.step_s):
                 self._tell(drafter.harvest(moved=False))
             return rest_s
         moved = self._booked(drafter.step)
@@ -178,14 +185,14 @@ class DraftWorker:
             case _End():
                 self._report = None
 
-    def _commands(self, wait_s: float) -> list[_Command]:
-        """What has come in; Commits that follow one another become one, so that a late draft catches up at once."""
-        commands: list[_Command] = []
+    def _commands(self, wait_s: float, held: list[_Command]) -> list[_Command]:
+        """What was held and what has come in; Commits that follow one another become one, so that a late draft catches
+        up at once."""
+        commands = list(held)
         try:
-            if wait_s > 0:
-                commands.append(self._inbox.get(timeout=None if math.isinf(wait_s) else wait_s))
             while True:
-                command = self._inbox.get_nowait()
+                command = self._inbox.get(wait_s > 0, None if math.isinf(wait_s) else wait_s)
+                wait_s = 0.0
                 last = commands[-1] if commands else None
                 if isinstance(command, _Commit) and isinstance(last, _Commit):
                     commands[-1] = _Commit(last.tokens + command.tokens)

@@ -65,8 +65,10 @@ class Candidate:
     idle: bool
     """No node is to be expected before the next commit: its device has said so, or it shall not speculate."""
     patience_s: float
+    rtt_s: float
+    """Round trip to its device; 0 where it is not known."""
     answers_s: float
-    """How long after a commit its device's nodes come; 0 where it is not known."""
+    """How long after a commit its device's nodes come, as a rule; 0 where it is not known."""
     gain: float
     """Tokens that they add to a step, lately."""
     last_commit: float
@@ -77,10 +79,11 @@ class Candidate:
     def expected(self, now: float) -> float | None:
         """When its nodes are expected, or, where they are late, when it has to step (rule 17). None: nobody waits."""
         due = self.last_commit + self.patience_s
-        if self.worth or self.idle or self.answers_s > self.patience_s or due <= now:
+        # By the distance alone: a device that was slow once is waited for again, and so it shows if it still is.
+        if self.worth or self.idle or self.rtt_s > self.patience_s or due <= now:
             return None
         answer = self.last_commit + self.answers_s
-        return answer if now < answer else due
+        return answer if now < answer < due else due
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ class EngineSession:
         self.rtt_ms = 0.0
         self._empty_answers = 0
         self._in_vain = 0
-        """Waits to the end of its patience, since nodes of its were evaluated."""
+        """Waits to the end of its patience, since nodes came in time or were evaluated."""
         self.request: Fingerprint = fingerprint(attach, salt)
         self.tokens: list[int] = [*attach.prompt, *protocol.committed]
         self.table = SlotTable(len(self.tokens) + 64)
@@ -113,7 +113,7 @@ class EngineSession:
             ignored=self._ignored,
             verdicts=self.protocol.verdicts.known(),
             draft_ms=1e3 * self._draft_s.value,
-            nodes_per_level=self._per_level.value or 1.0,
+            nodes_per_level=self._per_level.value,
         )
 
     def append(self, message: Append, now: float) -> None:
@@ -121,11 +121,12 @@ class EngineSession:
         rtt_s = 1e-3 * self.rtt_ms
         while self._commits and (rtt_s == 0.0 or self._commits[0][0] + rtt_s <= now):
             self.protocol.unheard = self._commits.popleft()[1]
-        bare = len(self.protocol.tree) == 0 and message.base == self.protocol.position
+        bare = self._acceptance.steps > 0 and not len(self.protocol.tree) and message.base == self.protocol.position
         self.protocol.append(message)
         if bare and rtt_s and len(self.protocol.tree) > 0:
             # The first guesses after a commit that left none: what passed beside the way there and back was drafting,
             # of all the levels that came together.
+            self._in_vain = 0
             passed_s = max(0.0, now - self.last_commit - rtt_s)
             self._answer_s.add(passed_s)
             self._draft_s.add(passed_s / max(self.protocol.tree.depth(node.id) for node in self.protocol.tree))
@@ -206,6 +207,7 @@ class EngineSession:
             may_step=protocol.may_step,
             idle=k == 0 or protocol.idle or ends_next or max(self._empty_answers, self._in_vain) >= EMPTY_ANSWERS,
             patience_s=1e-3 * directive.patience_ms,
+            rtt_s=1e-3 * self.rtt_ms,
             answers_s=self._answers_s,
             gain=self._gain.value,
             last_commit=self.last_commit,

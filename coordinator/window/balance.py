@@ -22,6 +22,8 @@ PRICES = (0.0, *(0.01 * 1.15**i for i in range(34)), 1.0)
 """Commits per node; at 1 no node is worth anything, since it commits at most one token."""
 FINER = 1.05
 """The total of nodes is searched in steps of this factor."""
+FILLED = 32
+"""Sessions that get what a price leaves over, for each total."""
 PASSES = 3
 """Over all sessions, in search of single changes."""
 _BETTER = 1.0 + 1e-9
@@ -148,8 +150,11 @@ class Tables:
         return best
 
     def _filled(self, limit: float, chosen: Choice, fair: NDArray[np.bool_]) -> Choice:
-        """What is left of the nodes, since a price takes or leaves a window whole, goes to whom it gives most."""
-        while True:
+        """What is left of the nodes, since a price takes or leaves a window whole, goes to whom it gives most.
+
+        To FILLED at most: of many sessions that are alike a price takes all or none, and one by one would take long.
+        """
+        for _ in range(FILLED):
             tokens, nodes = self._tokens[self._rows, chosen], self._nodes[self._rows, chosen]
             spare = limit - nodes.sum()
             fits = fair & (self._nodes <= nodes[:, None] + spare)
@@ -158,6 +163,7 @@ class Tables:
             if spare <= 0.0 or more[i, option] <= 0.0:
                 return chosen
             chosen[i] = option
+        return chosen
 
     def _changed(self, balance: Balance, i: int, least: float, stick: float) -> Balance:
         """With the option of one session that is best for all beside the others' as they are."""

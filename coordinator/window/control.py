@@ -117,12 +117,13 @@ def _is_new(session: SessionStats) -> bool:
 
 
 def _with(session: SessionStats, prior: Prior) -> SessionStats:
-    """The session as if its kind's guesses had been its own, before its own."""
+    """The session as if its kind's guesses had been its own, before its own, which its kind's have in them already."""
+    own = len(session.verdicts)
     return replace(
         session,
-        verdicts=prior.verdicts + session.verdicts,
+        verdicts=prior.verdicts[: max(0, len(prior.verdicts) - own)] + session.verdicts,
         draft_ms=session.draft_ms or prior.draft_ms,
-        nodes_per_level=max(1.0, prior.nodes_per_level) if _is_new(session) else session.nodes_per_level,
+        nodes_per_level=session.nodes_per_level or prior.nodes_per_level,
     )
 
 
@@ -142,7 +143,7 @@ def _view(
     limits: SessionLimits,
     plain_s: float,
 ) -> SessionView:
-    current, as_it_is = None, None
+    current, as_it_is, per_level = None, None, max(1.0, session.nodes_per_level)
     if before is not None and before.epoch == session.epoch:
         current = Window(before.depth, before.k, before.patience_ms / 1e3, before.nodes_per_level)
     if not _known(session):
@@ -153,9 +154,9 @@ def _view(
         latest(session.verdicts) if as_it_is is None else b"",
         session.rtt_ms / 1e3,
         session.draft_ms / 1e3 or min(UNSHOWN_DRAFT_S, plain_s / 2),
-        session.nodes_per_level,
+        per_level,
         current,
-        _bounds(bounds, limits, session.nodes_per_level),
+        _bounds(bounds, limits, per_level),
         as_it_is,
     )
 

@@ -33,6 +33,7 @@ MAX_TICKET_BYTES = 4_096
 MAX_HASH_BYTES = 64
 _MAX_ID = 2**63 - 1
 _MAX_CAP = 65_536
+_MIN_STEP_MS = 1e-3
 
 
 @dataclass(frozen=True)
@@ -226,6 +227,8 @@ def directive_from_proto(message: pb.Directive) -> Directive:
     _between("directive.price", message.price, 0.0, 1.0)
     _between("directive.patience_ms", message.patience_ms, 0, 60_000)
     _between("directive.step_ms", message.step_ms, 0.0, 1e6)
+    if 0.0 < message.step_ms < _MIN_STEP_MS:
+        raise BadRequest.bound("directive.step_ms", message.step_ms, f"0 (not known) or at least {_MIN_STEP_MS}")
     return Directive(
         window_nodes=message.window_nodes,
         window_depth=message.window_depth,

@@ -63,8 +63,10 @@ def test_a_good_draft_speculates_and_a_bad_one_only_probes() -> None:
 def test_who_is_alone_may_have_all_that_the_verifier_itself_finds_worth_its_time() -> None:
     alone = decide(stats(), load=CPU)["s"]
     beside = decide(stats(), stats("other"), load=CPU)["s"]
-    assert 0 < beside.k < alone.k == 16
-    assert alone.depth - alone.k >= 2
+    assert 0 < alone.k < alone.most == 16
+    assert alone.depth - alone.most >= 2
+    assert control.directive(alone, LIMITS).nodes_per_step > 2 * control.directive(beside, LIMITS).nodes_per_step
+    assert beside.most == beside.k > 0
     assert decide(stats(), s=WindowBounds(2, 6))["s"].k == 2
 
 

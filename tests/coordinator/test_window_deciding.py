@@ -24,7 +24,7 @@ async def test_what_is_decided_in_time_is_told_with_the_report_that_asked() -> N
     assert await Deciding().about("v", lambda: at_once("s")) == of("s")
 
 
-async def test_what_is_late_is_told_with_the_next_report_and_once() -> None:
+async def test_what_is_late_is_told_with_the_next_report_and_until_there_is_something_newer() -> None:
     deciding, gate = Deciding(wait_s=0.02), asyncio.Event()
 
     async def late() -> Windows:
@@ -38,8 +38,25 @@ async def test_what_is_late_is_told_with_the_next_report_and_once() -> None:
     async def never() -> Windows:
         return await asyncio.sleep(60.0, of("never"))
 
-    assert await deciding.about("v", never) == of("late")
-    assert await deciding.about("v", never) == ()
+    for _ in range(2):
+        assert await deciding.about("v", never) == of("late")
+
+
+async def test_a_decision_that_had_to_wait_for_its_turn_is_made_from_the_last_report() -> None:
+    deciding, gate = Deciding(wait_s=0.02), asyncio.Event()
+
+    async def long() -> Windows:
+        await gate.wait()
+        return of("long")
+
+    assert await deciding.about("another", long) == ()
+    assert await deciding.about("v", lambda: at_once("first")) == ()
+    waiting = asyncio.create_task(deciding.about("v", lambda: at_once("second")))
+    await asyncio.sleep(0)
+    gate.set()
+    await waiting
+    await asyncio.sleep(0.1)  # a rest as long as the long one took
+    assert await deciding.about("v", lambda: asyncio.sleep(60.0, ())) == of("second")
 
 
 async def test_one_at_a_time_over_all_verifiers_with_a_rest_as_long() -> None:

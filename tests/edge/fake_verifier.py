@@ -182,7 +182,8 @@ class _Live:
         while True:
             self.news.clear()
             deadline = self.last_commit + self.verifier.script.directive.patience_ms / 1000
-            waiting = not len(self.session.tree) and not self.session.idle and time.monotonic() < deadline
+            waits = self.verifier.script.directive.nodes_per_step > 0 and time.monotonic() < deadline
+            waiting = waits and not len(self.session.tree) and not self.session.idle
             if self.session.may_step and not waiting and not self.verifier.frozen:
                 return
             with contextlib.suppress(TimeoutError):

@@ -145,12 +145,16 @@ async def test_a_directive_of_no_speculation_is_obeyed(channels: Channels) -> No
 async def test_where_no_node_is_taken_a_few_are_drafted_still_and_none_is_waited_for(channels: Channels) -> None:
     """So the verifier sees how the draft would do."""
     probe = Directive(window_nodes=4, window_depth=2, nodes_per_step=0, patience_ms=500, step_ms=2.0)
-    async with FakeVerifier(Script(target, directive=probe)) as verifier, drafting(ScriptedSource(1.0)) as draft:
+    async with (
+        FakeVerifier(Script(target, step_s=0.03, directive=probe)) as verifier,
+        drafting(ScriptedSource(1.0)) as draft,
+    ):
         run = Run(verifier, channels, draft, tokens=90)
         begun = time.monotonic()
         assert await run.tokens_of() == continuation(PROMPT, 90)
         assert time.monotonic() - begun < 5.0  # one wait of half a second for each token would make 45
-        assert run.statistics.drafted > 20
+        assert run.statistics.drafted >= 8
+        assert run.statistics.appends < 30  # not one for each token
         assert run.statistics.evaluated == 0
 
 

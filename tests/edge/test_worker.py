@@ -31,7 +31,7 @@ def test_what_a_failing_build_had_taken_is_released() -> None:
     assert held == []
 
 
-def test_who_has_used_its_share_drafts_no_further_but_hears_a_commit_at_once() -> None:
+def test_who_has_used_its_share_drafts_no_further_and_catches_up_with_no_commit_before_its_rest_is_over() -> None:
     """On a clock that stands still a rest never ends by itself."""
     heard: queue.SimpleQueue[Growth | DraftFailed] = queue.SimpleQueue()
     source = ScriptedSource()
@@ -42,7 +42,12 @@ def test_who_has_used_its_share_drafts_no_further_but_hears_a_commit_at_once() -
         worker.begin(DraftTask((1, 2, 3)), PLAN, heard.put)
         assert heard.get(timeout=5) == Growth(0, (), resting=True)
         worker.commit([7])
-        assert heard.get(timeout=5) == Growth(1, (), resting=True)
-        assert source.decodes == 1  # the Commit's own
+        worker.commit([8])
+        with pytest.raises(queue.Empty):
+            heard.get(timeout=0.1)
+        assert source.decodes == 0
+        worker.end()  # which is obeyed at once, with all that came before
+        worker.begin(DraftTask((1, 2, 3), received=(7, 8)), PLAN, heard.put)
+        assert heard.get(timeout=5) == Growth(2, (), resting=True)
     finally:
         worker.close()

@@ -67,7 +67,8 @@ attaches = st.builds(
     ignore_eos=st.booleans(),
 )
 limits = st.builds(SessionLimits, caps, caps, caps, st.integers(1, 65_536))
-directives = st.builds(Directive, caps, caps, caps, st.floats(0.0, 1.0), st.integers(0, 60_000), st.floats(0.0, 1e6))
+steps_ms = st.just(0.0) | st.floats(1e-3, 1e6)
+directives = st.builds(Directive, caps, caps, caps, st.floats(0.0, 1.0), st.integers(0, 60_000), steps_ms)
 commits = st.builds(
     Commit,
     epoch=epochs,
@@ -337,6 +338,13 @@ REFUSED: list[tuple[Callable[[Any], object], Any, str, object, str]] = [
     ),
     (codecs.directive_from_proto, pb.Directive(step_ms=-1.0), "directive.step_ms", -1.0, "between 0.0 and"),
     (codecs.directive_from_proto, pb.Directive(step_ms=math.inf), "directive.step_ms", "inf", "between 0.0 and"),
+    (
+        codecs.directive_from_proto,
+        pb.Directive(step_ms=1e-310),
+        "directive.step_ms",
+        1e-310,
+        "0 (not known) or at least 0.001",
+    ),
     (open_from, good_open(session_id=""), "length of open.session_id", 0, f"between 1 and {MAX_SESSION_ID}"),
     (open_from, good_open(session_id="s" * 129), "length of open.session_id", 129, f"between 1 and {MAX_SESSION_ID}"),
     (open_from, good_open(session_id="a\nb"), "open.session_id", r"'a\nb'", "printable text"),

@@ -113,6 +113,10 @@ class DeviceSession:
         self._unsent[node_id] = None
         return node_id
 
+    def was_sent(self, node: int) -> bool:
+        """Whether the verifier of this epoch knows the live node, or will when what is on its way has come."""
+        return node not in self._unsent
+
     def poll(self, *, resting: bool) -> Append | None:
         """The next Append that should go out, None where there is nothing to say (rules 3 to 5).
 

@@ -35,7 +35,7 @@ def real_s(own: int, before: Sequence[int], generating: int, budget: StepBudget,
     step, seconds = 0, 0.0
     while True:
         able = [
-            Candidate(name, left, (), True, True, 0.0, 0.0, 1.0, 0.0, step - last[name])
+            Candidate(name, left, (), True, True, 0.0, 0.0, 0.0, 1.0, 0.0, step - last[name])
             for name, left in pending.items()
         ]
         plan = schedule(able, 1.0, budget, evenly, cost)

@@ -491,6 +491,17 @@ def test_a_device_that_was_waited_for_in_vain_is_not_until_nodes_of_its_are_eval
     assert rig.engine.step() == []
 
 
+def test_a_device_that_was_slow_once_is_waited_for_again(llama: TargetModel) -> None:
+    rig = Rig(llama, cost=StepCost(SLOW))
+    rig.engine.start("s", attach_of([1, 2], max_tokens=64, ignore_eos=True), LIMITS, DIRECTIVE)
+    rig.engine.tune("s", rtt_ms=1.0)
+    assert len(rig.engine.step()) == 1
+    rig.clock.now += 0.0045  # of a patience of 5 ms: half as much again would be beyond it
+    rig.engine.append("s", nodes(3, base=rig.engine.stats().committed))
+    assert len(rig.engine.step()) == 1
+    assert rig.engine.step() == []
+
+
 def test_an_engine_refuses_a_model_that_was_not_tested(llama: TargetModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama, "deviation", None)
     with pytest.raises(ModelRefused, match="self-test"):

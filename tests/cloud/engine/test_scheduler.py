@@ -38,6 +38,7 @@ def candidate(session_id: str = "s", **changes: Any) -> Candidate:
         "may_step": True,
         "idle": False,
         "patience_s": 0.010,
+        "rtt_s": 0.001,
         "answers_s": 0.002,
         "gain": 4.0,
         "last_commit": NOW,
@@ -81,8 +82,8 @@ def test_a_session_without_nodes_waits_until_they_are_expected_then_for_its_pati
 
 def test_nobody_waits_for_an_idle_or_distant_device() -> None:
     assert grants(candidate(idle=True)) == (Grant("s", 1, 0),)
-    assert grants(candidate(answers_s=0.011)) == (Grant("s", 1, 0),)
-    assert grants(candidate(patience_s=0.0, answers_s=0.0)) == (Grant("s", 1, 0),)
+    assert grants(candidate(rtt_s=0.011)) == (Grant("s", 1, 0),)
+    assert grants(candidate(patience_s=0.0, rtt_s=0.0)) == (Grant("s", 1, 0),)
 
 
 def test_a_wait_has_to_bring_twice_what_stepping_brings_in_the_same_time() -> None:

@@ -91,6 +91,22 @@ def test_the_time_that_a_device_drafts_is_what_passes_beside_the_way(streaming: 
     assert measured(streaming).draft_ms == pytest.approx(7.0, abs=0.1)
 
 
+def test_levels_that_come_together_share_the_time_and_what_came_before_the_first_token_is_not_drafting(
+    streaming: Rig,
+) -> None:
+    committed(streaming)
+    streaming.clock.now += 0.040 + 0.009
+    base = measured(streaming).committed
+    streaming.engine.append("s", Append(1, 1, base, (0, 1, 2), (5, 6, 7)))
+    assert measured(streaming).draft_ms == pytest.approx(3.0, abs=0.1)
+    rig = Rig(streaming.engine.model)
+    rig.engine.start("s", attach_of(prompt_of(9), ignore_eos=True, max_tokens=64), LIMITS, STREAMING)
+    rig.engine.tune("s", rtt_ms=40.0)
+    rig.clock.now += 0.4
+    rig.engine.append("s", nodes(5))
+    assert measured(rig).draft_ms == 0.0
+
+
 def test_without_a_round_trip_nothing_is_said_of_the_device(target: Target) -> None:
     rig = Rig(target("llama"))
     rig.engine.start("s", attach_of(prompt_of(9), ignore_eos=True, max_tokens=64), LIMITS, STREAMING)
