@@ -126,10 +126,13 @@ async def main() -> None:
     plan, parts = QUICK if asked.quick else Plan(), asked.only or PARTS
     pair = Pair.in_folder(asked.models)
     tokenizer = Tokenizer.from_file(str(pair.target / "tokenizer.json"))
-    prompts = {p.id: tokenizer.encode(p.text, add_special_tokens=False).ids for p in harness.prompts("heldout")}
+    prompts, teaching = (
+        {p.id: tokenizer.encode(p.text, add_special_tokens=False).ids for p in harness.prompts(split)}
+        for split in ("heldout", "tuning")
+    )
     print("windows: the verifier's own setting" if asked.own else "windows: by the coordinator", flush=True)
     with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
-        recordings = Recordings(pair, plan, prompts, Path(scratch))
+        recordings = Recordings(pair, plan, prompts, teaching, Path(scratch))
         context = Context(Stage(pair, steered=not asked.own), plan, recordings, Lane.both(), together=not asked.apart)
         async with context.stage.site(REAL, context.lanes[0]) as site:
             await recordings.make(site.where, parts)

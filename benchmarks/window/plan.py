@@ -84,7 +84,9 @@ class Plan:
     """Recordings whose match is near 0.8."""
     candidates: int = 40
     """Prompts that they are sought among, greedy and at T=0.8."""
-    turns: int = 4
+    teaching: int = 8
+    """Other prompts, from which devices have learned."""
+    turns: int = 3
     """Sessions on each line that changes."""
     statics: tuple[Static, ...] = STATICS
     static_cells: tuple[tuple[Machine, tuple[tuple[str, float], ...]], ...] = STATIC_CELLS
