@@ -38,7 +38,7 @@ from benchmarks.window.recordings import Recordings
 from benchmarks.window.stage import Lane, Stage
 from benchmarks.window.statics import play_statics
 from benchmarks.window.turns_part import play_turns
-from benchmarks.window.wanted import wanted
+from benchmarks.window.wanted import summed_up, wanted
 
 PARTS = ("cells", "statics", "model", "turns", "crowd", "calibration")
 KEYS = (
@@ -138,6 +138,10 @@ async def main() -> None:
             await recordings.make(site.where, parts)
         print(f"--- recorded: {time.monotonic() - began:.0f} s", flush=True)
         result = await run(context, parts, asked.out)
+    if result.get("cells"):
+        print(summed_up(result["cells"]))
+    if set(parts) == set(PARTS) and not plan.quick:
+        result["minutes"] = round((time.monotonic() - began) / 60.0, 1)
     for each in wanted(result):
         print(each)
     print(f"--- all: {time.monotonic() - began:.0f} s", flush=True)

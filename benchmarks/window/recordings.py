@@ -74,17 +74,14 @@ class Recordings:
     async def make(self, where: Where, parts: Collection[str]) -> None:
         """What these parts need."""
         plan = self._plan
+        await self._teach(where, (0.0, 0.8) if "model" in parts else (0.8,))
         if not {"turns", "model"}.issuperset(parts):
-            for draft in plan.drafts:
-                await self._teach(where, draft, [0.8])
             said, ends = await calls(where, self._first(plan.prompts), options(max(TOKENS.values())))
             texts = list(self._prompts.values())
             long = {f"long {i}": prompt for i, prompt in enumerate(long_prompts(texts, plan.long))}
             said += (await calls(where, long, options(LONG_OUTPUT), 1))[0]
             for draft in plan.drafts:
                 await self._record(draft, draft, said, ends)
-        if "turns" in parts or "model" in parts:
-            await self._teach(where, "good", [0.0, 0.8] if "model" in parts else [0.8])
         if "turns" in parts:
             said, ends = await calls(where, self._first(plan.turns), options(TURN_TOKENS))
             await self._record("turns", "good", said, ends)
@@ -108,16 +105,17 @@ class Recordings:
         )
         await self._record("near", "good", [found[i] for i in taken], ends)
 
-    async def _teach(self, where: Where, draft: str, temperatures: Sequence[float]) -> None:
-        """A device with this draft goes through the teaching prompts at these temperatures."""
+    async def _teach(self, where: Where, temperatures: Sequence[float]) -> None:
+        """A device with each draft goes through the teaching prompts at these temperatures."""
         said: list[Call] = []
         ends: tuple[int, ...] = ()
         for temperature in temperatures:
             more, ends = await calls(where, self._teaching, options(max(TOKENS.values()), temperature))
             said += more
-        self._lessons[draft] = await asyncio.to_thread(taught, self._pair, self.drafts[draft], said, ends)
-        count = sum(map(len, self._lessons[draft]))
-        print(f"devices with the {draft} draft have learned {count} times from {len(said)} other calls", flush=True)
+        for draft in dict.fromkeys(("good", *self._plan.drafts)):
+            self._lessons[draft] = await asyncio.to_thread(taught, self._pair, self.drafts[draft], said, ends)
+            count = sum(map(len, self._lessons[draft]))
+            print(f"{count} lessons for the {draft} draft from {len(said)} calls that are not played", flush=True)
 
     async def _record(self, name: str, draft: str, said: Sequence[Call], ends: Sequence[int]) -> None:
         lessons = self._lessons[draft]
