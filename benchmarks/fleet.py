@@ -168,7 +168,8 @@ def report(load: str, tally: Tally) -> dict[str, Any]:
     changes = tally.changes / (len(tally.over_streaming) / 60.0)
     cost_s = statistics.median(tally.decided_s)
     print(
-        f"all verifiers, every second, by the controller's own model: {_slow(tally.over_streaming):.1%} of session-seconds below 0.97 of streaming"
+        f"all verifiers, every second, by the controller's own model: {_slow(tally.over_streaming):.1%} of"
+        " session-seconds below 0.97 of streaming"
     )
     print(
         f"k changed {changes:.2f} times a session and minute; deciding for a verifier took {cost_s:.3f} s of CPU time"

@@ -51,7 +51,7 @@ async def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="outrider-swarm-") as scratch:
         tape, where = Tape.load(options.tape), Where(**options.where)
-        async with Player(tape, where, Path(scratch), release=f"recorded {options.tape.stem}") as player:
+        async with Player(tape, where, Path(scratch), release=f"recorded-{options.tape.stem}") as player:
             await serve(player)
 
 

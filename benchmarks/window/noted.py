@@ -1,4 +1,4 @@
-"""A drafter whose predictions are noted when its nodes are handed over, to be judged once it is known what came of them.
+"""A drafter whose predictions are noted when a node is handed over, to be judged when it is known what came of it.
 
 Handed over means harvested by the driver to be sent next: from then on a prediction is fixed, whatever is learned while
 the message waits to go out. A node that is never sent after all is judged like the others.

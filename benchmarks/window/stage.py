@@ -23,7 +23,7 @@ from coordinator.cluster import Cluster
 from outrider.core.protocol.messages import Directive
 
 OVERRAN = 0.02
-REAL_PASS_MS = {1: 12.0, 8: 30.0}
+REAL_PASS_MS = {1: 16.0, 8: 20.0}
 """Sessions at once -> about what a plain step takes on a CPU core."""
 
 
