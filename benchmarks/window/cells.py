@@ -141,7 +141,7 @@ def figures(key: Key, cell: Cell) -> dict[str, Any]:
     middle, low, high = interval(cell.ratios)
     played, decided = cell.played, list(cell.decided.values())
     tokens = sum(outcome.tokens for outcome in played)
-    evaluated = sum(outcome.evaluated for outcome in played)
+    steps, evaluated = (sum(getattr(outcome, name) for outcome in played) for name in ("steps", "evaluated"))
     firsts = _first_tokens(cell)
     return {
         "rtt_ms": key.rtt_ms,
@@ -154,13 +154,14 @@ def figures(key: Key, cell: Cell) -> dict[str, Any]:
         "p99_gap_ratio": round(quantile(gaps_s(played), 0.99) / quantile(gaps_s(cell.streamed), 0.99), 3),
         "vs_best_static": None,
         "k_median": statistics.median(sight.k for sight in decided) if decided else None,
-        "hit_rate": round(sum(outcome.accepted for outcome in played) / evaluated, 3) if evaluated else None,
+        # A step brings a token besides; what a node carried that came too late to be evaluated is no hit.
+        "hit_rate": round((tokens - steps) / evaluated, 3) if evaluated else None,
         "bytes_up_per_token": round(sum(outcome.wire_up for outcome in played) / tokens, 1),
         "bytes_down_per_token": round(sum(outcome.wire_down for outcome in played) / tokens, 1),
         "vs_streaming_lower95": round(low, 3),
         "slowest": round(min(statistics.median(values) for values in cell.ratios.values()), 3),
         "p99_delivery_gap_ratio": round(_delivery_gap(played) / _delivery_gap(cell.streamed), 3),
-        "tokens_per_step": round(tokens / sum(outcome.steps for outcome in played), 3),
+        "tokens_per_step": round(tokens / steps, 3),
         "messages_per_s": round(sum(o.appends for o in played) / sum(o.seconds for o in played), 1),
         "ttft_streaming_s": round(statistics.median(slow for slow, _ in firsts), 3) if firsts else None,
         "ttft_sessions": len(firsts),

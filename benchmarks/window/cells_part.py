@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import statistics
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -58,12 +59,16 @@ async def _site(context: Context, site: Site, keys: Sequence[Key], found: dict[K
     async with site.swarm(context.recordings.file(draft)) as swarm:
         player = context.player(site, swarm, draft, context.plan.rounds)
         await player.warm()
+        begun = time.monotonic()
         for key, cell in cells.items():
             await player.steady(key.rtt_ms, cell)
+        steady_s = time.monotonic() - begun
         await context.check(site)
         for key, cell in cells.items():
             if context.plan.has_long(key):
                 await player.first_tokens(key.rtt_ms, cell)
+    long_s = time.monotonic() - begun - steady_s
+    print(f"--- {site.machine}, {draft}: {steady_s:.0f} s, and {long_s:.0f} s for long prompts", flush=True)
     for key, cell in cells.items():
         print(line(key, figures(key, cell)), flush=True)
     found |= cells

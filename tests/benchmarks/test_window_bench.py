@@ -55,7 +55,8 @@ def test_a_cell_without_decisions_or_long_prompts_says_nothing_of_them() -> None
 def test_a_line_says_that_a_verifier_is_paced_and_what_was_decided() -> None:
     measured = cell([4.0, 6.0], [2.0, 3.0])
     measured.sights = [sight(1.0, k=2), sight(2.0)]
-    measured.adaptive[0][0].evaluated, measured.adaptive[0][0].accepted = 40, 30
+    first = measured.adaptive[0][0]
+    first.steps, first.evaluated = first.tokens - 30, 40
     found = figures(KEY, measured)
     assert (found["vs_streaming"], found["slowest"], found["predicted"]) == (2.0, 2.0, 1.9)
     assert (found["bytes_up_per_token"], found["bytes_down_per_token"], found["k_median"]) == (40.0, 20.0, 4)
