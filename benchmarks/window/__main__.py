@@ -33,7 +33,7 @@ from benchmarks.window import cells_part
 from benchmarks.window.cells import Cell, Key, figures
 from benchmarks.window.context import Context
 from benchmarks.window.model import play_model
-from benchmarks.window.plan import QUICK, REAL, Plan
+from benchmarks.window.plan import MINUTES, QUICK, REAL, Plan
 from benchmarks.window.recordings import Recordings
 from benchmarks.window.stage import Lane, Stage
 from benchmarks.window.statics import play_statics
@@ -131,6 +131,9 @@ async def main() -> None:
         for split in ("heldout", "tuning")
     )
     print("windows: the verifier's own setting" if asked.own else "windows: by the coordinator", flush=True)
+    if not plan.quick:
+        expected = sum(minutes for part, minutes in MINUTES.items() if part in ("recordings", *parts))
+        print(f"expected: about {expected:.0f} minutes on two cores, with nothing beside it", flush=True)
     with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
         recordings = Recordings(pair, plan, prompts, teaching, Path(scratch))
         context = Context(Stage(pair, steered=not asked.own), plan, recordings, Lane.both(), together=not asked.apart)

@@ -17,7 +17,7 @@ from outrider.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
 
 FIRST_TOKENS = 4
 """Of a long prompt; then it is cancelled."""
-AROUND_TOKENS = 48
+AROUND_TOKENS = 32
 """Of those that generate beside a long prompt; others take their seats."""
 AROUND_S = 0.5
 """Until they generate."""

@@ -38,8 +38,8 @@ class Machine:
 
     @property
     def plain_ms(self) -> float:
-        """Of a step without nodes; on the real CPU about what the smallest of machines takes."""
-        return self.pass_ms or REAL_PASS_MS[min(self.sessions, 8)]
+        """Of a step without nodes, every session in it; on the real CPU about as long."""
+        return self.pass_ms + self.row_ms * self.sessions if self.pass_ms else REAL_PASS_MS[self.sessions]
 
     def __str__(self) -> str:
         pace = f"PACED {self.pass_ms:g} + {self.row_ms:g} n ms" if self.pass_ms else "real CPU"
