@@ -26,7 +26,7 @@ from edge_agent.drafts import DraftOptions, DraftPool
 from edge_agent.failover import Hop, Route
 from edge_agent.growth import Widths
 from edge_agent.kit import TargetKit
-from edge_agent.placement import UNLIKE, Likeness, Placement
+from edge_agent.placement import UNLIKE, Likeness, Measured, Placement
 from edge_agent.sources.base import DraftTask, Proposal, Spot
 from edge_agent.sources.prompt_lookup import PromptLookup
 from edge_agent.worker import DraftWorker
@@ -158,10 +158,11 @@ class Spoiled:
 
 
 class RecordedDrafts(DraftPool):
-    """A draft that is played from a tape. Each worker begins with what the recorded device had learned.
+    """A draft that is played from a tape. It begins with the tape's lessons, and learns as a live draft does.
 
     taught: `tape.calibrators()`, if it is at hand; making them takes a while.
     spoil: makes something worse of a source.
+    release: as in DraftPool; two drafts that share one share what the coordinator expects of them.
     """
 
     def __init__(
@@ -170,20 +171,26 @@ class RecordedDrafts(DraftPool):
         taught: Sequence[Calibrator] = (),
         workers: int = 1,
         spoil: Callable[[Source], Source] = lambda source: source,
+        release: str = "recorded",
     ) -> None:
-        super().__init__("recorded", DraftOptions(workers=workers), release="recorded")
+        super().__init__("recorded", DraftOptions(workers=workers), release=release)
         self._tape = tape
-        self._taught = taught or tape.calibrators()
+        greedy, sampled, lookup_greedy, lookup_sampled = copy.deepcopy(list(taught or tape.calibrators()))
+        self._of_model, self._of_lookup = (greedy, sampled), (lookup_greedy, lookup_sampled)
         self._spoil = spoil
         self.sources: list[RecordedSource] = []
         self.drafters: list[NotedDrafter] = []
 
+    def expect(self, measured: Measured) -> None:
+        """As a pool with a model does: the tape stands for it."""
+        for calibrator in self._of_model:
+            calibrator.expect(measured.first, measured.sibling, measured.positions)
+
     def _worker(self) -> DraftWorker:
         source = RecordedSource(self._tape)
         self.sources.append(source)
-        greedy, sampled, lookup_greedy, lookup_sampled = copy.deepcopy(self._taught)
-        model = Voice(self._spoil(source), greedy, sampled)
-        lookup = Voice(self._spoil(PromptLookup()), lookup_greedy, lookup_sampled, leads=False)
+        model = Voice(self._spoil(source), *self._of_model)
+        lookup = Voice(self._spoil(PromptLookup()), *self._of_lookup, leads=False)
         drafter = NotedDrafter(model, lookup, Widths(self._tape.widths))
         self.drafters.append(drafter)
         return DraftWorker(lambda: drafter)
@@ -204,6 +211,8 @@ class Job:
     """Of its line; None: what `Where` says."""
     spoiled: tuple[int, int] = (0, 0)
     """Of the output, the positions from the first to before the second are guessed wrong."""
+    seconds: float | None = None
+    """Since its begin: with the first tokens after so many it is cancelled."""
 
 
 @dataclass
@@ -319,10 +328,11 @@ class Where:
 
 
 class Player:
-    """Runs jobs of one tape; any number at once. An async context manager."""
+    """Runs jobs of one tape; any number at once. An async context manager. release: the draft's, as in DraftPool."""
 
-    def __init__(self, tape: Tape, where: Where, scratch: Path) -> None:
+    def __init__(self, tape: Tape, where: Where, scratch: Path, release: str = "recorded") -> None:
         self._tape = tape
+        self._release = release
         self._taught = tape.calibrators()
         self._where = where
         self._settings = EdgeSettings(resume_budget_s=where.patience_s, cache_dir=scratch)
@@ -358,13 +368,13 @@ class Player:
 
     def _drafts(self, job: Job) -> RecordedDrafts:
         if not any(job.spoiled):
-            return RecordedDrafts(self._tape, self._taught)
+            return RecordedDrafts(self._tape, self._taught, release=self._release)
         output, vocabulary = self._tape.recordings[job.recording].call.output, self._tape.vocabulary
 
         def spoil(source: Source) -> Source:
             return Spoiled(source, output, job.spoiled, vocabulary)
 
-        return RecordedDrafts(self._tape, self._taught, spoil=spoil)
+        return RecordedDrafts(self._tape, self._taught, spoil=spoil, release=self._release)
 
     def _client(self, drafts: RecordedDrafts | None, proxy: DelayProxy | None) -> LightClient:
         if self._kit is None:
@@ -402,6 +412,8 @@ class Player:
                     last = now
                     got += chunk.token_ids
                     outcome.delivered_s += [now] * len(chunk.token_ids)
+                    if job.seconds is not None and now - began >= job.seconds:
+                        break
                     if job.ending != "finish" and len(got) >= job.after:
                         if job.ending != "cancel" and proxy is not None:
                             await self._die(client, job, proxy)

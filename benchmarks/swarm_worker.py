@@ -50,7 +50,8 @@ async def main() -> None:
     parser.add_argument("where", type=json.loads, help="fields of replay.Where, as JSON")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="outrider-swarm-") as scratch:
-        async with Player(Tape.load(options.tape), Where(**options.where), Path(scratch)) as player:
+        tape, where = Tape.load(options.tape), Where(**options.where)
+        async with Player(tape, where, Path(scratch), release=f"recorded-{options.tape.stem}") as player:
             await serve(player)
 
 

@@ -44,7 +44,7 @@ class Recording:
 
 @dataclass(frozen=True)
 class Tape:
-    """Recordings of one draft on one device, with its speed and with what it had learned at the end."""
+    """Recordings of one draft on one device, with its speed and with lessons to begin with."""
 
     recordings: tuple[Recording, ...]
     vocabulary: int
@@ -58,7 +58,8 @@ class Tape:
     correction_s: float
     """Mean seconds to take in one that was not: a decode, at the least."""
     lessons: tuple[tuple[Lesson, ...], ...]
-    """Of the calibrators: model greedy, model sampled, look-up greedy, look-up sampled."""
+    """Of the calibrators: model greedy, model sampled, look-up greedy, look-up sampled. What the device had learned at
+    the recordings' end, unless they are replaced by those of other prompts."""
     ends: tuple[int, ...] = ()
 
     def calibrators(self) -> list[Calibrator]:

@@ -33,12 +33,12 @@ from benchmarks.window import cells_part
 from benchmarks.window.cells import Cell, Key, figures
 from benchmarks.window.context import Context
 from benchmarks.window.model import play_model
-from benchmarks.window.plan import QUICK, REAL, Plan
+from benchmarks.window.plan import MINUTES, QUICK, REAL, Plan
 from benchmarks.window.recordings import Recordings
 from benchmarks.window.stage import Lane, Stage
 from benchmarks.window.statics import play_statics
 from benchmarks.window.turns_part import play_turns
-from benchmarks.window.wanted import wanted
+from benchmarks.window.wanted import summed_up, wanted
 
 PARTS = ("cells", "statics", "model", "turns", "crowd", "calibration")
 KEYS = (
@@ -126,15 +126,25 @@ async def main() -> None:
     plan, parts = QUICK if asked.quick else Plan(), asked.only or PARTS
     pair = Pair.in_folder(asked.models)
     tokenizer = Tokenizer.from_file(str(pair.target / "tokenizer.json"))
-    prompts = {p.id: tokenizer.encode(p.text, add_special_tokens=False).ids for p in harness.prompts("heldout")}
+    prompts, teaching = (
+        {p.id: tokenizer.encode(p.text, add_special_tokens=False).ids for p in harness.prompts(split)}
+        for split in ("heldout", "tuning")
+    )
     print("windows: the verifier's own setting" if asked.own else "windows: by the coordinator", flush=True)
+    if not plan.quick:
+        expected = sum(minutes for part, minutes in MINUTES.items() if part in ("recordings", *parts))
+        print(f"expected: about {expected:.0f} minutes on two cores, with nothing beside it", flush=True)
     with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
-        recordings = Recordings(pair, plan, prompts, Path(scratch))
+        recordings = Recordings(pair, plan, prompts, teaching, Path(scratch))
         context = Context(Stage(pair, steered=not asked.own), plan, recordings, Lane.both(), together=not asked.apart)
         async with context.stage.site(REAL, context.lanes[0]) as site:
             await recordings.make(site.where, parts)
         print(f"--- recorded: {time.monotonic() - began:.0f} s", flush=True)
         result = await run(context, parts, asked.out)
+    if result.get("cells"):
+        print(summed_up(result["cells"]))
+    if set(parts) == set(PARTS) and not plan.quick:
+        result["minutes"] = round((time.monotonic() - began) / 60.0, 1)
     for each in wanted(result):
         print(each)
     print(f"--- all: {time.monotonic() - began:.0f} s", flush=True)

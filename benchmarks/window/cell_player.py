@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import AsyncIterator, Sequence
 
@@ -16,6 +17,10 @@ from outrider.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
 
 FIRST_TOKENS = 4
 """Of a long prompt; then it is cancelled."""
+AROUND_TOKENS = 32
+"""Of those that generate beside a long prompt; others take their seats."""
+AROUND_S = 0.5
+"""Until they generate."""
 LOOK_S = 0.25
 WARM_TOKENS = 16
 
@@ -57,27 +62,52 @@ class CellPlayer:
         """Streaming, adaptive; in the other order in every second turn."""
         arms = {}
         for drafted in (True, False) if turn % 2 else (False, True):
-            arms[drafted] = await play(self._swarm, [self._job(n, rtt_ms, drafted) for n in numbers], at_once)
+            jobs = [self._job(n, rtt_ms, drafted) for n in numbers]
+            arms[drafted] = await play(self._swarm, jobs, at_once, self._over_s)
         return arms[False], arms[True]
 
     async def arm(self, rtt_ms: float, *, drafted: bool) -> list[Outcome]:
         """Every prompt once."""
         jobs = [self._job(n, rtt_ms, drafted) for n in self._numbers]
-        return await play(self._swarm, jobs, self._site.machine.sessions)
+        return await play(self._swarm, jobs, self._site.machine.sessions, self._over_s)
+
+    @property
+    def _over_s(self) -> float:
+        """In which a cell's first sessions arrive: while one of them streams, so that prompts are read and text is
+        generated at all times, in either arm."""
+        machine = self._site.machine
+        return self._tokens * machine.plain_ms / 1e3 if machine.sessions > 1 else 0.0
 
     async def first_tokens(self, rtt_ms: float, cell: Cell) -> None:
-        """Long prompts, one after the other, in both arms."""
-        for drafted, into in ((False, cell.long_streaming), (True, cell.long_adaptive)):
-            others = self._numbers[: self._site.machine.sessions - 1]
-            around = asyncio.gather(*(self._swarm.play(self._job(n, rtt_ms, drafted)) for n in others))
-            await asyncio.sleep(0.5 if others else 0.0)  # until they generate
-            for number in self._long:
-                job = Job(number, drafted, "cancel", FIRST_TOKENS, rtt_ms=rtt_ms)
-                outcome = await self._swarm.play(job)
-                check([job], [outcome])
-                if not others or not around.done():
-                    into.append(outcome)
-            await around
+        """Each long prompt in both arms, one after the other; in the other order at every second prompt."""
+        arms = {False: cell.long_streaming, True: cell.long_adaptive}
+        turns = [(n, drafted) for i, n in enumerate(self._long) for drafted in ((True, False) if i % 2 else arms)]
+        for drafted, numbers in itertools.groupby(turns, key=lambda turn: turn[1]):
+            async with self._around(rtt_ms, drafted):
+                for number, _ in numbers:
+                    job = Job(number, drafted, "cancel", FIRST_TOKENS, rtt_ms=rtt_ms)
+                    outcome = await self._swarm.play(job)
+                    check([job], [outcome])
+                    arms[drafted].append(outcome)
+
+    @contextlib.asynccontextmanager
+    async def _around(self, rtt_ms: float, drafted: bool) -> AsyncIterator[None]:
+        """Others generate meanwhile, on all seats but one."""
+        over = asyncio.Event()
+
+        async def seat(number: int) -> None:
+            job = Job(number, drafted, "cancel", AROUND_TOKENS, rtt_ms=rtt_ms)
+            while not over.is_set():
+                check([job], [await self._swarm.play(job)])
+
+        others = self._numbers[: self._site.machine.sessions - 1]
+        seats = asyncio.gather(*map(seat, others))
+        await asyncio.sleep(AROUND_S if others else 0.0)
+        try:
+            yield
+        finally:
+            over.set()
+            await seats
 
     def _job(self, number: int, rtt_ms: float, drafted: bool) -> Job:
         return Job(number, drafted, "cancel", self._tokens, rtt_ms=rtt_ms)
@@ -115,4 +145,5 @@ def _sight(window: coordinator_pb2.SessionWindow) -> Sight:
         window.rtt_ms,
         window.draft_ms,
         window.nodes_per_level,
+        window.price,
     )

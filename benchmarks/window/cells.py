@@ -1,8 +1,10 @@
 """One cell: the same prompts streamed and speculated, on one verifier over one line, and what that comes to.
 
-A session's ratio is its speed, from request to last token, over that of the same prompt streamed. A cell's figure is
-the median of the prompts' ratios, with a bootstrapped 95% interval over prompts. First tokens are of prompts of about a
-thousand tokens; where a verifier has several sessions, they are opened while the others generate.
+Where a verifier has several sessions they arrive one by one, by the same schedule in both arms, so that prompts are
+read while others generate. A session's ratio is its speed, from request to last token, over that of the same prompt
+streamed. A cell's figure is the median of the prompts' ratios, with a bootstrapped 95% interval over prompts. First
+tokens are of prompts of about a thousand tokens, in some of the cells; where a verifier has several sessions, these are
+opened while the others generate.
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ class Sight:
     rtt_ms: float
     draft_ms: float
     nodes_per_level: float
+    price: float = 0.0
 
 
 @dataclass
@@ -63,7 +66,7 @@ class Cell:
     streaming: list[list[Outcome]] = field(default_factory=list)
     adaptive: list[list[Outcome]] = field(default_factory=list)
     long_streaming: list[Outcome] = field(default_factory=list)
-    """With prompts of about a thousand tokens."""
+    """With prompts of about a thousand tokens, in the order of `long_adaptive`."""
     long_adaptive: list[Outcome] = field(default_factory=list)
     sights: list[Sight] = field(default_factory=list)
 
@@ -138,10 +141,8 @@ def figures(key: Key, cell: Cell) -> dict[str, Any]:
     middle, low, high = interval(cell.ratios)
     played, decided = cell.played, list(cell.decided.values())
     tokens = sum(outcome.tokens for outcome in played)
-    first, long = (
-        [outcome.first_token_s for outcome in arm if outcome.first_token_s is not None]
-        for arm in (cell.long_adaptive, cell.long_streaming)
-    )
+    steps, evaluated = (sum(getattr(outcome, name) for outcome in played) for name in ("steps", "evaluated"))
+    firsts = _first_tokens(cell)
     return {
         "rtt_ms": key.rtt_ms,
         "draft": key.draft,
@@ -149,22 +150,32 @@ def figures(key: Key, cell: Cell) -> dict[str, Any]:
         "verifier": key.verifier,
         "vs_streaming": round(middle, 3),
         "vs_streaming_upper95": round(high, 3),
-        "ttft_ratio": round(statistics.median(first) / statistics.median(long), 3) if first and long else None,
+        "ttft_ratio": round(statistics.median(fast / slow for slow, fast in firsts), 3) if firsts else None,
         "p99_gap_ratio": round(quantile(gaps_s(played), 0.99) / quantile(gaps_s(cell.streamed), 0.99), 3),
         "vs_best_static": None,
         "k_median": statistics.median(sight.k for sight in decided) if decided else None,
-        "hit_rate": round(statistics.fmean(sight.hits for sight in decided), 3) if decided else None,
+        # A step brings a token besides; what a node carried that came too late to be evaluated is no hit.
+        "hit_rate": round((tokens - steps) / evaluated, 3) if evaluated else None,
         "bytes_up_per_token": round(sum(outcome.wire_up for outcome in played) / tokens, 1),
         "bytes_down_per_token": round(sum(outcome.wire_down for outcome in played) / tokens, 1),
         "vs_streaming_lower95": round(low, 3),
         "slowest": round(min(statistics.median(values) for values in cell.ratios.values()), 3),
         "p99_delivery_gap_ratio": round(_delivery_gap(played) / _delivery_gap(cell.streamed), 3),
-        "tokens_per_step": round(tokens / sum(outcome.steps for outcome in played), 3),
+        "tokens_per_step": round(tokens / steps, 3),
         "messages_per_s": round(sum(o.appends for o in played) / sum(o.seconds for o in played), 1),
-        "ttft_streaming_s": round(statistics.median(long), 3) if long else None,
-        "ttft_sessions": min(len(first), len(long)),
+        "ttft_streaming_s": round(statistics.median(slow for slow, _ in firsts), 3) if firsts else None,
+        "ttft_sessions": len(firsts),
+        "ttft_wanted": bool(cell.long_streaming),
         "predicted": round(statistics.median(s.speedup for s in decided), 3) if decided else None,
+        "price": round(statistics.median(s.price for s in decided), 3) if decided else None,
     }
+
+
+def _first_tokens(cell: Cell) -> list[tuple[float, float]]:
+    """Seconds of each long prompt, streamed and adaptive, where both came to a first token."""
+    pairs = zip(cell.long_streaming, cell.long_adaptive, strict=True)
+    each = ((slow.first_token_s, fast.first_token_s) for slow, fast in pairs)
+    return [(slow, fast) for slow, fast in each if slow is not None and fast is not None]
 
 
 def _delivery_gap(outcomes: Iterable[Outcome]) -> float:
@@ -174,14 +185,15 @@ def _delivery_gap(outcomes: Iterable[Outcome]) -> float:
 def line(key: Key, found: Mapping[str, Any]) -> str:
     """The figures for people."""
     low, high = found["vs_streaming_lower95"], found["vs_streaming_upper95"]
+    read = " (prompts read at this CPU's speed)" if key.machine.pass_ms and found["ttft_wanted"] else ""
     shown = {name: "-" if value is None else value for name, value in found.items()}
     return (
         f"{key.machine!s:<34}{key.draft:<7}{key.rtt_ms:>5.0f} ms  {found['vs_streaming']:.2f}x"
         f" [{low:.2f} .. {high:.2f}], slowest {found['slowest']:.2f};"
-        f" {found['tokens_per_step']:.2f} tokens a step; first token {shown['ttft_ratio']}x,"
+        f" {found['tokens_per_step']:.2f} tokens a step; first token {shown['ttft_ratio']}x{read},"
         f" p99 gap {found['p99_gap_ratio']:.2f}x; {found['bytes_up_per_token']:.0f} bytes up a token,"
-        f" {found['bytes_down_per_token']:.0f} down, {found['messages_per_s']:.0f} messages/s;"
-        f" k {shown['k_median']}, hits {shown['hit_rate']}, predicted {shown['predicted']}x"
+        f" {found['bytes_down_per_token']:.0f} down, {found['messages_per_s']:.0f} Appends up/s;"
+        f" k {shown['k_median']}, {shown['hit_rate']} of the nodes accepted, predicted {shown['predicted']}x"
     )
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import statistics
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from benchmarks import harness
-from benchmarks.reliability import reliability
+from benchmarks.reliability import Reliability, reliability
 from benchmarks.window.cells import Cell, Key, figures, line, merged, predicted_over_measured
 from benchmarks.window.context import Context
 from benchmarks.window.plan import CROWD, CROWD_RTT_MS, PACED
@@ -19,6 +20,7 @@ from benchmarks.window.stage import Site
 CALIBRATED = Key(PACED, "good", 50.0)
 """The cell that calibration plays where it runs alone."""
 BINS = 10
+CROWD_KEYS = ("slowest", "vs_streaming", "vs_streaming_upper95", "k_median", "price", "predicted")
 
 
 async def grid(context: Context) -> dict[Key, Cell]:
@@ -57,11 +59,16 @@ async def _site(context: Context, site: Site, keys: Sequence[Key], found: dict[K
     async with site.swarm(context.recordings.file(draft)) as swarm:
         player = context.player(site, swarm, draft, context.plan.rounds)
         await player.warm()
+        begun = time.monotonic()
         for key, cell in cells.items():
             await player.steady(key.rtt_ms, cell)
+        steady_s = time.monotonic() - begun
         await context.check(site)
         for key, cell in cells.items():
-            await player.first_tokens(key.rtt_ms, cell)
+            if context.plan.has_long(key):
+                await player.first_tokens(key.rtt_ms, cell)
+    long_s = time.monotonic() - begun - steady_s
+    print(f"--- {site.machine}, {draft}: {steady_s:.0f} s, and {long_s:.0f} s for long prompts", flush=True)
     for key, cell in cells.items():
         print(line(key, figures(key, cell)), flush=True)
     found |= cells
@@ -80,31 +87,47 @@ async def crowd(context: Context) -> dict[str, Any]:
         await context.check(site)
     found = figures(key, cell)
     print(line(key, found), flush=True)
-    return {"crowd": {name: found[name] for name in ("slowest", "vs_streaming", "vs_streaming_upper95", "k_median")}}
+    told = {name: "-" if found[name] is None else found[name] for name in ("price", "k_median", "predicted")}
+    print(
+        f"a crowd, {CROWD}: price {told['price']}, k {told['k_median']},"
+        f" predicted {told['predicted']}x by the coordinator; the slowest {found['slowest']:.2f}x",
+        flush=True,
+    )
+    return {"crowd": {name: found[name] for name in CROWD_KEYS} | {"machine": str(CROWD)}}
 
 
 def calibration(cells: Mapping[Key, Cell]) -> dict[str, Any]:
     """Devices' estimates against what became of them, and the coordinator's of tokens per step."""
-    played = merged(cells.values()).played
-    predicted = [value for outcome in played for value in outcome.predicted]
-    happened = [value for outcome in played for value in outcome.happened]
-    judged = reliability(predicted, happened, BINS)
+    judged = _judged(cells.values(), "all drafts")
+    drafts = dict.fromkeys(key.draft for key in cells)
+    by_draft = {d: _judged([cell for key, cell in cells.items() if key.draft == d], f"{d} draft") for d in drafts}
     ratios = [ratio for cell in cells.values() for ratio in predicted_over_measured(cell)]
     print(
-        f"{len(predicted)} estimates: error {judged.error:.3f}, skill {judged.skill:.3f};"
-        f" tokens a step, predicted over measured: {harness.spread(ratios) if ratios else 'nothing decided'},"
+        f"tokens a step, predicted over measured: {harness.spread(ratios) if ratios else 'nothing decided'},"
         f" {len(ratios)} sessions",
         flush=True,
     )
     return {
         "calibration_error": round(judged.error, 4),
         "brier_skill": round(judged.skill, 4),
+        "calibration_by_draft": {draft: (round(j.error, 4), round(j.skill, 4)) for draft, j in by_draft.items()},
         "curve": judged.curve,
         "predicted_over_measured": round(statistics.median(ratios), 3) if ratios else None,
     }
 
 
+def _judged(cells: Iterable[Cell], name: str) -> Reliability:
+    played = merged(cells).played
+    predicted = [value for outcome in played for value in outcome.predicted]
+    happened = [value for outcome in played for value in outcome.happened]
+    judged = reliability(predicted, happened, BINS)
+    print(f"{name}, {len(predicted)} estimates: error {judged.error:.3f}, skill {judged.skill:.3f}", flush=True)
+    return judged
+
+
 def messages_per_s(cells: Mapping[Key, Cell]) -> float:
-    """Of a session that drafts."""
+    """Of a session that drafts: its device's Appends."""
     played = merged(cells.values()).played
-    return round(sum(o.appends for o in played) / sum(o.seconds for o in played), 1)
+    found = round(sum(o.appends for o in played) / sum(o.seconds for o in played), 1)
+    print(f"messages: {found} Appends up a second, of a session that drafts, over all cells", flush=True)
+    return found

@@ -29,22 +29,28 @@ class Context:
     invalid: list[str] = field(default_factory=list)
     """What was not measured properly: paced verifiers that could not keep their pace."""
 
-    def player(self, site: Site, swarm: Swarm, draft: str, rounds: int = 1) -> CellPlayer:
-        """Of as many prompts as the site's machine is given; where those are not enough, they are played again."""
+    def player(
+        self, site: Site, swarm: Swarm, draft: str, rounds: int = 1, counts: tuple[int, int] | None = None
+    ) -> CellPlayer:
+        """Of as many prompts as the site's machine is given; where those are not enough, they are played again.
+
+        counts: of machines with one session and of others; the plan's without them.
+        """
         prompts, machine = self.recordings.prompts(draft), site.machine
-        count = self.plan.singles if machine.sessions == 1 else max(prompts, machine.sessions)
+        single, several = counts or (self.plan.singles, prompts)
+        count = single if machine.sessions == 1 else max(several, machine.sessions)
         numbers = [i % prompts for i in range(count)]
         long = range(prompts, prompts + self.plan.long)
         return CellPlayer(site, swarm, numbers, long, tokens=TOKENS[machine], rounds=rounds)
 
-    async def check(self, site: Site) -> None:
-        """Say so where a paced verifier needed longer by itself."""
-        overran = await site.overran()
+    async def check(self, site: Site, arm: str = "") -> None:
+        """Say so where a paced verifier needed longer by itself. arm: what it served, where there are several."""
+        overran, name = await site.overran(), f"{site.machine}{arm and ', '}{arm}"
         if overran > OVERRAN:
-            self.invalid.append(f"{site.machine}: {overran:.1%} of the passes took longer by themselves")
+            self.invalid.append(f"{name}: {overran:.1%} of the passes took longer by themselves")
             print(f"INVALID: {self.invalid[-1]}", flush=True)
         elif site.machine.pass_ms:
-            print(f"{site.machine}: {overran:.2%} of the passes overran", flush=True)
+            print(f"{name}: {overran:.2%} of the passes overran", flush=True)
 
     async def each(self, playing: Sequence[Callable[[], Awaitable[T]]], machines: Iterable[Machine]) -> list[T]:
         """Play these machines, each on a core of its own: together if they sleep for half of their time and have one

@@ -1,8 +1,8 @@
 """What the streaming model says of a recording, against what was measured: the same window for the whole session.
 
 The model is coordinator.window.streaming, given the recording's own verdicts, the step that streaming took on the same
-line, and the round trip and drafting time that the coordinator was told; it may choose the best of all windows. Both
-speeds are of what follows the first token.
+line, the round trip that the coordinator was told, and the time of a decode on the tape; it may choose the best of all
+windows. Both speeds are of what follows the first token.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ class Against:
     """Over streaming, by the model."""
     vs_model: float
     """Measured over predicted speed, prompt by prompt."""
+    predicted_as_told: float
+    """As `predicted`, with the drafting time that the coordinator was told."""
 
 
 def after_first(outcome: Outcome) -> float:
@@ -48,12 +50,16 @@ def after_first(outcome: Outcome) -> float:
 
 
 def way(key: Key, cell: Cell, decode_s: float) -> Way:
-    """As measured in this cell; decode_s where no device's drafting showed."""
+    """As measured in this cell. decode_s: of the draft, for each level."""
     rtts = [sight.rtt_ms / 1e3 for sight in cell.sights if sight.rtt_ms] or [key.rtt_ms / 1e3]
-    drafts = [sight.draft_ms / 1e3 for sight in cell.sights if sight.draft_ms] or [decode_s]
     plain_s = statistics.median(gap / 1e3 for outcome in cell.streamed for gap in outcome.gaps_ms)
     row_s = key.machine.row_ms / 1e3
-    return Way(statistics.median(rtts), statistics.median(drafts), lambda nodes: plain_s + row_s * nodes)
+    return Way(statistics.median(rtts), decode_s, lambda nodes: plain_s + row_s * nodes)
+
+
+def told_s(cell: Cell, decode_s: float) -> float:
+    """The drafting time that the coordinator was told; decode_s where it was told none."""
+    return statistics.median([sight.draft_ms / 1e3 for sight in cell.sights if sight.draft_ms] or [decode_s])
 
 
 def windows(over: Way) -> list[Window]:
@@ -75,6 +81,7 @@ def against(key: Key, cell: Cell, said: Sequence[bytes], decode_s: float) -> Aga
     """said: the verdicts of each of the cell's prompts."""
     over = way(key, cell, decode_s)
     foreseen = [predicted(each, over) for each in said]
+    as_told = way(key, cell, told_s(cell, decode_s))
     measured = [after_first(outcome) for outcome in cell.adaptive[0]]
     plain = [after_first(outcome) for outcome in cell.streaming[0]]
     return Against(
@@ -82,7 +89,14 @@ def against(key: Key, cell: Cell, said: Sequence[bytes], decode_s: float) -> Aga
         round(statistics.median(a / b for a, b in zip(measured, plain, strict=True)), 3),
         round(statistics.median(f * over.step_s(0) for f in foreseen), 3),
         round(statistics.median(a / f for a, f in zip(measured, foreseen, strict=True)), 3),
+        round(statistics.median(predicted(each, as_told) * over.step_s(0) for each in said), 3),
     )
+
+
+def _otherwise(one: Against) -> str:
+    if f"{one.predicted:.2f}" == f"{one.predicted_as_told:.2f}":
+        return ""
+    return f" ({one.predicted_as_told:.2f}x with the drafting time that the coordinator was told)"
 
 
 async def play_model(context: Context) -> dict[str, Any]:
@@ -107,7 +121,7 @@ async def play_model(context: Context) -> dict[str, Any]:
     for one in found:
         print(
             f"{PACED!s:<34}{one.rtt_ms:>5.0f} ms, match near 0.8: {one.vs_streaming:.2f}x after the first token;"
-            f" the model says {one.predicted:.2f}x; {one.vs_model:.2f} of its speed",
+            f" the model says {one.predicted:.2f}x{_otherwise(one)}; {one.vs_model:.2f} of its speed",
             flush=True,
         )
     return {

@@ -1,4 +1,8 @@
-"""A drafter whose predictions are noted when they are sent, to be judged when it is known what came of them."""
+"""A drafter whose predictions are noted when a node is handed over, to be judged when it is known what came of it.
+
+Handed over means harvested by the driver to be sent next: from then on a prediction is fixed, whatever is learned while
+the message waits to go out. A node that is never sent after all is judged like the others.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ MOST = 2_000
 
 
 class NotedDrafter(Drafter):
-    """Survival of each node as it was estimated when the node was sent, and whether all of its path became text.
+    """Survival of each node as it was estimated when it was handed over, and whether all of its path became text.
 
     Nodes about which nothing is decided when the session ends are left out.
     """
@@ -24,7 +28,7 @@ class NotedDrafter(Drafter):
         self.settled: list[tuple[float, bool]] = []
         """(survival, whether it came), the first MOST of them."""
         self._open: dict[int, float] = {}
-        """Node -> its survival when it was sent."""
+        """Node -> its survival when it was handed over."""
 
     def begin(self, task: DraftTask, plan: Plan) -> None:
         self._open = {}

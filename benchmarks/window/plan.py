@@ -16,46 +16,48 @@ class Static:
     k: int
     depth: int
     nodes_per_level: int
-    patience_ms: int
+    patience: float
+    """Of a plain step."""
 
     def __str__(self) -> str:
-        return f"k {self.k}, depth {self.depth}, {self.nodes_per_level} a level, {self.patience_ms} ms"
+        return f"k {self.k}, depth {self.depth}, {self.nodes_per_level} a level, {self.patience:g} of a step"
 
-    @property
-    def directive(self) -> Directive:
+    def directive(self, machine: Machine) -> Directive:
         return Directive(
             window_nodes=min(64, self.depth * self.nodes_per_level),
             window_depth=self.depth,
             nodes_per_step=self.k * self.nodes_per_level,
-            patience_ms=self.patience_ms,
+            patience_ms=round(self.patience * machine.plain_ms),
         )
 
 
 STATICS = (
-    Static(2, 4, 2, 8),
-    Static(4, 8, 2, 12),
-    Static(4, 24, 1, 0),
-    Static(8, 24, 2, 8),
-    Static(16, 24, 2, 0),
+    Static(2, 4, 2, 0.25),
+    Static(4, 8, 2, 0.4),
+    Static(4, 24, 1, 0.0),
+    Static(8, 24, 2, 0.25),
+    Static(16, 24, 2, 0.0),
 )
-"""Beside streaming, in every cell: from shallow to deep, slim and broad, with patience (12 ms: 0.4 of a step of 30) and
-without."""
+"""Beside streaming, in every cell: from shallow to deep, slim and broad, with patience and without."""
 
 RTTS_MS = (1.0, 20.0, 50.0, 100.0, 200.0)
 REAL, REALS = Machine(1), Machine(8)
 PACED, PACEDS = Machine(1, 30.0, 0.05), Machine(8, 80.0, 0.05)
 MACHINES = (REAL, REALS, PACED, PACEDS)
 TURNING = Machine(1, 80.0, 0.05)
-CROWD = Machine(24, 80.0, 2.0)
-"""More sessions than pay: a plain row costs 2 ms, so a node takes from everybody."""
+CROWD = Machine(32, 80.0, 3.0)
+"""More sessions than pay: a plain row costs 3 ms, so a node takes from everybody."""
 CROWD_RTT_MS = 50.0
-TURNS = ((2.5, 300.0), (6.5, 5.0))
-"""Seconds since a session's begin -> ms of its round trip from then on; 5 at first."""
-TURN_TOKENS = 360
+TURNS = ((2.5, 300.0), (10.5, 5.0))
+"""Seconds since a session's begin -> ms of its round trip from then on; 5 at first. Stretches of eight seconds."""
+TURN_S = 20.0
+"""Seconds after which a session on a line that changes is ended."""
+TURN_TOKENS = 700
+"""More than come in that time: 12.5 a second streamed, up to about four times that while the line is short."""
 PLAIN_TURN_TOKENS = 60
 """Of the same by streaming, whose speed does not turn."""
-COLLAPSE = (120, 200)
-"""Positions of the output that the draft guesses wrong."""
+COLLAPSE = (80, 185)
+"""Positions of the output that the draft guesses wrong: eight seconds' worth of streaming."""
 COLLAPSE_RTT_MS = 50.0
 TOKENS = {REAL: 112, REALS: 128, PACED: 96, PACEDS: 64, CROWD: 64}
 """Of a session, which the coordinator steers after a second or two: paced ones stream for three to eight
@@ -68,23 +70,33 @@ STATIC_CELLS = (
 )
 
 
+LONG_RTTS_MS = (20.0, 100.0)
+"""Of the cells that have long prompts; of paced ones, which read them at the CPU's speed too, the first alone."""
+MINUTES = {"recordings": 3.0, "cells": 17.0, "statics": 14.0, "model": 1.5, "turns": 1.5, "crowd": 1.0}
+"""Of a full run on two cores with nothing beside it, about."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """How much of everything."""
 
     drafts: tuple[str, ...] = ("good", "narrow")
-    prompts: int = 16
+    prompts: int = 12
     """Of a cell with several sessions."""
-    singles: int = 8
+    singles: int = 6
     """Of a cell with one, played one after the other."""
     rounds: int = 1
-    long: int = 3
-    """Prompts of a thousand tokens in each arm of a cell."""
+    long: int = 4
+    """Prompts of a thousand tokens in each arm of a cell that has any."""
+    static_prompts: tuple[int, int] = (6, 8)
+    """Of a cell with one session, and with several, in each of its arms."""
     near: int = 8
     """Recordings whose match is near 0.8."""
     candidates: int = 40
     """Prompts that they are sought among, greedy and at T=0.8."""
-    turns: int = 4
+    teaching: int = 8
+    """Other prompts, from which devices have learned."""
+    turns: int = 3
     """Sessions on each line that changes."""
     statics: tuple[Static, ...] = STATICS
     static_cells: tuple[tuple[Machine, tuple[tuple[str, float], ...]], ...] = STATIC_CELLS
@@ -93,6 +105,11 @@ class Plan:
 
     def cells(self, draft: str, machine: Machine) -> list[Key]:
         return [Key(machine, draft, rtt) for rtt in RTTS_MS if not self.quick or (machine, rtt) in QUICK_CELLS]
+
+    def has_long(self, key: Key) -> bool:
+        """Whether long prompts are played in this cell."""
+        rtts_ms = LONG_RTTS_MS[:1] if key.machine.pass_ms else LONG_RTTS_MS
+        return key.rtt_ms in rtts_ms or (self.quick and not key.machine.pass_ms)
 
     def sites(self) -> list[tuple[list[Key], ...]]:
         """Cells of up to two verifiers that are started together."""
@@ -105,7 +122,8 @@ QUICK = Plan(
     drafts=("good",),
     prompts=8,
     singles=4,
-    long=1,
+    long=2,
+    static_prompts=(4, 8),
     near=4,
     candidates=8,
     turns=1,

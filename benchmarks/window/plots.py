@@ -50,7 +50,9 @@ def _panels(cells: Sequence[Row], figure: Figure, each: Callable[[Axes, str, Seq
         for draft in COLOURS:
             if rows := sorted((c for c in here if c["draft"] == draft), key=lambda c: float(c["rtt_ms"])):
                 each(axes, draft, rows)
-        axes.set_title(f"{verifier}, {sessions} session{'s' if sessions > 1 else ''} at once")
+        axes.set_title(
+            f"{'PACED' if verifier == 'paced' else verifier}, {sessions} session{'s' if sessions > 1 else ''} at once"
+        )
         axes.set_xscale("log")
         ticks = sorted({float(cell["rtt_ms"]) for cell in cells})
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
@@ -80,7 +82,9 @@ def _speedup(cells: Sequence[Row], against: Sequence[Row], figure: Figure) -> No
         axes.set_ylabel("speed over streaming")
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize="small")
-    figure.suptitle("Adaptive windows over cloud streaming (median over prompts, 95% interval)")
+    figure.suptitle(
+        "Adaptive windows over cloud streaming, on the real CPU and PACED (median over prompts, 95% interval)"
+    )
 
 
 def _bytes(cells: Sequence[Row], figure: Figure) -> None:
@@ -96,7 +100,9 @@ def _bytes(cells: Sequence[Row], figure: Figure) -> None:
         axes.set_ylabel("bytes a token")
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize="small")
-    figure.suptitle("Bytes on the line per committed token: payload, gRPC and HTTP/2 (wanted: under 40 up)")
+    figure.suptitle(
+        "Bytes on the line per committed token, real CPU and PACED: payload, gRPC and HTTP/2 (wanted: under 40 up)"
+    )
 
 
 def _statics(cells: Sequence[Row], figure: Figure) -> None:
@@ -112,7 +118,7 @@ def _statics(cells: Sequence[Row], figure: Figure) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("speed of adaptive over the static window (left of 1: the static one is faster)")
     figure.legend(loc="outside lower center", ncols=3, fontsize="small")
-    figure.suptitle("Adaptive windows against static ones")
+    figure.suptitle("Adaptive windows against static ones, on the real CPU and PACED")
 
 
 def _transition(series: Sequence[Row], figure: Figure) -> None:
@@ -133,7 +139,7 @@ def _transition(series: Sequence[Row], figure: Figure) -> None:
         window.set_ylabel("levels")
         window.set_xlabel("seconds of the session")
         speed.legend(fontsize="small")
-    figure.suptitle("While things change in mid-session")
+    figure.suptitle("While things change in mid-session, PACED")
 
 
 def _reliability(curve: Sequence[Sequence[float]], figure: Figure) -> None:
@@ -141,8 +147,10 @@ def _reliability(curve: Sequence[Sequence[float]], figure: Figure) -> None:
     predicted, happened = [point[0] for point in curve], [point[1] for point in curve]
     axes.plot([0, 1], [0, 1], color="grey", linewidth=1)
     axes.plot(predicted, happened, "o-")
-    axes.set_xlabel("survival as estimated when the node was sent (bins of equally many)")
+    axes.set_xlabel("survival as estimated when the node was handed over (bins of equally many)")
     axes.set_ylabel("share that became text")
     axes.set_aspect("equal")
     axes.grid(alpha=0.3)
-    figure.suptitle(f"Reliability of the device's estimates, {sum(int(point[2]) for point in curve)} nodes")
+    figure.suptitle(
+        f"Reliability of the device's estimates, real CPU and PACED, {sum(int(point[2]) for point in curve)} nodes"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -12,6 +13,7 @@ from benchmarks.replay import Where
 from benchmarks.tape import Call, Tape
 from benchmarks.window.plan import PACED, TOKENS, TURN_TOKENS, Plan
 from benchmarks.window.tapes import (
+    Lessons,
     calls,
     long_prompts,
     match_rate,
@@ -19,6 +21,7 @@ from benchmarks.window.tapes import (
     options,
     screened,
     taped,
+    taught,
     told,
     verdicts,
 )
@@ -30,12 +33,26 @@ class Recordings:
     """Tapes by name: `good` and `narrow` for the cells, each with the long prompts at its end; `near` and `turns` of
     the good draft."""
 
-    def __init__(self, pair: Pair, plan: Plan, prompts: Mapping[str, Sequence[int]], scratch: Path) -> None:
-        """prompts: held out, by name; as many as the plan may want."""
+    def __init__(
+        self,
+        pair: Pair,
+        plan: Plan,
+        prompts: Mapping[str, Sequence[int]],
+        teaching: Mapping[str, Sequence[int]],
+        scratch: Path,
+    ) -> None:
+        """prompts: to play, by name; as many as the plan may want. teaching: what devices have learned from.
+
+        Raises ValueError where a prompt is in both.
+        """
+        if both := set(map(tuple, prompts.values())) & set(map(tuple, teaching.values())):
+            raise ValueError(f"{len(both)} prompts are to be played and to teach")
         self.drafts = {"good": pair.draft, "narrow": pair.narrow}
         self._pair = pair
         self._plan = plan
         self._prompts = prompts
+        self._teaching = dict(islice(teaching.items(), plan.teaching))
+        self._lessons: dict[str, Lessons] = {}
         self._scratch = scratch
         self._tapes: dict[str, Tape] = {}
         self._verdicts: dict[str, list[bytes]] = {}
@@ -57,6 +74,7 @@ class Recordings:
     async def make(self, where: Where, parts: Collection[str]) -> None:
         """What these parts need."""
         plan = self._plan
+        await self._teach(where, (0.0, 0.8) if "model" in parts else (0.8,))
         if not {"turns", "model"}.issuperset(parts):
             said, ends = await calls(where, self._first(plan.prompts), options(max(TOKENS.values())))
             texts = list(self._prompts.values())
@@ -78,7 +96,7 @@ class Recordings:
             asked = options(TOKENS[PACED], temperature)
             said, ends = await calls(where, self._first(self._plan.candidates), asked, 16)
             found += said
-        shares = screened(self._pair, found, ends)
+        shares = await asyncio.to_thread(screened, self._pair, found, ends, self._lessons["good"])
         taken, inside = nearest(shares, self._plan.near)
         print(
             f"match near 0.8: {inside} of {len(shares)} recordings lie in 0.75 to 0.85;"
@@ -87,8 +105,21 @@ class Recordings:
         )
         await self._record("near", "good", [found[i] for i in taken], ends)
 
+    async def _teach(self, where: Where, temperatures: Sequence[float]) -> None:
+        """A device with each draft goes through the teaching prompts at these temperatures."""
+        said: list[Call] = []
+        ends: tuple[int, ...] = ()
+        for temperature in temperatures:
+            more, ends = await calls(where, self._teaching, options(max(TOKENS.values()), temperature))
+            said += more
+        for draft in dict.fromkeys(("good", *self._plan.drafts)):
+            self._lessons[draft] = await asyncio.to_thread(taught, self._pair, self.drafts[draft], said, ends)
+            count = sum(map(len, self._lessons[draft]))
+            print(f"{count} lessons for the {draft} draft from {len(said)} calls that are not played", flush=True)
+
     async def _record(self, name: str, draft: str, said: Sequence[Call], ends: Sequence[int]) -> None:
-        tape = await taped(self._pair, self.drafts[draft], said, ends, self.file(name))
+        lessons = self._lessons[draft]
+        tape = await taped(self._pair, self.drafts[draft], said, ends, lessons, self.file(name))
         self._tapes[name], self._verdicts[name] = tape, verdicts(tape, told(self._pair))
         shares = [match_rate(said) for said in self.verdicts(name)]
         print(

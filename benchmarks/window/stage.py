@@ -1,4 +1,4 @@
-"""Where the windows' benchmark plays: verifiers, paced or not, with a coordinator or without, each on its own core.
+"""Where the windows' benchmark plays: verifiers, paced or not, each on its own core and under its own coordinator.
 
 PACED verifiers take at least `a + b n` ms for a pass over n rows, everything else as it is: a stand-in for the step
 times of a larger model on an accelerator. A paced run is invalid where more than 2% of its passes took longer by
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,8 @@ from coordinator.cluster import Cluster
 from outrider.core.protocol.messages import Directive
 
 OVERRAN = 0.02
+REAL_PASS_MS = {1: 16.0, 8: 20.0}
+"""Sessions at once -> about what a plain step takes on a CPU core."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,11 @@ class Machine:
     pass_ms: float = 0.0
     """0: as fast as it can."""
     row_ms: float = 0.0
+
+    @property
+    def plain_ms(self) -> float:
+        """Of a step without nodes, every session in it; on the real CPU about as long."""
+        return self.pass_ms + self.row_ms * self.sessions if self.pass_ms else REAL_PASS_MS[self.sessions]
 
     def __str__(self) -> str:
         pace = f"PACED {self.pass_ms:g} + {self.row_ms:g} n ms" if self.pass_ms else "real CPU"
@@ -74,8 +82,8 @@ class Site:
             yield swarm
 
     async def overran(self) -> float:
-        """Share of the passes that took longer than a paced verifier shall; 0 without a coordinator, who knows it."""
-        if not self.machine.pass_ms or not self.cluster.address:
+        """Share of the passes that took longer than a paced verifier shall."""
+        if not self.machine.pass_ms:
             return 0.0
         return (await harness.status(self.cluster.address)).verifiers[0].overran
 
@@ -91,32 +99,42 @@ class Stage:
 
     @contextlib.asynccontextmanager
     async def site(self, machine: Machine, lane: Lane, draft: Path | None = None) -> AsyncIterator[Site]:
-        """A verifier under a coordinator."""
-        async with harness.cluster(prefix_cache=False) as cluster:
-            control = {"OUTRIDER_COORDINATOR_WINDOW_CONTROL": str(self._steered)}
-            with _environment(control):
-                await cluster.start_coordinator("--listen", "127.0.0.1:0", cores=[lane.devices])
+        """A verifier under a coordinator that steers."""
+        async with self._cluster(lane, steered=self._steered) as cluster:
             yield await self._verifier(cluster, machine, lane, draft, {})
 
     @contextlib.asynccontextmanager
     async def static_site(self, machine: Machine, lane: Lane, directive: Directive) -> AsyncIterator[Site]:
-        """A verifier without a coordinator: its own directive holds from a session's first token on."""
+        """A verifier under a coordinator that leaves windows alone: its own directive holds from a session's first
+        token on."""
         own = {
             "WINDOW_NODES": directive.window_nodes,
             "WINDOW_DEPTH": directive.window_depth,
             "NODES_PER_STEP": directive.nodes_per_step,
             "PATIENCE_MS": directive.patience_ms,
         }
-        async with harness.cluster(prefix_cache=False) as cluster:
+        async with self._cluster(lane, steered=False) as cluster:
             environment = {f"OUTRIDER_VERIFIER_{name}": str(value) for name, value in own.items()}
             yield await self._verifier(cluster, machine, lane, None, environment)
+
+    @contextlib.asynccontextmanager
+    async def _cluster(self, lane: Lane, *, steered: bool) -> AsyncIterator[Cluster]:
+        async with harness.cluster(prefix_cache=False) as cluster:
+            # Others may start meanwhile; a child has its environment when its process begins, in the task's first turn.
+            async with self._starting:
+                with _environment({"OUTRIDER_COORDINATOR_WINDOW_CONTROL": str(steered)}):
+                    starting = asyncio.create_task(
+                        cluster.start_coordinator("--listen", "127.0.0.1:0", cores=[lane.devices])
+                    )
+                    await asyncio.sleep(0)
+            await starting
+            yield cluster
 
     async def _verifier(
         self, cluster: Cluster, machine: Machine, lane: Lane, draft: Path | None, environment: Mapping[str, str]
     ) -> Site:
         arguments = ["--model", str(self.pair.target), "--threads", "1"]
         arguments += ["--draft", str(draft)] if draft else []
-        # A child has its environment when its process begins, in the task's first turn: others may start meanwhile.
         async with self._starting:
             with _environment({**machine.environment, **environment}):
                 starting = asyncio.create_task(cluster.start_verifier(*arguments, cores=[lane.verifier]))
@@ -136,18 +154,24 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-async def play(swarm: Swarm, jobs: Iterable[Job], at_once: int) -> list[Outcome]:
-    """Every job, so many at once; in their order. Raises RuntimeError where one fails."""
-    seats = asyncio.Semaphore(at_once)
+async def play(swarm: Swarm, jobs: Iterable[Job], at_once: int, over_s: float = 0.0) -> list[Outcome]:
+    """Every job, so many at once; in their order. Raises RuntimeError where one fails.
 
-    async def one(job: Job) -> Outcome:
-        async with seats:
-            return await swarm.play(job)
-
+    over_s: the first `at_once` of them come evenly over so long, the others into seats that become free.
+    """
     jobs = list(jobs)
-    outcomes = await asyncio.gather(*map(one, jobs))
-    check(jobs, outcomes)
-    return outcomes
+    outcomes: dict[int, Outcome] = {}
+    waiting = iter(range(at_once, len(jobs)))
+
+    async def seat(first: int) -> None:
+        await asyncio.sleep(over_s * first / at_once)
+        for number in itertools.chain([first], waiting):
+            outcomes[number] = await swarm.play(jobs[number])
+
+    await asyncio.gather(*map(seat, range(min(at_once, len(jobs)))))
+    found = [outcomes[number] for number in range(len(jobs))]
+    check(jobs, found)
+    return found
 
 
 def check(jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> None:

@@ -1,28 +1,27 @@
 """The adaptive window against windows that never change.
 
-A static window is a verifier's own setting, with no coordinator: so it holds from a session's first token on, where an
-operator's pin would hold from the first report on, a second later. Each needs a verifier of its own, which costs ten
-seconds to start; they are started two at a time, one per core, and stay for both of a machine's cells. What the
-verifier prices nodes at stays as it is in all of them.
+A static window is a verifier's own setting under a coordinator that leaves windows alone: so it holds from a session's
+first token on, where an operator's pin would hold from the first report on, a second later. Each has a verifier of its
+own, started before any is played, which stays for both of a machine's cells. All of them run on the same core and are
+played from the same other one, one after the other: cores differ, and load on one slows the other. What the verifier
+prices nodes at stays as it is in all of them.
 
 The best static of a cell is chosen on one half of its prompts and scored on the other, both ways round.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from benchmarks.replay import Outcome
 from benchmarks.window.cells import Key, speed
 from benchmarks.window.context import Context
-from benchmarks.window.stage import Lane, Machine, Site
+from benchmarks.window.stage import Machine, Site
 
 Speeds = Mapping[str, Sequence[float]]
 """Arm -> tokens per second of each prompt."""
@@ -78,10 +77,19 @@ async def play_statics(context: Context) -> dict[str, Any]:
             for draft, rtt_ms in cells:
                 key = Key(machine, draft, rtt_ms)
                 scores[key] = score(speeds(await _arms(context, sites, key)))
-                print(f"{key}: {scores[key].vs_best:.2f} of the best static, {scores[key].best}", flush=True)
-            await context.check(sites[ADAPTIVE])
+                print(
+                    f"{key}: {scores[key].vs_best:.2f} of the best of {len(sites) - 1} statics and streaming,"
+                    f" chosen on one half of the prompts and scored on the other: {' | '.join(scores[key].best)}",
+                    flush=True,
+                )
+            for name, site in sites.items():
+                await context.check(site, name)
     name, over = best_single(list(scores.values()))
-    print(f"over all of them: {over:.2f} of the best single static, {name}", flush=True)
+    print(
+        f"over all {len(scores)} cells: {over:.2f} of the best single one of {len(context.plan.statics)} statics"
+        f" and streaming, {name}",
+        flush=True,
+    )
     return {
         "vs_best_single_static": over,
         "statics": [
@@ -92,36 +100,23 @@ async def play_statics(context: Context) -> dict[str, Any]:
 
 
 async def _sites(context: Context, stack: contextlib.AsyncExitStack, machine: Machine) -> dict[str, Site]:
-    """By arm, as many on each core."""
-    stage = context.stage
-    openers: dict[str, Callable[[Lane], contextlib.AbstractAsyncContextManager[Site]]] = {
-        ADAPTIVE: partial(stage.site, machine)
-    }
+    """By arm, all on the same two cores."""
+    stage, lane = context.stage, context.lanes[0]
+    found = {ADAPTIVE: await stack.enter_async_context(stage.site(machine, lane))}
     for static in context.plan.statics:
-        openers[str(static)] = partial(stage.static_site, machine, directive=static.directive)
-    found: dict[str, Site] = {}
-    order = list(openers)
-    for names in (order[i : i + 2] for i in range(0, len(order), 2)):
-        entering = (
-            stack.enter_async_context(openers[name](lane)) for name, lane in zip(names, context.lanes, strict=False)
-        )
-        found |= dict(zip(names, await asyncio.gather(*entering), strict=True))
+        opening = stage.static_site(machine, lane, static.directive(machine))
+        found[str(static)] = await stack.enter_async_context(opening)
     return found
 
 
 async def _arms(context: Context, sites: Mapping[str, Site], key: Key) -> dict[str, list[Outcome]]:
     """Streaming is played where the adaptive arm is."""
     arms: dict[str, list[Outcome]] = {}
-
-    async def lane(names: Sequence[str]) -> None:
-        for name in names:
-            async with sites[name].swarm(context.recordings.file(key.draft)) as swarm:
-                player = context.player(sites[name], swarm, key.draft)
-                await player.warm()
-                arms[name] = await player.arm(key.rtt_ms, drafted=True)
-                if name == ADAPTIVE:
-                    arms[STREAMING] = await player.arm(key.rtt_ms, drafted=False)
-
-    by_lane = [[name for name, site in sites.items() if site.lane == lane] for lane in context.lanes]
-    await context.each([partial(lane, names) for names in by_lane], [key.machine])
+    for name, site in sites.items():
+        async with site.swarm(context.recordings.file(key.draft)) as swarm:
+            player = context.player(site, swarm, key.draft, counts=context.plan.static_prompts)
+            await player.warm()
+            arms[name] = await player.arm(key.rtt_ms, drafted=True)
+            if name == ADAPTIVE:
+                arms[STREAMING] = await player.arm(key.rtt_ms, drafted=False)
     return arms

@@ -12,7 +12,7 @@ from benchmarks.harness import Pair
 from benchmarks.recording import generous, recorder
 from benchmarks.replay import RecordedSource, Where
 from benchmarks.swarm import record
-from benchmarks.tape import Call, Recording, Tape
+from benchmarks.tape import Call, Lesson, Recording, Tape
 from cloud_verifier.config import VerifierConfig
 from edge_agent.client import AsyncClient
 from edge_agent.completion import Options, Request
@@ -24,6 +24,8 @@ from outrider.core.survival import Calibrator
 from outrider.core.tokenizer_json import token_table
 from outrider.core.verdicts import HIT, MISS, SIBLING
 
+Lessons = tuple[tuple[Lesson, ...], ...]
+"""As on a tape."""
 LONG = 1_000
 """Tokens of a long prompt."""
 NEAR = (0.75, 0.85)
@@ -63,21 +65,33 @@ async def calls(
     return found, tuple(description.eos_token_ids)
 
 
-async def taped(pair: Pair, draft: Path, said: Sequence[Call], ends: Sequence[int], file: Path) -> Tape:
-    """What this draft says around the calls; saved as `file`."""
-    tape = await asyncio.to_thread(record, replace(pair, draft=draft), said, ends)
+async def taped(
+    pair: Pair, draft: Path, said: Sequence[Call], ends: Sequence[int], lessons: Lessons, file: Path
+) -> Tape:
+    """What this draft says around the calls; saved as `file`. lessons: of other prompts."""
+    recorded = await asyncio.to_thread(record, replace(pair, draft=draft), said, ends)
+    tape = replace(recorded, lessons=lessons)
     tape.save(file)
     return tape
 
 
-def screened(pair: Pair, said: Sequence[Call], ends: Sequence[int]) -> list[float]:
+def taught(pair: Pair, draft: Path, said: Sequence[Call], ends: Sequence[int]) -> Lessons:
+    """What a device with this draft learns from the calls, going through them once."""
+    return _once(replace(pair, draft=draft), said, ends, depth=None).lessons
+
+
+def screened(pair: Pair, said: Sequence[Call], ends: Sequence[int], lessons: Lessons) -> list[float]:
     """Share of first guesses of the pair's device that are right, of each call. No tree is grown for it."""
+    tape = replace(_once(pair, said, ends, depth=1), lessons=lessons)
+    return [match_rate(each) for each in verdicts(tape, told(pair))]
+
+
+def _once(pair: Pair, said: Sequence[Call], ends: Sequence[int], depth: int | None) -> Tape:
     config = VerifierConfig(model=pair.target)
     table = token_table((pair.target / "tokenizer.json").read_bytes())
-    plan = replace(generous(config.directive, config.limits), depth=1)
-    with recorder(pair.draft, table, plan, ends) as recording:
-        tape = recording.tape([recording.record(call) for call in said])
-    return [match_rate(each) for each in verdicts(tape, told(pair))]
+    plan = generous(config.directive, config.limits)
+    with recorder(pair.draft, table, replace(plan, depth=depth or plan.depth), ends) as recording:
+        return recording.tape([recording.record(call) for call in said])
 
 
 def nearest(shares: Sequence[float], most: int, within: tuple[float, float] = NEAR) -> tuple[list[int], int]:
@@ -91,16 +105,16 @@ def nearest(shares: Sequence[float], most: int, within: tuple[float, float] = NE
 def verdicts(tape: Tape, plan: Plan) -> list[bytes]:
     """On the device's guesses for each position of each output, under the right predecessors (outrider.core.verdicts).
 
-    They are the device's own, look-up's included, by what it had learned at the tape's end: its drafter is led along
-    the output, one level deep. plan: what it may guess.
+    They are the device's own, look-up's included, beginning with the tape's lessons: its drafter is led along the
+    output, one level deep. plan: what it may guess.
     """
-    taught = tape.calibrators()
-    return [_led(tape, recording, plan, copy.deepcopy(taught)) for recording in tape.recordings]
+    begun = tape.calibrators()
+    return [_led(tape, recording, plan, copy.deepcopy(begun)) for recording in tape.recordings]
 
 
-def _led(tape: Tape, recording: Recording, plan: Plan, taught: Sequence[Calibrator]) -> bytes:
+def _led(tape: Tape, recording: Recording, plan: Plan, begun: Sequence[Calibrator]) -> bytes:
     source = RecordedSource(tape, sleep=lambda seconds: None)
-    greedy, sampled, lookup_greedy, lookup_sampled = taught
+    greedy, sampled, lookup_greedy, lookup_sampled = begun
     lookup = Voice(PromptLookup(), lookup_greedy, lookup_sampled, leads=False)
     drafter = Drafter(Voice(source, greedy, sampled), lookup, Widths(tape.widths))
     call = recording.call

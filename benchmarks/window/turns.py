@@ -1,14 +1,13 @@
 """What happens while things change in mid-session: the round trip, or how good the draft is.
 
 A stretch begins with a change. In it are compared: tokens in the three seconds after the change, over streaming's in as
-long; how long it takes until the window stays among those that it ends with; and how often k changes.
+long; how long it takes until the window stays near the one that it ends with; and how often it moves farther than that.
 """
 
 from __future__ import annotations
 
 import itertools
-import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.replay import Outcome
@@ -16,7 +15,9 @@ from benchmarks.window.cells import Sight
 
 AFTER_S = 3.0
 FINAL_S = 1.0
-"""At the end of a stretch: the windows that it has then are those it settled for."""
+"""At the end of a stretch: the last window of it is the one that was settled for."""
+NEAR_K, NEAR_DEPTH = 1, 2
+"""Levels. Windows that differ by no more are one for whoever asks whether it has settled."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,10 @@ class Transition:
 
     name: str
     vs_streaming: float
-    settle_s: float
+    settle_s: float | None
+    """None where no window was seen at its end."""
     changes: int
-    """Of k."""
+    """Of the window, to one that is not near the last."""
 
 
 def began_s(outcome: Outcome) -> float:
@@ -64,27 +66,44 @@ def transition(stretch: Stretch, outcome: Outcome, streamed: Outcome, sights: Se
     came = sum(stretch.since_s <= at < until for at in outcome.delivered_s)
     plain = (streamed.tokens - 1) / (streamed.delivered_s[-1] - streamed.delivered_s[0]) * (until - stretch.since_s)
     seen = [s for s in sights if s.session_id == outcome.session_id and stretch.since_s <= s.at_s < stretch.until_s]
-    changes = sum(a.k != b.k for a, b in itertools.pairwise(seen))
+    changes = sum(not near(a, b) for a, b in itertools.pairwise(seen))
     return Transition(stretch.name, came / plain, settled_s(stretch, seen), changes)
 
 
-def settled_s(stretch: Stretch, seen: Sequence[Sight]) -> float:
-    """Seconds from the change until (k, depth) stays among those of the stretch's last second; 0 where it always is."""
-    final = {(s.k, s.depth) for s in seen if s.at_s >= stretch.until_s - FINAL_S}
-    strangers = [s.at_s for s in seen if (s.k, s.depth) not in final]
-    return max(strangers) - stretch.since_s if strangers and final else 0.0
+def near(a: Sight, b: Sight) -> bool:
+    """Whether the two windows are as good as one."""
+    return abs(a.k - b.k) <= NEAR_K and abs(a.depth - b.depth) <= NEAR_DEPTH
+
+
+def settled_s(stretch: Stretch, seen: Sequence[Sight]) -> float | None:
+    """Seconds from the change until the first sight from which on all windows are near the last one.
+
+    None where none was seen in the stretch's last second.
+    """
+    if not seen or seen[-1].at_s < stretch.until_s - FINAL_S:
+        return None
+    settled = itertools.takewhile(lambda sight: near(sight, seen[-1]), reversed(seen))
+    return min(sight.at_s for sight in settled) - stretch.since_s
+
+
+def worst(settled: Iterable[float | None]) -> float | None:
+    """The longest; None where one of them is not known."""
+    found = list(settled)
+    known = [seconds for seconds in found if seconds is not None]
+    return round(max(known), 2) if known and len(known) == len(found) else None
 
 
 def summary(found: Sequence[Transition]) -> dict[str, Transition]:
-    """By name, medians over sessions; of changes the most."""
+    """By name, of each figure the worst of all sessions."""
+    by_name = {name: [t for t in found if t.name == name] for name in dict.fromkeys(t.name for t in found)}
     return {
         name: Transition(
             name,
-            round(statistics.median(t.vs_streaming for t in found if t.name == name), 3),
-            round(statistics.median(t.settle_s for t in found if t.name == name), 2),
-            max(t.changes for t in found if t.name == name),
+            round(min(t.vs_streaming for t in each), 3),
+            worst(t.settle_s for t in each),
+            max(t.changes for t in each),
         )
-        for name in dict.fromkeys(t.name for t in found)
+        for name, each in by_name.items()
     }
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from outcomes import outcome
 
+from benchmarks.replay import Outcome
 from benchmarks.window.__main__ import CELL_KEYS, KEYS, last_line
 from benchmarks.window.cells import Cell, Key, Sight, figures, gaps_s, interval, line, predicted_over_measured
 from benchmarks.window.plan import MACHINES, PACED, PACEDS, QUICK, QUICK_CELLS, REAL, RTTS_MS, STATIC_CELLS, Plan
-from benchmarks.window.wanted import Wanted, wanted
+from benchmarks.window.wanted import Wanted, summed_up, wanted
 
 KEY = Key(PACEDS, "good", 50.0)
 
@@ -39,7 +40,7 @@ def test_tokens_of_one_delivery_have_no_gap_between_them() -> None:
 def test_first_tokens_are_of_the_long_prompts_and_gaps_of_all_sessions() -> None:
     both = cell([4.0], [2.0], rounds=1)
     both.long_streaming = [outcome(1.0, 4, first_token_s=s) for s in (0.4, 0.4, 9.0)]
-    both.long_adaptive = [outcome(1.0, 4, first_token_s=0.5)]
+    both.long_adaptive = [outcome(10.0, 4, first_token_s=s) for s in (0.5, 0.5, 9.0)]
     found = figures(KEY, both)
     assert found["ttft_ratio"] == pytest.approx(1.25)
     assert found["p99_gap_ratio"] == pytest.approx(0.487, abs=0.01)
@@ -48,18 +49,20 @@ def test_first_tokens_are_of_the_long_prompts_and_gaps_of_all_sessions() -> None
 def test_a_cell_without_decisions_or_long_prompts_says_nothing_of_them() -> None:
     found = figures(KEY, cell([4.0], [2.0]))
     assert [found[name] for name in ("ttft_ratio", "k_median", "hit_rate", "predicted")] == [None] * 4
-    assert "k -, hits -" in line(KEY, found)
+    assert "k -, - of the nodes accepted" in line(KEY, found)
 
 
 def test_a_line_says_that_a_verifier_is_paced_and_what_was_decided() -> None:
     measured = cell([4.0, 6.0], [2.0, 3.0])
     measured.sights = [sight(1.0, k=2), sight(2.0)]
+    first = measured.adaptive[0][0]
+    first.steps, first.evaluated = first.tokens - 30, 40
     found = figures(KEY, measured)
     assert (found["vs_streaming"], found["slowest"], found["predicted"]) == (2.0, 2.0, 1.9)
     assert (found["bytes_up_per_token"], found["bytes_down_per_token"], found["k_median"]) == (40.0, 20.0, 4)
     said = line(KEY, found)
     assert said.startswith("PACED 80 + 0.05 n ms, 8 at once")
-    assert "k 4, hits 0.75, predicted 1.9x" in said
+    assert "k 4, 0.75 of the nodes accepted, predicted 1.9x" in said
 
 
 def test_predictions_are_compared_with_what_came_while_they_stood() -> None:
@@ -99,13 +102,37 @@ def test_every_figure_that_is_known_is_held_against_what_is_wanted() -> None:
     }
     short = [each.name for each in wanted(result) if not each.reached]
     assert short == [
-        f"paced, 8 at once, good, 50 ms, {what} over streaming" for what in ("upper bound", "the slowest session")
+        f"PACED, 8 at once, good, 50 ms, {what} over streaming" for what in ("upper bound", "the slowest session")
     ] + [
         f"{KEY}, over the best static",
-        "paced, match near 0.8, 200 ms, over streaming",
-        "transition, seconds to settle",
+        "PACED, match near 0.8, 200 ms, over streaming",
+        "PACED, transition, seconds until the worst session settled",
     ]
     assert list(wanted({})) == []
+
+
+def test_what_was_to_be_measured_and_was_not_is_short_and_skill_must_be_above_nothing() -> None:
+    without, unmeasured = cell([4.0], [2.0]), cell([4.0], [2.0])
+    unmeasured.long_streaming, unmeasured.long_adaptive = [Outcome()], [Outcome()]
+    result = {
+        "cells": [figures(KEY, without), figures(KEY, unmeasured)],
+        "transition": {"settle_s": None, "vs_streaming": 1.0, "changes": 0},
+        "brier_skill": 0.0,
+        "minutes": 41.0,
+    }
+    assert [str(each) for each in wanted(result) if not each.reached] == [
+        "PACED, 8 at once, good, 50 ms, first token over streaming's (prompts read at this CPU's speed):"
+        " nothing, wanted at most 1.05, SHORT",
+        "brier_skill: 0, wanted above 0, SHORT",
+        "PACED, transition, seconds until the worst session settled: nothing, wanted at most 3, SHORT",
+        "minutes of the full run: 41, wanted at most 40, SHORT",
+    ]
+
+
+def test_cells_that_are_slower_than_streaming_are_counted() -> None:
+    cells = [figures(KEY, cell([4.0, 4.0], adaptive)) for adaptive in ([2.0, 2.0], [2.0, 4.4], [4.4, 4.4])]
+    assert summed_up(cells).startswith("of 3 cells 1 have a median under 0.97 of streaming, 2 a lower 95% bound")
+    assert summed_up(cells).endswith("not measured in 3 of them")
 
 
 def test_the_last_line_has_all_its_keys_whatever_was_played() -> None:

@@ -19,7 +19,7 @@ PAIR = Pair(Path("target"), Path("draft.gguf"), Path("narrow.gguf"))
 
 def context(scratch: Path, *, together: bool = True) -> Context:
     lanes = (Lane(0, 1), Lane(1, 0))
-    return Context(Stage(PAIR), QUICK, Recordings(PAIR, QUICK, {}, scratch), lanes, together)
+    return Context(Stage(PAIR), QUICK, Recordings(PAIR, QUICK, {}, {}, scratch), lanes, together)
 
 
 @pytest.mark.parametrize(

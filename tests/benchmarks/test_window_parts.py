@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 import pytest
 from outcomes import outcome
 
+from benchmarks import harness
 from benchmarks.replay import Job, Outcome
 from benchmarks.window.cells import Cell, Key, Sight
 from benchmarks.window.model import against, predicted, windows
-from benchmarks.window.plan import PACED, STATICS
-from benchmarks.window.stage import check
+from benchmarks.window.plan import PACED, PACEDS, STATICS, Plan, Static
+from benchmarks.window.recordings import Recordings
+from benchmarks.window.stage import check, play
 from benchmarks.window.statics import ADAPTIVE, STREAMING, Score, best_single, score
 from benchmarks.window.tapes import long_prompts, match_rate, nearest
 from benchmarks.window.turns import (
@@ -46,9 +51,14 @@ def test_the_best_single_static_is_best_over_all_cells_together() -> None:
 
 def test_a_statics_directive_holds_its_levels_in_nodes() -> None:
     for static in STATICS:
-        directive = static.directive
+        directive = static.directive(PACED)
         assert directive.nodes_per_step == static.k * static.nodes_per_level
         assert static.k <= directive.window_depth <= directive.window_nodes <= 64
+
+
+def test_a_statics_patience_is_a_share_of_the_machines_step() -> None:
+    static = Static(4, 8, 2, 0.25)
+    assert (static.directive(PACED).patience_ms, static.directive(PACEDS).patience_ms) == (8, 20)
 
 
 def test_the_model_takes_the_best_of_all_windows() -> None:
@@ -86,22 +96,31 @@ def test_a_transition_counts_three_seconds_of_tokens_against_streaming() -> None
     assert found.vs_streaming == pytest.approx(2.0, abs=0.05)
 
 
-def test_a_window_has_settled_when_it_stays_with_those_of_the_end() -> None:
-    stretch = Stretch("x", 50.0, 60.0)
-    seen = [sight(50.5, 8), sight(51.0, 2), sight(52.0, 8), sight(59.5, 2)]
-    assert settled_s(stretch, seen) == 2.0
-    assert settled_s(stretch, [sight(50.5, 2), sight(59.5, 2)]) == 0.0
-    changing = transition(stretch, outcome(10.0, session_id="s"), outcome(10.0), seen)
+STRETCH = Stretch("x", 50.0, 60.0)
+
+
+def test_a_window_has_settled_when_it_stays_near_the_last_one() -> None:
+    seen = [sight(50.5, 8), sight(51.0, 2), sight(52.0, 8), sight(53.0, 3, 6), sight(59.5, 2)]
+    assert settled_s(STRETCH, seen) == 3.0
+    assert settled_s(STRETCH, [sight(50.5, 2), sight(59.5, 2)]) == 0.5
+    changing = transition(STRETCH, outcome(10.0, session_id="s"), outcome(10.0), seen)
     assert changing.changes == 3
 
 
-def test_a_summary_takes_medians_and_the_most_changes() -> None:
+def test_a_window_that_moves_to_and_fro_in_the_last_second_settles_there_or_never() -> None:
+    assert settled_s(STRETCH, [sight(51.0, 2), sight(59.2, 8), sight(59.6, 2)]) == pytest.approx(9.6)
+    assert settled_s(STRETCH, [sight(51.0, 2, 8), sight(59.6, 2, 11)]) == pytest.approx(9.6)
+    assert settled_s(STRETCH, [sight(51.0, 2)]) is None
+
+
+def test_a_summary_is_of_the_worst_session() -> None:
     found = [
-        transition(Stretch("x", 50.0, 55.0), outcome(10.0, session_id="s"), outcome(10.0), seen)
-        for seen in ([], [sight(51.0, 2), sight(52.0, 4)], [])
+        transition(STRETCH, outcome(10.0, session_id="s"), outcome(10.0), seen)
+        for seen in ([sight(51.0, 2), sight(52.0, 4), sight(59.5, 4)], [sight(51.0, 2), sight(59.5, 2)])
     ]
     assert summary(found)["x"].changes == 1
-    assert summary(found)["x"].settle_s == 0.0
+    assert summary(found)["x"].settle_s == 2.0
+    assert summary([*found, transition(STRETCH, outcome(10.0), outcome(10.0), [])])["x"].settle_s is None
 
 
 def test_speed_over_time_is_of_the_second_before() -> None:
@@ -122,6 +141,35 @@ def test_recordings_are_chosen_by_how_near_their_match_is() -> None:
     shares = [0.5, 0.82, 0.99, 0.78, 0.74]
     assert nearest(shares, 3) == ([1, 3, 4], 2) or nearest(shares, 3) == ([3, 1, 4], 2)
     assert match_rate(bytes([HIT, SIBLING, MISS, HIT])) == 0.5
+
+
+def test_devices_have_learned_from_other_prompts_than_those_that_are_played(tmp_path: Path) -> None:
+    played, teaching = ({prompt.text for prompt in harness.prompts(split)} for split in ("heldout", "tuning"))
+    assert len(played) > 40 <= len(teaching)
+    assert not played & teaching
+    pair = harness.Pair(tmp_path, tmp_path, tmp_path)
+    with pytest.raises(ValueError, match="1 prompts are to be played and to teach"):
+        Recordings(pair, Plan(), {"a": [1, 2], "b": [3]}, {"c": [3]}, tmp_path)
+
+
+class Seats:
+    """Stands for a swarm: each session takes 0.2 s."""
+
+    def __init__(self) -> None:
+        self.began: dict[int, float] = {}
+
+    async def play(self, job: Job) -> Outcome:
+        self.began[job.recording] = asyncio.get_running_loop().time()
+        await asyncio.sleep(0.2)
+        return Outcome(tokens=job.recording, finish="length")
+
+
+async def test_sessions_arrive_one_by_one_and_later_ones_take_the_seats_that_become_free() -> None:
+    seats = Seats()
+    found = await play(seats, [Job(n) for n in range(4)], 2, over_s=0.1)  # type: ignore[arg-type]
+    assert [each.tokens for each in found] == [0, 1, 2, 3]
+    since = [seats.began[n] - seats.began[0] for n in range(4)]
+    assert since == pytest.approx([0.0, 0.05, 0.2, 0.25], abs=0.04)
 
 
 def test_a_session_that_was_cut_off_as_asked_has_not_failed() -> None:

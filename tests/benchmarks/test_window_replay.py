@@ -11,12 +11,13 @@ from fake_verifier import FakeVerifier, Script
 from scripted import VOCABULARY, ScriptedSource, continuation, target, tokenizer_json
 
 from benchmarks.recording import Recorder, generous
-from benchmarks.replay import Job, Outcome, Player, Where
+from benchmarks.replay import Job, Outcome, Player, RecordedDrafts, Where
 from benchmarks.tape import Call, Tape
 from benchmarks.window.noted import NotedDrafter
 from benchmarks.window.tapes import match_rate, verdicts
 from edge_agent.drafter import Voice
 from edge_agent.growth import Plan, Widths
+from edge_agent.placement import Measured
 from edge_agent.sources.base import DraftTask
 from outrider.core.processors import SamplingParams
 from outrider.core.protocol.messages import Directive, SessionLimits
@@ -99,6 +100,28 @@ async def test_a_spoiled_draft_is_wrong_within_its_span_and_right_after_it(tmp_p
     assert spoiled.accepted == 0
     assert spoiled.evaluated > 0
     assert 0 < half.accepted < good.accepted
+
+
+async def test_a_session_may_be_ended_by_time(tmp_path: Path) -> None:
+    (outcome,) = await played(taped(0.0), tmp_path, Job(0, ending="cancel", after=TOKENS, seconds=0.2))
+    assert 0 < outcome.tokens < TOKENS
+    assert outcome.finish == "cancelled"
+
+
+def test_a_recorded_draft_expects_what_was_measured_elsewhere_until_it_has_learned() -> None:
+    untaught = replace(taped(0.8), lessons=((), (), (), ()))
+    told, not_told = RecordedDrafts(untaught), RecordedDrafts(untaught)
+    told.expect(Measured(first=0.1, sibling=0.0, positions=256))
+    learned, also_told = RecordedDrafts(taped(0.8)), RecordedDrafts(taped(0.8))
+    also_told.expect(Measured(first=0.1, sibling=0.0, positions=256))
+    sampled = [drafts._of_model[1].probability(0, 2.0, 1) for drafts in (told, not_told, learned, also_told)]
+    assert sampled[0] < 0.5 * sampled[1]
+    assert sampled[2] == sampled[3] or abs(sampled[2] - sampled[3]) < abs(sampled[0] - sampled[1])
+
+
+def test_drafts_of_two_tapes_are_two_releases() -> None:
+    tape = taped(0.8)
+    assert RecordedDrafts(tape, release="a").release != RecordedDrafts(tape, release="b").release
 
 
 async def test_a_job_may_say_how_far_away_it_is(tmp_path: Path) -> None:
