@@ -157,22 +157,29 @@ async def test_a_rank_that_dies_within_a_session_is_told_at_once(
         await host.stop()
 
 
+def children() -> set[psutil.Process]:
+    """Of this process, those included that other tests' pools have left."""
+    return set(psutil.Process().children())
+
+
 async def test_ranks_that_still_load_are_ended_at_once(directory: Path) -> None:
+    others = children()
     host = EngineHost(VerifierConfig(model=directory, tensor_parallel=2))
     starting = asyncio.create_task(host.start())
-    await until(lambda: len(psutil.Process().children()) == 2)
+    await until(lambda: len(children() - others) == 2)
     starting.cancel()
     await asyncio.wait({starting})
     async with asyncio.timeout(3.0):
         await host.stop()
-    assert not psutil.Process().children()
+    assert not children() - others
 
 
 async def test_a_target_that_cannot_be_split_is_refused_with_the_reason(tmp_path: Path) -> None:
+    others = children()
     host = EngineHost(VerifierConfig(model=save_tiny("gpt2", tmp_path), tensor_parallel=2))
     try:
         with pytest.raises(ModelRefused, match="no tensor-parallel plan"):
             await host.start()
     finally:
         await host.stop()
-    assert not psutil.Process().children()
+    assert not children() - others

@@ -55,7 +55,6 @@ class Knock:
             try:  # a write may learn of the end before a read does
                 await call.write(session_pb2.ClientMessage(open=opening))
                 for append in appends:
-                    append.epoch = epoch
                     await call.write(session_pb2.ClientMessage(append=append))
                 while await call.read() is not grpc.aio.EOF:
                     pass
@@ -125,17 +124,17 @@ async def test_an_unknown_target_and_a_bad_option_are_refused_by_name(system, de
 # --- a hostile stream
 
 REFUSED = {
-    "a parent that comes later": session_pb2.Append(first_id=1, parent=[3], token=[5]),
-    "an id outside the vocabulary": session_pb2.Append(first_id=1, parent=[0], token=[2**31]),
-    "a gap in the ids": session_pb2.Append(first_id=90, parent=[0], token=[5]),
-    "a base far beyond what was committed": session_pb2.Append(first_id=1, base=9_000, parent=[0], token=[5]),
-    "more parents than tokens": session_pb2.Append(first_id=1, parent=[0, 0], token=[5]),
-    "more nodes than a message may hold": session_pb2.Append(first_id=1, parent=[0] * 1025, token=[5] * 1025),
+    "a parent that no node can have": session_pb2.Append(first_id=1, up=[3], token=[5]),
+    "an id outside the vocabulary": session_pb2.Append(first_id=1, up=[0], token=[2**31]),
+    "a gap in the ids": session_pb2.Append(first_id=90, up=[0], token=[5]),
+    "a base far beyond what was committed": session_pb2.Append(first_id=1, base=9_000, up=[0], token=[5]),
+    "more parents than tokens": session_pb2.Append(first_id=1, up=[0, 0], token=[5]),
+    "more nodes than a message may hold": session_pb2.Append(first_id=1, up=[0] * 1025, token=[5] * 1025),
 }
 REFUSED_OR_LATE = {
-    "a repeated sibling": session_pb2.Append(first_id=1, parent=[0, 0], token=[5, 5]),
-    "too deep": session_pb2.Append(first_id=1, parent=range(60), token=[5] * 60),
-    "too many nodes": session_pb2.Append(first_id=1, parent=[0] * 200, token=range(200)),
+    "a repeated sibling": session_pb2.Append(first_id=1, up=[0, 0], token=[5, 5]),
+    "too deep": session_pb2.Append(first_id=1, up=[0] + [1] * 59, token=[5] * 60),
+    "too many nodes": session_pb2.Append(first_id=1, up=[0] * 200, token=range(200)),
 }
 """Nodes below a position that has been committed meanwhile are dead on arrival, and no offence."""
 
