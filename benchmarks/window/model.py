@@ -11,7 +11,6 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 from benchmarks.replay import Outcome
@@ -19,7 +18,6 @@ from benchmarks.window.cell_player import CellPlayer
 from benchmarks.window.cells import Cell, Key, interval
 from benchmarks.window.context import Context
 from benchmarks.window.plan import PACED, TOKENS
-from benchmarks.window.stage import Lane
 from coordinator.window.controller import NEAR, SPARE, K
 from coordinator.window.streaming import Way, Window, replay
 
@@ -100,23 +98,24 @@ def _otherwise(one: Against) -> str:
 
 
 async def play_model(context: Context) -> dict[str, Any]:
-    """One session at once on the paced verifier, recordings whose match is near 0.8; two lines at a time."""
+    """One session at once on the paced verifier, recordings whose match is near 0.8.
+
+    One line at a time: with as many guesses as here two verifiers at once do not keep their pace.
+    """
     rtts = context.plan.model_rtts_ms
     tape = context.recordings.tape("near")
     said = context.recordings.verdicts("near")
     cells: dict[float, Cell] = {rtt_ms: Cell() for rtt_ms in rtts}
 
-    async def lane(lane: Lane, rtts_ms: Sequence[float]) -> None:
-        file = context.recordings.file("near")
-        async with context.stage.site(PACED, lane) as site, site.swarm(file) as swarm:
-            player = CellPlayer(site, swarm, range(len(said)), (), tokens=TOKENS[PACED], rounds=1)
-            await player.warm()
-            for rtt_ms in rtts_ms:
-                await player.steady(rtt_ms, cells[rtt_ms])
-            await context.check(site)
-
-    halves = [half for half in (rtts[0::2], rtts[1::2]) if half]
-    await context.each([partial(lane, *half) for half in zip(context.lanes, halves, strict=False)], [PACED])
+    async with (
+        context.stage.site(PACED, context.lanes[0]) as site,
+        site.swarm(context.recordings.file("near")) as swarm,
+    ):
+        player = CellPlayer(site, swarm, range(len(said)), (), tokens=TOKENS[PACED], rounds=1)
+        await player.warm()
+        for rtt_ms in rtts:
+            await player.steady(rtt_ms, cells[rtt_ms])
+        await context.check(site)
     found = [against(Key(PACED, "near", rtt), cells[rtt], said, tape.decodes[0][1]) for rtt in rtts]
     for one in found:
         print(

@@ -72,7 +72,7 @@ STATIC_CELLS = (
 
 LONG_RTTS_MS = (20.0, 100.0)
 """Of the cells that have long prompts; of paced ones, which read them at the CPU's speed too, the first alone."""
-MINUTES = {"recordings": 3.0, "cells": 17.0, "statics": 14.0, "model": 1.5, "turns": 1.5, "crowd": 1.0}
+MINUTES = {"recordings": 1.5, "cells": 16.5, "statics": 15.5, "model": 3.5, "turns": 1.5, "crowd": 1.0}
 """Of a full run on two cores with nothing beside it, about."""
 
 
