@@ -29,9 +29,13 @@ class CpuShare:
         self._held_s = _SAVED_S * share
         self._counted = clock()
 
+    @property
+    def capped(self) -> bool:
+        return self._share < 1.0
+
     def rest_s(self, *, awaited: bool) -> float:
         """Seconds to rest before the next decode. awaited: the verifier waits for what it brings."""
-        if self._share >= 1.0:
+        if not self.capped:
             return 0.0
         with self._lock:
             now = self._clock()

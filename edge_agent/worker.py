@@ -156,12 +156,13 @@ class DraftWorker:
 
     def _draft(self, drafter: Drafter) -> float:
         """One decode, unless its time is not there yet; seconds until the next."""
-        awaited = drafter.awaited
-        rest_s = self._share.rest_s(awaited=awaited)
-        if rest_s > 0:
+        if self._share.capped:  # whether anybody waits takes a look at the whole tree
+            awaited = drafter.awaited
+            rest_s = self._share.rest_s(awaited=awaited)
             if rest_s > (drafter.plan.patience_s if awaited else drafter.plan.step_s):
                 self._tell(drafter.harvest(moved=False))
-            return rest_s
+            if rest_s > 0:
+                return rest_s
         moved = self._booked(drafter.step)
         self._tell(drafter.harvest(moved=moved))
         return 0.0 if moved else math.inf

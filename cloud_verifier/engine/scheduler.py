@@ -156,7 +156,8 @@ def schedule(
     if not able:
         return Wait(None)
     plan = _share(able, budget, ordering, cost, between_s)
-    until = _worth_waiting(able, now, _rate(able, plan, cost, between_s))
+    coming = _coming(able, now)
+    until = _worth_waiting(coming, now, _rate(able, plan, cost, between_s)) if coming else None
     return plan if until is None else Wait(until)
 
 
@@ -169,11 +170,15 @@ def _rate(able: Sequence[Candidate], plan: Plan, cost: StepCost, between_s: floa
     return tokens / (between_s + cost.seconds(rows, len(stepping)))
 
 
-def _worth_waiting(able: Sequence[Candidate], now: float, rate: float) -> float | None:
-    """Until when it gains most to wait for the nodes of those who have none; None where it gains too little."""
+def _coming(able: Sequence[Candidate], now: float) -> list[tuple[float, float]]:
+    """(when nodes are expected, tokens that they add), the first ones first; none while a prompt is to be read."""
     if any(c.pending > 1 for c in able):
-        return None
-    coming = sorted((at, c.gain) for c in able if (at := c.expected(now)) is not None)
+        return []
+    return sorted((at, c.gain) for c in able if (at := c.expected(now)) is not None)
+
+
+def _worth_waiting(coming: Sequence[tuple[float, float]], now: float, rate: float) -> float | None:
+    """Until when it gains most to wait for what is coming; None where it gains too little."""
     until, most, gained = None, 0.0, 0.0
     for at, gain in coming:
         gained += gain

@@ -181,7 +181,7 @@ def _within(bounds: WindowBounds, decision: Decision) -> Decision:
 def _window(session: SessionStats, view: SessionView, decision: Decision, *, lone: bool = False) -> SessionWindow:
     """lone: it shares its steps with nobody. Then the verifier's own pricing, which knows each node, may take more than
     was counted on, since nobody else pays for it."""
-    window, judged = decision.window, latest(session.verdicts)
+    window, judged = decision.window, view.verdicts or session.verdicts
     probes = window.k == 0 and view.bounds.pinned is None
     if lone and window.k:
         window = replace(window, depth=min(view.bounds.depth, window.depth + view.bounds.k - window.k))
