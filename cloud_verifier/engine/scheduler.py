@@ -4,7 +4,9 @@ One budget of rows per step covers prefill chunks, plain steps and trees. One ra
 that a step now is expected to commit. Nodes join while they raise it (ordering.py); and the step begins now unless
 nodes on their way to sessions without any would bring more than WAIT_GAIN times this rate per second of waiting. A near
 device is waited for, several are where most of them answer at once, and nobody is for one among many. A session is
-waited for at most its directive's patience after its last commit, and nobody is while a prompt is to be read.
+waited for at most its directive's patience after its last commit. The exception are prompts, for whose first token
+somebody waits: nobody else is waited for while one is to be read, and nodes lengthen a step that leaves one unread by
+PROMPT_DELAY at most, whatever they would bring.
 
 Nobody starves. Prompts get at least `min(prefill_rows, max(1, rows // 4))` rows of every step, who generates at
 least one. Who generates comes in turn, whoever waited longest first; prompts come in order of arrival, since a prompt
