@@ -28,6 +28,7 @@ __all__ = [
     "Signer",
     "Target",
     "key_id_of",
+    "public_key",
     "target_from_proto",
     "target_to_proto",
     "ticket_key_id",
@@ -75,6 +76,11 @@ class Claims:
     """Seconds. Checked when a stream opens; a stream that is open goes on."""
     limits: SessionLimits
     target: Target
+    draft_release: str = ""
+    """That its device drafts with at first, as it said when it opened the session; empty where it has none."""
+    traffic_class: str = ""
+    keep_s: float = 0.0
+    """Seconds that what is produced may be kept on record; 0: nothing of it may."""
 
     def owns(self, epoch: int) -> bool:
         """Whether the device may attach with this epoch."""
@@ -117,10 +123,14 @@ class Signer:
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
 
+    def signature(self, message: bytes) -> bytes:
+        """Of any bytes: what else is signed than tickets begins with words of its own, so that no one passes for it."""
+        return self._private.sign(message)
+
     def sign(self, claims: Claims) -> bytes:
         """The ticket: a SignedTicket, serialised."""
         body = _claims_to_proto(claims).SerializeToString()
-        signed = coordinator_pb2.SignedTicket(claims=body, signature=self._private.sign(body), key_id=self.key_id)
+        signed = coordinator_pb2.SignedTicket(claims=body, signature=self.signature(body), key_id=self.key_id)
         ticket = signed.SerializeToString()
         if len(ticket) > MAX_TICKET_BYTES:
             raise BadRequest.bound("ticket", f"{len(ticket)} bytes", f"at most {MAX_TICKET_BYTES}")
@@ -215,7 +225,7 @@ def _check_signature(signed: coordinator_pb2.SignedTicket, public_keys: Mapping[
         raise Unauthenticated(
             f"the ticket is signed with key {signed.key_id!r}, which is unknown here; open a new session"
         )
-    key = _public(raw)
+    key = public_key(raw)
     from cryptography.exceptions import InvalidSignature
 
     try:
@@ -225,6 +235,7 @@ def _check_signature(signed: coordinator_pb2.SignedTicket, public_keys: Mapping[
 
 
 def _claims_to_proto(claims: Claims) -> coordinator_pb2.TicketClaims:
+    recording = coordinator_pb2.Recording(keep_s=claims.keep_s) if claims.keep_s else None
     return coordinator_pb2.TicketClaims(
         session_id=claims.session_id,
         tenant=claims.tenant,
@@ -234,6 +245,9 @@ def _claims_to_proto(claims: Claims) -> coordinator_pb2.TicketClaims:
         expires_unix=claims.expires_unix,
         limits=limits_to_proto(claims.limits),
         target=target_to_proto(claims.target),
+        draft_release=claims.draft_release,
+        traffic_class=claims.traffic_class,
+        recording=recording,
     )
 
 
@@ -252,10 +266,14 @@ def _claims_from_proto(raw: bytes) -> Claims:
         expires_unix=proto.expires_unix,
         limits=limits_from_proto(proto.limits),
         target=target_from_proto(proto.target),
+        draft_release=proto.draft_release,
+        traffic_class=proto.traffic_class,
+        keep_s=max(0.0, proto.recording.keep_s),
     )
 
 
-def _public(raw: bytes) -> Ed25519PublicKey:
+def public_key(raw: bytes) -> Ed25519PublicKey:
+    """Raises ValueError for anything but 32 bytes."""
     key: Ed25519PublicKey = _ed25519().Ed25519PublicKey.from_public_bytes(raw)
     return key
 

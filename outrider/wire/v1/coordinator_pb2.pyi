@@ -1,11 +1,40 @@
 from outrider.wire.v1 import session_pb2 as _session_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class ReleaseState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RELEASE_STATE_UNSPECIFIED: _ClassVar[ReleaseState]
+    RELEASE_STATE_CANDIDATE: _ClassVar[ReleaseState]
+    RELEASE_STATE_CANARY: _ClassVar[ReleaseState]
+    RELEASE_STATE_STABLE: _ClassVar[ReleaseState]
+    RELEASE_STATE_SUPERSEDED: _ClassVar[ReleaseState]
+    RELEASE_STATE_ROLLED_BACK: _ClassVar[ReleaseState]
+
+class ReleaseOrder(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RELEASE_ORDER_UNSPECIFIED: _ClassVar[ReleaseOrder]
+    RELEASE_ORDER_PROMOTE: _ClassVar[ReleaseOrder]
+    RELEASE_ORDER_ROLL_BACK: _ClassVar[ReleaseOrder]
+    RELEASE_ORDER_PIN: _ClassVar[ReleaseOrder]
+    RELEASE_ORDER_UNPIN: _ClassVar[ReleaseOrder]
+RELEASE_STATE_UNSPECIFIED: ReleaseState
+RELEASE_STATE_CANDIDATE: ReleaseState
+RELEASE_STATE_CANARY: ReleaseState
+RELEASE_STATE_STABLE: ReleaseState
+RELEASE_STATE_SUPERSEDED: ReleaseState
+RELEASE_STATE_ROLLED_BACK: ReleaseState
+RELEASE_ORDER_UNSPECIFIED: ReleaseOrder
+RELEASE_ORDER_PROMOTE: ReleaseOrder
+RELEASE_ORDER_ROLL_BACK: ReleaseOrder
+RELEASE_ORDER_PIN: ReleaseOrder
+RELEASE_ORDER_UNPIN: ReleaseOrder
 
 class OpenSessionRequest(_message.Message):
     __slots__ = ("target", "rtt_ms", "prompt_tokens", "draft_release", "traffic_class")
@@ -57,20 +86,22 @@ class Grant(_message.Message):
     def __init__(self, verifier_id: _Optional[str] = ..., address: _Optional[str] = ..., tls: bool = ..., ticket: _Optional[bytes] = ..., epoch_first: _Optional[int] = ..., epoch_last: _Optional[int] = ..., numerics_class: _Optional[str] = ...) -> None: ...
 
 class OpenSessionResponse(_message.Message):
-    __slots__ = ("session_id", "target", "primary", "standby", "expires_unix", "prior")
+    __slots__ = ("session_id", "target", "primary", "standby", "expires_unix", "prior", "release_serial")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     PRIMARY_FIELD_NUMBER: _ClassVar[int]
     STANDBY_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_UNIX_FIELD_NUMBER: _ClassVar[int]
     PRIOR_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_SERIAL_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     target: _session_pb2.TargetIdentity
     primary: Grant
     standby: Grant
     expires_unix: float
     prior: Prior
-    def __init__(self, session_id: _Optional[str] = ..., target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., primary: _Optional[_Union[Grant, _Mapping]] = ..., standby: _Optional[_Union[Grant, _Mapping]] = ..., expires_unix: _Optional[float] = ..., prior: _Optional[_Union[Prior, _Mapping]] = ...) -> None: ...
+    release_serial: int
+    def __init__(self, session_id: _Optional[str] = ..., target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., primary: _Optional[_Union[Grant, _Mapping]] = ..., standby: _Optional[_Union[Grant, _Mapping]] = ..., expires_unix: _Optional[float] = ..., prior: _Optional[_Union[Prior, _Mapping]] = ..., release_serial: _Optional[int] = ...) -> None: ...
 
 class ResumeSessionRequest(_message.Message):
     __slots__ = ("session_id", "ticket", "failed_verifiers", "last_epoch", "rtt_ms")
@@ -126,7 +157,7 @@ class SignedTicket(_message.Message):
     def __init__(self, claims: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., key_id: _Optional[str] = ...) -> None: ...
 
 class TicketClaims(_message.Message):
-    __slots__ = ("session_id", "tenant", "audience", "epoch_first", "epoch_last", "expires_unix", "limits", "target")
+    __slots__ = ("session_id", "tenant", "audience", "epoch_first", "epoch_last", "expires_unix", "limits", "target", "draft_release", "traffic_class", "recording")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     AUDIENCE_FIELD_NUMBER: _ClassVar[int]
@@ -135,6 +166,9 @@ class TicketClaims(_message.Message):
     EXPIRES_UNIX_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_RELEASE_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_CLASS_FIELD_NUMBER: _ClassVar[int]
+    RECORDING_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     tenant: str
     audience: str
@@ -143,7 +177,16 @@ class TicketClaims(_message.Message):
     expires_unix: float
     limits: _session_pb2.SessionLimits
     target: _session_pb2.TargetIdentity
-    def __init__(self, session_id: _Optional[str] = ..., tenant: _Optional[str] = ..., audience: _Optional[str] = ..., epoch_first: _Optional[int] = ..., epoch_last: _Optional[int] = ..., expires_unix: _Optional[float] = ..., limits: _Optional[_Union[_session_pb2.SessionLimits, _Mapping]] = ..., target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ...) -> None: ...
+    draft_release: str
+    traffic_class: str
+    recording: Recording
+    def __init__(self, session_id: _Optional[str] = ..., tenant: _Optional[str] = ..., audience: _Optional[str] = ..., epoch_first: _Optional[int] = ..., epoch_last: _Optional[int] = ..., expires_unix: _Optional[float] = ..., limits: _Optional[_Union[_session_pb2.SessionLimits, _Mapping]] = ..., target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., draft_release: _Optional[str] = ..., traffic_class: _Optional[str] = ..., recording: _Optional[_Union[Recording, _Mapping]] = ...) -> None: ...
+
+class Recording(_message.Message):
+    __slots__ = ("keep_s",)
+    KEEP_S_FIELD_NUMBER: _ClassVar[int]
+    keep_s: float
+    def __init__(self, keep_s: _Optional[float] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("verifier_id", "address", "tls", "target", "capacity_sessions", "instance")
@@ -179,7 +222,7 @@ class RegisterResponse(_message.Message):
     def __init__(self, lease_ms: _Optional[int] = ..., report_interval_ms: _Optional[int] = ..., public_keys: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
 
 class SessionReport(_message.Message):
-    __slots__ = ("session_id", "epoch", "tenant", "steps", "committed", "evaluated", "accepted", "rtt_ms", "verdicts", "draft_ms", "nodes_per_level")
+    __slots__ = ("session_id", "epoch", "tenant", "steps", "committed", "evaluated", "accepted", "rtt_ms", "verdicts", "draft_ms", "nodes_per_level", "draft_release", "traffic_class", "guessed", "right")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -191,6 +234,10 @@ class SessionReport(_message.Message):
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_MS_FIELD_NUMBER: _ClassVar[int]
     NODES_PER_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_RELEASE_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_CLASS_FIELD_NUMBER: _ClassVar[int]
+    GUESSED_FIELD_NUMBER: _ClassVar[int]
+    RIGHT_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     epoch: int
     tenant: str
@@ -202,7 +249,11 @@ class SessionReport(_message.Message):
     verdicts: bytes
     draft_ms: float
     nodes_per_level: float
-    def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., tenant: _Optional[str] = ..., steps: _Optional[int] = ..., committed: _Optional[int] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ..., rtt_ms: _Optional[float] = ..., verdicts: _Optional[bytes] = ..., draft_ms: _Optional[float] = ..., nodes_per_level: _Optional[float] = ...) -> None: ...
+    draft_release: str
+    traffic_class: str
+    guessed: int
+    right: int
+    def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., tenant: _Optional[str] = ..., steps: _Optional[int] = ..., committed: _Optional[int] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ..., rtt_ms: _Optional[float] = ..., verdicts: _Optional[bytes] = ..., draft_ms: _Optional[float] = ..., nodes_per_level: _Optional[float] = ..., draft_release: _Optional[str] = ..., traffic_class: _Optional[str] = ..., guessed: _Optional[int] = ..., right: _Optional[int] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
     __slots__ = ("verifier_id", "instance", "live_sessions", "step_ms", "kv_used", "kv_capacity", "tokens_per_s", "draining", "sessions", "node_ms", "step_cost_ms", "session_cost_ms", "timing_ms", "overran")
@@ -251,7 +302,7 @@ class ReportRequest(_message.Message):
     def __init__(self, verifier_id: _Optional[str] = ..., instance: _Optional[int] = ..., live_sessions: _Optional[int] = ..., step_ms: _Optional[float] = ..., kv_used: _Optional[int] = ..., kv_capacity: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., draining: bool = ..., sessions: _Optional[_Iterable[_Union[SessionReport, _Mapping]]] = ..., node_ms: _Optional[float] = ..., step_cost_ms: _Optional[_Mapping[int, float]] = ..., session_cost_ms: _Optional[float] = ..., timing_ms: _Optional[_Mapping[str, float]] = ..., overran: _Optional[float] = ...) -> None: ...
 
 class ReportResponse(_message.Message):
-    __slots__ = ("known", "public_keys", "directives")
+    __slots__ = ("known", "public_keys", "directives", "release_serial")
     class PublicKeysEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -262,10 +313,12 @@ class ReportResponse(_message.Message):
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     PUBLIC_KEYS_FIELD_NUMBER: _ClassVar[int]
     DIRECTIVES_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_SERIAL_FIELD_NUMBER: _ClassVar[int]
     known: bool
     public_keys: _containers.ScalarMap[str, bytes]
     directives: _containers.RepeatedCompositeFieldContainer[SessionDirective]
-    def __init__(self, known: bool = ..., public_keys: _Optional[_Mapping[str, bytes]] = ..., directives: _Optional[_Iterable[_Union[SessionDirective, _Mapping]]] = ...) -> None: ...
+    release_serial: int
+    def __init__(self, known: bool = ..., public_keys: _Optional[_Mapping[str, bytes]] = ..., directives: _Optional[_Iterable[_Union[SessionDirective, _Mapping]]] = ..., release_serial: _Optional[int] = ...) -> None: ...
 
 class SessionDirective(_message.Message):
     __slots__ = ("session_id", "epoch", "directive")
@@ -446,3 +499,140 @@ class BoundWindowRequest(_message.Message):
 class BoundWindowResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class Manifest(_message.Message):
+    __slots__ = ("version", "parent", "weights_hash", "tokenizer_hash", "artifact", "size", "quantization", "urls", "metrics", "created_unix")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_HASH_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_HASH_FIELD_NUMBER: _ClassVar[int]
+    ARTIFACT_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
+    URLS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    CREATED_UNIX_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    parent: str
+    weights_hash: str
+    tokenizer_hash: str
+    artifact: str
+    size: int
+    quantization: str
+    urls: _containers.RepeatedScalarFieldContainer[str]
+    metrics: _containers.ScalarMap[str, float]
+    created_unix: float
+    def __init__(self, version: _Optional[int] = ..., parent: _Optional[str] = ..., weights_hash: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., artifact: _Optional[str] = ..., size: _Optional[int] = ..., quantization: _Optional[str] = ..., urls: _Optional[_Iterable[str]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., created_unix: _Optional[float] = ...) -> None: ...
+
+class SignedManifest(_message.Message):
+    __slots__ = ("manifest", "signature", "key_id")
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    manifest: bytes
+    signature: bytes
+    key_id: str
+    def __init__(self, manifest: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., key_id: _Optional[str] = ...) -> None: ...
+
+class OfferReleaseRequest(_message.Message):
+    __slots__ = ("target", "device_id", "in_use")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
+    IN_USE_FIELD_NUMBER: _ClassVar[int]
+    target: str
+    device_id: str
+    in_use: str
+    def __init__(self, target: _Optional[str] = ..., device_id: _Optional[str] = ..., in_use: _Optional[str] = ...) -> None: ...
+
+class OfferReleaseResponse(_message.Message):
+    __slots__ = ("serial", "manifest", "canary", "base_url")
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    CANARY_FIELD_NUMBER: _ClassVar[int]
+    BASE_URL_FIELD_NUMBER: _ClassVar[int]
+    serial: int
+    manifest: bytes
+    canary: bool
+    base_url: str
+    def __init__(self, serial: _Optional[int] = ..., manifest: _Optional[bytes] = ..., canary: bool = ..., base_url: _Optional[str] = ...) -> None: ...
+
+class PublishReleaseRequest(_message.Message):
+    __slots__ = ("manifest",)
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    manifest: bytes
+    def __init__(self, manifest: _Optional[bytes] = ...) -> None: ...
+
+class PublishReleaseResponse(_message.Message):
+    __slots__ = ("state",)
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    state: ReleaseState
+    def __init__(self, state: _Optional[_Union[ReleaseState, str]] = ...) -> None: ...
+
+class ReleaseEvidence(_message.Message):
+    __slots__ = ("canary_samples", "stable_samples", "canary_right", "stable_right", "log_better", "log_worse")
+    CANARY_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    STABLE_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    CANARY_RIGHT_FIELD_NUMBER: _ClassVar[int]
+    STABLE_RIGHT_FIELD_NUMBER: _ClassVar[int]
+    LOG_BETTER_FIELD_NUMBER: _ClassVar[int]
+    LOG_WORSE_FIELD_NUMBER: _ClassVar[int]
+    canary_samples: int
+    stable_samples: int
+    canary_right: float
+    stable_right: float
+    log_better: float
+    log_worse: float
+    def __init__(self, canary_samples: _Optional[int] = ..., stable_samples: _Optional[int] = ..., canary_right: _Optional[float] = ..., stable_right: _Optional[float] = ..., log_better: _Optional[float] = ..., log_worse: _Optional[float] = ...) -> None: ...
+
+class Release(_message.Message):
+    __slots__ = ("manifest", "state", "share", "since_unix", "reason", "pinned", "evidence")
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    manifest: bytes
+    state: ReleaseState
+    share: float
+    since_unix: float
+    reason: str
+    pinned: bool
+    evidence: ReleaseEvidence
+    def __init__(self, manifest: _Optional[bytes] = ..., state: _Optional[_Union[ReleaseState, str]] = ..., share: _Optional[float] = ..., since_unix: _Optional[float] = ..., reason: _Optional[str] = ..., pinned: bool = ..., evidence: _Optional[_Union[ReleaseEvidence, _Mapping]] = ...) -> None: ...
+
+class ListReleasesRequest(_message.Message):
+    __slots__ = ("release",)
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    release: str
+    def __init__(self, release: _Optional[str] = ...) -> None: ...
+
+class ListReleasesResponse(_message.Message):
+    __slots__ = ("releases", "serial")
+    RELEASES_FIELD_NUMBER: _ClassVar[int]
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    releases: _containers.RepeatedCompositeFieldContainer[Release]
+    serial: int
+    def __init__(self, releases: _Optional[_Iterable[_Union[Release, _Mapping]]] = ..., serial: _Optional[int] = ...) -> None: ...
+
+class SteerReleaseRequest(_message.Message):
+    __slots__ = ("release", "order")
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    release: str
+    order: ReleaseOrder
+    def __init__(self, release: _Optional[str] = ..., order: _Optional[_Union[ReleaseOrder, str]] = ...) -> None: ...
+
+class SteerReleaseResponse(_message.Message):
+    __slots__ = ("release",)
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    release: Release
+    def __init__(self, release: _Optional[_Union[Release, _Mapping]] = ...) -> None: ...

@@ -54,6 +54,11 @@ class CoordinatorStub(object):
                 request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListTargetsRequest.SerializeToString,
                 response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListTargetsResponse.FromString,
                 _registered_method=True)
+        self.OfferRelease = channel.unary_unary(
+                '/outrider.wire.v1.Coordinator/OfferRelease',
+                request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.OfferReleaseRequest.SerializeToString,
+                response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.OfferReleaseResponse.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServicer(object):
@@ -84,6 +89,13 @@ class CoordinatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OfferRelease(self, request, context):
+        """Which draft release this device shall use.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -106,6 +118,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.ListTargets,
                     request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListTargetsRequest.FromString,
                     response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListTargetsResponse.SerializeToString,
+            ),
+            'OfferRelease': grpc.unary_unary_rpc_method_handler(
+                    servicer.OfferRelease,
+                    request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.OfferReleaseRequest.FromString,
+                    response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.OfferReleaseResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -216,6 +233,33 @@ class Coordinator(object):
             '/outrider.wire.v1.Coordinator/ListTargets',
             outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListTargetsRequest.SerializeToString,
             outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListTargetsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OfferRelease(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.wire.v1.Coordinator/OfferRelease',
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.OfferReleaseRequest.SerializeToString,
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.OfferReleaseResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -410,6 +454,21 @@ class AdminStub(object):
                 request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.BoundWindowRequest.SerializeToString,
                 response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.BoundWindowResponse.FromString,
                 _registered_method=True)
+        self.PublishRelease = channel.unary_unary(
+                '/outrider.wire.v1.Admin/PublishRelease',
+                request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.PublishReleaseRequest.SerializeToString,
+                response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.PublishReleaseResponse.FromString,
+                _registered_method=True)
+        self.ListReleases = channel.unary_unary(
+                '/outrider.wire.v1.Admin/ListReleases',
+                request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListReleasesRequest.SerializeToString,
+                response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListReleasesResponse.FromString,
+                _registered_method=True)
+        self.SteerRelease = channel.unary_unary(
+                '/outrider.wire.v1.Admin/SteerRelease',
+                request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.SteerReleaseRequest.SerializeToString,
+                response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.SteerReleaseResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
@@ -433,6 +492,25 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PublishRelease(self, request, context):
+        """The same manifest again changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListReleases(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SteerRelease(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -450,6 +528,21 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.BoundWindow,
                     request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.BoundWindowRequest.FromString,
                     response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.BoundWindowResponse.SerializeToString,
+            ),
+            'PublishRelease': grpc.unary_unary_rpc_method_handler(
+                    servicer.PublishRelease,
+                    request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.PublishReleaseRequest.FromString,
+                    response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.PublishReleaseResponse.SerializeToString,
+            ),
+            'ListReleases': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListReleases,
+                    request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListReleasesRequest.FromString,
+                    response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListReleasesResponse.SerializeToString,
+            ),
+            'SteerRelease': grpc.unary_unary_rpc_method_handler(
+                    servicer.SteerRelease,
+                    request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.SteerReleaseRequest.FromString,
+                    response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.SteerReleaseResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -533,6 +626,87 @@ class Admin(object):
             '/outrider.wire.v1.Admin/BoundWindow',
             outrider_dot_wire_dot_v1_dot_coordinator__pb2.BoundWindowRequest.SerializeToString,
             outrider_dot_wire_dot_v1_dot_coordinator__pb2.BoundWindowResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PublishRelease(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.wire.v1.Admin/PublishRelease',
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.PublishReleaseRequest.SerializeToString,
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.PublishReleaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListReleases(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.wire.v1.Admin/ListReleases',
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListReleasesRequest.SerializeToString,
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListReleasesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SteerRelease(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.wire.v1.Admin/SteerRelease',
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.SteerReleaseRequest.SerializeToString,
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.SteerReleaseResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class EngineRequest(_message.Message):
-    __slots__ = ("session_id", "append", "start", "cancel", "stop", "tune", "quit", "epoch")
+    __slots__ = ("session_id", "append", "start", "cancel", "stop", "tune", "quit", "draft", "epoch")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     APPEND_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class EngineRequest(_message.Message):
     STOP_FIELD_NUMBER: _ClassVar[int]
     TUNE_FIELD_NUMBER: _ClassVar[int]
     QUIT_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     append: _session_pb2.Append
@@ -24,20 +25,23 @@ class EngineRequest(_message.Message):
     stop: Stop
     tune: Tune
     quit: Quit
+    draft: _session_pb2.DraftInUse
     epoch: int
-    def __init__(self, session_id: _Optional[str] = ..., append: _Optional[_Union[_session_pb2.Append, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., cancel: _Optional[_Union[_session_pb2.Cancel, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., tune: _Optional[_Union[Tune, _Mapping]] = ..., quit: _Optional[_Union[Quit, _Mapping]] = ..., epoch: _Optional[int] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[str] = ..., append: _Optional[_Union[_session_pb2.Append, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., cancel: _Optional[_Union[_session_pb2.Cancel, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., tune: _Optional[_Union[Tune, _Mapping]] = ..., quit: _Optional[_Union[Quit, _Mapping]] = ..., draft: _Optional[_Union[_session_pb2.DraftInUse, _Mapping]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("attach", "limits", "directive", "salt")
+    __slots__ = ("attach", "limits", "directive", "salt", "record")
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     DIRECTIVE_FIELD_NUMBER: _ClassVar[int]
     SALT_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
     attach: _session_pb2.Attach
     limits: _session_pb2.SessionLimits
     directive: _session_pb2.Directive
     salt: str
-    def __init__(self, attach: _Optional[_Union[_session_pb2.Attach, _Mapping]] = ..., limits: _Optional[_Union[_session_pb2.SessionLimits, _Mapping]] = ..., directive: _Optional[_Union[_session_pb2.Directive, _Mapping]] = ..., salt: _Optional[str] = ...) -> None: ...
+    record: bool
+    def __init__(self, attach: _Optional[_Union[_session_pb2.Attach, _Mapping]] = ..., limits: _Optional[_Union[_session_pb2.SessionLimits, _Mapping]] = ..., directive: _Optional[_Union[_session_pb2.Directive, _Mapping]] = ..., salt: _Optional[str] = ..., record: bool = ...) -> None: ...
 
 class Stop(_message.Message):
     __slots__ = ()
@@ -56,7 +60,7 @@ class Quit(_message.Message):
     def __init__(self) -> None: ...
 
 class EngineEvent(_message.Message):
-    __slots__ = ("session_id", "epoch", "commit", "failure", "stats", "ready", "progress")
+    __slots__ = ("session_id", "epoch", "commit", "failure", "stats", "ready", "progress", "produced")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +68,7 @@ class EngineEvent(_message.Message):
     STATS_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    PRODUCED_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     epoch: int
     commit: _session_pb2.Commit
@@ -71,7 +76,26 @@ class EngineEvent(_message.Message):
     stats: EngineStats
     ready: EngineReady
     progress: EngineProgress
-    def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., commit: _Optional[_Union[_session_pb2.Commit, _Mapping]] = ..., failure: _Optional[_Union[EngineFailure, _Mapping]] = ..., stats: _Optional[_Union[EngineStats, _Mapping]] = ..., ready: _Optional[_Union[EngineReady, _Mapping]] = ..., progress: _Optional[_Union[EngineProgress, _Mapping]] = ...) -> None: ...
+    produced: Produced
+    def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., commit: _Optional[_Union[_session_pb2.Commit, _Mapping]] = ..., failure: _Optional[_Union[EngineFailure, _Mapping]] = ..., stats: _Optional[_Union[EngineStats, _Mapping]] = ..., ready: _Optional[_Union[EngineReady, _Mapping]] = ..., progress: _Optional[_Union[EngineProgress, _Mapping]] = ..., produced: _Optional[_Union[Produced, _Mapping]] = ...) -> None: ...
+
+class Produced(_message.Message):
+    __slots__ = ("start", "token", "top", "top_ids", "top_log_probs", "tail", "guessed")
+    START_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    TOP_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
+    TAIL_FIELD_NUMBER: _ClassVar[int]
+    GUESSED_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    token: _containers.RepeatedScalarFieldContainer[int]
+    top: int
+    top_ids: bytes
+    top_log_probs: bytes
+    tail: bytes
+    guessed: bytes
+    def __init__(self, start: _Optional[int] = ..., token: _Optional[_Iterable[int]] = ..., top: _Optional[int] = ..., top_ids: _Optional[bytes] = ..., top_log_probs: _Optional[bytes] = ..., tail: _Optional[bytes] = ..., guessed: _Optional[bytes] = ...) -> None: ...
 
 class EngineFailure(_message.Message):
     __slots__ = ("kind", "message", "field", "retry_after_s")
@@ -104,7 +128,7 @@ class EngineReady(_message.Message):
     def __init__(self, target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., vocabulary_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_sequence: _Optional[int] = ...) -> None: ...
 
 class SessionStats(_message.Message):
-    __slots__ = ("session_id", "epoch", "steps", "committed", "evaluated", "accepted", "verdicts", "draft_ms", "nodes_per_level")
+    __slots__ = ("session_id", "epoch", "steps", "committed", "evaluated", "accepted", "verdicts", "draft_ms", "nodes_per_level", "guessed", "right")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -114,6 +138,8 @@ class SessionStats(_message.Message):
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_MS_FIELD_NUMBER: _ClassVar[int]
     NODES_PER_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    GUESSED_FIELD_NUMBER: _ClassVar[int]
+    RIGHT_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     epoch: int
     steps: int
@@ -123,7 +149,9 @@ class SessionStats(_message.Message):
     verdicts: bytes
     draft_ms: float
     nodes_per_level: float
-    def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., steps: _Optional[int] = ..., committed: _Optional[int] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ..., verdicts: _Optional[bytes] = ..., draft_ms: _Optional[float] = ..., nodes_per_level: _Optional[float] = ...) -> None: ...
+    guessed: int
+    right: int
+    def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., steps: _Optional[int] = ..., committed: _Optional[int] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ..., verdicts: _Optional[bytes] = ..., draft_ms: _Optional[float] = ..., nodes_per_level: _Optional[float] = ..., guessed: _Optional[int] = ..., right: _Optional[int] = ...) -> None: ...
 
 class EngineStats(_message.Message):
     __slots__ = ("live_sessions", "step_ms", "tokens_per_s", "kv_used", "kv_capacity", "sessions", "timing_ms", "prefix_hits", "prefix_tokens", "kv_cached", "node_ms", "step_cost_ms", "session_cost_ms", "kv_reserved", "price", "overran")

@@ -19,28 +19,32 @@ FINISH_LENGTH: Finish
 FINISH_CANCELLED: Finish
 
 class ClientMessage(_message.Message):
-    __slots__ = ("append", "open", "cancel", "pong")
+    __slots__ = ("append", "open", "cancel", "pong", "draft")
     APPEND_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     PONG_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
     append: Append
     open: Open
     cancel: Cancel
     pong: Pong
-    def __init__(self, append: _Optional[_Union[Append, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ...) -> None: ...
+    draft: DraftInUse
+    def __init__(self, append: _Optional[_Union[Append, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., draft: _Optional[_Union[DraftInUse, _Mapping]] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("commit", "opened", "directive", "ping")
+    __slots__ = ("commit", "opened", "directive", "ping", "release")
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
     DIRECTIVE_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
     commit: Commit
     opened: Opened
     directive: Directive
     ping: Ping
-    def __init__(self, commit: _Optional[_Union[Commit, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., directive: _Optional[_Union[Directive, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ...) -> None: ...
+    release: ReleaseNotice
+    def __init__(self, commit: _Optional[_Union[Commit, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., directive: _Optional[_Union[Directive, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., release: _Optional[_Union[ReleaseNotice, _Mapping]] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed")
@@ -91,6 +95,18 @@ class Open(_message.Message):
     attach: Attach
     vocabulary_hash: bytes
     def __init__(self, session_id: _Optional[str] = ..., ticket: _Optional[bytes] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., vocabulary_hash: _Optional[bytes] = ...) -> None: ...
+
+class DraftInUse(_message.Message):
+    __slots__ = ("release",)
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    release: str
+    def __init__(self, release: _Optional[str] = ...) -> None: ...
+
+class ReleaseNotice(_message.Message):
+    __slots__ = ("serial",)
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    serial: int
+    def __init__(self, serial: _Optional[int] = ...) -> None: ...
 
 class Append(_message.Message):
     __slots__ = ("first_id", "base", "up", "token", "idle")
