@@ -6,8 +6,9 @@ own, started before any is played, which stays for both of a machine's cells. Al
 played from the same other one: cores differ, and load on one slows the other. What the verifier prices nodes at stays
 as it is in all of them.
 
-The best static of a cell is chosen on one half of its prompts and scored on the other, both ways round. Arms take turns,
-by prompt or by half: of several that are alike the best is whichever had the best minutes, and it is not scored by them.
+The best static of a cell is chosen on one half of its prompts and scored on the other, both ways round. Arms take
+turns, by prompt or by half: of several that are alike the best is whichever had the best minutes, which it is not
+scored by.
 """
 
 from __future__ import annotations
