@@ -1,199 +1,38 @@
-"""Light clients: the SDK's own client, worker, drafter and growth over recorded answers instead of a model.
+"""Light clients: the SDK's own client with a draft that is played from a tape.
 
-A recorded decode takes its recorded time on the draft's thread, which sleeps meanwhile, as llama.cpp would let the
-others run. The rest is what a device does: tokens come through the real stream, what was guessed ahead survives as far
-as it was right, and what was guessed wrong is dropped and drafted anew.
+The rest is what a device does: tokens come through the real stream, what was guessed ahead survives as far as it was
+right, and what was guessed wrong is dropped and drafted anew.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.tape import Call, Recording, Tape, place
-from benchmarks.window.noted import NotedDrafter
+from benchmarks.recorded_draft import RecordedDrafts, Spoiled
+from benchmarks.tape import Call, Tape
 from edge_agent.client import AsyncClient
 from edge_agent.completion import Options
 from edge_agent.config import EdgeSettings
-from edge_agent.drafter import Source, Voice
-from edge_agent.drafts import DraftOptions, DraftPool
+from edge_agent.drafter import Source
 from edge_agent.failover import Hop, Route
-from edge_agent.growth import Widths
 from edge_agent.kit import TargetKit
-from edge_agent.placement import UNLIKE, Likeness, Measured, Placement
-from edge_agent.sources.base import DraftTask, Proposal, Spot
-from edge_agent.sources.prompt_lookup import PromptLookup
-from edge_agent.worker import DraftWorker
+from edge_agent.placement import UNLIKE, Likeness, Placement
 from outrider.core.errors import BadRequest, OutriderError, Overloaded
 from outrider.core.protocol.messages import SessionLimits
-from outrider.core.survival import Calibrator
-from outrider.core.tree import ROOT
 from outrider.wire.link import Link
 from outrider.wire.proxy import MAX_RTT_MS, DelayProxy
 
 Ending = Literal["finish", "cancel", "drop", "silence"]
 """How a session ends: by itself; by a Cancel; its connection is cut without a word; it hangs, connected."""
 
-
 HANG_S = 26.0
 """How long a client that hangs keeps its connection: beyond a verifier's `silence_timeout_s` of 20."""
-
-
-class RecordedSource:
-    """Answers from a tape, each after the time that the draft took for it. Sleeps on the thread that asks."""
-
-    def __init__(
-        self,
-        tape: Tape,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._recordings = {(r.call.prompt, r.call.sampling): r for r in tape.recordings}
-        self._vocabulary = tape.vocabulary
-        self._decodes = Widths(tape.decodes)
-        self._commit_s = tape.commit_s
-        self._correction_s = tape.correction_s
-        self._clock = clock
-        self._sleep = sleep
-        self._overslept = 0.0
-        self._recording: Recording | None = None
-        self._position = 0
-        self._evaluated: set[int] = set()
-        self.asked = 0
-        self.missed = 0
-        """Questions that the recording does not answer: they are answered with nothing."""
-
-    def begin(self, task: DraftTask) -> None:
-        """Raises BadRequest for a request that is not on the tape: the session then goes on without a draft."""
-        self._recording = self._recordings.get((task.prompt, task.sampling))
-        if self._recording is None:
-            raise BadRequest(f"no recording of this prompt of {len(task.prompt)} tokens with {task.sampling}")
-        self._position, self._evaluated = len(task.received), set()
-        self._take(self._recording.prefill_s)
-
-    def advance(self, path: Sequence[int], tokens: Sequence[int]) -> None:
-        """A committed token that was not evaluated costs a decode, as for a model."""
-        known = 0
-        while known < len(path) and path[known] in self._evaluated:
-            known += 1
-        self._position += len(tokens)
-        tail = len(tokens) - known
-        if tail:
-            self._evaluated.clear()
-            self._take(self._correction_s + self._decodes.of(tail) - self._decodes.of(1))
-        else:
-            self._take(self._commit_s)
-
-    def expand(self, spots: Sequence[Spot]) -> list[list[Proposal]]:
-        evaluated = [spot.id for spot in spots if spot.id != ROOT]
-        self._evaluated.update(evaluated)
-        if evaluated:
-            self._take(self._decodes.of(len(evaluated)))
-        return [self._answer(spot) for spot in spots]
-
-    def knows(self, token: int) -> bool:
-        return token < self._vocabulary
-
-    def _answer(self, spot: Spot) -> list[Proposal]:
-        if self._recording is None:
-            return []
-        self.asked += 1
-        found = self._recording.answers.get(place(self._recording.call.output, self._position, spot.path))
-        self.missed += found is None
-        return list(found or ())
-
-    def _take(self, seconds: float) -> None:
-        """Let the recorded time pass; what one sleep takes too long, the next is shorter by."""
-        wanted = seconds - self._overslept
-        if wanted <= 0:
-            self._overslept -= seconds
-            return
-        until = self._clock() + wanted
-        self._sleep(wanted)
-        self._overslept = max(0.0, self._clock() - until)
-
-
-class Spoiled:
-    """A source whose guesses are wrong for the tokens of a span, as a draft's are on text that it does not know.
-
-    output: what the target says. Below a wrong guess there is no answer on a tape; the last one stands in for it, so
-    that a tree in the span grows as deep as any other.
-    """
-
-    def __init__(self, below: Source, output: Sequence[int], span: tuple[int, int], vocabulary: int) -> None:
-        self._below = below
-        self._output = output
-        self._span = range(*span)
-        self._vocabulary = vocabulary
-        self._position = 0
-        self._last: Sequence[Proposal] = ()
-
-    def begin(self, task: DraftTask) -> None:
-        self._position = len(task.received)
-        self._below.begin(task)
-
-    def advance(self, path: Sequence[int], tokens: Sequence[int]) -> None:
-        self._position += len(tokens)
-        self._below.advance(path, tokens)
-
-    def expand(self, spots: Sequence[Spot]) -> list[list[Proposal]]:
-        found = self._below.expand(spots)
-        return [self._spoil(self._position + len(s.path), p) for s, p in zip(spots, found, strict=True)]
-
-    def knows(self, token: int) -> bool:
-        return self._below.knows(token)
-
-    def _spoil(self, position: int, proposals: list[Proposal]) -> list[Proposal]:
-        self._last = proposals or self._last
-        if position not in self._span or position >= len(self._output):
-            return proposals
-        wrong = [replace(p, token=(p.token + 1) % self._vocabulary) for p in self._last]
-        return [p for p in wrong if p.token != self._output[position]]
-
-
-class RecordedDrafts(DraftPool):
-    """A draft that is played from a tape. It begins with the tape's lessons, and learns as a live draft does.
-
-    taught: `tape.calibrators()`, if it is at hand; making them takes a while.
-    spoil: makes something worse of a source.
-    release: as in DraftPool; two drafts that share one share what the coordinator expects of them.
-    """
-
-    def __init__(
-        self,
-        tape: Tape,
-        taught: Sequence[Calibrator] = (),
-        workers: int = 1,
-        spoil: Callable[[Source], Source] = lambda source: source,
-        release: str = "recorded",
-    ) -> None:
-        super().__init__("recorded", DraftOptions(workers=workers), release=release)
-        self._tape = tape
-        greedy, sampled, lookup_greedy, lookup_sampled = copy.deepcopy(list(taught or tape.calibrators()))
-        self._of_model, self._of_lookup = (greedy, sampled), (lookup_greedy, lookup_sampled)
-        self._spoil = spoil
-        self.sources: list[RecordedSource] = []
-        self.drafters: list[NotedDrafter] = []
-
-    def expect(self, measured: Measured) -> None:
-        """As a pool with a model does: the tape stands for it."""
-        for calibrator in self._of_model:
-            calibrator.expect(measured.first, measured.sibling, measured.positions)
-
-    def _worker(self) -> DraftWorker:
-        source = RecordedSource(self._tape)
-        self.sources.append(source)
-        model = Voice(self._spoil(source), *self._of_model)
-        lookup = Voice(self._spoil(PromptLookup()), *self._of_lookup, leads=False)
-        drafter = NotedDrafter(model, lookup, Widths(self._tape.widths))
-        self.drafters.append(drafter)
-        return DraftWorker(lambda: drafter)
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class Context:
         counts: of machines with one session and of others; the plan's without them.
         """
         prompts, machine = self.recordings.prompts(draft), site.machine
-        single, several = counts or (self.plan.singles, prompts)
+        single, several = counts or (self.plan.singles, self.plan.several)
         count = single if machine.sessions == 1 else max(several, machine.sessions)
         numbers = [i % prompts for i in range(count)]
         long = range(prompts, prompts + self.plan.long)

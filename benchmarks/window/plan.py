@@ -59,9 +59,9 @@ PLAIN_TURN_TOKENS = 60
 COLLAPSE = (80, 185)
 """Positions of the output that the draft guesses wrong: eight seconds' worth of streaming."""
 COLLAPSE_RTT_MS = 50.0
-TOKENS = {REAL: 112, REALS: 128, PACED: 96, PACEDS: 64, CROWD: 64}
-"""Of a session, which the coordinator steers after a second or two: paced ones stream for three to eight
-seconds, those on the real CPU for about two."""
+TOKENS = {REAL: 112, REALS: 112, PACED: 80, PACEDS: 64, CROWD: 64}
+"""Of a session, which the coordinator steers after a second at most: paced ones stream for two and a half seconds or
+longer, those on the real CPU for about two."""
 STATIC_CELLS = (
     (REAL, (("good", 1.0), ("good", 50.0))),
     (REALS, (("good", 20.0), ("narrow", 50.0))),
@@ -81,15 +81,17 @@ class Plan:
     """How much of everything."""
 
     drafts: tuple[str, ...] = ("good", "narrow")
-    prompts: int = 12
+    prompts: int = 16
+    """Recorded, beside the long ones."""
+    several: int = 12
     """Of a cell with several sessions."""
     singles: int = 6
     """Of a cell with one, played one after the other."""
     rounds: int = 1
     long: int = 4
     """Prompts of a thousand tokens in each arm of a cell that has any."""
-    static_prompts: tuple[int, int] = (6, 8)
-    """Of a cell with one session, and with several, in each of its arms."""
+    static_prompts: tuple[int, int] = (6, 16)
+    """Of a cell with one session, and with several, in each of its arms; of the latter half at a time."""
     near: int = 8
     """Recordings whose match is near 0.8."""
     candidates: int = 40
@@ -121,6 +123,7 @@ QUICK_CELLS = {(REAL, 1.0), (REALS, 20.0), (PACED, 50.0), (PACEDS, 50.0)}
 QUICK = Plan(
     drafts=("good",),
     prompts=8,
+    several=8,
     singles=4,
     long=2,
     static_prompts=(4, 8),

@@ -3,10 +3,12 @@
 A static window is a verifier's own setting under a coordinator that leaves windows alone: so it holds from a session's
 first token on, where an operator's pin would hold from the first report on, a second later. Each has a verifier of its
 own, started before any is played, which stays for both of a machine's cells. All of them run on the same core and are
-played from the same other one, one after the other: cores differ, and load on one slows the other. What the verifier
-prices nodes at stays as it is in all of them.
+played from the same other one: cores differ, and load on one slows the other. What the verifier prices nodes at stays
+as it is in all of them.
 
-The best static of a cell is chosen on one half of its prompts and scored on the other, both ways round.
+The best static of a cell is chosen on one half of its prompts and scored on the other, both ways round. Arms take
+turns, by prompt or by half: of several that are alike the best is whichever had the best minutes, which it is not
+scored by.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.replay import Outcome
+from benchmarks.window.cell_player import CellPlayer
 from benchmarks.window.cells import Key, speed
 from benchmarks.window.context import Context
 from benchmarks.window.stage import Machine, Site
@@ -34,7 +37,7 @@ class Score:
     """Of one cell."""
 
     best: tuple[str, str]
-    """Chosen on the even prompts, and on the odd ones."""
+    """Chosen on the first half of the prompts, and on the second."""
     vs_best: float
     """Adaptive over the best static."""
     over: Mapping[str, float]
@@ -48,7 +51,8 @@ def speeds(arms: Mapping[str, Sequence[Outcome]]) -> dict[str, list[float]]:
 def score(cell: Speeds) -> Score:
     """cell: with the adaptive arm and at least one static, of the same prompts, two or more."""
     statics = [name for name in cell if name != ADAPTIVE]
-    halves = (slice(0, None, 2), slice(1, None, 2))
+    middle = len(cell[ADAPTIVE]) // 2
+    halves = (slice(0, middle), slice(middle, None))
     best = tuple(max(statics, key=lambda name: statistics.median(cell[name][half])) for half in halves)
     ratios = [_over(cell, name, half) for name, half in zip(best, reversed(halves), strict=True)]
     over = {name: round(_over(cell, name, slice(None)), 3) for name in statics}
@@ -111,12 +115,28 @@ async def _sites(context: Context, stack: contextlib.AsyncExitStack, machine: Ma
 
 async def _arms(context: Context, sites: Mapping[str, Site], key: Key) -> dict[str, list[Outcome]]:
     """Streaming is played where the adaptive arm is."""
-    arms: dict[str, list[Outcome]] = {}
-    for name, site in sites.items():
-        async with site.swarm(context.recordings.file(key.draft)) as swarm:
-            player = context.player(site, swarm, key.draft, counts=context.plan.static_prompts)
-            await player.warm()
-            arms[name] = await player.arm(key.rtt_ms, drafted=True)
-            if name == ADAPTIVE:
-                arms[STREAMING] = await player.arm(key.rtt_ms, drafted=False)
+    async with contextlib.AsyncExitStack() as stack:
+        players: dict[str, CellPlayer] = {}
+        for name, site in sites.items():
+            swarm = await stack.enter_async_context(site.swarm(context.recordings.file(key.draft)))
+            players[name] = context.player(site, swarm, key.draft, counts=context.plan.static_prompts)
+            await players[name].warm()
+        players[STREAMING] = players[ADAPTIVE]
+        arms: dict[str, list[Outcome]] = {name: [] for name in players}
+        for turn, numbers in enumerate(_together(players[ADAPTIVE].numbers, key.machine.sessions)):
+            for name in _rotated(list(players), turn):
+                arms[name] += await players[name].some(numbers, key.rtt_ms, drafted=name != STREAMING)
     return arms
+
+
+def _together(numbers: Sequence[int], sessions: int) -> list[Sequence[int]]:
+    """The prompts that an arm plays before it is the next one's turn."""
+    if sessions == 1:
+        return [[number] for number in numbers]
+    middle = len(numbers) // 2
+    return [numbers[:middle], numbers[middle:]]
+
+
+def _rotated(names: Sequence[str], turn: int) -> Sequence[str]:
+    first = turn % len(names)
+    return [*names[first:], *names[:first]]

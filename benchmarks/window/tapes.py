@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.harness import Pair
+from benchmarks.recorded_draft import RecordedSource
 from benchmarks.recording import generous, recorder
-from benchmarks.replay import RecordedSource, Where
+from benchmarks.replay import Where
 from benchmarks.swarm import record
 from benchmarks.tape import Call, Lesson, Recording, Tape
 from cloud_verifier.config import VerifierConfig

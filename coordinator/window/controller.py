@@ -211,8 +211,9 @@ def _unit(nodes: int) -> float:
 
 
 def _kept(session: SessionView, table: Sequence[Option], best: int, price: float) -> int:
-    """Which option is the session's window as it is, where no other is much better."""
-    if session.current is None:
+    """Which option is the session's window as it is, where no other is much better; one that does not pay at all is
+    given up at once."""
+    if session.current is None or table[best].window.k == 0:
         return best
     k, waits = session.current.k, bool(session.current.patience_s)
     enough = table[best].gain(price) - STICK * table[best].tokens

@@ -16,18 +16,9 @@ from fake_verifier import FakeVerifier, Script
 from scripted import VOCABULARY, ScriptedSource, continuation, target, tokenizer_json
 
 from benchmarks import harness, soak
+from benchmarks.recorded_draft import RecordedDrafts, RecordedSource
 from benchmarks.recording import Recorder, generous
-from benchmarks.replay import (
-    Job,
-    LightClient,
-    Outcome,
-    Player,
-    RecordedDrafts,
-    RecordedSource,
-    Where,
-    differing,
-    options_of,
-)
+from benchmarks.replay import Job, LightClient, Outcome, Player, Where, differing, options_of
 from benchmarks.soak_findings import Sample, Tally, growth
 from benchmarks.swarm import Swarm
 from benchmarks.tape import Call, Tape, place

@@ -35,9 +35,9 @@ def sight(at_s: float, k: int, depth: int = 8) -> Sight:
 
 
 def test_the_best_static_is_scored_on_the_prompts_that_did_not_choose_it() -> None:
-    cell = {ADAPTIVE: [10.0] * 4, "even": [20.0, 5.0, 20.0, 5.0], "odd": [5.0, 20.0, 5.0, 20.0]}
+    cell = {ADAPTIVE: [10.0] * 4, "early": [20.0, 20.0, 5.0, 5.0], "late": [5.0, 5.0, 20.0, 20.0]}
     found = score(cell)
-    assert found.best == ("even", "odd")
+    assert found.best == ("early", "late")
     assert found.vs_best == 2.0
 
 

@@ -10,8 +10,9 @@ import pytest
 from fake_verifier import FakeVerifier, Script
 from scripted import VOCABULARY, ScriptedSource, continuation, target, tokenizer_json
 
+from benchmarks.recorded_draft import RecordedDrafts
 from benchmarks.recording import Recorder, generous
-from benchmarks.replay import Job, Outcome, Player, RecordedDrafts, Where
+from benchmarks.replay import Job, Outcome, Player, Where
 from benchmarks.tape import Call, Tape
 from benchmarks.window.noted import NotedDrafter
 from benchmarks.window.tapes import match_rate, verdicts

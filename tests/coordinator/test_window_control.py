@@ -304,6 +304,19 @@ def test_verdicts_on_another_text_are_dropped_soon_and_those_on_the_same_one_kep
     assert turned.count(HIT) / len(turned) < 0.35
 
 
+def test_a_draft_that_fails_or_recovers_is_judged_by_the_new_text_within_thirty_two_verdicts() -> None:
+    good, failed = bytes(random.Random(3).choices((HIT, MISS), (0.6, 0.4), k=96)), bytes([MISS]) * 105
+    assert HIT not in control.latest(good + failed[:32])
+    recovered = control.latest(good + failed + good[:32])
+    assert recovered.count(HIT) / len(recovered) > 0.4
+
+
+def test_a_window_that_pays_no_longer_is_not_kept_for_being_the_present_one() -> None:
+    before = decide(stats())
+    assert before["s"].k > 0
+    assert decide(stats(verdicts=bytes([MISS]) * 64), before=before)["s"].k == 0
+
+
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
 def test_chance_alone_seldom_looks_like_another_text(share: float) -> None:
     rng = random.Random(2)
