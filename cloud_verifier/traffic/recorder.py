@@ -12,6 +12,7 @@ from threading import Thread
 from typing import Protocol
 
 from cloud_verifier.traffic.codec import Source, passage_from_proto
+from cloud_verifier.traffic.passage import Passage
 from cloud_verifier.traffic.redaction import Redact
 from cloud_verifier.traffic.runs import Counts, Runs
 from outrider.wire.v1 import engine_pb2 as pb
@@ -33,7 +34,7 @@ class Writer(Protocol):
 
     pending: int
 
-    def add(self, passage: object, /) -> None: ...
+    def add(self, passage: Passage) -> None: ...
 
     def flush(self) -> None: ...
 
@@ -119,7 +120,7 @@ class Recorder:
     def _write(self, final: bool = False) -> None:
         """Should the store refuse, what there is waits for the next time, as long as it is not too much."""
         try:
-            for passage in self._runs.cut(final):
+            for passage in self._runs.cut(self._clock(), final):
                 self.counts.recorded += len(passage)
                 self._writer.add(passage)
             self._writer.flush()

@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 HELD = 32
 """Tokens at the end of a text that goes on which wait for what follows, where there is a hook: it must see whole what it
 is to find, and not the halves of it in two passages."""
+QUIET_S = 60.0
+"""After so long without a new token a text is taken to have ended."""
 _NOTHING_HIDDEN: NDArray[np.bool_] = np.zeros(0, dtype=bool)
 
 
@@ -39,8 +41,6 @@ class _Run:
     pieces: list[Passage] = field(default_factory=list)
     hidden: NDArray[np.bool_] = field(default_factory=lambda: _NOTHING_HIDDEN)
     """Of what was held, those tokens that the hook has found already."""
-    fresh: bool = True
-    """Whether something came since it was last cut."""
 
 
 class Runs:
@@ -53,7 +53,7 @@ class Runs:
         """By session id."""
         self._ended: list[_Run] = []
         self.tokens = 0
-        """Waiting here."""
+        """That have come since the last cut."""
 
     def add(self, piece: Passage) -> None:
         """What one session produced in one step."""
@@ -64,20 +64,19 @@ class Runs:
         if run is None:
             run = self._runs[piece.session_id] = _Run()
         run.pieces.append(piece)
-        run.fresh = True
         self.tokens += len(piece)
 
-    def cut(self, final: bool = False) -> Iterator[Passage]:
-        """All that is to be written now. final: nothing more will come."""
+    def cut(self, now: float, final: bool = False) -> Iterator[Passage]:
+        """All that is to be written. now: seconds since 1970. final: nothing more will come."""
         ended, self._ended = self._ended, []
         for run in ended:
             yield from self._cut(run, 0)
         for session_id, run in list(self._runs.items()):
-            yield from self._cut(run, HELD if run.fresh and not final and self._redact is not None else 0)
-            run.fresh = False
+            goes_on = not final and now < run.pieces[-1].time_unix + QUIET_S
+            yield from self._cut(run, HELD if goes_on and self._redact is not None else 0)
             if not run.pieces:
                 del self._runs[session_id]
-        self.tokens = sum(len(piece) for run in self._runs.values() for piece in run.pieces)
+        self.tokens = 0
 
     def _cut(self, run: _Run, hold: int) -> Iterator[Passage]:
         text = join(run.pieces)

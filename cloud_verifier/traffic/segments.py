@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from cloud_verifier.traffic import schema
@@ -149,7 +150,8 @@ class SegmentLog:
         now = time.time() if now is None else now
         self._store.sweep()
         segments = self._segments()
-        self._expiries = {found: kept for found, kept in self._expiries.items() if found in set(segments)}
+        there = set(segments)
+        self._expiries = {found: kept for found, kept in self._expiries.items() if found in there}
         return sum(self._expire(found, now) for found in segments)
 
     def shrink(self, most_bytes: int) -> int:
@@ -236,7 +238,7 @@ class SegmentLog:
         if found not in self._expiries:
             table = self._table(found, ["expires_unix"])
             times = table.column(0).to_numpy() if table is not None and table.num_rows else [math.inf]
-            self._expiries[found] = float(min(times)), float(max(times))
+            self._expiries[found] = float(np.min(times)), float(np.max(times))
         return self._expiries[found]
 
     def _table(self, found: Found, columns: Sequence[str] | None = None) -> Any:
@@ -249,7 +251,7 @@ class SegmentLog:
 
     def _segments(self) -> list[Found]:
         """By the time of their first passages; whatever else lies there is warned of."""
-        found = self._store.list()
+        found = self._store.found()
         for one in found:
             if _NAME.fullmatch(one.name) is None:
                 self._warn(one, "its name is not that of a segment")

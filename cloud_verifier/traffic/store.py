@@ -48,7 +48,7 @@ class Store:
         if self._local:
             os.makedirs(self._root, exist_ok=True)
 
-    def list(self) -> list[Found]:
+    def found(self) -> list[Found]:
         """All files that are finished, by path."""
         self._fs.invalidate_cache()
         try:

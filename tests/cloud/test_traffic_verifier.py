@@ -84,16 +84,30 @@ class Device:
         return stream
 
 
-async def tokens_of_stream(stream: Stream, count: int, base: int = 0) -> list[int]:
-    """Its next tokens, once there are so many or more. base: tokens that its device has."""
-    tokens: list[int] = []
-    while len(tokens) < count:
-        message = await stream.read()
-        assert message.WhichOneof("kind") in ("opened", "commit", "directive", "release"), message
-        tokens += message.commit.token
+class Reading:
+    """What comes on one stream; every commit is confirmed."""
+
+    def __init__(self, stream: Stream, base: int = 0) -> None:
+        """base: tokens that the device has already."""
+        self.stream = stream
+        self.tokens: list[int] = []
+        self.serials: list[int] = []
+        self._base = base
+
+    async def message(self) -> None:
+        message = await self.stream.read()
+        if message.HasField("release"):
+            self.serials.append(message.release.serial)
         if message.commit.token:
-            await stream.send(append=session_pb2.Append(first_id=1, base=base + len(tokens), idle=True))
-    return tokens
+            self.tokens += message.commit.token
+            base = self._base + len(self.tokens)
+            await self.stream.send(append=session_pb2.Append(first_id=1, base=base, idle=True))
+
+    async def until(self, count: int) -> list[int]:
+        """All tokens so far, once there are so many."""
+        while len(self.tokens) < count:
+            await self.message()
+        return self.tokens
 
 
 @pytest.fixture(scope="module")
@@ -127,14 +141,14 @@ async def test_what_a_ticket_allows_is_recorded_and_nothing_else(model, tmp_path
     expected = reference("llama").generate(list(PROMPT), 60, ignore_eos=True)
     async with cluster(model, tmp_path / "log") as (registry, process, device):
         registry.release_serial = 7
-        allowed = await device.open("allowed", 40, keep_s=3600.0)
-        private = await device.open("private", 40, keep_s=0.0)
-        resumed = await device.open("resumed", 60, keep_s=3600.0, received=tuple(expected[:45]))
-        first = await tokens_of_stream(allowed, 10)
-        await allowed.send(draft=session_pb2.DraftInUse(release="r2"))
-        assert first + await tokens_of_stream(allowed, 40 - len(first), len(first)) == expected[:40]
-        assert await tokens_of_stream(private, 40) == expected[:40]
-        assert await tokens_of_stream(resumed, 15, 45) == expected[45:]
+        allowed = Reading(await device.open("allowed", 40, keep_s=3600.0))
+        private = Reading(await device.open("private", 40, keep_s=0.0))
+        resumed = Reading(await device.open("resumed", 60, keep_s=3600.0, received=tuple(expected[:45])), 45)
+        await allowed.until(10)
+        await allowed.stream.send(draft=session_pb2.DraftInUse(release="r2"))
+        assert await allowed.until(40) == await private.until(40) == expected[:40]
+        assert await resumed.until(15) == expected[45:]
+        assert allowed.serials == [7]
         process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(process.wait(), 30) == 0
 
@@ -159,16 +173,12 @@ async def test_what_a_ticket_allows_is_recorded_and_nothing_else(model, tmp_path
 async def test_a_kill_loses_no_more_than_one_flush_interval(model, tmp_path, reference):
     expected = reference("llama").generate(list(PROMPT), 240, ignore_eos=True)
     async with cluster(model, tmp_path / "log") as (_, process, device):
-        stream = await device.open("s", 240, keep_s=3600.0)
+        reading = Reading(await device.open("s", 240, keep_s=3600.0))
         got: list[tuple[float, int]] = []
-        tokens: list[int] = []
         began = time.monotonic()
         while time.monotonic() < began + 2.5 * FLUSH_S:
-            message = await stream.read()
-            tokens += message.commit.token
-            if message.commit.token:
-                got.append((time.monotonic(), len(tokens)))
-                await stream.send(append=session_pb2.Append(first_id=1, base=len(tokens), idle=True))
+            await reading.message()
+            got.append((time.monotonic(), len(reading.tokens)))
         process.send_signal(signal.SIGKILL)
         killed = time.monotonic()
         await process.wait()

@@ -34,7 +34,7 @@ class Disk:
         self.go_on.set()
         self._added: list[Passage] = []
 
-    def add(self, passage: Passage, /) -> None:
+    def add(self, passage: Passage) -> None:
         self._added.append(passage)
         self.pending += len(passage)
 

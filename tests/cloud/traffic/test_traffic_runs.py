@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from passages import passage, same, told
+from passages import NOW, passage, same, told
 
 from cloud_verifier.traffic.passage import Passage
 from cloud_verifier.traffic.redaction import Redact, load
-from cloud_verifier.traffic.runs import HELD, Counts, Runs
+from cloud_verifier.traffic.runs import HELD, QUIET_S, Counts, Runs
 from outrider.core.errors import BadRequest
 
 SECRET = (41, 42, 43)
@@ -43,11 +43,11 @@ def test_the_steps_of_a_session_are_one_passage_and_each_session_has_its_own() -
     for piece in (whole.cut(0, 2), passage(3, session_id="t"), whole.cut(2, 3), whole.cut(3, 9)):
         gathered.add(piece)
     assert gathered.tokens == 12
-    cut = sorted(gathered.cut(), key=lambda one: one.session_id)
+    cut = sorted(gathered.cut(NOW), key=lambda one: one.session_id)
     assert same(cut[0], whole)
     assert told(cut[1:]) == told([passage(3, session_id="t")])
     assert gathered.tokens == 0
-    assert list(gathered.cut()) == []
+    assert list(gathered.cut(NOW)) == []
 
 
 def test_a_gap_or_another_draft_begins_another_passage() -> None:
@@ -55,7 +55,7 @@ def test_a_gap_or_another_draft_begins_another_passage() -> None:
     pieces = [passage(2), passage(2, start=5), passage(2, start=7, draft_release="new")]
     for piece in pieces:
         gathered.add(piece)
-    assert told(list(gathered.cut())) == told(pieces)
+    assert told(list(gathered.cut(NOW))) == told(pieces)
 
 
 @given(st.lists(st.sampled_from([1, *SECRET, *SECRET]), max_size=150), st.data())
@@ -67,9 +67,9 @@ def test_what_the_hook_finds_is_never_written_wherever_the_text_is_cut(tokens: l
         step = data.draw(st.integers(1, 40))
         gathered.add(text(tokens[at : at + step], start=at))
         at += step
-        if data.draw(st.booleans()):
-            written += gathered.cut()
-    written += gathered.cut(final=True)
+        for _ in range(data.draw(st.integers(0, 3))):  # now and then it pauses
+            written += gathered.cut(NOW + QUIET_S - 1)
+    written += gathered.cut(NOW, final=True)
     hidden = secret(np.array(tokens), "", "")
     kept = {i: token for i, token in enumerate(tokens) if not hidden[i]}
     assert {p.start + i: int(t) for p in written for i, t in enumerate(p.tokens)} == kept
@@ -77,13 +77,13 @@ def test_what_the_hook_finds_is_never_written_wherever_the_text_is_cut(tokens: l
     assert counts.redacted == hidden.sum()
 
 
-def test_a_text_that_has_stopped_is_not_held_for_long() -> None:
+def test_a_text_that_has_stopped_is_not_held_for_ever() -> None:
     gathered, _ = runs(secret)
     gathered.add(text([1] * (HELD + 5)))
-    assert [len(one) for one in gathered.cut()] == [5]
-    assert gathered.tokens == HELD
-    assert [(one.start, len(one)) for one in gathered.cut()] == [(5, HELD)]
-    assert gathered.tokens == 0
+    assert [len(one) for one in gathered.cut(NOW)] == [5]
+    assert list(gathered.cut(NOW + QUIET_S - 1)) == []
+    assert [(one.start, len(one)) for one in gathered.cut(NOW + QUIET_S)] == [(5, HELD)]
+    assert list(gathered.cut(NOW + QUIET_S)) == []
 
 
 def test_the_hook_is_told_whose_text_it_is() -> None:
@@ -95,7 +95,7 @@ def test_the_hook_is_told_whose_text_it_is() -> None:
 
     gathered, _ = runs(watching)
     gathered.add(passage())
-    assert len(list(gathered.cut(final=True))) == 1
+    assert len(list(gathered.cut(NOW, final=True))) == 1
     assert asked == [("code", "acme")]
 
 
@@ -111,7 +111,7 @@ def test_a_passage_on_which_the_hook_fails_is_not_recorded_and_counted(
     gathered, counts = runs(failing)
     gathered.add(passage(4))
     with caplog.at_level(logging.WARNING):
-        assert list(gathered.cut()) == []
+        assert list(gathered.cut(NOW)) == []
     assert counts == Counts(refused=4)
     assert "4 tokens are not recorded" in caplog.text
 
