@@ -64,9 +64,7 @@ class EngineLoop:
         """Behind the commits, and only as far as they are not held up."""
         for one in produced:
             visit = one.visit
-            event = pb.EngineEvent(
-                session_id=visit.session_id, epoch=visit.epoch, produced=produced_to_proto(one)
-            )
+            event = pb.EngineEvent(session_id=visit.session_id, epoch=visit.epoch, produced=produced_to_proto(one))
             if not self._end.offer(event):
                 self._unrecorded += len(visit.tokens)
 

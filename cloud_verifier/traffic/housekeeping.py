@@ -33,7 +33,9 @@ class Housekeeper:
         self._segments.compact(at_least=MANY)
         gone = self._segments.shrink(self._most_bytes)
         if gone:
-            log.warning("%d of the oldest segments went, to keep the traffic log below %d bytes", gone, self._most_bytes)
+            log.warning(
+                "%d of the oldest segments went, to keep the traffic log below %d bytes", gone, self._most_bytes
+            )
 
     def close(self) -> None:
         """A round that has begun is left to itself: it can end at any moment without harm."""

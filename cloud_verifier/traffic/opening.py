@@ -23,7 +23,9 @@ class KeptRecorder(Recorder):
             # The recorder says when to write: it can wait for a store that refuses.
             writer = SegmentWriter(config.traffic, verifier_id=verifier_id, flush_tokens=1 << 62, flush_s=math.inf)
         except (OSError, ValueError) as error:
-            raise BadRequest(f"traffic is {config.traffic!r}, where nothing can be written: {error}", field="traffic") from error
+            raise BadRequest(
+                f"traffic is {config.traffic!r}, where nothing can be written: {error}", field="traffic"
+            ) from error
         super().__init__(
             writer, redact=redact, flush_s=config.traffic_flush_s, flush_tokens=config.traffic_flush_tokens
         )

@@ -22,7 +22,9 @@ def load(name: str) -> Redact:
     try:
         found: Redact = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
-        raise BadRequest(f"traffic_redact is {name!r}, which cannot be imported: {error}", field="traffic_redact") from error
+        raise BadRequest(
+            f"traffic_redact is {name!r}, which cannot be imported: {error}", field="traffic_redact"
+        ) from error
     if not callable(found):
         raise BadRequest(f"traffic_redact is {name!r}, which is no function", field="traffic_redact")
     return found

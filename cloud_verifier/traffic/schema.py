@@ -96,7 +96,9 @@ def from_bytes(data: bytes, columns: Sequence[str] | None = None) -> Any:
         file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
         _check(file.schema_arrow)
         return file.read(columns=columns, use_threads=False)
-    except (pa.ArrowException, OSError) as error:
+    except Unreadable:
+        raise
+    except (pa.ArrowException, OSError, ValueError, LookupError) as error:
         raise Unreadable(f"it is no Parquet file, or a damaged one: {error}") from error
 
 

@@ -76,7 +76,9 @@ def recorded() -> pb.EngineRequest:
 def test_what_was_produced_goes_out_behind_its_commit(target: Callable[[str], TargetModel]) -> None:
     swap = pb.EngineRequest(session_id="s", epoch=1, draft=session_pb2.DraftInUse(release="r2"))
     stale = pb.EngineRequest(session_id="s", epoch=9, draft=session_pb2.DraftInUse(release="r3"))
-    tuned = pb.EngineRequest(session_id="s", epoch=1, tune=pb.Tune(directive=codecs.directive_to_proto(Directive(0, 0, 0))))
+    tuned = pb.EngineRequest(
+        session_id="s", epoch=1, tune=pb.Tune(directive=codecs.directive_to_proto(Directive(0, 0, 0)))
+    )
     end = ScriptedEnd([recorded(), tuned], [swap, stale], [])
     EngineLoop(Engine(target("llama"), EngineConfig(kv_slots=512, record_top=5)), end, VOCAB).run()  # type: ignore[arg-type]
     told = [event for event in end.sent if event.session_id]
@@ -94,7 +96,9 @@ def test_a_front_that_does_not_keep_up_gets_its_commits_and_loses_recordings(
     target: Callable[[str], TargetModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cloud_verifier.engine_loop.STATS_INTERVAL_S", 0.0)
-    tuned = pb.EngineRequest(session_id="s", epoch=1, tune=pb.Tune(directive=codecs.directive_to_proto(Directive(0, 0, 0))))
+    tuned = pb.EngineRequest(
+        session_id="s", epoch=1, tune=pb.Tune(directive=codecs.directive_to_proto(Directive(0, 0, 0)))
+    )
     end = ScriptedEnd([recorded(), tuned], [], [])
     end.keeps_up = False
     EngineLoop(Engine(target("llama"), EngineConfig(kv_slots=512)), end, VOCAB).run()  # type: ignore[arg-type]

@@ -196,7 +196,12 @@ def test_another_draft_is_named_and_counted_from_there(target: Target, reference
     wrong = [(token + 1) % VOCAB for token in expected]
     rig = Rig(target("llama"), CONFIG)
     rig.engine.start(
-        "s", attach_of(PROMPT, ignore_eos=True, max_tokens=20), LIMITS, Directive(patience_ms=0), draft="r1", record=True
+        "s",
+        attach_of(PROMPT, ignore_eos=True, max_tokens=20),
+        LIMITS,
+        Directive(patience_ms=0),
+        draft="r1",
+        record=True,
     )
     rig.engine.append("s", nodes(wrong[0]))
     rig.engine.step()
