@@ -104,7 +104,7 @@ class VerifierConfig(BaseSettings):
     patience_ms: int = Field(default=8, ge=0, le=60_000)
 
     traffic: str = ""
-    """Directory or fsspec URL of the traffic log (docs/traffic.md); nothing is recorded where it is empty, and never of
+    """Directory or fsspec URL of the traffic log (docs/traffic.md); where it is empty nothing is recorded, and never of
     a session whose ticket does not allow it."""
     traffic_flush_s: float = Field(default=10.0, ge=0.1, le=3600.0)
     """What is recorded is written after so long at the latest: what a kill loses."""

@@ -92,11 +92,12 @@ class Recording:
 def depths_right(tree: TokenTree, tokens: Sequence[int]) -> bytes:
     """Per token the depth (1..255) of the node that guessed it right, below the tree's root; 0 where none did."""
     depths = bytearray(len(tokens))
-    node: int | None = ROOT
+    node = ROOT
     for index, token in enumerate(tokens):
-        node = tree.child(node, token)
-        if node is None:
+        child = tree.child(node, token)
+        if child is None:
             break
+        node = child
         depths[index] = min(index + 1, 255)
     return bytes(depths)
 

@@ -15,8 +15,8 @@ from cloud_verifier.traffic.redaction import Redact, hidden_in
 log = logging.getLogger(__name__)
 
 HELD = 32
-"""Tokens at the end of a text that goes on which wait for what follows, where there is a hook: it must see whole what it
-is to find, and not the halves of it in two passages."""
+"""Tokens at the end of a text that goes on which wait for what follows, where there is a hook: it must see whole what
+it is to find, and not the halves of it in two passages."""
 QUIET_S = 60.0
 """After so long without a new token a text is taken to have ended."""
 _NOTHING_HIDDEN: NDArray[np.bool_] = np.zeros(0, dtype=bool)

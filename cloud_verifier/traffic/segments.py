@@ -2,8 +2,8 @@
 
     log/2026-11-22/20261122T101500.250000-verifier-1-3fa9c1d2-000001.parquet
 
-A segment is named after the moment of its first passage, who wrote it, and a number. It is there whole or not at all, and
-only ever replaced as a whole. Merging writes the merged segment first and deletes its sources then: where that is
+A segment is named after the moment of its first passage, who wrote it, and a number. It is there whole or not at all,
+and only ever replaced as a whole. Merging writes the merged segment first and deletes its sources then: where that is
 interrupted passages are there twice, and readers take each once.
 """
 

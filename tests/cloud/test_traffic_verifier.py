@@ -11,6 +11,7 @@ import sys
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ class Device:
 
 
 class Reading:
-    """What comes on one stream; every commit is confirmed."""
+    """What comes on one stream; every commit but the last is confirmed."""
 
     def __init__(self, stream: Stream, base: int = 0) -> None:
         """base: tokens that the device has already."""
@@ -98,8 +99,8 @@ class Reading:
         message = await self.stream.read()
         if message.HasField("release"):
             self.serials.append(message.release.serial)
-        if message.commit.token:
-            self.tokens += message.commit.token
+        self.tokens += message.commit.token
+        if message.commit.token and message.commit.finish == session_pb2.FINISH_NONE:
             base = self._base + len(self.tokens)
             await self.stream.send(append=session_pb2.Append(first_id=1, base=base, idle=True))
 
@@ -121,11 +122,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def cluster(model: Path, traffic: Path) -> AsyncIterator[tuple[Registry, Process, Device]]:
     registry = Registry()
     signer = registry.trust(Signer.generate())
-    async with serving(registry) as coordinator, verifier(model, traffic, coordinator) as (process, address):
-        async with channels.channel(address) as channel:
-            stub = session_pb2_grpc.VerifierStub(channel)
-            described = await stub.Describe(session_pb2.DescribeRequest())
-            yield registry, process, Device(stub, signer, described.target)
+    async with (
+        serving(registry) as coordinator,
+        verifier(model, traffic, coordinator) as (process, address),
+        channels.channel(address) as channel,
+    ):
+        stub = session_pb2_grpc.VerifierStub(channel)
+        described = await stub.Describe(session_pb2.DescribeRequest())
+        yield registry, process, Device(stub, signer, described.target)
 
 
 def recorded(traffic: Path, session_id: str) -> list[Passage]:
@@ -133,7 +137,7 @@ def recorded(traffic: Path, session_id: str) -> list[Passage]:
 
 
 def tokens_of(passages: list[Passage]) -> list[int]:
-    assert all(one.end == other.start for one, other in zip(passages, passages[1:], strict=False))
+    assert all(one.end == other.start for one, other in pairwise(passages))
     return [token for passage in passages for token in passage.tokens.tolist()]
 
 

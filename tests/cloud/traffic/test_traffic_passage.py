@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ def test_what_is_hidden_is_left_out_and_all_else_keeps_its_position(whole: Passa
     kept = {whole.start + i: int(token) for i, token in enumerate(whole.tokens) if not hidden[i]}
     assert seen == kept
     assert all(len(part) for part in left)
-    assert all(one.end < other.start for one, other in zip(left, left[1:], strict=False))
+    assert all(one.end < other.start for one, other in pairwise(left))
 
 
 def test_another_source_is_not_the_same_texts_next_part() -> None:
