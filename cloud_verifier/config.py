@@ -113,7 +113,7 @@ class VerifierConfig(BaseSettings):
     traffic_top: int = Field(default=32, ge=1, le=256)
     """K: likeliest ids that are recorded of each position."""
     traffic_redact: str = Field(default="", pattern=r"^([\w.]+:\w+)?$")
-    """`module:function` that says which tokens are kept out: (tokens, traffic_class, tenant) -> mask, true for those."""
+    """`module:function` that says which tokens are kept out: (tokens, traffic_class, tenant) -> mask, true there."""
     traffic_max_bytes: int = Field(default=8 << 30, ge=1 << 20)
     """Above which the log's oldest segments are deleted."""
 

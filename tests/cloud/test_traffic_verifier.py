@@ -86,23 +86,22 @@ class Device:
 
 
 class Reading:
-    """What comes on one stream; every commit but the last is confirmed."""
+    """What comes on one stream."""
 
-    def __init__(self, stream: Stream, base: int = 0) -> None:
-        """base: tokens that the device has already."""
+    def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self.tokens: list[int] = []
         self.serials: list[int] = []
-        self._base = base
 
     async def message(self) -> None:
         message = await self.stream.read()
+        self.tokens += message.commit.token
         if message.HasField("release"):
             self.serials.append(message.release.serial)
-        self.tokens += message.commit.token
-        if message.commit.token and message.commit.finish == session_pb2.FINISH_NONE:
-            base = self._base + len(self.tokens)
-            await self.stream.send(append=session_pb2.Append(first_id=1, base=base, idle=True))
+
+    async def confirm(self) -> None:
+        """All that has come: no verifier commits more than 64 tokens beyond it."""
+        await self.stream.send(append=session_pb2.Append(first_id=1, base=len(self.tokens), idle=True))
 
     async def until(self, count: int) -> list[int]:
         """All tokens so far, once there are so many."""
@@ -147,7 +146,7 @@ async def test_what_a_ticket_allows_is_recorded_and_nothing_else(model, tmp_path
         registry.release_serial = 7
         allowed = Reading(await device.open("allowed", 40, keep_s=3600.0))
         private = Reading(await device.open("private", 40, keep_s=0.0))
-        resumed = Reading(await device.open("resumed", 60, keep_s=3600.0, received=tuple(expected[:45])), 45)
+        resumed = Reading(await device.open("resumed", 60, keep_s=3600.0, received=tuple(expected[:45])))
         await allowed.until(10)
         await allowed.stream.send(draft=session_pb2.DraftInUse(release="r2"))
         assert await allowed.until(40) == await private.until(40) == expected[:40]
@@ -182,6 +181,7 @@ async def test_a_kill_loses_no_more_than_one_flush_interval(model, tmp_path, ref
         began = time.monotonic()
         while time.monotonic() < began + 2.5 * FLUSH_S:
             await reading.message()
+            await reading.confirm()
             got.append((time.monotonic(), len(reading.tokens)))
         process.send_signal(signal.SIGKILL)
         killed = time.monotonic()
