@@ -83,6 +83,8 @@ class Verifier:
             await host.stop()
             if self._recorder is not None:
                 await asyncio.to_thread(self._recorder.close)
+                if host.stats.unrecorded:
+                    log.warning("%d tokens went unrecorded: the front did not keep up", host.stats.unrecorded)
 
     def _check_open(self) -> None:
         """Only a coordinator's tickets tell a customer from a stranger; TLS does not. Raises BadRequest."""
