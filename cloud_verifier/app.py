@@ -65,6 +65,9 @@ def parse(arguments: Sequence[str] | None = None) -> VerifierConfig:
     parser.add_argument("--nodes-per-step", type=int, help="k: nodes one step takes from one session (default: 10)")
     parser.add_argument("--patience-ms", type=int, help="wait for a device's nodes before a plain step (default: 8)")
     parser.add_argument("--price", type=float, help="least survival (0..1) that a node is worth sending at")
+    parser.add_argument(
+        "--traffic", help="directory or URL for the traffic log of tenants that allow it (default: none)"
+    )
     given = {key: value for key, value in vars(parser.parse_args(arguments)).items() if value is not None}
     try:
         return VerifierConfig(**given)

@@ -103,6 +103,20 @@ class VerifierConfig(BaseSettings):
     """Least survival that a node must have to be worth sending; devices are told more while the verifier is busy."""
     patience_ms: int = Field(default=8, ge=0, le=60_000)
 
+    traffic: str = ""
+    """Directory or fsspec URL of the traffic log (docs/traffic.md); where it is empty nothing is recorded, and never of
+    a session whose ticket does not allow it."""
+    traffic_flush_s: float = Field(default=10.0, ge=0.1, le=3600.0)
+    """What is recorded is written after so long at the latest: what a kill loses."""
+    traffic_flush_tokens: int = Field(default=16_384, ge=1, le=1 << 24)
+    """And sooner once there are so many."""
+    traffic_top: int = Field(default=32, ge=1, le=256)
+    """K: likeliest ids that are recorded of each position."""
+    traffic_redact: str = Field(default="", pattern=r"^([\w.]+:\w+)?$")
+    """`module:function` that says which tokens are kept out: (tokens, traffic_class, tenant) -> mask, true there."""
+    traffic_max_bytes: int = Field(default=8 << 30, ge=1 << 20)
+    """Above which the log's oldest segments are deleted."""
+
     pace_ms: float = Field(default=0.0, ge=0.0, le=60_000.0)
     """For benchmarks: a forward pass of n rows takes at least `pace_ms + pace_row_ms * n`, as on a slower machine. The
     target's name says so."""

@@ -44,6 +44,8 @@ class EngineHost:
         self._quiet_s = 0.0
         """How long this process has run without a word from the engine."""
         self.stats = pb.EngineStats()
+        self.on_produced: Callable[[pb.EngineEvent], None] = lambda event: None
+        """Gets what recorded sessions produced; the last of it behind the commit that ends a session."""
         self.ended = asyncio.Event()
         """Set when the engine process is gone, whether asked to go or not."""
 
@@ -176,6 +178,8 @@ class EngineHost:
             case "ready":
                 if not self._ready.done():
                     self._ready.set_result(event.ready)
+            case "produced":
+                self.on_produced(event)
             case "progress":
                 self._on_progress(event.progress.text)
             case "failure" if not self._ready.done():

@@ -16,10 +16,12 @@ from cloud_verifier.engine.colocated import ColocatedDraft
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Committed, Engine, Event, Failed
 from cloud_verifier.engine.model import Progress, TargetModel
+from cloud_verifier.engine.produced import Produced
 from cloud_verifier.engine.profile import profile, report
 from cloud_verifier.engine.selftest import self_test
 from cloud_verifier.engine.step_pace import StepPace
 from cloud_verifier.ipc import EngineEnd, failure_to_event
+from cloud_verifier.traffic.codec import produced_to_proto
 from outrider.core.errors import InternalError, OutriderError
 from outrider.core.tokenizer_json import token_table
 from outrider.core.vocabulary import compare_token_tables
@@ -45,6 +47,8 @@ class EngineLoop:
         self._epochs: dict[str, int] = {}
         """session id -> the epoch that the engine has it in"""
         self._stats_due = 0.0
+        self._unrecorded = 0
+        """Tokens of recorded sessions that the front was not told of, since it did not keep up."""
         self._quit = False
 
     def run(self) -> None:
@@ -54,6 +58,15 @@ class EngineLoop:
             if time.monotonic() >= self._stats_due:
                 events.append(self._stats())
             self._end.send(events)
+            self._record(self._engine.produced())
+
+    def _record(self, produced: list[Produced]) -> None:
+        """Behind the commits, and only as far as they are not held up."""
+        for one in produced:
+            visit = one.visit
+            event = pb.EngineEvent(session_id=visit.session_id, epoch=visit.epoch, produced=produced_to_proto(one))
+            if not self._end.offer(event):
+                self._unrecorded += len(visit.tokens)
 
     def _patience(self) -> float:
         """Seconds to wait for requests: none while a step is due."""
@@ -92,6 +105,8 @@ class EngineLoop:
                 self._engine.cancel(session_id, codecs.cancel_from_proto(request.cancel))
             case "tune":
                 self._tune(session_id, request.tune)
+            case "draft":
+                self._engine.drafts_with(session_id, codecs.draft_in_use_from_proto(request.draft))
             case "stop":
                 del self._epochs[session_id]
                 self._engine.stop(session_id)
@@ -104,6 +119,8 @@ class EngineLoop:
             codecs.limits_from_proto(start.limits),
             codecs.directive_from_proto(start.directive),
             start.salt,
+            start.draft_release,
+            start.record,
         )
         self._epochs[request.session_id] = request.epoch
 
@@ -138,6 +155,7 @@ class EngineLoop:
                 prefix_tokens=stats.prefix_tokens,
                 kv_cached=stats.kv_cached,
                 kv_reserved=stats.kv_reserved,
+                unrecorded=self._unrecorded,
                 sessions=[
                     pb.SessionStats(
                         session_id=session_id,
@@ -149,6 +167,9 @@ class EngineLoop:
                         verdicts=session.verdicts,
                         draft_ms=session.draft_ms,
                         nodes_per_level=session.nodes_per_level,
+                        draft_release=session.draft_release,
+                        guessed=session.guessed,
+                        right=session.right,
                     )
                     for session_id, session in stats.sessions.items()
                 ],
@@ -270,6 +291,7 @@ def _serve(config: VerifierConfig, end: EngineEnd, load: Callable[..., TargetMod
             ordering=config.ordering,
             first_token_s=config.first_token_s,
             standing_s=config.standing_s,
+            record_top=config.traffic_top,
         ),
         cost=cost,
         colocated=_colocated(config, model, progress),

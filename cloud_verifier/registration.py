@@ -57,6 +57,8 @@ class Registration:
         self._coordinator = coordinator
         self._interval_s = 1.0
         self._public_keys: dict[str, bytes] = {}
+        self.release_serial = 0
+        """Of the draft releases that are to be had, by the last report's answer (ReleaseNotice); 0 for none."""
         self._wanted = asyncio.Event()
         """Somebody waits for the next report's keys."""
         self._reported: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -124,6 +126,7 @@ class Registration:
         answer = await self._call(self._stub.Report, request)
         if answer.public_keys:
             self._public_keys = dict(answer.public_keys)
+        self.release_serial = answer.release_serial
         if not answer.known:
             log.info("the coordinator does not know this verifier; registering again")
             await self._register()

@@ -16,6 +16,9 @@ from cloud_verifier.artifacts import Catalogue
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_host import EngineHost
 from cloud_verifier.session_stream import Requests, SessionStream
+from cloud_verifier.terms import Terms
+from cloud_verifier.traffic.codec import Source
+from cloud_verifier.traffic.recorder import Recorder
 from outrider.core.errors import (
     BadRequest,
     Draining,
@@ -25,7 +28,7 @@ from outrider.core.errors import (
     Unavailable,
     VocabularyMismatch,
 )
-from outrider.core.protocol.messages import Directive, SessionLimits
+from outrider.core.protocol.messages import Directive
 from outrider.wire import codecs
 from outrider.wire.status import abort, aborting
 from outrider.wire.ticket import Claims
@@ -55,9 +58,14 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         vocabulary_hash: bytes,
         authorise: Authorise,
         newcomer: Callable[[], None] = lambda: None,
+        recorder: Recorder | None = None,
     ) -> None:
-        """newcomer: called when it shows how far away a new session's device is."""
+        """newcomer: called when it shows how far away a new session's device is.
+
+        recorder: told of the sessions that may be recorded; without one nothing is.
+        """
         self._config = config
+        self._recorder = recorder
         self._newcomer = newcomer
         self._host = host
         self._ready = ready
@@ -75,6 +83,8 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         """session id -> tenant, of live streams"""
         self.rtt_ms: dict[str, float] = {}
         """session id -> round trip measured by ping, of live streams"""
+        self._releases = 0
+        """Serial of the draft releases that are to be had, as the coordinator last told it; 0 where there are none."""
 
     async def Describe(self, request: session_pb2.DescribeRequest, context: Context) -> session_pb2.DescribeResponse:
         return session_pb2.DescribeResponse(
@@ -106,11 +116,13 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         stream: SessionStream | None = None
         watching: asyncio.Task[None] | None = None
         try:
-            opening, limits, tenant = await self._admit(requests)
-            stream = SessionStream(self._host, self._config, opening, limits, self._ready.vocabulary_size)
-            stream.begin(self._salt(tenant, opening.session_id))
-            self.tenants[opening.session_id] = tenant
+            opening, terms = await self._admit(requests)
+            stream = SessionStream(self._host, self._config, opening, terms, self._ready.vocabulary_size)
+            stream.begin(self._salt(terms.tenant, opening.session_id), record=self._may_record(terms))
+            self._record(stream, opening)
+            self.tenants[opening.session_id] = terms.tenant
             self._streams[opening.session_id] = stream
+            stream.announce(self._releases)  # how old what its device knows is, nobody can tell
             watching = asyncio.create_task(self._leave_when_silent(stream))
             yield self._opened(stream)
             async with contextlib.aclosing(stream.messages(requests, self._note_rtt)) as messages:
@@ -132,6 +144,18 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         if stream is not None and stream.epoch == epoch:
             stream.steer(directive)
 
+    def announce(self, serial: int) -> None:
+        """Draft releases are to be had up to this serial: devices that have not heard of it are told once."""
+        if serial != self._releases:
+            self._releases = serial
+            for stream in self._streams.values():
+                stream.announce(serial)
+
+    def traffic_class(self, session_id: str) -> str:
+        """By its ticket; empty for one that is not here."""
+        stream = self._streams.get(session_id)
+        return stream.terms.traffic_class if stream else ""
+
     async def finished(self) -> None:
         """Wait until no session is live."""
         while self.tenants:
@@ -149,14 +173,34 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         await stream.silence()
         self._leave(stream)
 
+    def _may_record(self, terms: Terms) -> bool:
+        """Both its tenant and whoever runs this verifier must want it."""
+        return self._recorder is not None and terms.keep_s > 0.0
+
+    def _record(self, stream: SessionStream, opening: codecs.Open) -> None:
+        if self._recorder is None or not stream.recorded:
+            return
+        terms = stream.terms
+        source = Source(
+            session_id=stream.session_id,
+            tenant=terms.tenant,
+            traffic_class=terms.traffic_class,
+            weights_hash=self._ready.target.weights_hash,
+            temperature=opening.attach.sampling.temperature,
+            keep_s=terms.keep_s,
+        )
+        self._recorder.begin(source, stream.epoch)
+
     def _leave(self, stream: SessionStream) -> None:
+        if self._recorder is not None and stream.recorded:
+            self._recorder.end(stream.session_id, stream.epoch)
         if stream.close():
             self.tenants.pop(stream.session_id, None)
             self._streams.pop(stream.session_id, None)
             self._left.set()
             self.rtt_ms.pop(stream.session_id, None)
 
-    async def _admit(self, requests: Requests) -> tuple[codecs.Open, SessionLimits, str]:
+    async def _admit(self, requests: Requests) -> tuple[codecs.Open, Terms]:
         """The first message, allowed by its ticket."""
         self._refuse_while_draining()
         try:
@@ -178,7 +222,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
                 f" {self._vocabulary_hash.hex()[:16]}, the target's; fetch its tokenizer again"
             )
         if claims is None:
-            return opening, self._config.limits, "default"
+            return opening, Terms(self._config.limits)
         if claims.session_id != opening.session_id:
             raise PermissionDenied(f"the ticket is for another session than {opening.session_id!r}")
         served = self._ready.target.weights_hash, self._ready.target.tokenizer_hash
@@ -192,7 +236,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
                 f"attach.epoch is {opening.attach.epoch}, must be between {claims.epoch_first} and"
                 f" {claims.epoch_last}, the ticket's; resume at the coordinator for more"
             )
-        return opening, claims.limits, claims.tenant
+        return opening, Terms.of(claims)
 
     def _refuse_while_draining(self) -> None:
         if self.draining:

@@ -14,8 +14,9 @@ from cloud_verifier import ipc
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_host import EngineHost, Inbox
 from cloud_verifier.pace import Pace
+from cloud_verifier.terms import Terms
 from outrider.core.errors import ProtocolViolation, Unavailable
-from outrider.core.protocol.messages import Directive, SessionLimits
+from outrider.core.protocol.messages import Directive
 from outrider.wire import codecs
 from outrider.wire.v1 import engine_pb2, session_pb2
 
@@ -40,11 +41,12 @@ class SessionStream:
         host: EngineHost,
         config: VerifierConfig,
         opening: codecs.Open,
-        limits: SessionLimits,
+        terms: Terms,
         vocabulary_size: int,
     ) -> None:
         self.session_id = opening.session_id
-        self.limits = limits
+        self.terms = terms
+        self.limits = terms.limits
         self._host = host
         self._config = config
         self._opening = opening
@@ -69,6 +71,10 @@ class SessionStream:
         """When the coordinator has last said how far to speculate."""
         self._untold = False
         """Whether the device has not been told of the base yet."""
+        self.recorded = False
+        """Whether the engine tells what is produced."""
+        self._releases = self._releases_told = 0
+        """Serials of the draft releases that are to be had, and of those that the device was told of."""
 
     def directive(self) -> Directive:
         """What the device is told from now on."""
@@ -80,6 +86,12 @@ class SessionStream:
         above the session's limits."""
         self._steered_at = time.monotonic()
         self._adopt(directive)
+
+    def announce(self, serial: int) -> None:
+        """Other draft releases are to be had: the device is told next, once."""
+        self._releases = serial
+        if self._inbox is not None and serial > self._releases_told:
+            self._inbox.put_nowait(engine_pb2.EngineEvent())  # so that somebody looks
 
     def _adopt(self, directive: Directive) -> None:
         bounded = replace(
@@ -97,13 +109,17 @@ class SessionStream:
         self._untold = True
         self._inbox.put_nowait(engine_pb2.EngineEvent())  # so that somebody looks
 
-    def begin(self, salt: str) -> None:
+    def begin(self, salt: str, record: bool = False) -> None:
+        """record: whether what is produced shall be recorded. Raises Fenced or Unavailable."""
         self._inbox = self._host.register(self.session_id, self.epoch)
+        self.recorded = record
         start = engine_pb2.Start(
             attach=codecs.attach_to_proto(self._opening.attach),
             limits=codecs.limits_to_proto(self.limits),
             directive=codecs.directive_to_proto(self._config.directive),
             salt=salt,
+            draft_release=self.terms.draft_release,
+            record=record,
         )
         self._host.send(self._request(start=start))
 
@@ -124,7 +140,7 @@ class SessionStream:
     async def messages(
         self, requests: Requests, on_rtt: Callable[[str, float], None]
     ) -> AsyncGenerator[session_pb2.ServerMessage, None]:
-        """Commits, pings and directives until the sequence ends. Raises what ended the session otherwise.
+        """Commits, pings, directives and notices until the sequence ends. Raises what ended the session otherwise.
 
         A device that has closed its side can still receive: it gets what comes before its silence ends the session.
         """
@@ -151,6 +167,9 @@ class SessionStream:
                 if self._untold or (pinged and self._load_changed()):
                     self._untold = False
                     yield session_pb2.ServerMessage(directive=codecs.directive_to_proto(self.directive()))
+                if self._releases > self._releases_told:
+                    self._releases_told = self._releases
+                    yield session_pb2.ServerMessage(release=session_pb2.ReleaseNotice(serial=self._releases))
         finally:
             reading.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
@@ -184,9 +203,13 @@ class SessionStream:
                         await self._host.drain()
                 case "pong":
                     self._measure(message.pong.nonce, on_rtt)
+                case "draft":
+                    codecs.draft_in_use_from_proto(message.draft)
+                    self._host.send(self._request(draft=message.draft))
+                    await self._host.drain()
                 case kind:
                     raise ProtocolViolation(
-                        f"a message of kind {kind} came mid-stream, must be append, cancel or pong", field="kind"
+                        f"a message of kind {kind} came mid-stream, must be append, cancel, pong or draft", field="kind"
                     )
             if delay_s := pace.delay_s(len(message.append.token)):
                 await asyncio.sleep(delay_s)  # what is not read stays with the device, by flow control

@@ -17,6 +17,7 @@ from cloud_verifier.engine_host import EngineHost
 from cloud_verifier.loading import Gate, Progress
 from cloud_verifier.registration import Registration
 from cloud_verifier.service import VerifierService
+from cloud_verifier.traffic.recorder import Recorder
 from outrider.core.errors import BadRequest
 from outrider.core.tokenizer_json import token_table
 from outrider.core.vocabulary import vocabulary_hash
@@ -42,6 +43,7 @@ class Verifier:
         self._id = config.verifier_id or f"verifier-{secrets.token_hex(4)}"
         self._health = health.aio.HealthServicer()
         self._registration: Registration | None = None
+        self._recorder: Recorder | None = None
         self._progress = Progress()
         self._gate = Gate(self._progress)
 
@@ -57,6 +59,7 @@ class Verifier:
             if tls is not None:
                 tls.credentials()  # a missing file is told before a model is loaded
         catalogue = Catalogue.of_target(self._config.model, self._config.draft)
+        self._recorder = self._traffic()
         host = EngineHost(self._config, on_progress=self._progress)
         grpc_server = server()
         starting = asyncio.create_task(self._start(host, grpc_server, catalogue))
@@ -78,6 +81,10 @@ class Verifier:
                 await self._registration.close()
             await grpc_server.stop(0.0)
             await host.stop()
+            if self._recorder is not None:
+                await asyncio.to_thread(self._recorder.close)
+                if host.stats.unrecorded:
+                    log.warning("%d tokens went unrecorded: the front did not keep up", host.stats.unrecorded)
 
     def _check_open(self) -> None:
         """Only a coordinator's tickets tell a customer from a stranger; TLS does not. Raises BadRequest."""
@@ -98,6 +105,17 @@ class Verifier:
                 " devices reach this verifier",
                 field="advertise",
             )
+
+    def _traffic(self) -> Recorder | None:
+        """What records, where there is a log to record to. Raises BadRequest where it cannot."""
+        config = self._config
+        if not config.traffic:
+            return None
+        from cloud_verifier.traffic.opening import KeptRecorder  # needs pyarrow
+
+        if not config.coordinator:
+            log.warning("nothing will be recorded: only a coordinator's tickets tell what may be")
+        return KeptRecorder(config, self._id)
 
     async def _start(self, host: EngineHost, grpc_server: grpc.aio.Server, catalogue: Catalogue) -> VerifierService:
         port = bind(grpc_server, self._config.listen, tls=self._config.tls, insecure=self._config.insecure)
@@ -129,6 +147,8 @@ class Verifier:
                 tls=self._config.coordinator_tls,
                 insecure=self._config.insecure,
             )
+        if self._recorder is not None:
+            host.on_produced = self._recorder.take
         registration = self._registration
         return VerifierService(
             self._config,
@@ -139,6 +159,7 @@ class Verifier:
             vocabulary_hash=digest,
             authorise=registration.authorise if registration else _everybody,
             newcomer=self._introduce,
+            recorder=self._recorder,
         )
 
     def _introduce(self) -> None:
@@ -215,6 +236,7 @@ class Verifier:
         while True:
             for session_id, epoch, directive in await self._registration.report(_report(service, host)):
                 service.steer(session_id, epoch, directive)
+            service.announce(self._registration.release_serial)
             await self._registration.pause()
 
 
@@ -249,6 +271,10 @@ def _report(service: VerifierService, host: EngineHost) -> coordinator_pb2.Repor
                 verdicts=session.verdicts,
                 draft_ms=session.draft_ms,
                 nodes_per_level=session.nodes_per_level,
+                draft_release=session.draft_release,
+                traffic_class=service.traffic_class(session.session_id),
+                guessed=session.guessed,
+                right=session.right,
             )
             for session in stats.sessions
             # The engine's figures are a moment old: a session that has left must not take its seat once more.

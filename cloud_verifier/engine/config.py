@@ -29,13 +29,16 @@ class EngineConfig:
     """Longest time that a session may stand still because its device confirms nothing (rule 16)."""
     prefix_cache: bool = True
     """Keep what was computed in slots that no live session needs, and begin sessions with it."""
+    record_top: int = 32
+    """K: likeliest ids that are told of each position of a recorded session."""
     remembered_sessions: int = 65_536
     """Ids whose greatest epoch is remembered after they ended."""
     remembered_tokens: int = 4_000_000
     """Tokens, over all ended sessions, kept for devices that come back without having received them; 4 bytes each."""
 
     def __post_init__(self) -> None:
-        for name in ("kv_slots", "token_budget", "prefill_chunk", "max_sessions", "first_token_s", "standing_s"):
+        names = "kv_slots", "token_budget", "prefill_chunk", "max_sessions", "first_token_s", "standing_s", "record_top"
+        for name in names:
             if not getattr(self, name) >= 1:
                 raise BadRequest.bound(name, getattr(self, name), "at least 1")
         if self.token_budget < 2:

@@ -27,6 +27,7 @@ from cloud_verifier.engine.ledger import StepLedger, StepWatch
 from cloud_verifier.engine.memory import SessionMemory, TenantOdds, fingerprint
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.ordering import ORDERINGS, Ordering, at_half_price
+from cloud_verifier.engine.produced import Produced, Recording
 from cloud_verifier.engine.scheduler import Grant, Plan, Wait, schedule
 from cloud_verifier.engine.session import EngineSession
 from cloud_verifier.engine.stats import EngineStats, Rate, SessionStats
@@ -124,6 +125,7 @@ class Engine:
         self._admission = Admission(self.config, self._pool, self._ledger, self._live)
         self._memory = SessionMemory(self.config.remembered_sessions, self.config.remembered_tokens)
         self._outbox: list[Event] = []
+        self._recording = Recording(self.config.record_top)
         self._steps = self._committed = self._evaluated = self._accepted = self._prefilled = 0
         self._prefix_hits = self._prefix_tokens = 0
         self._rate = Rate(clock())
@@ -133,12 +135,20 @@ class Engine:
     # What the caller may do between steps
 
     def start(
-        self, session_id: str, attach: Attach, limits: SessionLimits, directive: Directive, salt: str = ""
+        self,
+        session_id: str,
+        attach: Attach,
+        limits: SessionLimits,
+        directive: Directive,
+        salt: str = "",
+        draft: str = "",
+        record: bool = False,
     ) -> None:
         """Take a session (rule 9). Raises BadRequest, Fenced or Overloaded, and then nothing has changed.
 
         A live session of the same id in an older epoch is replaced.
         salt: only sessions with the same one, those of one tenant, share what was computed.
+        draft: release that its device drafts with at first. record: whether `produced` tells of it.
         """
         check_attach(attach, limits, self.model, self._pool.slots)
         newest = self._memory.epoch(session_id)
@@ -158,6 +168,8 @@ class Engine:
             odds=self._odds.of(salt),
             now=self._clock(),
             step=self._steps,
+            draft=draft,
+            record=record,
         )
         self._make_room(session, older)
 
@@ -214,6 +226,12 @@ class Engine:
         if rtt_ms is not None:
             session.rtt_ms = rtt_ms
 
+    def drafts_with(self, session_id: str, draft: str) -> None:
+        """The session's device drafts with another release from here on."""
+        session = self._live.get(session_id)
+        if session is not None:
+            session.drafts_with(draft)
+
     def next_deadline(self) -> float | None:
         """When `step` next has something to do, on the engine's clock; the past means now, None not before a call."""
         if self._outbox:
@@ -236,6 +254,10 @@ class Engine:
             self._run(decision)
         events, self._outbox = self._outbox, []
         return events
+
+    def produced(self) -> list[Produced]:
+        """What the last step produced in recorded sessions, once; computed here, when its events have gone out."""
+        return self._recording.take()
 
     def stats(self) -> EngineStats:
         """A snapshot."""
@@ -290,6 +312,7 @@ class Engine:
     def _run(self, plan: Plan) -> None:
         watch = self._ledger.begin()
         self._decision = None
+        self._recording.clear()
         plan = self._draft(plan)
         watch.lap()
         self._favour(plan.behind)
@@ -375,6 +398,8 @@ class Engine:
             if rows.batch is not None:
                 try:
                     walked = rows.session.walk(rows.batch, logits[start : start + 1 + len(rows.batch.ids)])
+                    if rows.session.record:
+                        self._recording.note(rows.session, walked, logits, start)
                 except Exception as error:
                     log.warning("session %s fails at its walk: %s", rows.session.session_id, error)
                     self._fail_all([rows.session], str(error))

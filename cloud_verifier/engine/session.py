@@ -54,12 +54,19 @@ class EngineSession:
         odds: ChildOdds,
         now: float,
         step: int,
+        draft: str = "",
+        record: bool = False,
     ) -> None:
-        """odds: those of the tenant's sessions, from which this one's start; they learn along."""
+        """odds: those of the tenant's sessions, from which this one's start; they learn along.
+
+        draft: release that its device drafts with. record: whether what is produced goes on record.
+        """
         attach = protocol.attach
         self.session_id = session_id
         self.protocol = protocol
         self.directive = directive
+        self.draft = draft
+        self.record = record
         self.rtt_ms = 0.0
         self._empty_answers = 0
         self._in_vain = 0
@@ -114,6 +121,9 @@ class EngineSession:
             verdicts=self.protocol.verdicts.known(),
             draft_ms=1e3 * self._draft_s.value,
             nodes_per_level=self._per_level.value,
+            draft_release=self.draft,
+            guessed=self.protocol.verdicts.judged,
+            right=self.protocol.verdicts.right,
         )
 
     def append(self, message: Append, now: float) -> None:
@@ -135,6 +145,11 @@ class EngineSession:
             self._empty_answers = 0
         elif message.idle:
             self._empty_answers += 1
+
+    def drafts_with(self, draft: str) -> None:
+        """Its device drafts with another release from here on."""
+        self.draft = draft
+        self.protocol.drafts_anew()
 
     def begin(self, step: int, now: float) -> None:
         """It has rows in the step that begins."""

@@ -31,6 +31,12 @@ class SessionStats:
     """Of its device for one level of its tree; 0 where it has not shown."""
     nodes_per_level: float = 0.0
     """A level's guess and its siblings; 0 where no node was evaluated."""
+    draft_release: str = ""
+    """That its device says it drafts with."""
+    guessed: int = 0
+    """Positions for which that draft guessed, as far as its guesses came to be judged."""
+    right: int = 0
+    """Of them, those where its first guess was right."""
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,20 @@ class Verdicts:
         self._end = position
         self._most = most
         self._kept = bytearray()
+        self.judged = 0
+        """Positions of whose guesses the first one was judged, since `restart`."""
+        self.right = 0
+        """Of them, those where it was right."""
 
-    def settle(self, token: int, guesses: Iterable[int]) -> None:
-        """The next position's token is committed. guesses: those that were there, the first one first."""
+    def restart(self) -> None:
+        """The device guesses with another draft from now on, which is counted from 0."""
+        self.judged = self.right = 0
+
+    def settle(self, token: int, guesses: Iterable[int], counts: bool = True) -> None:
+        """The next position's token is committed. guesses: those that were there, the first one first.
+
+        counts: whether the first one came from the draft in use.
+        """
         verdict = UNKNOWN
         for order, guess in enumerate(guesses):
             if guess == token:
@@ -34,6 +45,8 @@ class Verdicts:
             verdict = MISS
         self._kept.append(verdict)
         self._end += 1
+        if counts and verdict != UNKNOWN:
+            self._count(verdict == HIT)
         if len(self._kept) > 2 * self._most:
             del self._kept[: -self._most]
 
@@ -45,9 +58,14 @@ class Verdicts:
         before = self._kept[index]
         if before == UNKNOWN:
             self._kept[index] = HIT if right else MISS
+            self._count(right)
         elif before == MISS and right:
             self._kept[index] = SIBLING
 
     def known(self) -> bytes:
         """Oldest first; positions for which nothing was guessed are left out."""
         return bytes(self._kept[-self._most :]).translate(None, _NOT_GUESSED)
+
+    def _count(self, right: bool) -> None:
+        self.judged += 1
+        self.right += right

@@ -6,6 +6,7 @@ can show. Every refusal is a BadRequest that names field, value and bound.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -34,6 +35,8 @@ MAX_HASH_BYTES = 64
 _MAX_ID = 2**63 - 1
 _MAX_CAP = 65_536
 _MIN_STEP_MS = 1e-3
+_LABEL = re.compile(r"[A-Za-z0-9._-]{0,64}")
+"""A name of the application's or of a release: it may become part of a key."""
 
 
 @dataclass(frozen=True)
@@ -246,6 +249,13 @@ def ping_to_proto(ping: Ping) -> pb.Ping:
 def ping_from_proto(message: pb.Ping) -> Ping:
     _between("ping.rtt_ms", message.rtt_ms, 0.0, 1e6)
     return Ping(message.nonce, message.rtt_ms)
+
+
+def draft_in_use_from_proto(message: pb.DraftInUse) -> str:
+    """The release; empty where the device drafts no longer."""
+    if not _LABEL.fullmatch(message.release):
+        raise BadRequest.bound("draft.release", repr(message.release[:80]), "at most 64 letters, digits, '.', '_', '-'")
+    return message.release
 
 
 def open_to_proto(message: Open) -> pb.Open:

@@ -184,6 +184,7 @@ async def front(
     authorise: Callable[[bytes], Awaitable[Any]] = everybody,
     catalogue: Catalogue | None = None,
     newcomer: Callable[[], None] = lambda: None,
+    recorder: Any = None,
     **settings: Any,
 ) -> AsyncIterator[Front]:
     config = VerifierConfig(model=model, **settings)
@@ -198,6 +199,7 @@ async def front(
         vocabulary_hash=VOCABULARY_HASH,
         authorise=authorise,
         newcomer=newcomer,
+        recorder=recorder,
     )
     server = channels.server()
     session_pb2_grpc.add_VerifierServicer_to_server(service, server)

@@ -155,3 +155,31 @@ def test_without_its_extra_it_ends_with_one_line_that_names_it(tmp_path, missing
     [line] = ran.stderr.splitlines()
     assert f"No module named {missing}" in line
     assert "pip install 'outrider[verifier]'" in line
+
+
+# --- its traffic log
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"traffic": "{}/tokenizer.json/log"}, "where nothing can be written"),
+        ({"traffic": "nosuchstore://log"}, "where nothing can be written"),
+        ({"traffic": "{}/log", "traffic_redact": "nosuchmodule:hook"}, "cannot be imported"),
+    ],
+)
+def test_a_log_or_a_hook_that_cannot_be_is_refused_before_the_model_is_read(tmp_path, settings, said):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert said in refusal(model=tmp_path, **{name: value.format(tmp_path) for name, value in settings.items()})
+
+
+def test_a_hook_is_named_by_module_and_function(monkeypatch, complaint):
+    monkeypatch.setenv("OUTRIDER_VERIFIER_TRAFFIC_REDACT", "/etc/hook.py")
+    assert "traffic_redact: String should match pattern" in complaint("--model", "m")
+
+
+def test_only_recording_needs_pyarrow(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    ran = command(tmp_path, "pyarrow", "--model", str(tmp_path), "--traffic", str(tmp_path / "log"))
+    assert ran.returncode == 2
+    assert "No module named pyarrow; the verifier needs: pip install 'outrider[verifier]'" in ran.stderr

@@ -29,6 +29,7 @@ class Registry(coordinator_pb2_grpc.RegistryServicer):
         self.refuse: Exception | None = None
         self.interval_ms = 100
         self.directives: list[pb.SessionDirective] = []
+        self.release_serial = 0
 
     async def Register(self, request, context):
         self.registrations.append(request)
@@ -39,7 +40,12 @@ class Registry(coordinator_pb2_grpc.RegistryServicer):
 
     async def Report(self, request, context):
         self.reports.append(request)
-        return pb.ReportResponse(known=self.known, public_keys=self.keys, directives=self.directives)
+        return pb.ReportResponse(
+            known=self.known,
+            public_keys=self.keys,
+            directives=self.directives,
+            release_serial=self.release_serial,
+        )
 
     async def Deregister(self, request, context):
         self.left.append(request)
@@ -180,6 +186,15 @@ async def test_a_report_brings_what_sessions_are_told(registry):
         mad = session_pb2.Directive(price=2.0)
         registry.directives.insert(0, pb.SessionDirective(session_id="x", epoch=7, directive=mad))
         assert await made.report(pb.ReportRequest()) == [("s", 7, Directive(9, 8, 3, 0.25, 4))]  # the other one holds
+
+
+async def test_a_report_brings_the_serial_of_the_releases(registry):
+    registry.release_serial = 3
+    async with serving(registry) as address, registration(address) as made:
+        await made.register()
+        assert made.release_serial == 0
+        await made.report(pb.ReportRequest())
+        assert made.release_serial == 3
 
 
 async def test_a_strange_key_is_asked_for_once_and_then_believed(registry):

@@ -64,3 +64,32 @@ def test_the_protocol_judges_what_came_in_time_what_came_late_and_what_was_not_e
     session.append(Append(1, 4, 2, (0, 4), (4, 3)))  # late: 4 for position 2; 3 below it is in time
     session.commit(session.batch(()), Walked((8,), ()))
     assert session.verdicts.known() == bytes([HIT, MISS, HIT, MISS])
+
+
+def test_positions_are_counted_once_and_by_the_first_guess() -> None:
+    verdicts = Verdicts()
+    for guesses in ([7], [8, 7], [8], []):
+        verdicts.settle(7, guesses)
+    assert (verdicts.judged, verdicts.right) == (3, 1)
+    verdicts.late(3, right=True)  # nobody had guessed there
+    verdicts.late(3, right=False)
+    verdicts.late(2, right=True)  # the first guess was another
+    assert (verdicts.judged, verdicts.right) == (4, 2)
+    verdicts.settle(7, [7], counts=False)
+    assert (verdicts.judged, verdicts.right) == (4, 2)
+    verdicts.restart()
+    assert (verdicts.judged, verdicts.right) == (0, 0)
+    assert verdicts.known() == bytes([HIT, SIBLING, SIBLING, HIT, HIT])
+
+
+def test_guesses_of_the_draft_before_do_not_count_for_the_next_one() -> None:
+    session = VerifierSession(Attach(1, (1, 2)), SessionLimits())
+    session.append(Append(1, 1, 0, (0, 1), (5, 6)))
+    session.drafts_anew()
+    session.append(Append(1, 3, 0, (2, 0), (7, 9)))  # 7 below 6, and 9 beside 5: not the first there
+    for token in (5, 6):
+        session.commit(session.batch(()), Walked((token,), ()))
+    assert (session.verdicts.judged, session.verdicts.right) == (0, 0)
+    session.commit(session.batch(()), Walked((7,), ()))
+    assert (session.verdicts.judged, session.verdicts.right) == (1, 1)
+    assert session.verdicts.known() == bytes([HIT, HIT, HIT])

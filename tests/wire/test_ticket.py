@@ -20,6 +20,9 @@ CLAIMS = Claims(
     expires_unix=NOW + 60,
     limits=SessionLimits(nodes=10, depth=9, in_flight=8, run_ahead=7),
     target=Target("demo", "sha256:aa", "sha256:bb", "float32", "sdpa", "cpu"),
+    draft_release="ab" * 32,
+    traffic_class="code",
+    keep_s=86_400.0,
 )
 
 
@@ -35,6 +38,12 @@ def keys(signer):
 
 def test_a_ticket_says_what_was_signed(signer, keys):
     assert ticket.verify(signer.sign(CLAIMS), keys, audience="v-1", now=NOW) == CLAIMS
+
+
+@pytest.mark.parametrize("keep_s", [0.0, -1.0, float("nan")])
+def test_what_does_not_say_how_long_it_may_be_kept_may_not_be_recorded(signer, keys, keep_s):
+    silent = dataclasses.replace(CLAIMS, keep_s=keep_s)
+    assert ticket.verify(signer.sign(silent), keys, audience="v-1", now=NOW).keep_s == 0.0
 
 
 def test_a_flipped_bit_anywhere_is_noticed(signer, keys):

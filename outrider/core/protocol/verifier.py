@@ -43,6 +43,8 @@ class VerifierSession:
         self.finish = self._finish_of(self.committed)
         self.tree = TokenTree(len(self.committed))
         self.verdicts = Verdicts(len(self.committed))
+        self._drafts_since = 0
+        """The last node id before the draft in use: guesses up to it are another one's."""
         self.unheard = 0
         """First position whose token the device cannot have heard yet: late guesses for earlier ones are not judged,
         or a device could pass for a good one by repeating what it was told."""
@@ -91,6 +93,11 @@ class VerifierSession:
         if message.idle and message.base == self.position:
             self.idle = True
 
+    def drafts_anew(self) -> None:
+        """The device drafts with another model from here on: `verdicts` counts the guesses that are to come alone."""
+        self._drafts_since = self.seen
+        self.verdicts.restart()
+
     def cancel(self, message: Cancel) -> Commit | None:
         """Rule 18. The last Commit, with finish CANCELLED; None for another epoch or a finished session."""
         if message.epoch != self.epoch or self.finish is not Finish.NONE:
@@ -112,7 +119,8 @@ class VerifierSession:
             raise Fenced(f"a step begun at position {batch.position} ended at {self.position}; discard it")
         start = self.position
         for token in walked.tokens:
-            self.verdicts.settle(token, self.tree.children(ROOT))
+            guesses = self.tree.children(ROOT)
+            self.verdicts.settle(token, guesses, counts=next(iter(guesses.values()), 0) > self._drafts_since)
             carried = self.tree.advance(token)
             self.committed.append(token)
             if carried is not None:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from outrider.wire.v1 import session_pb2 as outrider_dot_wire_dot_v1_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1doutrider/wire/v1/engine.proto\x12\x10outrider.wire.v1\x1a\x1eoutrider/wire/v1/session.proto\"\xe3\x02\n\rEngineRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12*\n\x06\x61ppend\x18\x02 \x01(\x0b\x32\x18.outrider.wire.v1.AppendH\x00\x12(\n\x05start\x18\x03 \x01(\x0b\x32\x17.outrider.wire.v1.StartH\x00\x12*\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x18.outrider.wire.v1.CancelH\x00\x12&\n\x04stop\x18\x05 \x01(\x0b\x32\x16.outrider.wire.v1.StopH\x00\x12&\n\x04tune\x18\x06 \x01(\x0b\x32\x16.outrider.wire.v1.TuneH\x00\x12&\n\x04quit\x18\x07 \x01(\x0b\x32\x16.outrider.wire.v1.QuitH\x00\x12-\n\x05\x64raft\x18\t \x01(\x0b\x32\x1c.outrider.wire.v1.DraftInUseH\x00\x12\r\n\x05\x65poch\x18\x08 \x01(\x04\x42\x06\n\x04kind\"\xb0\x01\n\x05Start\x12(\n\x06\x61ttach\x18\x01 \x01(\x0b\x32\x18.outrider.wire.v1.Attach\x12/\n\x06limits\x18\x02 \x01(\x0b\x32\x1f.outrider.wire.v1.SessionLimits\x12.\n\tdirective\x18\x03 \x01(\x0b\x32\x1b.outrider.wire.v1.Directive\x12\x0c\n\x04salt\x18\x04 \x01(\t\x12\x0e\n\x06record\x18\x05 \x01(\x08\"\x06\n\x04Stop\"F\n\x04Tune\x12\x0e\n\x06rtt_ms\x18\x01 \x01(\x01\x12.\n\tdirective\x18\x02 \x01(\x0b\x32\x1b.outrider.wire.v1.Directive\"\x06\n\x04Quit\"\xde\x02\n\x0b\x45ngineEvent\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12*\n\x06\x63ommit\x18\x03 \x01(\x0b\x32\x18.outrider.wire.v1.CommitH\x00\x12\x32\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x1f.outrider.wire.v1.EngineFailureH\x00\x12.\n\x05stats\x18\x05 \x01(\x0b\x32\x1d.outrider.wire.v1.EngineStatsH\x00\x12.\n\x05ready\x18\x06 \x01(\x0b\x32\x1d.outrider.wire.v1.EngineReadyH\x00\x12\x34\n\x08progress\x18\x07 \x01(\x0b\x32 .outrider.wire.v1.EngineProgressH\x00\x12.\n\x08produced\x18\x08 \x01(\x0b\x32\x1a.outrider.wire.v1.ProducedH\x00\x42\x06\n\x04kind\"|\n\x08Produced\x12\r\n\x05start\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x03(\r\x12\x0b\n\x03top\x18\x03 \x01(\r\x12\x0f\n\x07top_ids\x18\x04 \x01(\x0c\x12\x15\n\rtop_log_probs\x18\x05 \x01(\x0c\x12\x0c\n\x04tail\x18\x06 \x01(\x0c\x12\x0f\n\x07guessed\x18\x07 \x01(\x0c\"T\n\rEngineFailure\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\x15\n\rretry_after_s\x18\x04 \x01(\x01\"\x1e\n\x0e\x45ngineProgress\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x85\x01\n\x0b\x45ngineReady\x12\x30\n\x06target\x18\x01 \x01(\x0b\x32 .outrider.wire.v1.TargetIdentity\x12\x17\n\x0fvocabulary_size\x18\x02 \x01(\r\x12\x15\n\reos_token_ids\x18\x03 \x03(\r\x12\x14\n\x0cmax_sequence\x18\x04 \x01(\r\"\xd5\x01\n\x0cSessionStats\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05steps\x18\x03 \x01(\x04\x12\x11\n\tcommitted\x18\x04 \x01(\x04\x12\x11\n\tevaluated\x18\x05 \x01(\x04\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x06 \x01(\x04\x12\x10\n\x08verdicts\x18\x07 \x01(\x0c\x12\x10\n\x08\x64raft_ms\x18\x08 \x01(\x01\x12\x17\n\x0fnodes_per_level\x18\t \x01(\x01\x12\x0f\n\x07guessed\x18\n \x01(\x04\x12\r\n\x05right\x18\x0b \x01(\x04\"\xaa\x04\n\x0b\x45ngineStats\x12\x15\n\rlive_sessions\x18\x01 \x01(\r\x12\x0f\n\x07step_ms\x18\x02 \x01(\x01\x12\x14\n\x0ctokens_per_s\x18\x03 \x01(\x01\x12\x0f\n\x07kv_used\x18\x04 \x01(\r\x12\x13\n\x0bkv_capacity\x18\x05 \x01(\r\x12\x30\n\x08sessions\x18\x06 \x03(\x0b\x32\x1e.outrider.wire.v1.SessionStats\x12>\n\ttiming_ms\x18\x07 \x03(\x0b\x32+.outrider.wire.v1.EngineStats.TimingMsEntry\x12\x13\n\x0bprefix_hits\x18\x08 \x01(\x04\x12\x15\n\rprefix_tokens\x18\t \x01(\x04\x12\x11\n\tkv_cached\x18\n \x01(\r\x12\x0f\n\x07node_ms\x18\x0b \x01(\x01\x12\x43\n\x0cstep_cost_ms\x18\x0c \x03(\x0b\x32-.outrider.wire.v1.EngineStats.StepCostMsEntry\x12\x17\n\x0fsession_cost_ms\x18\r \x01(\x01\x12\x13\n\x0bkv_reserved\x18\x0e \x01(\r\x12\r\n\x05price\x18\x0f \x01(\x01\x12\x0f\n\x07overran\x18\x10 \x01(\x01\x1a/\n\rTimingMsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x31\n\x0fStepCostMsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1doutrider/wire/v1/engine.proto\x12\x10outrider.wire.v1\x1a\x1eoutrider/wire/v1/session.proto\"\xe3\x02\n\rEngineRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12*\n\x06\x61ppend\x18\x02 \x01(\x0b\x32\x18.outrider.wire.v1.AppendH\x00\x12(\n\x05start\x18\x03 \x01(\x0b\x32\x17.outrider.wire.v1.StartH\x00\x12*\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x18.outrider.wire.v1.CancelH\x00\x12&\n\x04stop\x18\x05 \x01(\x0b\x32\x16.outrider.wire.v1.StopH\x00\x12&\n\x04tune\x18\x06 \x01(\x0b\x32\x16.outrider.wire.v1.TuneH\x00\x12&\n\x04quit\x18\x07 \x01(\x0b\x32\x16.outrider.wire.v1.QuitH\x00\x12-\n\x05\x64raft\x18\t \x01(\x0b\x32\x1c.outrider.wire.v1.DraftInUseH\x00\x12\r\n\x05\x65poch\x18\x08 \x01(\x04\x42\x06\n\x04kind\"\xc7\x01\n\x05Start\x12(\n\x06\x61ttach\x18\x01 \x01(\x0b\x32\x18.outrider.wire.v1.Attach\x12/\n\x06limits\x18\x02 \x01(\x0b\x32\x1f.outrider.wire.v1.SessionLimits\x12.\n\tdirective\x18\x03 \x01(\x0b\x32\x1b.outrider.wire.v1.Directive\x12\x0c\n\x04salt\x18\x04 \x01(\t\x12\x0e\n\x06record\x18\x05 \x01(\x08\x12\x15\n\rdraft_release\x18\x06 \x01(\t\"\x06\n\x04Stop\"F\n\x04Tune\x12\x0e\n\x06rtt_ms\x18\x01 \x01(\x01\x12.\n\tdirective\x18\x02 \x01(\x0b\x32\x1b.outrider.wire.v1.Directive\"\x06\n\x04Quit\"\xde\x02\n\x0b\x45ngineEvent\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12*\n\x06\x63ommit\x18\x03 \x01(\x0b\x32\x18.outrider.wire.v1.CommitH\x00\x12\x32\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x1f.outrider.wire.v1.EngineFailureH\x00\x12.\n\x05stats\x18\x05 \x01(\x0b\x32\x1d.outrider.wire.v1.EngineStatsH\x00\x12.\n\x05ready\x18\x06 \x01(\x0b\x32\x1d.outrider.wire.v1.EngineReadyH\x00\x12\x34\n\x08progress\x18\x07 \x01(\x0b\x32 .outrider.wire.v1.EngineProgressH\x00\x12.\n\x08produced\x18\x08 \x01(\x0b\x32\x1a.outrider.wire.v1.ProducedH\x00\x42\x06\n\x04kind\"\x93\x01\n\x08Produced\x12\r\n\x05start\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x03(\r\x12\x0b\n\x03top\x18\x03 \x01(\r\x12\x0f\n\x07top_ids\x18\x04 \x01(\x0c\x12\x15\n\rtop_log_probs\x18\x05 \x01(\x0c\x12\x0c\n\x04tail\x18\x06 \x01(\x0c\x12\x0f\n\x07guessed\x18\x07 \x01(\x0c\x12\x15\n\rdraft_release\x18\x08 \x01(\t\"T\n\rEngineFailure\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\x15\n\rretry_after_s\x18\x04 \x01(\x01\"\x1e\n\x0e\x45ngineProgress\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x85\x01\n\x0b\x45ngineReady\x12\x30\n\x06target\x18\x01 \x01(\x0b\x32 .outrider.wire.v1.TargetIdentity\x12\x17\n\x0fvocabulary_size\x18\x02 \x01(\r\x12\x15\n\reos_token_ids\x18\x03 \x03(\r\x12\x14\n\x0cmax_sequence\x18\x04 \x01(\r\"\xec\x01\n\x0cSessionStats\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05steps\x18\x03 \x01(\x04\x12\x11\n\tcommitted\x18\x04 \x01(\x04\x12\x11\n\tevaluated\x18\x05 \x01(\x04\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x06 \x01(\x04\x12\x10\n\x08verdicts\x18\x07 \x01(\x0c\x12\x10\n\x08\x64raft_ms\x18\x08 \x01(\x01\x12\x17\n\x0fnodes_per_level\x18\t \x01(\x01\x12\x0f\n\x07guessed\x18\n \x01(\x04\x12\r\n\x05right\x18\x0b \x01(\x04\x12\x15\n\rdraft_release\x18\x0c \x01(\t\"\xbe\x04\n\x0b\x45ngineStats\x12\x15\n\rlive_sessions\x18\x01 \x01(\r\x12\x0f\n\x07step_ms\x18\x02 \x01(\x01\x12\x14\n\x0ctokens_per_s\x18\x03 \x01(\x01\x12\x0f\n\x07kv_used\x18\x04 \x01(\r\x12\x13\n\x0bkv_capacity\x18\x05 \x01(\r\x12\x30\n\x08sessions\x18\x06 \x03(\x0b\x32\x1e.outrider.wire.v1.SessionStats\x12>\n\ttiming_ms\x18\x07 \x03(\x0b\x32+.outrider.wire.v1.EngineStats.TimingMsEntry\x12\x13\n\x0bprefix_hits\x18\x08 \x01(\x04\x12\x15\n\rprefix_tokens\x18\t \x01(\x04\x12\x11\n\tkv_cached\x18\n \x01(\r\x12\x0f\n\x07node_ms\x18\x0b \x01(\x01\x12\x43\n\x0cstep_cost_ms\x18\x0c \x03(\x0b\x32-.outrider.wire.v1.EngineStats.StepCostMsEntry\x12\x17\n\x0fsession_cost_ms\x18\r \x01(\x01\x12\x13\n\x0bkv_reserved\x18\x0e \x01(\r\x12\r\n\x05price\x18\x0f \x01(\x01\x12\x0f\n\x07overran\x18\x10 \x01(\x01\x12\x12\n\nunrecorded\x18\x11 \x01(\x04\x1a/\n\rTimingMsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x31\n\x0fStepCostMsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,29 +39,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENGINEREQUEST']._serialized_start=84
   _globals['_ENGINEREQUEST']._serialized_end=439
   _globals['_START']._serialized_start=442
-  _globals['_START']._serialized_end=618
-  _globals['_STOP']._serialized_start=620
-  _globals['_STOP']._serialized_end=626
-  _globals['_TUNE']._serialized_start=628
-  _globals['_TUNE']._serialized_end=698
-  _globals['_QUIT']._serialized_start=700
-  _globals['_QUIT']._serialized_end=706
-  _globals['_ENGINEEVENT']._serialized_start=709
-  _globals['_ENGINEEVENT']._serialized_end=1059
-  _globals['_PRODUCED']._serialized_start=1061
-  _globals['_PRODUCED']._serialized_end=1185
-  _globals['_ENGINEFAILURE']._serialized_start=1187
-  _globals['_ENGINEFAILURE']._serialized_end=1271
-  _globals['_ENGINEPROGRESS']._serialized_start=1273
-  _globals['_ENGINEPROGRESS']._serialized_end=1303
-  _globals['_ENGINEREADY']._serialized_start=1306
-  _globals['_ENGINEREADY']._serialized_end=1439
-  _globals['_SESSIONSTATS']._serialized_start=1442
-  _globals['_SESSIONSTATS']._serialized_end=1655
-  _globals['_ENGINESTATS']._serialized_start=1658
-  _globals['_ENGINESTATS']._serialized_end=2212
-  _globals['_ENGINESTATS_TIMINGMSENTRY']._serialized_start=2114
-  _globals['_ENGINESTATS_TIMINGMSENTRY']._serialized_end=2161
-  _globals['_ENGINESTATS_STEPCOSTMSENTRY']._serialized_start=2163
-  _globals['_ENGINESTATS_STEPCOSTMSENTRY']._serialized_end=2212
+  _globals['_START']._serialized_end=641
+  _globals['_STOP']._serialized_start=643
+  _globals['_STOP']._serialized_end=649
+  _globals['_TUNE']._serialized_start=651
+  _globals['_TUNE']._serialized_end=721
+  _globals['_QUIT']._serialized_start=723
+  _globals['_QUIT']._serialized_end=729
+  _globals['_ENGINEEVENT']._serialized_start=732
+  _globals['_ENGINEEVENT']._serialized_end=1082
+  _globals['_PRODUCED']._serialized_start=1085
+  _globals['_PRODUCED']._serialized_end=1232
+  _globals['_ENGINEFAILURE']._serialized_start=1234
+  _globals['_ENGINEFAILURE']._serialized_end=1318
+  _globals['_ENGINEPROGRESS']._serialized_start=1320
+  _globals['_ENGINEPROGRESS']._serialized_end=1350
+  _globals['_ENGINEREADY']._serialized_start=1353
+  _globals['_ENGINEREADY']._serialized_end=1486
+  _globals['_SESSIONSTATS']._serialized_start=1489
+  _globals['_SESSIONSTATS']._serialized_end=1725
+  _globals['_ENGINESTATS']._serialized_start=1728
+  _globals['_ENGINESTATS']._serialized_end=2302
+  _globals['_ENGINESTATS_TIMINGMSENTRY']._serialized_start=2204
+  _globals['_ENGINESTATS_TIMINGMSENTRY']._serialized_end=2251
+  _globals['_ENGINESTATS_STEPCOSTMSENTRY']._serialized_start=2253
+  _globals['_ENGINESTATS_STEPCOSTMSENTRY']._serialized_end=2302
 # @@protoc_insertion_point(module_scope)

@@ -30,18 +30,20 @@ class EngineRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., append: _Optional[_Union[_session_pb2.Append, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., cancel: _Optional[_Union[_session_pb2.Cancel, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., tune: _Optional[_Union[Tune, _Mapping]] = ..., quit: _Optional[_Union[Quit, _Mapping]] = ..., draft: _Optional[_Union[_session_pb2.DraftInUse, _Mapping]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("attach", "limits", "directive", "salt", "record")
+    __slots__ = ("attach", "limits", "directive", "salt", "record", "draft_release")
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     DIRECTIVE_FIELD_NUMBER: _ClassVar[int]
     SALT_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_RELEASE_FIELD_NUMBER: _ClassVar[int]
     attach: _session_pb2.Attach
     limits: _session_pb2.SessionLimits
     directive: _session_pb2.Directive
     salt: str
     record: bool
-    def __init__(self, attach: _Optional[_Union[_session_pb2.Attach, _Mapping]] = ..., limits: _Optional[_Union[_session_pb2.SessionLimits, _Mapping]] = ..., directive: _Optional[_Union[_session_pb2.Directive, _Mapping]] = ..., salt: _Optional[str] = ..., record: bool = ...) -> None: ...
+    draft_release: str
+    def __init__(self, attach: _Optional[_Union[_session_pb2.Attach, _Mapping]] = ..., limits: _Optional[_Union[_session_pb2.SessionLimits, _Mapping]] = ..., directive: _Optional[_Union[_session_pb2.Directive, _Mapping]] = ..., salt: _Optional[str] = ..., record: bool = ..., draft_release: _Optional[str] = ...) -> None: ...
 
 class Stop(_message.Message):
     __slots__ = ()
@@ -80,7 +82,7 @@ class EngineEvent(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., commit: _Optional[_Union[_session_pb2.Commit, _Mapping]] = ..., failure: _Optional[_Union[EngineFailure, _Mapping]] = ..., stats: _Optional[_Union[EngineStats, _Mapping]] = ..., ready: _Optional[_Union[EngineReady, _Mapping]] = ..., progress: _Optional[_Union[EngineProgress, _Mapping]] = ..., produced: _Optional[_Union[Produced, _Mapping]] = ...) -> None: ...
 
 class Produced(_message.Message):
-    __slots__ = ("start", "token", "top", "top_ids", "top_log_probs", "tail", "guessed")
+    __slots__ = ("start", "token", "top", "top_ids", "top_log_probs", "tail", "guessed", "draft_release")
     START_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     TOP_FIELD_NUMBER: _ClassVar[int]
@@ -88,6 +90,7 @@ class Produced(_message.Message):
     TOP_LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
     TAIL_FIELD_NUMBER: _ClassVar[int]
     GUESSED_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_RELEASE_FIELD_NUMBER: _ClassVar[int]
     start: int
     token: _containers.RepeatedScalarFieldContainer[int]
     top: int
@@ -95,7 +98,8 @@ class Produced(_message.Message):
     top_log_probs: bytes
     tail: bytes
     guessed: bytes
-    def __init__(self, start: _Optional[int] = ..., token: _Optional[_Iterable[int]] = ..., top: _Optional[int] = ..., top_ids: _Optional[bytes] = ..., top_log_probs: _Optional[bytes] = ..., tail: _Optional[bytes] = ..., guessed: _Optional[bytes] = ...) -> None: ...
+    draft_release: str
+    def __init__(self, start: _Optional[int] = ..., token: _Optional[_Iterable[int]] = ..., top: _Optional[int] = ..., top_ids: _Optional[bytes] = ..., top_log_probs: _Optional[bytes] = ..., tail: _Optional[bytes] = ..., guessed: _Optional[bytes] = ..., draft_release: _Optional[str] = ...) -> None: ...
 
 class EngineFailure(_message.Message):
     __slots__ = ("kind", "message", "field", "retry_after_s")
@@ -128,7 +132,7 @@ class EngineReady(_message.Message):
     def __init__(self, target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., vocabulary_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_sequence: _Optional[int] = ...) -> None: ...
 
 class SessionStats(_message.Message):
-    __slots__ = ("session_id", "epoch", "steps", "committed", "evaluated", "accepted", "verdicts", "draft_ms", "nodes_per_level", "guessed", "right")
+    __slots__ = ("session_id", "epoch", "steps", "committed", "evaluated", "accepted", "verdicts", "draft_ms", "nodes_per_level", "guessed", "right", "draft_release")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +144,7 @@ class SessionStats(_message.Message):
     NODES_PER_LEVEL_FIELD_NUMBER: _ClassVar[int]
     GUESSED_FIELD_NUMBER: _ClassVar[int]
     RIGHT_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_RELEASE_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     epoch: int
     steps: int
@@ -151,10 +156,11 @@ class SessionStats(_message.Message):
     nodes_per_level: float
     guessed: int
     right: int
-    def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., steps: _Optional[int] = ..., committed: _Optional[int] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ..., verdicts: _Optional[bytes] = ..., draft_ms: _Optional[float] = ..., nodes_per_level: _Optional[float] = ..., guessed: _Optional[int] = ..., right: _Optional[int] = ...) -> None: ...
+    draft_release: str
+    def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., steps: _Optional[int] = ..., committed: _Optional[int] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ..., verdicts: _Optional[bytes] = ..., draft_ms: _Optional[float] = ..., nodes_per_level: _Optional[float] = ..., guessed: _Optional[int] = ..., right: _Optional[int] = ..., draft_release: _Optional[str] = ...) -> None: ...
 
 class EngineStats(_message.Message):
-    __slots__ = ("live_sessions", "step_ms", "tokens_per_s", "kv_used", "kv_capacity", "sessions", "timing_ms", "prefix_hits", "prefix_tokens", "kv_cached", "node_ms", "step_cost_ms", "session_cost_ms", "kv_reserved", "price", "overran")
+    __slots__ = ("live_sessions", "step_ms", "tokens_per_s", "kv_used", "kv_capacity", "sessions", "timing_ms", "prefix_hits", "prefix_tokens", "kv_cached", "node_ms", "step_cost_ms", "session_cost_ms", "kv_reserved", "price", "overran", "unrecorded")
     class TimingMsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -185,6 +191,7 @@ class EngineStats(_message.Message):
     KV_RESERVED_FIELD_NUMBER: _ClassVar[int]
     PRICE_FIELD_NUMBER: _ClassVar[int]
     OVERRAN_FIELD_NUMBER: _ClassVar[int]
+    UNRECORDED_FIELD_NUMBER: _ClassVar[int]
     live_sessions: int
     step_ms: float
     tokens_per_s: float
@@ -201,4 +208,5 @@ class EngineStats(_message.Message):
     kv_reserved: int
     price: float
     overran: float
-    def __init__(self, live_sessions: _Optional[int] = ..., step_ms: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., kv_used: _Optional[int] = ..., kv_capacity: _Optional[int] = ..., sessions: _Optional[_Iterable[_Union[SessionStats, _Mapping]]] = ..., timing_ms: _Optional[_Mapping[str, float]] = ..., prefix_hits: _Optional[int] = ..., prefix_tokens: _Optional[int] = ..., kv_cached: _Optional[int] = ..., node_ms: _Optional[float] = ..., step_cost_ms: _Optional[_Mapping[int, float]] = ..., session_cost_ms: _Optional[float] = ..., kv_reserved: _Optional[int] = ..., price: _Optional[float] = ..., overran: _Optional[float] = ...) -> None: ...
+    unrecorded: int
+    def __init__(self, live_sessions: _Optional[int] = ..., step_ms: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., kv_used: _Optional[int] = ..., kv_capacity: _Optional[int] = ..., sessions: _Optional[_Iterable[_Union[SessionStats, _Mapping]]] = ..., timing_ms: _Optional[_Mapping[str, float]] = ..., prefix_hits: _Optional[int] = ..., prefix_tokens: _Optional[int] = ..., kv_cached: _Optional[int] = ..., node_ms: _Optional[float] = ..., step_cost_ms: _Optional[_Mapping[int, float]] = ..., session_cost_ms: _Optional[float] = ..., kv_reserved: _Optional[int] = ..., price: _Optional[float] = ..., overran: _Optional[float] = ..., unrecorded: _Optional[int] = ...) -> None: ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import pytest
 from rig import LIMITS, attach_of
 from tiny_targets import VOCAB
 
@@ -23,6 +24,7 @@ class ScriptedEnd:
     def __init__(self, *batches: list[pb.EngineRequest]) -> None:
         self._batches = list(batches)
         self.sent: list[pb.EngineEvent] = []
+        self.keeps_up = True
 
     @property
     def closed(self) -> bool:
@@ -33,6 +35,10 @@ class ScriptedEnd:
 
     def send(self, events: list[pb.EngineEvent]) -> None:
         self.sent += events
+
+    def offer(self, event: pb.EngineEvent) -> bool:
+        self.sent += [event] if self.keeps_up else []
+        return self.keeps_up
 
 
 def start(epoch: int) -> pb.EngineRequest:
@@ -58,3 +64,43 @@ def test_a_failure_and_its_successors_start_in_one_batch_keep_their_own_epochs(
     assert (1, "failure") in told
     assert (2, "failure") not in told
     assert told[-1] == (2, "commit")
+
+
+def recorded() -> pb.EngineRequest:
+    request = start(1)
+    request.start.record = True
+    request.start.draft_release = "r1"
+    return request
+
+
+def test_what_was_produced_goes_out_behind_its_commit(target: Callable[[str], TargetModel]) -> None:
+    swap = pb.EngineRequest(session_id="s", epoch=1, draft=session_pb2.DraftInUse(release="r2"))
+    stale = pb.EngineRequest(session_id="s", epoch=9, draft=session_pb2.DraftInUse(release="r3"))
+    tuned = pb.EngineRequest(
+        session_id="s", epoch=1, tune=pb.Tune(directive=codecs.directive_to_proto(Directive(0, 0, 0)))
+    )
+    end = ScriptedEnd([recorded(), tuned], [swap, stale], [])
+    EngineLoop(Engine(target("llama"), EngineConfig(kv_slots=512, record_top=5)), end, VOCAB).run()  # type: ignore[arg-type]
+    told = [event for event in end.sent if event.session_id]
+    assert [event.WhichOneof("kind") for event in told] == ["commit", "produced"] * 3
+    for commit, produced in zip(told[::2], told[1::2], strict=True):
+        assert (produced.session_id, produced.epoch) == ("s", 1)
+        assert produced.produced.start == commit.commit.start
+        assert produced.produced.token == commit.commit.token
+        assert produced.produced.top == 5
+        assert len(produced.produced.top_log_probs) == 5 * 2 * len(commit.commit.token)
+    assert [event.produced.draft_release for event in told[1::2]] == ["r1", "r2", "r2"]
+
+
+def test_a_front_that_does_not_keep_up_gets_its_commits_and_loses_recordings(
+    target: Callable[[str], TargetModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cloud_verifier.engine_loop.STATS_INTERVAL_S", 0.0)
+    tuned = pb.EngineRequest(
+        session_id="s", epoch=1, tune=pb.Tune(directive=codecs.directive_to_proto(Directive(0, 0, 0)))
+    )
+    end = ScriptedEnd([recorded(), tuned], [], [])
+    end.keeps_up = False
+    EngineLoop(Engine(target("llama"), EngineConfig(kv_slots=512)), end, VOCAB).run()  # type: ignore[arg-type]
+    assert [event.WhichOneof("kind") for event in end.sent if event.session_id] == ["commit"] * 3
+    assert [event.stats.unrecorded for event in end.sent if event.HasField("stats")] == [0, 1, 2]

@@ -1,0 +1,147 @@
+"""How passages stand in a Parquet file. A reader takes its own format and older ones, and leaves newer ones alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from cloud_verifier.traffic.passage import Passage
+
+FORMAT = 1
+FORMAT_KEY = b"outrider.traffic.format"
+"""In the schema's metadata."""
+SCHEMA: Any = pa.schema(
+    [
+        ("session_id", pa.string()),
+        ("tenant", pa.string()),
+        ("traffic_class", pa.string()),
+        ("draft_release", pa.string()),
+        ("weights_hash", pa.string()),
+        ("start", pa.int32()),
+        ("tokens", pa.list_(pa.int32())),
+        ("top", pa.int32()),  # K; the next two hold n * K values, row after row
+        ("top_ids", pa.list_(pa.int32())),
+        ("top_log_probs", pa.list_(pa.float32())),
+        ("tail", pa.list_(pa.float32())),
+        ("guessed", pa.list_(pa.uint8())),
+        ("temperature", pa.float64()),
+        ("time_unix", pa.float64()),
+        ("expires_unix", pa.float64()),
+    ],
+    metadata={FORMAT_KEY: str(FORMAT).encode()},
+)
+KEY = [("time_unix", "ascending"), ("session_id", "ascending"), ("start", "ascending")]
+"""What rows are sorted by (Passage.key)."""
+_LISTS = "tokens", "top_ids", "top_log_probs", "tail", "guessed"
+_PLAIN = tuple(name for name in SCHEMA.names if name not in (*_LISTS, "top"))
+_NAMES = "session_id", "tenant", "traffic_class", "draft_release", "weights_hash"
+
+
+class Unreadable(ValueError):
+    """No segment, a damaged one, or one of a newer format."""
+
+
+def table_of(passages: Sequence[Passage]) -> Any:
+    """Their table, sorted."""
+    passages = sorted(passages, key=lambda passage: passage.key)
+    columns = {name: [getattr(passage, name) for passage in passages] for name in (*_PLAIN, "top")}
+    lists = {name: _list_array([getattr(p, name).ravel() for p in passages], name) for name in _LISTS}
+    return pa.table({**columns, **lists}, schema=SCHEMA)
+
+
+def passages_of(table: Any) -> Iterator[Passage]:
+    """A table's rows. Raises Unreadable where a row's arrays do not fit together."""
+    columns = {name: table.column(name).to_pylist() for name in (*_PLAIN, "top")}
+    lists = {name: list(_arrays(table.column(name))) for name in _LISTS}
+    for row in range(table.num_rows):
+        n, top = len(lists["tokens"][row]), columns["top"][row]
+        try:
+            yield Passage(
+                tokens=lists["tokens"][row],
+                top_ids=lists["top_ids"][row].reshape(n, top),
+                top_log_probs=lists["top_log_probs"][row].reshape(n, top),
+                tail=lists["tail"][row],
+                guessed=lists["guessed"][row],
+                **{name: columns[name][row] for name in _PLAIN},
+            )
+        except (TypeError, ValueError) as error:
+            raise Unreadable(f"its row {row} does not fit together: {error}") from error
+
+
+def to_bytes(table: Any) -> bytes:
+    """A Parquet file, with checksums."""
+    sink = pa.BufferOutputStream()
+    split = [f"{name}.list.element" for name in ("top_log_probs", "tail")]
+    pq.write_table(
+        table,
+        sink,
+        compression="zstd",
+        use_dictionary=list(_NAMES),
+        use_byte_stream_split=split,
+        write_page_checksum=True,
+    )
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def from_bytes(data: bytes, columns: Sequence[str] | None = None) -> Any:
+    """The table in a Parquet file, or some columns of it. Raises Unreadable."""
+    try:
+        file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+        _check(file.schema_arrow)
+        return file.read(columns=columns, use_threads=False)
+    except Unreadable:
+        raise
+    except (pa.ArrowException, OSError, ValueError, LookupError) as error:
+        raise Unreadable(f"it is no Parquet file, or a damaged one: {error}") from error
+
+
+def unexpired(table: Any, now: float, since: float = float("-inf")) -> Any:
+    """The rows that may still be used, and were produced since then."""
+    return table.filter(
+        pc.and_(pc.greater(table.column("expires_unix"), now), pc.greater_equal(table.column("time_unix"), since))
+    )
+
+
+def sorted_once(table: Any) -> Any:
+    """Its rows by key, each once."""
+    table = table.sort_by(KEY)
+    if table.num_rows < 2:
+        return table
+    again = np.ones(table.num_rows - 1, dtype=bool)
+    for name, _ in KEY:
+        column = table.column(name)
+        again &= pc.equal(column.slice(1), column.slice(0, table.num_rows - 1)).to_numpy()
+    return table.filter(pa.array(np.concatenate(([True], ~again))))
+
+
+def _check(schema: Any) -> None:
+    told = (schema.metadata or {}).get(FORMAT_KEY)
+    if told is None or not told.isdigit():
+        raise Unreadable("it is Parquet, but no segment of the traffic log")
+    if int(told) > FORMAT:
+        raise Unreadable(f"its format is {int(told)}, newer than {FORMAT}, which is the latest that is known here")
+    if not schema.remove_metadata().equals(SCHEMA.remove_metadata()):
+        raise Unreadable(f"its columns are not those of format {FORMAT}")
+
+
+def _list_array(rows: Sequence[NDArray[Any]], name: str) -> Any:
+    kind = SCHEMA.field(name).type
+    offsets = np.cumsum([0, *(len(row) for row in rows)], dtype=np.int32)
+    values = np.concatenate(rows) if rows else np.empty(0)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values, type=kind.value_type), type=kind)
+
+
+def _arrays(column: Any) -> Iterator[NDArray[Any]]:
+    """Every row of a column of lists."""
+    for chunk in column.chunks:
+        offsets, values = chunk.offsets.to_numpy(), chunk.values.to_numpy(zero_copy_only=False)
+        for begin, end in pairwise(offsets):
+            yield values[begin:end]

@@ -1,0 +1,289 @@
+"""The traffic log's files: small ones as they are written, merged later, gone when they have expired.
+
+    log/2026-11-22/20261122T101500.250000-verifier-1-3fa9c1d2-000001.parquet
+
+A segment is named after the moment of its first passage, who wrote it, and a number. It is there whole or not at all,
+and only ever replaced as a whole. Merging writes the merged segment first and deletes its sources then: where that is
+interrupted passages are there twice, and readers take each once.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import math
+import re
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from cloud_verifier.traffic import schema
+from cloud_verifier.traffic.passage import Passage
+from cloud_verifier.traffic.schema import Unreadable
+from cloud_verifier.traffic.store import Found, Store
+
+log = logging.getLogger(__name__)
+
+MERGED_BYTES = 32 << 20
+"""Of a merged segment, at most; one of a quarter of it is left alone."""
+LONGEST_S = 2 * 86_400.0
+"""From a segment's first passage to its last one, at most: a day and what one write may span."""
+_NAME = re.compile(r"(\d{8}T\d{6}\.\d{6})-[^/]+\.parquet")
+_STAMP = "%Y%m%dT%H%M%S.%f"
+_Key = tuple[float, str, int]
+
+
+class _Gone(Exception):
+    """A segment that was listed is not there any more."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+
+
+class SegmentWriter:
+    """Writes one verifier's passages, some at a time. Not thread-safe."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        verifier_id: str = "verifier",
+        flush_tokens: int = 16_384,
+        flush_s: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """flush_tokens, flush_s: `add` writes when so many tokens have gathered, or the first has waited so long."""
+        self._store = Store(url)
+        self._who = f"{re.sub(r'[^A-Za-z0-9._-]', '_', verifier_id)}-{secrets.token_hex(4)}"
+        self._numbers = itertools.count(1)
+        self._flush_tokens = flush_tokens
+        self._flush_s = flush_s
+        self._clock = clock
+        self._due = math.inf
+        self._passages: list[Passage] = []
+        self.pending = 0
+        """Tokens that are not yet written."""
+
+    def __enter__(self) -> SegmentWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def add(self, passage: Passage) -> None:
+        """Take a passage, and write all if it is time. Raises OSError as `flush` does."""
+        if not self._passages:
+            self._due = self._clock() + self._flush_s
+        self._passages.append(passage)
+        self.pending += len(passage)
+        if self.pending >= self._flush_tokens or self._clock() >= self._due:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what has gathered. Raises OSError, and then it is there still, for another try."""
+        if self._passages:
+            first = min(passage.time_unix for passage in self._passages)
+            name = _name(first, f"{self._who}-{next(self._numbers):06d}")
+            self._store.put(name, schema.to_bytes(schema.table_of(self._passages)))
+            self.drop()
+
+    def drop(self) -> int:
+        """Forget what has gathered; how many tokens that were."""
+        dropped, self.pending = self.pending, 0
+        self._passages.clear()
+        return dropped
+
+    def close(self) -> None:
+        self.flush()
+
+
+class SegmentLog:
+    """All segments at one place, whoever wrote them."""
+
+    def __init__(self, url: str) -> None:
+        """Raises ImportError, OSError or ValueError where there is no such place (see Store)."""
+        self._store = Store(url)
+        self._warned: set[str] = set()
+        self._expiries: dict[Found, tuple[float, float]] = {}
+        """Of its rows, the first and the last."""
+
+    def read(self, since_unix: float = 0.0, now: float | None = None) -> Iterator[Passage]:
+        """Passages by time, each once, without those that have expired by `now`, which is the present.
+
+        since_unix: of the first one. What cannot be read is left out, with a warning. Other processes may write, merge
+        and expire meanwhile.
+        """
+        last: _Key = (-math.inf, "", -1)
+        gone: set[str] = set()
+        while True:
+            try:
+                for passage in self._by_time(since_unix, time.time() if now is None else now, gone):
+                    if passage.key > last:
+                        last = passage.key
+                        yield passage
+                return
+            except _Gone as error:
+                gone.add(error.path)  # merged or deleted since it was listed: what is left is in other files
+
+    def compact(self, now: float | None = None, at_least: int = 2) -> int:
+        """Merge the small segments of each day, where there are so many, without their expired rows; how many went."""
+        now = time.time() if now is None else now
+        gone = 0
+        for _, day in groupby(self._segments(), key=lambda found: found.folder):
+            small = [found for found in day if found.size < MERGED_BYTES // 4]
+            for sources in _groups(small):
+                if len(sources) >= at_least:
+                    gone += self._merge(sources, now)
+        return gone
+
+    def expire(self, now: float | None = None) -> int:
+        """Delete all rows whose time has come; how many segments went, or became smaller."""
+        now = time.time() if now is None else now
+        self._store.sweep()
+        segments = self._segments()
+        there = set(segments)
+        self._expiries = {found: kept for found, kept in self._expiries.items() if found in there}
+        return sum(self._expire(found, now) for found in segments)
+
+    def shrink(self, most_bytes: int) -> int:
+        """Delete the oldest segments while all together are larger; how many went."""
+        segments = self._segments()
+        size, gone = sum(found.size for found in segments), 0
+        for found in segments:
+            if size <= most_bytes:
+                break
+            self._store.delete(found.path)
+            size -= found.size
+            gone += 1
+        return gone
+
+    def _by_time(self, since: float, now: float, gone: Collection[str]) -> Iterator[Passage]:
+        """Merged over segments; one is opened when its first passage's turn comes. Raises _Gone."""
+        segments = (found for found in self._segments() if found.path not in gone)
+        waiting = deque(found for found in segments if _first_unix(found) >= since - LONGEST_S)
+        heap: list[tuple[_Key, int, Passage, Iterator[Passage]]] = []
+        numbers = itertools.count()
+
+        def push(rest: Iterator[Passage]) -> None:
+            passage = next(rest, None)
+            if passage is not None:
+                heapq.heappush(heap, (passage.key, next(numbers), passage, rest))
+
+        while waiting or heap:
+            if waiting and (not heap or _first_unix(waiting[0]) <= heap[0][0][0]):
+                push(self._passages(waiting.popleft(), since, now))
+                continue
+            _, _, passage, rest = heapq.heappop(heap)
+            yield passage
+            push(rest)
+
+    def _passages(self, found: Found, since: float, now: float) -> Iterator[Passage]:
+        """Of one segment, by time; as far as it can be read. Raises _Gone."""
+        try:
+            table = self._table(found)
+        except FileNotFoundError:
+            raise _Gone(found.path) from None
+        if table is None:
+            return
+        try:
+            yield from schema.passages_of(schema.sorted_once(schema.unexpired(table, now, since)))
+        except Unreadable as error:
+            self._warn(found, error)
+
+    def _merge(self, sources: Sequence[Found], now: float) -> int:
+        """Several segments into one; how many went."""
+        tables, merged = [], []
+        for found in sources:
+            try:
+                table = self._table(found)
+            except FileNotFoundError:
+                continue  # somebody else has merged it
+            if table is not None:
+                tables.append(table)
+                merged.append(found)
+        if len(merged) < 2:
+            return 0
+        rows = schema.sorted_once(schema.unexpired(pa.concat_tables(tables), now))
+        if rows.num_rows:
+            first = rows.column("time_unix")[0].as_py()
+            self._store.put(_name(first, f"merged-{secrets.token_hex(4)}"), schema.to_bytes(rows))
+        for found in merged:
+            self._store.delete(found.path)
+        return len(merged)
+
+    def _expire(self, found: Found, now: float) -> bool:
+        try:
+            first, last = self._expiry(found)
+            if first > now:
+                return False
+            if last <= now:
+                self._store.delete(found.path)
+            elif (table := self._table(found)) is not None:
+                self._store.put(found.path, schema.to_bytes(schema.unexpired(table, now)))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _expiry(self, found: Found) -> tuple[float, float]:
+        """When its first row expires, and its last; never where it cannot be read. Raises FileNotFoundError."""
+        if found not in self._expiries:
+            table = self._table(found, ["expires_unix"])
+            times = table.column(0).to_numpy() if table is not None and table.num_rows else [math.inf]
+            self._expiries[found] = float(np.min(times)), float(np.max(times))
+        return self._expiries[found]
+
+    def _table(self, found: Found, columns: Sequence[str] | None = None) -> Any:
+        """None, and a warning, where it cannot be read. Raises FileNotFoundError."""
+        try:
+            return schema.from_bytes(self._store.read(found.path), columns)
+        except Unreadable as error:
+            self._warn(found, error)
+            return None
+
+    def _segments(self) -> list[Found]:
+        """By the time of their first passages; whatever else lies there is warned of."""
+        found = self._store.found()
+        for one in found:
+            if _NAME.fullmatch(one.name) is None:
+                self._warn(one, "its name is not that of a segment")
+        return sorted((one for one in found if _NAME.fullmatch(one.name)), key=lambda one: (one.name, one.path))
+
+    def _warn(self, found: Found, why: object) -> None:
+        """Once of each file."""
+        if found.path not in self._warned:
+            self._warned.add(found.path)
+            log.warning("%s is left out of the traffic log: %s", found.path, why)
+
+
+def _name(first_unix: float, who: str) -> str:
+    moment = datetime.fromtimestamp(math.floor(first_unix * 1e6) / 1e6, UTC)
+    return f"{moment:%Y-%m-%d}/{moment.strftime(_STAMP)}-{who}.parquet"
+
+
+def _first_unix(found: Found) -> float:
+    """No later than its first passage."""
+    stamp = found.name.partition("-")[0]
+    return datetime.strptime(stamp, _STAMP).replace(tzinfo=UTC).timestamp() - 1e-5
+
+
+def _groups(small: Sequence[Found]) -> Iterator[list[Found]]:
+    """In order, each with no more bytes than a merged segment may have."""
+    group: list[Found] = []
+    size = 0
+    for found in small:
+        if group and size + found.size > MERGED_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(found)
+        size += found.size
+    if group:
+        yield group

@@ -1,0 +1,104 @@
+"""Where segments lie: a directory, or an object store that fsspec knows. A file is there whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+UNFINISHED = ".tmp"
+"""Ending of what is being written; nobody reads it."""
+GIVEN_UP_S = 3600.0
+"""A writer that has not finished a file after so long never will."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A file of the store."""
+
+    path: str
+    size: int
+    """Bytes."""
+
+    @property
+    def folder(self) -> str:
+        return self.path.rpartition("/")[0]
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+
+class Store:
+    """Whole files by path below one place."""
+
+    def __init__(self, url: str) -> None:
+        """url: a directory, which is made, or what fsspec takes. Raises ImportError where that needs a package more,
+        OSError or ValueError where there is no such place."""
+        self._fs, root = fsspec.core.url_to_fs(str(url))
+        self._root = root.rstrip("/")
+        self._local = isinstance(self._fs, LocalFileSystem)
+        if self._local:
+            os.makedirs(self._root, exist_ok=True)
+
+    def found(self) -> list[Found]:
+        """All files that are finished, by path."""
+        self._fs.invalidate_cache()
+        try:
+            known: dict[str, dict[str, Any]] = self._fs.find(self._root, detail=True)
+        except FileNotFoundError:
+            return []
+        found = [Found(self._relative(path), int(about.get("size") or 0)) for path, about in known.items()]
+        return sorted((one for one in found if not one.name.endswith(UNFINISHED)), key=lambda one: one.path)
+
+    def read(self, path: str) -> bytes:
+        """Raises FileNotFoundError."""
+        data: bytes = self._fs.cat_file(self._absolute(path))
+        return data
+
+    def put(self, path: str, data: bytes) -> None:
+        """Write a file, or another one in its place. Killed midway, it has not happened. Raises OSError."""
+        target = self._absolute(path)
+        if not self._local:
+            self._fs.pipe_file(target, data)  # object stores show an object when it is complete
+            return
+        folder, _, name = target.rpartition("/")
+        os.makedirs(folder, exist_ok=True)
+        unfinished = f"{folder}/.{name}.{secrets.token_hex(4)}{UNFINISHED}"
+        try:
+            with open(unfinished, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(unfinished, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(unfinished)
+            raise
+
+    def delete(self, path: str) -> None:
+        """One that is not there is no error."""
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm_file(self._absolute(path))
+
+    def sweep(self) -> None:
+        """Delete what killed writers have left unfinished."""
+        if not self._local:
+            return
+        for left in Path(self._root).rglob(f".*{UNFINISHED}"):
+            with contextlib.suppress(OSError):
+                if left.stat().st_mtime < time.time() - GIVEN_UP_S:
+                    left.unlink()
+
+    def _absolute(self, path: str) -> str:
+        return f"{self._root}/{path}"
+
+    def _relative(self, path: str) -> str:
+        return path[len(self._root) :].lstrip("/")

@@ -1,0 +1,247 @@
+"""What is recorded of a session is the target's own distribution, at the positions that it walked and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rig import LIMITS, Client, Rig, adversary, attach_of, client, nodes, nothing, perfect, prompt_of
+from test_engine_lossless import SAMPLING
+from tiny_targets import EOS, VOCAB, Reference
+
+from cloud_verifier.engine.config import EngineConfig
+from cloud_verifier.engine.model import TargetModel
+from cloud_verifier.engine.produced import LEAST_LOG_PROB, Produced, depths_right, distributions
+from outrider.core.processors import SamplingParams
+from outrider.core.protocol.messages import Append, Directive
+from outrider.core.tree import ROOT, TokenTree
+
+Target = Callable[[str], TargetModel]
+Plain = Callable[[str], Reference]
+CONFIG = EngineConfig(kv_slots=1024, max_sessions=16, record_top=8)
+PROMPT = prompt_of(12)
+
+
+def attach(rig: Rig, session_id: str, joining: Client, epoch: int = 1, **options: Any) -> None:
+    """As Rig.attach, recorded."""
+    message = joining.device.attach(epoch, joining.limits)
+    options = {"record": True, "draft": "r1"} | options
+    rig.engine.start(session_id, message, joining.limits, joining.directive, joining.salt, **options)
+    rig.clients[session_id] = joining
+
+
+def run(rig: Rig) -> list[Produced]:
+    """Until everybody is through."""
+    told: list[Produced] = []
+    for _ in range(2_000):
+        if all(one.ended for one in rig.clients.values()):
+            return told
+        rig.turn()
+        told += rig.engine.produced()
+    raise AssertionError("some sessions never end")
+
+
+def of(told: list[Produced], session_id: str) -> list[Produced]:
+    return [one for one in told if one.visit.session_id == session_id]
+
+
+def tokens_of(told: list[Produced]) -> list[int]:
+    return [token for one in told for token in one.visit.tokens]
+
+
+@torch.inference_mode()
+def log_softmax(plain: Reference, prompt: list[int], tokens: list[int]) -> np.ndarray:
+    """`[n, V]`: transformers' own, one forward over the whole sequence."""
+    logits = plain.module(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
+    return logits.float().log_softmax(-1).numpy()
+
+
+def check(told: list[Produced], plain: Reference, prompt: list[int], tokens: list[int], first: int = 0) -> None:
+    """Every position from `first` on, once and in order, with the target's distribution."""
+    assert tokens_of(told) == tokens[first:]
+    starts = [one.visit.start for one in told]
+    assert starts == [first + sum(len(one.visit.tokens) for one in told[:i]) for i in range(len(told))]
+    expected = log_softmax(plain, prompt, tokens)[first:]
+    ids = np.concatenate([one.top_ids for one in told])
+    log_probs = np.concatenate([one.top_log_probs for one in told])
+    assert ids.shape == log_probs.shape == (len(expected), CONFIG.record_top)
+    np.testing.assert_allclose(log_probs, -np.sort(-expected, axis=1)[:, : CONFIG.record_top], atol=2e-4)
+    np.testing.assert_allclose(np.take_along_axis(expected, ids.astype(np.int64), axis=1), log_probs, atol=2e-4)
+    tail = 1.0 - np.exp(log_probs).sum(axis=1)
+    np.testing.assert_allclose(np.concatenate([one.tail for one in told]), tail, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma2"])
+def test_what_is_recorded_is_transformers_own_log_softmax(kind: str, target: Target, reference: Plain) -> None:
+    expected = reference(kind).generate(PROMPT, 40, ignore_eos=True)
+    rig = Rig(target(kind), CONFIG)
+    attach(rig, "s", client(PROMPT, adversary(expected), max_tokens=40, ignore_eos=True))
+    check(run(rig), reference(kind), PROMPT, expected)
+
+
+@pytest.mark.parametrize("sampling", SAMPLING.values(), ids=SAMPLING)
+def test_temperature_filters_and_penalties_are_not_in_it(
+    sampling: SamplingParams, target: Target, reference: Plain
+) -> None:
+    rig = Rig(target("llama"), CONFIG)
+    attach(rig, "s", client(PROMPT, nothing, max_tokens=24, ignore_eos=True, sampling=sampling))
+    told = run(rig)
+    check(told, reference("llama"), PROMPT, rig.clients["s"].device.received)
+
+
+def test_the_depths_of_right_guesses_are_told(target: Target, reference: Plain) -> None:
+    expected = reference("llama").generate(PROMPT, 40, ignore_eos=True)
+    rig = Rig(target("llama"), CONFIG)
+    attach(rig, "knows", client(PROMPT, perfect(expected), max_tokens=40, ignore_eos=True))
+    attach(rig, "draws a blank", client(PROMPT, nothing, max_tokens=40, ignore_eos=True))
+    told = run(rig)
+    for one in of(told, "knows"):
+        n = len(one.visit.tokens)
+        assert one.visit.guessed in (bytes(range(1, n + 1)), bytes([*range(1, n), 0]))
+    assert max(depth for one in of(told, "knows") for depth in one.visit.guessed) > 1
+    assert not any(b"".join(one.visit.guessed for one in of(told, "draws a blank")))
+
+
+def test_guesses_count_where_no_step_had_room_for_them(target: Target, reference: Plain) -> None:
+    expected = reference("llama").generate(PROMPT, 4, ignore_eos=True)
+    rig = Rig(target("llama"), CONFIG)
+    plain_steps = Directive(window_nodes=0, nodes_per_step=0, patience_ms=0)
+    rig.engine.start("s", attach_of(PROMPT, ignore_eos=True), LIMITS, plain_steps, record=True)
+    rig.engine.append("s", nodes(expected[0], 0 if expected[0] else 1))
+    rig.engine.append("s", Append(1, 3, 0, (1,), (expected[1],)))
+    rig.engine.step()
+    [one] = rig.engine.produced()
+    assert (one.visit.tokens, one.visit.guessed) == ((expected[0],), b"\1")
+
+
+def test_nothing_of_the_prompt_or_of_tokens_that_a_device_brings_is_recorded(target: Target, reference: Plain) -> None:
+    expected = reference("llama").generate(PROMPT, 30, ignore_eos=True)
+    rig = Rig(target("llama"), CONFIG)
+    returning = client(PROMPT, nothing, max_tokens=30, ignore_eos=True)
+    returning.device.received += expected[:11]  # of another verifier's
+    attach(rig, "s", returning, epoch=5)
+    told = run(rig)
+    assert {one.visit.epoch for one in told} == {5}
+    check(told, reference("llama"), PROMPT, expected, first=11)
+
+
+def test_tokens_that_are_sent_once_more_are_not_recorded_once_more(target: Target, reference: Plain) -> None:
+    expected = reference("llama").generate(PROMPT, 20, ignore_eos=True)
+    rig = Rig(target("llama"), CONFIG)
+    forgetful = client(PROMPT, nothing, max_tokens=20, ignore_eos=True)
+    attach(rig, "s", forgetful)
+    told = [one for _ in range(8) for _ in [rig.turn()] for one in rig.engine.produced()]
+    assert 0 < len(tokens_of(told)) < 20
+    rig.clients.clear()
+    again = client(PROMPT, nothing, max_tokens=20, ignore_eos=True)  # it has received nothing of it
+    attach(rig, "s", again, epoch=2)
+    told += run(rig)
+    assert again.device.received == expected
+    check(told, reference("llama"), PROMPT, expected)
+
+
+def test_sessions_that_are_not_recorded_leave_no_trace_and_commits_are_the_same(
+    target: Target, reference: Plain
+) -> None:
+    expected = reference("llama").generate(PROMPT, 30, ignore_eos=True)
+    commits = []
+    for record in (True, False):
+        rig = Rig(target("llama"), CONFIG)
+        attach(rig, "s", client(PROMPT, adversary(expected), max_tokens=30, ignore_eos=True), record=record)
+        attach(rig, "t", client(prompt_of(20), adversary(expected), max_tokens=30, ignore_eos=True), record=False)
+        told, events = [], []
+        while not all(one.ended for one in rig.clients.values()):
+            events += rig.turn()
+            told += rig.engine.produced()
+        assert {one.visit.session_id for one in told} == ({"s"} if record else set())
+        commits.append(events)
+    assert commits[0] == commits[1]
+
+
+def test_what_nobody_asks_for_is_gone_with_the_next_step(target: Target) -> None:
+    rig = Rig(target("llama"), CONFIG)
+    attach(rig, "s", client(PROMPT, nothing, max_tokens=10, ignore_eos=True))
+    for _ in range(5):
+        rig.turn()
+    [one] = rig.engine.produced()
+    assert one.visit.start == 4
+    assert rig.engine.produced() == []
+
+
+def test_steps_that_are_tried_one_by_one_are_recorded_too(
+    target: Target, reference: Plain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(target("llama"), CONFIG)
+    forward = rig.engine.model.forward
+
+    def only_alone(batch: Any, plan: Any) -> torch.Tensor:
+        if len(batch.segments) > 1:
+            raise RuntimeError("too many")
+        return forward(batch, plan)
+
+    monkeypatch.setattr(rig.engine.model, "forward", only_alone)
+    prompts = {"s": PROMPT, "t": prompt_of(9)}
+    for name, prompt in prompts.items():
+        attach(rig, name, client(prompt, nothing, max_tokens=6, ignore_eos=True))
+    told = run(rig)
+    for name, prompt in prompts.items():
+        check(of(told, name), reference("llama"), prompt, rig.clients[name].device.received)
+
+
+def test_another_draft_is_named_and_counted_from_there(target: Target, reference: Plain) -> None:
+    expected = reference("llama").generate(PROMPT, 20, ignore_eos=True)
+    wrong = [(token + 1) % VOCAB for token in expected]
+    rig = Rig(target("llama"), CONFIG)
+    rig.engine.start(
+        "s",
+        attach_of(PROMPT, ignore_eos=True, max_tokens=20),
+        LIMITS,
+        Directive(patience_ms=0),
+        draft="r1",
+        record=True,
+    )
+    rig.engine.append("s", nodes(wrong[0]))
+    rig.engine.step()
+    [first] = rig.engine.produced()
+    stats = rig.engine.stats().sessions["s"]
+    assert (first.visit.draft, stats.draft_release, stats.guessed, stats.right) == ("r1", "r1", 1, 0)
+
+    rig.engine.append("s", Append(1, 2, 1, (0,), (wrong[1],)))  # of the old draft, still
+    rig.engine.drafts_with("s", "r2")
+    rig.engine.step()
+    stats = rig.engine.stats().sessions["s"]
+    assert (stats.draft_release, stats.guessed, stats.right) == ("r2", 0, 0)
+
+    rig.engine.append("s", Append(1, 3, 2, (0, 3), (expected[2], wrong[3])))
+    rig.engine.step()
+    rig.engine.step()
+    stats = rig.engine.stats().sessions["s"]
+    assert (stats.guessed, stats.right) == (2, 1)
+    assert rig.engine.produced()[0].visit.draft == "r2"
+    rig.engine.drafts_with("nobody", "r3")  # of one that has gone
+
+
+def test_more_than_the_vocabulary_is_the_vocabulary() -> None:
+    ids, log_probs, tail = distributions(torch.tensor([[0.0, 2.0, float("-inf")]]), 8)
+    assert ids.tolist() == [[1, 0, 2]]
+    np.testing.assert_allclose(log_probs, [[-0.126928, -2.126928, LEAST_LOG_PROB]], rtol=1e-5)
+    assert 0.0 <= tail[0] < 1e-6
+
+
+def test_bfloat16_logits_are_summed_in_float32() -> None:
+    logits = torch.randn(3, 5_000, generator=torch.manual_seed(1)).bfloat16()
+    ids, log_probs, tail = distributions(logits, 4)
+    expected = logits.float().log_softmax(-1)
+    np.testing.assert_allclose(log_probs, expected.gather(1, torch.tensor(ids.astype(np.int64))), atol=1e-5)
+    np.testing.assert_allclose(tail, 1.0 - expected.topk(4).values.exp().sum(1), atol=1e-5)
+
+
+def test_depths_end_where_no_node_carries_the_token_and_at_255() -> None:
+    tree = TokenTree()
+    for node in range(1, 301):
+        tree.add(node, node - 1 if node > 1 else ROOT, EOS)
+    assert depths_right(tree, [EOS, EOS, EOS + 1, EOS]) == b"\1\2\0\0"
+    assert depths_right(tree, [EOS] * 300)[-2:] == b"\xff\xff"

@@ -1,0 +1,69 @@
+"""The socket pair between front and engine: what must go through does, and what is only offered waits for nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+
+import pytest
+
+from cloud_verifier import ipc
+from cloud_verifier.ipc import EngineEnd
+from outrider.wire.v1 import engine_pb2 as pb
+from outrider.wire.v1 import session_pb2
+
+
+def produced(number: int, size: int = 3_000) -> pb.EngineEvent:
+    return pb.EngineEvent(session_id="s", epoch=number, produced=pb.Produced(top_ids=bytes(size)))
+
+
+def commit(number: int) -> pb.EngineEvent:
+    return pb.EngineEvent(session_id="s", epoch=number, commit=session_pb2.Commit(start=number))
+
+
+async def read_until(sock: socket.socket, last: pb.EngineEvent) -> list[pb.EngineEvent]:
+    """Everything up to this event."""
+    reader, writer = await asyncio.open_connection(sock=sock)
+    got = []
+    async with asyncio.timeout(10):
+        while not got or got[-1] != last:
+            got.append(await ipc.read_event(reader))
+    writer.close()
+    return got
+
+
+async def test_offers_stop_where_nobody_reads_and_leave_room_for_commits():
+    ours, theirs = socket.socketpair()
+    end = EngineEnd(theirs)
+    began = time.monotonic()
+    taken = [number for number in range(1, 1_001) if end.offer(produced(number))]
+    assert 0 < len(taken) < 200
+    end.send([commit(number) for number in range(100)])  # more than a second's; it would hang were there no room
+    assert not end.offer(produced(0))
+    assert time.monotonic() - began < 5.0
+    got = await read_until(ours, commit(99))
+    assert [event.epoch for event in got if event.HasField("produced")] == taken
+    assert sum(event.HasField("commit") for event in got) == 100
+    theirs.close()
+
+
+async def test_an_offer_that_fits_in_part_is_finished_before_anything_else():
+    ours, theirs = socket.socketpair()
+    end = EngineEnd(theirs)
+    large = produced(1, 4_000_000)
+    assert end.offer(large)
+    assert not end.offer(produced(2))  # not in the midst of the other
+
+    reading = asyncio.create_task(read_until(ours, commit(3)))
+    await asyncio.to_thread(end.send, [commit(3)])
+    assert await reading == [large, commit(3)]
+    theirs.close()
+
+
+def test_an_offer_to_a_front_that_has_gone_says_so():
+    ours, theirs = socket.socketpair()
+    ours.close()
+    with pytest.raises(ConnectionError):
+        EngineEnd(theirs).offer(produced(1))
+    theirs.close()

@@ -1,0 +1,198 @@
+"""The front of a verifier: which draft a session is said to have, what is recorded of it, and news of releases."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from typing import Any
+
+import pytest
+from scripted_engine import TARGET, Front, Stream, front, until
+
+from cloud_verifier.traffic.codec import Source
+from cloud_verifier.verifier import _report
+from outrider.core.errors import BadRequest, Fenced
+from outrider.core.protocol.messages import SessionLimits
+from outrider.wire.ticket import Claims
+from outrider.wire.v1 import engine_pb2, session_pb2
+
+CLAIMS = Claims(
+    "s",
+    "acme",
+    "v1",
+    1,
+    99,
+    time.time() + 60,
+    SessionLimits(),
+    TARGET,
+    draft_release="r1",
+    traffic_class="code",
+    keep_s=3600.0,
+)
+
+
+class Listening:
+    """Stands in for a Recorder."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[Source, int]] = []
+        self.ended: list[tuple[str, int]] = []
+
+    def begin(self, source: Source, epoch: int) -> None:
+        self.begun.append((source, epoch))
+
+    def end(self, session_id: str, epoch: int) -> None:
+        self.ended.append((session_id, epoch))
+
+
+def allowing(**changes: Any):
+    """Lets everybody in with these claims."""
+
+    async def authorise(ticket: bytes) -> Claims:
+        return dataclasses.replace(CLAIMS, **changes)
+
+    return authorise
+
+
+async def notice(stream: Stream) -> int:
+    message = await stream.read()
+    assert message.WhichOneof("kind") == "release", message
+    return message.release.serial
+
+
+async def quiet(running: Front, stream: Stream) -> bool:
+    """Whether nothing but what the engine says next comes on the stream."""
+    running.engine.commit("s", 1, 0, [5])
+    return (await stream.read()).WhichOneof("kind") == "commit"
+
+
+# --- what is recorded
+
+
+@pytest.mark.parametrize(("recorder", "keep_s"), [(Listening(), 0.0), (None, 3600.0)])
+async def test_without_consent_or_without_a_log_nothing_is_recorded(tmp_path, recorder, keep_s):
+    async with front(tmp_path, authorise=allowing(keep_s=keep_s), recorder=recorder) as running:
+        stream = await running.open()
+        start = (await running.engine.asked("start")).start
+        assert (start.record, start.draft_release) == (False, "r1")
+        stream.call.cancel()
+        await until(lambda: not running.service.tenants)
+    assert recorder is None or (recorder.begun, recorder.ended) == ([], [])
+
+
+async def test_without_a_ticket_nothing_is_recorded_and_no_draft_known(tmp_path):
+    async with front(tmp_path, recorder=Listening()) as running:
+        stream = await running.open()
+        start = (await running.engine.asked("start")).start
+        assert (start.record, start.draft_release) == (False, "")
+        stream.call.cancel()
+
+
+async def test_a_session_that_may_be_recorded_is_from_its_begin_to_its_end(tmp_path):
+    recorder = Listening()
+    async with front(tmp_path, authorise=allowing(), recorder=recorder) as running:
+        stream = await running.open()
+        assert (await running.engine.asked("start")).start.record
+        assert recorder.begun == [(Source("s", "acme", "code", "w", 0.0, 3600.0), 1)]
+        stream.call.cancel()
+        await until(lambda: recorder.ended == [("s", 1)])
+
+
+async def test_a_second_stream_of_the_same_epoch_does_not_end_the_firsts_recording(tmp_path):
+    recorder = Listening()
+    async with front(tmp_path, authorise=allowing(), recorder=recorder) as running:
+        stream = await running.open()
+        assert isinstance(await (await running.open(wait=False)).refusal(), Fenced)
+        assert (len(recorder.begun), recorder.ended) == (1, [])
+        stream.call.cancel()
+
+
+async def test_what_was_produced_goes_to_the_recorder_and_never_to_a_device(tmp_path):
+    taken: list[engine_pb2.EngineEvent] = []
+    async with front(tmp_path, authorise=allowing(), recorder=Listening()) as running:
+        running.host.on_produced = taken.append
+        stream = await running.open()
+        running.engine.say("s", 1, produced=engine_pb2.Produced(start=3, token=[4]))
+        assert await quiet(running, stream)
+        assert [(event.session_id, event.epoch, event.produced.start) for event in taken] == [("s", 1, 3)]
+        stream.call.cancel()
+
+
+# --- which draft a device has
+
+
+async def test_the_draft_in_use_reaches_the_engine(tmp_path):
+    async with front(tmp_path, authorise=allowing()) as running:
+        stream = await running.open()
+        for release in ("ab" * 32, ""):
+            await stream.send(draft=session_pb2.DraftInUse(release=release))
+            told = await running.engine.asked_of("draft", lambda draft, release=release: draft.release == release)
+            assert told.release == release
+        stream.call.cancel()
+
+
+@pytest.mark.parametrize("release", ["a" * 65, "a b", "a/b", "ä", "a\n"])
+async def test_a_release_of_another_form_ends_its_stream(tmp_path, release):
+    async with front(tmp_path) as running:
+        stream = await running.open()
+        await stream.send(draft=session_pb2.DraftInUse(release=release))
+        error = await stream.refusal()
+        assert type(error) is BadRequest
+        assert "draft.release is" in str(error)
+        assert "at most 64 letters" in str(error)
+        assert not any(request.HasField("draft") for request in running.engine.requests)
+
+
+async def test_the_draft_in_use_as_a_first_message_is_refused(tmp_path):
+    async with front(tmp_path) as running:
+        stream = Stream(running.stub.Session())
+        await stream.send(draft=session_pb2.DraftInUse(release="r"))
+        assert "the first message is draft, must be open" in str(await stream.refusal())
+
+
+async def test_a_report_says_draft_class_and_how_its_guesses_did(tmp_path):
+    async with front(tmp_path, authorise=allowing()) as running:
+        stream = await running.open()
+        told = engine_pb2.SessionStats(session_id="s", epoch=1, draft_release="r2", guessed=40, right=31)
+        gone = engine_pb2.SessionStats(session_id="gone", epoch=1, guessed=9)
+        running.engine.say(stats=engine_pb2.EngineStats(sessions=[told, gone]))
+        await until(lambda: len(running.host.stats.sessions) == 2)
+        [report] = _report(running.service, running.host).sessions
+        assert (report.session_id, report.tenant, report.traffic_class) == ("s", "acme", "code")
+        assert (report.draft_release, report.guessed, report.right) == ("r2", 40, 31)
+        stream.call.cancel()
+
+
+# --- news of releases
+
+
+async def test_every_open_stream_hears_of_other_releases_once_a_change(tmp_path):
+    async with front(tmp_path) as running:
+        streams = [await running.open("s"), await running.open("t")]
+        for serial in (3, 3, 4, 4):
+            running.service.announce(serial)
+            await asyncio.sleep(0.05)
+        for stream in streams:
+            assert [await notice(stream), await notice(stream)] == [3, 4]
+        assert await quiet(running, streams[0])
+        for stream in streams:
+            stream.call.cancel()
+
+
+async def test_a_stream_that_opens_later_hears_of_them_too_for_its_ticket_may_be_old(tmp_path):
+    async with front(tmp_path) as running:
+        running.service.announce(3)
+        stream = await running.open()
+        assert await notice(stream) == 3
+        running.service.announce(2)  # a coordinator that lost its store
+        assert await quiet(running, stream)
+        stream.call.cancel()
+
+
+async def test_without_releases_nothing_is_said(tmp_path):
+    async with front(tmp_path) as running:
+        stream = await running.open()
+        running.service.announce(0)
+        assert await quiet(running, stream)
+        stream.call.cancel()

@@ -1,0 +1,62 @@
+"""Passages for tests."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from cloud_verifier.traffic.passage import Passage
+
+NOW = 1_800_000_000.0
+
+
+def passage(n: int = 4, top: int = 3, seed: int = 0, **changes: Any) -> Passage:
+    """Random tokens; whole but for what is to be changed."""
+    rng = np.random.default_rng(seed)
+    log_probs = -np.sort(rng.exponential(2.0, (n, top)), axis=1)
+    made = {
+        "session_id": "s",
+        "tenant": "acme",
+        "traffic_class": "code",
+        "draft_release": "ab12",
+        "weights_hash": "sha256:cd",
+        "start": 0,
+        "tokens": rng.integers(0, 1 << 24, n, dtype=np.int32),
+        "top_ids": rng.integers(0, 1 << 24, (n, top), dtype=np.int32),
+        "top_log_probs": log_probs.astype(np.float32),
+        "tail": rng.random(n, dtype=np.float32),
+        "guessed": rng.integers(0, 256, n, dtype=np.uint8),
+        "temperature": 0.7,
+        "time_unix": NOW,
+        "expires_unix": NOW + 3600.0,
+    }
+    return Passage(**made | changes)
+
+
+def same(one: Passage, other: Passage) -> bool:
+    """Whether they agree in every field."""
+    fields = [field.name for field in dataclasses.fields(Passage)]
+    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in fields)
+
+
+def told(passages: list[Passage]) -> list[tuple[str, int, list[int]]]:
+    """What matters most: whose, where, and which tokens."""
+    return [(p.session_id, p.start, p.tokens.tolist()) for p in passages]
+
+
+@st.composite
+def passages(draw: st.DrawFn) -> Passage:
+    return passage(
+        draw(st.integers(0, 9)),
+        draw(st.integers(1, 5)),
+        draw(st.integers(0, 99)),
+        session_id=draw(st.sampled_from(["s", "t", "ü"])),
+        draft_release=draw(st.sampled_from(["", "ab12"])),
+        start=draw(st.integers(0, 131_071)),
+        temperature=draw(st.sampled_from([0.0, 0.8])),
+        time_unix=NOW + draw(st.floats(0.0, 3 * 86_400.0)),
+        expires_unix=NOW + draw(st.sampled_from([1e3, 1e7])),
+    )

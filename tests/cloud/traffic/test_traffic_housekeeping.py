@@ -1,0 +1,115 @@
+"""A log that grows is kept in order, by several at once if need be."""
+
+from __future__ import annotations
+
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from passages import passage, told
+from test_traffic_segments import files, write
+
+from cloud_verifier.config import VerifierConfig
+from cloud_verifier.traffic.codec import Source
+from cloud_verifier.traffic.housekeeping import MANY, Housekeeper
+from cloud_verifier.traffic.opening import KeptRecorder
+from cloud_verifier.traffic.passage import Passage
+from cloud_verifier.traffic.segments import SegmentLog
+from outrider.wire.v1 import engine_pb2 as pb
+
+HOUR_S = 3600.0
+
+
+def seconds(count: int, begin: float) -> list[Passage]:
+    return [passage(3, seed=i, start=3 * i, time_unix=begin + i, expires_unix=begin + HOUR_S) for i in range(count)]
+
+
+def until(condition) -> None:
+    give_up = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+
+
+def test_what_has_expired_goes_and_many_small_segments_become_one(tmp_path: Path) -> None:
+    today = time.time() // 86_400 * 86_400  # so that all are of one day
+    written = [passage(1, time_unix=p.time_unix, start=p.start, expires_unix=4e9) for p in seconds(MANY, today)]
+    write(tmp_path, *([one] for one in written), [passage(session_id="old", expires_unix=1.0, time_unix=0.0)])
+    keeper = Housekeeper(SegmentLog(str(tmp_path)), most_bytes=1 << 30)
+    until(lambda: len(files(tmp_path)) == 1)
+    keeper.close()
+    assert told(list(SegmentLog(str(tmp_path)).read())) == told(written)
+
+
+def test_the_oldest_go_where_the_log_is_too_large(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    written = [passage(1, time_unix=1e9 + i, expires_unix=4e9) for i in range(3)]
+    write(tmp_path, *([one] for one in written))
+    most = sum(path.stat().st_size for path in files(tmp_path)[1:])
+    with caplog.at_level(logging.WARNING):
+        keeper = Housekeeper(SegmentLog(str(tmp_path)), most_bytes=most)
+        until(lambda: "1 of the oldest segments went" in caplog.text)
+    keeper.close()
+    assert told(list(SegmentLog(str(tmp_path)).read())) == told(written[1:])
+
+
+def test_a_round_that_fails_is_told_and_another_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = SegmentLog(str(tmp_path))
+    rounds = []
+
+    def expire() -> int:
+        rounds.append(1)
+        raise OSError("away")
+
+    monkeypatch.setattr(log, "expire", expire)
+    keeper = Housekeeper(log, most_bytes=1, interval_s=0.01)
+    until(lambda: len(rounds) >= 3)
+    keeper.close()
+    assert "could not be tidied: OSError('away')" in caplog.text
+
+
+def test_several_may_tidy_write_and_read_at_once(tmp_path: Path) -> None:
+    begin = time.time()
+    written = seconds(40, begin)
+    write(tmp_path, *([one] for one in written[:20]))
+
+    def tidy() -> None:
+        log = SegmentLog(str(tmp_path))
+        for _ in range(10):
+            log.compact()
+            log.expire()
+
+    def look() -> list[list[tuple[str, int, list[int]]]]:
+        return [told(list(SegmentLog(str(tmp_path)).read())) for _ in range(10)]
+
+    with ThreadPoolExecutor(5) as pool:
+        jobs = [pool.submit(tidy) for _ in range(3)]
+        looks = pool.submit(look)
+        pool.submit(write, tmp_path, *([one] for one in written[20:])).result()
+        for job in jobs:
+            job.result()
+    for seen in looks.result():
+        assert seen[:20] == told(written[:20])
+        assert len(seen) == len({start for _, start, _ in seen})
+    assert told(list(SegmentLog(str(tmp_path)).read())) == told(written)
+
+
+def test_a_verifiers_recorder_writes_where_its_settings_say(tmp_path: Path) -> None:
+    config = VerifierConfig(model=tmp_path, traffic=str(tmp_path / "log"), traffic_redact=f"{__name__}:nothing_of_5")
+    recorder = KeptRecorder(config, "v7")
+    recorder.begin(Source("s", "acme", "code", "w", 0.0, 60.0), 1)
+    one = pb.Produced(
+        start=2, token=[4, 5], top=1, top_ids=bytes(8), top_log_probs=bytes(4), tail=bytes(4), guessed=b"\1\0"
+    )
+    recorder.take(pb.EngineEvent(session_id="s", epoch=1, produced=one))
+    recorder.close()
+    assert told(list(SegmentLog(str(tmp_path / "log")).read())) == [("s", 2, [4])]
+    [path] = files(tmp_path / "log")
+    assert "-v7-" in path.name
+
+
+def nothing_of_5(tokens, traffic_class, tenant):
+    return tokens == 5

@@ -1,0 +1,62 @@
+"""A stretch of text can be cut, joined and redacted without a position that moves."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from passages import NOW, passage, passages, same
+
+from cloud_verifier.traffic.passage import Passage, join
+
+
+@given(passages(), st.data())
+def test_what_was_cut_and_joined_is_as_it_was(whole: Passage, data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(whole)))
+    first, second = whole.cut(0, at), whole.cut(at, len(whole))
+    assert first.goes_on_in(second)
+    assert same(join([first, second]), whole)
+
+
+@given(passages(), st.data())
+def test_what_is_hidden_is_left_out_and_all_else_keeps_its_position(whole: Passage, data: st.DataObject) -> None:
+    hidden = np.array(data.draw(st.lists(st.booleans(), min_size=len(whole), max_size=len(whole))), dtype=bool)
+    left = list(whole.without(hidden))
+    seen = {part.start + i: int(token) for part in left for i, token in enumerate(part.tokens)}
+    kept = {whole.start + i: int(token) for i, token in enumerate(whole.tokens) if not hidden[i]}
+    assert seen == kept
+    assert all(len(part) for part in left)
+    assert all(one.end < other.start for one, other in pairwise(left))
+
+
+def test_another_source_is_not_the_same_texts_next_part() -> None:
+    first = passage(4)
+    following = passage(2, start=4)
+    assert first.goes_on_in(following)
+    for change in ({"start": 5}, {"draft_release": "other"}, {"session_id": "t"}, {"temperature": 0.0}):
+        assert not first.goes_on_in(dataclasses.replace(following, **change))
+    assert not first.goes_on_in(passage(2, top=5, start=4))
+
+
+def test_a_joined_passage_was_produced_with_the_last_and_expires_with_the_first() -> None:
+    parts = [passage(1, start=i, time_unix=NOW + i, expires_unix=NOW + 100 + i) for i in range(3)]
+    joined = join(parts)
+    assert (joined.time_unix, joined.expires_unix) == (NOW + 2, NOW + 100)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tail": np.zeros(3, np.float32)},
+        {"guessed": np.zeros((4, 1), np.uint8)},
+        {"top_ids": np.zeros((4, 2), np.int32)},
+        {"top_ids": np.zeros((3, 3), np.int32), "top_log_probs": np.zeros((3, 3), np.float32)},
+    ],
+)
+def test_arrays_that_do_not_fit_together_are_refused(change: dict[str, np.ndarray]) -> None:
+    with pytest.raises(ValueError, match="a passage of 4 tokens has"):
+        passage(4, **change)

@@ -1,0 +1,185 @@
+"""The recorder: only what belongs to a recorded session, written in time, and never in anybody's way."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from threading import Event
+
+import numpy as np
+import pytest
+from passages import NOW, told
+
+from cloud_verifier.engine.produced import Produced, Visit
+from cloud_verifier.traffic import recorder as module
+from cloud_verifier.traffic.codec import Source, produced_to_proto
+from cloud_verifier.traffic.passage import Passage
+from cloud_verifier.traffic.recorder import Recorder
+from cloud_verifier.traffic.runs import Counts
+from outrider.wire.v1 import engine_pb2 as pb
+
+SOURCE = Source("s", "acme", "code", "sha256:cd", 0.7, keep_s=60.0)
+
+
+class Disk:
+    """A writer that keeps what it gets, refuses, or hangs."""
+
+    def __init__(self) -> None:
+        self.pending = 0
+        self.written: list[Passage] = []
+        self.flushes = 0
+        self.full = False
+        self.go_on = Event()
+        self.go_on.set()
+        self._added: list[Passage] = []
+
+    def add(self, passage: Passage) -> None:
+        self._added.append(passage)
+        self.pending += len(passage)
+
+    def flush(self) -> None:
+        self.go_on.wait(10)
+        if self.full:
+            raise OSError("no space left")
+        self.flushes += bool(self._added)
+        self.written += self._added
+        self.drop()
+
+    def drop(self) -> int:
+        dropped, self.pending = self.pending, 0
+        self._added = []
+        return dropped
+
+
+def produced(start: int, tokens: list[int], session_id: str = "s", epoch: int = 1, draft: str = "ab") -> pb.EngineEvent:
+    """What the engine process says of one step."""
+    n = len(tokens)
+    visit = Visit(session_id, epoch, draft, start, tuple(tokens), bytes(range(n)), tuple(range(n)))
+    ids = np.arange(n * 2, dtype=np.uint32).reshape(n, 2)
+    one = Produced(visit, ids, np.full((n, 2), -0.5, np.float32), np.full(n, 0.25, np.float32))
+    return pb.EngineEvent(session_id=session_id, epoch=epoch, produced=produced_to_proto(one))
+
+
+def until(condition: Callable[[], object]) -> None:
+    give_up = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.005)
+
+
+def texts(disk: Disk) -> list[tuple[str, int, list[int]]]:
+    return told(disk.written)
+
+
+def test_what_the_engine_told_is_written_as_it_was() -> None:
+    disk = Disk()
+    recorder = Recorder(disk, clock=lambda: NOW)
+    recorder.begin(SOURCE, 1)
+    recorder.take(produced(7, [5, 6]))
+    recorder.take(produced(9, [4]))
+    recorder.close()
+    [one] = disk.written
+    assert (one.session_id, one.tenant, one.traffic_class, one.weights_hash) == ("s", "acme", "code", "sha256:cd")
+    assert (one.draft_release, one.temperature, one.start, one.tokens.tolist()) == ("ab", 0.7, 7, [5, 6, 4])
+    assert (one.time_unix, one.expires_unix) == (NOW, NOW + 60.0)
+    assert one.top_ids.tolist() == [[0, 1], [2, 3], [0, 1]]
+    assert one.top_log_probs.tolist() == [[-0.5, -0.5]] * 3
+    assert (one.tail.tolist(), one.guessed.tolist()) == ([0.25] * 3, [0, 1, 0])
+    assert recorder.counts == Counts(recorded=3)
+
+
+def test_of_a_session_that_did_not_begin_here_nothing_is_recorded() -> None:
+    disk = Disk()
+    recorder = Recorder(disk)
+    recorder.begin(SOURCE, 2)
+    recorder.take(produced(0, [5], epoch=1))
+    recorder.take(produced(0, [5], session_id="t", epoch=2))
+    recorder.close()
+    assert disk.written == []
+
+
+def test_the_last_words_of_a_session_that_has_ended_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LAST_WORDS", 1)
+    disk = Disk()
+    recorder = Recorder(disk)
+    for session_id in ("s", "t"):
+        recorder.begin(Source(session_id, "acme", "", "w", 0.0, 60.0), 1)
+        recorder.end(session_id, 1)
+    recorder.take(produced(0, [4], session_id="s"))  # too long ago
+    recorder.take(produced(0, [5], session_id="t"))
+    recorder.close()
+    assert texts(disk) == [("t", 0, [5])]
+    assert len(recorder._sources) == 1
+
+
+def test_what_is_recorded_is_written_in_time_or_when_there_is_enough() -> None:
+    disk = Disk()
+    recorder = Recorder(disk, flush_s=0.1, flush_tokens=3)
+    recorder.begin(SOURCE, 1)
+    began = time.monotonic()
+    recorder.take(produced(0, [5]))
+    until(lambda: disk.flushes == 1)
+    assert time.monotonic() - began < 1.0
+    recorder.close()
+
+    disk = Disk()
+    recorder = Recorder(disk, flush_s=60.0, flush_tokens=3)
+    recorder.begin(SOURCE, 1)
+    recorder.take(produced(0, [5, 6]))
+    recorder.take(produced(2, [7]))
+    until(lambda: texts(disk) == [("s", 0, [5, 6, 7])])
+    recorder.close()
+
+
+def test_a_disk_that_hangs_holds_nobody_up_and_what_is_too_much_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BACKLOG", 8)
+    disk = Disk()
+    disk.go_on.clear()
+    recorder = Recorder(disk, flush_tokens=1)
+    recorder.begin(SOURCE, 1)
+    recorder.take(produced(0, [1]))
+    until(lambda: recorder._jobs.empty())
+    until(lambda: disk.pending == 1)
+    began = time.monotonic()
+    for start in range(1, 101):
+        recorder.take(produced(start, [1]))
+    assert time.monotonic() - began < 1.0
+    disk.go_on.set()
+    recorder.close()
+    assert recorder.counts == Counts(recorded=9, dropped=92)
+
+
+def test_a_disk_that_refuses_is_tried_again_and_given_up_only_when_it_is_too_much(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    disk = Disk()
+    disk.full = True
+    recorder = Recorder(disk, flush_s=60.0, flush_tokens=2)
+    recorder.begin(SOURCE, 1)
+    with caplog.at_level(logging.WARNING):
+        recorder.take(produced(0, [1, 2]))
+        until(lambda: "not yet in the traffic log" in caplog.text)
+        disk.full = False
+        recorder.take(produced(2, [3, 4]))
+        until(lambda: disk.flushes == 1)
+    assert texts(disk) == [("s", 0, [1, 2]), ("s", 2, [3, 4])]
+    disk.full = True
+    for start in range(4, 24, 2):
+        recorder.take(produced(start, [1, 2]))
+    until(lambda: recorder.counts.dropped == 18)  # more than eight times what is written at once
+    recorder.close()
+    assert recorder.counts == Counts(recorded=4, dropped=20)
+
+
+def test_what_does_not_fit_together_is_left_out_and_harms_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    disk = Disk()
+    recorder = Recorder(disk)
+    recorder.begin(SOURCE, 1)
+    crooked = produced(0, [5])
+    crooked.produced.tail = b""
+    recorder.take(crooked)
+    recorder.take(produced(1, [6]))
+    recorder.close()
+    assert texts(disk) == [("s", 1, [6])]
+    assert "cannot be recorded" in caplog.text

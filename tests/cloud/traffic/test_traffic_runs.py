@@ -1,0 +1,123 @@
+"""Steps become passages, and what an operator's hook finds is never among them."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from passages import NOW, passage, same, told
+
+from cloud_verifier.traffic.passage import Passage
+from cloud_verifier.traffic.redaction import Redact, load
+from cloud_verifier.traffic.runs import HELD, QUIET_S, Counts, Runs
+from outrider.core.errors import BadRequest
+
+SECRET = (41, 42, 43)
+
+
+def secret(tokens: np.ndarray, traffic_class: str, tenant: str) -> np.ndarray:
+    """Finds it where it stands whole."""
+    mask = np.zeros(len(tokens), dtype=bool)
+    for at in range(len(tokens) - len(SECRET) + 1):
+        if tuple(tokens[at : at + len(SECRET)]) == SECRET:
+            mask[at : at + len(SECRET)] = True
+    return mask
+
+
+def runs(redact: Redact | None = None) -> tuple[Runs, Counts]:
+    counts = Counts()
+    return Runs(redact, counts), counts
+
+
+def text(tokens: list[int], **changes: Any) -> Passage:
+    return passage(len(tokens), tokens=np.array(tokens, dtype=np.int32), **changes)
+
+
+def test_the_steps_of_a_session_are_one_passage_and_each_session_has_its_own() -> None:
+    gathered, _ = runs()
+    whole = passage(9)
+    for piece in (whole.cut(0, 2), passage(3, session_id="t"), whole.cut(2, 3), whole.cut(3, 9)):
+        gathered.add(piece)
+    assert gathered.tokens == 12
+    cut = sorted(gathered.cut(NOW), key=lambda one: one.session_id)
+    assert same(cut[0], whole)
+    assert told(cut[1:]) == told([passage(3, session_id="t")])
+    assert gathered.tokens == 0
+    assert list(gathered.cut(NOW)) == []
+
+
+def test_a_gap_or_another_draft_begins_another_passage() -> None:
+    gathered, _ = runs()
+    pieces = [passage(2), passage(2, start=5), passage(2, start=7, draft_release="new")]
+    for piece in pieces:
+        gathered.add(piece)
+    assert told(list(gathered.cut(NOW))) == told(pieces)
+
+
+@given(st.lists(st.sampled_from([1, *SECRET, *SECRET]), max_size=150), st.data())
+def test_what_the_hook_finds_is_never_written_wherever_the_text_is_cut(tokens: list[int], data: st.DataObject) -> None:
+    gathered, counts = runs(secret)
+    written: list[Passage] = []
+    at = 0
+    while at < len(tokens):
+        step = data.draw(st.integers(1, 40))
+        gathered.add(text(tokens[at : at + step], start=at))
+        at += step
+        for _ in range(data.draw(st.integers(0, 3))):  # now and then it pauses
+            written += gathered.cut(NOW + QUIET_S - 1)
+    written += gathered.cut(NOW, final=True)
+    hidden = secret(np.array(tokens), "", "")
+    kept = {i: token for i, token in enumerate(tokens) if not hidden[i]}
+    assert {p.start + i: int(t) for p in written for i, t in enumerate(p.tokens)} == kept
+    assert sum(len(p) for p in written) == len(kept)
+    assert counts.redacted == hidden.sum()
+
+
+def test_a_text_that_has_stopped_is_not_held_for_ever() -> None:
+    gathered, _ = runs(secret)
+    gathered.add(text([1] * (HELD + 5)))
+    assert [len(one) for one in gathered.cut(NOW)] == [5]
+    assert list(gathered.cut(NOW + QUIET_S - 1)) == []
+    assert [(one.start, len(one)) for one in gathered.cut(NOW + QUIET_S)] == [(5, HELD)]
+    assert list(gathered.cut(NOW + QUIET_S)) == []
+
+
+def test_the_hook_is_told_whose_text_it_is() -> None:
+    asked = []
+
+    def watching(tokens: np.ndarray, traffic_class: str, tenant: str) -> np.ndarray:
+        asked.append((traffic_class, tenant))
+        return np.zeros(len(tokens), dtype=bool)
+
+    gathered, _ = runs(watching)
+    gathered.add(passage())
+    assert len(list(gathered.cut(NOW, final=True))) == 1
+    assert asked == [("code", "acme")]
+
+
+@pytest.mark.parametrize("wrong", ["raises", [True], np.zeros((4, 1), bool), np.zeros(4), None])
+def test_a_passage_on_which_the_hook_fails_is_not_recorded_and_counted(
+    wrong: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(tokens: np.ndarray, traffic_class: str, tenant: str) -> object:
+        if wrong == "raises":
+            raise RuntimeError("out of order")
+        return wrong
+
+    gathered, counts = runs(failing)
+    gathered.add(passage(4))
+    with caplog.at_level(logging.WARNING):
+        assert list(gathered.cut(NOW)) == []
+    assert counts == Counts(refused=4)
+    assert "4 tokens are not recorded" in caplog.text
+
+
+def test_a_hook_is_found_by_its_name_or_refused_by_it() -> None:
+    assert load(f"{__name__}:secret") is secret
+    for name in ("nosuchmodule:f", f"{__name__}:nosuch", f"{__name__}:SECRET", "json"):
+        with pytest.raises(BadRequest, match="traffic_redact is"):
+            load(name)

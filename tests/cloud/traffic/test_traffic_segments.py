@@ -1,0 +1,304 @@
+"""The traffic log on disk: what was written comes back, once, until it expires; and nothing else does."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from passages import NOW, passage, passages, same, told
+
+from cloud_verifier.traffic import schema, segments
+from cloud_verifier.traffic.passage import Passage
+from cloud_verifier.traffic.segments import SegmentLog, SegmentWriter
+from cloud_verifier.traffic.store import GIVEN_UP_S, Store
+
+numbers = itertools.count()
+
+
+def write(place: object, *batches: list[Passage], verifier_id: str = "v1") -> None:
+    """One segment for each batch."""
+    with SegmentWriter(str(place), verifier_id=verifier_id) as writer:
+        for batch in batches:
+            for one in batch:
+                writer.add(one)
+            writer.flush()
+
+
+def read(place: object, since: float = 0.0, now: float = NOW) -> list[Passage]:
+    return list(SegmentLog(str(place)).read(since, now))
+
+
+def files(place: Path) -> list[Path]:
+    return sorted(path for path in place.rglob("*") if path.is_file())
+
+
+def minutes(count: int, **changes: object) -> list[Passage]:
+    """One passage a minute, each of a session of its own."""
+    return [passage(3, seed=i, session_id=f"s{i:03d}", time_unix=NOW + 60.0 * i, **changes) for i in range(count)]
+
+
+# --- written and read
+
+
+@given(st.lists(passages(), max_size=12, unique_by=lambda one: one.key), st.integers(1, 20))
+@settings(deadline=None, max_examples=40)
+def test_what_was_written_comes_back_by_time_and_nothing_is_lost(written: list[Passage], flush_tokens: int) -> None:
+    place = f"memory://traffic-{next(numbers)}"  # an object store, as far as we can tell
+    with SegmentWriter(place, flush_tokens=flush_tokens) as writer:
+        for one in written:
+            writer.add(one)
+    expected = sorted(written, key=lambda one: one.key)
+    assert all(same(got, want) for got, want in zip(read(place), expected, strict=True))
+    log = SegmentLog(place)
+    log.compact(NOW)
+    log.expire(NOW)
+    assert all(same(got, want) for got, want in zip(read(place), expected, strict=True))
+
+
+def test_segments_are_named_by_time_verifier_and_number(tmp_path: Path) -> None:
+    write(tmp_path, [passage()], [passage(start=4)], verifier_id="a/b c")
+    names = [str(path.relative_to(tmp_path)) for path in files(tmp_path)]
+    assert [name[:35] for name in names] == ["2027-01-15/20270115T080000.000000-a"] * 2
+    assert [name.rpartition("-")[2] for name in names] == ["000001.parquet", "000002.parquet"]
+    assert all("-a_b_c-" in name for name in names)
+
+
+def test_a_segment_is_written_when_enough_has_gathered_or_waited(tmp_path: Path) -> None:
+    now = [0.0]
+    writer = SegmentWriter(str(tmp_path), flush_tokens=10, flush_s=5.0, clock=lambda: now[0])
+    writer.add(passage(6))
+    assert (files(tmp_path), writer.pending) == ([], 6)
+    writer.add(passage(6, start=6))
+    assert (len(files(tmp_path)), writer.pending) == (1, 0)
+    writer.add(passage(1, start=12))
+    now[0] = 5.0
+    writer.add(passage(1, start=13))
+    assert (len(files(tmp_path)), writer.pending) == (2, 0)
+
+
+def test_passages_come_by_time_over_all_verifiers_segments(tmp_path: Path) -> None:
+    all_of_them = minutes(12)
+    write(tmp_path, all_of_them[0:12:3], all_of_them[1:12:3], verifier_id="v1")
+    write(tmp_path, all_of_them[2:12:3], verifier_id="v0")
+    assert told(read(tmp_path)) == told(all_of_them)
+    assert told(read(tmp_path, since=NOW + 300.0)) == told(all_of_them[5:])
+
+
+# --- killed midway
+
+
+def test_a_write_that_is_killed_before_its_rename_has_not_happened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, [passage()])
+    writer = SegmentWriter(str(tmp_path))
+    writer.add(passage(start=4))
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", killed)
+        patch.setattr(os, "unlink", killed)  # nothing is tidied up after a kill
+        with pytest.raises(KeyboardInterrupt):
+            writer.flush()
+    [left] = [path for path in files(tmp_path) if path.suffix == ".tmp"]
+    assert told(read(tmp_path)) == told([passage()])
+    SegmentLog(str(tmp_path)).expire(NOW)
+    assert left.exists()  # somebody may be writing it
+    os.utime(left, (0, left.stat().st_mtime - GIVEN_UP_S - 1))
+    SegmentLog(str(tmp_path)).expire(NOW)
+    assert not left.exists()
+    writer.flush()  # had it lived it could have tried again
+    assert len(read(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("deleted", [0, 1, 2])
+def test_a_compaction_that_is_killed_loses_nothing_and_doubles_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deleted: int
+) -> None:
+    written = minutes(3)
+    write(tmp_path, *([one] for one in written))
+    left = deleted
+    delete = Store.delete
+
+    def killed(store: Store, path: str) -> None:
+        nonlocal left
+        if left == 0:
+            raise KeyboardInterrupt
+        left -= 1
+        delete(store, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "delete", killed)
+        with pytest.raises(KeyboardInterrupt):
+            SegmentLog(str(tmp_path)).compact(NOW)
+    assert len(files(tmp_path)) == 4 - deleted
+    assert told(read(tmp_path)) == told(written)
+    SegmentLog(str(tmp_path)).compact(NOW)
+    assert len(files(tmp_path)) == 1
+    assert told(read(tmp_path)) == told(written)
+
+
+def test_a_reader_sees_everything_once_while_segments_are_merged_under_it(tmp_path: Path) -> None:
+    written = minutes(20)
+    write(tmp_path, *([one] for one in written))
+    reader = SegmentLog(str(tmp_path)).read(0.0, NOW)
+    got = [next(reader) for _ in range(5)]
+    assert SegmentLog(str(tmp_path)).compact(NOW) == 20
+    got += reader
+    assert told(got) == told(written)
+
+
+def test_a_reader_survives_a_file_that_is_listed_and_never_there(tmp_path: Path) -> None:
+    write(tmp_path, [passage()])
+    [path] = files(tmp_path)
+    (path.parent / path.name.replace("v1", "v2")).symlink_to(tmp_path / "nowhere")
+    assert told(read(tmp_path)) == told([passage()])
+
+
+# --- what cannot be read
+
+
+def newer(path: Path) -> None:
+    table = schema.table_of([passage()]).replace_schema_metadata({schema.FORMAT_KEY: b"2"})
+    pq.write_table(table, path)
+
+
+FOREIGN: dict[str, Callable[[Path], object]] = {
+    "no Parquet file": lambda path: path.write_bytes(b"not at all"),
+    "an empty file": lambda path: path.write_bytes(b""),
+    "half a segment": lambda path: path.write_bytes(schema.to_bytes(schema.table_of([passage()]))[:-50]),
+    "somebody else's Parquet": lambda path: pq.write_table(pa.table({"tokens": [1, 2]}), path),
+    "a newer format": newer,
+}
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_what_cannot_be_read_is_left_out_and_left_alone_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    write(tmp_path, [passage(), passage(start=4)], [passage(session_id="t")])
+    foreign = files(tmp_path)[0].parent / "20270115T080000.000000-other-1.parquet"
+    FOREIGN[what](foreign)
+    before = foreign.read_bytes()
+    log = SegmentLog(str(tmp_path))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert len(list(log.read(0.0, NOW))) == 3
+        log.compact(NOW)
+        log.expire(NOW)
+    [line] = [record.getMessage() for record in caplog.records if foreign.name in record.getMessage()]
+    assert len(read(tmp_path)) == 3
+    assert foreign.read_bytes() == before
+    assert "is left out of the traffic log" in line
+    assert ("format is 2, newer than 1" in line) == (what == "a newer format")
+
+
+def test_a_file_of_another_name_is_told_of_and_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path, [passage()])
+    (tmp_path / "notes.txt").write_text("mine")
+    log = SegmentLog(str(tmp_path))
+    assert len(list(log.read(0.0, NOW))) == len(list(log.read(0.0, NOW))) == 1
+    assert caplog.text.count("notes.txt is left out") == 1
+    assert log.shrink(0) == 1
+    assert [path.name for path in files(tmp_path)] == ["notes.txt"]
+
+
+def test_a_damaged_byte_never_comes_out_as_a_token(tmp_path: Path) -> None:
+    genuine = passage(200, top=8)
+    write(tmp_path, [genuine])
+    [path] = files(tmp_path)
+    data = path.read_bytes()
+    rng = random.Random(1)
+    for at in rng.sample(range(len(data)), 60):
+        path.write_bytes(data[:at] + bytes([data[at] ^ (1 << rng.randrange(8))]) + data[at + 1 :])
+        for got in read(tmp_path):
+            assert (got.tokens == genuine.tokens).all()
+            assert (got.top_ids == genuine.top_ids).all()
+
+
+# --- what has expired, and what is too much
+
+
+def test_expired_rows_never_come_out_and_are_deleted_for_good(tmp_path: Path) -> None:
+    short, long = passage(expires_unix=NOW + 10), passage(session_id="t", expires_unix=NOW + 100)
+    write(tmp_path, [short, long], [short.cut(1, 2)])
+    assert len(read(tmp_path, now=NOW)) == 3
+    assert told(read(tmp_path, now=NOW + 10)) == told([long])  # whether or not anybody has tidied up
+    log = SegmentLog(str(tmp_path))
+    assert log.expire(NOW) == 0
+    assert log.expire(NOW + 10) == 2
+    assert told(read(tmp_path, now=NOW)) == told([long])  # the others are gone
+    assert log.expire(NOW + 100) == 1
+    assert files(tmp_path) == []
+
+
+def test_merging_drops_what_has_expired(tmp_path: Path) -> None:
+    write(tmp_path, *([one] for one in minutes(4, expires_unix=NOW + 10)), [passage(expires_unix=NOW + 100)])
+    assert SegmentLog(str(tmp_path)).compact(NOW + 10) == 5
+    assert told(read(tmp_path, now=NOW)) == told([passage()])
+
+
+def test_merging_everything_that_has_expired_leaves_nothing(tmp_path: Path) -> None:
+    write(tmp_path, *([one] for one in minutes(4, expires_unix=NOW + 10)))
+    assert SegmentLog(str(tmp_path)).compact(NOW + 10) == 4
+    assert files(tmp_path) == []
+
+
+def test_only_small_segments_of_one_day_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    today, tomorrow = minutes(3), [passage(time_unix=NOW + 86_400.0)]
+    write(tmp_path, *([one] for one in today), tomorrow)
+    log = SegmentLog(str(tmp_path))
+    assert log.compact(NOW, at_least=4) == 0
+    size = max(path.stat().st_size for path in files(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(segments, "MERGED_BYTES", 2 * size)  # of which a quarter is less than any of them has
+        assert log.compact(NOW) == 0
+    assert log.compact(NOW) == 3
+    assert [len(files(day)) for day in sorted(tmp_path.iterdir())] == [1, 1]
+    assert told(read(tmp_path)) == told([*today, *tomorrow])
+
+
+def test_a_merged_segment_is_no_larger_than_it_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, *([one] for one in minutes(20)))
+    size = max(path.stat().st_size for path in files(tmp_path))
+    monkeypatch.setattr(segments, "MERGED_BYTES", 5 * size)
+    assert SegmentLog(str(tmp_path)).compact(NOW) == 20
+    assert len(files(tmp_path)) == 4
+    assert told(read(tmp_path)) == told(minutes(20))
+
+
+def test_the_oldest_make_room(tmp_path: Path) -> None:
+    written = minutes(6)
+    write(tmp_path, *([one] for one in written))
+    sizes = [path.stat().st_size for path in files(tmp_path)]
+    log = SegmentLog(str(tmp_path))
+    assert log.shrink(sum(sizes)) == 0
+    assert log.shrink(sum(sizes[3:])) == 3
+    assert told(read(tmp_path)) == told(written[3:])
+
+
+def test_a_place_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError):
+        SegmentLog(str(tmp_path / "file"))
+    with pytest.raises(ValueError, match="nosuchstore"):
+        SegmentLog("nosuchstore://bucket")
+
+
+def test_an_object_store_gets_whole_objects(tmp_path: Path) -> None:
+    write("memory://bucket/log", [passage()])
+    [path] = fsspec.filesystem("memory").find("/bucket/log")
+    assert path.endswith("000001.parquet")
+    assert told(read("memory://bucket/log")) == told([passage()])
