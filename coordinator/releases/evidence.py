@@ -80,8 +80,9 @@ def _log_worse(canary: _Values, stable: _Values, bound: float) -> float:
 
 
 def _log_better(canary: _Values, stable: _Values, bound: float) -> float:
-    """Against "the canary's mean is at most the other one less the bound"."""
-    low, high = _EDGES[:-1], _EDGES[1:]
+    """Against "the canary's mean is at most the other one less the bound", which is never below 0."""
+    possible = _EDGES[1:] > bound
+    low, high = _EDGES[:-1][possible], _EDGES[1:][possible]
     return float(np.min(_log_capital(1.0 - stable, 1.0 - low) + _log_capital(canary, high - bound)))
 
 

@@ -1,6 +1,7 @@
 """The life of a release: candidate -> canary -> stable -> superseded, or rolled back on the way.
 
-Pure: a line in, a line out. One canary at a time. The newest candidate goes next, and those before it are passed over: they were trained on less.
+Pure: a line in, a line out. One canary at a time. The newest candidate goes next, and those before it are passed over,
+which is the end of them: they were trained on less.
 Each operation may be repeated without harm but PROMOTE, which goes one step each time it is said.
 """
 
@@ -50,12 +51,12 @@ def advance(line: Line, now: float, share: float) -> Line:
     running = [r for r in line.releases if r.state not in _OVER and not (r.state is State.CANDIDATE and r.pinned)]
     for release in running:
         if release.state is State.CANDIDATE and release is not running[0]:
-            line = _moved(line, release, State.SUPERSEDED, now, f"version {running[0].version} went before it")
+            line = _moved(line, release, State.ROLLED_BACK, now, f"passed over for version {running[0].version}")
     if not running or running[0].state is not State.CANDIDATE:
         return line
     if line.canary is not None or (line.stable is not None and line.stable.pinned):
         return line
-    return _moved(line, running[0], State.CANARY, now, f"on trial with {share:.0%} of the devices", share=share)
+    return _begun(line, running[0], now, share, f"on trial with {share:.0%} of the devices")
 
 
 def settle(line: Line, release: Release, verdict: Verdict, evidence: Evidence | None, now: float, share: float) -> Line:
@@ -100,13 +101,21 @@ def find(lines: list[Line], beginning: str) -> tuple[Line, Release]:
     return found[0]
 
 
+def _begun(line: Line, candidate: Release, now: float, share: float, reason: str) -> Line:
+    """On trial, but for the stable release's own file: there is nothing to try."""
+    if line.stable is not None and line.stable.name == candidate.name:
+        return _renewed(line, line.stable, candidate, now)
+    return _moved(line, candidate, State.CANARY, now, reason, share=share)
+
+
 def _renewed(line: Line, stable: Release, new: Release, now: float) -> Line:
-    """The stable release's own file, signed again: nothing to try, and what is older could not follow it any more."""
+    """The stable release's file, signed again: what is older could not follow it any more."""
     for release in line.releases:
-        if release.state not in _OVER and release is not new:
-            line = _moved(line, release, State.SUPERSEDED, now, f"version {new.version} went before it")
+        if release.state not in _OVER and release.version < new.version:
+            state = State.SUPERSEDED if release is stable else State.ROLLED_BACK
+            line = _moved(line, release, state, now, f"version {new.version} took its place")
     line = _moved(line, new, State.STABLE, now, f"the file of version {stable.version}, which was stable")
-    return _swapped(line, new, replace(line.releases[0], pinned=stable.pinned))
+    return _swapped(line, new, replace(line.stable or new, pinned=stable.pinned))
 
 
 def _promote(line: Line, release: Release, now: float, share: float) -> Line:
@@ -131,7 +140,7 @@ def _promote(line: Line, release: Release, now: float, share: float) -> Line:
             f"version {line.canary.version} is on trial, and there is one trial at a time; promote it or roll it back",
             field="release",
         )
-    return _moved(line, release, State.CANARY, now, f"put on trial by the operator, {share:.0%}", share=share)
+    return _begun(line, release, now, share, f"put on trial by the operator, with {share:.0%} of the devices")
 
 
 def _roll_back(line: Line, release: Release, now: float, share: float) -> Line:

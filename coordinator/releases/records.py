@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 class State(enum.StrEnum):
-    """Of a release. A candidate becomes a canary or is passed over; a canary becomes stable or is rolled back."""
+    """Of a release."""
 
     CANDIDATE = "candidate"
     """Waits until the canary before it is decided."""
@@ -17,8 +17,9 @@ class State(enum.StrEnum):
     STABLE = "stable"
     """All have it."""
     SUPERSEDED = "superseded"
-    """Another is stable in its place, or a newer candidate went before it."""
+    """Was stable until another took its place."""
     ROLLED_BACK = "rolled_back"
+    """Failed its trial, or was passed over before it had one."""
 
 
 class Order(enum.StrEnum):
