@@ -15,6 +15,7 @@ from outrider.wire.channels import ServerTls
 
 EMBEDDED = "embedded"
 """The value of `redis` that starts a server of our own."""
+DEFAULT_STATE = "~/.outrider/coordinator"
 
 
 class CoordinatorConfig(BaseSettings):
@@ -26,8 +27,9 @@ class CoordinatorConfig(BaseSettings):
     """HOST:PORT; port 0 takes any free one. Loopback by default, so that nothing is open by accident."""
     redis: str = EMBEDDED
     """A redis://, rediss:// or unix:// URL; `embedded` starts a server that forgets everything at the end."""
-    state_dir: Path = Path("~/.outrider/coordinator")
-    """Holds the ticket key. Coordinators over one Redis may share it or have one each."""
+    state_dir: Path = Path(DEFAULT_STATE)
+    """Holds the ticket key and a copy of what was decided of draft releases. Coordinators over one Redis
+    may share it or have one each."""
     tls_cert: Path | None = None
     """PEM chain; with `tls_key` it turns TLS on."""
     tls_key: Path | None = None

@@ -80,7 +80,7 @@ async def serving(
             yield url or f"{'https' if tls else 'http'}://{shown}:{port}/"
         finally:
             server.should_exit = True
-            await task
+            await asyncio.wait({task})
 
 
 class _Server(uvicorn.Server):

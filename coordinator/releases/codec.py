@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from coordinator.releases.handlers import Offer
-from coordinator.releases.records import Evidence, Order, Release, State
+from coordinator.releases.records import Evidence, Offer, Order, Release, State
 from outrider.core.errors import BadRequest
 from outrider.wire.ticket import MAX_LABEL
 from outrider.wire.v1 import coordinator_pb2 as pb

@@ -12,7 +12,7 @@ from coordinator.records import SessionStats, Verifier
 from coordinator.releases import evidence, lifecycle
 from coordinator.releases.backup import Backup
 from coordinator.releases.canary import drawn
-from coordinator.releases.records import Evidence, Line, Order, Release, Rule, Sample, State, Trial
+from coordinator.releases.records import Evidence, Line, Offer, Order, Release, Rule, Sample, State, Trial
 from coordinator.releases.shelf import Shelf
 from coordinator.releases.store import ReleaseStore
 from coordinator.store import Store
@@ -37,16 +37,6 @@ class ReleaseTerms:
     """Key id -> raw key of those whose releases are taken; empty takes everybody's whom Admin lets in."""
     base_url: str = ""
     """Of the files that it serves; empty where it serves none."""
-
-
-@dataclass(frozen=True)
-class Offer:
-    """Which draft a device shall use."""
-
-    serial: int
-    release: Release | None
-    """None: the one that its verifier offers."""
-    base_url: str
 
 
 @dataclass(frozen=True)

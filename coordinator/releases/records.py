@@ -144,3 +144,14 @@ class Sample:
     def value(self) -> float:
         """Share of first guesses that were right, from 0 to 1."""
         return self.right / self.guessed
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Which draft a device shall use."""
+
+    serial: int
+    release: Release | None
+    """None: the one that its verifier offers."""
+    base_url: str
+    """What relative URLs begin with; empty where no files are served."""
