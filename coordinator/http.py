@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Iterator
 try:
     import uvicorn
     from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
     from starlette.requests import Request
     from starlette.responses import FileResponse, PlainTextResponse, Response
     from starlette.routing import Route
@@ -37,7 +38,7 @@ def application(shelf: Shelf) -> Starlette:
     """What answers the requests."""
 
     async def artifact(request: Request) -> Response:
-        path = await asyncio.to_thread(shelf.find, request.path_params["name"])
+        path = await run_in_threadpool(shelf.find, request.path_params["name"])
         if path is None:
             return PlainTextResponse("no such draft\n", status_code=404)
         headers = {"etag": f'"{path.stem}"', "cache-control": _FOREVER, "x-content-type-options": "nosniff"}

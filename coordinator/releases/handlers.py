@@ -143,6 +143,9 @@ class ReleaseHandlers:
         except OutriderError as error:
             log.warning("nothing is sampled of what verifier %s reports: %s", verifier_id, error)
             return 0
+        except Exception:
+            log.exception("nothing is sampled of what verifier %s reports", verifier_id)
+            return 0
         return seen.serial
 
     async def serial(self) -> int:

@@ -125,10 +125,10 @@ async def test_what_is_wrong_is_told_in_one_line(outrider, coordinator, tmp_path
         assert complaint in line
 
 
-def test_the_draft_before_is_signed_with_all_that_it_was(monkeypatch) -> None:
-    before = manifests.read_unverified(signed(1, metrics={"m": 1.0}, quantization="Q4_K_M"))
-    known = [pb.Release(manifest=signed(2), state=STABLE), pb.Release(manifest=signed(1), state=SUPERSEDED)]
-    assert releases_cli._before(known[0], known) == before
+def test_the_draft_before_is_signed_with_all_that_it_was() -> None:
+    before = signed(1, metrics={"m": 1.0}, quantization="Q4_K_M")
+    known = [pb.Release(manifest=signed(2), state=STABLE), pb.Release(manifest=before, state=SUPERSEDED)]
+    assert releases_cli._before(known[0], known) == manifests.read_unverified(before)
     assert releases_cli._next("sha256:w", known) == 3
 
 
@@ -137,3 +137,13 @@ async def test_help_names_every_verb(capsys) -> None:
         cli.main(["releases", "--help"])
     out = capsys.readouterr().out
     assert all(verb in out for verb in ("list", "show", "promote", "rollback", "pin", "unpin", "publish"))
+
+
+def test_up_serves_drafts_from_its_state_directory_unless_the_environment_says_where(monkeypatch) -> None:
+    for name in ("ARTIFACTS", "HTTP", "STATE_DIR"):
+        monkeypatch.delenv(f"OUTRIDER_COORDINATOR_{name}", raising=False)
+    assert cli._served_drafts("/state") == ["--artifacts", "/state/artifacts", "--http", "127.0.0.1:0"]
+    monkeypatch.setenv("OUTRIDER_COORDINATOR_STATE_DIR", "/other")
+    assert cli._served_drafts(None)[1] == "/other/artifacts"
+    monkeypatch.setenv("OUTRIDER_COORDINATOR_HTTP", "127.0.0.1:9")
+    assert cli._served_drafts("/state") == []

@@ -68,7 +68,7 @@ def test_what_comes_during_a_trial_waits_and_the_newest_goes_next() -> None:
 @pytest.mark.parametrize("version", [1, 2, 3])
 def test_a_version_that_is_not_above_the_newest_is_refused_and_the_next_one_named(version: int) -> None:
     line = published(3, line=STABLE_1)
-    with pytest.raises(BadRequest, match="not above 3.*version 4"):
+    with pytest.raises(BadRequest, match=r"not above 3.*version 4"):
         lifecycle.publish(line, replace(release(version), manifest=b"another"), 1.0, SHARE)
 
 
@@ -167,7 +167,7 @@ def test_rolling_back_a_canary_sends_devices_back_and_can_be_said_twice() -> Non
     line = steered(canary(), 2, Order.ROLL_BACK)
     assert (line.canary, line.stable.version) == (None, 1)
     assert steered(line, 2, Order.ROLL_BACK) is line
-    with pytest.raises(BadRequest, match="rolled back.*publish its file as version 3"):
+    with pytest.raises(BadRequest, match=r"rolled back.*publish its file as version 3"):
         steered(line, 2, Order.PROMOTE)
 
 

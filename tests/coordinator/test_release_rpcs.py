@@ -267,10 +267,10 @@ async def test_another_targets_sessions_do_not_count(trial) -> None:
 
 @pytest.mark.parametrize(
     "nonsense",
-    [{"guessed": 10, "right": 11}, {"guessed": 2**63, "right": 1}, {"draft_release": "no such name!"}],
+    [{"guessed": 10, "right": 11}, {"guessed": 2**63, "right": 1}, {"draft": "no such name!"}],
 )
 async def test_a_session_with_nonsense_is_no_sample_and_no_fault_of_the_report(trial, nonsense) -> None:
-    answer = await trial.report("v1", [guesses("s", name_of(2), 20, 40, **nonsense)])
+    answer = await trial.report("v1", [guesses("s", **{"draft": name_of(2), "right": 20, "guessed": 40, **nonsense})])
     assert answer.known
     assert (await listed(trial, name_of(2)))[0].evidence.canary_samples == 0
 
@@ -362,8 +362,11 @@ async def test_what_another_version_wrote_is_no_reason_to_fail(trial, redis) -> 
     store = Store(redis.url)
     kept = ReleaseStore(store)
     _, [found] = await kept.lines("sha256:w")
-    await store.run("release_swap", ["{outrider}:v1:releases", "{outrider}:v1:release-serial"],
-                    ["sha256:w", found.written, '{"of": "tomorrow"}', 1])
+    await store.run(
+        "release_swap",
+        ["{outrider}:v1:releases", "{outrider}:v1:release-serial"],
+        ["sha256:w", found.written, '{"of": "tomorrow"}', 1],
+    )
     await store.close()
     assert version_of(await offered(trial)) == 0
     assert await publish(trial, signed(9)) == CANARY

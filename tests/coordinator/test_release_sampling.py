@@ -1,4 +1,4 @@
-"""From cumulative counts to samples, over a real Redis: each stretch once, whoever reports it and whatever begins anew."""
+"""From cumulative counts to samples, over a real Redis: each stretch once, whoever reports it, whatever begins anew."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def test_a_session_gives_no_more_than_its_few_samples_however_often_it_swa
         await sessions.report(40 * i, 40 * i, session_id="long")
     assert len(await sessions.taken()) == 4
     for i in range(1, 40):
-        await sessions.report(0, 0, OLD, session_id="flips")
+        await sessions.report(0, 0, OLD, session_id="flips", epoch=5 + i)
         await sessions.report(40, 40, NEW, session_id="flips", epoch=5 + i)
     assert len(await sessions.taken()) == 8
 
