@@ -92,7 +92,7 @@ async def _publish(ask: Ask, raw: bytes) -> str:
 
 
 async def _back(ask: Ask, name: str, key: Path) -> str:
-    """Devices take no older version: the draft before the stable one, as the next version, and at once for everybody."""
+    """Devices take no older version: the draft before the stable one as the next version, at once for everybody."""
     from outrider.wire.ticket import Signer
 
     signer = Signer.from_pem(_read(key, "key"))

@@ -89,17 +89,17 @@ def _log_better(canary: _Values, stable: _Values, bound: float) -> float:
 def _log_capital(values: _Values, means: _Values) -> _Values:
     """What betting against "the mean is at most m" has brought, for each m. [n] and [cells] -> [cells].
 
-    The stake is the one that would have grown fastest so far, judged by mean and variance (the paper's aGRAPA).
+    The stake is the one that would have grown fastest so far, judged by mean and variance (the paper's aGRAPA), and
+    nothing before the first sample.
     """
     n = len(values)
     if n == 0:
         return np.zeros_like(means)
     means = np.maximum(means, 1e-3)  # a stake is never endless
     before = np.arange(n, dtype=np.float64)
-    mean = (0.5 + np.concatenate(([0.0], np.cumsum(values)[:-1]))) / (before + 1.0)
-    spread = np.concatenate(([0.0], np.cumsum((values - mean) ** 2)[:-1]))
-    variance = (_VARIANCE + spread) / (before + 1.0)
-    lead = mean[:, None] - means
+    total, squares = (np.concatenate(([0.0], np.cumsum(part)[:-1])) for part in (values, values**2))
+    variance = (_VARIANCE + squares - total**2 / np.maximum(before, 1.0)) / (before + 1.0)
+    lead = (total[:, None] - before[:, None] * means) / (before[:, None] + 1.0)
     stake = np.clip(lead / (variance[:, None] + lead**2), 0.0, STAKE / means)
     grown: _Values = np.log1p(stake * (values[:, None] - means)).sum(axis=0)
     return grown
@@ -127,7 +127,9 @@ def _together(logs: dict[_Stratum, float], most: float) -> float:
 
 
 def _doubt(arms: dict[_Stratum, tuple[_Values, _Values]], worse: dict[_Stratum, float], rule: Rule) -> str:
-    """The first class that is enough on both sides and seems worse than the bound allows."""
+    """The first class that is enough on both sides and seems worse than the bound allows, or that none is enough."""
+    if not any(min(len(canary), len(stable)) >= TAKING_PART for canary, stable in arms.values()):
+        return "too few samples"
     for stratum, (canary, stable) in arms.items():
         if min(len(canary), len(stable)) < TAKING_PART:
             continue

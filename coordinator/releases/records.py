@@ -45,7 +45,7 @@ class Evidence:
     log_worse: float = 0.0
     """That it is worse than the bound allows, in some class."""
     doubt: str = ""
-    """Of a traffic class in which it looks worse, though nothing is shown yet; empty where there is none."""
+    """What holds a promotion up: a class in which it looks worse, though nothing is shown yet, or too few samples."""
 
 
 @dataclass(frozen=True)

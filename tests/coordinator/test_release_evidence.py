@@ -82,7 +82,7 @@ def test_a_canary_that_only_got_the_easy_texts_is_not_taken_for_a_better_one() -
 
 def test_worse_in_one_class_is_seen_though_better_over_all() -> None:
     rng = np.random.default_rng(6)
-    samples = stream(rng, 0.9, 0.6, 300, traffic="arithmetic") + stream(rng, 0.3, 0.6, 120, traffic="code")
+    samples = stream(rng, 0.9, 0.6, 300, traffic="arithmetic") + stream(rng, 0.3, 0.6, 200, traffic="code")
     rng.shuffle(samples)
     shown = evidence.weigh(samples, RULE)
     assert shown.log_worse >= RULE.needed
@@ -117,15 +117,16 @@ def test_classes_beyond_a_tenants_few_count_as_one() -> None:
     assert evidence.weigh(samples, RULE).log_worse >= RULE.needed
 
 
-@pytest.mark.parametrize("samples", [[], [Sample(True, "t", "", 32, 32)], [Sample(False, "t", "", 0, 32)] * 50])
-def test_one_side_alone_says_nothing(samples) -> None:
+@pytest.mark.parametrize("samples", [[], [Sample(True, "t", "", 32, 32)], [Sample(False, "t", "", 0, 32)] * 500])
+def test_one_side_alone_decides_nothing(samples) -> None:
     shown = evidence.weigh(samples, RULE)
-    assert max(shown.log_better, shown.log_worse) < 1.0
+    assert shown.log_worse < 1.0
+    assert shown.doubt == "too few samples"
 
 
 @pytest.mark.parametrize(("canary", "stable"), [(0, 0), (0, 32), (32, 0), (32, 32)])
 def test_extremes_are_finite_and_of_the_right_sign(canary, stable) -> None:
-    samples = [Sample(i % 2 == 0, "t", "", canary if i % 2 == 0 else stable, 32) for i in range(100)]
+    samples = [Sample(i % 2 == 0, "t", "", canary if i % 2 == 0 else stable, 32) for i in range(400)]
     shown = evidence.weigh(samples, RULE)
     assert np.isfinite([shown.log_better, shown.log_worse]).all()
     assert (shown.log_worse >= RULE.needed) == (canary < stable)
