@@ -101,6 +101,7 @@ class ReleaseHandlers:
         line = await self._releases.change(
             manifest.weights_hash, lambda line: lifecycle.publish(line, new, self._now(), share)
         )
+        await self._keep()
         published = next(release for release in line.releases if release.manifest == raw)
         log.info("release %s, version %d: %s", published.name, published.version, published.state.value)
         return published.state
@@ -130,6 +131,7 @@ class ReleaseHandlers:
             return line if now is None else lifecycle.steer(line, now, order, self._now(), share)
 
         after = await self._releases.change(line.weights_hash, steered)
+        await self._keep()
         release = next((r for r in after.releases if r.manifest == chosen.manifest), chosen)
         log.info("%s of release %s by an operator: %s", order.value, release.name, release.state.value)
         return release
@@ -184,7 +186,13 @@ class ReleaseHandlers:
             return lifecycle.settle(now, canary, verdict, shown, self._now(), rule.share)
 
         await self._releases.change(line.weights_hash, settled)
+        await self._keep()
         log.warning("release %s, version %d: %s, %s", canary.name, canary.version, verdict.state.value, verdict.reason)
+
+    async def _keep(self) -> None:
+        """At once: what is decided is worth more than the second until the next look."""
+        _, found = await self._releases.lines()
+        await self._backup.keep(found)
 
     async def _with_evidence(self, line: Line, release: Release) -> Release:
         if release.state is not State.CANARY:

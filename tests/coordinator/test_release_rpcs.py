@@ -317,8 +317,7 @@ async def test_what_redis_lost_is_put_back_with_what_was_decided(trial, redis, r
 
 
 async def test_a_coordinator_that_starts_anew_over_an_empty_redis_remembers(start, redis) -> None:
-    await stable(await start())
-    await asyncio.sleep(0.2)
+    await stable(await start(watch_interval_s=30.0))  # kept at once, not at the next look
     redis.stop(kill=True)
     redis.start()
     assert await states(await start()) == {1: STABLE}
