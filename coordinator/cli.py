@@ -10,26 +10,22 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import grpc
-from google.protobuf.message import Message
-
+from coordinator.admin import DEFAULT_COORDINATOR, line, link_options
 from coordinator.cluster import START_TIMEOUT_S, Child, Cluster, stand_apart
+from coordinator.config import DEFAULT_STATE
 from coordinator.embedded import tied_to_this_process
 from coordinator.overview import describe, describe_windows
 from coordinator.records import MAX_LEVELS, MAX_PER_LEVEL
+from coordinator.releases import cli as releases_cli
 from outrider import __version__
 from outrider.core.errors import BadRequest, OutriderError
-from outrider.wire.channels import ClientTls, channel
 from outrider.wire.proxy import MAX_RTT_MS
-from outrider.wire.status import error_from_rpc
 from outrider.wire.v1 import coordinator_pb2 as pb
-from outrider.wire.v1 import coordinator_pb2_grpc
 
-DEFAULT_COORDINATOR = "127.0.0.1:7700"
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 
@@ -114,10 +110,11 @@ def _parser() -> argparse.ArgumentParser:
         help="verifiers and sessions of a running cluster",
         epilog="A coordinator with an admin token wants it in $OUTRIDER_ADMIN_TOKEN, here and in `window`.",
     )
-    _link_options(status)
+    link_options(status)
     status.set_defaults(run=lambda options: asyncio.run(_status(options)))
 
     _window_parser(commands)
+    releases_cli.add_parser(commands)
     return parser
 
 
@@ -144,15 +141,8 @@ def _window_parser(commands: Any) -> None:
     pin.add_argument("--patience-ms", type=milliseconds, help="how long a step waits for guesses (default: as decided)")
     pin.add_argument("--per-level", type=per_level, help="nodes of a level, its siblings counted (default: as seen)")
     for verb in (show, bound, pin, lift):
-        _link_options(verb)
+        link_options(verb)
         verb.set_defaults(run=lambda options: asyncio.run(_window(options)))
-
-
-def _link_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--coordinator", default=DEFAULT_COORDINATOR)
-    parser.add_argument("--tls", action="store_true", help="speak TLS, trusting the public authorities")
-    parser.add_argument("--ca", type=Path, metavar="PEM", help="speak TLS, trusting this authority")
-    parser.add_argument("--insecure", action="store_true", help="plain text beyond loopback")
 
 
 def count(text: str) -> int:
@@ -206,7 +196,7 @@ def _pair(options: argparse.Namespace) -> list[str]:
 
 
 _NEEDS = {
-    "coordinator": ("redis", "cryptography", "grpc_health", "grpc_reflection"),
+    "coordinator": ("redis", "cryptography", "grpc_health", "grpc_reflection", "starlette", "uvicorn"),
     "verifier": ("torch", "transformers", "safetensors", "cryptography", "grpc_health", "grpc_reflection"),
     "edge": ("llama_cpp", "tokenizers", "jinja2"),
 }
@@ -281,10 +271,19 @@ async def _start(cluster: Cluster, options: argparse.Namespace, pair: Sequence[s
     state = ["--state-dir", options.state_dir] if options.state_dir else []
     name = ["--name", options.name] if options.name else []
     redis = ["--redis", options.redis] if options.redis else []
-    await cluster.start_coordinator("--listen", options.listen, *redis, *state, *shared)
+    drafts = _served_drafts(options.state_dir)
+    await cluster.start_coordinator("--listen", options.listen, *redis, *state, *drafts, *shared)
     for _ in range(options.verifiers):
         await cluster.start_verifier(*pair, *name, *shared, *trust, *options.passed_on)
     return True
+
+
+def _served_drafts(state_dir: str | None) -> list[str]:
+    """The coordinator's flags: a folder beside its key, at a free port of this machine, unless the environment says."""
+    if any(os.environ.get(f"OUTRIDER_COORDINATOR_{name}") for name in ("ARTIFACTS", "HTTP")):
+        return []
+    state = Path(state_dir or os.environ.get("OUTRIDER_COORDINATOR_STATE_DIR") or DEFAULT_STATE)
+    return ["--artifacts", str(state / "artifacts"), "--http", "127.0.0.1:0"]
 
 
 async def _demo(options: argparse.Namespace) -> int:
@@ -325,14 +324,14 @@ def _chat(options: argparse.Namespace) -> int:
 
 
 async def _status(options: argparse.Namespace) -> int:
-    async with _admin(options) as ask:
+    async with line(options) as ask:
         status = await ask("Status", pb.StatusRequest())
     print(f"coordinator {options.coordinator}, {describe(status)}")
     return 0
 
 
 async def _window(options: argparse.Namespace) -> int:
-    async with _admin(options) as ask:
+    async with line(options) as ask:
         if options.verb == "show":
             shown = await ask("ShowWindows", pb.ShowWindowsRequest(session_id=options.session))
             print(describe_windows(shown))
@@ -345,24 +344,6 @@ async def _window(options: argparse.Namespace) -> int:
                 bounds.MergeFrom(pb.WindowBounds(patience_ms=options.patience_ms, nodes_per_level=options.per_level))
         await ask("BoundWindow", pb.BoundWindowRequest(session_id=options.session, bounds=bounds))
     return 0
-
-
-@contextlib.asynccontextmanager
-async def _admin(options: argparse.Namespace) -> AsyncIterator[Callable[[str, Message], Awaitable[Any]]]:
-    """The operator's line to the coordinator: (method, request) -> response. Raises core errors."""
-    tls = ClientTls(options.ca) if options.ca or options.tls else None
-    token = os.environ.get("OUTRIDER_ADMIN_TOKEN")
-    metadata = (("authorization", f"Bearer {token}"),) if token else ()
-    async with channel(options.coordinator, tls=tls, insecure=options.insecure) as link:
-        admin = coordinator_pb2_grpc.AdminStub(link)  # type: ignore[no-untyped-call]
-
-        async def ask(method: str, request: Message) -> Any:
-            try:
-                return await getattr(admin, method)(request, timeout=5.0, metadata=metadata)
-            except grpc.aio.AioRpcError as error:
-                raise error_from_rpc(error) from error
-
-        yield ask
 
 
 if __name__ == "__main__":

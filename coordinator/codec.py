@@ -49,6 +49,8 @@ MAX_PART_NAME = 32
 MAX_RATE = 1e9
 MAX_VERDICTS = 1_024
 MOST_PER_LEVEL = 16.0
+MAX_GUESSES = 2**40
+"""Of a session: exact in a double (Lua), and more than any makes."""
 _VERIFIER_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _LABEL = re.compile(r"[A-Za-z0-9._-]{0,64}")
 _SESSION_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -144,7 +146,7 @@ def sessions_from_proto(request: pb.ReportRequest) -> tuple[SessionStats, ...]:
     return tuple(_session_stats(request.verifier_id, report) for report in request.sessions)
 
 
-def opening_to_proto(opening: Opening) -> pb.OpenSessionResponse:
+def opening_to_proto(opening: Opening, release_serial: int) -> pb.OpenSessionResponse:
     return pb.OpenSessionResponse(
         session_id=opening.session_id,
         target=target_to_proto(opening.target),
@@ -152,6 +154,7 @@ def opening_to_proto(opening: Opening) -> pb.OpenSessionResponse:
         standby=_grant_to_proto(opening.standby) if opening.standby else None,
         expires_unix=opening.expires_unix,
         prior=_prior_to_proto(opening.prior.verdicts),
+        release_serial=release_serial,
     )
 
 
@@ -283,6 +286,7 @@ def _session_to_proto(session: SessionStats) -> pb.SessionStatus:
 
 def _session_stats(verifier_id: str, report: pb.SessionReport) -> SessionStats:
     _at_most("length of sessions.tenant", len(report.tenant), MAX_TENANT)
+    guessed, right = _guesses(report)
     return SessionStats(
         session_id=session_id(report.session_id),
         tenant=report.tenant,
@@ -297,7 +301,16 @@ def _session_stats(verifier_id: str, report: pb.SessionReport) -> SessionStats:
         draft_ms=_measure("sessions.draft_ms", report.draft_ms, MAX_RATE),
         # 0 by a verifier that does not tell; how many there are is the device's doing, and no fault of the report
         nodes_per_level=min(_measure("sessions.nodes_per_level", report.nodes_per_level, MAX_RATE), MOST_PER_LEVEL),
+        draft=report.draft_release if _LABEL.fullmatch(report.draft_release) else "",
+        traffic=report.traffic_class if _LABEL.fullmatch(report.traffic_class) else "",
+        guessed=guessed,
+        right=right,
     )
+
+
+def _guesses(report: pb.SessionReport) -> tuple[int, int]:
+    """What a device does and says is no fault of the report: counts that cannot be are none, as is a name above."""
+    return (report.guessed, report.right) if report.right <= report.guessed <= MAX_GUESSES else (0, 0)
 
 
 def _verdicts(verdicts: bytes) -> bytes:

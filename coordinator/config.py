@@ -15,6 +15,7 @@ from outrider.wire.channels import ServerTls
 
 EMBEDDED = "embedded"
 """The value of `redis` that starts a server of our own."""
+DEFAULT_STATE = "~/.outrider/coordinator"
 
 
 class CoordinatorConfig(BaseSettings):
@@ -26,8 +27,9 @@ class CoordinatorConfig(BaseSettings):
     """HOST:PORT; port 0 takes any free one. Loopback by default, so that nothing is open by accident."""
     redis: str = EMBEDDED
     """A redis://, rediss:// or unix:// URL; `embedded` starts a server that forgets everything at the end."""
-    state_dir: Path = Path("~/.outrider/coordinator")
-    """Holds the ticket key. Coordinators over one Redis may share it or have one each."""
+    state_dir: Path = Path(DEFAULT_STATE)
+    """Holds the ticket key and a copy of what was decided of draft releases. Coordinators over one Redis
+    may share it or have one each."""
     tls_cert: Path | None = None
     """PEM chain; with `tls_key` it turns TLS on."""
     tls_key: Path | None = None
@@ -69,6 +71,33 @@ class CoordinatorConfig(BaseSettings):
     window_control: bool = True
     """Tell sessions how far to speculate, by what verifiers measure; without it each verifier's own setting stands."""
 
+    recording_share: float = Field(0.0, ge=0, le=1)
+    """Of the sessions, whose produced text verifiers may record, in a cluster without tenants. With tenants each has
+    its own, `[recording.NAME]` in the tenants file. Nothing is recorded of those that nobody has asked."""
+    recording_keep_days: float = Field(30.0, gt=0, le=3_650)
+    """How long at most what was recorded is kept."""
+
+    artifacts: Path | None = None
+    """Folder of draft files, each named by its hash; devices fetch them over HTTP."""
+    http: str = ""
+    """HOST:PORT at which they are served, with the certificate above if there is one; port 0 takes any free one."""
+    artifacts_url: str = ""
+    """What devices put before `artifacts/HASH.gguf`: where a proxy or another name stands before `http`."""
+    release_keys: str = ""
+    """Publishers whose releases are taken: hex of raw public keys, or files of them, with commas between. Empty leaves
+    it to the admin token; devices decide for themselves whom they believe."""
+    canary_share: float = Field(0.25, gt=0, lt=1)
+    """Of the devices, that try a release: the harm of a bad one, and the speed of the decision."""
+    canary_bound: float = Field(0.05, gt=0, lt=1)
+    """Of the share of first guesses that are right: a release is stable once it is shown to be worse by less."""
+    canary_alpha: float = Field(0.01, gt=0, lt=0.5)
+    """Probability of a wrong decision, at most."""
+    canary_window_s: float = Field(3_600.0, gt=0, le=2_592_000)
+    """A canary that is not decided by then is rolled back."""
+    canary_session_samples: int = Field(1, ge=1, le=64)
+    """That one session gives to each side. Those of one session resemble one another, so with more of them decisions
+    are quicker and `canary_alpha` is no longer kept exactly."""
+
     store_timeout_s: float = Field(2.0, gt=0, le=60)
     """Longest wait for one Redis command; callers retry elsewhere after that."""
     watch_interval_s: float = Field(1.0, gt=0, le=60)
@@ -85,6 +114,8 @@ class CoordinatorConfig(BaseSettings):
     def _consistent(self) -> CoordinatorConfig:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key go together: give both or neither")
+        if (self.artifacts is None) != (not self.http):
+            raise ValueError("artifacts and http go together: the folder of drafts and where it is served")
         if self.report_interval_ms * 2 > self.lease_ms:
             raise ValueError(
                 f"report_interval_ms is {self.report_interval_ms}, must be at most half of lease_ms ({self.lease_ms}),"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from coordinator import placement
 from coordinator.config import CoordinatorConfig
 from coordinator.keyring import Keyring
+from coordinator.recording import RecordingPolicy
 from coordinator.records import (
     Fleet,
     Grant,
@@ -50,6 +51,11 @@ class _Session:
     session_id: str
     tenant: str
     floor: int
+    draft: str
+    """Release that its device drafted with when it was opened."""
+    traffic: str
+    keep_s: float
+    """That what is produced may be kept; 0: nothing of it may."""
 
 
 class Handlers:
@@ -72,17 +78,26 @@ class Handlers:
         self._started = time.monotonic()
         self._deciding = Deciding(min(WAIT_S, config.report_interval_ms / 2e3))
 
-    async def open(self, tenant: str, need: Need) -> Opening:
-        """Place a new session. Raises NotFound, BadRequest, Overloaded or Unavailable."""
+    async def open(self, tenant: str, need: Need, recording: RecordingPolicy) -> Opening:
+        """Place a new session, and draw once whether it may be recorded.
+
+        Raises NotFound, BadRequest, Overloaded or Unavailable.
+        """
         fleet = await self._store.verifiers()
         named = replace(need, target=placement.sole_target(fleet, need.target))
-        opening = await self._place(_Session(secrets.token_hex(16), tenant, floor=0), named, fleet)
+        session_id = secrets.token_hex(16)
+        keep_s = recording.keep_s_of(session_id)
+        session = _Session(session_id, tenant, 0, need.draft, need.traffic, keep_s)
+        opening = await self._place(session, named, fleet)
         return replace(
             opening, prior=await self._prior(Kind(tenant, need.draft, need.traffic, opening.target.weights_hash))
         )
 
     async def resume(self, tenant: str, order: ResumeOrder) -> Opening:
-        """Place a session anew, above every epoch that its device, its ticket or the store knows of."""
+        """Place a session anew, above every epoch that its device, its ticket or the store knows of.
+
+        What its ticket says of drafts and recording goes on.
+        """
         claims = await self._owner(tenant, order.session_id, order.ticket)
         need = Need(
             target=claims.target.name,
@@ -90,8 +105,13 @@ class Handlers:
             weights=claims.target.weights,
             numerics_class=claims.target.numerics_class,
             failed=order.failed,
+            draft=claims.draft_release,
+            traffic=claims.traffic_class,
         )
-        session = _Session(claims.session_id, claims.tenant, max(order.last_epoch, claims.epoch_last))
+        floor = max(order.last_epoch, claims.epoch_last)
+        session = _Session(
+            claims.session_id, claims.tenant, floor, claims.draft_release, claims.traffic_class, claims.keep_s
+        )
         return await self._place(session, need, await self._store.verifiers())
 
     async def close(self, tenant: str, session_id: str, presented: bytes) -> None:
@@ -234,6 +254,9 @@ class Handlers:
             expires_unix=expires,
             limits=self._config.limits,
             target=seat.target,
+            draft_release=session.draft,
+            traffic_class=session.traffic,
+            keep_s=session.keep_s,
         )
         return Grant(seat, self._keyring.signer.sign(claims), first, last)
 

@@ -54,3 +54,26 @@ def bounds(session_id: str) -> str:
     """STRING: what an operator allows a session's window, JSON; kept as long as a session's record. "" is every other
     session, and does not expire."""
     return f"{PREFIX}bounds:{session_id}"
+
+
+RELEASES = PREFIX + "releases"
+"""HASH weights hash of a target -> its draft releases and what became of them, JSON. Does not expire."""
+
+RELEASE_SERIAL = PREFIX + "release-serial"
+"""STRING: grows whenever any release changes its state; begins at the clock (us), so that it grows even if lost."""
+
+
+def samples(weights: str, version: int) -> str:
+    """LIST of what sessions showed of a canary and of what is beside it, the oldest first; expires a while after it."""
+    return f"{PREFIX}samples:{version}:{weights}"
+
+
+def sampled(weights: str, version: int) -> str:
+    """HASH "arm:tenant" -> samples of the canary's trial, and "arm" -> those of all; expires with them."""
+    return f"{PREFIX}sampled:{version}:{weights}"
+
+
+def stretch(session_id: str) -> str:
+    """HASH: counts of a session's guesses at the beginning of the stretch that is being sampled; expires soon after the
+    reports stop, later than a session takes to resume elsewhere."""
+    return f"{PREFIX}stretch:{session_id}"

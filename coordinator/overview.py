@@ -12,9 +12,9 @@ def describe(status: pb.StatusResponse) -> str:
     return "\n\n".join(
         (
             f"up {status.uptime_s:.0f} s, store {status.store}",
-            _table(_VERIFIER_COLUMNS, [_verifier_row(verifier) for verifier in status.verifiers]),
-            _table(_COST_COLUMNS, [_cost_row(verifier) for verifier in status.verifiers]),
-            _table(_SESSION_COLUMNS, [_session_row(session) for session in status.sessions]),
+            table(_VERIFIER_COLUMNS, [_verifier_row(verifier) for verifier in status.verifiers]),
+            table(_COST_COLUMNS, [_cost_row(verifier) for verifier in status.verifiers]),
+            table(_SESSION_COLUMNS, [_session_row(session) for session in status.sessions]),
         )
     )
 
@@ -26,7 +26,7 @@ def describe_windows(shown: pb.ShowWindowsResponse) -> str:
         return (
             f"bounds for all: {everybody}\n\nnothing has been decided, for too little is known of any such session yet"
         )
-    return f"bounds for all: {everybody}\n\n{_table(_WINDOW_COLUMNS, [_window_row(w) for w in shown.windows])}"
+    return f"bounds for all: {everybody}\n\n{table(_WINDOW_COLUMNS, [_window_row(w) for w in shown.windows])}"
 
 
 _WINDOW_COLUMNS = (
@@ -99,7 +99,8 @@ def _bounds(bounds: pb.WindowBounds) -> str:
     return f"{'=' if bounds.pinned else '<='} k {bounds.k}, depth {bounds.depth}{patience}{per_level}"
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Of text, each column as wide as it needs."""
     widths = [max(len(row[i]) for row in (columns, *rows)) for i in range(len(columns))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

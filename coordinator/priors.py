@@ -17,12 +17,15 @@ NO_KIND = Kind("", "", "", "")
 """Stands where a script wants a key and nothing is kept."""
 
 
-def kinds(session_ids: Sequence[str], facts: Sequence[str]) -> dict[str, Kind]:
-    """Session id -> kind, of those that have a draft. facts: tenant, weights, draft and traffic class of each."""
+def kinds(session_ids: Sequence[str], facts: Sequence[str], drafts: Sequence[str]) -> dict[str, Kind]:
+    """Session id -> kind, of those that have a draft, and still the one that they were placed with.
+
+    facts: tenant, weights, draft and traffic class of each. drafts: what each is reported to draft with, where it is.
+    """
     found = {}
     for i, session_id in enumerate(session_ids):
         tenant, weights, draft, traffic = facts[4 * i : 4 * i + 4]
-        if draft:
+        if draft and drafts[i] in ("", draft):  # verdicts on two drafts are mixed for a while: of no kind
             found[session_id] = Kind(tenant, draft, traffic, weights)
     return found
 

@@ -41,6 +41,14 @@ class SessionStats:
     """Of its device for one level of its tree; 0 where it has not shown."""
     nodes_per_level: float = 0.0
     """A level's guess and its siblings; 0 where it has not shown."""
+    draft: str = ""
+    """Release that its device says it drafts with; empty where it does not, or its verifier does not tell."""
+    traffic: str = ""
+    """Class, by its ticket."""
+    guessed: int = 0
+    """Positions since it has drafted with this release, for which it guessed; of them the next."""
+    right: int = 0
+    """First guesses that were right."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +174,7 @@ class Need:
     failed: frozenset[str] = frozenset()
     """Verifiers to avoid while any other has room."""
     draft: str = ""
-    """Release of the device's draft; empty where it has none, or where the session is known by now."""
+    """Release of the device's draft; empty where it has none."""
     traffic: str = ""
     """The application's label for what is asked."""
 

@@ -11,6 +11,12 @@ from coordinator.config import EMBEDDED, CoordinatorConfig
 from coordinator.embedded import EmbeddedServer
 from coordinator.handlers import Handlers
 from coordinator.keyring import Keyring, load_or_create
+from coordinator.releases.backup import Backup
+from coordinator.releases.handlers import ReleaseHandlers, ReleaseTerms
+from coordinator.releases.records import Rule
+from coordinator.releases.shelf import Shelf
+from coordinator.releases.store import ReleaseStore
+from coordinator.releases.trust import publishers
 from coordinator.service import Health, add_services
 from coordinator.store import Store
 from coordinator.tenants import Access
@@ -30,10 +36,11 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[str]:
         store = Store(embedded.url if embedded else config.redis, timeout_s=config.store_timeout_s)
         stack.push_async_callback(store.close)
         handlers, vitals = Handlers(store, keyring, config), Health()
+        releases = await _releases(stack, store, config)
         server = channels.server(max_rpcs=config.max_rpcs)
-        add_services(server, handlers, access, vitals)
+        add_services(server, handlers, releases, access, vitals)
         port = channels.bind(server, config.listen, tls=config.tls, insecure=config.insecure)
-        watch = Watch(handlers, vitals, embedded)
+        watch = Watch(handlers, releases, vitals, embedded)
         await watch.once()
         await server.start()
         stack.push_async_callback(server.stop, config.stop_grace_s)
@@ -43,11 +50,34 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[str]:
         yield f"{config.listen.rpartition(':')[0]}:{port}"
 
 
-class Watch:
-    """Looks after the store: is it there, and which public keys do the other coordinators use."""
+async def _releases(stack: contextlib.AsyncExitStack, store: Store, config: CoordinatorConfig) -> ReleaseHandlers:
+    """With the server of draft files, where there is one, which ends with the stack."""
+    shelf, base_url = None, config.artifacts_url
+    if config.artifacts is not None:
+        from coordinator.http import serving  # needs starlette and uvicorn, which few coordinators do
 
-    def __init__(self, handlers: Handlers, vitals: Health, embedded: EmbeddedServer | None) -> None:
+        shelf = Shelf(config.artifacts)
+        serve = serving(shelf, config.http, tls=config.tls, insecure=config.insecure, url=config.artifacts_url)
+        base_url = await stack.enter_async_context(serve)
+        log.info("drafts in %s are served at %s", shelf.folder, base_url)
+    terms = ReleaseTerms(
+        Rule(config.canary_share, config.canary_bound, config.canary_alpha, config.canary_window_s),
+        config.canary_session_samples,
+        publishers(config.release_keys),
+        base_url,
+    )
+    kept = ReleaseStore(store)
+    return ReleaseHandlers(kept, store, Backup(config.state_dir, kept), terms, shelf)
+
+
+class Watch:
+    """Looks after the store: is it there, which public keys do the other coordinators use, what becomes of canaries."""
+
+    def __init__(
+        self, handlers: Handlers, releases: ReleaseHandlers, vitals: Health, embedded: EmbeddedServer | None
+    ) -> None:
         self._handlers = handlers
+        self._releases = releases
         self._vitals = vitals
         self._embedded = embedded
         self._serving = True
@@ -62,15 +92,25 @@ class Watch:
                 log.exception("looking after the store failed; trying again")
 
     async def once(self) -> None:
-        """Exchange keys, and tell the health service whether that worked."""
+        """Exchange keys, tend releases, and tell the health service whether the store answered."""
         try:
             if self._embedded is not None and await asyncio.to_thread(self._embedded.revive):
                 log.error("the embedded Redis server had ended; started an empty one, verifiers will register again")
             await self._handlers.exchange_keys()
+            await self._tend()
         except Unavailable as error:
             await self._set(False, str(error))
         else:
             await self._set(True, "the store answers again")
+
+    async def _tend(self) -> None:
+        """Devices are placed whatever is wrong with a release."""
+        try:
+            await self._releases.tend()
+        except Unavailable:
+            raise
+        except Exception:
+            log.exception("looking after releases failed; trying again")
 
     async def _set(self, serving: bool, why: str) -> None:
         if serving != self._serving:

@@ -12,6 +12,8 @@ from grpc_reflection.v1alpha import reflection
 
 from coordinator import codec
 from coordinator.handlers import Handlers
+from coordinator.releases import codec as releases_codec
+from coordinator.releases.handlers import ReleaseHandlers
 from coordinator.tenants import Access, Metadata
 from outrider.wire.status import abort
 from outrider.wire.ticket import target_to_proto
@@ -40,8 +42,9 @@ def _rpc(method: Callable[[_S, _Q, Metadata], Awaitable[_A]]) -> Callable[[_S, _
 
 
 class _Servicer:
-    def __init__(self, handlers: Handlers, access: Access) -> None:
+    def __init__(self, handlers: Handlers, releases: ReleaseHandlers, access: Access) -> None:
         self._handlers = handlers
+        self._releases = releases
         self._access = access
 
 
@@ -51,12 +54,15 @@ class CoordinatorServicer(_Servicer, stubs.CoordinatorServicer):
     @_rpc
     async def OpenSession(self, request: pb.OpenSessionRequest, metadata: Metadata) -> pb.OpenSessionResponse:
         tenant = self._access.tenant(metadata)
-        return codec.opening_to_proto(await self._handlers.open(tenant, codec.need_from_proto(request)))
+        need, recording = codec.need_from_proto(request), self._access.recording(tenant)
+        opening = await self._handlers.open(tenant, need, recording)
+        return codec.opening_to_proto(opening, await self._releases.serial())
 
     @_rpc
     async def ResumeSession(self, request: pb.ResumeSessionRequest, metadata: Metadata) -> pb.OpenSessionResponse:
         tenant = self._access.tenant(metadata)
-        return codec.opening_to_proto(await self._handlers.resume(tenant, codec.resume_from_proto(request)))
+        opening = await self._handlers.resume(tenant, codec.resume_from_proto(request))
+        return codec.opening_to_proto(opening, await self._releases.serial())
 
     @_rpc
     async def CloseSession(self, request: pb.CloseSessionRequest, metadata: Metadata) -> pb.CloseSessionResponse:
@@ -68,6 +74,11 @@ class CoordinatorServicer(_Servicer, stubs.CoordinatorServicer):
     async def ListTargets(self, request: pb.ListTargetsRequest, metadata: Metadata) -> pb.ListTargetsResponse:
         self._access.tenant(metadata)
         return pb.ListTargetsResponse(targets=map(target_to_proto, await self._handlers.targets()))
+
+    @_rpc
+    async def OfferRelease(self, request: pb.OfferReleaseRequest, metadata: Metadata) -> pb.OfferReleaseResponse:
+        self._access.tenant(metadata)
+        return releases_codec.offer_to_proto(await self._releases.offer(*releases_codec.asking_from_proto(request)))
 
 
 class RegistryServicer(_Servicer, stubs.RegistryServicer):
@@ -89,10 +100,12 @@ class RegistryServicer(_Servicer, stubs.RegistryServicer):
         verifier_id, instance = codec.identity_from_proto(request)
         load, sessions = codec.load_from_proto(request), codec.sessions_from_proto(request)
         windows = await self._handlers.report(verifier_id, instance, load, sessions)
+        heard = sessions if windows is not None else ()
         return pb.ReportResponse(
             known=windows is not None,
             public_keys=dict(self._handlers.membership.public_keys),
             directives=[codec.session_directive_to_proto(w, self._handlers.limits) for w in windows or ()],
+            release_serial=await self._releases.hear(verifier_id, heard),
         )
 
     @_rpc
@@ -122,6 +135,25 @@ class AdminServicer(_Servicer, stubs.AdminServicer):
         await self._handlers.bound(*codec.bounds_from_proto(request))
         return pb.BoundWindowResponse()
 
+    @_rpc
+    async def PublishRelease(self, request: pb.PublishReleaseRequest, metadata: Metadata) -> pb.PublishReleaseResponse:
+        self._access.operator(metadata)
+        state = await self._releases.publish(request.manifest)
+        return pb.PublishReleaseResponse(state=releases_codec.state_to_proto(state))
+
+    @_rpc
+    async def ListReleases(self, request: pb.ListReleasesRequest, metadata: Metadata) -> pb.ListReleasesResponse:
+        self._access.operator(metadata)
+        asked = releases_codec.beginning(request.release) if request.release else ""
+        serial, found = await self._releases.listed(asked)
+        return pb.ListReleasesResponse(releases=map(releases_codec.release_to_proto, found), serial=serial)
+
+    @_rpc
+    async def SteerRelease(self, request: pb.SteerReleaseRequest, metadata: Metadata) -> pb.SteerReleaseResponse:
+        self._access.operator(metadata)
+        release = await self._releases.steer(*releases_codec.order_from_proto(request))
+        return pb.SteerReleaseResponse(release=releases_codec.release_to_proto(release))
+
 
 class Health:
     """What the standard health service says of us: we serve as long as the store answers."""
@@ -144,10 +176,12 @@ class Health:
         await self._servicer.enter_graceful_shutdown()
 
 
-def add_services(server: grpc.aio.Server, handlers: Handlers, access: Access, vitals: Health) -> None:
+def add_services(
+    server: grpc.aio.Server, handlers: Handlers, releases: ReleaseHandlers, access: Access, vitals: Health
+) -> None:
     """Everything that a coordinator answers."""
-    stubs.add_CoordinatorServicer_to_server(CoordinatorServicer(handlers, access), server)  # type: ignore[no-untyped-call]
-    stubs.add_RegistryServicer_to_server(RegistryServicer(handlers, access), server)  # type: ignore[no-untyped-call]
-    stubs.add_AdminServicer_to_server(AdminServicer(handlers, access), server)  # type: ignore[no-untyped-call]
+    stubs.add_CoordinatorServicer_to_server(CoordinatorServicer(handlers, releases, access), server)  # type: ignore[no-untyped-call]
+    stubs.add_RegistryServicer_to_server(RegistryServicer(handlers, releases, access), server)  # type: ignore[no-untyped-call]
+    stubs.add_AdminServicer_to_server(AdminServicer(handlers, releases, access), server)  # type: ignore[no-untyped-call]
     vitals.add_to(server)
     reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)

@@ -122,7 +122,7 @@ class Store:
         known, *facts = await self._run("report", [*_lease_keys(verifier_id), *touched], arguments)
         if not known:
             return None
-        kinds = priors.kinds(ids, facts)
+        kinds = priors.kinds(ids, facts, [session.draft for session in sessions])
         for start in range(0, len(sessions), SESSIONS_AT_ONCE):
             await self._observe(verifier_id, sessions[start : start + SESSIONS_AT_ONCE], kinds, 2 * lease_ms)
         return kinds
@@ -274,6 +274,11 @@ class Store:
             arguments += [s.session_id, priors.digits(s.verdicts) if kind else "", s.draft_ms, s.nodes_per_level]
             touched += [keys.stats(s.session_id), keys.closed(s.session_id), priors.key(kind or priors.NO_KIND)]
         await self._run("observe", touched, arguments)
+
+    @_reaching
+    async def run(self, script: str, touched: Sequence[str], arguments: Sequence[Any]) -> Any:
+        """A script by its name, for those who keep other things here than sessions (`releases.store`)."""
+        return await self._run(script, touched, arguments)
 
     async def _run(self, script: str, touched: Sequence[str], arguments: Sequence[Any]) -> Any:
         return await self._scripts[script](keys=list(touched), args=list(arguments))

@@ -12,8 +12,10 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from coordinator.config import CoordinatorConfig
+from coordinator.recording import DAY_S, RecordingPolicy, policies
 from outrider.core.errors import BadRequest, PermissionDenied, Unauthenticated
 from outrider.wire.channels import is_loopback
 
@@ -29,27 +31,40 @@ Metadata = Iterable[tuple[str, str | bytes]]
 class Access:
     """What the coordinator was told about its callers."""
 
-    def __init__(self, tenants: Mapping[str, str], join_token: str, admin_token: str, *, open_house: bool) -> None:
-        """`open_house`: whoever can connect is trusted where no secret is set (loopback, or --insecure)."""
+    def __init__(
+        self,
+        tenants: Mapping[str, str],
+        join_token: str,
+        admin_token: str,
+        *,
+        open_house: bool,
+        recording: Mapping[str, RecordingPolicy] | None = None,
+    ) -> None:
+        """`open_house`: whoever can connect is trusted where no secret is set (loopback, or --insecure).
+
+        recording: by tenant; nothing is recorded of those that are left out.
+        """
         self._tenants = {_digest(key): tenant for tenant, key in tenants.items()}
         self._join = join_token
         self._admin = admin_token
         self._open_house = open_house
+        self._recording = dict(recording or {})
 
     @classmethod
     def from_config(cls, config: CoordinatorConfig) -> Access:
         """Raises BadRequest for a key file that is wrong, or for an address where secrets are needed and missing."""
         tenants = {name: secret.get_secret_value() for name, secret in config.tenant_keys.items()}
-        if config.tenants_file is not None:
-            tenants |= _read(config.tenants_file)
+        file = _read(config.tenants_file) if config.tenants_file is not None else {}
+        tenants |= file.get("tenants", {})
         _check(tenants)
+        recording = _recording(config, tenants, file.get("recording", {}))
         join = config.join_token.get_secret_value() if config.join_token else ""
         admin = config.admin_token.get_secret_value() if config.admin_token else ""
         open_house = config.insecure or is_loopback(config.listen)
         if not open_house:
             _demand(tenants, "API keys for tenants", "--tenants FILE")
             _demand(join, "a join token for verifiers", "OUTRIDER_COORDINATOR_JOIN_TOKEN")
-        return cls(tenants, join, admin, open_house=open_house)
+        return cls(tenants, join, admin, open_house=open_house, recording=recording)
 
     def tenant(self, metadata: Metadata) -> str:
         """The caller's tenant. Raises Unauthenticated."""
@@ -60,6 +75,10 @@ class Access:
         if not found:
             raise Unauthenticated("the API key is unknown here; ask the operator for one of your tenant's")
         return found[0]
+
+    def recording(self, tenant: str) -> RecordingPolicy:
+        """What may be recorded of a tenant's sessions."""
+        return self._recording.get(tenant, RecordingPolicy())
 
     def verifier(self, metadata: Metadata) -> None:
         """Raises Unauthenticated unless the caller may act as a verifier."""
@@ -102,16 +121,30 @@ def _demand(given: object, what: str, how: str) -> None:
         )
 
 
-def _read(path: Path) -> dict[str, str]:
+def _read(path: Path) -> dict[str, Any]:
+    """The whole file; its `tenants` are names and keys."""
     try:
-        table = tomllib.loads(path.read_text()).get("tenants")
+        file = tomllib.loads(path.read_text())
     except OSError as error:
         raise BadRequest(f"tenants file {path} cannot be read: {error.strerror}", field="tenants") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"tenants file {path} is no TOML: {error}", field="tenants") from error
+    table = file.get("tenants")
     if not isinstance(table, dict) or not all(isinstance(key, str) for key in table.values()):
         raise BadRequest(f'tenants file {path} must have a table [tenants] of name = "key"', field="tenants")
-    return table
+    return file
+
+
+def _recording(config: CoordinatorConfig, tenants: Mapping[str, str], tables: Any) -> dict[str, RecordingPolicy]:
+    if not tenants:
+        return {DEFAULT_TENANT: RecordingPolicy(config.recording_share, config.recording_keep_days * DAY_S)}
+    if config.recording_share > 0:
+        raise BadRequest(
+            "recording_share is for a cluster without tenants; with tenants each has its own in the tenants file:"
+            " [recording.NAME] share = 0.1  keep_days = 30",
+            field="recording_share",
+        )
+    return policies(tables, tenants, "tenants file")
 
 
 def _check(tenants: Mapping[str, str]) -> None:

@@ -1,0 +1,16 @@
+-- The releases of one target, or of all.
+-- KEYS: 1 releases HASH, 2 release-serial STRING
+-- ARGV: 1 weights hash, '' all
+-- Returns {serial ('0' where there is none), then weights hash and JSON of each target}.
+local answer = {redis.call('GET', KEYS[2]) or '0'}
+if ARGV[1] == '' then
+  for _, part in ipairs(redis.call('HGETALL', KEYS[1])) do
+    answer[#answer + 1] = part
+  end
+else
+  local line = redis.call('HGET', KEYS[1], ARGV[1])
+  if line then
+    answer[2], answer[3] = ARGV[1], line
+  end
+end
+return answer

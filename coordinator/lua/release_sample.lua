@@ -1,0 +1,57 @@
+-- What sessions' counts show of a canary and of the release beside it. A sample is a stretch of one session with one
+-- release: the difference of its cumulative counts between two reports, so that it does not matter which verifier made
+-- them. Counts that begin again, with another release or on another verifier, begin another stretch.
+-- KEYS: 1 samples LIST, 2 sampled HASH, then stretch:<session> HASH of each session
+-- ARGV: 1 name of the trial, 2 guesses of a stretch at least, 3 and at most, 4 guesses up to which counts that are new
+--       here are counted from 0, 5 samples of a session and an arm at most, 6 of a tenant and an arm, 7 of an arm,
+--       8 ms to keep samples, 9 ms to keep stretches, then 7 for each session: arm (c or s), release, epoch (20 digits),
+--       tenant, class, guessed, right
+-- Returns how many samples were added. None is of more than its share of a session, of a tenant, of an arm.
+local HEAD, EACH = 9, 7
+local trial, least, most, fresh = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local of_session, of_tenant, of_arm = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+
+local function count(field)
+  return tonumber(redis.call('HGET', KEYS[2], field) or '0')
+end
+
+local added = 0
+for i = 3, #KEYS do
+  local at = HEAD + (i - 3) * EACH
+  local arm, release, epoch, tenant, class = unpack(ARGV, at + 1, at + 5)
+  local guessed, right = tonumber(ARGV[at + 6]), tonumber(ARGV[at + 7])
+  local known = redis.call('HMGET', KEYS[i], 'trial', 'release', 'epoch', 'guessed', 'right', 'c', 's')
+  local same_trial = known[1] == trial
+  local same = same_trial and known[2] == release
+  if not (same_trial and epoch < known[3]) then -- else a verifier that has lost the session
+    local from_guessed, from_right = tonumber(known[4] or '0'), tonumber(known[5] or '0')
+    local taken = {c = same_trial and tonumber(known[6]) or 0, s = same_trial and tonumber(known[7]) or 0}
+    if not same or guessed < from_guessed or right < from_right then
+      from_guessed, from_right = 0, 0
+      if guessed > fresh then
+        from_guessed, from_right = guessed, right
+      end
+    end
+    local stretch, hits = guessed - from_guessed, right - from_right
+    if stretch > most or hits > stretch then -- nonsense, or of a time nobody knows
+      from_guessed, from_right = guessed, right
+    elseif stretch >= least then
+      from_guessed, from_right = guessed, right
+      if taken[arm] < of_session and count(arm .. ':' .. tenant) < of_tenant and count(arm) < of_arm then
+        redis.call('RPUSH', KEYS[1], table.concat({arm, tenant, class, hits, stretch}, ':'))
+        redis.call('HINCRBY', KEYS[2], arm .. ':' .. tenant, 1)
+        redis.call('HINCRBY', KEYS[2], arm, 1)
+        taken[arm] = taken[arm] + 1
+        added = added + 1
+      end
+    end
+    redis.call('HSET', KEYS[i], 'trial', trial, 'release', release, 'epoch', epoch,
+      'guessed', from_guessed, 'right', from_right, 'c', taken.c, 's', taken.s)
+    redis.call('PEXPIRE', KEYS[i], ARGV[9])
+  end
+end
+if added > 0 then
+  redis.call('PEXPIRE', KEYS[1], ARGV[8])
+  redis.call('PEXPIRE', KEYS[2], ARGV[8])
+end
+return added

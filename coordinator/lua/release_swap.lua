@@ -1,0 +1,17 @@
+-- A target's releases, in place of what was there before if that is still there. Decisions are made outside, from what
+-- was read: whoever comes second reads again.
+-- KEYS: 1 releases HASH, 2 release-serial STRING
+-- ARGV: 1 weights hash, 2 what was read ('' nothing), 3 what is to be there, 4 whether the serial grows (0 or 1)
+-- Returns the serial, or '' where something else is there by now.
+if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then
+  return ''
+end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
+local serial = redis.call('GET', KEYS[2])
+if ARGV[4] == '1' or not serial then
+  local time = redis.call('TIME')
+  local micros = tonumber(time[1]) * 1000000 + tonumber(time[2])
+  serial = string.format('%.0f', math.max(micros, tonumber(serial or '0') + 1))
+  redis.call('SET', KEYS[2], serial)
+end
+return serial

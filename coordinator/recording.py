@@ -1,0 +1,58 @@
+"""What each tenant lets verifiers record of its sessions' produced text: nothing, unless the operator wrote so."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.core.errors import BadRequest
+
+DAY_S = 86_400.0
+MAX_KEEP_DAYS = 3_650.0
+
+
+@dataclass(frozen=True)
+class RecordingPolicy:
+    """Of one tenant."""
+
+    share: float = 0.0
+    """Of its sessions."""
+    keep_s: float = 0.0
+    """How long at most what was recorded is kept."""
+
+    def keep_s_of(self, session_id: str) -> float:
+        """For this session, 0 where nothing of it may be recorded: drawn by its id, which is random and the
+        coordinator's own, so that the draw is the same whoever repeats it and nobody can choose it."""
+        digest = hashlib.sha256(f"recording:{session_id}".encode()).digest()
+        return self.keep_s if int.from_bytes(digest[:8]) < self.share * 2**64 else 0.0
+
+
+def policies(tables: Any, tenants: Mapping[str, str], where: str) -> dict[str, RecordingPolicy]:
+    """Of the tables `[recording.NAME]` of a tenants file. Raises BadRequest for what is wrong in it."""
+    if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
+        raise BadRequest(
+            f"{where}: recording must be tables [recording.NAME] of share and keep_days", field="recording"
+        )
+    return {name: _policy(name, table, tenants, where) for name, table in tables.items()}
+
+
+def _policy(name: str, table: Mapping[str, Any], tenants: Mapping[str, str], where: str) -> RecordingPolicy:
+    if name not in tenants:
+        raise BadRequest(
+            f"{where}: [recording.{name}] is for a tenant that has no key; check its name", field="recording"
+        )
+    if set(table) != {"share", "keep_days"}:
+        raise BadRequest(
+            f"{where}: [recording.{name}] has {sorted(table)}, must have share and keep_days", field="recording"
+        )
+    share = _number(f"{where}: share of [recording.{name}]", table["share"], 0.0, 1.0)
+    days = _number(f"{where}: keep_days of [recording.{name}]", table["keep_days"], 1e-3, MAX_KEEP_DAYS)
+    return RecordingPolicy(share, days * DAY_S)
+
+
+def _number(what: str, value: Any, low: float, high: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise BadRequest.bound(what, repr(value)[:100], f"a number from {low:g} to {high:g}")
+    return float(value)

@@ -1,0 +1,138 @@
+"""`outrider releases`: see which drafts devices use and why, and say otherwise."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from coordinator.admin import Ask, line, link_options
+from coordinator.releases.overview import describe_release, describe_releases
+from outrider.core.errors import BadRequest
+from outrider.wire import manifest as manifests
+from outrider.wire.manifest import Manifest, read_unverified
+from outrider.wire.v1 import coordinator_pb2 as pb
+
+TIMEOUT_S = 60.0
+"""The coordinator reads the whole file of a draft before it takes it."""
+_ORDERS = {
+    "promote": pb.RELEASE_ORDER_PROMOTE,
+    "rollback": pb.RELEASE_ORDER_ROLL_BACK,
+    "pin": pb.RELEASE_ORDER_PIN,
+    "unpin": pb.RELEASE_ORDER_UNPIN,
+}
+_HELP = {
+    "promote": "a candidate to canary, a canary to stable",
+    "rollback": "take a candidate or canary back; of a stable one, release the draft before it again",
+    "pin": "leave it as it is, whatever is measured; nothing replaces a pinned stable release",
+    "unpin": "leave it to the measurements again",
+}
+
+
+def add_parser(commands: Any) -> None:
+    releases = commands.add_parser(
+        "releases",
+        help="draft releases: list them, see the evidence, promote, roll back, pin, publish",
+        epilog="A coordinator with an admin token wants it in $OUTRIDER_ADMIN_TOKEN.",
+    )
+    verbs = releases.add_subparsers(required=True, metavar="VERB", dest="verb")
+    verbs.add_parser("list", help="all, the newest of each target first")
+    verbs.add_parser("show", help="all that is known of one").add_argument("release", **_NAME)
+    for verb, what in _HELP.items():
+        verbs.add_parser(verb, help=what).add_argument("release", **_NAME)
+    verbs.choices["rollback"].add_argument(
+        "--key", type=Path, metavar="PEM", help="the publisher's, to sign the draft before a stable one again"
+    )
+    publish = verbs.add_parser("publish", help="a manifest that its publisher signed")
+    publish.add_argument("manifest", type=Path, metavar="FILE")
+    for parser in verbs.choices.values():
+        link_options(parser)
+        parser.set_defaults(run=lambda options: asyncio.run(_run(options)))
+
+
+_NAME: dict[str, Any] = {"metavar": "RELEASE", "help": "the beginning of its hash"}
+
+
+async def _run(options: argparse.Namespace) -> int:
+    async with line(options, timeout_s=TIMEOUT_S) as ask:
+        print(await _answer(options, ask))
+    return 0
+
+
+async def _answer(options: argparse.Namespace, ask: Ask) -> str:
+    match options.verb:
+        case "list":
+            return describe_releases(list((await _list(ask)).releases))
+        case "show":
+            return "\n\n".join(map(describe_release, (await _list(ask, options.release)).releases))
+        case "publish":
+            return await _publish(ask, _read(options.manifest, "manifest"))
+        case "rollback" if options.key is not None:
+            return await _back(ask, options.release, options.key)
+    return await _steer(ask, options.release, _ORDERS[options.verb])
+
+
+async def _list(ask: Ask, release: str = "") -> pb.ListReleasesResponse:
+    answer: pb.ListReleasesResponse = await ask("ListReleases", pb.ListReleasesRequest(release=release))
+    return answer
+
+
+async def _steer(ask: Ask, release: str, order: pb.ReleaseOrder) -> str:
+    answer = await ask("SteerRelease", pb.SteerReleaseRequest(release=release, order=order))
+    return describe_releases([answer.release])
+
+
+async def _publish(ask: Ask, raw: bytes) -> str:
+    digest = read_unverified(raw).digest
+    await ask("PublishRelease", pb.PublishReleaseRequest(manifest=raw))
+    return describe_releases((await _list(ask, digest)).releases[:1])
+
+
+async def _back(ask: Ask, name: str, key: Path) -> str:
+    """Devices take no older version: the draft before the stable one as the next version, at once for everybody."""
+    from outrider.wire.ticket import Signer
+
+    signer = Signer.from_pem(_read(key, "key"))
+    known = list((await _list(ask)).releases)
+    current = (await _list(ask, name)).releases[0]
+    if current.state != pb.RELEASE_STATE_STABLE:
+        return await _steer(ask, name, pb.RELEASE_ORDER_ROLL_BACK)
+    before = _before(current, known)
+    again = replace(before, version=_next(before.weights_hash, known), created_unix=time.time())
+    await ask("PublishRelease", pb.PublishReleaseRequest(manifest=manifests.sign(again, signer)))
+    released = (await _list(ask, again.digest)).releases[0]
+    if released.state != pb.RELEASE_STATE_CANARY:
+        return (
+            f"{describe_releases([released])}\n\nanother release is on trial: roll it back, and this one goes on trial;"
+            f" `outrider releases promote {again.digest[:12]}` then gives it to everybody"
+        )
+    return await _steer(ask, again.digest, pb.RELEASE_ORDER_PROMOTE)
+
+
+def _before(current: pb.Release, known: list[pb.Release]) -> Manifest:
+    """The one that was stable before: the newest that another was stable in place of."""
+    now = read_unverified(current.manifest)
+    for release in known:
+        manifest = read_unverified(release.manifest)
+        same_target = manifest.weights_hash == now.weights_hash
+        if same_target and manifest.digest != now.digest and release.state == pb.RELEASE_STATE_SUPERSEDED:
+            return manifest
+    raise BadRequest(
+        f"no release was stable before version {now.version}; publish another draft as version {now.version + 1}",
+        field="release",
+    )
+
+
+def _next(weights_hash: str, known: list[pb.Release]) -> int:
+    versions = [m.version for m in (read_unverified(r.manifest) for r in known) if m.weights_hash == weights_hash]
+    return max(versions) + 1
+
+
+def _read(path: Path, what: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadRequest(f"{what} {path} cannot be read: {error.strerror}", field=what) from error

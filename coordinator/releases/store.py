@@ -1,0 +1,140 @@
+"""Releases in Redis, by way of the coordinator's store. What is read is decided upon elsewhere and swapped in whole.
+
+Everything here can be lost: `backup` brings back what was decided, and only samples of a canary under way matter.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from coordinator import keys
+from coordinator.records import SessionStats
+from coordinator.releases.records import Evidence, Line, Release, Sample, State, Trial
+from coordinator.store import Store
+from outrider.core.errors import Unavailable
+
+LEAST = 32
+"""Guesses of a stretch: fewer say little."""
+MOST = 8_192
+"""Of one that is believed: a report comes each second, and no session is so quick."""
+FRESH = 256
+"""Guesses that a session may have made when it is first seen and still be taken for a new one."""
+TENANT_SAMPLES = 1_024
+"""On each side, so that no tenant fills a trial."""
+ARM_SAMPLES = 2_048
+"""On each side: a draft that makes no difference is told from one that is 0.05 worse by a tenth of them."""
+KEEP_SAMPLES_MS = 7 * 86_400_000
+KEEP_STRETCH_MS = 600_000
+TRIES = 16
+"""Of a swap: each fails only because another one went through."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """A line as it was found."""
+
+    line: Line
+    written: str
+    """The text of it; empty where there was none."""
+
+
+class ReleaseStore:
+    """Shares the store's connections. Every method raises Unavailable while Redis is away."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def lines(self, weights: str = "") -> tuple[int, list[Read]]:
+        """The serial, and the releases of one target, or of all ("") in the order of their hashes."""
+        serial, *parts = await self._store.run("release_lines", _LINES, [weights])
+        pairs = sorted(zip(parts[::2], parts[1::2], strict=True))
+        return int(serial), [Read(read(name, text), text) for name, text in pairs]
+
+    async def serial(self) -> int:
+        """Grows whenever a release changes its state; 0 where there are none."""
+        return (await self.lines(_NO_TARGET))[0]
+
+    async def change(self, weights: str, decide: Callable[[Line], Line]) -> Line:
+        """Put what `decide` makes of a target's releases in their place, whoever else decides meanwhile.
+
+        `decide` may be called more than once. What it raises is raised.
+        """
+        for _ in range(TRIES):
+            _, found = await self.lines(weights)
+            before = found[0] if found else Read(Line(weights), "")
+            after = decide(before.line)
+            if after == before.line or await self.swap(before, after):
+                return after
+        raise Unavailable(f"the releases of {weights} change all the time; ask again", retry_after_s=1.0)
+
+    async def swap(self, before: Read, after: Line) -> bool:
+        """False where something else is there by now."""
+        moved = _states(before.line) != _states(after)
+        arguments = [after.weights_hash, before.written, written(after), int(moved)]
+        return bool(await self._store.run("release_swap", _LINES, arguments))
+
+    async def on_target(self, verifier_id: str, serial: int, weights: str) -> tuple[int, str, Line | None]:
+        """Serial, hash and releases of a verifier's target; None: none, or those that `weights` had at `serial`."""
+        touched = [*_LINES, keys.verifier(verifier_id)]
+        now, found, text = await self._store.run("release_trial", touched, [serial, weights])
+        return int(now), found, read(found, text) if text else None
+
+    async def sample(self, weights: str, trial: Trial, sessions: Sequence[SessionStats], per_session: int) -> int:
+        """Take what these sessions show of a trial; returns how many samples that were. Safe to repeat."""
+        compared = [session for session in sessions if trial.arm(session.draft)]
+        if not compared:
+            return 0
+        touched = [keys.samples(weights, trial.version), keys.sampled(weights, trial.version)]
+        arguments: list[Any] = [f"{trial.version}:{trial.name}", LEAST, MOST, FRESH]
+        arguments += [per_session, TENANT_SAMPLES, ARM_SAMPLES, KEEP_SAMPLES_MS, KEEP_STRETCH_MS]
+        for s in compared:
+            touched.append(keys.stretch(s.session_id))
+            arguments += [trial.arm(s.draft), s.draft, f"{s.epoch:020d}", s.tenant, s.traffic, s.guessed, s.right]
+        return int(await self._store.run("release_sample", touched, arguments))
+
+    async def samples(self, weights: str, version: int, known: int = 0) -> list[Sample] | None:
+        """Of a canary's trial, in the order in which they came; None where there are just as many as are known."""
+        touched = [keys.samples(weights, version)]
+        count, *found = await self._store.run("release_samples", touched, [known])
+        return None if int(count) == known else [_sample(text) for text in found]
+
+
+_NO_TARGET = "-"
+_LINES = [keys.RELEASES, keys.RELEASE_SERIAL]
+
+
+def written(line: Line) -> str:
+    """As it is stored: JSON."""
+    record = asdict(line)
+    for release in record["releases"]:
+        release["manifest"] = base64.b64encode(release["manifest"]).decode()
+    return json.dumps(record)
+
+
+def read(weights: str, text: str) -> Line:
+    """The inverse. What a coordinator of another version wrote is no line: the target begins anew."""
+    try:
+        record = json.loads(text)
+        releases = tuple(_release(found) for found in record["releases"])
+        return Line(weights, int(record["newest"]), releases)
+    except (KeyError, TypeError, ValueError):
+        return Line(weights)
+
+
+def _release(record: dict[str, Any]) -> Release:
+    evidence = Evidence(**record["evidence"]) if record["evidence"] else None
+    manifest = base64.b64decode(record["manifest"])
+    return Release(**{**record, "manifest": manifest, "state": State(record["state"]), "evidence": evidence})
+
+
+def _states(line: Line) -> list[tuple[int, State]]:
+    return [(release.version, release.state) for release in line.releases]
+
+
+def _sample(text: str) -> Sample:
+    arm, tenant, traffic, right, guessed = text.split(":")
+    return Sample(arm == "c", tenant, traffic, int(right), int(guessed))

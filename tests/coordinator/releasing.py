@@ -1,0 +1,63 @@
+"""Manifests, and sessions that draft as well as they are told to."""
+
+import hashlib
+from dataclasses import replace
+
+from outrider.wire import manifest as manifests
+from outrider.wire.manifest import Manifest
+from outrider.wire.ticket import Signer
+from outrider.wire.v1 import coordinator_pb2 as pb
+
+SIGNER = Signer.generate()
+FIRST = Manifest(
+    version=1,
+    weights_hash="sha256:w",  # the demo target's of `peers`, as is the next
+    tokenizer_hash="sha256:t",
+    artifact="sha256:" + "1" * 64,
+    size=1_000,
+    quantization="Q8_0",
+)
+
+
+def name_of(version: int) -> str:
+    """What the draft of this version is called here."""
+    return hashlib.sha256(b"draft %d" % version).hexdigest()
+
+
+def signed(version: int, signer: Signer = SIGNER, **changes) -> bytes:
+    manifest = replace(FIRST, version=version, artifact=f"sha256:{name_of(version)}", created_unix=1e9 + version)
+    return manifests.sign(replace(manifest, **changes), signer)
+
+
+async def publish(peer, raw: bytes, **metadata) -> int:
+    """The state that it has then."""
+    return (await peer.admin.PublishRelease(pb.PublishReleaseRequest(manifest=raw), **metadata)).state
+
+
+async def steer(peer, version: int, order) -> pb.Release:
+    request = pb.SteerReleaseRequest(release=name_of(version), order=order)
+    return (await peer.admin.SteerRelease(request)).release
+
+
+async def listed(peer, release: str = "") -> list[pb.Release]:
+    return list((await peer.admin.ListReleases(pb.ListReleasesRequest(release=release))).releases)
+
+
+async def states(peer) -> dict[int, int]:
+    """Version -> state."""
+    return {manifests.read_unverified(r.manifest).version: r.state for r in await listed(peer)}
+
+
+async def offered(peer, device_id: str = "d", target: str = "sha256:w") -> pb.OfferReleaseResponse:
+    return await peer.sessions.OfferRelease(pb.OfferReleaseRequest(target=target, device_id=device_id))
+
+
+def version_of(offer: pb.OfferReleaseResponse) -> int:
+    """0: none."""
+    return manifests.read_unverified(offer.manifest).version if offer.manifest else 0
+
+
+def guesses(session_id: str, draft: str, right: int, guessed: int, **changes) -> pb.SessionReport:
+    """Cumulative counts of a session."""
+    fields = {"epoch": 5, "tenant": "default", "draft_release": draft, "guessed": guessed, "right": right}
+    return pb.SessionReport(session_id=session_id, **(fields | changes))

@@ -1,0 +1,160 @@
+"""How often the evidence is wrong, looked at after every few samples, and how soon it is right."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from coordinator.releases import evidence
+from coordinator.releases.records import Rule, Sample
+
+RULE = Rule(share=0.25, bound=0.05, alpha=0.01, window_s=3600.0)
+GUESSED = 32
+
+
+def stream(rng, canary, stable, count, *, share=0.25, spread=0.1, tenant="default", traffic="code"):
+    """Samples as they come: a share of the sessions has the canary; texts differ, and chance comes on top."""
+    samples = []
+    for _ in range(count):
+        is_canary = rng.random() < share
+        mean = canary if is_canary else stable
+        text = float(np.clip(rng.normal(mean, spread), 0.0, 1.0)) if spread else mean
+        samples.append(Sample(is_canary, tenant, traffic, int(rng.binomial(GUESSED, text)), GUESSED))
+    return samples
+
+
+def looks(samples, every):
+    return [evidence.weigh(samples[:n], RULE) for n in range(every, len(samples) + 1, every)]
+
+
+def crossings(rng, canary, stable, *, runs, count, every, **how):
+    """Of so many trials, the shares in which the evidence ever said "worse" and "not worse"."""
+    worse = better = 0
+    for _ in range(runs):
+        seen = looks(stream(rng, canary, stable, count, **how), every)
+        worse += any(look.log_worse >= RULE.needed for look in seen)
+        better += any(look.log_better >= RULE.needed for look in seen)
+    return worse / runs, better / runs
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.1, 0.25])
+def test_at_the_bound_neither_answer_comes_more_often_than_alpha(spread) -> None:
+    """The hardest case: the canary is worse by just the bound, so both claims are as true as they can be."""
+    rng = np.random.default_rng(7)
+    most = np.array(
+        [
+            [
+                (look.log_worse, look.log_better)
+                for look in looks(stream(rng, 0.6, 0.65, 300, share=0.5, spread=spread), every=30)
+            ]
+            for _ in range(200)
+        ]
+    ).max(axis=1)
+    for alpha in (0.1, 0.05, 0.01, 0.001):
+        assert ((most >= np.log(1 / alpha)).mean(axis=0) <= alpha).all()
+
+
+def test_a_test_for_one_look_would_be_wrong_more_often_than_alpha_and_be_seen_here() -> None:
+    """The twin that is not anytime-valid: a z-test, looked at as often, on the very same streams."""
+    rng = np.random.default_rng(7)
+    wrong = 0
+    for _ in range(200):
+        samples = stream(rng, 0.6, 0.65, 300, share=0.5)
+        wrong += any(_z(samples[:n]) <= -2.326 for n in range(30, 301, 30))  # one-sided, alpha 0.01
+    assert wrong / 200 > 0.02
+
+
+def _z(samples) -> float:
+    """Standard scores by which the canary's mean is above the other one less the bound."""
+    canary, stable = (np.array([s.value for s in samples if s.canary is side]) for side in (True, False))
+    error = np.sqrt(canary.var(ddof=1) / len(canary) + stable.var(ddof=1) / len(stable))
+    return float((canary.mean() - stable.mean() + RULE.bound) / error)
+
+
+def test_a_draft_that_makes_no_difference_is_hardly_ever_called_worse() -> None:
+    worse, _ = crossings(np.random.default_rng(1), 0.6, 0.6, runs=200, count=300, every=30)
+    assert worse <= RULE.alpha
+
+
+def test_a_draft_that_is_much_worse_is_called_so_soon() -> None:
+    worse, better = crossings(np.random.default_rng(2), 0.35, 0.65, runs=40, count=120, every=20)
+    assert worse == 1.0
+    assert better == 0.0
+
+
+def test_a_draft_that_is_much_better_is_called_so_soon() -> None:
+    worse, better = crossings(np.random.default_rng(3), 0.75, 0.5, runs=40, count=160, every=20)
+    assert better >= 0.95
+    assert worse == 0.0
+
+
+def test_a_draft_that_makes_no_difference_is_found_not_worse_within_its_trial() -> None:
+    _, better = crossings(np.random.default_rng(4), 0.65, 0.65, runs=20, count=2_000, every=250)
+    assert better >= 0.9
+
+
+def test_a_canary_that_only_got_the_easy_texts_is_not_taken_for_a_better_one() -> None:
+    """Nine in ten of its sessions are of the class that is easy for every draft: compared by class it is worse."""
+    rng = np.random.default_rng(5)
+    samples = [
+        *stream(rng, 0.70, 0.85, 100, share=0.9, traffic="easy"),
+        *stream(rng, 0.15, 0.30, 100, share=0.1, traffic="hard"),
+    ]
+    rng.shuffle(samples)
+    shown = evidence.weigh(samples, RULE)
+    assert shown.canary_right > shown.stable_right + 0.1
+    assert shown.log_better < 1.0
+    assert shown.log_worse > shown.log_better
+
+
+def test_worse_in_one_class_is_seen_though_better_over_all() -> None:
+    rng = np.random.default_rng(6)
+    samples = stream(rng, 0.9, 0.6, 300, traffic="arithmetic") + stream(rng, 0.3, 0.6, 200, traffic="code")
+    rng.shuffle(samples)
+    shown = evidence.weigh(samples, RULE)
+    assert shown.log_worse >= RULE.needed
+    assert "class code" in shown.doubt
+
+
+def test_evidence_of_several_classes_adds_up() -> None:
+    rng = np.random.default_rng(8)
+    one, other = (stream(rng, 0.5, 0.65, 80, share=0.5, traffic=name) for name in ("code", "chat"))
+    alone = evidence.weigh(one, RULE).log_worse, evidence.weigh(other, RULE).log_worse
+    assert evidence.weigh(one + other, RULE).log_worse > max(alone) + 0.5 * min(alone)
+
+
+def test_where_several_tenants_take_part_none_decides_alone() -> None:
+    rng = np.random.default_rng(9)
+    liar = [Sample(i % 2 == 0, "liar", "", 0 if i % 2 == 0 else GUESSED, GUESSED) for i in range(2_000)]
+    honest = stream(rng, 0.65, 0.65, 60, share=0.5, tenant="honest")
+    assert evidence.weigh(liar, RULE).log_worse >= RULE.needed  # where nobody else is
+    assert evidence.weigh(liar + honest, RULE).log_worse < RULE.needed
+
+
+def test_no_tenant_undoes_what_others_have_shown() -> None:
+    rng = np.random.default_rng(10)
+    honest = [s for name in ("a", "b", "c") for s in stream(rng, 0.3, 0.7, 200, share=0.5, tenant=name)]
+    liar = [Sample(i % 2 == 0, "liar", "", GUESSED * (i % 4 < 2), GUESSED) for i in range(2_000)]
+    assert evidence.weigh(honest + liar, RULE).log_worse >= RULE.needed
+
+
+def test_classes_beyond_a_tenants_few_count_as_one() -> None:
+    rng = np.random.default_rng(11)
+    samples = [s for i in range(400) for s in stream(rng, 0.3, 0.7, 4, share=0.5, traffic=f"class-{i}")]
+    assert evidence.weigh(samples, RULE).log_worse >= RULE.needed
+
+
+@pytest.mark.parametrize("samples", [[], [Sample(True, "t", "", 32, 32)], [Sample(False, "t", "", 0, 32)] * 500])
+def test_one_side_alone_decides_nothing(samples) -> None:
+    shown = evidence.weigh(samples, RULE)
+    assert shown.log_worse < 1.0
+    assert shown.doubt == "too few samples"
+
+
+@pytest.mark.parametrize(("canary", "stable"), [(0, 0), (0, 32), (32, 0), (32, 32)])
+def test_extremes_are_finite_and_of_the_right_sign(canary, stable) -> None:
+    samples = [Sample(i % 2 == 0, "t", "", canary if i % 2 == 0 else stable, 32) for i in range(400)]
+    shown = evidence.weigh(samples, RULE)
+    assert np.isfinite([shown.log_better, shown.log_worse]).all()
+    assert (shown.log_worse >= RULE.needed) == (canary < stable)
+    assert (shown.log_better >= RULE.needed) == (canary >= stable)

@@ -1,0 +1,40 @@
+"""Whose releases a coordinator passes on."""
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from coordinator.releases.trust import publishers
+from outrider.core.errors import BadRequest
+from outrider.wire.ticket import Signer
+
+ONE, OTHER = Signer.generate(), Signer.generate()
+
+
+def test_keys_are_given_as_hex_as_lines_of_a_file_or_as_a_pem(tmp_path) -> None:
+    lines, pem = tmp_path / "lines", tmp_path / "pem"
+    lines.write_text(f"# ours\n{ONE.public_key.hex()}  # of the year\n\n")
+    public = serialization.load_pem_private_key(OTHER.pem(), None).public_key()
+    kinds = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    pem.write_bytes(public.public_bytes(*kinds))
+    both = {ONE.key_id: ONE.public_key, OTHER.key_id: OTHER.public_key}
+    assert publishers("") == {}
+    assert publishers(f"{ONE.public_key.hex()}, {OTHER.public_key.hex()}") == both
+    assert publishers(f"{lines},{pem}") == both
+
+
+def test_what_is_no_public_key_is_refused_by_name(tmp_path) -> None:
+    private, junk, curve = tmp_path / "private", tmp_path / "junk", tmp_path / "curve"
+    private.write_bytes(ONE.pem())
+    junk.write_text("abc\n")
+    key = ec.generate_private_key(ec.SECP256R1()).public_key()
+    kinds = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    curve.write_bytes(key.public_bytes(*kinds))
+    for text, complaint in (
+        ("abcd", "neither 64 hex digits nor a file"),
+        (str(private), "the private one stays with its publisher"),
+        (str(junk), "64 hex digits on each line"),
+        (str(curve), "must be Ed25519"),
+    ):
+        with pytest.raises(BadRequest, match=complaint):
+            publishers(text)

@@ -1,0 +1,385 @@
+"""Releases over real gRPC and a real Redis: published, offered, measured, decided, lost and found again."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import time
+
+import pytest
+from peers import identity, until
+from releasing import FIRST, SIGNER, guesses, listed, name_of, offered, publish, signed, states, steer, version_of
+
+from coordinator.releases.backup import Backup
+from coordinator.releases.canary import drawn
+from coordinator.releases.store import ReleaseStore
+from coordinator.store import Store
+from outrider.core.errors import BadRequest, ModelRefused, NotFound, PermissionDenied, Unauthenticated, Unavailable
+from outrider.wire.ticket import Signer
+from outrider.wire.v1 import coordinator_pb2 as pb
+
+CANDIDATE, CANARY, STABLE = pb.RELEASE_STATE_CANDIDATE, pb.RELEASE_STATE_CANARY, pb.RELEASE_STATE_STABLE
+SUPERSEDED, ROLLED_BACK = pb.RELEASE_STATE_SUPERSEDED, pb.RELEASE_STATE_ROLLED_BACK
+PROMOTE, ROLL_BACK = pb.RELEASE_ORDER_PROMOTE, pb.RELEASE_ORDER_ROLL_BACK
+SHARE = 0.25
+
+
+async def stable(peer, version: int = 1) -> None:
+    assert await publish(peer, signed(version)) == CANARY
+    assert (await steer(peer, version, PROMOTE)).state == STABLE
+
+
+async def measured(peer, version: int, canary: float, beside: float, *, sessions: int = 60, other: int = 1) -> None:
+    """So many sessions a side, each with one stretch of guesses."""
+    rng = random.Random(1)
+
+    def right(mean: float) -> int:
+        return sum(rng.random() < mean for _ in range(40))
+
+    sides = [(name_of(version), canary), (name_of(other), beside)]
+    found = [guesses(f"{name[:8]}-{i}", name, right(mean), 40) for i in range(sessions) for name, mean in sides]
+    await peer.report("v1", found)
+
+
+async def reaches(peer, version: int, state: int) -> None:
+    async def there() -> bool:
+        return (await states(peer)).get(version) == state
+
+    await until(there)
+
+
+# --- what devices are told
+
+
+async def test_without_releases_devices_keep_to_their_verifiers_draft(coordinator) -> None:
+    await coordinator.join("v1")
+    told = await offered(coordinator)
+    assert (told.serial, told.manifest, told.canary) == (0, b"", False)
+    assert (await coordinator.open()).release_serial == 0
+    assert (await coordinator.report("v1")).release_serial == 0
+
+
+async def test_a_canary_goes_to_its_share_of_the_devices_and_stays_with_them(coordinator) -> None:
+    await stable(coordinator)
+    await publish(coordinator, signed(2))
+    devices = [f"device-{i}" for i in range(200)]
+    told = {device: await offered(coordinator, device) for device in devices}
+    tries = {device for device in devices if told[device].canary}
+    assert tries == {device for device in devices if drawn(device, name_of(2), SHARE)}
+    assert 25 <= len(tries) <= 75
+    assert {version_of(told[d]) for d in tries} == {2}
+    assert {version_of(told[d]) for d in devices if d not in tries} == {1}
+    assert told["device-0"].manifest in (signed(1), signed(2))  # byte for byte as it was signed
+    assert all([(await offered(coordinator, device)).canary for device in sorted(tries)])
+
+
+async def test_a_first_release_is_tried_too_and_all_others_keep_their_verifiers_draft(coordinator) -> None:
+    await publish(coordinator, signed(1))
+    told = [await offered(coordinator, f"device-{i}") for i in range(40)]
+    assert {version_of(offer) for offer in told} == {0, 1}
+    assert not (await offered(coordinator, "")).manifest
+
+
+async def test_another_targets_release_is_not_offered(coordinator) -> None:
+    await stable(coordinator)
+    assert version_of(await offered(coordinator)) == 1
+    assert version_of(await offered(coordinator, target="sha256:x")) == 0
+
+
+async def test_the_serial_grows_with_every_change_and_reaches_sessions_and_verifiers(coordinator) -> None:
+    await coordinator.join("v1")
+    serials = [0]
+    await publish(coordinator, signed(1))
+    for change in (None, PROMOTE):
+        if change is not None:
+            await steer(coordinator, 1, change)
+        serials.append((await offered(coordinator)).serial)
+        opened = await coordinator.open()
+        assert opened.release_serial == serials[-1]
+        assert (await coordinator.resume(opened)).release_serial == serials[-1]
+        assert (await coordinator.report("v1")).release_serial == serials[-1]
+    assert serials == sorted(set(serials))
+    await publish(coordinator, signed(1))
+    assert (await offered(coordinator)).serial == serials[-1]
+
+
+@pytest.mark.parametrize("device", ["a b", "x" * 65, "{outrider}"])
+async def test_a_device_of_a_senseless_name_is_refused(coordinator, refused, device) -> None:
+    assert isinstance(await refused(offered(coordinator, device)), BadRequest)
+
+
+# --- what is refused
+
+
+async def test_an_older_version_and_the_same_version_of_another_file_are_refused(coordinator, refused) -> None:
+    await publish(coordinator, signed(5))
+    for again in (signed(4), signed(5, size=77)):
+        error = await refused(publish(coordinator, again))
+        assert isinstance(error, BadRequest)
+        assert "not above 5" in str(error)
+
+
+async def test_a_draft_of_another_vocabulary_is_refused_and_one_for_a_target_that_is_down_is_not(
+    coordinator, refused
+) -> None:
+    await coordinator.join("v1")
+    error = await refused(publish(coordinator, signed(1, tokenizer_hash="sha256:other")))
+    assert isinstance(error, BadRequest)
+    assert "manifest.tokenizer_hash is 'sha256:other', and target 'demo' has 'sha256:t'" in str(error)
+    assert await publish(coordinator, signed(1, weights_hash="sha256:down", tokenizer_hash="sha256:other")) == CANARY
+
+
+@pytest.mark.parametrize("raw", [b"", b"junk" * 9, signed(1)[:-3]])
+async def test_what_is_no_manifest_is_refused(coordinator, refused, raw) -> None:
+    assert isinstance(await refused(publish(coordinator, raw)), BadRequest)
+    assert await listed(coordinator) == []
+
+
+async def test_only_listed_publishers_are_taken_where_there_is_a_list(start, tmp_path, refused) -> None:
+    path = tmp_path / "publishers"
+    path.write_text(f"# ours\n{SIGNER.public_key.hex()}\n")
+    coordinator = await start(release_keys=f"{path},{Signer.generate().public_key.hex()}")
+    stranger = Signer.generate()
+    error = await refused(publish(coordinator, signed(1, stranger)))
+    assert isinstance(error, ModelRefused)
+    assert stranger.key_id in str(error)
+    assert await publish(coordinator, signed(1)) == CANARY
+
+
+async def test_releases_are_for_operators_and_offers_for_tenants(start, refused) -> None:
+    coordinator = await start(admin_token="secret-secret-secret", tenant_keys={"acme": "a" * 24})
+    admin = coordinator.admin
+    for call in (
+        admin.PublishRelease(pb.PublishReleaseRequest(manifest=signed(1))),
+        admin.ListReleases(pb.ListReleasesRequest()),
+        admin.SteerRelease(pb.SteerReleaseRequest(release="a", order=PROMOTE)),
+        offered(coordinator),
+    ):
+        assert isinstance(await refused(call), Unauthenticated | PermissionDenied)
+
+
+async def test_an_order_for_nothing_is_refused(coordinator, refused) -> None:
+    ask = coordinator.admin.SteerRelease
+    assert isinstance(await refused(ask(pb.SteerReleaseRequest(release="ab", order=PROMOTE))), NotFound)
+    for request in (
+        pb.SteerReleaseRequest(release="", order=PROMOTE),
+        pb.SteerReleaseRequest(release="../x", order=PROMOTE),
+        pb.SteerReleaseRequest(release="ab"),
+    ):
+        assert isinstance(await refused(ask(request)), BadRequest)
+
+
+# --- files
+
+
+async def test_a_release_whose_file_is_missing_short_or_damaged_is_refused_where_files_are_served(
+    start, tmp_path, refused
+) -> None:
+    folder = tmp_path / "artifacts"
+    coordinator = await start(artifacts=folder, http="127.0.0.1:0")
+    content = b"GGUF" * 1_000
+    digest = hashlib.sha256(content).hexdigest()
+    path = folder / f"{digest}.gguf"
+
+    def of(**changes) -> bytes:
+        return signed(1, **{"artifact": f"sha256:{digest}", "size": len(content), **changes})
+
+    assert f"{digest}.gguf is not in" in str(await refused(publish(coordinator, of())))
+    path.write_bytes(content[:-1])
+    assert "manifest.size is 4000, must be 3999 bytes" in str(await refused(publish(coordinator, of())))
+    path.write_bytes(content[:-1] + b"?")
+    assert "damaged or another file" in str(await refused(publish(coordinator, of())))
+    path.write_bytes(content)
+    assert await publish(coordinator, of()) == CANARY
+    elsewhere = signed(2, urls=("https://example.org/draft.gguf",))
+    assert await publish(coordinator, elsewhere) == CANDIDATE
+    offer = next(o for o in [await offered(coordinator, f"d{i}") for i in range(64)] if o.manifest)
+    assert offer.base_url.startswith("http://127.0.0.1:")
+
+
+# --- what verifiers measure decides
+
+
+@pytest.fixture
+async def trial(start):
+    """A stable release and a canary, on a verifier of their target; the peer of it."""
+    coordinator = await start(canary_window_s=600.0)
+    await coordinator.join("v1", capacity=500)
+    await stable(coordinator)
+    assert await publish(coordinator, signed(2)) == CANARY
+    return coordinator
+
+
+async def test_a_worse_draft_is_rolled_back_and_devices_return_to_the_stable_one(trial) -> None:
+    await measured(trial, 2, canary=0.3, beside=0.7)
+    await reaches(trial, 2, ROLLED_BACK)
+    assert version_of(await offered(trial, "d")) == 1
+    shown = (await listed(trial, name_of(2)))[0]
+    assert "worse than the bound" in shown.reason
+    assert shown.evidence.canary_samples == shown.evidence.stable_samples == 60
+    assert shown.evidence.canary_right < 0.4 < 0.6 < shown.evidence.stable_right
+    assert shown.evidence.log_worse > 4.6
+
+
+async def test_a_better_draft_becomes_stable_for_all(trial) -> None:
+    await measured(trial, 2, canary=0.8, beside=0.4)
+    await reaches(trial, 2, STABLE)
+    assert (await states(trial))[1] == SUPERSEDED
+    told = await offered(trial, "anybody")
+    assert (version_of(told), told.canary) == (2, False)
+
+
+async def test_too_little_evidence_leaves_the_trial_on_and_is_shown(trial) -> None:
+    await measured(trial, 2, canary=0.5, beside=0.5, sessions=5)
+
+    async def seen() -> bool:
+        return (await listed(trial, name_of(2)))[0].evidence.canary_samples == 5
+
+    await until(seen)
+    assert (await states(trial))[2] == CANARY
+
+
+async def test_a_trial_that_shows_nothing_ends_with_its_window(start) -> None:
+    coordinator = await start(canary_window_s=0.3)
+    await stable(coordinator)
+    await publish(coordinator, signed(2))
+    await reaches(coordinator, 2, ROLLED_BACK)
+    assert "undecided after" in (await listed(coordinator, name_of(2)))[0].reason
+
+
+async def test_a_first_release_is_compared_with_whatever_else_devices_draft_with(start) -> None:
+    coordinator = await start()
+    await coordinator.join("v1", capacity=500)
+    await publish(coordinator, signed(1))
+    await measured(coordinator, 1, canary=0.8, beside=0.4, other=999)
+    await reaches(coordinator, 1, STABLE)
+
+
+async def test_another_targets_sessions_do_not_count(trial) -> None:
+    await trial.join("v2", target=identity(name="other", weights_hash="sha256:x"))
+    found = [guesses(f"s{i}", name_of(2), 0, 40) for i in range(20)]
+    await trial.report("v2", found)
+    await measured(trial, 2, canary=0.5, beside=0.5, sessions=3)
+    await asyncio.sleep(0.2)
+    assert (await listed(trial, name_of(2)))[0].evidence.canary_samples == 3
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [{"guessed": 10, "right": 11}, {"guessed": 2**63, "right": 1}, {"draft": "no such name!"}],
+)
+async def test_a_session_with_nonsense_is_no_sample_and_no_fault_of_the_report(trial, nonsense) -> None:
+    answer = await trial.report("v1", [guesses("s", **{"draft": name_of(2), "right": 20, "guessed": 40, **nonsense})])
+    assert answer.known
+    assert (await listed(trial, name_of(2)))[0].evidence.canary_samples == 0
+
+
+# --- several coordinators, and a store that forgets
+
+
+async def test_two_coordinators_decide_once(start, trial) -> None:
+    other = await start(canary_window_s=600.0)
+    before = (await offered(trial)).serial
+    await measured(trial, 2, canary=0.3, beside=0.7)
+    await reaches(other, 2, ROLLED_BACK)
+    await asyncio.sleep(0.3)
+    shown = (await listed(trial, name_of(2)))[0]
+    assert shown == (await listed(other, name_of(2)))[0]
+    serial = (await offered(other)).serial
+    assert serial > before
+    assert serial == (await offered(trial)).serial
+
+
+async def test_publishing_at_many_coordinators_at_once_leaves_one_canary(start) -> None:
+    peers = [await start() for _ in range(3)]
+    results = await asyncio.gather(
+        *(publish(peer, signed(version)) for version in range(1, 9) for peer in peers), return_exceptions=True
+    )
+    assert any(result == CANARY for result in results)
+    found = await states(peers[0])
+    assert list(found.values()).count(CANARY) == 1
+    assert max(found) == 8
+    assert found[8] in (CANARY, CANDIDATE)
+
+
+async def test_what_redis_lost_is_put_back_with_what_was_decided(trial, redis, refused) -> None:
+    await steer(trial, 2, ROLL_BACK)
+    serial = (await offered(trial)).serial
+    await asyncio.sleep(0.2)  # the coordinator looks every 0.05 s
+    redis.stop(kill=True)
+    assert type(await refused(offered(trial))) is Unavailable
+    redis.start()
+    await reaches(trial, 1, STABLE)
+    assert (await states(trial))[2] == ROLLED_BACK
+    assert (await offered(trial)).serial > serial
+    assert await publish(trial, signed(2)) == ROLLED_BACK
+
+
+async def test_a_coordinator_that_starts_anew_over_an_empty_redis_remembers(start, redis) -> None:
+    await stable(await start(watch_interval_s=30.0))  # kept at once, not at the next look
+    redis.stop(kill=True)
+    redis.start()
+    assert await states(await start()) == {1: STABLE}
+
+
+async def test_where_nothing_is_left_publishing_the_same_manifest_restores_it(coordinator, redis, monkeypatch) -> None:
+    async def nothing(*_: object) -> bool:
+        return False
+
+    monkeypatch.setattr(Backup, "restore", nothing)
+    await publish(coordinator, signed(3))
+    serial = (await offered(coordinator)).serial
+    redis.stop(kill=True)
+    redis.start()
+    assert await states(coordinator) == {}
+    assert await publish(coordinator, signed(3)) == CANARY
+    assert (await offered(coordinator)).serial > serial
+
+
+async def test_the_trial_begins_again_where_its_samples_were_lost(start, redis) -> None:
+    coordinator = await start(canary_window_s=600.0)
+    await publish(coordinator, signed(1))
+    began = (await listed(coordinator))[0].since_unix
+    await asyncio.sleep(0.2)
+    redis.stop(kill=True)
+    redis.start()
+    await reaches(coordinator, 1, CANARY)
+    assert began < (await listed(coordinator))[0].since_unix <= time.time()
+
+
+async def test_reports_go_on_where_releases_cannot_be_read(trial, redis, monkeypatch) -> None:
+    async def broken(*_: object) -> None:
+        raise Unavailable("the store has just gone")
+
+    monkeypatch.setattr(ReleaseStore, "on_target", broken)
+    answer = await trial.report("v1", [guesses("s", name_of(2), 20, 40)])
+    assert (answer.known, answer.release_serial) == (True, 0)
+
+
+async def test_what_another_version_wrote_is_no_reason_to_fail(trial, redis) -> None:
+    store = Store(redis.url)
+    kept = ReleaseStore(store)
+    _, [found] = await kept.lines("sha256:w")
+    await store.run(
+        "release_swap",
+        ["{outrider}:v1:releases", "{outrider}:v1:release-serial"],
+        ["sha256:w", found.written, '{"of": "tomorrow"}', 1],
+    )
+    await store.close()
+    assert version_of(await offered(trial)) == 0
+    assert await publish(trial, signed(9)) == CANARY
+
+
+def test_the_draw_is_by_names_alone_and_keeps_whom_it_had() -> None:
+    devices = [f"d{i}" for i in range(4_000)]
+    few, many = ({d for d in devices if drawn(d, "r", share)} for share in (0.1, 0.3))
+    assert few < many
+    assert abs(len(few) / len(devices) - 0.1) < 0.02
+    other = {d for d in devices if drawn(d, "another", 0.1)}
+    assert len(few & other) < 0.25 * len(few)
+    assert not drawn("", "r", 0.99)
+
+
+def test_the_manifests_here_are_for_the_target_of_the_other_tests() -> None:
+    assert (FIRST.weights_hash, FIRST.tokenizer_hash) == (identity().weights_hash, identity().tokenizer_hash)

@@ -1,0 +1,156 @@
+"""From cumulative counts to samples, over a real Redis: each stretch once, whoever reports it, whatever begins anew."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from coordinator.records import SessionStats
+from coordinator.releases import store as limits
+from coordinator.releases.records import Trial
+from coordinator.releases.store import ReleaseStore
+from coordinator.store import Store
+
+NEW, OLD = "n" * 64, "0" * 64
+TRIAL = Trial(NEW, 2, OLD)
+
+
+@pytest.fixture
+async def releases(redis):
+    store = Store(redis.url)
+    yield ReleaseStore(store)
+    await store.close()
+
+
+class Sessions:
+    """Reports of sessions, as they come in; counts are cumulative."""
+
+    def __init__(self, releases: ReleaseStore, trial: Trial = TRIAL, per_session: int = 4) -> None:
+        self.releases = releases
+        self.trial = trial
+        self.per_session = per_session
+
+    async def report(self, guessed: int, right: int, draft: str = NEW, **changes: object) -> int:
+        fields = {"session_id": "s", "tenant": "acme", "verifier_id": "v1", "epoch": 5, "traffic": "code"}
+        stats = SessionStats(**{**fields, "draft": draft, "guessed": guessed, "right": right, **changes})
+        return await self.releases.sample("w", self.trial, [stats], self.per_session)
+
+    async def taken(self) -> list[tuple[bool, int, int]]:
+        found = await self.releases.samples("w", self.trial.version)
+        return [(sample.canary, sample.right, sample.guessed) for sample in found or ()]
+
+
+@pytest.fixture
+def sessions(releases) -> Sessions:
+    return Sessions(releases)
+
+
+async def test_a_stretch_of_32_guesses_is_a_sample_and_a_shorter_one_goes_on(sessions) -> None:
+    assert await sessions.report(20, 15) == 0
+    assert await sessions.report(31, 20) == 0
+    assert await sessions.report(40, 25) == 1
+    assert await sessions.report(60, 40) == 0
+    assert await sessions.report(75, 50) == 1
+    assert await sessions.taken() == [(True, 25, 40), (True, 25, 35)]
+
+
+async def test_the_same_report_again_adds_nothing(sessions) -> None:
+    assert [await sessions.report(40, 25) for _ in range(3)] == [1, 0, 0]
+
+
+async def test_samples_say_whose_they_are_and_of_what_class(sessions, releases) -> None:
+    await sessions.report(40, 25)
+    await sessions.report(40, 10, OLD, session_id="t", tenant="bobs", traffic="")
+    canary, stable = await releases.samples("w", 2)
+    assert (canary.canary, canary.tenant, canary.traffic, canary.value) == (True, "acme", "code", 25 / 40)
+    assert (stable.canary, stable.tenant, stable.traffic, stable.value) == (False, "bobs", "", 10 / 40)
+
+
+async def test_sessions_with_other_drafts_or_with_none_are_not_compared(sessions) -> None:
+    assert await sessions.report(40, 25, "f" * 64) == 0
+    assert await sessions.report(40, 25, "") == 0
+    first = Sessions(sessions.releases, Trial(NEW, 1, ""))
+    assert await first.report(40, 25, "f" * 64, session_id="u") == 1  # nothing is stable yet: any other draft stands
+    assert await first.report(40, 25, "", session_id="x") == 0
+    assert await first.taken() == [(False, 25, 40)]
+
+
+async def test_what_a_session_did_long_before_the_trial_does_not_count(sessions) -> None:
+    assert await sessions.report(5_000, 4_000, OLD) == 0
+    assert await sessions.report(5_040, 4_010, OLD) == 1
+    assert await sessions.taken() == [(False, 10, 40)]
+
+
+async def test_counts_that_begin_again_on_another_verifier_begin_another_stretch(sessions) -> None:
+    await sessions.report(20, 20)
+    assert await sessions.report(10, 2, epoch=6, verifier_id="v2") == 0
+    assert await sessions.report(40, 12, epoch=6, verifier_id="v2") == 1
+    assert await sessions.taken() == [(True, 12, 40)]
+
+
+async def test_a_verifier_that_lost_the_session_is_not_heard_any_more(sessions) -> None:
+    await sessions.report(40, 12, epoch=6)
+    assert await sessions.report(400, 400, epoch=5) == 0
+    assert await sessions.report(80, 24, epoch=6) == 1
+
+
+async def test_a_session_that_swaps_its_draft_shows_each_on_its_own_side(sessions) -> None:
+    await sessions.report(40, 10, OLD)
+    await sessions.report(60, 15, OLD)
+    assert await sessions.report(10, 9, NEW) == 0
+    assert await sessions.report(50, 45, NEW) == 1
+    assert await sessions.taken() == [(False, 10, 40), (True, 45, 50)]
+
+
+async def test_a_session_gives_no_more_than_its_few_samples_however_often_it_swaps(sessions) -> None:
+    for i in range(1, 40):
+        await sessions.report(40 * i, 40 * i, session_id="long")
+    assert len(await sessions.taken()) == 4
+    for i in range(1, 40):
+        await sessions.report(0, 0, OLD, session_id="flips", epoch=5 + i)
+        await sessions.report(40, 40, NEW, session_id="flips", epoch=5 + i)
+    assert len(await sessions.taken()) == 8
+
+
+async def test_a_tenant_gives_no_more_than_its_part_and_leaves_room_for_others(sessions, monkeypatch) -> None:
+    monkeypatch.setattr(limits, "TENANT_SAMPLES", 5)
+    monkeypatch.setattr(limits, "ARM_SAMPLES", 7)
+    for i in range(20):
+        await sessions.report(40, 40, session_id=f"flood-{i}", tenant="mallory")
+    assert len(await sessions.taken()) == 5
+    for i in range(20):
+        await sessions.report(40, 20, session_id=f"fair-{i}", tenant=f"tenant-{i}")
+    assert len(await sessions.taken()) == 7
+    await sessions.report(40, 20, OLD, session_id="other-side", tenant="mallory")
+    assert len(await sessions.taken()) == 8
+
+
+@pytest.mark.parametrize(("guessed", "right"), [(80, 60), (100_000, 50_000)], ids=["too many right", "too quick"])
+async def test_counts_that_cannot_be_are_no_sample_and_what_follows_counts_again(sessions, guessed, right) -> None:
+    await sessions.report(40, 5)
+    assert await sessions.report(guessed, right) == 0
+    assert await sessions.report(guessed + 40, right + 30) == 1
+    assert await sessions.taken() == [(True, 5, 40), (True, 30, 40)]
+
+
+async def test_another_trial_begins_without_the_samples_of_the_last_one(sessions) -> None:
+    await sessions.report(40, 20)
+    third = Sessions(sessions.releases, Trial("3" * 64, 3, NEW))
+    assert await third.taken() == []
+    assert await third.report(60, 30) == 1  # its session is young, and is all of this time
+    assert await third.report(400, 330, session_id="old") == 0
+
+
+async def test_reports_that_come_together_lose_nothing_and_count_nothing_twice(sessions) -> None:
+    ids = [f"s{i}" for i in range(50)]
+    added = await asyncio.gather(*(sessions.report(40, 20, session_id=i) for i in ids for _ in range(3)))
+    assert sum(added) == 50
+    assert len(await sessions.taken()) == 50
+
+
+async def test_samples_that_are_known_are_not_sent_again(sessions, releases) -> None:
+    await sessions.report(40, 20)
+    assert await releases.samples("w", 2, known=1) is None
+    await sessions.report(40, 20, session_id="t")
+    assert len(await releases.samples("w", 2, known=1)) == 2
