@@ -44,6 +44,8 @@ class DraftOptions:
     prompt_lookup: bool = True
     cpu_share: float = 1.0
     """Of one core's time, for all sessions together; 1 is no cap."""
+    share: CpuShare | None = None
+    """The account of that time, where several drafts have it together."""
 
 
 class DraftPool:
@@ -69,7 +71,7 @@ class DraftPool:
         self._of_model = (Calibrator(), Calibrator())
         self._of_lookup = (Calibrator(), Calibrator())
         self._widths: Widths | None = None
-        self._share = CpuShare(options.cpu_share, options.threads)
+        self._share = options.share or CpuShare(options.cpu_share, options.threads)
         self._idle: list[DraftWorker] = []
         self._workers: list[DraftWorker] = []
         self._lent = 0
@@ -108,10 +110,6 @@ class DraftPool:
         """Start from what verifiers measured of this draft's guesses elsewhere, as long as little was learned here."""
         for calibrator in self._of_lookup if self._model is None else self._of_model:
             calibrator.expect(measured.first, measured.sibling, measured.positions)
-
-    def share_with(self, other: DraftPool) -> None:
-        """Draft on the CPU time of one device, while both have sessions. Before any worker is taken."""
-        self._share = other._share
 
     @contextlib.asynccontextmanager
     async def borrow(self) -> AsyncIterator[DraftWorker | None]:

@@ -15,10 +15,13 @@ from outrider.wire.ticket import Target
 
 Kind = Literal[
     "signature", "manifest", "target", "tokenizer", "version", "size", "remembered",  # by its manifest
-    "unreachable", "truncated", "too long", "altered",  # by its file
+    "unreachable", "truncated", "too long", "altered", "no room",  # by its file
     "unusable", "vocabulary", "crashed", "failed", "worse",  # by what it did
 ]  # fmt: skip
 """What a release was refused for."""
+
+PASSING: frozenset[Kind] = frozenset({"unreachable", "truncated", "too long", "altered", "no room"})
+"""What may be otherwise at the next try."""
 
 
 class ReleaseRefused(ModelRefused):

@@ -128,9 +128,11 @@ class State(_Frozen):
         """The trial is passed."""
         return self._with(trial=None, busy=False)._settled()
 
-    def paused(self, now: Score) -> State:
-        """The process ends in order; the trial goes on with the next one."""
-        trial = None if self.trial is None else Trial(before=self.trial.before, now=Tally.of(now))
+    def paused(self, now: Score | None) -> State:
+        """The process ends in order; the trial goes on with the next one. now: None where nothing was seen of it."""
+        trial = self.trial
+        if trial is not None and now is not None:
+            trial = Trial(before=trial.before, now=Tally.of(now))
         return self._with(trial=trial, busy=False)
 
     # --- giving one up
