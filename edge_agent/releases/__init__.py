@@ -1,5 +1,5 @@
 """Draft releases on the device: signed by a publisher, fetched and checked here, tried out, kept or given up.
 
 `keys` whom to believe, `check` what a manifest must say, `download` the file, `slots` what is remembered and `store`
-where, `updater` what happens when.
+where, `shelf` what is loaded and given up, `updater` what happens when, `commands` what people see.
 """
