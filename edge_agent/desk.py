@@ -12,6 +12,9 @@ from outrider.core.protocol.device import Delivery, DeviceSession
 
 Hear = Callable[[Drafting, "Growth | DraftFailed"], None]
 
+_LATEST = 8
+"""Growths after which a successor takes over although the present one is ahead of it."""
+
 
 class Desk:
     """Passes on to both what both must know. hear: gets what they tell."""
@@ -69,7 +72,8 @@ class Desk:
         """Whether the successor knows the sequence as far as the one that drafts still does."""
         if self.successor is None or self.successor.heard_at is None:
             return False
-        return self.present is None or self.successor.base >= self.present.base
+        slower = self.successor.told >= _LATEST  # it will never know as much, and is to draft all the same
+        return self.present is None or slower or self.successor.base >= self.present.base
 
     def swap(self, plan: Plan) -> float | None:
         """The successor takes over. Returns the seconds from the last growth of the one to the first of the other."""

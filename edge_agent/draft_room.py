@@ -20,6 +20,8 @@ class Driver(Protocol):
 
     def succeed(self, lent: Lent | None, swapped: Callable[[bool], None]) -> None: ...
 
+    def stay(self) -> None: ...
+
 
 class Seat:
     """A session's worker, and whose it is. Made by `DraftRoom.seat`."""
@@ -28,6 +30,8 @@ class Seat:
         self.pool = pool
         self.worker = worker
         self._driver: Driver | None = None
+        self._wanted = pool
+        """Where it is to go at last."""
         self._left = False
 
     @property
@@ -40,10 +44,14 @@ class Seat:
 
     async def move(self, pool: DraftPool | None) -> None:
         """Get a worker of another pool and hand it to the driver. Where there is none the session keeps what it has."""
+        self._wanted = pool
+        if self.pool is pool and self._driver is not None:
+            self._driver.stay()
+            return
         worker = await pool.take() if pool is not None else None
         if pool is not None and worker is None:
             return
-        if self._left or self._driver is None:
+        if self._left or self._driver is None or self._wanted is not pool:
             _give_back(pool, worker)
             return
 
@@ -73,6 +81,8 @@ class DraftRoom:
         self._tasks: set[asyncio.Task[None]] = set()
         self._leaving: dict[DraftPool, asyncio.Task[None]] = {}
         """Pools that are freed when their last session has left them."""
+        self._closing: set[DraftPool] = set()
+        """Those that are being freed: they cannot be recalled."""
 
     @contextlib.asynccontextmanager
     async def seat(self) -> AsyncIterator[Seat]:
@@ -100,10 +110,20 @@ class DraftRoom:
         if old is not None and old is not pool:
             self._leaving[old] = asyncio.create_task(self._free(old))
 
-    async def single(self) -> None:
-        """Return once no more than one model is loaded."""
+    def recall(self, release: str) -> bool:
+        """Replace the draft by one that sessions are just leaving; False where that is none of them."""
+        pool = next((pool for pool in self._leaving.keys() - self._closing if pool.release == release), None)
+        if pool is None:
+            return False
+        self._leaving.pop(pool).cancel()
+        self.replace(pool)
+        return True
+
+    async def single(self, within_s: float | None = None) -> bool:
+        """Wait until no more than one model is loaded; False where that is not so in time."""
         if self._leaving:
-            await asyncio.wait(self._leaving.values())
+            await asyncio.wait(self._leaving.values(), timeout=within_s)
+        return not self._leaving
 
     async def close(self) -> None:
         """After the sessions have ended."""
@@ -116,7 +136,9 @@ class DraftRoom:
 
     async def _free(self, pool: DraftPool) -> None:
         await pool.all_back()
+        self._closing.add(pool)
         await pool.__aexit__(None, None, None)
+        self._closing.discard(pool)
         self._leaving.pop(pool, None)
 
     def _in_background(self, work: object) -> None:

@@ -34,8 +34,10 @@ class Lent:
 
 
 class Drafting:
-    """One worker at one session. hear: gets what the worker tells, on the event loop. follows: another one
-    drafts still, and has nodes in the tree."""
+    """One worker at one session.
+
+    hear: gets what the worker tells, on the event loop. follows: another one drafts still, and has nodes in the tree.
+    """
 
     def __init__(
         self,
@@ -53,6 +55,8 @@ class Drafting:
         self._crowded = False
         self._early: list[Growth] = []
         """Not yet taken in."""
+        self.told = 0
+        """How often it has told something."""
         self._follows = follows
         self.leads = not follows
         """Whether what it grows goes to the verifier."""
@@ -80,6 +84,7 @@ class Drafting:
         """Keep what cannot be taken in yet."""
         self.heard_at, self.base = asyncio.get_running_loop().time(), growth.base
         self._early.append(growth)
+        self.told += 1
 
     def take_in(self, vocabulary_size: int) -> int:
         """Add what was held to the session's tree; returns how many nodes were new."""

@@ -306,6 +306,10 @@ class SessionDriver:
         else:
             self._desk.follow(lent, self._plan(), self._options.ends, swapped)
 
+    def stay(self) -> None:
+        """With the present worker: whoever reads to follow it is free."""
+        self._desk.dismiss()
+
     def _swap(self, new: Drafting) -> None:
         """Between two growths: the last one of the old draft is in the tree, the first of the new one comes next."""
         if self._stream is not None and self._may_append and self._fresh:

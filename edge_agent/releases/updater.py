@@ -34,6 +34,8 @@ _LOOK_S = 0.25
 """How often a trial is looked at."""
 _RETRY_S, _RETRY_MOST_S = 5.0, 600.0
 """Before the coordinator or a server of files is asked again; doubled each time."""
+_SINGLE_S = 10.0
+"""How long a third model waits for sessions to leave the first one, before it is put off."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,8 @@ class _Follower:
         self._heard, self._answered = 0, -1
         """Serials: of the latest news, and of what was done last."""
         self._retry_s, self._retry_at = _RETRY_S, 0.0
+        self._own_release = room.pool.release if room.pool is not None and shelf.state.current is None else ""
+        """Of the verifier's own draft, where it was in use."""
         self.swaps = 0
 
     def notice(self, serial: int) -> None:
@@ -219,7 +223,9 @@ class _Follower:
             self._put_off()
             return
         try:
-            await self._do(offer)
+            if not await self._do(offer):
+                self._put_off()
+                return
         except ReleaseRefused as error:
             self._refusals.note(error.kind, name_of(offer.manifest), str(error))
             if error.kind in PASSING:
@@ -234,11 +240,11 @@ class _Follower:
         self._retry_s = min(2 * self._retry_s, _RETRY_MOST_S)
         self._answered = min(self._answered, self._heard - 1)
 
-    async def _do(self, offer: Offer) -> None:
-        """Raises ReleaseRefused where what is offered would not do."""
+    async def _do(self, offer: Offer) -> bool:
+        """False where it has to be done later. Raises ReleaseRefused where what is offered would not do."""
         if not offer.manifest:
             await self._keep_to_own()
-            return
+            return True
         manifest = check(offer.manifest, self._plan.terms, self._target, self._shelf.state)
         slot = Slot(
             digest=manifest.digest, version=manifest.version, canary=offer.canary, manifest=name_of(offer.manifest)
@@ -247,12 +253,14 @@ class _Follower:
         if pool is not None and pool.release == slot.digest:
             if self.score is not None:
                 await self._shelf.change(self._shelf.state.take(slot, Score()))  # it may have become everybody's
-            return
+            return True
         await self._fetch(Wanted(slot.digest, manifest.size, absolute(manifest.urls, offer.base_url, slot.digest)))
-        await self._room.single()
+        if not await self._room.single(_SINGLE_S):
+            return False
         before = pool.health.score if pool is not None and pool.has_model else Score()
         await self._swap(await self._shelf.take(slot, before))
         log.info("drafting with release %s (version %d) from now on", slot.digest[:12], slot.version)
+        return True
 
     async def _fetch(self, wanted: Wanted) -> None:
         store = self._shelf.store
@@ -283,11 +291,17 @@ class _Follower:
 
     async def _reload(self) -> None:
         """Swap in what the slots say now."""
+        slot = self._shelf.state.current
+        release = slot.digest if slot is not None else self._own_release
+        if release and self._room.recall(release):
+            self.swaps += 1
+            return
         await self._room.single()
         pool = await self._shelf.current()
         if pool is None:
             try:
                 pool = await self._own()
+                self._own_release = pool.release if pool is not None else ""
             except OutriderError as error:
                 log.warning("the verifier's own draft cannot be had, going on as plain cloud streaming: %s", error)
         await self._swap(pool)

@@ -20,7 +20,7 @@ from outrider.wire.v1 import coordinator_pb2 as pb
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "edge"))
 
-from file_server import Behaviour, FileServer  # noqa: E402
+from file_server import FileServer  # noqa: E402
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 
@@ -68,9 +68,10 @@ async def test_the_narrow_draft_gives_way_to_the_general_one_in_the_middle_of_se
 ) -> None:
     signer = Signer.generate()
     settings = EdgeSettings(release_keys=signer.public_key.hex(), release_spread_s=0.0)
-    async with FileServer(behaviour=Behaviour(break_after=1_000_000)) as files, AsyncClient(
-        coordinator=narrow.address, cache_dir=tmp_path, draft=None
-    ) as plain:
+    async with (
+        FileServer() as files,
+        AsyncClient(coordinator=narrow.address, cache_dir=tmp_path, draft=None) as plain,
+    ):
         streamed = [await plain.generate(prompt, max_tokens=TOKENS, **SAMPLED) for prompt in PROMPTS]
         async with AsyncClient(coordinator=narrow.address, cache_dir=tmp_path, settings=settings) as client:
             assert client.updates is not None
@@ -80,13 +81,12 @@ async def test_the_narrow_draft_gives_way_to_the_general_one_in_the_middle_of_se
                 await asyncio.sleep(0.005)
             general = await offered(narrow, client, files, pair[1], signer)
             client.updates.notice(narrow.offer.serial)
-            while client.updates.swaps == 0 and not client.updates.refused:
-                await asyncio.sleep(0.005)
-            if client.updates.refused:  # the first download breaks off on purpose; the next one goes on there
-                assert dict(client.updates.refused) == {"truncated": 1}
             completions = await asyncio.gather(*running)
             after = [await client.generate(prompt, max_tokens=TOKENS, **SAMPLED) for prompt in PROMPTS]
         assert [c.token_ids for c in completions] == [c.token_ids for c in streamed] == [c.token_ids for c in after]
         assert all(c.statistics.attaches == 1 for c in completions)
-        assert files.ranges
-        assert general
+        for completion in completions:
+            assert completion.statistics.release == general and len(completion.statistics.swaps_s) == 1
+        assert all(completion.statistics.release == general for completion in after)
+        gaps = ", ".join(f"{c.statistics.swap_ms(0.5):.1f} ms" for c in completions)
+        print(f"gaps between the last growth of the old draft and the first of the new one: {gaps}")
