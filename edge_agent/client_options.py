@@ -15,7 +15,7 @@ from edge_agent.kit import AUTO
 from edge_agent.releases.check import Terms
 from edge_agent.releases.keys import trusted_keys
 from edge_agent.releases.store import FOLDER
-from edge_agent.releases.updater import UpdatePlan
+from edge_agent.releases.follower import UpdatePlan
 from outrider.core.errors import BadRequest
 
 

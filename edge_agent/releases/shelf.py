@@ -132,6 +132,8 @@ class Shelf:
             raise ReleaseRefused("vocabulary", f"{release} has another vocabulary than the target: {error}") from error
         except TimeoutError as error:
             raise ReleaseRefused("unusable", f"{release} had not begun after {_LOAD_S:.0f} s") from error
+        except ImportError:  # llama.cpp is not here, which is no fault of the release
+            raise
         except Exception as error:  # whatever a file can make llama.cpp do, the session must not hear of it
             raise ReleaseRefused("unusable", f"{release} cannot be loaded: {error}") from error
         if health.failure:

@@ -66,11 +66,11 @@ class SlotStore:
         return self.folder / f"{digest}.gguf"
 
     def tidy(self, wanted: str = "") -> None:
-        """Remove what no slot holds. wanted: a release whose download may go on."""
+        """Remove what no slot holds. wanted: a release whose download may go on, or that is taken soon."""
         for path in [*self.folder.glob("*.gguf"), *self.folder.glob("*.partial"), *self.folder.glob("*.etag")]:
             digest = path.name.split(".")[0]
-            finished = path.suffix == ".gguf"
-            if not self._state.holds(digest) if finished else digest != wanted:
+            held = path.suffix == ".gguf" and self._state.holds(digest)
+            if not held and digest != wanted:
                 path.unlink(missing_ok=True)
 
     def close(self) -> None:
