@@ -72,6 +72,7 @@ class Updater:
             return await self._shelf.first()
         except (OSError, ImportError) as error:
             log.warning("no draft releases, with their folder %s: %s", self._plan.root, error)
+            await self._let_go()
             return None
 
     def run(self, room: DraftRoom, own: Own) -> None:
