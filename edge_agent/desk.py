@@ -75,7 +75,7 @@ class Desk:
         slower = self.successor.told >= _LATEST  # it will never know as much, and is to draft all the same
         return self.present is None or slower or self.successor.base >= self.present.base
 
-    def swap(self, plan: Plan) -> float | None:
+    def swap(self, plan: Plan, ends: frozenset[int]) -> float | None:
         """The successor takes over. Returns the seconds from the last growth of the one to the first of the other."""
         old, new = self.present, self.successor
         if new is None:
@@ -83,7 +83,7 @@ class Desk:
         if old is not None:
             old.end()
         self.present, self.successor = new, None
-        new.lead(plan)
+        new.lead(plan, ends)
         swapped, self._swapped = self._swapped, _unheard
         swapped(True)
         if old is None or old.heard_at is None or new.heard_at is None:

@@ -51,6 +51,8 @@ class Drafting:
         self._session = session
         self._intake = Intake(session, MAX_VOCABULARY)
         self._hear = hear
+        self._begun = 0
+        """How often it began to read: what it told of an earlier time is of another tree."""
         self._plan: Plan | None = None
         self._crowded = False
         self._early: list[Growth] = []
@@ -72,10 +74,16 @@ class Drafting:
         session = self._session
         task = DraftTask(session.prompt, tuple(session.received), session.sampling, session.max_tokens, ends)
         loop = asyncio.get_running_loop()
+        self._begun += 1
+        begun = self._begun
+
+        def tell(news: Growth | DraftFailed) -> None:
+            if begun == self._begun:
+                self._hear(self, news)
 
         def report(news: Growth | DraftFailed) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
-                loop.call_soon_threadsafe(self._hear, self, news)
+                loop.call_soon_threadsafe(tell, news)
 
         self._plan = plan
         self.lent.worker.begin(task, self._fitting(plan), report)
@@ -110,10 +118,16 @@ class Drafting:
         self._plan = plan
         self.lent.worker.replan(self._fitting(plan))
 
-    def lead(self, plan: Plan) -> None:
+    def lead(self, plan: Plan, ends: frozenset[int]) -> None:
         """From now on what it grows goes to the verifier."""
         self.leads = True
-        self.replan(plan)
+        held = sum(len(growth.nodes) for growth in self._early)
+        if held <= self._session.limits.nodes - len(self._session.tree):
+            self.replan(plan)
+            return
+        self._early = []  # in part it would be of no use: below what is missing nothing can be sent
+        self._intake = Intake(self._session, MAX_VOCABULARY)
+        self.begin(plan, ends)
 
     def end(self) -> None:
         self.lent.worker.end()

@@ -316,7 +316,7 @@ class SessionDriver:
             append = self._session.poll(resting=False)  # what the old one has guessed goes before the word that it left
             if append is not None:
                 self._send(self._stream, append)
-        gap_s = self._desk.swap(self._plan())
+        gap_s = self._desk.swap(self._plan(), self._options.ends)
         if gap_s is not None:
             self._statistics.swaps_s.append(gap_s)
         self._use(new.lent)
