@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_PIECE = 1 << 16
 _LEAST_RATE = 1024.0
 """Bytes a second that a server must bring over `stall_s`: one that drips keeps others from being asked."""
 _MAX_REDIRECTS = 3
@@ -132,7 +131,7 @@ class Downloader:
                 ):
                     self._begin(answer, file, offset, wanted)
                     _remember(etag, url, answer.headers.get("etag", ""))
-                    await self._fill(answer.aiter_raw(_PIECE), file, wanted)
+                    await self._fill(answer.aiter_raw(), file, wanted)
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 held = file.seek(0, os.SEEK_END)
                 raise ReleaseRefused(
@@ -157,7 +156,8 @@ class Downloader:
             raise ReleaseRefused(
                 "too long", f"{answer.url} has {total} bytes, the signed manifest says {wanted.size}: nothing was read"
             )
-        file.truncate(start)
+        if start < offset:
+            file.truncate(start)
 
     async def _fill(self, pieces: AsyncIterator[bytes], file: BufferedRandom, wanted: Wanted) -> None:
         held = file.seek(0, os.SEEK_END)

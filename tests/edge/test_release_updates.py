@@ -27,7 +27,8 @@ from edge_agent.tokens import TargetTokenizer
 from outrider.wire.ticket import Signer
 
 PROMPT = [1, 2, 3]
-TOKENS = 500
+TOKENS = 480
+"""What the draft's context of 512 tokens can follow."""
 CRASHING = """
 import asyncio, sys
 from edge_agent import AsyncClient, EdgeSettings
@@ -49,7 +50,7 @@ asyncio.run(main(*sys.argv[1:]))
 async def verifier(tiny_gguf: Path) -> AsyncIterator[FakeVerifier]:
     script = Script(
         target,
-        step_s=0.003,
+        step_s=0.012,
         vocabulary_size=len(TargetTokenizer(tokenizer_json()).table),
         tokenizer_json=tokenizer_json(),
         artifacts={"draft": tiny_gguf.read_bytes()},
@@ -250,7 +251,7 @@ def _forged(world: World) -> None:
     world.publish(1)
     raw = world.coordinator.offer.manifest
     at = raw.index(b"sha256:", raw.index(b"sha256:") + 1) + 10
-    world.coordinator.offer.manifest = raw[:at] + b"0" + raw[at + 1 :]
+    world.coordinator.offer.manifest = raw[:at] + (b"1" if raw[at : at + 1] == b"0" else b"0") + raw[at + 1 :]
 
 
 def _other_tokenizer(world: World) -> None:
@@ -262,7 +263,7 @@ def _other_target(world: World) -> None:
 
 
 def _too_large(world: World) -> None:
-    world.publish(1, size=1 << 40)
+    world.publish(1, size=5 << 30)
 
 
 def _no_model(world: World) -> None:
@@ -293,14 +294,14 @@ async def test_a_bad_release_is_refused_by_name_and_the_session_goes_on_undistur
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with world.client() as client:
-        stream, running = await begun(client)
+        _, running = await begun(client, 150)
         with caplog.at_level(logging.WARNING):
             publish(world)
             await until(lambda: updates(client).refused)
         assert dict(updates(client).refused) == {kind: 1}
         assert f"({kind})" in caplog.text and said in caplog.text
         completion = await running
-        assert list(completion.token_ids) == continuation(PROMPT, TOKENS)
+        assert list(completion.token_ids) == continuation(PROMPT, 150)
         assert completion.statistics.release == world.own and not completion.statistics.swaps_s
         assert await release_of(client) == world.own
 
@@ -329,14 +330,15 @@ async def test_a_draft_that_guesses_clearly_worse_is_given_up_and_not_taken_agai
         drafts = (await client.prepare()).drafts
         assert drafts is not None
         for _ in range(WINDOW):
-            drafts.health.heard(True)  # a random draft is right by luck alone
-        stream, running = await begun(client, 900)
+            drafts.health.heard(True)
+        drafts.health.heard = lambda _: None  # type: ignore[method-assign]  # a random draft is right by luck alone
+        stream, running = await begun(client)
         with caplog.at_level(logging.WARNING):
             new = world.publish(1)
             await until(lambda: stream.statistics.release == new)
             await until(lambda: updates(client).refused)
             await until(lambda: stream.statistics.release == world.own)
-        assert list((await running).token_ids) == continuation(PROMPT, 900)
+        assert list((await running).token_ids) == continuation(PROMPT)
         assert len(stream.statistics.swaps_s) == 2
         assert dict(updates(client).refused) == {"worse": 1} and "clearly worse" in caplog.text
         assert await release_of(client) == world.own
@@ -348,7 +350,7 @@ async def test_a_draft_that_guesses_clearly_worse_is_given_up_and_not_taken_agai
 
 async def test_a_draft_that_fails_while_drafting_is_given_up(world: World) -> None:
     async with world.client() as client:
-        stream, running = await begun(client, 900)
+        stream, running = await begun(client)
         new = world.publish(1)
         await until(lambda: stream.statistics.release == new)
         drafts = (await client.prepare()).drafts
@@ -356,7 +358,7 @@ async def test_a_draft_that_fails_while_drafting_is_given_up(world: World) -> No
         drafts.health.failed("llama_decode returned -3")
         await until(lambda: stream.statistics.release == world.own)
         assert dict(updates(client).refused) == {"failed": 1}
-        assert list((await running).token_ids) == continuation(PROMPT, 900)
+        assert list((await running).token_ids) == continuation(PROMPT)
 
 
 async def test_a_canary_that_is_rolled_back_gives_way_to_the_release_before(world: World) -> None:
@@ -367,26 +369,26 @@ async def test_a_canary_that_is_rolled_back_gives_way_to_the_release_before(worl
         await until(lambda: updates(client).on_trial)
         while updates(client).on_trial:
             await client.generate(PROMPT, max_tokens=200)
-        stream, running = await begun(client, 900)
+        stream, running = await begun(client)
         canary = world.publish(2, canary=True)
         await until(lambda: stream.statistics.release == canary)
         fetched = len(world.publisher.files.asked)
         world.publish(1)
         await until(lambda: stream.statistics.release == good)
-        assert list((await running).token_ids) == continuation(PROMPT, 900)
+        assert list((await running).token_ids) == continuation(PROMPT)
         assert updates(client).floor == 1 and not updates(client).refused
         assert len(world.publisher.files.asked) == fetched
 
 
 async def test_where_nothing_is_offered_any_more_the_verifiers_own_draft_is_used_again(world: World) -> None:
     async with world.client() as client:
-        stream, running = await begun(client, 900)
+        stream, running = await begun(client)
         new = world.publish(1, canary=True)
         await until(lambda: stream.statistics.release == new)
         world.publisher.withdraw(world.coordinator)
         world.verifier.tell_of_releases(world.coordinator.offer.serial)
         await until(lambda: stream.statistics.release == world.own)
-        assert list((await running).token_ids) == continuation(PROMPT, 900)
+        assert list((await running).token_ids) == continuation(PROMPT)
 
 
 async def test_a_coordinator_that_is_away_leaves_everything_as_it_is(world: World) -> None:
