@@ -338,7 +338,7 @@ async def test_a_draft_that_guesses_clearly_worse_is_given_up_and_not_taken_agai
             await until(lambda: stream.statistics.release == new)
             await until(lambda: updates(client).refused)
             await until(lambda: stream.statistics.release == world.own)
-        assert list((await running).token_ids) == continuation(PROMPT)
+        assert list((await running).token_ids) == continuation(PROMPT, TOKENS)
         assert len(stream.statistics.swaps_s) == 2
         assert dict(updates(client).refused) == {"worse": 1} and "clearly worse" in caplog.text
         assert await release_of(client) == world.own
@@ -358,7 +358,7 @@ async def test_a_draft_that_fails_while_drafting_is_given_up(world: World) -> No
         drafts.health.failed("llama_decode returned -3")
         await until(lambda: stream.statistics.release == world.own)
         assert dict(updates(client).refused) == {"failed": 1}
-        assert list((await running).token_ids) == continuation(PROMPT)
+        assert list((await running).token_ids) == continuation(PROMPT, TOKENS)
 
 
 async def test_a_canary_that_is_rolled_back_gives_way_to_the_release_before(world: World) -> None:
@@ -375,7 +375,7 @@ async def test_a_canary_that_is_rolled_back_gives_way_to_the_release_before(worl
         fetched = len(world.publisher.files.asked)
         world.publish(1)
         await until(lambda: stream.statistics.release == good)
-        assert list((await running).token_ids) == continuation(PROMPT)
+        assert list((await running).token_ids) == continuation(PROMPT, TOKENS)
         assert updates(client).floor == 1 and not updates(client).refused
         assert len(world.publisher.files.asked) == fetched
 
@@ -388,7 +388,7 @@ async def test_where_nothing_is_offered_any_more_the_verifiers_own_draft_is_used
         world.publisher.withdraw(world.coordinator)
         world.verifier.tell_of_releases(world.coordinator.offer.serial)
         await until(lambda: stream.statistics.release == world.own)
-        assert list((await running).token_ids) == continuation(PROMPT)
+        assert list((await running).token_ids) == continuation(PROMPT, TOKENS)
 
 
 async def test_a_coordinator_that_is_away_leaves_everything_as_it_is(world: World) -> None:
