@@ -13,9 +13,9 @@ from edge_agent.cpu_share import CpuShare
 from edge_agent.drafts import DraftOptions
 from edge_agent.kit import AUTO
 from edge_agent.releases.check import Terms
+from edge_agent.releases.follower import UpdatePlan
 from edge_agent.releases.keys import trusted_keys
 from edge_agent.releases.store import FOLDER
-from edge_agent.releases.follower import UpdatePlan
 from outrider.core.errors import BadRequest
 
 

@@ -139,7 +139,8 @@ class Drafting:
         if not self._follows:
             return plan
         most = self._session.limits.nodes
-        room = max(1, most // _READING_SHARE) if not self.leads else most - (len(self._session.tree) - self._intake.known)
+        room = (
+            max(1, most // _READING_SHARE) if not self.leads else most - (len(self._session.tree) - self._intake.known)
+        )
         self._crowded = room < plan.nodes
         return dataclasses.replace(plan, nodes=room) if self._crowded else plan
-

@@ -207,9 +207,7 @@ class DraftPool:
         return DraftWorker(build, release, self._share, failed=self.health.failed)
 
 
-def _load(
-    path: Path, target_table: Sequence[bytes], options: DraftOptions, digest: str
-) -> tuple[LlamaModel, int, str]:
+def _load(path: Path, target_table: Sequence[bytes], options: DraftOptions, digest: str) -> tuple[LlamaModel, int, str]:
     """(the model, ids that it shares with the target, SHA-256 of its file)"""
     from outrider.llama import LlamaModel
 

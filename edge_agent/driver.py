@@ -7,7 +7,6 @@ happens; what the draft grew comes in by callback and goes out coalesced, unless
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
 import math

@@ -34,7 +34,9 @@ async def _status(args: argparse.Namespace) -> None:
     for target, folder in found:
         print(f"target {target}", *describe(read(folder, keep=False)), sep="\n  ")
     if not found:
-        print(f"no releases in {_root(args)}; is OUTRIDER_EDGE_RELEASE_KEYS set where the client runs?", file=sys.stderr)
+        print(
+            f"no releases in {_root(args)}; is OUTRIDER_EDGE_RELEASE_KEYS set where the client runs?", file=sys.stderr
+        )
 
 
 async def _forget(args: argparse.Namespace) -> None:

@@ -20,7 +20,7 @@ from outrider.wire.v1 import coordinator_pb2 as pb
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "edge"))
 
-from file_server import FileServer  # noqa: E402
+from file_server import FileServer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 

@@ -43,9 +43,7 @@ def test_a_release_that_a_trusted_publisher_signed_for_this_target_is_taken() ->
     ],
     ids=["target", "tokenizer", "version", "size"],
 )
-def test_what_is_wrong_with_a_release_is_named(
-    changes: dict[str, object], state: State, kind: str, said: str
-) -> None:
+def test_what_is_wrong_with_a_release_is_named(changes: dict[str, object], state: State, kind: str, said: str) -> None:
     signed = sign(dataclasses.replace(MANIFEST, **changes), SIGNER)  # type: ignore[arg-type]
     with pytest.raises(ReleaseRefused, match=said) as caught:
         check(signed, TERMS, TARGET, state)
@@ -86,9 +84,7 @@ def test_keys_are_hex_digits_or_files_of_them_or_pem(tmp_path: Path) -> None:
     listed, pem = tmp_path / "keys", tmp_path / "key.pem"
     listed.write_text(f"# ours\n{signers[1].public_key.hex()}  # the second\n\n")
     key = Ed25519PublicKey.from_public_bytes(signers[2].public_key)
-    pem.write_bytes(
-        key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    )
+    pem.write_bytes(key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo))
     keys = trusted_keys(f" {signers[0].public_key.hex()}, {listed},{pem} ")
     assert keys == {signer.key_id: signer.public_key for signer in signers}
     assert trusted_keys("") == {}

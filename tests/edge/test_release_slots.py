@@ -198,7 +198,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_the_state_before_or_aft
 
     with monkeypatch.context() as patched:
         if at == "write_bytes":
-            half = lambda path, data: (path.open("wb").write(data[: len(data) // 2]), killed())  # noqa: E731, SIM115
+            half = lambda path, data: (path.open("wb").write(data[: len(data) // 2]), killed())  # noqa: E731
             patched.setattr(Path, "write_bytes", half)
         else:
             patched.setattr(os, at, killed)

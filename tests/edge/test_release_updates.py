@@ -75,9 +75,7 @@ async def publisher(tmp_path: Path) -> AsyncIterator[Publisher]:
 class World:
     """A cluster, a publisher, and clients of one device."""
 
-    def __init__(
-        self, verifier: FakeVerifier, coordinator: FakeCoordinator, publisher: Publisher, cache: Path
-    ) -> None:
+    def __init__(self, verifier: FakeVerifier, coordinator: FakeCoordinator, publisher: Publisher, cache: Path) -> None:
         self.verifier = verifier
         self.coordinator = coordinator
         self.publisher = publisher
@@ -189,9 +187,7 @@ async def test_without_a_publisher_to_trust_nothing_is_asked_and_nothing_changes
 
 
 @pytest.mark.parametrize("draft", [None, "lookup", "file"])
-async def test_a_draft_that_was_chosen_by_hand_is_not_updated(
-    world: World, tiny_gguf: Path, draft: str | None
-) -> None:
+async def test_a_draft_that_was_chosen_by_hand_is_not_updated(world: World, tiny_gguf: Path, draft: str | None) -> None:
     world.publish(1)
     settings = EdgeSettings(release_keys=world.publisher.signer.public_key.hex())
     chosen = tiny_gguf if draft == "file" else draft
