@@ -97,13 +97,13 @@ class DraftRoom:
             seat.leave()
 
     def begin(self, seat: Seat, driver: Driver) -> None:
-        """The seat's session begins, with the draft that it was given or, if that was replaced meanwhile, the new one."""
+        """The seat's session begins, with the draft that it was given or the one that has replaced it meanwhile."""
         seat.drives(driver)
         if seat.pool is not self.pool:
             self._in_background(seat.move(self.pool))
 
     def replace(self, pool: DraftPool | None) -> None:
-        """New sessions get it at once, live ones as soon as it has read what they hold; the one before is freed then."""
+        """New sessions get it at once, live ones when it has read what they hold; the one before is freed then."""
         old, self.pool = self.pool, pool
         for seat in sorted(self._seats, key=lambda seat: seat.worker is None):  # who has no draft goes last
             self._in_background(seat.move(pool))

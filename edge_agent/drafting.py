@@ -20,7 +20,7 @@ from outrider.core.protocol.device import Delivery, DeviceSession
 from outrider.core.protocol.messages import MAX_VOCABULARY
 
 _READING_SHARE = 4
-"""One in so many of the nodes that a session may hold is a draft's that still reads: so many can be kept free for it."""
+"""Of the nodes that a session may hold one in so many is for a draft that still reads: they can be kept free for it."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Drafting:
 
     def commit(self, tokens: tuple[int, ...]) -> None:
         self.lent.worker.commit(tokens)
-        if self._plan is not None and self._crowded:
+        if self._plan is not None and self._crowded and self.leads:
             self.replan(self._plan)  # some of what stood in the way is gone
 
     def replan(self, plan: Plan) -> None:

@@ -1,4 +1,4 @@
-"""The coordinator as a device sees it: open, resume and close sessions, and ask for a draft release. It is never on the token path."""
+"""The coordinator as a device sees it: open, resume and close sessions, ask for a draft release. Off the token path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A release's file over HTTP: resumed where it broke off, never longer than announced, hashed before it gets its name."""
+"""A release's file over HTTP: resumed where it broke off, no longer than announced, hashed before it gets its name."""
 
 from __future__ import annotations
 

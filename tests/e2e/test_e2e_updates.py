@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from offering import Offering
+from system import until
 
 from coordinator.cluster import Cluster
 from edge_agent import AsyncClient, EdgeSettings
@@ -77,8 +78,7 @@ async def test_the_narrow_draft_gives_way_to_the_general_one_in_the_middle_of_se
             assert client.updates is not None
             streams = [await client.stream(prompt, max_tokens=TOKENS, **SAMPLED) for prompt in PROMPTS]
             running = [asyncio.create_task(stream.drain()) for stream in streams]
-            while not all(stream.statistics.tokens > 20 for stream in streams):
-                await asyncio.sleep(0.005)
+            await until(lambda: all(stream.statistics.tokens > 20 for stream in streams), 60.0)
             general = await offered(narrow, client, files, pair[1], signer)
             client.updates.notice(narrow.offer.serial)
             completions = await asyncio.gather(*running)

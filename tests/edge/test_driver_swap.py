@@ -153,8 +153,7 @@ async def _replaced(swaps: list[tuple[int, float]], limits: SessionLimits, drops
         at = 0
         for after, quality in swaps:
             at += after
-            while len(run.session.received) < min(at, TOKENS) and not reading.done():
-                await asyncio.sleep(0.001)
+            await eventually(lambda: len(run.session.received) >= min(at, TOKENS), within_s=20.0)  # noqa: B023
             context = drafting(ScriptedSource(quality))
             made.append(context)
             run.driver.succeed(Lent(await context.__aenter__(), NEW), heard.append)

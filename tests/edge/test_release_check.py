@@ -1,4 +1,4 @@
-"""Which releases a device takes: only what a publisher that it trusts has signed for this very target, and no old ones."""
+"""Which releases a device takes: what a publisher that it trusts has signed for this very target, and no old ones."""
 
 from __future__ import annotations
 

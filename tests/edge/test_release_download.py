@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import random
 import time
 from collections.abc import AsyncIterator
@@ -33,7 +34,7 @@ def downloader(tmp_path: Path) -> Downloader:
 async def refused(downloader: Downloader, what: Wanted, path: Path) -> ReleaseRefused:
     with pytest.raises(ReleaseRefused) as caught:
         await downloader.fetch(what, path)
-    assert not path.exists(), "something that was refused has got the file's name"
+    assert path.name not in os.listdir(path.parent), "something that was refused has got the file's name"
     return caught.value
 
 
@@ -45,7 +46,7 @@ async def test_a_file_that_is_there_is_not_asked_for_again(
         await downloader.fetch(wanted(DIGEST, DATA, server), path)
         assert await asyncio.to_thread(path.read_bytes) == DATA
     assert len(server.asked) == 1
-    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+    assert os.listdir(tmp_path) == ["file"]
 
 
 @pytest.mark.parametrize("etag", ["", '"strong"', 'W/"weak"'])
@@ -115,7 +116,7 @@ async def test_what_is_not_the_file_is_refused_and_named(
 async def test_nothing_of_an_altered_file_is_kept(server: FileServer, downloader: Downloader, tmp_path: Path) -> None:
     server.behaviour = Behaviour(flip=0, etag='"x"')
     await refused(downloader, wanted(DIGEST, DATA, server), tmp_path / "file")
-    assert list(tmp_path.iterdir()) == []
+    assert os.listdir(tmp_path) == []
 
 
 async def test_another_part_than_was_asked_for_is_refused(

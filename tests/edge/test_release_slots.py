@@ -1,4 +1,4 @@
-"""What a device remembers of releases: whatever it does and wherever it is killed, a good draft is what it comes back to."""
+"""What a device remembers of releases: wherever it is killed, a good draft is what it comes back to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client whose draft is replaced while its sessions run: nothing is lost, nothing bad is taken, nothing bad is kept."""
+"""A client whose draft is replaced while its sessions run: nothing is lost, nothing bad is taken or kept."""
 
 from __future__ import annotations
 
@@ -47,13 +47,19 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 @pytest.fixture
-async def verifier(tiny_gguf: Path) -> AsyncIterator[FakeVerifier]:
+def own(tiny_gguf: Path) -> bytes:
+    """The verifier's own draft."""
+    return tiny_gguf.read_bytes()
+
+
+@pytest.fixture
+async def verifier(own: bytes) -> AsyncIterator[FakeVerifier]:
     script = Script(
         target,
         step_s=0.012,
         vocabulary_size=len(TargetTokenizer(tokenizer_json()).table),
         tokenizer_json=tokenizer_json(),
-        artifacts={"draft": tiny_gguf.read_bytes()},
+        artifacts={"draft": own},
         chunk_bytes=100_000,
     )
     async with FakeVerifier(script) as running:
@@ -389,7 +395,7 @@ async def test_where_nothing_is_offered_any_more_the_verifiers_own_draft_is_used
 
 async def test_a_coordinator_that_is_away_leaves_everything_as_it_is(world: World) -> None:
     async with world.client() as client:
-        stream, running = await begun(client)
+        _, running = await begun(client)
         await world.coordinator.__aexit__()
         world.verifier.tell_of_releases(99)
         assert list((await running).token_ids) == continuation(PROMPT, TOKENS)
