@@ -1,4 +1,4 @@
-"""`outrider-edge`: text and chat from the terminal, drafted on this device."""
+"""`outrider-edge`: text and chat from the terminal, drafted on this device, and what its draft releases are."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from edge_agent.completion import TOO_LONG, Options
 from edge_agent.completion_stream import CompletionStream
 from edge_agent.config import EdgeSettings
 from edge_agent.kit import LOOKUP
+from edge_agent.releases.commands import add_commands
 from edge_agent.template import Message
 from outrider import __version__
 from outrider.core.errors import BadRequest, ModelRefused, OutriderError, VocabularyMismatch
@@ -181,6 +182,7 @@ def _parser() -> argparse.ArgumentParser:
     chat = _command(commands, "chat", _chat, "talk, one message per line; a single one with --message")
     chat.add_argument("--message", help="say this, print the answer and leave")
     chat.add_argument("--system", default="", help="what the assistant is told first")
+    add_commands(commands)
     return parser
 
 

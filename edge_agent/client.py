@@ -4,63 +4,50 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import os
+import dataclasses
 import secrets
 import weakref
-from collections.abc import Awaitable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, Unpack
 
 import grpc
-from pydantic import ValidationError
 
 from edge_agent.artifacts import ArtifactCache
 from edge_agent.channels import Channels
-from edge_agent.checks import label, refuse, text
-from edge_agent.completion import (
-    Chunk,
-    Completion,
-    FinishReason,
-    Options,
-    Request,
-    check_ids,
-    check_prompt,
-    prompt_of,
+from edge_agent.checks import label
+from edge_agent.client_options import (
+    addresses,
+    check_arguments,
+    checked_key,
+    draft_options,
+    from_environment,
+    update_plan,
 )
+from edge_agent.client_tasks import Tasks
+from edge_agent.completion import Completion, Options, Request, prompt_of
 from edge_agent.completion_stream import Chunks, CompletionStream
 from edge_agent.config import EdgeSettings
 from edge_agent.describe import Library
-from edge_agent.drafts import DraftOptions
-from edge_agent.driver import DriverOptions, SessionDriver
+from edge_agent.draft_room import DraftRoom
+from edge_agent.drafts import DraftPool
+from edge_agent.driver import SessionDriver
 from edge_agent.failover import Backoff, DirectRoute, GrantRoute, Hop, Route
-from edge_agent.kit import TargetKit, assemble
-from edge_agent.placement import UNLIKE, Coordinator, Likeness, Placement
+from edge_agent.kit import TargetKit, assemble, offered_draft
+from edge_agent.placement import UNLIKE, Coordinator, Likeness, Offer, Placement
+from edge_agent.releases.updater import Updater
+from edge_agent.request_run import chunks_of, driver_options, session_of
 from edge_agent.statistics import Statistics
 from edge_agent.template import Message, check_messages
-from edge_agent.text import TextAssembler
-from edge_agent.worker import DraftWorker
-from outrider.core.errors import BadRequest, ModelRefused, OutriderError
+from outrider.core.errors import ModelRefused
 from outrider.core.protocol.device import DeviceSession
-from outrider.core.protocol.messages import Finish
 from outrider.wire.channels import ClientTls
 
-log = logging.getLogger(__name__)
-
 Prompt = str | Sequence[int]
-_A = TypeVar("_A")
 
-_CLOSE_S = 2.0
-"""How long `close` waits for sessions to end."""
 _FIRST_CONTACT_S = 3.5
 """How long a verifier that stands alone is looked for: its address is rather wrong than it just restarts."""
-
-_REASONS: dict[Finish, FinishReason] = {
-    Finish.EOS: "eos",
-    Finish.LENGTH: "length",
-    Finish.CANCELLED: "cancelled",
-}
 
 
 class AsyncClient:
@@ -69,11 +56,12 @@ class AsyncClient:
     async with AsyncClient(verifier="127.0.0.1:7000") as client:
         completion = await client.generate("def add(a, b):", max_tokens=64)
 
-    draft: "auto" fetches the one that the target offers, None is plain cloud streaming, "lookup" guesses from the text
-    alone, else the path of a GGUF file. The model is loaded once and shared by the client's sessions. `reroute` maps a
-    verifier's address to the one to dial instead, for tunnels and proxies. `traffic_class` names what is asked for,
-    such as "code", where a request does not: a new session starts from what verifiers measured of those of the same
-    draft and class. `settings` holds what has no argument. Every error is one of outrider.core.errors.
+    draft: "auto" fetches the one that the target offers, and keeps it up to date where `settings` name publishers to
+    trust; None is plain cloud streaming, "lookup" guesses from the text alone, else the path of a GGUF file. The model
+    is loaded once and shared by the client's sessions. `reroute` maps a verifier's address to the one to dial instead,
+    for tunnels and proxies. `traffic_class` names what is asked for, such as "code", where a request does not: a new
+    session starts from what verifiers measured of those of the same draft and class. `settings` holds what has no
+    argument. Every error is one of outrider.core.errors.
     """
 
     def __init__(
@@ -91,32 +79,29 @@ class AsyncClient:
         traffic_class: str = "",
         settings: EdgeSettings | None = None,
     ) -> None:
-        _check_arguments(coordinator, verifier, target, draft, cache_dir)
-        self._settings = settings = settings or _from_environment()
-        # An address given here stands for itself: the environment's other one would contradict it.
-        given = coordinator is not None or verifier is not None
-        self._coordinator_address = (coordinator or "") if given else settings.coordinator
-        self._verifier_address = (verifier or "") if given else settings.verifier
-        if bool(self._coordinator_address) == bool(self._verifier_address):
-            raise BadRequest("give either coordinator or verifier, as HOST:PORT")
+        check_arguments(coordinator, verifier, target, draft, cache_dir)
+        self._settings = settings = settings or from_environment()
+        self._coordinator_address, self._verifier_address = addresses(settings, coordinator, verifier)
         self._target = settings.target if target is None else target
         self._draft = draft
         self._reroute = dict(reroute or {})
         self._traffic_class = label("traffic_class", traffic_class)
-        key = settings.api_key.get_secret_value() if settings.api_key else None
-        self._api_key = _checked_key(key if api_key is None else api_key)
+        self._api_key = checked_key(settings, api_key)
         if tls is None and (settings.tls or settings.tls_ca):
             tls = ClientTls(settings.tls_ca)
         self._tls = tls is not None
         self._channels = Channels(tls, insecure=settings.insecure if insecure is None else insecure)
-        self._cache = ArtifactCache(Path(cache_dir or settings.cache_dir) / "artifacts")
+        cache = Path(cache_dir or settings.cache_dir)
+        self._cache = ArtifactCache(cache / "artifacts")
+        self._options = draft_options(settings)
+        plan = update_plan(settings, self._coordinator_address, draft, cache)
+        self.updates = Updater(plan, self._offer_release) if plan is not None else None
+        """What keeps the draft up to date; None where nothing does."""
         self._slots = asyncio.Semaphore(settings.max_sessions)
         self._preparing = asyncio.Lock()
         self._kit: TargetKit | None = None
-        self._background: set[asyncio.Future[Any]] = set()
-        self._waiting: set[asyncio.Task[Any]] = set()
-        """What `close` cancels: placing sessions, fetching and loading what the target needs."""
-        self._closed = False
+        self._room: DraftRoom | None = None
+        self._tasks = Tasks()
         self._streams: weakref.WeakSet[CompletionStream] = weakref.WeakSet()
         self._drivers: set[SessionDriver] = set()
 
@@ -133,17 +118,17 @@ class AsyncClient:
 
         Requests that have a place end as cancelled; those that wait for one, and later ones, raise BadRequest.
         """
-        self._closed = True
+        self._tasks.closed = True
         for driver in self._drivers:
             driver.cancel()
-        for waiting in self._waiting:
-            waiting.cancel()
-        closing = [asyncio.ensure_future(stream.aclose()) for stream in self._streams]
-        await _ended([*closing, *self._waiting])
-        await _ended(self._background)
-        if self._kit is not None:
+        await self._tasks.end([stream.aclose() for stream in self._streams])
+        if self.updates is not None:
+            await self.updates.close()
+        if self._room is not None:
+            await self._room.close()
+        elif self._kit is not None:
             await self._kit.close()
-            self._kit = None
+        self._kit = self._room = None
         await self._channels.close()
 
     # --- what it is for
@@ -179,48 +164,27 @@ class AsyncClient:
         return self._start(kit, ids, request, statistics)
 
     async def prepare(self) -> TargetKit:
-        """Fetch and load what the target needs, once; the first request does it otherwise."""
+        """Fetch and load what the target needs, once; the first request does it otherwise.
+
+        Its `drafts` are those in use now.
+        """
         async with self._preparing:
-            self._check_open()
-            if self._kit is None:
-                return await self._unless_closed(self._assemble())
-            return self._kit
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise BadRequest("the client is closed; make another one")
-
-    async def _unless_closed(self, work: Coroutine[Any, Any, _A]) -> _A:
-        """What `work` returns. `close` cancels it; then BadRequest is raised."""
-        task = asyncio.create_task(work)
-        self._waiting.add(task)
-        task.add_done_callback(self._waiting.discard)
-        try:
-            return await task
-        except asyncio.CancelledError:
-            caller = asyncio.current_task()
-            if caller is None or not caller.cancelling():
-                self._check_open()
-            raise
+            self._tasks.check_open()
+            if self._kit is None or self._room is None:
+                self._kit = await self._tasks.unless_closed(self._assemble())
+                self._room = DraftRoom(self._kit.drafts)
+                if self.updates is not None:
+                    self.updates.run(self._room, self._own_draft)
+            return dataclasses.replace(self._kit, drafts=self._room.pool)
 
     # --- one request
 
     def _start(self, kit: TargetKit, ids: Sequence[int], request: Request, statistics: Statistics) -> CompletionStream:
         """Nothing is asked of anybody before the first chunk is."""
-        description = kit.description
-        prompt = check_prompt(ids, request.max_tokens, description.vocabulary_size, description.max_sequence)
-        check_ids("stop_token_ids", request.stop_token_ids, description.vocabulary_size)
-        session = DeviceSession(
-            prompt,
-            sampling=request.sampling,
-            max_tokens=request.max_tokens,
-            stop_token_ids=request.stop_token_ids,
-            eos_token_ids=description.eos_token_ids,
-            ignore_eos=request.ignore_eos,
-        )
+        session = session_of(kit, ids, request)
         stream = CompletionStream(
             self._run(kit, session, request, statistics),
-            prompt_tokens=len(prompt),
+            prompt_tokens=len(session.prompt),
             seed=request.sampling.seed,
             statistics=statistics,
         )
@@ -234,54 +198,45 @@ class AsyncClient:
         request: Request,
         statistics: Statistics,
     ) -> Chunks:
-        assembler = TextAssembler(kit.tokenizer.table, kit.tokenizer.special, request.stop)
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(self._slots)
-            self._check_open()
-            placement = await self._unless_closed(self._place(len(session.prompt), self._like(kit, request)))
+            self._tasks.check_open()
+            room = self._room or DraftRoom(None)
+            like = self._like(room.pool, request)
+            placement = await self._tasks.unless_closed(self._place(len(session.prompt), like))
             if placement is not None:
                 stack.callback(self._close_session, placement)
-                if kit.drafts and placement.measured:
-                    kit.drafts.expect(placement.measured)
+                if room.pool is not None and room.pool.release == like.draft and placement.measured:
+                    room.pool.expect(placement.measured)
             statistics.session_id = placement.grants.session_id if placement else secrets.token_hex(8)
-            worker = await stack.enter_async_context(kit.drafts.borrow()) if kit.drafts else None
-            self._check_open()
-            statistics.draft = kit.drafts.name if kit.drafts and worker else ""
-            driver = self._driver(kit, session, placement, worker, request, statistics)
+            seat = await stack.enter_async_context(room.seat())
+            self._tasks.check_open()
+            lent = seat.lent
+            statistics.uses(lent.name if lent else "", lent.release if lent else "")
+            options = driver_options(
+                kit,
+                request,
+                self._settings,
+                statistics.session_id,
+                announced=like.draft,
+                release=lent.release if lent else "",
+            )
+            if self.updates is not None:
+                options = dataclasses.replace(options, notice=self.updates.notice)
+            route = self._route(placement, self._settings.resume_budget_s)
+            driver = SessionDriver(session, route, self._dial, seat.worker, options, statistics)
+            room.begin(seat, driver)
             self._drivers.add(driver)
             stack.callback(self._drivers.discard, driver)
             stack.callback(self._keep_until_done, driver)
             deliveries = await stack.enter_async_context(contextlib.aclosing(driver.deliveries()))
-            async for delivery in deliveries:
-                piece = assembler.feed(delivery.tokens, last=bool(delivery.finish))
-                chunk = Chunk(piece.text, delivery.tokens[: piece.tokens], delivery.drafted[: piece.tokens])
-                reason: FinishReason | None = "stop" if piece.stopped else _REASONS.get(delivery.finish)
-                yield chunk, reason
-                if piece.stopped:
-                    return
+            chunks = await stack.enter_async_context(contextlib.aclosing(chunks_of(deliveries, kit, request)))
+            async for chunk in chunks:
+                yield chunk
 
-    def _driver(
-        self,
-        kit: TargetKit,
-        session: DeviceSession,
-        placement: Placement | None,
-        worker: DraftWorker | None,
-        request: Request,
-        statistics: Statistics,
-    ) -> SessionDriver:
-        ends = frozenset(request.stop_token_ids)
-        if not request.ignore_eos:
-            ends |= frozenset(kit.description.eos_token_ids)
-        options = DriverOptions(
-            session_id=statistics.session_id,
-            vocabulary_hash=kit.tokenizer.vocabulary_hash,
-            vocabulary_size=kit.description.vocabulary_size,
-            ends=ends,
-            silence_s=self._settings.silence_s,
-            siblings=self._settings.siblings,
-        )
-        route = self._route(placement, self._settings.resume_budget_s)
-        return SessionDriver(session, route, self._dial, worker, options, statistics)
+    def _keep_until_done(self, driver: SessionDriver) -> None:
+        if driver.winding_down is not None:
+            self._tasks.keep(driver.winding_down)
 
     # --- where to
 
@@ -306,97 +261,49 @@ class AsyncClient:
     def _coordinator(self) -> Coordinator:
         return Coordinator(self._channels.get(self._coordinator_address, tls=self._tls), self._api_key)
 
-    def _like(self, kit: TargetKit, request: Request) -> Likeness:
-        return Likeness(kit.drafts.release if kit.drafts else "", request.traffic_class or self._traffic_class)
+    def _like(self, drafts: DraftPool | None, request: Request) -> Likeness:
+        return Likeness(drafts.release if drafts else "", request.traffic_class or self._traffic_class)
 
     async def _place(self, prompt_tokens: int = 0, like: Likeness = UNLIKE) -> Placement | None:
         """A session at the coordinator; None without one."""
         if not self._coordinator_address:
             return None
         patience_s = self._settings.resume_budget_s
-        return await self._coordinator().open(self._target, prompt_tokens, patience_s=patience_s, like=like)
+        placement = await self._coordinator().open(self._target, prompt_tokens, patience_s=patience_s, like=like)
+        if self.updates is not None:
+            self.updates.notice(placement.release_serial)
+        return placement
 
     def _close_session(self, placement: Placement) -> None:
         ticket = placement.grants.grants[0].ticket if placement.grants.grants else b""
-        self._in_background(self._coordinator().close(placement.grants.session_id, ticket))
+        self._tasks.in_background(self._coordinator().close(placement.grants.session_id, ticket))
+
+    async def _offer_release(self, weights_hash: str, device_id: str, in_use: str) -> Offer:
+        return await self._coordinator().offer_release(weights_hash, device_id, in_use)
 
     # --- the target's kit
 
     async def _assemble(self) -> TargetKit:
         """Everything for the target, from the verifiers that a session would attach to."""
+        begin = self.updates.begin if self.updates is not None else None
+        async with self._library() as library:
+            self._kit = kit = await assemble(library, self._cache, self._draft, self._options, begin)
+        return kit
+
+    async def _own_draft(self) -> DraftPool | None:
+        """The draft that the target's verifiers offer."""
+        kit = await self.prepare()
+        async with self._library() as library:
+            return await offered_draft(await library.describe(), library, self._cache, kit.tokenizer, self._options)
+
+    @contextlib.asynccontextmanager
+    async def _library(self) -> AsyncIterator[Library]:
         budget_s = self._settings.resume_budget_s
         placement = await self._place()
         if placement is None:
             budget_s = min(budget_s, _FIRST_CONTACT_S)
         try:
-            library = Library(self._route(placement, budget_s), self._dial_bulk)
-            self._kit = kit = await assemble(library, self._cache, self._draft, self._draft_options())
+            yield Library(self._route(placement, budget_s), self._dial_bulk)
         finally:
             if placement is not None:
                 self._close_session(placement)
-        return kit
-
-    def _draft_options(self) -> DraftOptions:
-        settings = self._settings
-        return DraftOptions(
-            workers=settings.draft_workers,
-            threads=settings.draft_threads,
-            cpu_share=settings.cpu_share,
-            context=settings.draft_context,
-            prompt_lookup=settings.prompt_lookup,
-        )
-
-    # --- what outlives a request
-
-    def _keep_until_done(self, driver: SessionDriver) -> None:
-        if driver.winding_down is not None:
-            self._keep(driver.winding_down)
-
-    def _in_background(self, work: Awaitable[None]) -> None:
-        async def quietly() -> None:
-            try:
-                await work
-            except OutriderError as error:
-                log.info("closing a session: %s", error)
-
-        self._keep(asyncio.ensure_future(quietly()))
-
-    def _keep(self, task: asyncio.Future[Any]) -> None:
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-
-
-def _check_arguments(coordinator: object, verifier: object, target: object, draft: object, cache_dir: object) -> None:
-    """Raises BadRequest for one of a wrong type."""
-    for field, value in {"coordinator": coordinator, "verifier": verifier, "target": target}.items():
-        if value is not None:
-            text(field, value)
-    for field, value in {"draft": draft, "cache_dir": cache_dir}.items():
-        if not isinstance(value, str | os.PathLike | None):
-            refuse(field, value, "a text or a path")
-
-
-def _checked_key(key: object) -> str | None:
-    """Raises BadRequest, without the key, for one that no header can carry."""
-    if key is None or (isinstance(key, str) and key.isascii() and key.isprintable()):
-        return key
-    raise BadRequest("api_key must be a text of printable ASCII characters alone", field="api_key")
-
-
-def _from_environment() -> EdgeSettings:
-    """Raises BadRequest for a variable with a wrong value."""
-    try:
-        return EdgeSettings()
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = str(first["loc"][0])
-        variable = f"{EdgeSettings.model_config['env_prefix']}{field}".upper()
-        raise BadRequest(f"{variable} is {first['input']!r}: {first['msg']}", field=field) from error
-
-
-async def _ended(tasks: Collection[asyncio.Future[Any]]) -> None:
-    """Let them end by themselves for a while, then cancel them."""
-    if tasks:
-        _, pending = await asyncio.wait(tasks, timeout=_CLOSE_S)
-        for task in pending:
-            task.cancel()

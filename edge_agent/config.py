@@ -51,6 +51,16 @@ class EdgeSettings(BaseSettings):
     siblings: int = Field(default=3, ge=1, le=8)
     """Children that the tree has per node at most."""
 
+    release_keys: str = ""
+    """Publishers whose draft releases are taken, with commas between: 64 hex digits of an Ed25519 public key, or a file
+    of them. Without any the draft is the verifier's own, and nothing is updated."""
+    release_max_bytes: int = Field(default=4 << 30, ge=1)
+    """Of a release's file."""
+    release_stall_s: float = Field(default=20.0, gt=0.0)
+    """How long a server may bring nothing to speak of."""
+    release_spread_s: float = Field(default=2.0, ge=0.0)
+    """Devices that hear of a release at once ask for it at a random moment within this time."""
+
     max_sessions: int = Field(default=64, ge=1)
     """Requests served at once; further ones wait."""
     silence_s: float = Field(default=1.5, gt=0.0)

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from edge_agent import growth
 from edge_agent.growth import Guess, Leaf, Plan, Widths
+from edge_agent.health import Health
 from edge_agent.hearing import Hearing
 from edge_agent.sources.base import DraftSource, DraftTask, Proposal, Spot
 from outrider.core.errors import Overloaded
@@ -90,7 +91,10 @@ class _Standing:
 
 
 class Drafter:
-    """One session's draft. model: the source that costs decodes, if any. lookup: one that costs nothing, if any."""
+    """One session's draft. model: the source that costs decodes, if any. lookup: one that costs nothing, if any.
+
+    health: where its guesses are counted.
+    """
 
     def __init__(
         self,
@@ -98,10 +102,12 @@ class Drafter:
         lookup: Voice | None,
         widths: Widths,
         clock: Callable[[], float] = time.monotonic,
+        health: Health | None = None,
     ) -> None:
         self._model = model
         self._lookup = lookup
         self._widths = widths
+        self._health = health or Health()
         self._clock = clock
         self._decode_s = widths.of(1)
         self._expected = 2.0
@@ -141,7 +147,10 @@ class Drafter:
         """Commit tokens: learn from them, and keep what descends from the last one."""
         path: list[int] = []
         for token in tokens:
-            self._notes[ROOT].hearing.learn(token)
+            hearing = self._notes[ROOT].hearing
+            hearing.learn(token)
+            if (right := hearing.led(token)) is not None:
+                self._health.heard(right)
             carried = self._tree.advance(token)
             self._notes[ROOT] = _Note() if carried is None else self._notes[carried]
             if carried is not None:

@@ -1,4 +1,4 @@
-"""The draft of a client: one model in memory, and workers that sessions borrow."""
+"""One draft in memory, and workers that sessions borrow."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Self
 from edge_agent.cpu_share import CpuShare
 from edge_agent.drafter import Drafter, Voice
 from edge_agent.growth import Widths
+from edge_agent.health import Health
 from edge_agent.placement import Measured
 from edge_agent.sources.prompt_lookup import PromptLookup
 from edge_agent.worker import DraftWorker
@@ -43,6 +44,8 @@ class DraftOptions:
     prompt_lookup: bool = True
     cpu_share: float = 1.0
     """Of one core's time, for all sessions together; 1 is no cap."""
+    share: CpuShare | None = None
+    """The account of that time, where several drafts have it together."""
 
 
 class DraftPool:
@@ -55,10 +58,12 @@ class DraftPool:
         model: LlamaModel | None = None,
         shared_vocabulary: int = 0,
         release: str = "",
+        health: Health | None = None,
     ) -> None:
         self.name = name
         self.release = release
         """Alike on every device that has this draft; empty where it is not to be compared."""
+        self.health = health or Health()
         self._options = options
         self._model = model
         self._shared = shared_vocabulary
@@ -66,37 +71,40 @@ class DraftPool:
         self._of_model = (Calibrator(), Calibrator())
         self._of_lookup = (Calibrator(), Calibrator())
         self._widths: Widths | None = None
-        self._share = CpuShare(options.cpu_share, options.threads)
+        self._share = options.share or CpuShare(options.cpu_share, options.threads)
         self._idle: list[DraftWorker] = []
         self._workers: list[DraftWorker] = []
+        self._lent = 0
+        self._returned = asyncio.Event()
+        """Set whenever no worker is lent out."""
+        self._returned.set()
 
     @classmethod
     async def load(
-        cls, path: Path, name: str, target_table: Sequence[bytes], options: DraftOptions, digest: str = ""
+        cls,
+        path: Path,
+        name: str,
+        target_table: Sequence[bytes],
+        options: DraftOptions,
+        digest: str = "",
+        health: Health | None = None,
     ) -> Self:
         """Load a GGUF and compare its vocabulary with the target's.
 
         name: for people. digest: SHA-256 of the file in hex, where it is known.
         Raises ModelRefused, VocabularyMismatch, ImportError without llama-cpp-python.
         """
-        return await asyncio.to_thread(cls._load, path, name, target_table, options, digest)
-
-    @classmethod
-    def _load(cls, path: Path, name: str, target_table: Sequence[bytes], options: DraftOptions, digest: str) -> Self:
-        from outrider.llama import LlamaModel
-
-        model = LlamaModel.load(path, threads=options.threads)
-        try:
-            shared = compare_token_tables(model.token_table(), target_table)
-        except BaseException:
-            model.close()
-            raise
-        return cls(name, options, model, shared, digest or _digest(path))
+        model, shared, known = await asyncio.to_thread(_load, path, target_table, options, digest)
+        return cls(name, options, model, shared, known, health)
 
     @classmethod
     def lookup_only(cls, options: DraftOptions) -> Self:
         """No model: guesses from what the text has said before."""
         return cls("lookup", options, release="lookup")
+
+    @property
+    def has_model(self) -> bool:
+        return self._model is not None
 
     def expect(self, measured: Measured) -> None:
         """Start from what verifiers measured of this draft's guesses elsewhere, as long as little was learned here."""
@@ -106,18 +114,44 @@ class DraftPool:
     @contextlib.asynccontextmanager
     async def borrow(self) -> AsyncIterator[DraftWorker | None]:
         """A worker for one session, None where all are lent out or the draft cannot start."""
-        worker = await self._take()
+        worker = await self.take()
         try:
             yield worker
         finally:
             if worker is not None:
-                worker.end()
-                self._idle.append(worker)
+                self.give_back(worker)
+
+    async def take(self) -> DraftWorker | None:
+        """As `borrow`, until `give_back`."""
+        worker = self._at_hand()
+        if worker is None:
+            return None
+        self._lent += 1
+        self._returned.clear()
+        try:
+            await asyncio.shield(asyncio.wrap_future(worker.ready))
+        except asyncio.CancelledError:
+            self.give_back(worker)
+            raise
+        except Exception as error:
+            log.warning("the draft %s cannot start: %s", self.name, error)
+            self._came_back()
+            return None
+        return worker
+
+    def give_back(self, worker: DraftWorker) -> None:
+        worker.end()
+        self._idle.append(worker)
+        self._came_back()
 
     async def warm_up(self) -> None:
         """Start the first worker now rather than in the first request."""
         async with self.borrow():
             pass
+
+    async def all_back(self) -> None:
+        """Return once no session has a worker."""
+        await self._returned.wait()
 
     async def __aenter__(self) -> Self:
         return self
@@ -130,23 +164,18 @@ class DraftPool:
         if self._model is not None:
             self._model.close()
 
-    async def _take(self) -> DraftWorker | None:
+    def _at_hand(self) -> DraftWorker | None:
         if self._idle:
-            worker = self._idle.pop()
-        elif len(self._workers) < self._options.workers:
-            worker = self._worker()
-            self._workers.append(worker)
-        else:
+            return self._idle.pop()
+        if len(self._workers) >= self._options.workers:
             return None
-        try:
-            await asyncio.shield(asyncio.wrap_future(worker.ready))
-        except asyncio.CancelledError:
-            self._idle.append(worker)
-            raise
-        except Exception as error:
-            log.warning("the draft %s cannot start: %s", self.name, error)
-            return None
-        return worker
+        self._workers.append(self._worker())
+        return self._workers[-1]
+
+    def _came_back(self) -> None:
+        self._lent -= 1
+        if not self._lent:
+            self._returned.set()
 
     def _worker(self) -> DraftWorker:
         lookup = Voice(PromptLookup(), *self._of_lookup, leads=self._model is None)
@@ -169,13 +198,25 @@ class DraftPool:
                 self._widths = Widths.measured(measure_widths(context, WIDTHS))
                 log.info("draft %s: ms per decode by width: %s", self.name, _in_ms(self._widths))
             source = LlamaSource(context, shared_vocabulary=self._shared)
-            return Drafter(Voice(source, *self._of_model), lookup, self._widths)
+            return Drafter(Voice(source, *self._of_model), lookup, self._widths, health=self.health)
 
         def release() -> None:
             for context in held:
                 context.close()
 
-        return DraftWorker(build, release, self._share)
+        return DraftWorker(build, release, self._share, failed=self.health.failed)
+
+
+def _load(path: Path, target_table: Sequence[bytes], options: DraftOptions, digest: str) -> tuple[LlamaModel, int, str]:
+    """(the model, ids that it shares with the target, SHA-256 of its file)"""
+    from outrider.llama import LlamaModel
+
+    model = LlamaModel.load(path, threads=options.threads)
+    try:
+        return model, compare_token_tables(model.token_table(), target_table), digest or _digest(path)
+    except BaseException:
+        model.close()
+        raise
 
 
 def _digest(path: Path) -> str:

@@ -7,7 +7,6 @@ happens; what the draft grew comes in by callback and goes out coalesced, unless
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
 import math
@@ -16,17 +15,17 @@ from dataclasses import dataclass
 
 import grpc
 
+from edge_agent.desk import Desk
 from edge_agent.drafter import Growth
+from edge_agent.drafting import Drafting, Lent
 from edge_agent.failover import Hop, Route
 from edge_agent.growth import Plan, departure
-from edge_agent.intake import Intake
-from edge_agent.sources.base import DraftTask
 from edge_agent.statistics import Statistics
-from edge_agent.stream import Received, Stream
+from edge_agent.stream import Received, ReleaseNotice, Stream
 from edge_agent.worker import DraftFailed, DraftWorker
 from outrider.core.errors import InternalError, OutriderError, ProtocolViolation
 from outrider.core.protocol.device import Delivery, DeviceSession, ReattachNeeded
-from outrider.core.protocol.messages import MAX_VOCABULARY, Commit, Directive, Finish, SessionLimits
+from outrider.core.protocol.messages import MAX_VOCABULARY, Append, Commit, Directive, Finish, SessionLimits
 from outrider.wire.codecs import Open, Opened, Ping
 
 log = logging.getLogger(__name__)
@@ -48,6 +47,12 @@ class DriverOptions:
     silence_s: float = 1.5
     """A verifier that says nothing for so long is dead; its heartbeat comes every 0.5 s."""
     siblings: int = 3
+    release: str = ""
+    """Of the worker's draft."""
+    announced: str = ""
+    """The release that the session was opened with, as its ticket says."""
+    notice: Callable[[int], None] = lambda _: None
+    """Hears of a ReleaseNotice."""
 
 
 class SessionDriver:
@@ -65,22 +70,19 @@ class SessionDriver:
         self._session = session
         self._route = route
         self._dial = dial
-        self._worker = worker
         self._options = options
         self._statistics = statistics
-        self._intake = Intake(session, options.vocabulary_size)
+        self._vocabulary_size = options.vocabulary_size
+        self._release = options.release if worker is not None else options.announced
+        self._desk = Desk(
+            None if worker is None else Lent(worker, options.release, statistics.draft), session, self._hear
+        )
         self._queue: asyncio.Queue[Delivery | OutriderError] = asyncio.Queue()
         self._stream: Stream | None = None
         self._directive = Directive()
-        self._drafting = False
-        """Whether the worker has told of this session at least once: its prefill is done."""
-        self._rested_at = -1
-        """Tokens received when the worker last said that it rests."""
         self._may_append = False
         self._limited = False
         """Whether the limits are the verifier's own, from a ticket or from Opened."""
-        self._early: list[Growth] = []
-        """What was drafted before they were known."""
         self._fresh = False
         """Whether nodes were added since the last Append."""
         self._base = 0
@@ -159,23 +161,12 @@ class SessionDriver:
         self._stream = stream
         self._may_append = hop.limits is not None
         self._limited = self._limited or self._may_append
-        if self._statistics.attaches == 1 and self._worker is not None:
-            self._begin_drafting(self._worker)
+        if self._release != self._options.announced:
+            stream.draft_in_use(self._release)
+        if self._statistics.attaches == 1:
+            self._desk.begin(self._plan(), self._options.ends)
         if self._may_append:
             self._flush()
-
-    def _begin_drafting(self, worker: DraftWorker) -> None:
-        session = self._session
-        task = DraftTask(
-            session.prompt, tuple(session.received), session.sampling, session.max_tokens, self._options.ends
-        )
-        loop = asyncio.get_running_loop()
-
-        def report(news: Growth | DraftFailed) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
-                loop.call_soon_threadsafe(self._hear, news)
-
-        worker.begin(task, self._plan(), report)
 
     def _detach(self) -> None:
         self._stream = None
@@ -200,12 +191,14 @@ class SessionDriver:
             case Ping():
                 self._rtt_s = message.rtt_ms / 1000
                 self._replan(self._directive)
+            case ReleaseNotice():
+                self._options.notice(message.serial)
 
     def _opened(self, opened: Opened) -> None:
         if opened.epoch != self._session.epoch:
             raise ProtocolViolation(f"opened.epoch is {opened.epoch}, must be {self._session.epoch}", field="epoch")
         if opened.vocabulary_size:  # 0 by a verifier that does not tell
-            self._intake.vocabulary_size = opened.vocabulary_size
+            self._vocabulary_size = opened.vocabulary_size
         self._route.learned(opened.limits)
         self._adopt(opened.limits)
         self._replan(opened.directive)
@@ -220,18 +213,15 @@ class SessionDriver:
             raise ReattachNeeded(f"the verifier allows {limits}, the device began with {held}")
         self._session.limits = limits
         self._limited = True
-        for growth in self._early:
-            self._take_in(growth)
-        self._early = []
+        self._take_in()
 
     def _replan(self, directive: Directive) -> None:
         self._directive = directive
-        if self._worker is not None:
-            self._worker.replan(self._plan())
+        self._desk.replan(self._plan())
 
     def _commit(self, commit: Commit) -> None:
         """The client first, then the answer, then the draft: each step is late by the ones before it."""
-        most = self._intake.vocabulary_size
+        most = self._vocabulary_size
         if commit.epoch == self._session.epoch and max(commit.tokens, default=0) >= most:
             raise ProtocolViolation(
                 f"a token id in commit.token is {max(commit.tokens)}, must be less than {most}, the vocabulary size"
@@ -247,48 +237,94 @@ class SessionDriver:
             self._queue.put_nowait(delivery)
         if self._session.finished:
             return
-        self._intake.moved(delivery)
+        self._desk.moved(delivery)
         self._unanswered = None if len(self._session.tree) else now
         self._beat = now
         departs = departure(plan, self._rtt_s, now, max(now, self._sent_at + plan.pause_s))
         # Commits that come faster than the step time told must not put a message off that waits for its time.
         self._departs = min(departs, self._departs) if self._timer is not None else departs
         self._flush()
-        if self._worker is not None:
-            self._worker.commit(delivery.tokens)
+        self._desk.commit(delivery.tokens)
 
     # --- what the draft says
 
-    def _hear(self, news: Growth | DraftFailed) -> None:
-        if self._session.finished:
+    def _hear(self, drafting: Drafting, news: Growth | DraftFailed) -> None:
+        if self._session.finished or not self._desk.has(drafting):
             return
         if isinstance(news, DraftFailed):
-            self._statistics.draft_failure = news.reason
-            self._worker, self._drafting = None, False
-            self._flush()
+            self._failed(drafting, news)
             return
-        self._drafting = True
+        drafting.hold(news)
         if not self._limited:
-            self._early.append(news)
             return
-        self._take_in(news)
+        if drafting is self._desk.successor:
+            if not self._desk.ready:
+                return
+            self._swap(drafting)
+        self._take_in()
         self._flush()
 
-    def _take_in(self, growth: Growth) -> None:
-        self._fresh = self._intake.add(growth) > 0 or self._fresh
-        if growth.resting:
-            self._rested_at = growth.base
+    def _failed(self, drafting: Drafting, news: DraftFailed) -> None:
+        if drafting is self._desk.successor:
+            self._desk.dismiss()
+            return
+        self._statistics.draft_failure = news.reason
+        self._desk.present = None
+        self._flush()
+
+    def _take_in(self) -> None:
+        if self._desk.present is not None:
+            self._fresh = self._desk.present.take_in(self._vocabulary_size) > 0 or self._fresh
 
     def _resting(self) -> bool:
         """Whether to tell a verifier that may wait for nodes that none will come before its patience ends."""
         plan = self._plan()
-        if self._worker is None or not self._drafting or not plan.speculates:
+        drafting = self._desk.present
+        if drafting is None or drafting.heard_at is None or not plan.speculates:
             return True
         if not plan.waits:
             return False
-        if self._rested_at == len(self._session.received):
+        if drafting.rested_at == len(self._session.received):
             return True
-        return not len(self._session.tree) and self._worker.decode_s + self._rtt_s > plan.patience_s
+        return not len(self._session.tree) and drafting.lent.worker.decode_s + self._rtt_s > plan.patience_s
+
+    # --- another draft
+
+    def succeed(self, lent: Lent | None, swapped: Callable[[bool], None]) -> None:
+        """Draft with another worker once it has read the sequence; the present one goes on until then.
+
+        lent: None ends drafting. swapped: called once; True: the new worker drafts from now on, and the one before is
+        free; False: the new one is free, as it failed or the session has ended before.
+        """
+        if self._session.finished:
+            swapped(False)
+        elif lent is None or not self._statistics.attaches:  # nothing has been read yet
+            self._desk.replace(lent)
+            self._use(lent)
+            swapped(True)
+        else:
+            self._desk.follow(lent, self._plan(), self._options.ends, swapped)
+
+    def stay(self) -> None:
+        """With the present worker: whoever reads to follow it is free."""
+        self._desk.dismiss()
+
+    def _swap(self, new: Drafting) -> None:
+        """Between two growths: the last one of the old draft is in the tree, the first of the new one comes next."""
+        if self._stream is not None and self._may_append and self._fresh:
+            append = self._session.poll(resting=False)  # what the old one has guessed goes before the word that it left
+            if append is not None:
+                self._send(self._stream, append)
+        gap_s = self._desk.swap(self._plan(), self._options.ends)
+        if gap_s is not None:
+            self._statistics.swaps_s.append(gap_s)
+        self._use(new.lent)
+
+    def _use(self, lent: Lent | None) -> None:
+        self._release = lent.release if lent is not None else ""
+        self._statistics.uses(lent.name if lent is not None else "", self._release)
+        if self._stream is not None:
+            self._stream.draft_in_use(self._release)
 
     # --- what goes out
 
@@ -307,18 +343,21 @@ class SessionDriver:
         append = self._session.poll(resting=resting)
         if append is None:
             return
-        self._fresh = False
-        self._stream.append(append)
-        self._base = append.base
+        self._send(self._stream, append)
         if awaited:
             self._beat = now + self._rtt_s  # its step begins when this arrives
         self._sent_at = now
         self._departs = departure(plan, self._rtt_s, self._beat, now + plan.pause_s)
-        self._statistics.appends += 1
-        self._statistics.drafted += len(append.tokens)
         if append.tokens and self._unanswered is not None:
             self._statistics.answers_s.append(now - self._unanswered)
             self._unanswered = None
+
+    def _send(self, stream: Stream, append: Append) -> None:
+        self._fresh = False
+        stream.append(append)
+        self._base = append.base
+        self._statistics.appends += 1
+        self._statistics.drafted += len(append.tokens)
 
     def _holds_ours(self) -> bool:
         """Whether the verifier has a live node of ours, or one is on its way: it waits for nothing then."""
@@ -348,11 +387,7 @@ class SessionDriver:
 
     def _stop(self) -> None:
         """The client wants no more, or has all: cancel what still runs and give the draft back."""
-        if self._worker is not None:
-            self._worker.end()
-            self._worker = (
-                None  # lent to another session from now on: what still comes for this one is not its business
-            )
+        self._desk.end()
         cancel = self._session.cancel()
         if cancel is not None and self._stream is not None:
             self._stream.cancel(cancel)

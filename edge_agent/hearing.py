@@ -62,6 +62,11 @@ class Hearing:
             found[said.token] = (max(accept, said.accept), first or said.first)
         return found
 
+    def led(self, token: int) -> bool | None:
+        """Whether the leading voice had this token first; None where it has said nothing."""
+        first = next((said for said in self._leading.values() if said.first), None)
+        return None if first is None else first.token == token
+
     def learn(self, token: int) -> None:
         """The target's token is known."""
         for said in (*self._leading.values(), *self._second, *self._compared):

@@ -12,7 +12,7 @@ from outrider.core.tree import ROOT
 
 
 class Intake:
-    """Maps the drafter's node ids to the session's; one per session."""
+    """Maps a drafter's node ids to the session's; one per session and drafter."""
 
     def __init__(self, session: DeviceSession, vocabulary_size: int) -> None:
         self._session = session
@@ -22,6 +22,11 @@ class Intake:
         """drafter's id -> session's id"""
         self._passed: dict[int, int] = {}
         """drafter's id of a node that equals a committed token -> the position after it"""
+
+    @property
+    def known(self) -> int:
+        """Nodes of the session's tree that the drafter grew, too."""
+        return len(self._live)
 
     def add(self, growth: Growth) -> int:
         """Add the nodes that still make sense; returns how many were added."""

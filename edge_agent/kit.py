@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from edge_agent.artifacts import ArtifactCache, ArtifactRef
 from edge_agent.describe import Description, Library
 from edge_agent.drafts import DraftOptions, DraftPool
+from edge_agent.health import Health
+from edge_agent.releases.shelf import Load
 from edge_agent.template import ChatTemplate, special_tokens
 from edge_agent.tokens import TargetTokenizer
 from outrider.core.errors import BadRequest, ModelRefused, OutriderError, VocabularyMismatch
+from outrider.wire.ticket import Target
 
 log = logging.getLogger(__name__)
 
 LOOKUP = "lookup"
 AUTO = "auto"
+
+Begin = Callable[[Target, Load], Awaitable[DraftPool | None]]
 
 
 @dataclass(frozen=True)
@@ -35,11 +41,16 @@ class TargetKit:
 
 
 async def assemble(
-    library: Library, cache: ArtifactCache, draft: str | Path | None, options: DraftOptions
+    library: Library,
+    cache: ArtifactCache,
+    draft: str | Path | None,
+    options: DraftOptions,
+    begin: Begin | None = None,
 ) -> TargetKit:
     """Describe, fetch what is missing, check it, load the draft.
 
-    draft: "auto" the one that the verifier offers, "lookup" look-up alone, a path, or None for none.
+    draft: "auto" the one that the verifier offers, "lookup" look-up alone, a path, or None for none. begin: gives
+    the draft that comes before the verifier's own, if there is one.
     Raises VocabularyMismatch for a draft of another vocabulary, ModelRefused, BadRequest.
     """
     description = await library.describe()
@@ -56,7 +67,13 @@ async def assemble(
         )
     template_ref = description.artifact("template")
     template = await _template(template_ref, library, cache, description, tokenizer) if template_ref else None
-    drafts = await _drafts(description, library, cache, tokenizer, draft, options)
+
+    def load(path: Path, name: str, digest: str, health: Health) -> Awaitable[DraftPool]:
+        return DraftPool.load(path, name, tokenizer.table, options, digest, health)
+
+    drafts = await begin(description.target, load) if begin is not None else None
+    if drafts is None:
+        drafts = await _drafts(description, library, cache, tokenizer, draft, options)
     kit = TargetKit(description, tokenizer, template, drafts)
     try:
         if drafts is not None:
@@ -104,6 +121,13 @@ async def _drafts(
         return DraftPool.lookup_only(options)
     if draft != AUTO:
         return await DraftPool.load(Path(draft), Path(draft).name, tokenizer.table, options)
+    return await offered_draft(description, library, cache, tokenizer, options)
+
+
+async def offered_draft(
+    description: Description, library: Library, cache: ArtifactCache, tokenizer: TargetTokenizer, options: DraftOptions
+) -> DraftPool | None:
+    """The verifier's own draft; look-up where it has none, None where it cannot be used. Raises VocabularyMismatch."""
     ref = description.artifact("draft")
     if ref is None:
         log.info("the verifier offers no draft; guessing from the text itself")

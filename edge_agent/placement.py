@@ -1,4 +1,4 @@
-"""The coordinator as a device sees it: open, resume and close sessions. It is never on the token path."""
+"""The coordinator as a device sees it: open, resume and close sessions, ask for a draft release. Off the token path."""
 
 from __future__ import annotations
 
@@ -53,6 +53,22 @@ class Placement:
     target: TargetIdentity
     measured: Measured | None = None
     """None where nothing is known."""
+    release_serial: int = 0
+    """As in Offer; 0 where there are no releases."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Which draft release this device shall use."""
+
+    serial: int
+    """Grows with every change of what is to be had."""
+    manifest: bytes = b""
+    """Signed; empty: the verifier's own draft."""
+    canary: bool = False
+    """Not yet everybody's."""
+    base_url: str = ""
+    """What relative URLs in the manifest begin with; empty where there is none."""
 
 
 UNLIKE = Likeness()
@@ -80,7 +96,7 @@ class Coordinator:
         while True:
             try:
                 answer = await self._open_once(request)
-                return Placement(_grants(answer), answer.target, _measured(answer))
+                return Placement(_grants(answer), answer.target, _measured(answer), answer.release_serial)
             except Overloaded as error:
                 pause_s = max(error.retry_after_s, _LEAST_PAUSE_S)
                 if not time.monotonic() + pause_s <= until:  # also where the pause is no number
@@ -113,6 +129,12 @@ class Coordinator:
         """Give the session's seat back before its lease ends."""
         request = pb.CloseSessionRequest(session_id=session_id, ticket=ticket)
         await self._call(self._stub.CloseSession(request, timeout=_TIMEOUT_S, metadata=self._metadata))
+
+    async def offer_release(self, weights_hash: str, device_id: str, in_use: str) -> Offer:
+        """For a target with these weights. in_use: the release that this device drafts with, "" for none."""
+        request = pb.OfferReleaseRequest(target=weights_hash, device_id=device_id, in_use=in_use)
+        answer = await self._call(self._stub.OfferRelease(request, timeout=_TIMEOUT_S, metadata=self._metadata))
+        return Offer(answer.serial, answer.manifest, answer.canary, answer.base_url)
 
     async def _call(self, call: Awaitable[_A]) -> _A:
         try:

@@ -7,6 +7,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+_DIGEST = 64
+"""Hex digits of a SHA-256: shorter ones are no release that was published."""
+
 
 @dataclass(frozen=True)
 class Usage:
@@ -43,9 +46,13 @@ class Statistics:
     first_token_s: float | None = None
     last_token_s: float | None = None
     draft: str = ""
-    """What drafted: a file's name, "lookup" or "" for none."""
+    """What drafted last: a file's name, "lookup" or "" for none."""
+    release: str = ""
+    """SHA-256 of the draft's file, where it has one."""
     draft_failure: str = ""
     """Why drafting ended early, if it did."""
+    swaps_s: list[float] = field(default_factory=list, repr=False)
+    """For each change of the draft meanwhile: from the last that the old one grew to the first of the new one."""
     _first_tokens: int = field(default=0, init=False, repr=False)
     answers_s: list[float] = field(default_factory=list, repr=False)
     """From a Commit that left the verifier without nodes to the first nodes sent after it."""
@@ -63,6 +70,10 @@ class Statistics:
         self.accepted += carried
         self.steps += 1
 
+    def uses(self, draft: str, release: str) -> None:
+        """It drafts with this from now on."""
+        self.draft, self.release, self.draft_failure = draft, release, ""
+
     @property
     def tokens_per_step(self) -> float:
         return self.tokens / self.steps if self.steps else 0.0
@@ -79,14 +90,22 @@ class Statistics:
         """Median time from a Commit that left the verifier without nodes to our next ones; 0 where it never did."""
         return 1000.0 * statistics.median(self.answers_s) if self.answers_s else 0.0
 
+    def swap_ms(self, quantile: float) -> float:
+        """Of the swaps, so many of which took no longer; 0 where there was none. quantile: 0 to 1."""
+        ranked = sorted(self.swaps_s)
+        return 1000.0 * ranked[min(len(ranked) - 1, int(quantile * len(ranked)))] if ranked else 0.0
+
     def summary(self) -> str:
         """One line for people."""
         ttft = f"{1000 * self.first_token_s:.0f} ms" if self.first_token_s is not None else "never"
         draft = self.draft or "none"
+        if len(self.release) == _DIGEST:
+            draft += f" (release {self.release[:12]})"
         return (
             f"{self.tokens} tokens in {self.steps} steps ({self.tokens_per_step:.2f} per step), "
             f"{self.tokens_per_s:.1f} tokens/s, first after {ttft}; draft {draft}: {self.accepted} accepted of "
             f"{self.drafted} sent; {self.bytes_up} bytes up, {self.bytes_down} down; {self.attaches} attach"
             f"{'' if self.attaches == 1 else 'es'}"
+            + (f"; draft replaced {len(self.swaps_s)} times" if self.swaps_s else "")
             + (f"; drafting ended: {self.draft_failure}" if self.draft_failure else "")
         )

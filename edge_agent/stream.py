@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,7 +19,15 @@ from outrider.wire.status import error_from_rpc
 from outrider.wire.v1 import session_pb2 as pb
 from outrider.wire.v1 import session_pb2_grpc
 
-Received = Commit | Opened | Directive | Ping | None
+
+@dataclass(frozen=True)
+class ReleaseNotice:
+    """Other draft releases are to be had than before; `serial` grows with every change."""
+
+    serial: int
+
+
+Received = Commit | Opened | Directive | Ping | ReleaseNotice | None
 """None: a kind that a newer verifier knows. A Ping has been answered."""
 
 _FAREWELL_S = 0.3
@@ -74,6 +83,10 @@ class Stream:
     def cancel(self, message: Cancel) -> None:
         self._put(pb.ClientMessage(cancel=codecs.cancel_to_proto(message)))
 
+    def draft_in_use(self, release: str) -> None:
+        """What is appended from here on was guessed by this release; "" where nothing will be."""
+        self._put(pb.ClientMessage(draft=pb.DraftInUse(release=release)))
+
     async def receive(self) -> Received:
         """The next message; waits for at most the silence that is allowed."""
         message = await self._read()
@@ -92,6 +105,8 @@ class Stream:
                 ping = codecs.ping_from_proto(message.ping)
                 self._put(pb.ClientMessage(pong=pb.Pong(nonce=ping.nonce)))
                 return ping
+            case "release":
+                return ReleaseNotice(message.release.serial)
         return None
 
     async def _read(self) -> Any:

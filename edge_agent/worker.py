@@ -21,6 +21,7 @@ from edge_agent.cpu_share import CpuShare
 from edge_agent.drafter import Drafter, Growth
 from edge_agent.growth import Plan
 from edge_agent.sources.base import DraftTask
+from outrider.core.errors import BadRequest
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,8 @@ class DraftWorker:
     """One thread, one drafter, one session at a time; later sessions profit from what its context still holds.
 
     build: makes the drafter on the worker's thread. release: frees what `build` took, on the same thread. share: of the
-    CPU, with all who draft on this device; prompts are read whatever it says.
+    CPU, with all who draft on this device; prompts are read whatever it says. failed: hears, on the worker's thread,
+    what the draft itself is to blame for.
     """
 
     def __init__(
@@ -80,11 +82,13 @@ class DraftWorker:
         release: Callable[[], None] = lambda: None,
         share: CpuShare | None = None,
         clock: Callable[[], float] = time.monotonic,
+        failed: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._build = build
         self._release = release
         self._share = share or CpuShare()
         self._clock = clock
+        self._failed = failed
         self._inbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._drafter: Drafter | None = None
         self._report: Report | None = None
@@ -121,6 +125,7 @@ class DraftWorker:
         try:
             self._drafter = self._build()
         except BaseException as error:
+            self._failed(_told(error))
             self._release()  # what it had taken before it failed
             self.ready.set_exception(error)
             return
@@ -151,7 +156,9 @@ class DraftWorker:
             except Exception as error:
                 # Whatever ails the draft, the session goes on as plain cloud streaming.
                 log.warning("the draft gave up for this session: %s", error, exc_info=log.isEnabledFor(logging.DEBUG))
-                self._tell(DraftFailed(f"{type(error).__name__}: {error}"))
+                if not isinstance(error, BadRequest):  # a text that is too long for it is none of its faults
+                    self._failed(_told(error))
+                self._tell(DraftFailed(_told(error)))
                 self._report, rest_s = None, math.inf
 
     def _draft(self, drafter: Drafter) -> float:
@@ -205,3 +212,7 @@ class DraftWorker:
     def _tell(self, news: Growth | DraftFailed | None) -> None:
         if news is not None and self._report is not None:
             self._report(news)
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -69,6 +69,8 @@ class FakeVerifier:
         self.live: dict[str, VerifierSession] = {}
         self.opens: list[Open] = []
         self.pongs = 0
+        self.in_use: list[tuple[str, int, str]] = []
+        """(session, tokens committed then, release) as devices said with DraftInUse"""
         self.appends = 0
         self.fetches: list[tuple[str, int]] = []
         self.frozen = False
@@ -99,6 +101,10 @@ class FakeVerifier:
         """Break every stream, go on listening."""
         for live in self._streams:
             live.fail(Unavailable("the stream was dropped"))
+
+    def tell_of_releases(self, serial: int) -> None:
+        for live in self._streams:
+            live.say(pb.ServerMessage(release=pb.ReleaseNotice(serial=serial)))
 
     def freeze(self) -> None:
         """As SIGSTOP looks from outside: connections stay, nothing is said."""
@@ -155,6 +161,9 @@ class _Live:
                             self.commit(commit)
                     case "pong":
                         self.verifier.pongs += 1
+                    case "draft":
+                        said = (self.opening.session_id, len(self.session.committed), message.draft.release)
+                        self.verifier.in_use.append(said)
             self.out.put_nowait(None)
         except OutriderError as error:
             self.fail(error)

@@ -7,6 +7,7 @@ from scripted import VOCABULARY, ScriptedSource, continuation, target
 
 from edge_agent.drafter import Drafter, Growth, Voice
 from edge_agent.growth import Plan, Widths
+from edge_agent.health import Health, Score
 from edge_agent.sources.base import DraftTask, Proposal, Spot
 from edge_agent.sources.prompt_lookup import PromptLookup
 from outrider.core.survival import Calibrator
@@ -285,3 +286,19 @@ def test_a_laptop_whose_decodes_cost_the_same_at_any_width_grows_best_first() ->
     parents = {standing.node.parent for standing in standings.values()} - {ROOT}
     assert max(sizes) > 1
     assert any(not standings[parent].spine for parent in parents)
+
+
+def test_first_guesses_are_counted_once_the_target_has_spoken() -> None:
+    health = Health()
+    source = ScriptedSource(quality=1.0)
+    made = Drafter(Voice(source, Calibrator(), Calibrator()), None, WIDTHS, health=health)
+    made.begin(DraftTask(PROMPT), PLAN)
+    assert made.step()
+    right = target(PROMPT)
+    made.advance([right])
+    assert health.score == Score(1, 1)
+    made.advance([0])  # nobody had asked the draft what comes here
+    assert health.score == Score(1, 1)
+    assert made.step()
+    made.advance([(target((*PROMPT, right, 0)) + 1) % VOCABULARY])
+    assert health.score == Score(2, 1)

@@ -12,6 +12,7 @@ from edge_agent.drafter import Drafter, Growth, Voice
 from edge_agent.growth import Plan, Widths
 from edge_agent.sources.base import DraftTask
 from edge_agent.worker import DraftFailed, DraftWorker
+from outrider.core.errors import BadRequest
 from outrider.core.survival import Calibrator
 
 PLAN = Plan(nodes=24, depth=8, nodes_per_step=10, price=0.05, patience_s=0.008, step_s=0.01)
@@ -49,5 +50,28 @@ def test_who_has_used_its_share_drafts_no_further_and_catches_up_with_no_commit_
         worker.end()  # which is obeyed at once, with all that came before
         worker.begin(DraftTask((1, 2, 3), received=(7, 8)), PLAN, heard.put)
         assert heard.get(timeout=5) == Growth(2, (), resting=True)
+    finally:
+        worker.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "blamed"),
+    [(RuntimeError("it broke"), ["RuntimeError: it broke"]), (BadRequest("the prompt is too long for it"), [])],
+)
+def test_a_draft_is_blamed_for_what_breaks_in_it_but_not_for_a_text_that_it_cannot_hold(
+    error: Exception, blamed: list[str]
+) -> None:
+    class Breaking(ScriptedSource):
+        def begin(self, task: DraftTask) -> None:
+            raise error
+
+    heard: queue.SimpleQueue[Growth | DraftFailed] = queue.SimpleQueue()
+    reasons: list[str] = []
+    drafter = Drafter(Voice(Breaking(), Calibrator(), Calibrator()), None, WIDTHS)
+    worker = DraftWorker(lambda: drafter, failed=reasons.append)
+    try:
+        worker.begin(DraftTask((1, 2, 3)), PLAN, heard.put)
+        assert isinstance(heard.get(timeout=5), DraftFailed)
+        assert reasons == blamed
     finally:
         worker.close()

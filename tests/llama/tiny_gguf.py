@@ -12,6 +12,7 @@ CONTEXT = 512
 MERGES = ["h e", "l l", "he ll", "hell o", "Ġ w"]
 SPECIAL = ["<|end|>", "<|user|>"]
 PADDING = 3
+TEMPLATE = "{{ raise_exception('never run this') }}"
 
 
 def byte_letters() -> dict[int, str]:
@@ -32,7 +33,7 @@ def vocabulary() -> tuple[list[str], list[int]]:
     return normal + SPECIAL + padding, [int(kind) for kind in types]
 
 
-def write_tiny_llama(path: Path, *, seed: int = 0, nan: bool = False) -> Path:
+def write_tiny_llama(path: Path, *, seed: int = 0, nan: bool = False, template: str = TEMPLATE) -> Path:
     """A file of about 400 kB. `nan` damages one weight in a way that only a check of the tensors finds."""
     tokens, types = vocabulary()
     rng = np.random.default_rng(seed)
@@ -55,7 +56,7 @@ def write_tiny_llama(path: Path, *, seed: int = 0, nan: bool = False) -> Path:
     writer.add_token_types(types)
     writer.add_token_merges(MERGES)
     writer.add_eos_token_id(tokens.index(SPECIAL[0]))
-    writer.add_chat_template("{{ raise_exception('never run this') }}")
+    writer.add_chat_template(template)
 
     def add(name: str, *shape: int) -> None:
         weight = rng.normal(0.0, 1.5 * shape[-1] ** -0.5, shape).astype(np.float32)

@@ -1,0 +1,84 @@
+"""What a client is made of, worked out of its arguments and settings before anything is asked of anybody."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from edge_agent.checks import refuse, text
+from edge_agent.config import EdgeSettings
+from edge_agent.cpu_share import CpuShare
+from edge_agent.drafts import DraftOptions
+from edge_agent.kit import AUTO
+from edge_agent.releases.check import Terms
+from edge_agent.releases.follower import UpdatePlan
+from edge_agent.releases.keys import trusted_keys
+from edge_agent.releases.store import FOLDER
+from outrider.core.errors import BadRequest
+
+
+def check_arguments(coordinator: object, verifier: object, target: object, draft: object, cache_dir: object) -> None:
+    """Raises BadRequest for one of a wrong type."""
+    for field, value in {"coordinator": coordinator, "verifier": verifier, "target": target}.items():
+        if value is not None:
+            text(field, value)
+    for field, value in {"draft": draft, "cache_dir": cache_dir}.items():
+        if not isinstance(value, str | os.PathLike | None):
+            refuse(field, value, "a text or a path")
+
+
+def addresses(settings: EdgeSettings, coordinator: str | None, verifier: str | None) -> tuple[str, str]:
+    """(the coordinator's, the verifier's), of which one is empty. Raises BadRequest for none or both."""
+    if coordinator is None and verifier is None:
+        coordinator, verifier = settings.coordinator, settings.verifier
+    # An address given as an argument stands for itself: the environment's other one would contradict it.
+    if bool(coordinator) == bool(verifier):
+        raise BadRequest("give either coordinator or verifier, as HOST:PORT")
+    return coordinator or "", verifier or ""
+
+
+def checked_key(settings: EdgeSettings, key: object) -> str | None:
+    """The API key. Raises BadRequest, without the key, for one that no header can carry."""
+    if key is None and settings.api_key is not None:
+        key = settings.api_key.get_secret_value()
+    if key is None or (isinstance(key, str) and key.isascii() and key.isprintable()):
+        return key
+    raise BadRequest("api_key must be a text of printable ASCII characters alone", field="api_key")
+
+
+def from_environment() -> EdgeSettings:
+    """Raises BadRequest for a variable with a wrong value."""
+    try:
+        return EdgeSettings()
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = str(first["loc"][0])
+        variable = f"{EdgeSettings.model_config['env_prefix']}{field}".upper()
+        raise BadRequest(f"{variable} is {first['input']!r}: {first['msg']}", field=field) from error
+
+
+def draft_options(settings: EdgeSettings) -> DraftOptions:
+    """For all drafts of one client."""
+    return DraftOptions(
+        workers=settings.draft_workers,
+        threads=settings.draft_threads,
+        cpu_share=settings.cpu_share,
+        share=CpuShare(settings.cpu_share, settings.draft_threads),
+        context=settings.draft_context,
+        prompt_lookup=settings.prompt_lookup,
+    )
+
+
+def update_plan(settings: EdgeSettings, coordinator: str, draft: object, cache: Path) -> UpdatePlan | None:
+    """None where the draft is not updated: nobody is trusted, nobody would offer any, or it was chosen by hand."""
+    keys = trusted_keys(settings.release_keys)
+    if not keys or not coordinator or draft != AUTO:
+        return None
+    return UpdatePlan(
+        Terms(keys, settings.release_max_bytes),
+        cache / FOLDER,
+        stall_s=settings.release_stall_s,
+        spread_s=settings.release_spread_s,
+    )

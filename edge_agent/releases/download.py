@@ -1,0 +1,232 @@
+"""A release's file over HTTP: resumed where it broke off, no longer than announced, hashed before it gets its name."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from io import BufferedRandom
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+from urllib.parse import urljoin, urlsplit
+
+from edge_agent.releases.check import ReleaseRefused
+from edge_agent.releases.store import is_whole, put
+
+if TYPE_CHECKING:
+    import httpx
+
+log = logging.getLogger(__name__)
+
+_LEAST_RATE = 1024.0
+"""Bytes a second that a server must bring over `stall_s`: one that drips keeps others from being asked."""
+_MAX_REDIRECTS = 3
+_MAX_ETAG = 256
+_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A file as its manifest announces it."""
+
+    digest: str
+    """SHA-256 in hex."""
+    size: int
+    """Bytes."""
+    urls: tuple[str, ...]
+
+
+def absolute(urls: Sequence[str], base_url: str, digest: str) -> tuple[str, ...]:
+    """Where to ask, in this order: relative URLs begin with base_url, where also the file's own name is tried."""
+    base = f"{base_url.rstrip('/')}/" if base_url else ""
+    named = [_joined(base, url) for url in (*urls, f"{digest}.gguf")]
+    return tuple(dict.fromkeys(url for url in named if url))
+
+
+def _joined(base: str, url: str) -> str:
+    """Empty for what is no http address."""
+    try:
+        joined = urljoin(base, url)
+        return joined if urlsplit(joined).scheme in ("http", "https") else ""
+    except ValueError:
+        return ""
+
+
+class Downloader:
+    """Fetches files into one folder, one at a time. stall_s: how long a server may bring nothing to speak of."""
+
+    def __init__(self, folder: Path, stall_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._folder = folder
+        self._stall_s = stall_s
+        self._clock = clock
+
+    async def fetch(self, wanted: Wanted, path: Path) -> None:
+        """Put the whole file at `path`. What has come is kept where it breaks off, and the next call goes on there.
+
+        Raises ReleaseRefused with what was wrong at the last address, OSError for a disk without room.
+        """
+        if await asyncio.to_thread(is_whole, path, wanted.digest):
+            return
+        if not wanted.urls:
+            raise ReleaseRefused(
+                "unreachable",
+                f"release {wanted.digest[:12]} names no http address, and the coordinator serves none; start it with "
+                "--artifacts, or publish the release with absolute URLs",
+            )
+        refused: ReleaseRefused | None = None
+        for url in wanted.urls:
+            try:
+                await self._whole(url, wanted, path)
+                return
+            except ReleaseRefused as error:
+                log.info("release %s from %s: %s", wanted.digest[:12], url, error)
+                # What one server alters says more than that the next one cannot be reached.
+                refused = error if refused is None or error.kind != "unreachable" else refused
+        raise refused or ReleaseRefused("unreachable", "there was no address")
+
+    async def _whole(self, url: str, wanted: Wanted, path: Path) -> None:
+        """Once more from the start where what an earlier try has left was not what this server has."""
+        resumed = self._partial(wanted)[0].exists()
+        try:
+            await self._from(url, wanted)
+            await self._finish(url, wanted, path)
+        except ReleaseRefused as error:
+            if not resumed or error.kind not in ("altered", "too long"):
+                raise
+            await self._from(url, wanted)
+            await self._finish(url, wanted, path)
+
+    async def _finish(self, url: str, wanted: Wanted, path: Path) -> None:
+        partial, etag = self._partial(wanted)
+        if not await asyncio.to_thread(is_whole, partial, wanted.digest):
+            partial.unlink(missing_ok=True)
+            etag.unlink(missing_ok=True)
+            raise ReleaseRefused(
+                "altered",
+                f"the file of release {wanted.digest[:12]} from {url} has another SHA-256 than its signed manifest "
+                "says; it was altered on its server or on the way, and was thrown away unread",
+            )
+        await asyncio.to_thread(put, partial, path)
+        etag.unlink(missing_ok=True)
+
+    async def _from(self, url: str, wanted: Wanted) -> None:
+        """All that is missing, from one address."""
+        httpx = _httpx()
+        partial, etag = self._partial(wanted)
+        with partial.open("a+b") as file:
+            offset = file.seek(0, os.SEEK_END)
+            if offset >= wanted.size:
+                return  # the hash will tell
+            timeout = httpx.Timeout(self._stall_s)
+            try:
+                async with (
+                    httpx.AsyncClient(timeout=timeout, follow_redirects=True, max_redirects=_MAX_REDIRECTS) as client,
+                    client.stream("GET", url, headers=_headers(offset, url, etag)) as answer,
+                ):
+                    self._begin(answer, file, offset, wanted)
+                    _remember(etag, url, answer.headers.get("etag", ""))
+                    await self._fill(answer.aiter_raw(), file, wanted)
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                held = file.seek(0, os.SEEK_END)
+                raise ReleaseRefused(
+                    "truncated" if held > offset else "unreachable",
+                    f"release {wanted.digest[:12]} from {url} broke off after {held} of {wanted.size} bytes "
+                    f"({type(error).__name__}: {error}); what has come is kept, and the next try goes on there",
+                ) from error
+
+    def _begin(self, answer: httpx.Response, file: BufferedRandom, offset: int, wanted: Wanted) -> None:
+        """Set the file to where the body begins. Raises ReleaseRefused for an answer that cannot be it."""
+        if answer.status_code == 416:
+            file.truncate(0)
+            raise ReleaseRefused("truncated", f"{answer.url} has no bytes from {offset} on; it is asked afresh next")
+        if answer.status_code not in (200, 206):
+            raise ReleaseRefused("unreachable", f"{answer.url} answered with status {answer.status_code}, must be 200")
+        start, total = 0, answer.headers.get("content-length", "")
+        if answer.status_code == 206:
+            start, total = _range(answer)
+            if start != offset:
+                raise ReleaseRefused("altered", f"{answer.url} sent bytes from {start} on, asked for {offset}")
+        if total.isdigit() and int(total) > wanted.size:
+            raise ReleaseRefused(
+                "too long", f"{answer.url} has {total} bytes, the signed manifest says {wanted.size}: nothing was read"
+            )
+        if start < offset:
+            file.truncate(start)
+
+    async def _fill(self, pieces: AsyncIterator[bytes], file: BufferedRandom, wanted: Wanted) -> None:
+        held = file.seek(0, os.SEEK_END)
+        mark, marked = self._clock(), held
+        async for piece in pieces:
+            if held + len(piece) > wanted.size:
+                file.truncate(0)
+                raise ReleaseRefused(
+                    "too long", f"release {wanted.digest[:12]} went on beyond the {wanted.size} bytes of its manifest"
+                )
+            file.write(piece)
+            held += len(piece)
+            if (passed := self._clock() - mark) > self._stall_s:
+                if held - marked < _LEAST_RATE * passed:
+                    raise ReleaseRefused("truncated", f"release {wanted.digest[:12]} came too slowly: {held} bytes yet")
+                mark, marked = self._clock(), held
+        file.flush()
+        if held < wanted.size:
+            raise ReleaseRefused(
+                "truncated",
+                f"release {wanted.digest[:12]} ended after {held} of {wanted.size} bytes; what has come is kept, and "
+                "the next try goes on there",
+            )
+
+    def _partial(self, wanted: Wanted) -> tuple[Path, Path]:
+        return self._folder / f"{wanted.digest}.partial", self._folder / f"{wanted.digest}.etag"
+
+
+def _headers(offset: int, url: str, etag: Path) -> dict[str, str]:
+    """Ranges are of the bytes themselves, so nothing may be compressed on the way."""
+    headers = {"accept-encoding": "identity"}
+    if offset:
+        headers["range"] = f"bytes={offset}-"
+        known, _, tag = _read(etag).partition("\n")
+        if tag and known == _mark(url):
+            headers["if-range"] = tag
+    return headers
+
+
+def _remember(path: Path, url: str, tag: str) -> None:
+    """A strong ETag, which says whether the server's file is the one that was begun with."""
+    if tag and not tag.startswith("W/") and len(tag) <= _MAX_ETAG and tag.isprintable():
+        path.write_text(f"{_mark(url)}\n{tag}")
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _mark(url: str) -> str:
+    return hashlib.sha256(url.encode()).hexdigest()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _range(answer: httpx.Response) -> tuple[int, str]:
+    """(first byte, bytes of the whole file or "*") of a partial answer."""
+    match = _RANGE.fullmatch(answer.headers.get("content-range", ""))
+    if match is None:
+        raise ReleaseRefused("altered", f"{answer.url} sent a part of the file without saying which")
+    return int(match[1]), match[3]
+
+
+def _httpx() -> ModuleType:
+    try:
+        import httpx
+    except ImportError as error:
+        raise ImportError("releases are fetched with httpx: pip install 'outrider[edge]'") from error
+    return httpx

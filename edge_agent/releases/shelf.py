@@ -1,0 +1,142 @@
+"""The releases that this device has: loaded, tried, given up, each step written down before it is taken."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from edge_agent.drafts import DraftPool
+from edge_agent.health import Health, Score
+from edge_agent.releases.check import Kind, ReleaseRefused
+from edge_agent.releases.slots import Slot, State
+from edge_agent.releases.store import SlotStore, is_whole
+from outrider.core.errors import VocabularyMismatch
+
+log = logging.getLogger(__name__)
+
+_LOAD_S = 120.0
+"""A draft that has not begun by then does not do."""
+
+Load = Callable[[Path, str, str, Health], Awaitable[DraftPool]]
+"""(file, name for people, digest, health) -> its pool, compared with the target's token table."""
+
+
+class Refusals:
+    """What was not taken, or given up. Each release is said and counted once for each thing that was wrong with it."""
+
+    def __init__(self) -> None:
+        self.by_kind: Counter[Kind] = Counter()
+        self._said: set[tuple[str, str]] = set()
+
+    def note(self, kind: Kind, manifest: str, reason: str) -> None:
+        """manifest: what the release is remembered by."""
+        if (kind, manifest) not in self._said:
+            self._said.add((kind, manifest))
+            self.by_kind[kind] += 1
+            log.warning("a draft release is not used (%s): %s", kind, reason)
+
+
+class Shelf:
+    """Over a store that this process keeps, or only reads."""
+
+    def __init__(self, store: SlotStore, load: Load, refusals: Refusals) -> None:
+        self.store = store
+        self._load = load
+        self._refusals = refusals
+
+    @property
+    def state(self) -> State:
+        return self.store.state
+
+    async def change(self, state: State) -> None:
+        await asyncio.to_thread(self.store.change, state)
+
+    async def first(self) -> DraftPool | None:
+        """The draft to start with; None for the verifier's own."""
+        if not self.store.ours:
+            return await self._look_in()
+        if self.state.busy:
+            await self.give_up("crashed", "the process ended while the release was being loaded or on trial")
+        await asyncio.to_thread(self.store.tidy)
+        return await self.current()
+
+    async def current(self) -> DraftPool | None:
+        """The current release, or the last good one where it does not do; None for the verifier's own draft."""
+        while (slot := self.state.current) is not None:
+            if not await asyncio.to_thread(is_whole, self.store.file(slot.digest), slot.digest):
+                log.warning("the file of release %s is damaged or gone: it is fetched again when offered", slot.digest)
+                await self.change(self.state.dropped())
+                continue
+            await self.change(self.state.loading())
+            try:
+                return await self._opened(slot)
+            except ReleaseRefused as error:
+                await self.give_up(error.kind, str(error))
+        return None
+
+    async def take(self, slot: Slot, before: Score) -> DraftPool:
+        """A release whose file has just come. Raises ReleaseRefused, and the slots are as before."""
+        await self.change(self.state.take(slot, before))
+        try:
+            return await self._opened(slot)
+        except ReleaseRefused as error:
+            await self.change(self.state.gave_up(error.kind, str(error), time.time()))
+            raise
+
+    async def give_up(self, kind: Kind, reason: str) -> None:
+        """The current release did not do: remember that."""
+        slot = self.state.current
+        if slot is None:
+            return
+        await self.change(self.state.gave_up(kind, reason, time.time()))
+        good = self.state.current
+        back = f"release {good.digest[:12]} (version {good.version})" if good else "the verifier's own draft"
+        self._refusals.note(
+            kind,
+            slot.manifest,
+            f"release {slot.digest[:12]} (version {slot.version}) was given up: {reason}; back to {back}, and this one "
+            "is not taken again before `outrider-edge releases forget`",
+        )
+
+    async def _look_in(self) -> DraftPool | None:
+        """What another process has found good, without touching anything of it."""
+        slot = self.state.last_good if self.state.busy or self.state.trial else self.state.current
+        if slot is None or not await asyncio.to_thread(is_whole, self.store.file(slot.digest), slot.digest):
+            return None
+        try:
+            return await self._pool(slot, Health())
+        except ReleaseRefused as error:
+            log.warning("%s", error)
+            return None
+
+    async def _opened(self, slot: Slot) -> DraftPool:
+        """The pool of the current slot, whose file is whole; that it is being loaded has been written down."""
+        trial = self.state.trial
+        pool = await self._pool(slot, Health(trial.now.score if trial else None))
+        await self.change(self.state.loaded())
+        return pool
+
+    async def _pool(self, slot: Slot, health: Health) -> DraftPool:
+        """Loaded, and its first worker at work. Raises ReleaseRefused."""
+        release = f"release {slot.digest[:12]} (version {slot.version})"
+        name = f"version {slot.version}"
+        try:
+            async with asyncio.timeout(_LOAD_S):
+                pool = await self._load(self.store.file(slot.digest), name, slot.digest, health)
+                await pool.warm_up()
+        except VocabularyMismatch as error:
+            raise ReleaseRefused("vocabulary", f"{release} has another vocabulary than the target: {error}") from error
+        except TimeoutError as error:
+            raise ReleaseRefused("unusable", f"{release} had not begun after {_LOAD_S:.0f} s") from error
+        except ImportError:  # llama.cpp is not here, which is no fault of the release
+            raise
+        except Exception as error:  # whatever a file can make llama.cpp do, the session must not hear of it
+            raise ReleaseRefused("unusable", f"{release} cannot be loaded: {error}") from error
+        if health.failure:
+            await pool.__aexit__(None, None, None)
+            raise ReleaseRefused("unusable", f"{release} cannot start: {health.failure}")
+        return pool

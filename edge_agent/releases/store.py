@@ -1,0 +1,152 @@
+"""Where a target's releases are kept on disk: `state.json`, the slots' files, unfinished downloads, a lock.
+
+One process at a time keeps the folder; others may read it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+from collections.abc import Iterator
+from io import BufferedRandom
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from edge_agent.releases.slots import State
+
+log = logging.getLogger(__name__)
+
+FOLDER = "releases"
+"""Below a client's cache directory."""
+_STATE, _BAD, _LOCK, _TARGET = "state.json", "state.json.bad", "lock", "target"
+_MAX_STATE = 65_536
+"""Bytes: 32 refusals with their reasons are far below it."""
+
+
+class SlotStore:
+    """The folder of one target. `change` writes before it returns; a crash leaves the state before or the one after."""
+
+    def __init__(self, folder: Path, lock: BufferedRandom | None, state: State) -> None:
+        self.folder = folder
+        self._lock = lock
+        self._state = state
+
+    @classmethod
+    def open(cls, root: Path, target: str) -> SlotStore:
+        """root: of all targets. target: its weights hash. Raises OSError for a folder that cannot be written to."""
+        folder = root / hashlib.sha256(target.encode()).hexdigest()[:16]
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = _locked(folder / _LOCK)
+        if lock is not None:
+            _write(folder / _TARGET, target.encode())
+        return cls(folder, lock, read(folder, keep=lock is not None))
+
+    @property
+    def ours(self) -> bool:
+        """Whether this process may change it; another one does otherwise."""
+        return self._lock is not None
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    def change(self, state: State) -> None:
+        """Raises OSError, and then the old state holds."""
+        if not self.ours:
+            raise PermissionError("another process keeps this folder")
+        if state != self._state or not (self.folder / _STATE).exists():
+            _write(self.folder / _STATE, state.model_dump_json(indent=1).encode())
+        self._state = state
+
+    def file(self, digest: str) -> Path:
+        """Of a release, whole and checked when it was put there."""
+        return self.folder / f"{digest}.gguf"
+
+    def tidy(self, wanted: str = "") -> None:
+        """Remove what no slot holds. wanted: a release whose download may go on, or that is taken soon."""
+        for path in [*self.folder.glob("*.gguf"), *self.folder.glob("*.partial"), *self.folder.glob("*.etag")]:
+            digest = path.name.split(".")[0]
+            held = path.suffix == ".gguf" and self._state.holds(digest)
+            if not held and digest != wanted:
+                path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Another process may keep it from now on."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+def read(folder: Path, *, keep: bool) -> State:
+    """What is remembered. What cannot be read is put aside (where `keep`), said, and begun anew."""
+    path = folder / _STATE
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_STATE + 1)
+        if len(data) > _MAX_STATE:
+            raise ValueError(f"it has more than {_MAX_STATE} bytes")
+        return State.model_validate_json(data)
+    except FileNotFoundError:
+        return State()
+    except (OSError, ValueError) as error:
+        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+        log.warning(
+            "%s cannot be used (%s): this device begins with the verifier's own draft, and has forgotten which "
+            "versions and which refused releases it must not take; the file is kept as %s",
+            path,
+            reason,
+            _BAD,
+        )
+        if keep:
+            os.replace(path, folder / _BAD)
+        return State()
+
+
+def folders(root: Path) -> Iterator[tuple[str, Path]]:
+    """(weights hash, folder) of every target that has one."""
+    for path in sorted(root.glob(f"*/{_TARGET}")):
+        yield path.read_text(errors="replace")[:200], path.parent
+
+
+def is_whole(path: Path, digest: str) -> bool:
+    """Whether the file is there and has this SHA-256."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == digest
+    except OSError:
+        return False
+
+
+def put(partial: Path, path: Path) -> None:
+    """Move a finished file to its name, so that a power cut cannot leave a part of it there."""
+    with partial.open("rb") as file:
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+    _sync_folder(path.parent)
+
+
+def _write(path: Path, data: bytes) -> None:
+    new = path.with_name(path.name + ".new")
+    new.write_bytes(data)
+    put(new, path)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _locked(path: Path) -> BufferedRandom | None:
+    file = path.open("a+b")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        return None
+    return file

@@ -1,0 +1,99 @@
+"""Keeps a client's draft to what its coordinator offers and its publishers have signed, while sessions go on.
+
+A release is checked by its manifest, fetched, hashed, loaded, compared with the target's token table, swapped in and
+tried out; whatever it fails at leaves the sessions with the draft that they have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+
+from edge_agent.draft_room import DraftRoom
+from edge_agent.drafts import DraftPool
+from edge_agent.releases.check import Kind
+from edge_agent.releases.follower import Ask, Follower, Own, UpdatePlan
+from edge_agent.releases.shelf import Load, Refusals, Shelf
+from edge_agent.releases.store import SlotStore
+from outrider.wire.ticket import Target
+
+log = logging.getLogger(__name__)
+
+
+class Updater:
+    """One client's. `begin` gives the draft to start with, `run` keeps it up to date until `close`."""
+
+    def __init__(self, plan: UpdatePlan, ask: Ask) -> None:
+        self._plan = plan
+        self._ask = ask
+        self._shelf: Shelf | None = None
+        self._target = Target("", "", "")
+        self._refusals = Refusals()
+        self._follower: Follower | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._noticed = 0
+
+    @property
+    def refused(self) -> Counter[Kind]:
+        """Releases that were offered and not taken, or given up, by what for; each once."""
+        return self._refusals.by_kind
+
+    @property
+    def swaps(self) -> int:
+        """Times that the draft was replaced."""
+        return self._follower.swaps if self._follower is not None else 0
+
+    @property
+    def on_trial(self) -> bool:
+        return self._shelf is not None and self._shelf.state.trial is not None
+
+    @property
+    def floor(self) -> int:
+        """Version below which nothing is taken."""
+        return self._shelf.state.floor if self._shelf is not None else 0
+
+    def notice(self, serial: int) -> None:
+        """The cluster says that there are other releases than before."""
+        self._noticed = max(self._noticed, serial)
+        if self._follower is not None:
+            self._follower.notice(serial)
+
+    async def begin(self, target: Target, load: Load) -> DraftPool | None:
+        """The release that this device has found good, or has on trial; None for the verifier's own draft."""
+        await self._let_go()
+        try:
+            store = await asyncio.to_thread(SlotStore.open, self._plan.root, target.weights_hash)
+            self._shelf = Shelf(store, load, self._refusals)
+            self._target = target
+            if not store.ours:
+                log.info("another process keeps %s: this one uses what that found good", store.folder)
+            return await self._shelf.first()
+        except (OSError, ImportError) as error:
+            log.warning("no draft releases, with their folder %s: %s", self._plan.root, error)
+            await self._let_go()
+            return None
+
+    def run(self, room: DraftRoom, own: Own) -> None:
+        """Follow what is offered, in the background."""
+        if self._shelf is not None and self._shelf.store.ours:
+            self._follower = Follower(self._plan, self._ask, self._target, self._shelf, self._refusals, room, own)
+            self._follower.notice(self._noticed)
+            self._task = asyncio.create_task(self._follower.run())
+
+    async def close(self) -> None:
+        """In order: a trial goes on with the next start. Before the room is closed."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+            self._task = None
+        await self._let_go()
+
+    async def _let_go(self) -> None:
+        """Write down that nothing is under way any more, and leave the folder to others."""
+        shelf, self._shelf = self._shelf, None
+        if shelf is not None and shelf.store.ours:
+            with contextlib.suppress(OSError):
+                await shelf.change(shelf.state.paused(self._follower.score if self._follower is not None else None))
+            shelf.store.close()

@@ -1,0 +1,70 @@
+"""Publishes draft releases for a fake cluster: drafts of random weights, manifests, a server of files."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from pathlib import Path
+
+from fake_coordinator import FakeCoordinator
+from file_server import FileServer
+from tiny_gguf import TEMPLATE, write_tiny_llama
+
+from outrider.core.tokenizer_json import token_table
+from outrider.core.vocabulary import vocabulary_hash
+from outrider.wire.manifest import Manifest, sign
+from outrider.wire.ticket import Signer
+from outrider.wire.v1 import coordinator_pb2 as pb
+
+
+@dataclasses.dataclass
+class Publisher:
+    """files: where releases go. folder: for making drafts."""
+
+    files: FileServer
+    folder: Path
+    tokenizer_json: bytes
+    signer: Signer = dataclasses.field(default_factory=Signer.generate)
+    serial: int = 0
+
+    def draft(self, seed: int, template: str = TEMPLATE) -> bytes:
+        """A GGUF of its own."""
+        return write_tiny_llama(self.folder / f"draft-{seed}.gguf", seed=seed, template=template).read_bytes()
+
+    def manifest(self, data: bytes, version: int) -> Manifest:
+        """What a good one says of these bytes."""
+        return Manifest(
+            version=version,
+            weights_hash="w",
+            tokenizer_hash=f"sha256:{vocabulary_hash(token_table(self.tokenizer_json)).hex()}",
+            artifact=f"sha256:{hashlib.sha256(data).hexdigest()}",
+            size=len(data),
+            quantization="F32",
+        )
+
+    def offer(
+        self,
+        coordinator: FakeCoordinator,
+        data: bytes,
+        version: int,
+        *,
+        canary: bool = False,
+        signer: Signer | None = None,
+        **changes: object,
+    ) -> Manifest:
+        """Every device shall use it. changes: to its manifest."""
+        manifest = dataclasses.replace(self.manifest(data, version), **changes)  # type: ignore[arg-type]
+        self.files.files[f"{manifest.digest}.gguf"] = data
+        self.serial += 1
+        coordinator.offer = pb.OfferReleaseResponse(
+            serial=self.serial,
+            manifest=sign(manifest, signer or self.signer),
+            canary=canary,
+            base_url=self.files.url,
+        )
+        return manifest
+
+    def withdraw(self, coordinator: FakeCoordinator) -> None:
+        """The verifier's own draft is everybody's again."""
+        self.serial += 1
+        coordinator.offer = pb.OfferReleaseResponse(serial=self.serial)

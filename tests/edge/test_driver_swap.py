@@ -1,0 +1,166 @@
+"""Another draft in the middle of a session: it takes over between two growths, or leaves everything as it was."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from fake_verifier import FakeVerifier, Script
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scripted import ScriptedSource, continuation, target
+from test_driver import PROMPT, Run, drafting, eventually
+
+from edge_agent.channels import Channels
+from edge_agent.drafting import Lent
+from outrider.core.protocol.messages import SessionLimits
+
+TOKENS = 240
+NEW = "b" * 64
+
+
+@pytest.fixture
+async def channels() -> AsyncIterator[Channels]:
+    opened = Channels(None, insecure=False)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def verifier() -> AsyncIterator[FakeVerifier]:
+    async with FakeVerifier(Script(target, step_s=0.003)) as running:
+        yield running
+
+
+async def begun(run: Run, at: int = 20) -> asyncio.Task[list[int]]:
+    reading = asyncio.create_task(run.tokens_of())
+    await eventually(lambda: len(run.session.received) >= at)
+    return reading
+
+
+async def test_it_takes_over_when_it_has_read_the_sequence(verifier: FakeVerifier, channels: Channels) -> None:
+    async with drafting(ScriptedSource(0.2, 0.0005)) as old, drafting(ScriptedSource(1.0, 0.0005)) as new:
+        run = Run(verifier, channels, old, tokens=TOKENS)
+        reading = await begun(run)
+        swapped: list[bool] = []
+        run.driver.succeed(Lent(new, NEW, "the new one"), swapped.append)
+        await eventually(lambda: swapped)
+        accepted = run.statistics.accepted
+        assert len(run.session.received) < TOKENS
+        assert await reading == continuation(PROMPT, TOKENS)
+        assert swapped == [True] and len(run.statistics.swaps_s) == 1 and run.statistics.swaps_s[0] >= 0.0
+        assert (run.statistics.draft, run.statistics.release) == ("the new one", NEW)
+        assert [release for _, _, release in verifier.in_use] == [NEW]
+        assert run.statistics.attaches == 1  # a node too many, or one that hangs nowhere, would have ended the stream
+        assert run.statistics.accepted > accepted
+
+
+async def test_one_that_breaks_while_it_reads_leaves_the_old_one_at_work(
+    verifier: FakeVerifier, channels: Channels
+) -> None:
+    async with drafting(ScriptedSource(1.0, 0.0005)) as old, drafting(ScriptedSource(1.0, raises_after=1)) as new:
+        run = Run(verifier, channels, old, tokens=TOKENS)
+        reading = await begun(run)
+        swapped: list[bool] = []
+        run.driver.succeed(Lent(new, NEW), swapped.append)
+        assert await reading == continuation(PROMPT, TOKENS)
+        assert swapped == [False] and not verifier.in_use
+        assert run.statistics.accepted > TOKENS / 2 and not run.statistics.draft_failure
+
+
+async def test_one_that_takes_over_from_one_that_broke_drafts_again(verifier: FakeVerifier, channels: Channels) -> None:
+    async with drafting(ScriptedSource(1.0, 0.0005, raises_after=5)) as old, drafting(ScriptedSource(1.0)) as new:
+        run = Run(verifier, channels, old, tokens=TOKENS)
+        reading = await begun(run)
+        await eventually(lambda: run.statistics.draft_failure)
+        swapped: list[bool] = []
+        run.driver.succeed(Lent(new, NEW), swapped.append)
+        assert await reading == continuation(PROMPT, TOKENS)
+        assert swapped == [True] and not run.statistics.draft_failure and not run.statistics.swaps_s
+        assert run.statistics.accepted > TOKENS / 4
+
+
+async def test_one_that_comes_too_late_is_free_again(verifier: FakeVerifier, channels: Channels) -> None:
+    async with drafting(ScriptedSource(1.0)) as old, drafting(ScriptedSource(1.0)) as new:
+        run = Run(verifier, channels, old, tokens=30)
+        await run.tokens_of()
+        swapped: list[bool] = []
+        run.driver.succeed(Lent(new, NEW), swapped.append)
+        assert swapped == [False]
+
+
+async def test_a_session_that_ends_while_it_reads_frees_it(verifier: FakeVerifier, channels: Channels) -> None:
+    async with drafting(ScriptedSource(1.0)) as old, drafting(ScriptedSource(1.0, decode_s=0.3)) as new:
+        run = Run(verifier, channels, old, tokens=60)
+        reading = await begun(run)
+        swapped: list[bool] = []
+        run.driver.succeed(Lent(new, NEW), swapped.append)
+        assert await reading == continuation(PROMPT, 60)
+        assert swapped == [False]
+
+
+async def test_one_that_is_slower_than_the_old_one_takes_over_all_the_same(channels: Channels) -> None:
+    async with (
+        FakeVerifier(Script(target, step_s=0.002)) as verifier,
+        drafting(ScriptedSource(0.5, 0.0002)) as old,
+        drafting(ScriptedSource(1.0, 0.02)) as new,
+    ):
+        run = Run(verifier, channels, old, tokens=2000)
+        reading = await begun(run)
+        swapped: list[bool] = []
+        run.driver.succeed(Lent(new, NEW), swapped.append)
+        await eventually(lambda: swapped, within_s=10.0)
+        assert swapped == [True]
+        run.driver.cancel()
+        await reading
+
+
+async def test_it_may_be_decided_that_nobody_drafts_any_more(verifier: FakeVerifier, channels: Channels) -> None:
+    async with drafting(ScriptedSource(1.0)) as old:
+        run = Run(verifier, channels, old, tokens=120)
+        reading = await begun(run)
+        swapped: list[bool] = []
+        run.driver.succeed(None, swapped.append)
+        drafted = run.statistics.drafted
+        assert await reading == continuation(PROMPT, 120)
+        assert swapped == [True] and run.statistics.drafted <= drafted + 64
+        assert [release for _, _, release in verifier.in_use] == [""]
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    swaps=st.lists(st.tuples(st.integers(1, 60), st.floats(0.0, 1.0)), min_size=1, max_size=4),
+    limits=st.sampled_from([SessionLimits(), SessionLimits(nodes=6, depth=4, in_flight=8, run_ahead=8)]),
+    drops=st.booleans(),
+)
+def test_however_often_it_is_replaced_no_token_is_lost(
+    swaps: list[tuple[int, float]], limits: SessionLimits, drops: bool
+) -> None:
+    asyncio.run(_replaced(swaps, limits, drops))
+
+
+async def _replaced(swaps: list[tuple[int, float]], limits: SessionLimits, drops: bool) -> None:
+    channels = Channels(None, insecure=False)
+    async with (
+        FakeVerifier(Script(target, step_s=0.001, limits=limits)) as verifier,
+        drafting(ScriptedSource(0.7)) as first,
+    ):
+        run = Run(verifier, channels, first, tokens=TOKENS, budget_s=20.0)
+        reading = asyncio.create_task(run.tokens_of())
+        made = []
+        heard: list[bool] = []
+        at = 0
+        for after, quality in swaps:
+            at += after
+            await eventually(lambda: len(run.session.received) >= min(at, TOKENS), within_s=20.0)  # noqa: B023
+            context = drafting(ScriptedSource(quality))
+            made.append(context)
+            run.driver.succeed(Lent(await context.__aenter__(), NEW), heard.append)
+            if drops:
+                verifier.drop_streams()
+        assert await reading == continuation(PROMPT, TOKENS)
+        assert len(heard) == len(swaps)  # each worker's end is told once
+        for context in made:
+            await context.__aexit__(None, None, None)
+    await channels.close()

@@ -1,0 +1,177 @@
+"""A release's file comes whole and as it was signed, or not at all; what breaks off goes on where it was."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import random
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from file_server import Behaviour, FileServer, wanted
+
+from edge_agent.releases.check import ReleaseRefused
+from edge_agent.releases.download import Downloader, Wanted, absolute
+
+DATA = random.Random(7).randbytes(300_000)
+DIGEST = hashlib.sha256(DATA).hexdigest()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[FileServer]:
+    async with FileServer({f"{DIGEST}.gguf": DATA}) as running:
+        yield running
+
+
+@pytest.fixture
+def downloader(tmp_path: Path) -> Downloader:
+    return Downloader(tmp_path, stall_s=0.5)
+
+
+async def refused(downloader: Downloader, what: Wanted, path: Path) -> ReleaseRefused:
+    with pytest.raises(ReleaseRefused) as caught:
+        await downloader.fetch(what, path)
+    assert path.name not in os.listdir(path.parent), "something that was refused has got the file's name"
+    return caught.value
+
+
+async def test_a_file_that_is_there_is_not_asked_for_again(
+    server: FileServer, downloader: Downloader, tmp_path: Path
+) -> None:
+    path = tmp_path / "file"
+    for _ in range(2):
+        await downloader.fetch(wanted(DIGEST, DATA, server), path)
+        assert await asyncio.to_thread(path.read_bytes) == DATA
+    assert len(server.asked) == 1
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("etag", ["", '"strong"', 'W/"weak"'])
+async def test_what_broke_off_goes_on_where_it_was(
+    server: FileServer, downloader: Downloader, tmp_path: Path, etag: str
+) -> None:
+    server.behaviour = Behaviour(break_after=100_000, etag=etag)
+    error = await refused(downloader, wanted(DIGEST, DATA, server), tmp_path / "file")
+    assert error.kind == "truncated" and "100000 of 300000 bytes" in str(error)
+    await downloader.fetch(wanted(DIGEST, DATA, server), tmp_path / "file")
+    assert server.ranges == ["", "bytes=100000-"]
+    assert server.asked[-1][1].get("if-range", "") == (etag if etag.startswith('"') else "")
+    assert await asyncio.to_thread((tmp_path / "file").read_bytes) == DATA
+
+
+async def test_a_file_that_changed_meanwhile_is_begun_anew(
+    server: FileServer, downloader: Downloader, tmp_path: Path
+) -> None:
+    server.behaviour = Behaviour(break_after=1000, etag='"one"', flip=3)
+    await refused(downloader, wanted(DIGEST, DATA, server), tmp_path / "file")
+    server.behaviour = Behaviour(etag='"two"')
+    await downloader.fetch(wanted(DIGEST, DATA, server), tmp_path / "file")
+    assert await asyncio.to_thread((tmp_path / "file").read_bytes) == DATA
+
+
+async def test_a_beginning_that_is_wrong_is_thrown_away_and_fetched_again_at_once(
+    server: FileServer, downloader: Downloader, tmp_path: Path
+) -> None:
+    await asyncio.to_thread((tmp_path / f"{DIGEST}.partial").write_bytes, b"x" * 5000)
+    await downloader.fetch(wanted(DIGEST, DATA, server), tmp_path / "file")
+    assert server.ranges == ["bytes=5000-", ""]
+    assert await asyncio.to_thread((tmp_path / "file").read_bytes) == DATA
+
+
+async def test_a_server_that_knows_no_ranges_starts_from_the_beginning(
+    server: FileServer, downloader: Downloader, tmp_path: Path
+) -> None:
+    server.behaviour = Behaviour(break_after=1000, ranges=False)
+    await refused(downloader, wanted(DIGEST, DATA, server), tmp_path / "file")
+    await downloader.fetch(wanted(DIGEST, DATA, server), tmp_path / "file")
+    assert await asyncio.to_thread((tmp_path / "file").read_bytes) == DATA
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "kind", "said"),
+    [
+        (Behaviour(flip=150_000), "altered", "another SHA-256"),
+        (Behaviour(extra=b"more"), "too long", "300004 bytes, the signed manifest says 300000"),
+        (Behaviour(extra=b"more", lengths=False), "too long", "beyond the 300000 bytes"),
+        (Behaviour(break_after=299_999, lengths=False), "truncated", "299999 of 300000 bytes"),
+        (Behaviour(stall_after=5), "truncated", "5 of 300000 bytes"),
+        (Behaviour(drip_s=0.1), "truncated", "too slowly"),
+        (Behaviour(status=503), "unreachable", "status 503"),
+    ],
+    ids=["altered", "announced too long", "too long", "truncated", "stalled", "dripping", "an error"],
+)
+async def test_what_is_not_the_file_is_refused_and_named(
+    server: FileServer, downloader: Downloader, tmp_path: Path, behaviour: Behaviour, kind: str, said: str
+) -> None:
+    server.behaviour = behaviour
+    begun = time.monotonic()
+    error = await refused(downloader, wanted(DIGEST, DATA, server), tmp_path / "file")
+    assert error.kind == kind and said in str(error)
+    assert time.monotonic() - begun < 3.0
+
+
+async def test_nothing_of_an_altered_file_is_kept(server: FileServer, downloader: Downloader, tmp_path: Path) -> None:
+    server.behaviour = Behaviour(flip=0, etag='"x"')
+    await refused(downloader, wanted(DIGEST, DATA, server), tmp_path / "file")
+    assert os.listdir(tmp_path) == []
+
+
+async def test_another_part_than_was_asked_for_is_refused(
+    server: FileServer, downloader: Downloader, tmp_path: Path
+) -> None:
+    server.behaviour = Behaviour(break_after=1000)
+    await refused(downloader, wanted(DIGEST, DATA, server), tmp_path / "file")
+    server.behaviour = Behaviour(wrong_range=10)
+    error = await refused(downloader, wanted(DIGEST, DATA, server), tmp_path / "file")
+    assert "from 1010 on, asked for 1000" in str(error)
+
+
+async def test_the_next_address_goes_on_with_what_the_first_one_brought(
+    server: FileServer, downloader: Downloader, tmp_path: Path
+) -> None:
+    async with FileServer({f"{DIGEST}.gguf": DATA}, Behaviour(break_after=200_000)) as first:
+        await downloader.fetch(wanted(DIGEST, DATA, first, server), tmp_path / "file")
+    assert server.ranges == ["bytes=200000-"]
+    assert await asyncio.to_thread((tmp_path / "file").read_bytes) == DATA
+
+
+async def test_a_server_that_alters_the_file_does_not_keep_the_next_one_from_being_asked(
+    server: FileServer, downloader: Downloader, tmp_path: Path
+) -> None:
+    async with FileServer({f"{DIGEST}.gguf": DATA}, Behaviour(flip=9)) as first:
+        await downloader.fetch(wanted(DIGEST, DATA, first, server), tmp_path / "file")
+    assert await asyncio.to_thread((tmp_path / "file").read_bytes) == DATA
+
+
+async def test_redirects_are_followed_a_few_times(server: FileServer, downloader: Downloader, tmp_path: Path) -> None:
+    async with FileServer(behaviour=Behaviour(location=server.url)) as first:
+        await downloader.fetch(wanted(DIGEST, DATA, first), tmp_path / "file")
+        first.behaviour.location = first.url
+        error = await refused(downloader, wanted("0" * 64, DATA, first), tmp_path / "other")
+    assert error.kind == "unreachable"
+
+
+async def test_where_nobody_listens_or_nothing_is_named_it_says_so(downloader: Downloader, tmp_path: Path) -> None:
+    nobody = Wanted(DIGEST, len(DATA), ("http://127.0.0.1:9/file.gguf",))
+    assert (await refused(downloader, nobody, tmp_path / "file")).kind == "unreachable"
+    nowhere = await refused(downloader, Wanted(DIGEST, len(DATA), ()), tmp_path / "file")
+    assert "--artifacts" in str(nowhere)
+
+
+async def test_a_disk_without_room_is_an_oserror(server: FileServer, downloader: Downloader, tmp_path: Path) -> None:
+    (tmp_path / f"{DIGEST}.partial").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        await downloader.fetch(wanted(DIGEST, DATA, server), tmp_path / "file")
+
+
+def test_relative_addresses_begin_with_the_coordinators_and_others_than_http_are_left_out() -> None:
+    urls = ("drafts/a.gguf", "https://example.org/a.gguf", "file:///etc/passwd", "http://[bad")
+    assert absolute(urls, "http://here:1/artifacts", "d") == (
+        "http://here:1/artifacts/drafts/a.gguf",
+        "https://example.org/a.gguf",
+        "http://here:1/artifacts/d.gguf",
+    )
+    assert absolute(urls, "", "d") == ("https://example.org/a.gguf",)

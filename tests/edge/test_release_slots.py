@@ -1,0 +1,334 @@
+"""What a device remembers of releases: wherever it is killed, a good draft is what it comes back to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from edge_agent.health import Health, Score, Verdict, judge
+from edge_agent.releases import store as stores
+from edge_agent.releases.slots import MAX_REFUSED, Slot, State
+from edge_agent.releases.store import SlotStore, folders, read
+
+TARGET = "sha256:" + "a" * 64
+
+
+def digest(name: object) -> str:
+    return hashlib.sha256(str(name).encode()).hexdigest()
+
+
+def slot(version: int, *, canary: bool = False, file: object = None) -> Slot:
+    return Slot(
+        digest=digest(file if file is not None else version),
+        version=version,
+        canary=canary,
+        manifest=digest(("manifest", version)),
+    )
+
+
+def on_trial(state: State, taken: Slot) -> State:
+    return state.take(taken, Score()).loaded()
+
+
+def test_a_release_is_on_trial_until_it_has_shown_itself() -> None:
+    state = on_trial(State(), slot(1))
+    assert state.current == slot(1) and state.last_good is None
+    assert state.trial is not None and state.busy and state.floor == 0
+    state = state.proven()
+    assert state.trial is None and not state.busy and state.floor == 1
+
+
+def test_a_canary_that_is_healthy_does_not_raise_the_floor_before_it_is_everybodys() -> None:
+    state = on_trial(on_trial(State(), slot(1)).proven(), slot(2, canary=True)).proven()
+    assert state.floor == 1 and state.last_good == slot(1)
+    assert state.take(slot(2), Score()).floor == 2
+
+
+def test_the_stable_release_after_a_canary_that_was_rolled_back_is_the_one_before_and_needs_no_trial() -> None:
+    state = on_trial(on_trial(State(), slot(1)).proven(), slot(2, canary=True)).proven()
+    back = state.take(slot(1), Score()).loaded()
+    assert back.current == slot(1) and back.trial is None and not back.busy and back.last_good == slot(2, canary=True)
+
+
+def test_a_trial_that_is_left_for_another_release_keeps_the_good_one_to_come_back_to() -> None:
+    state = on_trial(on_trial(State(), slot(1)).proven(), slot(2, canary=True))
+    other = on_trial(state, slot(3, canary=True))
+    assert other.current == slot(3, canary=True) and other.last_good == slot(1) and other.trial is not None
+    assert on_trial(state, slot(1)).trial is None
+
+
+def test_an_old_file_under_a_new_version_is_a_new_release() -> None:
+    state = on_trial(on_trial(State(), slot(1)).proven(), slot(2)).proven()
+    again = state.take(slot(3, file=1), Score()).loaded()
+    assert again.current == slot(3, file=1) and again.trial is None and again.floor == 3
+
+
+def test_what_was_given_up_is_remembered_and_may_be_forgotten() -> None:
+    state = on_trial(State(), slot(4)).gave_up("worse", "x" * 1000, 5.0)
+    refusal = state.refusal(slot(4).manifest)
+    assert state.current is None and refusal is not None and refusal.kind == "worse" and len(refusal.reason) == 400
+    assert state.refusal(slot(5).manifest) is None
+    assert state.forgotten().refused == ()
+
+
+def test_no_more_refusals_are_kept_than_fit() -> None:
+    state = State()
+    for version in range(1, MAX_REFUSED + 10):
+        state = on_trial(state, slot(version)).gave_up("failed", "it broke", 1.0)
+    assert len(state.refused) == MAX_REFUSED and state.refused[-1].version == MAX_REFUSED + 9
+
+
+def test_a_trial_goes_on_in_the_next_process_with_what_it_has_shown() -> None:
+    state = State().take(slot(1), Score(100, 60)).loaded().paused(Score(70, 40))
+    assert not state.busy and state.trial is not None
+    assert (state.trial.before.score, state.trial.now.score) == (Score(100, 60), Score(70, 40))
+    health = Health(state.trial.now.score)
+    health.heard(True)
+    assert health.score == Score(71, 41)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "verdict"),
+    [
+        (Score(256, 150), Score(60, 0), Verdict.EARLY),
+        (Score(256, 150), Score(64, 0), Verdict.WORSE),
+        (Score(256, 150), Score(256, 90), Verdict.WORSE),
+        (Score(256, 150), Score(128, 70), Verdict.EARLY),
+        (Score(256, 150), Score(256, 140), Verdict.HEALTHY),
+        (Score(0, 0), Score(256, 0), Verdict.HEALTHY),
+        (Score(20, 20), Score(256, 100), Verdict.HEALTHY),
+    ],
+)
+def test_only_what_is_clearly_worse_is_called_so(before: Score, now: Score, verdict: Verdict) -> None:
+    assert judge(before, now) is verdict
+
+
+# --- on disk
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SlotStore:
+    return SlotStore.open(tmp_path, TARGET)
+
+
+def test_what_was_written_is_what_is_read(store: SlotStore, tmp_path: Path) -> None:
+    state = on_trial(on_trial(State(), slot(1)).proven(), slot(2, canary=True)).gave_up("worse", "it was", 1.5)
+    store.change(state)
+    store.close()
+    assert SlotStore.open(tmp_path, TARGET).state == state
+    assert list(folders(tmp_path)) == [(TARGET, store.folder)]
+
+
+def test_a_device_keeps_its_random_id_and_another_has_another(store: SlotStore, tmp_path: Path) -> None:
+    store.change(store.state)
+    store.close()
+    assert SlotStore.open(tmp_path, TARGET).state.device_id == store.state.device_id
+    assert SlotStore.open(tmp_path / "other", TARGET).state.device_id != store.state.device_id
+
+
+def test_one_process_keeps_the_folder_and_others_only_read(store: SlotStore, tmp_path: Path) -> None:
+    store.change(on_trial(store.state, slot(1)))
+    other = SlotStore.open(tmp_path, TARGET)
+    assert not other.ours and other.state == store.state
+    with pytest.raises(PermissionError):
+        other.change(State())
+    store.close()
+    assert SlotStore.open(tmp_path, TARGET).ours
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b'{"format": 2}',
+        b'{"format": 1, "device_id": "../../etc"}',
+        b'{"format": 1, "surprise": 1}',
+        b'{"format": 1, "busy": true}',
+        b'{"format": 1, "current": {"digest": "x", "version": 1, "canary": false, "manifest": "y"}}',
+        b'{"format": 1, "floor": -1}',
+        b" " * 70_000,
+    ],
+)
+def test_a_state_that_makes_no_sense_is_said_put_aside_and_begun_anew(
+    store: SlotStore, tmp_path: Path, damaged: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    (store.folder / "state.json").write_bytes(damaged)
+    store.close()
+    with caplog.at_level(logging.WARNING):
+        again = SlotStore.open(tmp_path, TARGET)
+    assert "state.json cannot be used" in caplog.text and "verifier's own draft" in caplog.text
+    assert again.state.current is None and again.state.floor == 0
+    assert (again.folder / "state.json.bad").read_bytes() == damaged
+
+
+def test_files_that_no_slot_holds_are_removed_but_for_a_download_that_may_go_on(store: SlotStore) -> None:
+    store.change(on_trial(on_trial(store.state, slot(1)).proven(), slot(2)))
+    kept = [store.file(slot(1).digest), store.file(slot(2).digest), store.folder / f"{digest(9)}.partial"]
+    gone = [store.file(slot(3).digest), store.folder / f"{digest(8)}.partial", store.folder / f"{digest(8)}.etag"]
+    for path in kept + gone:
+        path.write_bytes(b"x")
+    store.tidy(digest(9))
+    assert all(path.exists() for path in kept) and not any(path.exists() for path in gone)
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("at", ["write_bytes", "fsync", "replace"])
+def test_a_process_that_is_killed_while_it_writes_leaves_the_state_before_or_after(
+    store: SlotStore, tmp_path: Path, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = on_trial(State(), slot(1)).proven()
+    store.change(before)
+
+    def killed(*_: object, **__: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        if at == "write_bytes":
+            half = lambda path, data: (path.open("wb").write(data[: len(data) // 2]), killed())  # noqa: E731
+            patched.setattr(Path, "write_bytes", half)
+        else:
+            patched.setattr(os, at, killed)
+        with pytest.raises(Killed):
+            store.change(on_trial(before, slot(2)))
+    store.close()
+    assert SlotStore.open(tmp_path, TARGET).state == before
+
+
+def test_the_state_is_on_disk_before_it_is_said_to_be(store: SlotStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(stores.os, "fsync", lambda handle: (calls.append("fsync"), fsync(handle)))
+    monkeypatch.setattr(stores.os, "replace", lambda *names: (calls.append("replace"), replace(*names)))
+    store.change(on_trial(store.state, slot(1)))
+    assert calls == ["fsync", "replace", "fsync"]  # the file, its name, the folder
+
+
+class Device(RuleBasedStateMachine):
+    """A device that takes, tries and gives up releases, and is killed between any two writes of its state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._root = tempfile.TemporaryDirectory()
+        self.store = SlotStore.open(Path(self._root.name), TARGET)
+        self.good: list[Slot | None] = [None]
+        """Releases that were good at some time."""
+        self.condemned: set[str] = set()
+        self.highest = 0
+        self.running = True
+
+    def teardown(self) -> None:
+        self.store.close()
+        self._root.cleanup()
+
+    @property
+    def state(self) -> State:
+        return self.store.state
+
+    def write(self, state: State) -> None:
+        self.store.change(state)
+
+    @precondition(lambda self: self.running)
+    @rule(version=st.integers(1, 9), canary=st.booleans())
+    def take(self, version: int, canary: bool) -> None:
+        offered = slot(version, canary=canary)
+        if version < self.state.floor or self.state.refusal(offered.manifest):
+            return
+        self.write(self.state.take(offered, Score(10, 5)))
+        assert self.state.current is not None and self.state.current.digest == offered.digest
+
+    @precondition(lambda self: self.running and self.state.current is not None)
+    @rule()
+    def load(self) -> None:
+        self.write(self.state.loading())
+        self.write(self.state.loaded())
+
+    @precondition(lambda self: self.running and self.state.trial is not None)
+    @rule()
+    def prove(self) -> None:
+        self.write(self.state.proven())
+        self.good.append(self.state.current)
+
+    @precondition(lambda self: self.running and self.state.current is not None)
+    @rule()
+    def fail(self) -> None:
+        assert self.state.current is not None
+        self.condemned.add(self.state.current.manifest)
+        self.write(self.state.gave_up("failed", "it broke", 1.0))
+
+    @precondition(lambda self: self.running)
+    @rule()
+    def end_in_order(self) -> None:
+        self.write(self.state.paused(Score(3, 2)))
+        self.store.close()
+        self.running = False
+
+    @precondition(lambda self: self.running)
+    @rule()
+    def kill(self) -> None:
+        self.store.close()  # which the kernel does: the lock goes with the process
+        self.running = False
+
+    @precondition(lambda self: not self.running)
+    @rule()
+    def start(self) -> None:
+        self.store = SlotStore.open(Path(self._root.name), TARGET)
+        assert self.store.ours
+        self.running = True
+        before = self.state
+        if before.busy:
+            assert before.current is not None
+            self.condemned.add(before.current.manifest)
+            self.write(before.gave_up("crashed", "the process ended", 1.0))
+            assert self.state.current == before.last_good
+
+    @rule()
+    def forget(self) -> None:
+        if self.running:
+            self.write(self.state.forgotten())
+            self.condemned.clear()
+
+    @invariant()
+    def what_is_on_disk_is_what_is_known(self) -> None:
+        found = read(self.store.folder, keep=False)
+        if (self.store.folder / "state.json").exists():
+            assert found == self.state
+            json.loads((self.store.folder / "state.json").read_bytes())
+
+    @invariant()
+    def the_floor_never_falls(self) -> None:
+        assert self.state.floor >= self.highest
+        self.highest = self.state.floor
+
+    @invariant()
+    def nothing_that_was_given_up_is_in_use(self) -> None:
+        for held in (self.state.current, self.state.last_good):
+            assert held is None or held.manifest not in self.condemned
+
+    @invariant()
+    def what_is_come_back_to_was_good(self) -> None:
+        known = {held.digest for held in self.good if held is not None}
+        last = self.state.last_good
+        assert last is None or last.digest in known
+
+    @invariant()
+    def the_slots_hold_different_files(self) -> None:
+        current, last = self.state.current, self.state.last_good
+        assert current is None or last is None or current.digest != last.digest
+
+
+TestDevice = Device.TestCase
+TestDevice.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
