@@ -29,13 +29,13 @@ ARCHITECTURES = {
 }
 
 # llama.cpp's name of a pre-tokenizer, and the pattern by which it is recognised in tokenizer.json.
-_QWEN2_SPLIT = (
+QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _PRE_TOKENIZERS = {
-    _QWEN2_SPLIT: "qwen2",
-    _QWEN2_SPLIT.replace(r"|\p{N}|", r"|\p{N}{1,3}|"): "llama-bpe",
+    QWEN2_SPLIT: "qwen2",
+    QWEN2_SPLIT.replace(r"|\p{N}|", r"|\p{N}{1,3}|"): "llama-bpe",
 }
 
 
