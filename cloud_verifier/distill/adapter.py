@@ -97,18 +97,3 @@ def _json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ExportError(f"{path} holds a {type(value).__name__}, must be an object")
     return value
-
-
-def merge(base: Path, adapter_folder: Path, out: Path) -> None:
-    """Write the base with the adapter in its weights as a Hugging Face folder, for devices that take whole files.
-
-    base: a GGUF file or a Hugging Face folder. Raises ExportError.
-    """
-    from peft import PeftModel
-
-    from cloud_verifier.distill.export import load_model
-    from cloud_verifier.distill.gguf_import import import_gguf
-
-    model = load_model(base) if base.is_dir() else import_gguf(base)
-    merged = PeftModel.from_pretrained(model, adapter_folder).merge_and_unload()
-    merged.save_pretrained(out)

@@ -105,12 +105,20 @@ def _config(options: argparse.Namespace) -> DistillConfig:
         name, equals, value = text.partition("=")
         if not equals or name not in DistillConfig.model_fields:
             raise BadRequest(f"--set {name!r} is no NAME=VALUE of a setting; see cloud_verifier/distill/config.py")
-        given[name] = json.loads(value) if value[:1] in "[{" else value
+        given[name] = _value(name, value)
     try:
         return DistillConfig(**given)
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors()]
-        raise BadRequest("; ".join(problems)) from None
+        raise BadRequest(f"{'; '.join(problems)}; set OUTRIDER_DISTILL_<NAME> or give --set NAME=VALUE") from None
+
+
+def _value(name: str, text: str) -> Any:
+    """Lists and objects are JSON."""
+    try:
+        return json.loads(text) if text[:1] in ("[", "{") else text
+    except ValueError as error:
+        raise BadRequest(f"--set {name} is no JSON: {error}") from error
 
 
 def _run_loop(config: DistillConfig) -> int:

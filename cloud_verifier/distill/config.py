@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -71,12 +71,11 @@ class DistillConfig(BaseSettings):
     loss: Literal["kl", "tv", "hybrid"] = "hybrid"
     lora_rank: int = Field(0, ge=0, le=1024)
     """0 trains all weights."""
-    learning_rate: float = Field(3e-4, gt=0)
     seed: int = 0
-    dataset_options: dict[str, float] = Field(default_factory=dict)
-    """Further fields of the dataset's plan (cloud_verifier/distill/dataset.py), as JSON."""
-    training_options: dict[str, float | int | str] = Field(default_factory=dict)
-    """Further fields of the training plan (cloud_verifier/distill/training.py), as JSON."""
+    dataset_options: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of the dataset's plan (`dataset.DatasetPlan`), as JSON."""
+    training_options: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of the training plan (`plan.TrainingPlan`), as JSON: rates, batches, steps instead of minutes."""
     quantization: Literal["Q8_0", "Q6_K", "Q4_K_M", "Q4_0", "F16"] = "Q8_0"
     widened: tuple[str, ...] = ()
     """Patterns of tensors that may be stored wider, since their rows do not fit the quantisation's blocks."""

@@ -12,9 +12,11 @@ from cloud_verifier.distill.gate import Rule
 
 FILE = "job.json"
 PLAN = "plan.json"
-DATASET, MODEL, ADAPTER, DRAFT, VERDICT = "dataset", "model", "adapter", "draft.gguf", "gate.json"
-"""What a run's folder comes to hold: what is learnt from, the draft trained, or what it adds to its base, the file that
+DATASET, MODEL, DONE, DRAFT, VERDICT = "dataset", "model", "done.json", "draft.gguf", "gate.json"
+"""What a run's folder comes to hold: what is learnt from, the draft trained, the trainer's last word, the file that
 devices get, and the gate's answer."""
+CARD = "card.json"
+"""In the dataset's folder, once it is whole."""
 
 
 class Job(BaseModel, frozen=True, extra="forbid"):

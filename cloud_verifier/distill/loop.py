@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -212,16 +213,18 @@ class Loop:
     # --- a run
 
     async def _build_dataset(self, run: Run) -> float:
-        if not (self.folder(run) / job.DATASET / "card.json").is_file():
+        if not self._card(run).is_file():
             await self._stage(run)
         return self._go_on(run, "training")
 
     async def _train(self, run: Run) -> float:
-        done = self.folder(run) / "done.json"
+        done = self.folder(run) / job.DONE
         if not done.is_file():
+            if json.loads(self._card(run).read_bytes()).get("expires_unix", math.inf) <= self._clock():
+                return self._end(run, "failed", "the traffic that it learnt from has expired")
             await self._stage(run)
             if not done.is_file():
-                raise StageFailed("training", "ended without done.json; see training.log")
+                raise StageFailed("training", f"ended without {job.DONE}; see training.log")
         return self._go_on(run, "export")
 
     async def _export(self, run: Run) -> float:
@@ -232,7 +235,9 @@ class Loop:
         await self._stage(run)
         verdict = self._verdict(run)
         if verdict["passed"]:
-            return self._go_on(run, "publish")
+            self._go_on(run, "publish")
+            shutil.rmtree(self.folder(run) / job.DATASET, ignore_errors=True)  # tenants' retention runs for it too
+            return 0.0
         return self._end(run, "refused", "; ".join(verdict["reasons"]))
 
     async def _publish(self, run: Run) -> float:
@@ -304,7 +309,7 @@ class Loop:
         return 0.0
 
     def _clear(self) -> None:
-        """Datasets go at once, since tenants' retention runs; old runs, but for the stable draft's model, in time."""
+        """Datasets go at once; old runs, but for the stable draft's, in time."""
         stable = next((one.number for one in reversed(self.state.history) if one.result == "stable"), None)
         for folder in (self._config.state / "runs").glob("*"):
             shutil.rmtree(folder / job.DATASET, ignore_errors=True)
@@ -317,6 +322,9 @@ class Loop:
     def folder(self, run: Run) -> Path:
         """Of one run."""
         return self._config.state / "runs" / str(run.number)
+
+    def _card(self, run: Run) -> Path:
+        return self.folder(run) / job.DATASET / job.CARD
 
     def _verdict(self, run: Run) -> dict[str, Any]:
         verdict: dict[str, Any] = json.loads((self.folder(run) / job.VERDICT).read_bytes())

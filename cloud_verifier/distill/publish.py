@@ -17,6 +17,7 @@ from pathlib import Path
 from cloud_verifier.distill.ledger import Entry, Ledger
 from cloud_verifier.distill.releases import CANARY, CANDIDATE, ROLLED_BACK, STABLE, SUPERSEDED, Known, Releases
 from cloud_verifier.distill.shelf import Shelf
+from outrider.core.errors import BadRequest
 from outrider.wire.manifest import Manifest, sign
 from outrider.wire.ticket import Signer
 
@@ -79,11 +80,10 @@ class Publisher:
 
     async def known(self) -> dict[str, Known]:
         """This target's releases by digest, as the coordinator has them now; the ledger notes what it says."""
-        found = {
-            known.digest: known
-            for known in await self._releases.list()
-            if known.manifest.weights_hash == self._target.weights_hash
-        }
+        found: dict[str, Known] = {}
+        for known in await self._releases.list():  # of a file that was released twice, the newer release comes first
+            if known.manifest.weights_hash == self._target.weights_hash:
+                found.setdefault(known.digest, known)
         for known in found.values():
             self._ledger.note(known.digest, known.state, known.reason)
         return found
@@ -92,7 +92,7 @@ class Publisher:
         """Publish again what the coordinator should know of and does not, as when its store has lost its data.
 
         That is the newest of ours that was stable, which need not prove itself again, and what is newer and was not
-        rolled back. Returns their digests. Raises core errors.
+        rolled back. Returns the digests of those that were taken. Raises Unavailable.
         """
         own = [entry for entry in self._own() if entry.state]
         stable = max((entry.manifest.version for entry in own if entry.state in (STABLE, SUPERSEDED)), default=0)
@@ -103,11 +103,15 @@ class Publisher:
             if not lost or manifest.version < stable or entry.state == ROLLED_BACK:
                 continue
             was = entry.state
-            log.warning("the coordinator has forgotten release %d (%s): published again", manifest.version, was)
-            now = await self._tell(entry)
-            if was in (STABLE, SUPERSEDED):
-                await self._promote(now)
-            restored.append(manifest.digest)
+            log.warning("the coordinator has forgotten release %d, which was %s", manifest.version, was)
+            try:
+                now = await self._tell(entry)
+                if was in (STABLE, SUPERSEDED):
+                    await self._promote(now)
+            except BadRequest as error:
+                log.error("release %d is not taken again: %s", manifest.version, error)
+            else:
+                restored.append(manifest.digest)
         return restored
 
     async def _tell(self, entry: Entry) -> Known:

@@ -52,7 +52,7 @@ def export_draft(run: Path) -> None:
 
     told = Job.read(run)
     exported = export(
-        _trained(run, told),
+        run / job.MODEL,
         told.target,
         run / job.DRAFT,
         cast(Kind, told.quantization),
@@ -76,18 +76,6 @@ def judge(run: Path) -> None:
             *(100 * group.chain_gain, 100 * group.chain_least),
             *(group.incumbent.acceptance, group.candidate.acceptance),
         )
-
-
-def _trained(run: Path, told: Job) -> Path:
-    """The folder of the whole model: an adapter is merged into its base first."""
-    whole = run / job.MODEL
-    if whole.is_dir() or not (run / job.ADAPTER).is_dir():
-        return whole
-    from cloud_verifier.distill.adapter import merge
-
-    merged = run / "merged"
-    merge(told.base, run / job.ADAPTER, merged)
-    return merged
 
 
 STAGES: Mapping[str, Callable[[Path], None]] = {"dataset": build_dataset, "export": export_draft, "gate": judge}

@@ -223,6 +223,19 @@ async def test_a_dataset_goes_with_its_run_and_old_runs_go_in_time(world: World)
     assert not list(runs.glob("*/dataset"))
 
 
+async def test_a_dataset_that_expired_before_it_was_learnt_is_learnt_no_more(world: World) -> None:
+    world.traffic(1_000)
+    loop = world.loop()
+    world.stages.fails["training"] = [StageFailed("training", "the machine went down")]
+    await until_idle(loop)
+    card = world.folder / "state" / "runs" / "1" / "dataset" / "card.json"
+    card.write_text(json.dumps({"expires_unix": world.now + 100}))
+    world.now += 100
+    await until_idle(loop)
+    assert (last(loop).result, world.stages.begun) == ("failed", ["dataset", "training"])
+    assert not card.exists()
+
+
 async def test_the_traffic_log_is_tidied_now_and_then(world: World) -> None:
     loop = world.loop()
     for _ in range(3):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,27 @@ async def test_what_is_older_than_all_that_is_known_is_not_published_again(world
     theirs = Manifest(5, TARGET.weights_hash, TARGET.tokenizer_hash, "sha256:" + "ab" * 32, 5, "Q8_0")
     world.releases.known = {"ab" * 32: _known(theirs)}
     assert await publisher.restore(await publisher.known()) == []
+
+
+async def test_what_the_coordinator_refuses_to_take_again_stops_nothing(world: World) -> None:
+    publisher = world.publisher()
+    await publisher.publish(draft(world))
+
+    async def refused(raw: bytes) -> str:
+        raise BadRequest("the file is gone from the shelf")
+
+    world.releases.publish = refused  # type: ignore[method-assign]
+    assert await publisher.restore({}) == []
+
+
+async def test_of_a_file_that_was_released_twice_the_newer_release_counts(world: World) -> None:
+    publisher = world.publisher()
+    first = await publisher.publish(draft(world))
+    again = replace(first.manifest, version=2)
+    newer = Known(again, sign(again, SIGNER), STABLE)
+    older = Known(first.manifest, first.raw, SUPERSEDED)
+    world.releases.known = {"": newer, first.digest: older}
+    assert (await publisher.known())[first.digest] == newer
 
 
 def test_a_key_is_its_owners_alone_and_never_overwritten(tmp_path: Path) -> None:
