@@ -31,17 +31,12 @@ if os.getppid() == int(sys.argv[1]):
 """
 
 
-@dataclass(frozen=True)
 class StageFailed(Exception):
-    """A stage that ended without what it is for."""
+    """A stage that ended without what it is for. `hopeless`: trying again cannot help."""
 
-    stage: str
-    reason: str
-    hopeless: bool = False
-    """Trying again cannot help."""
-
-    def __str__(self) -> str:
-        return f"{self.stage}: {self.reason}"
+    def __init__(self, stage: str, reason: str, *, hopeless: bool = False) -> None:
+        super().__init__(f"{stage}: {reason}")
+        self.hopeless = hopeless
 
 
 class Stages(Protocol):

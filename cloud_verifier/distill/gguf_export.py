@@ -10,7 +10,6 @@ import fnmatch
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -51,14 +50,8 @@ _WIDER = {"Q5_0", "Q5_1", "Q8_0", "F16", "F32"}
 _VECTORS = ("_norm.weight", ".bias")
 
 
-@dataclass(frozen=True)
 class ExportError(ValueError):
-    """A model or tokenizer that cannot become a faithful GGUF file."""
-
-    problem: str
-
-    def __str__(self) -> str:
-        return self.problem
+    """A model or tokenizer that cannot become a faithful GGUF file; says why."""
 
 
 def export_gguf(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, path: Path, name: str) -> None:

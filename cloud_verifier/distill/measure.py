@@ -84,14 +84,20 @@ class Measured:
 
 
 def compare(candidate: Path, incumbent: Path, texts: Iterable[HeldOut], threads: int = 1) -> Measured:
-    """Measure two GGUF files on the same texts. Texts too short to count are left out. Raises ModelRefused."""
+    """Measure two GGUF files on the same texts.
+
+    Texts that are too short to count, or hold ids that a draft lacks, are left out. Raises ModelRefused.
+    """
     with LlamaModel.load(candidate, threads=threads) as new, LlamaModel.load(incumbent, threads=threads) as old:
-        length = min(CONTEXT, new.n_ctx_train, old.n_ctx_train)
+        length, ids = min(CONTEXT, new.n_ctx_train, old.n_ctx_train), min(new.vocab_size, old.vocab_size)
+        fitting = [
+            text for text in texts if _first(text) < min(length, len(text.tokens)) and int(text.tokens.max()) < ids
+        ]
         with (
             TextReader(new, length=length, threads=threads) as ours,
             TextReader(old, length=length, threads=threads) as theirs,
         ):
-            counted = tuple(_both(text, ours, theirs) for text in texts if _first(text) < min(length, len(text.tokens)))
+            counted = tuple(_both(text, ours, theirs) for text in fitting)
         new_ms, old_ms = _timed(new, old)
     return Measured(counted, new_ms, old_ms)
 
@@ -134,16 +140,13 @@ def _ranks(tokens: Sequence[int], reader: TextReader) -> Ranks:
 
     Of equal logits the lower id is the earlier guess.
     """
-    found: list[NDArray[np.int8]] = []
-    place = 0
+    found: list[Ranks] = []
+    place = 1
     for logits in reader.read(tokens[:-1]):
-        wanted = np.asarray(tokens[place + 1 : place + 1 + len(logits)])
-        # A token that the draft's vocabulary lacks is never guessed.
-        known = wanted < logits.shape[1]
-        scores = logits[np.arange(len(logits)), np.where(known, wanted, 0)][:, None]
-        above = (logits > scores).sum(1)
-        equal_before = ((logits == scores) & (np.arange(logits.shape[1]) < wanted[:, None])).sum(1)
-        found.append(np.where(known, np.minimum(above + equal_before, TREE), TREE).astype(np.int8))
+        wanted = np.asarray(tokens[place : place + len(logits)])[:, None]
+        scores = np.take_along_axis(logits, wanted, 1)
+        equal_before = (logits == scores) & (np.arange(logits.shape[1]) < wanted)
+        found.append(np.minimum(((logits > scores) | equal_before).sum(1), TREE).astype(np.int8))
         place += len(logits)
     return np.concatenate(found)
 

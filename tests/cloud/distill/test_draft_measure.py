@@ -90,7 +90,8 @@ def test_a_draft_against_itself_is_even(sums: list[Told]) -> None:
 
 def test_only_tokens_after_the_context_count(sums: list[Told]) -> None:
     whole, late, short = sums[0], Told(sums[0].tokens, first=20), Told(sums[0].tokens[:UNPROMPTED])
-    counted = compare(MODELS / "draft.gguf", MODELS / "draft-narrow.gguf", [whole, late, short]).texts
+    strange = Told(np.append(whole.tokens, np.int32(1_000_000)))
+    counted = compare(MODELS / "draft.gguf", MODELS / "draft-narrow.gguf", [whole, late, short, strange]).texts
     assert [text.positions for text in counted] == [len(whole.tokens) - UNPROMPTED, len(whole.tokens) - 20]
 
 
