@@ -73,9 +73,8 @@ def test_a_draft_is_exported_by_hand(call, tmp_path: Path) -> None:
 
 
 def test_two_loops_do_not_share_a_folder(tmp_path: Path) -> None:
-    with _alone(tmp_path):
-        with pytest.raises(Overloaded, match="another outrider-distill"), _alone(tmp_path):
-            pass
+    with _alone(tmp_path), pytest.raises(Overloaded, match="another outrider-distill"), _alone(tmp_path):
+        pass
     with _alone(tmp_path):
         pass
 

@@ -64,7 +64,9 @@ def test_four_bits_take_the_mix_that_is_meant(saved: Save, target: Path, tmp_pat
     assert np.corrcoef(logits_of(make_model("llama"), IDS).ravel(), said_by_llama(done.path).ravel())[0, 1] > 0.9
 
 
-def test_a_tensor_that_was_silently_widened_is_refused_unless_allowed(saved: Save, target: Path, tmp_path: Path) -> None:
+def test_a_tensor_that_was_silently_widened_is_refused_unless_allowed(
+    saved: Save, target: Path, tmp_path: Path
+) -> None:
     folder = saved("qwen2", intermediate_size=96)
     with pytest.raises(ExportError, match=r"blk\.0\.ffn_down\.weight is Q\w+, not Q4_K or Q6_K"):
         export(folder, target, tmp_path / "draft.gguf", "Q4_K_M")
@@ -117,5 +119,3 @@ def test_a_folder_without_a_model_is_refused(target: Path, tmp_path: Path) -> No
         export(tmp_path / "empty", target, tmp_path / "draft.gguf")
     with pytest.raises(ExportError, match=r"no tokenizer\.json"):
         export(tmp_path / "empty", tmp_path / "empty", tmp_path / "draft.gguf")
-
-

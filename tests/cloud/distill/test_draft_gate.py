@@ -40,10 +40,8 @@ def test_a_draft_that_loses_one_class_is_refused_whatever_it_wins_elsewhere() ->
     assert any("'code'" in reason and "-9.1%" in reason for reason in verdict.reasons)
 
 
-def test_a_gain_within_the_noise_is_refused() -> None:
-    rng = random.Random(3)
-    texts = [text("sums", rng.randint(20, 60), rng.randint(20, 60) + 2) for _ in range(12)]
-    verdict = decide(measured(*texts), {"sums"}, RULE)
+def test_a_gain_that_one_lucky_text_made_is_refused() -> None:
+    verdict = decide(measured(*[text("sums", 40, 38)] * 11, text("sums", 20, 70)), {"sums"}, RULE)
     assert verdict.fresh is not None and verdict.fresh.chain_gain > RULE.gain
     assert not verdict.passed
 
@@ -98,7 +96,9 @@ STEPS = st.tuples(st.sampled_from(["a", "b"]), st.integers(10, 60), st.integers(
 
 @given(st.lists(STEPS, min_size=12, max_size=40), st.data())
 @settings(max_examples=60, deadline=None)
-def test_a_draft_that_is_better_on_a_text_never_does_worse(steps: list[tuple[str, int, int]], data: st.DataObject) -> None:
+def test_a_draft_that_is_better_on_a_text_never_does_worse(
+    steps: list[tuple[str, int, int]], data: st.DataObject
+) -> None:
     texts = [text(*one) for one in steps]
     better = list(texts)
     chosen = data.draw(st.integers(0, len(texts) - 1))

@@ -41,7 +41,9 @@ class Told:
 @pytest.fixture(scope="module")
 def sums() -> list[Told]:
     with LlamaModel.load(MODELS / "draft.gguf") as model:
-        texts = [f"Question: {asked} How many is that?\nAnswer: {worked}\nThe answer is {n}." for asked, worked, n in SUMS]
+        texts = [
+            f"Question: {asked} How many is that?\nAnswer: {worked}\nThe answer is {n}." for asked, worked, n in SUMS
+        ]
         return [Told(np.array(model.tokenize(text), np.int32)) for text in texts]
 
 

@@ -64,7 +64,9 @@ def test_traffic_that_a_run_has_used_counts_no_more() -> None:
 
 
 def test_acceptance_is_that_of_the_latest_tokens() -> None:
-    log = FakeLog([passage(f"s{i}", 100, "code", float(i), 0.9 if i < 20 else 0.2, draft_release=OURS) for i in range(1, 23)])
+    log = FakeLog(
+        [passage(f"s{i}", 100, "code", float(i), 0.9 if i < 20 else 0.2, draft_release=OURS) for i in range(1, 23)]
+    )
     look = watch(log, window=200).look(0.0, OURS)
     assert look.seen["code"] == Seen(tokens=2_200, judged=200, guessed=40)
 
