@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from cloud_verifier.distill.stages import HOPELESS
+from cloud_verifier.distill.job import HOPELESS
 
 log = logging.getLogger(__name__)
 

@@ -15,6 +15,8 @@ PLAN = "plan.json"
 DATASET, MODEL, DONE, DRAFT, VERDICT = "dataset", "model", "done.json", "draft.gguf", "gate.json"
 """What a run's folder comes to hold: what is learnt from, the draft trained, the trainer's last word, the file that
 devices get, and the gate's answer."""
+HOPELESS = 3
+"""Exit status of a stage that would end alike again."""
 CARD = "card.json"
 """In the dataset's folder, once it is whole."""
 

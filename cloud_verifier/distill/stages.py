@@ -17,13 +17,10 @@ from typing import cast
 from pydantic import ValidationError
 
 from cloud_verifier.distill import durable, job
-from cloud_verifier.distill.gguf_export import ExportError
-from cloud_verifier.distill.job import Job
+from cloud_verifier.distill.job import HOPELESS, Job
 from outrider.core.errors import OutriderError
 
 log = logging.getLogger(__name__)
-
-HOPELESS = 3
 
 
 class Hopeless(Exception):
@@ -49,16 +46,14 @@ def build_dataset(run: Path) -> None:
 
 def export_draft(run: Path) -> None:
     from cloud_verifier.distill.export import Kind, export
+    from cloud_verifier.distill.gguf_export import ExportError
 
     told = Job.read(run)
-    exported = export(
-        run / job.MODEL,
-        told.target,
-        run / job.DRAFT,
-        cast(Kind, told.quantization),
-        widened=told.widened,
-        threads=told.threads,
-    )
+    kind, out = cast(Kind, told.quantization), run / job.DRAFT
+    try:
+        exported = export(run / job.MODEL, told.target, out, kind, widened=told.widened, threads=told.threads)
+    except ExportError as error:
+        raise Hopeless(str(error)) from error
     log.info("exported %d bytes, %s; %d strings split alike", exported.size, dict(exported.types), exported.probes)
 
 
@@ -86,7 +81,7 @@ def main(arguments: Sequence[str]) -> int:
     stage, run = STAGES[arguments[0]], Path(arguments[1])
     try:
         stage(run)
-    except (Hopeless, ExportError, ValidationError) as error:
+    except (Hopeless, ValidationError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return HOPELESS
     except (OutriderError, OSError, ValueError) as error:

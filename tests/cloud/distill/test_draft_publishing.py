@@ -85,6 +85,7 @@ async def test_a_version_that_was_taken_meanwhile_is_signed_anew(world: World) -
     assert (await world.publisher().publish(one)).manifest.version == 2
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files that a kill left open
 def test_killed_before_any_line_it_publishes_exactly_once(tmp_path: Path) -> None:
     line = kills = 0
     while True:
