@@ -6,10 +6,10 @@ llama.cpp has under a name: otherwise a third of all strings would split differe
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,40 +21,46 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 Array = NDArray[np.float32]
 
-_ARCHITECTURES = {
+ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
 }
 
 # llama.cpp's name of a pre-tokenizer, and the pattern by which it is recognised in tokenizer.json.
-_QWEN2_SPLIT = (
+QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _PRE_TOKENIZERS = {
-    _QWEN2_SPLIT: "qwen2",
-    _QWEN2_SPLIT.replace(r"|\p{N}|", r"|\p{N}{1,3}|"): "llama-bpe",
+    QWEN2_SPLIT: "qwen2",
+    QWEN2_SPLIT.replace(r"|\p{N}|", r"|\p{N}{1,3}|"): "llama-bpe",
 }
 
 
-@dataclass(frozen=True)
+_MATRICES = {"Q4_K_M": "Q4_K"}
+"""Of a mix, the type of most matrices."""
+_RAISED = {
+    **{("Q4_K_M", part): {"Q6_K"} for part in ("attn_v", "ffn_down", "output", "token_embd")},
+    **{("Q4_0", part): {"Q6_K"} for part in ("output", "token_embd")},
+}
+"""Where llama.cpp's mix of a kind takes a better type on purpose, in all layers or in some."""
+_WIDER = {"Q5_0", "Q5_1", "Q8_0", "F16", "F32"}
+"""What llama.cpp falls back to."""
+_VECTORS = ("_norm.weight", ".bias")
+
+
 class ExportError(ValueError):
-    """A model or tokenizer that cannot become a faithful GGUF file."""
-
-    problem: str
-
-    def __str__(self) -> str:
-        return self.problem
+    """A model or tokenizer that cannot become a faithful GGUF file; says why."""
 
 
 def export_gguf(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, path: Path, name: str) -> None:
     """Write ``model`` in F32 to ``path``, which appears whole or not at all. Raises ExportError."""
     config = model.config
-    if config.model_type not in _ARCHITECTURES:
-        known = ", ".join(sorted(_ARCHITECTURES))
+    if config.model_type not in ARCHITECTURES:
+        known = ", ".join(sorted(ARCHITECTURES))
         raise ExportError(f"model type {config.model_type!r} cannot be exported; known are {known}")
-    architecture = _ARCHITECTURES[config.model_type]
+    architecture = ARCHITECTURES[config.model_type]
     partial = path.with_name(path.name + ".partial")
     writer = gguf.GGUFWriter(partial, gguf.MODEL_ARCH_NAMES[architecture])
     _write_hyperparameters(writer, config, name)
@@ -74,13 +80,21 @@ def tensor_types(path: Path) -> dict[str, str]:
     return {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors}
 
 
-def check_types(path: Path, matrices: str) -> None:
-    """Raise ExportError unless every matrix is stored as ``matrices`` and every vector as F32."""
-    for tensor in gguf.GGUFReader(path).tensors:
-        wanted = "F32" if len(tensor.shape) == 1 else matrices
-        if tensor.tensor_type.name != wanted:
-            rows = "x".join(map(str, tensor.shape))
-            raise ExportError(f"{tensor.name} ({rows}) is {tensor.tensor_type.name}, not {wanted}: widen its rows")
+def check_types(path: Path, kind: str, widened: Sequence[str] = ()) -> None:
+    """Raise ExportError unless every matrix is stored as ``kind`` says and every vector as F32.
+
+    ``kind``: a type, or a mix of types as llama.cpp names it. ``widened``: patterns (``blk.*.ffn_down.weight``) of the
+    tensors that llama.cpp may store wider than that, since their rows do not fit the blocks of ``kind``.
+    """
+    for name, stored in tensor_types(path).items():
+        if name.endswith(_VECTORS):
+            wanted = {"F32"}
+        else:
+            wanted = {_MATRICES.get(kind, kind)} | _RAISED.get((kind, name.split(".")[-2]), set())
+            if any(fnmatch.fnmatchcase(name, pattern) for pattern in widened):
+                wanted |= _WIDER
+        if stored not in wanted:
+            raise ExportError(f"{name} is {stored}, not {' or '.join(sorted(wanted))}: widen its rows, or allow it")
 
 
 def _write_hyperparameters(writer: gguf.GGUFWriter, config: Any, name: str) -> None:
@@ -162,11 +176,11 @@ def _tensors(model: PreTrainedModel, names: gguf.TensorNameMap) -> Iterator[tupl
         array = tensor.detach().to(torch.float32).cpu().numpy()
         if config.model_type == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
             heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
-            array = _interleave_rotary(array, heads)
+            array = interleave_rotary(array, heads)
         yield mapped, array
 
 
-def _interleave_rotary(weight: Array, heads: int) -> Array:
+def interleave_rotary(weight: Array, heads: int) -> Array:
     """Reorder rows from Hugging Face's half-split rotary layout to llama.cpp's interleaved one."""
     rows, columns = weight.shape
     halves = weight.reshape(heads, 2, rows // heads // 2, columns)

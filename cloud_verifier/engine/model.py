@@ -125,7 +125,7 @@ class TargetModel:
         if threads is not None:
             torch.set_num_threads(threads)
         on_progress(f"hashing weights: {sum(f.stat().st_size for f in files) / 1e6:.0f} MB")
-        digest = _hash_files(tuple(_stamp(f) for f in [*_configurations(directory), *files]), on_progress)
+        digest = hash_of(directory, on_progress)
         on_progress(f"loading {directory.name} as {dtype} on {device}")
         module = (read or _read)(directory, DTYPES[dtype], device)
         return cls(module, name=name or directory.resolve().name, weights_hash=digest, backend=backend)
@@ -354,6 +354,12 @@ def _configurations(directory: Path) -> list[Path]:
 def _stamp(file: Path) -> _Stamp:
     stat = file.stat()
     return file, stat.st_size, stat.st_mtime_ns
+
+
+def hash_of(directory: Path, on_progress: Progress = lambda text: None) -> str:
+    """Hex digest of what decides on a target's tokens: weights, and the configuration that says how they are used."""
+    files = [*_configurations(directory), *sorted(directory.glob("*.safetensors"))]
+    return _hash_files(tuple(_stamp(f) for f in files), on_progress)
 
 
 def _hash_files(files: tuple[_Stamp, ...], on_progress: Progress) -> str:

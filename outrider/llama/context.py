@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.core.errors import ModelRefused
+from outrider.core.errors import BadRequest, InternalError, ModelRefused
+from outrider.llama.adapter import LoraAdapter
 from outrider.llama.library import errors_collected, library
 from outrider.llama.model import LlamaModel
 
@@ -49,6 +51,20 @@ class LlamaContext:
     def vocab_size(self) -> int:
         """V: width of a row of logits."""
         return self._vocab
+
+    def adapt(self, adapter: LoraAdapter | None, scale: float = 1.0) -> None:
+        """Decode with the model's weights as the adapter changes them from now on, or with None as they are.
+
+        What is in the cache was computed with other weights and stays: fill it anew.
+        Raises BadRequest for another model's adapter.
+        """
+        if adapter is not None and adapter.model is not self._model:
+            raise BadRequest(f"{adapter.path} was loaded for {adapter.model.path}, this is {self._model.path}")
+        handles = [] if adapter is None else [adapter.handle]
+        array = (self._lib.llama_adapter_lora_p_ctypes * len(handles))(*handles)
+        scales = (ctypes.c_float * len(handles))(*[scale] * len(handles))
+        if self._lib.llama_set_adapters_lora(self._context, array, len(handles), scales) != 0:
+            raise InternalError("llama.cpp did not take the adapter, which it had loaded")
 
     def _logits(self, rows: int) -> Logits:
         """A copy of the last decode's logits `[rows, V]`: llama.cpp's own array lives until the next decode."""

@@ -44,7 +44,7 @@ class LlamaModel:
         if not 1 <= threads <= cores:
             raise BadRequest.bound("threads", threads, f"between 1 and {cores}, the machine's cores")
         path = Path(path)
-        _check_header(path)
+        check_header(path)
         lib = library()
         params = lib.llama_model_default_params()
         params.check_tensors = check_tensors
@@ -185,7 +185,7 @@ class LlamaModel:
         self.close()
 
 
-def _check_header(path: Path) -> None:
+def check_header(path: Path) -> None:
     """What can be told apart without llama.cpp, in words that its user understands."""
     try:
         with path.open("rb") as file:

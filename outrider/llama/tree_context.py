@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from outrider.core.errors import BadRequest, InternalError, Overloaded
 from outrider.llama import nodes
+from outrider.llama.adapter import LoraAdapter
 from outrider.llama.batch import Batch
 from outrider.llama.context import MAX_SEQUENCES, LlamaContext, Logits, parameters
 from outrider.llama.library import library
@@ -151,6 +152,12 @@ class TreeContext(LlamaContext):
     def clear(self) -> None:
         """Forget everything."""
         self._check_owner()
+        self._forget()
+
+    def adapt(self, adapter: LoraAdapter | None, scale: float = 1.0) -> None:
+        """As for every context; all tokens and nodes are forgotten, since they were evaluated with other weights."""
+        self._check_owner()
+        super().adapt(adapter, scale)
         self._forget()
 
     # --- how: nodes and sequences

@@ -1,0 +1,233 @@
+"""`outrider-distill`: drafts that learn from recorded traffic, trained, judged and published."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import ValidationError
+
+from cloud_verifier.distill import keys
+from cloud_verifier.distill.config import INSTALL, DistillConfig
+from outrider.core.errors import BadRequest, OutriderError
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_REFUSED = 3
+"""The gate or the canary refused the draft."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s distill %(levelname)s %(message)s", stream=sys.stderr)
+    try:
+        raise SystemExit(options.run(options))
+    except KeyboardInterrupt:
+        raise SystemExit(128 + signal.SIGINT) from None
+    except ImportError as error:
+        print(f"outrider-distill: {error}; {INSTALL}", file=sys.stderr)
+        raise SystemExit(EXIT_USAGE) from error
+    except OutriderError as error:
+        print(f"outrider-distill: {error}", file=sys.stderr)
+        raise SystemExit(EXIT_USAGE if isinstance(error, BadRequest) else EXIT_FAILED) from error
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="outrider-distill",
+        description=__doc__,
+        epilog="Settings come from OUTRIDER_DISTILL_<NAME>, as cloud_verifier/distill/config.py lists them, or --set.",
+    )
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+
+    run = verbs.add_parser("run", help="the loop, until SIGTERM or Ctrl-C")
+    run.set_defaults(run=lambda options: _run_loop(_config(options)))
+    once = verbs.add_parser(
+        "once",
+        help="one turn of the loop, for cron",
+        epilog="Exit status: 0 published or nothing to do, 1 failed, 2 wrong settings, 3 the draft was refused.",
+    )
+    once.set_defaults(run=lambda options: asyncio.run(_once(_config(options))))
+    status = verbs.add_parser("status", help="where the loop is, what came of its runs, and the releases")
+    status.set_defaults(run=lambda options: asyncio.run(_status(_config(options))))
+
+    train = verbs.add_parser("train", help="train in a run's folder, by its plan.json; goes on where it stopped")
+    train.add_argument("folder", type=Path, metavar="RUN_DIR")
+    train.set_defaults(run=_train)
+
+    export = verbs.add_parser("export", help="a Hugging Face draft as a quantised GGUF file, checked")
+    export.add_argument("--model", type=Path, required=True, help="folder of the draft")
+    export.add_argument("--tokenizer", type=Path, required=True, help="folder of the target")
+    export.add_argument("--out", type=Path, required=True, help="GGUF file to write")
+    export.add_argument("--kind", default="Q8_0", help="quantisation (Q8_0)")
+    export.add_argument("--widen", action="append", default=[], metavar="PATTERN", help="tensors that may be wider")
+    export.set_defaults(run=_export)
+
+    gate = verbs.add_parser("gate", help="measure a draft against another on held-out text, and judge it")
+    gate.add_argument("--candidate", type=Path, required=True, help="GGUF file")
+    gate.add_argument("--incumbent", type=Path, required=True, help="GGUF file that it must beat")
+    gate.add_argument("--dataset", type=Path, required=True, help="folder that a dataset was built in")
+    gate.add_argument("--fresh", action="append", metavar="CLASS", help="must win on these together (default: on all)")
+    gate.add_argument("--threads", type=int, default=1)
+    gate.set_defaults(run=_gate)
+
+    publish = verbs.add_parser("publish", help="sign a draft and publish it as the newest release")
+    publish.add_argument("file", type=Path, help="GGUF file")
+    publish.add_argument("--quantization", default="Q8_0", help="to be told in the manifest (Q8_0)")
+    publish.add_argument("--parent", default="", metavar="HASH", help="hex digest of the draft that it came from")
+    publish.add_argument("--verdict", type=Path, metavar="JSON", help="what the gate said, for the manifest's metrics")
+    publish.set_defaults(run=lambda options: asyncio.run(_publish(_config(options), options)))
+
+    key = verbs.add_parser("key", help="make a publisher's key, or show the public half of the one there is")
+    key.add_argument("--file", type=Path, help="(default: the setting `key`)")
+    key.set_defaults(run=_key)
+
+    for verb in (run, once, status, publish):
+        verb.add_argument(
+            "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting, above all others"
+        )
+    return parser
+
+
+def _config(options: argparse.Namespace) -> DistillConfig:
+    """Raises BadRequest without the values, which may be secrets."""
+    given = {}
+    for text in options.set:
+        name, equals, value = text.partition("=")
+        if not equals or name not in DistillConfig.model_fields:
+            raise BadRequest(f"--set {name!r} is no NAME=VALUE of a setting; see cloud_verifier/distill/config.py")
+        given[name] = _value(name, value)
+    try:
+        return DistillConfig(**given)
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors()]
+        raise BadRequest(f"{'; '.join(problems)}; set OUTRIDER_DISTILL_<NAME> or give --set NAME=VALUE") from None
+
+
+def _value(name: str, text: str) -> Any:
+    """Lists and objects are JSON."""
+    try:
+        return json.loads(text) if text[:1] in ("[", "{") else text
+    except ValueError as error:
+        raise BadRequest(f"--set {name} is no JSON: {error}") from error
+
+
+def _run_loop(config: DistillConfig) -> int:
+    with contextlib.suppress(asyncio.CancelledError):
+        asyncio.run(_run(config))
+    return 0
+
+
+async def _run(config: DistillConfig) -> None:
+    async with _loop(config) as loop:
+        work = asyncio.create_task(loop.run())
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(signum, work.cancel)
+        await work
+
+
+async def _once(config: DistillConfig) -> int:
+    from cloud_verifier.distill.children import StageFailed
+
+    async with _loop(config) as loop:
+        try:
+            outcome = await loop.once()
+        except StageFailed as error:
+            print(f"outrider-distill: {error}", file=sys.stderr)
+            return EXIT_FAILED
+        print(loop.where if outcome is None else f"run {outcome.number}: {outcome.result} {outcome.reason}".rstrip())
+    return 0 if outcome is None or outcome.result == "stable" else EXIT_REFUSED
+
+
+@contextlib.asynccontextmanager
+async def _loop(config: DistillConfig) -> AsyncIterator[Any]:
+    from cloud_verifier.distill.assembly import assembled
+
+    async with assembled(config) as loop:
+        yield loop
+
+
+async def _status(config: DistillConfig) -> int:
+    from cloud_verifier.distill.assembly import coordinator
+    from cloud_verifier.distill.state import StateFile
+
+    state = StateFile(config.state).load()
+    run = state.run
+    print(f"run {run.number}, {run.stage}: {run.cause}" if run else f"watching, {state.last} runs so far")
+    for outcome in state.history:
+        print(f"  run {outcome.number}: {outcome.result} {outcome.release[:12]} ({outcome.cause}) {outcome.reason}")
+    async with coordinator(config) as releases:
+        for known in await releases.list():
+            print(f"  release {known.manifest.version} {known.digest[:12]}: {known.state} {known.reason}")
+    return 0
+
+
+async def _publish(config: DistillConfig, options: argparse.Namespace) -> int:
+    from cloud_verifier.distill.assembly import publishing
+    from cloud_verifier.distill.publish import Draft
+
+    if not options.file.is_file():
+        raise BadRequest(f"{options.file} is not a file; give the GGUF that `export` wrote", field="file")
+    metrics = json.loads(options.verdict.read_bytes())["metrics"] if options.verdict else {}
+    async with publishing(config) as publisher:
+        known = await publisher.publish(Draft(options.file, options.quantization, options.parent, metrics))
+    print(f"release {known.manifest.version}, {known.digest}: {known.state}")
+    return 0
+
+
+def _train(options: argparse.Namespace) -> int:
+    command = [sys.executable, "-m", "cloud_verifier.distill.training", str(options.folder)]
+    os.execv(sys.executable, command)
+
+
+def _export(options: argparse.Namespace) -> int:
+    from cloud_verifier.distill.export import Kind, export
+    from cloud_verifier.distill.gguf_export import ExportError
+
+    if options.kind not in get_args(Kind):
+        raise BadRequest(f"--kind is {options.kind}, must be one of {', '.join(get_args(Kind))}", field="kind")
+    try:
+        done = export(options.model, options.tokenizer, options.out, options.kind, widened=options.widen)
+    except ExportError as error:
+        print(f"outrider-distill: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    print(f"{done.path}: {done.size} bytes, {_counted(done.types)}; {done.probes} strings split as by the tokenizer")
+    return 0
+
+
+def _gate(options: argparse.Namespace) -> int:
+    from cloud_verifier.distill import dataset, gate, measure
+
+    texts = dataset.heldout(options.dataset)
+    fresh = options.fresh or {text.traffic_class for text in texts}
+    measured = measure.compare(options.candidate, options.incumbent, texts, options.threads)
+    verdict = gate.decide(measured, fresh, gate.Rule())
+    print(json.dumps(verdict.to_json() | {"metrics": verdict.metrics()}, indent=1))
+    return 0 if verdict.passed else EXIT_REFUSED
+
+
+def _key(options: argparse.Namespace) -> int:
+    """The key's file alone is asked for: nothing else needs to be set up yet."""
+    path: Path = options.file or Path(
+        os.environ.get("OUTRIDER_DISTILL_KEY") or DistillConfig.model_fields["key"].default
+    )
+    made: Callable[[Path], Any] = keys.load if path.expanduser().exists() else keys.create
+    print(made(path).public_key.hex())
+    return 0
+
+
+def _counted(types: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(types.items()))
+
+
+if __name__ == "__main__":
+    main()

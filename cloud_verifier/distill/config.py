@@ -1,0 +1,120 @@
+"""What `outrider-distill` can be told, built once where the process starts. Flags override OUTRIDER_DISTILL_*."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from cloud_verifier.distill.gate import Rule
+from cloud_verifier.distill.watch import WatchRule
+from outrider.wire.channels import ClientTls
+
+INSTALL = "distillation needs: pip install 'outrider[distill]'"
+
+
+class DistillConfig(BaseSettings):
+    """Every field says its unit. What a stage needs is written beside its run, so that a changed setting takes effect
+    with the next run."""
+
+    model_config = SettingsConfigDict(env_prefix="OUTRIDER_DISTILL_", frozen=True, extra="ignore")
+
+    traffic: str
+    """Directory or fsspec URL of the traffic log that verifiers write."""
+    target: Path
+    """Directory of the target, as verifiers serve it."""
+    draft: Path
+    """GGUF draft to begin with, as long as no release is stable."""
+    artifacts: Path
+    """Folder that the coordinator, or a web server, serves drafts from."""
+    key: Path = Path("~/.outrider/distill/publisher-key.pem")
+    """The publisher's key; `outrider-distill key` makes one."""
+    state_dir: Path = Path("~/.outrider/distill")
+    """Runs, and where the loop is: a killed one goes on from here."""
+
+    coordinator: str = "127.0.0.1:7700"
+    """HOST:PORT."""
+    admin_token: SecretStr = SecretStr("")
+    tls: bool = False
+    """Speak TLS with the coordinator, trusting the public authorities."""
+    coordinator_ca: Path | None = None
+    """Speak TLS, trusting this PEM authority."""
+    insecure: bool = False
+    """Allow plain text beyond loopback."""
+
+    poll_s: float = Field(10.0, gt=0)
+    """Between two looks at the traffic, or at the canary."""
+    fresh_tokens: int = Field(200_000, ge=1)
+    """Recorded tokens after which a new draft is trained in any case."""
+    alarm_tokens: int = Field(20_000, ge=1)
+    """Of one class, after which its acceptance is judged."""
+    alarm_fall: float = Field(0.1, gt=0, lt=1)
+    """Acceptance so much below what was usual is reason to train."""
+    housekeeping_s: float = Field(3_600.0, gt=0)
+    """How often the traffic log is compacted and what has expired is deleted."""
+
+    threads: int = Field(1, ge=1, le=1024)
+    """CPU threads of each stage."""
+    nice: int = Field(10, ge=0, le=19)
+    """Added niceness of each stage: verifiers on the same machine come first."""
+    ranks: int = Field(1, ge=1, le=64)
+    """Processes that train together, each on its GPU; more than one run under torchrun."""
+    train_minutes: float = Field(30.0, gt=0)
+    """Of one training."""
+    stage_minutes: float = Field(30.0, gt=0)
+    """Of each other stage; one that takes longer hangs, and is ended. Training gets as much beyond `train_minutes`."""
+    daily_minutes: float = Field(1_440.0, gt=0)
+    """Of all stages within 24 hours; no run is begun beyond it."""
+
+    loss: Literal["kl", "tv", "hybrid"] = "hybrid"
+    lora_rank: int = Field(0, ge=0, le=1024)
+    """0 trains all weights."""
+    seed: int = 0
+    dataset_options: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of the dataset's plan (`dataset.DatasetPlan`), as JSON."""
+    training_options: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of the training plan (`plan.TrainingPlan`), as JSON: rates, batches, steps instead of minutes."""
+    quantization: Literal["Q8_0", "Q6_K", "Q4_K_M", "Q4_0", "F16"] = "Q8_0"
+    widened: tuple[str, ...] = ()
+    """Patterns of tensors that may be stored wider, since their rows do not fit the quantisation's blocks."""
+
+    gate_gain: float = Field(Rule.gain, ge=0)
+    """See `gate.Rule`, as for the next four."""
+    gate_loss: float = Field(Rule.loss, gt=0, lt=1)
+    gate_slower: float = Field(Rule.slower, gt=0)
+    gate_confidence: float = Field(Rule.confidence, ge=0.5, lt=1)
+    gate_texts: int = Field(Rule.texts, ge=1)
+
+    retry_s: float = Field(30.0, gt=0)
+    """Wait after a stage failed; twice as long after each further failure."""
+    retry_max_s: float = Field(3_600.0, gt=0)
+    attempts: int = Field(5, ge=1)
+    """Of one stage; then the run is given up, and its traffic with it."""
+    keep_runs: int = Field(3, ge=1)
+    """Folders of past runs that are kept."""
+    log_level: str = "INFO"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> DistillConfig:
+        if self.retry_s > self.retry_max_s:
+            raise ValueError(f"retry_s is {self.retry_s}, must be at most retry_max_s ({self.retry_max_s})")
+        return self
+
+    @property
+    def rule(self) -> Rule:
+        return Rule(self.gate_gain, self.gate_loss, self.gate_slower, self.gate_confidence, self.gate_texts)
+
+    @property
+    def watch_rule(self) -> WatchRule:
+        return WatchRule(self.fresh_tokens, self.alarm_tokens, self.alarm_fall)
+
+    @property
+    def client_tls(self) -> ClientTls | None:
+        return ClientTls(self.coordinator_ca) if self.tls or self.coordinator_ca else None
+
+    @property
+    def state(self) -> Path:
+        """`state_dir`, with the home directory in it."""
+        return self.state_dir.expanduser()

@@ -1,0 +1,204 @@
+"""Whether a trained draft may go out to devices: a pure decision over what was measured on held-out texts.
+
+Both drafts were measured on the same texts, so the gain of a group of texts is the incumbent's steps over the
+candidate's, less one: by how much more the tokens per step are. Its lower bound is a bootstrap percentile over texts
+(Efron 1979), and never above the gain itself. The candidate passes if, for the chain and for the tree alike,
+
+    on all texts of the fresh classes together   the lower bound is at least `gain`
+    on each class, fresh or not                  the lower bound is above `-loss`
+
+and it does not take more than `slower` times the incumbent's time for a token. Classes of few texts are judged
+together. The resamples are the same for every candidate, so a draft that is right more often never does worse.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cloud_verifier.distill.measure import Counts, Measured, TextCounts
+
+RARE = "(rare)"
+"""What the classes of too few texts are called together."""
+SHOWN_CLASSES = 10
+"""In a manifest, which holds 64 numbers at most."""
+_SHAPES: Mapping[str, Callable[[Counts], int]] = {
+    "chain": lambda counts: counts.chain_steps,
+    "tree": lambda counts: counts.tree_steps,
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a candidate must show."""
+
+    gain: float = 0.02
+    """Share by which tokens per step must be more on the fresh classes."""
+    loss: float = 0.05
+    """Share by which they may be fewer on any class."""
+    slower: float = 1.25
+    """Of the incumbent's time for a token."""
+    confidence: float = 0.95
+    """One-sided, of each bound. At least 0.5."""
+    texts: int = 8
+    """Fewest texts of the fresh classes, and of a class that is judged by itself."""
+    resamples: int = 2_000
+
+
+@dataclass(frozen=True)
+class Shares:
+    """One draft on one group of texts."""
+
+    acceptance: float
+    """Share of first guesses that were right."""
+    chain: float
+    """Tokens per step."""
+    tree: float
+
+
+@dataclass(frozen=True)
+class Group:
+    """Both drafts on one group of texts, and the gain with its lower bound."""
+
+    name: str
+    texts: int
+    positions: int
+    candidate: Shares
+    incumbent: Shares
+    chain_gain: float
+    chain_least: float
+    tree_gain: float
+    tree_least: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The gate's answer, with what it rests on."""
+
+    passed: bool
+    reasons: tuple[str, ...]
+    """Why not; empty for one that passed."""
+    notes: tuple[str, ...]
+    """What was not judged."""
+    fresh: Group | None
+    """All texts of the fresh classes; None where there are none."""
+    classes: tuple[Group, ...]
+    candidate_ms: float
+    incumbent_ms: float
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def metrics(self) -> dict[str, float]:
+        """For the manifest."""
+        found = {"draft_ms": self.candidate_ms, "parent_draft_ms": self.incumbent_ms}
+        named = [("fresh", self.fresh)] if self.fresh else []
+        largest = sorted(self.classes, key=lambda group: -group.positions)[:SHOWN_CLASSES]
+        for name, group in [*named, *((group.name or "(none)", group) for group in largest)]:
+            found[f"acceptance.{name}"] = group.candidate.acceptance
+            found[f"tokens_per_step.{name}"] = group.candidate.chain
+            found[f"tokens_per_step_tree.{name}"] = group.candidate.tree
+            found[f"gain.{name}"] = group.chain_gain
+            found[f"gain_at_least.{name}"] = group.chain_least
+        return found
+
+
+def decide(measured: Measured, fresh: Collection[str], rule: Rule) -> Verdict:
+    """Let a candidate pass or not. fresh: the classes that it was trained for."""
+    wanted = [text for text in measured.texts if text.traffic_class in fresh]
+    overall = _group("fresh classes", wanted, rule) if wanted else None
+    groups, notes = _classes(measured.texts, rule)
+    reasons = [
+        *_too_few(wanted, rule),
+        *(_no_gain(overall, rule) if overall else ()),
+        *(reason for group in groups for reason in _loses(group, rule)),
+        *_slow(measured, rule),
+    ]
+    return Verdict(not reasons, tuple(reasons), notes, overall, groups, measured.candidate_ms, measured.incumbent_ms)
+
+
+def _classes(texts: Sequence[TextCounts], rule: Rule) -> tuple[tuple[Group, ...], tuple[str, ...]]:
+    """Those with texts enough, the others as one group, and a word about them where even together they are too few."""
+    by_class: dict[str, list[TextCounts]] = {}
+    for text in texts:
+        by_class.setdefault(text.traffic_class, []).append(text)
+    rare = [name for name, found in by_class.items() if len(found) < rule.texts]
+    pooled = [text for name in rare for text in by_class.pop(name)]
+    notes: tuple[str, ...] = ()
+    if len(pooled) >= rule.texts:
+        by_class[RARE] = pooled
+    elif pooled:
+        names = ", ".join(repr(name) for name in sorted(rare))
+        notes = (f"not judged by class: {names}, with {len(pooled)} texts together; {rule.texts} are needed",)
+    return tuple(_group(name, found, rule) for name, found in sorted(by_class.items())), notes
+
+
+def _group(name: str, texts: Sequence[TextCounts], rule: Rule) -> Group:
+    gains = {shape: _gain(texts, count, rule) for shape, count in _SHAPES.items()}
+    positions = sum(text.positions for text in texts)
+    return Group(
+        name,
+        len(texts),
+        positions,
+        _shares([text.candidate for text in texts], positions),
+        _shares([text.incumbent for text in texts], positions),
+        *gains["chain"],
+        *gains["tree"],
+    )
+
+
+def _shares(counts: Sequence[Counts], positions: int) -> Shares:
+    return Shares(
+        sum(count.right for count in counts) / positions,
+        positions / sum(count.chain_steps for count in counts),
+        positions / sum(count.tree_steps for count in counts),
+    )
+
+
+def _gain(texts: Sequence[TextCounts], count: Callable[[Counts], int], rule: Rule) -> tuple[float, float]:
+    """The gain in tokens per step, and its lower bound."""
+    new = np.array([count(text.candidate) for text in texts], np.float64)
+    old = np.array([count(text.incumbent) for text in texts], np.float64)
+    drawn = np.random.default_rng(0).integers(len(texts), size=(rule.resamples, len(texts)))
+    resampled = old[drawn].sum(1) / new[drawn].sum(1) - 1
+    gain = float(old.sum() / new.sum() - 1)
+    return gain, min(gain, float(np.quantile(resampled, 1 - rule.confidence)))
+
+
+def _too_few(fresh: Sequence[TextCounts], rule: Rule) -> list[str]:
+    if len(fresh) >= rule.texts:
+        return []
+    return [f"{len(fresh)} held-out texts of the fresh classes, {rule.texts} are needed: gather more traffic"]
+
+
+def _no_gain(group: Group, rule: Rule) -> list[str]:
+    return [
+        f"{shape}: tokens per step on the {group.name} are {gain:+.1%}, with confidence {rule.confidence:.0%} at least "
+        f"{least:+.1%}; must be at least {rule.gain:+.1%}"
+        for shape, gain, least in _bounds(group)
+        if not least >= rule.gain
+    ]
+
+
+def _loses(group: Group, rule: Rule) -> list[str]:
+    return [
+        f"{shape}: tokens per step on class {group.name!r} are {gain:+.1%}, with confidence {rule.confidence:.0%} at "
+        f"least {least:+.1%}; must be above {-rule.loss:+.1%}"
+        for shape, gain, least in _bounds(group)
+        if not least > -rule.loss
+    ]
+
+
+def _slow(measured: Measured, rule: Rule) -> list[str]:
+    allowed = rule.slower * measured.incumbent_ms
+    if measured.candidate_ms <= allowed:
+        return []
+    return [f"a token takes {measured.candidate_ms:.2f} ms, at most {allowed:.2f} ms are allowed"]
+
+
+def _bounds(group: Group) -> tuple[tuple[str, float, float], ...]:
+    return ("chain", group.chain_gain, group.chain_least), ("tree", group.tree_gain, group.tree_least)

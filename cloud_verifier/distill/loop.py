@@ -1,0 +1,340 @@
+"""The loop: watch -> dataset -> training -> export -> gate -> publish -> canary -> watch.
+
+One step does one thing that can be done twice without harm, and then writes where the loop is. So whatever is killed,
+the loop, a stage, the coordinator or its store, the next step takes up what was not finished. A run that failed, or
+whose draft the gate or the canary refused, uses its traffic up all the same: only newer traffic begins another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import shutil
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from cloud_verifier.distill import job
+from cloud_verifier.distill.children import StageFailed, Stages
+from cloud_verifier.distill.config import DistillConfig
+from cloud_verifier.distill.job import Job
+from cloud_verifier.distill.publish import Draft, Publisher
+from cloud_verifier.distill.releases import DECIDED, ROLLED_BACK, STABLE, Known
+from cloud_verifier.distill.shelf import Shelf, digest_of
+from cloud_verifier.distill.state import HISTORY, Outcome, Result, Run, State, StateFile
+from cloud_verifier.distill.traffic_watch import Look, TrafficWatch
+from cloud_verifier.distill.watch import Cause, adapted, due
+from outrider.core.errors import OutriderError, Unavailable
+
+log = logging.getLogger(__name__)
+
+DAY_S = 86_400.0
+_KEPT_FOR_GOOD = ("publish", "canary")
+"""Stages of a draft that passed the gate: it is not given up for what is wrong elsewhere."""
+
+
+class Loop:
+    """Where it is, and how to take the next step. One process at a time owns a state directory."""
+
+    def __init__(
+        self,
+        config: DistillConfig,
+        stages: Stages,
+        publisher: Publisher,
+        watch: TrafficWatch,
+        weights_hash: str,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._config = config
+        self._stages = stages
+        self._publisher = publisher
+        self._watch = watch
+        self._weights_hash = weights_hash
+        self._clock = clock
+        self._shelf = Shelf(config.artifacts)
+        self._file = StateFile(config.state)
+        self._first = digest_of(config.draft)
+        self._tidied = float("-inf")
+        self.state = self._file.load()
+        self._steps: Mapping[str, Callable[[Run], Awaitable[float]]] = {
+            "dataset": self._build_dataset,
+            "training": self._train,
+            "export": self._export,
+            "gate": self._judge,
+            "publish": self._publish,
+            "canary": self._await_canary,
+        }
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        log.info("the loop goes on: %s", self.where)
+        while True:
+            wait_s = await self.step()
+            await asyncio.sleep(wait_s)
+
+    async def once(self) -> Outcome | None:
+        """What can be done now: at most one run, up to its canary or its end. None where nothing ended.
+
+        Raises StageFailed or a core error for what failed; the next call tries again.
+        """
+        ended = self.state.history[-1:]
+        while await self.step(patient=False) == 0.0:
+            if self.state.history[-1:] != ended:
+                return self.state.history[-1]
+        return None
+
+    async def step(self, *, patient: bool = True) -> float:
+        """Do the next thing; returns the seconds after which there may be more to do, 0 for at once.
+
+        patient: errors are logged and tried again later; else they are raised, and no failure is waited out.
+        """
+        run = self.state.run
+        if run is not None and patient and (wait := run.not_before_unix - self._clock()) > 0:
+            return min(wait, self._config.poll_s)
+        try:
+            return await (self._look() if run is None else self._steps[run.stage](run))
+        except Unavailable as error:
+            log.warning("tried again in %.0f s: %s", self._config.poll_s, error)
+            if not patient:
+                raise
+            return self._config.poll_s
+        except (StageFailed, OutriderError, OSError) as error:
+            self._failed(error)
+            if not patient:
+                raise
+            return self._config.poll_s if self.state.run is None else 0.0
+
+    @property
+    def where(self) -> str:
+        """In words."""
+        run = self.state.run
+        return f"run {run.number}, {run.stage}" if run else f"watching, {self.state.last} runs so far"
+
+    # --- watching
+
+    async def _look(self) -> float:
+        known = await self._publisher.known()
+        if restored := await self._publisher.restore(known):
+            log.info("published again: %s", ", ".join(digest[:12] for digest in restored))
+            return self._config.poll_s
+        incumbent = self._incumbent(known)
+        look = await asyncio.to_thread(self._watch.look, self.state.used_unix, incumbent)
+        await self._tidy()
+        cause = due(look.seen, self.state.usual, self._config.watch_rule)
+        if cause is None:
+            self._learn_usual(look)
+            return self._config.poll_s
+        if (spent := self._spent()) >= 60 * self._config.daily_minutes:
+            log.info("%s, but the last day's stages took %.0f minutes, which is the budget", cause.text, spent / 60)
+            return self._config.poll_s
+        self._begin(cause, look, incumbent)
+        return 0.0
+
+    def _incumbent(self, known: Mapping[str, Known]) -> str:
+        """The stable release, as far as its file is here; before there is one, the configured draft."""
+        for one in sorted(known.values(), key=lambda one: -one.manifest.version):
+            if one.state == STABLE and self._shelf.place(one.digest).is_file():
+                return one.digest
+        return self._first
+
+    def _begin(self, cause: Cause, look: Look, incumbent: str) -> None:
+        run = Run(
+            number=self.state.last + 1,
+            cause=cause.text,
+            fresh=cause.fresh,
+            incumbent=incumbent,
+            newest_unix=look.newest_unix,
+            seen=dict(look.seen),
+        )
+        folder = self.folder(run)
+        shutil.rmtree(folder, ignore_errors=True)  # of a start that was killed before it was written down
+        folder.mkdir(parents=True)
+        told = self._job(run)
+        told.write(folder)
+        (folder / job.PLAN).write_text(json.dumps(self._training_plan(told, folder), indent=1), encoding="utf-8")
+        log.info("run %d begins: %s; fresh classes %s", run.number, cause.text, ", ".join(map(repr, cause.fresh)))
+        self._save(run=run, last=run.number)
+
+    def _job(self, run: Run) -> Job:
+        config = self._config
+        place = self._shelf.place(run.incumbent)
+        incumbent = place if place.is_file() else config.draft
+        plan = {"weights_hash": self._weights_hash, "fresh_since_unix": self.state.used_unix, "seed": config.seed}
+        return Job(
+            traffic=config.traffic,
+            dataset=plan | config.dataset_options,
+            target=config.target.resolve(),
+            base=(self._model_of(run.incumbent) or incumbent).resolve(),
+            incumbent=incumbent.resolve(),
+            quantization=config.quantization,
+            widened=config.widened,
+            fresh=run.fresh,
+            rule=config.rule,
+            threads=config.threads,
+        )
+
+    def _model_of(self, digest: str) -> Path | None:
+        """The model that a release was quantised from, as long as it is kept."""
+        for outcome in reversed(self.state.history):
+            folder = self._config.state / "runs" / str(outcome.number) / job.MODEL
+            if outcome.release == digest and folder.is_dir():
+                return folder
+        return None
+
+    def _training_plan(self, told: Job, folder: Path) -> dict[str, Any]:
+        config = self._config
+        length = {} if "steps" in config.training_options else {"minutes": config.train_minutes}
+        return {
+            "base": str(told.base),
+            "tokenizer": str(told.target),
+            "dataset": str((folder / job.DATASET).resolve()),
+            "loss": config.loss,
+            "lora_rank": config.lora_rank,
+            "threads": config.threads,
+            "seed": config.seed,
+            **length,
+            **config.training_options,
+        }
+
+    def _learn_usual(self, look: Look) -> None:
+        new = adapted({}, look.seen, self._config.watch_rule)
+        usual = {name: max(value, self.state.usual.get(name, 0.0)) for name, value in new.items()}
+        if any(self.state.usual.get(name) != value for name, value in usual.items()):
+            self._save(usual=self.state.usual | usual)
+
+    async def _tidy(self) -> None:
+        if self._clock() - self._tidied >= self._config.housekeeping_s:
+            self._tidied = self._clock()
+            await asyncio.to_thread(self._watch.tidy, self._clock())
+
+    # --- a run
+
+    async def _build_dataset(self, run: Run) -> float:
+        if not self._card(run).is_file():
+            await self._stage(run)
+        return self._go_on(run, "training")
+
+    async def _train(self, run: Run) -> float:
+        done = self.folder(run) / job.DONE
+        if not done.is_file():
+            if json.loads(self._card(run).read_bytes()).get("expires_unix", math.inf) <= self._clock():
+                return self._end(run, "failed", "the traffic that it learnt from has expired")
+            await self._stage(run)
+            if not done.is_file():
+                raise StageFailed("training", f"ended without {job.DONE}; see training.log")
+        return self._go_on(run, "export")
+
+    async def _export(self, run: Run) -> float:
+        await self._stage(run)
+        return self._go_on(run, "gate")
+
+    async def _judge(self, run: Run) -> float:
+        await self._stage(run)
+        verdict = self._verdict(run)
+        if verdict["passed"]:
+            self._go_on(run, "publish")
+            shutil.rmtree(self.folder(run) / job.DATASET, ignore_errors=True)  # tenants' retention runs for it too
+            return 0.0
+        return self._end(run, "refused", "; ".join(verdict["reasons"]))
+
+    async def _publish(self, run: Run) -> float:
+        draft = Draft(
+            self.folder(run) / job.DRAFT, self._config.quantization, run.incumbent, self._verdict(run)["metrics"]
+        )
+        release = await self._publisher.publish(draft)
+        return self._go_on(run.model_copy(update={"release": release.digest}), "canary")
+
+    async def _await_canary(self, run: Run) -> float:
+        known = await self._publisher.known()
+        if run.release not in known:
+            if run.release not in await self._publisher.restore(known):
+                self._go_on(run, "publish")
+            return self._config.poll_s
+        release = known[run.release]
+        if release.state not in DECIDED:
+            return self._config.poll_s
+        result: Result = "rolled_back" if release.state == ROLLED_BACK else "stable"
+        return self._end(run, result, release.reason)
+
+    async def _stage(self, run: Run) -> None:
+        """Run the run's stage, and note what it took, however it ended."""
+        log.info("run %d: %s", run.number, run.stage)
+        began = self._clock()
+        try:
+            await self._stages.run(run.stage, self.folder(run))
+        finally:
+            now = self._clock()
+            recent = [(when, took) for when, took in self.state.spent if when > now - DAY_S]
+            self._save(spent=(*recent, (now, now - began)))
+
+    def _go_on(self, run: Run, stage: str) -> float:
+        self._save(run=run.model_copy(update={"stage": stage, "failures": 0, "not_before_unix": 0.0}))
+        return 0.0
+
+    def _failed(self, error: Exception) -> None:
+        run = self.state.run
+        if run is None:
+            log.error("watching failed: %s", error)
+            return
+        hopeless = isinstance(error, StageFailed) and error.hopeless
+        failures = run.failures + 1
+        if run.stage not in _KEPT_FOR_GOOD and (hopeless or failures >= self._config.attempts):
+            self._end(run, "failed", str(error))
+            return
+        wait = min(self._config.retry_s * 2 ** (failures - 1), self._config.retry_max_s)
+        log.error("run %d, failure %d, tried again in %.0f s: %s", run.number, failures, wait, error)
+        update = {"failures": failures, "not_before_unix": self._clock() + wait}
+        self._save(run=run.model_copy(update=update))
+
+    def _end(self, run: Run, result: Result, reason: str) -> float:
+        log.info("run %d ends: %s%s", run.number, result, f" ({reason})" if reason else "")
+        outcome = Outcome(
+            number=run.number,
+            cause=run.cause,
+            result=result,
+            reason=reason,
+            release=run.release,
+            ended_unix=self._clock(),
+        )
+        self._save(
+            run=None,
+            used_unix=run.newest_unix,
+            usual=adapted(self.state.usual, run.seen, self._config.watch_rule),
+            history=(*self.state.history, outcome)[-HISTORY:],
+        )
+        self._clear()
+        return 0.0
+
+    def _clear(self) -> None:
+        """Datasets go at once; old runs, but for the stable draft's, in time."""
+        stable = next((one.number for one in reversed(self.state.history) if one.result == "stable"), None)
+        for folder in (self._config.state / "runs").glob("*"):
+            shutil.rmtree(folder / job.DATASET, ignore_errors=True)
+            number = int(folder.name)
+            if number <= self.state.last - self._config.keep_runs and number != stable:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    # --- what is on disk
+
+    def folder(self, run: Run) -> Path:
+        """Of one run."""
+        return self._config.state / "runs" / str(run.number)
+
+    def _card(self, run: Run) -> Path:
+        return self.folder(run) / job.DATASET / job.CARD
+
+    def _verdict(self, run: Run) -> dict[str, Any]:
+        verdict: dict[str, Any] = json.loads((self.folder(run) / job.VERDICT).read_bytes())
+        return verdict
+
+    def _spent(self) -> float:
+        """Seconds of stages within the last day."""
+        return sum(took for when, took in self.state.spent if when > self._clock() - DAY_S)
+
+    def _save(self, **changes: Any) -> None:
+        state = State.model_validate(self.state.model_copy(update=changes).model_dump())
+        self._file.save(state)
+        self.state = state

@@ -1,0 +1,245 @@
+"""What the loop stands between, made up: a coordinator, a traffic log, and stages that write what real ones would."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloud_verifier.distill.children import StageFailed
+from cloud_verifier.distill.config import DistillConfig
+from cloud_verifier.distill.ledger import Ledger
+from cloud_verifier.distill.loop import Loop
+from cloud_verifier.distill.publish import Publisher, TargetHashes
+from cloud_verifier.distill.releases import CANARY, CANDIDATE, STABLE, SUPERSEDED, Known
+from cloud_verifier.distill.shelf import Shelf
+from cloud_verifier.distill.traffic_watch import TrafficWatch
+from outrider.core.errors import BadRequest, Unavailable
+from outrider.wire.manifest import read_unverified, verify
+from outrider.wire.ticket import Signer
+
+_T = TypeVar("_T")
+TARGET = TargetHashes("sha256:weights", "sha256:tokens")
+SIGNER = Signer.generate()
+
+
+class FakeReleases:
+    """A coordinator with a store that can be lost, and a canary that ends when it is told to."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, Known] = {}
+        self.published: list[bytes] = []
+        """Every manifest that it was told of and did not know."""
+        self.away = False
+
+    async def list(self) -> Sequence[Known]:
+        self._answer()
+        return sorted(self.known.values(), key=lambda known: -known.manifest.version)
+
+    async def publish(self, raw: bytes) -> str:
+        self._answer()
+        manifest = verify(raw, {SIGNER.key_id: SIGNER.public_key})
+        if manifest.digest not in self.known:
+            if any(known.manifest.version >= manifest.version for known in self.known.values()):
+                raise BadRequest(f"version {manifest.version} is not the newest")
+            self.published.append(raw)
+            busy = any(known.state == CANARY for known in self.known.values())
+            self.known[manifest.digest] = Known(manifest, raw, CANDIDATE if busy else CANARY)
+        return self.known[manifest.digest].state
+
+    async def promote(self, digest: str) -> str:
+        self._answer()
+        known = self.known[digest]
+        self.decide(digest, {CANDIDATE: CANARY, CANARY: STABLE}[known.state])
+        return self.known[digest].state
+
+    def decide(self, digest: str, state: str, reason: str = "") -> None:
+        if state == STABLE:
+            for known in list(self.known.values()):
+                if known.state == STABLE:
+                    self.known[known.digest] = Known(known.manifest, known.raw, SUPERSEDED)
+        old = self.known[digest]
+        self.known[digest] = Known(old.manifest, old.raw, state, reason)
+
+    def decide_all(self, state: str) -> None:
+        for known in list(self.known.values()):
+            if known.state in (CANDIDATE, CANARY):
+                self.decide(known.digest, state)
+
+    @property
+    def states(self) -> dict[int, str]:
+        return {known.manifest.version: known.state for known in self.known.values()}
+
+    @property
+    def versions(self) -> list[int]:
+        return [read_unverified(raw).version for raw in self.published]
+
+    def _answer(self) -> None:
+        if self.away:
+            raise Unavailable("the coordinator is away")
+
+
+@dataclass
+class FakePassage:
+    """The part of a Passage that counts."""
+
+    session_id: str
+    tokens: NDArray[np.int32]
+    guessed: NDArray[np.uint8]
+    traffic_class: str
+    draft_release: str
+    time_unix: float
+    start: int = 0
+    weights_hash: str = TARGET.weights_hash
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def passage(session: str, count: int, name: str, time: float, right: float = 1.0, **more: Any) -> FakePassage:
+    """count: tokens, of which a device had guessed the share `right`."""
+    guessed = (np.arange(count) < right * count).astype(np.uint8)
+    more = {"draft_release": "", **more}
+    return FakePassage(session, np.zeros(count, np.int32), guessed, name, time_unix=time, **more)
+
+
+@dataclass
+class FakeLog:
+    passages: list[FakePassage] = field(default_factory=list)
+    reads: int = 0
+    tidied: int = 0
+
+    def read(self, since_unix: float = 0.0, now: float | None = None) -> Iterator[Any]:
+        self.reads += 1
+        return iter([p for p in self.passages if p.time_unix >= since_unix])
+
+    def compact(self, now: float) -> None:
+        self.tidied += 1
+
+    def expire(self, now: float) -> None:
+        pass
+
+
+class FakeStages:
+    """Stages that take no time. `fails`: stage -> errors that it raises first."""
+
+    def __init__(self, *, passes: bool = True) -> None:
+        self.passes = passes
+        self.begun: list[str] = []
+        self.fails: dict[str, list[StageFailed]] = {}
+
+    async def run(self, stage: str, folder: Path) -> None:
+        self.begun.append(stage)
+        if self.fails.get(stage):
+            raise self.fails[stage].pop(0)
+        write_stage(stage, folder, passes=self.passes)
+
+
+def write_stage(stage: str, folder: Path, *, passes: bool = True) -> None:
+    """What a stage leaves behind."""
+    if stage == "dataset":
+        (folder / "dataset").mkdir(exist_ok=True)
+        (folder / "dataset" / "card.json").write_text("{}")
+    elif stage == "training":
+        (folder / "model").mkdir(exist_ok=True)
+        (folder / "done.json").write_text("{}")
+    elif stage == "export":
+        (folder / "draft.gguf").write_bytes(b"GGUF" + folder.name.encode())
+    else:
+        verdict = {"passed": passes, "reasons": [] if passes else ["too weak"], "metrics": {"gain": 0.5}}
+        (folder / "gate.json").write_text(json.dumps(verdict))
+
+
+@dataclass
+class World:
+    """A folder, and everything around the loop that outlives it."""
+
+    folder: Path
+    releases: FakeReleases = field(default_factory=FakeReleases)
+    log: FakeLog = field(default_factory=FakeLog)
+    stages: FakeStages = field(default_factory=FakeStages)
+    now: float = 1_000.0
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        (self.folder / "narrow.gguf").write_bytes(b"GGUF narrow")
+        (self.folder / "target").mkdir(exist_ok=True)
+
+    @property
+    def config(self) -> DistillConfig:
+        told = {
+            "traffic": str(self.folder / "traffic"),
+            "target": self.folder / "target",
+            "draft": self.folder / "narrow.gguf",
+            "artifacts": self.folder / "artifacts",
+            "state_dir": self.folder / "state",
+            "poll_s": 0.01,
+            "fresh_tokens": 1_000,
+            "alarm_tokens": 200,
+            "retry_s": 5.0,
+        }
+        return DistillConfig(**{**told, **self.settings})
+
+    def publisher(self) -> Publisher:
+        ledger, shelf = Ledger(self.folder / "state" / "releases"), Shelf(self.folder / "artifacts")
+        return Publisher(self.releases, ledger, shelf, SIGNER, TARGET, lambda: self.now)
+
+    def loop(self) -> Loop:
+        """As it comes up after a start."""
+        watch = TrafficWatch(self.log, TARGET.weights_hash, self.config.alarm_tokens)
+        return Loop(self.config, self.stages, self.publisher(), watch, TARGET.weights_hash, lambda: self.now)
+
+    def traffic(self, tokens: int, name: str = "sums", right: float = 1.0, **more: Any) -> None:
+        """New traffic, a second after what there was."""
+        self.now += 1
+        session = f"session-{len(self.log.passages)}"
+        self.log.passages.append(passage(session, tokens, name, self.now, right, **more))
+
+
+class Killed(BaseException):
+    """What no handler of errors may catch."""
+
+
+def killed_at(line: int, modules: Sequence[ModuleType], work: Callable[[], Coroutine[Any, Any, _T]]) -> _T | None:
+    """Run a coroutine and kill it before the n-th line that it executes in these modules, from 0 on.
+
+    None where it was killed. What cleans up after exceptions still runs, as it would not after SIGKILL.
+    """
+    import asyncio
+
+    files = {module.__file__ for module in modules}
+    passed = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal passed
+        if frame.f_code.co_filename not in files:
+            return None
+        if event == "line":
+            passed += 1
+            if passed > line:
+                sys.settrace(None)
+                raise Killed
+        return trace
+
+    async def traced() -> _T:
+        sys.settrace(trace)
+        try:
+            return await work()
+        finally:
+            sys.settrace(None)
+
+    try:
+        return asyncio.run(traced())
+    except Killed:
+        return None

@@ -1,0 +1,64 @@
+"""The loop as a process of its own, over real child processes whose stages are made up:
+
+python loop_process.py FOLDER COORDINATOR [once]     the loop
+python loop_process.py STAGE RUN_DIR                 a stage; training takes until FOLDER/go exists
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from loop_fakes import TARGET, FakeLog, World, passage, write_stage
+
+from cloud_verifier.distill.children import Budget, Children
+from cloud_verifier.distill.keys import load
+from cloud_verifier.distill.ledger import Ledger
+from cloud_verifier.distill.loop import Loop
+from cloud_verifier.distill.publish import Publisher
+from cloud_verifier.distill.releases import Coordinator
+from cloud_verifier.distill.shelf import Shelf
+from cloud_verifier.distill.traffic_watch import TrafficWatch
+
+STAGES = ("dataset", "training", "export", "gate")
+
+
+async def loop(folder: Path, address: str) -> None:
+    config = World(folder, settings={"retry_s": 0.1, "poll_s": 0.05}).config
+    modules = {stage: [__file__, stage] for stage in STAGES}
+    log = FakeLog([passage("one", 1_000, "sums", 500.0)])
+    async with Coordinator(address, admin_token="sesame") as releases:
+        publisher = Publisher(
+            releases, Ledger(config.state / "releases"), Shelf(config.artifacts), load(folder / "key.pem"), TARGET
+        )
+        watch = TrafficWatch(log, TARGET.weights_hash, config.alarm_tokens)
+        children = Children(Budget(1, 3, 60.0, 60.0), modules)
+        work = asyncio.create_task(Loop(config, children, publisher, watch, TARGET.weights_hash).run())
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, work.cancel)
+        await work
+
+
+def stage(name: str, run: Path) -> None:
+    folder = run.parent.parent.parent
+    if name == "training":
+        with (folder / "trainers").open("a") as file:
+            file.write(f"{os.getpid()} {os.nice(0)}\n")
+        while not (folder / "go").exists():
+            time.sleep(0.01)
+    write_stage(name, run)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    if sys.argv[1] in STAGES:
+        stage(sys.argv[1], Path(sys.argv[2]))
+    else:
+        try:
+            asyncio.run(loop(Path(sys.argv[1]), sys.argv[2]))
+        except asyncio.CancelledError:
+            print("ended in order", flush=True)

@@ -1,0 +1,95 @@
+"""The command: keys, settings and the verbs that need nothing else to run."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+from pathlib import Path
+
+import pytest
+from exportable import save_model, save_tokenizer
+
+from cloud_verifier.distill import cli, keys
+from cloud_verifier.distill.assembly import _alone, target_hashes
+from cloud_verifier.distill.config import DistillConfig
+from outrider.core.errors import BadRequest, Overloaded
+
+TARGET = Path(__file__).resolve().parents[3] / "models" / "target"
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]):
+    """arguments -> exit status, stdout, stderr"""
+
+    def of(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(arguments)
+        told = capsys.readouterr()
+        return int(ended.value.code or 0), told.out, told.err
+
+    return of
+
+
+def test_a_key_is_made_once_and_its_public_half_shown_again(call, tmp_path: Path) -> None:
+    path = tmp_path / "publisher.pem"
+    first, again = call("key", "--file", str(path)), call("key", "--file", str(path))
+    assert first[0] == 0 and first == again
+    assert bytes.fromhex(first[1].strip()) == keys.load(path).public_key
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_the_keys_place_may_come_from_the_environment(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_DISTILL_KEY", str(tmp_path / "by-environment.pem"))
+    assert call("key")[0] == 0
+    assert (tmp_path / "by-environment.pem").is_file()
+
+
+def test_missing_and_wrong_settings_are_told_by_name(call) -> None:
+    status, _, told = call("once")
+    assert status == 2 and "traffic: Field required" in told and "OUTRIDER_DISTILL_" in told
+    status, _, told = call("once", "--set", "trafic=/x")
+    assert status == 2 and "'trafic'" in told
+    status, _, told = call("once", "--set", 'training_options={"steps"')
+    assert status == 2 and "no JSON" in told
+
+
+def test_settings_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("TRAFFIC", "TARGET", "DRAFT", "ARTIFACTS"):
+        monkeypatch.setenv(f"OUTRIDER_DISTILL_{name}", str(tmp_path))
+    monkeypatch.setenv("OUTRIDER_DISTILL_GATE_GAIN", "0.07")
+    monkeypatch.setenv("OUTRIDER_DISTILL_TRAINING_OPTIONS", '{"steps": 3}')
+    config = DistillConfig()
+    assert config.rule.gain == 0.07 and config.training_options == {"steps": 3}
+
+
+def test_a_draft_is_exported_by_hand(call, tmp_path: Path) -> None:
+    model, target = save_model("qwen2", tmp_path / "model"), save_tokenizer(tmp_path / "target")
+    told = ("--model", str(model), "--tokenizer", str(target), "--out", str(tmp_path / "draft.gguf"))
+    status, out, _ = call("export", *told)
+    assert status == 0 and "Q8_0" in out
+    assert call("export", *told, "--kind", "Q9")[0] == 2
+    status, _, err = call("export", "--model", str(target), *told[2:])
+    assert status == 1 and "no causal LM" in err
+
+
+def test_two_loops_do_not_share_a_folder(tmp_path: Path) -> None:
+    with _alone(tmp_path), pytest.raises(Overloaded, match="another outrider-distill"), _alone(tmp_path):
+        pass
+    with _alone(tmp_path):
+        pass
+
+
+def test_the_target_is_known_by_what_its_verifiers_announce() -> None:
+    from cloud_verifier.engine.model import TargetModel
+
+    async def announced() -> str:
+        return (await asyncio.to_thread(TargetModel.load, TARGET)).weights_hash
+
+    hashes = target_hashes(TARGET)
+    assert hashes.weights_hash == f"sha256:{asyncio.run(announced())}"
+    assert hashes.tokenizer_hash.startswith("sha256:")
+
+
+def test_a_folder_that_is_no_target_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match=r"no tokenizer\.json"):
+        target_hashes(tmp_path)

@@ -1,0 +1,327 @@
+"""The loop over made-up stages: what begins a run, what ends it, and that a kill before any line loses nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from loop_fakes import World, killed_at, write_stage
+
+from cloud_verifier.distill import loop as loop_module
+from cloud_verifier.distill import publish, state
+from cloud_verifier.distill.children import StageFailed
+from cloud_verifier.distill.job import Job
+from cloud_verifier.distill.loop import Loop
+from cloud_verifier.distill.releases import CANARY, ROLLED_BACK, STABLE
+from cloud_verifier.distill.shelf import digest_of
+from cloud_verifier.distill.state import Outcome
+from outrider.core.errors import BadRequest, Unavailable
+
+STAGES = ["dataset", "training", "export", "gate"]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+async def until_idle(loop: Loop, steps: int = 50) -> Loop:
+    """Take steps as long as there is something to do at once."""
+    for _ in range(steps):
+        if await loop.step() > 0:
+            return loop
+    raise AssertionError(f"still busy: {loop.state}")
+
+
+def last(loop: Loop) -> Outcome:
+    return loop.state.history[-1]
+
+
+async def test_enough_fresh_traffic_becomes_a_release_and_its_canary_is_awaited(world: World) -> None:
+    world.traffic(1_000)
+    loop = await until_idle(world.loop())
+    assert world.stages.begun == STAGES
+    assert loop.state.run is not None and loop.state.run.stage == "canary"
+    assert world.releases.states == {1: CANARY}
+    world.releases.decide_all(STABLE)
+    await until_idle(loop)
+    assert (loop.state.run, last(loop).result) == (None, "stable")
+    assert world.releases.known[last(loop).release].manifest.parent == f"sha256:{digest_of(world.config.draft)}"
+
+
+async def test_too_little_traffic_begins_nothing(world: World) -> None:
+    world.traffic(999)
+    loop = await until_idle(world.loop())
+    assert (loop.state.run, world.stages.begun) == (None, [])
+
+
+async def test_falling_acceptance_begins_a_run_for_that_class(world: World) -> None:
+    release = digest_of(world.folder / "narrow.gguf")
+    loop = world.loop()
+    world.traffic(300, "code", 0.8, draft_release=release)
+    await until_idle(loop)
+    assert loop.state.usual == {"code": 0.8}
+    world.traffic(250, "sums", 0.3, draft_release=f"sha256:{release}")
+    await until_idle(loop)
+    assert loop.state.run is not None
+    assert "acceptance on class 'sums' is 0.30, usual is 0.80" in loop.state.run.cause
+    assert loop.state.run.fresh == ("code", "sums")
+
+
+async def test_a_draft_that_failed_the_gate_is_not_trained_again_from_the_same_traffic(world: World) -> None:
+    world.stages.passes = False
+    world.traffic(1_000)
+    loop = await until_idle(world.loop())
+    assert (last(loop).result, last(loop).reason) == ("refused", "too weak")
+    await until_idle(world.loop())
+    assert world.stages.begun == STAGES and world.releases.versions == []
+    world.traffic(1_000)
+    await until_idle(world.loop())
+    assert world.stages.begun == 2 * STAGES
+
+
+async def test_a_release_that_was_rolled_back_ends_its_run_with_the_reason(world: World) -> None:
+    world.traffic(1_000)
+    loop = await until_idle(world.loop())
+    assert loop.state.run is not None
+    world.releases.decide(loop.state.run.release, ROLLED_BACK, "worse on class 'code'")
+    await until_idle(loop)
+    assert (last(loop).result, last(loop).reason) == ("rolled_back", "worse on class 'code'")
+
+
+async def test_the_next_run_starts_from_the_stable_release_and_must_beat_it(world: World) -> None:
+    world.traffic(1_000)
+    loop = await until_idle(world.loop())
+    world.releases.decide_all(STABLE)
+    await until_idle(loop)
+    first = last(loop).release
+    world.traffic(1_000)
+    await until_idle(loop)
+    told = Job.read(world.folder / "state" / "runs" / "2")
+    assert told.incumbent.name == f"{first}.gguf"
+    assert told.base == world.folder / "state" / "runs" / "1" / "model", "its weights before they were quantised"
+    assert world.releases.versions == [1, 2]
+
+
+async def test_a_stage_that_fails_is_tried_again_later_and_each_time_later(world: World) -> None:
+    world.stages.fails["training"] = [StageFailed("training", "out of memory")] * 2
+    world.traffic(1_000)
+    loop = await until_idle(world.loop())
+    assert world.stages.begun == ["dataset", "training"]
+    assert loop.state.run is not None and loop.state.run.not_before_unix == world.now + 5
+    world.now += 6
+    await until_idle(loop)
+    assert loop.state.run.not_before_unix == world.now + 10
+    world.now += 11
+    await until_idle(loop)
+    assert loop.state.run.stage == "canary" and loop.state.run.failures == 0
+
+
+async def test_a_stage_that_keeps_failing_is_given_up_with_its_traffic(world: World) -> None:
+    world.settings["attempts"] = 3
+    world.stages.fails["export"] = [StageFailed("export", "no block fits")] * 9
+    world.traffic(1_000)
+    loop = world.loop()
+    for _ in range(20):
+        await loop.step()
+        world.now += 100
+    assert world.stages.begun.count("export") == 3
+    assert (last(loop).result, loop.state.run) == ("failed", None)
+
+
+async def test_what_is_hopeless_is_given_up_at_once(world: World) -> None:
+    world.stages.fails["dataset"] = [StageFailed("dataset", "nothing held out", hopeless=True)]
+    world.traffic(1_000)
+    loop = await until_idle(world.loop())
+    assert (last(loop).result, world.stages.begun) == ("failed", ["dataset"])
+
+
+async def test_a_trainer_that_ends_without_its_result_has_failed(world: World) -> None:
+    world.traffic(1_000)
+    loop = world.loop()
+
+    async def forgetful(stage: str, folder: Path) -> None:
+        if stage != "training":
+            write_stage(stage, folder)
+
+    world.stages.run = forgetful  # type: ignore[method-assign]
+    await until_idle(loop)
+    assert loop.state.run is not None and (loop.state.run.stage, loop.state.run.failures) == ("training", 1)
+
+
+async def test_while_the_coordinator_is_away_nothing_counts_as_a_failure(world: World) -> None:
+    world.traffic(1_000)
+    loop = world.loop()
+    await loop.step()
+    world.releases.away = True
+    await until_idle(loop)
+    assert loop.state.run is not None and (loop.state.run.stage, loop.state.run.failures) == ("publish", 0)
+    world.releases.away = False
+    await until_idle(loop)
+    assert world.releases.states == {1: CANARY}
+
+
+async def test_a_coordinator_that_lost_its_data_hears_of_the_canary_again(world: World) -> None:
+    world.traffic(1_000)
+    loop = await until_idle(world.loop())
+    world.releases.known.clear()
+    await until_idle(loop)
+    assert world.releases.states == {1: CANARY}
+    world.releases.decide_all(STABLE)
+    await until_idle(loop)
+    world.releases.known.clear()
+    await until_idle(world.loop())
+    assert world.releases.states == {1: STABLE}
+
+
+async def test_a_canary_whose_version_somebody_else_took_is_signed_anew(world: World) -> None:
+    world.traffic(1_000)
+    loop = await until_idle(world.loop())
+    world.releases.known.clear()
+    (world.folder / "other").mkdir()
+    other = World(world.folder / "other", world.releases)
+    for content in (b"GGUF a", b"GGUF b"):
+        (other.folder / "draft.gguf").write_bytes(content)
+        await other.publisher().publish(publish.Draft(other.folder / "draft.gguf", "Q8_0"))
+    for _ in range(4):
+        await loop.step()
+    assert loop.state.run is not None
+    assert world.releases.known[loop.state.run.release].manifest.version == 3
+
+
+async def test_the_days_budget_holds_back_the_next_run(world: World) -> None:
+    world.settings["daily_minutes"] = 1.0
+    loop = world.loop()
+
+    async def slow(stage: str, folder: Path) -> None:
+        world.now += 20
+        write_stage(stage, folder)
+
+    world.stages.run = slow  # type: ignore[method-assign]
+    world.traffic(1_000)
+    await until_idle(loop)
+    world.releases.decide_all(STABLE)
+    world.traffic(1_000)
+    await until_idle(loop)
+    assert loop.state.last == 1 and loop.state.run is None
+    world.now += 86_400
+    await until_idle(loop)
+    assert loop.state.last == 2
+
+
+async def test_a_dataset_goes_with_its_run_and_old_runs_go_in_time(world: World) -> None:
+    world.settings["keep_runs"] = 2
+    loop = world.loop()
+    for number in range(1, 6):
+        world.traffic(1_000)
+        await until_idle(loop)
+        world.releases.decide_all(STABLE if number == 1 else ROLLED_BACK)
+        await until_idle(loop)
+    runs = world.folder / "state" / "runs"
+    assert sorted(int(folder.name) for folder in runs.iterdir()) == [1, 4, 5], "the first is what is stable"
+    assert not list(runs.glob("*/dataset"))
+
+
+async def test_a_dataset_that_expired_before_it_was_learnt_is_learnt_no_more(world: World) -> None:
+    world.traffic(1_000)
+    loop = world.loop()
+    world.stages.fails["training"] = [StageFailed("training", "the machine went down")]
+    await until_idle(loop)
+    card = world.folder / "state" / "runs" / "1" / "dataset" / "card.json"
+    card.write_text(json.dumps({"expires_unix": world.now + 100}))
+    world.now += 100
+    await until_idle(loop)
+    assert (last(loop).result, world.stages.begun) == ("failed", ["dataset", "training"])
+    assert not card.exists()
+
+
+async def test_the_traffic_log_is_tidied_now_and_then(world: World) -> None:
+    loop = world.loop()
+    for _ in range(3):
+        await loop.step()
+    assert world.log.tidied == 1
+    world.now += world.config.housekeeping_s
+    await loop.step()
+    assert world.log.tidied == 2
+
+
+async def test_once_goes_as_far_as_the_canary_and_next_time_tells_how_it_ended(world: World) -> None:
+    assert await world.loop().once() is None
+    world.traffic(1_000)
+    assert await world.loop().once() is None
+    assert world.releases.states == {1: CANARY}
+    assert await world.loop().once() is None
+    world.releases.decide_all(STABLE)
+    outcome = await world.loop().once()
+    assert outcome is not None and outcome.result == "stable"
+
+
+async def test_once_tells_of_a_refusal_and_of_failures(world: World) -> None:
+    world.traffic(1_000)
+    world.stages.fails["training"] = [StageFailed("training", "out of memory")]
+    with pytest.raises(StageFailed, match="out of memory"):
+        await world.loop().once()
+    world.stages.passes = False
+    outcome = await world.loop().once()
+    assert outcome is not None and outcome.result == "refused"
+    world.releases.away = True
+    with pytest.raises(Unavailable):
+        await world.loop().once()
+
+
+async def test_a_changed_setting_does_not_disturb_a_run_that_has_begun(world: World) -> None:
+    world.traffic(1_000)
+    loop = world.loop()
+    await loop.step()
+    plan = json.loads((world.folder / "state" / "runs" / "1" / "plan.json").read_text())
+    assert plan["minutes"] == 30.0 and plan["dataset"].endswith("runs/1/dataset")
+    world.settings["training_options"] = {"steps": 7}
+    await until_idle(world.loop())
+    assert json.loads((world.folder / "state" / "runs" / "1" / "plan.json").read_text()) == plan
+    world.releases.decide_all(STABLE)
+    world.traffic(1_000)
+    await until_idle(world.loop())
+    later = json.loads((world.folder / "state" / "runs" / "2" / "plan.json").read_text())
+    assert later["steps"] == 7 and "minutes" not in later
+
+
+def test_a_state_that_was_spoilt_is_told(world: World) -> None:
+    (world.folder / "state").mkdir()
+    (world.folder / "state" / "state.json").write_text("{")
+    with pytest.raises(BadRequest, match=r"state\.json"):
+        world.loop()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files that a kill left open
+def test_wherever_it_is_killed_it_publishes_exactly_one_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.fsync", lambda _: None)  # no power is lost here
+
+    async def whole(world: World) -> Outcome:
+        """From fresh traffic to a stable release."""
+        loop = world.loop()
+        while not loop.state.history:
+            await loop.step()
+            world.now += 10
+            world.releases.decide_all(STABLE)
+        for _ in range(3):
+            await loop.step()
+        return last(loop)
+
+    line = 0
+    while True:
+        folder = tmp_path / str(line)
+        folder.mkdir()
+        world = World(folder)
+        world.traffic(1_000)
+        ended = killed_at(line, (loop_module, state, publish), lambda world=world: whole(world))
+        again = killed_at(1_000_000, (), lambda world=world: whole(world))
+        assert again is not None and again.result == "stable", f"killed before line {line}"
+        assert world.releases.versions == [1], f"killed before line {line}"
+        assert world.releases.states == {1: STABLE}
+        if ended is not None:
+            break
+        line += 3
+    assert line > 200

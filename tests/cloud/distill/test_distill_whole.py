@@ -1,0 +1,88 @@
+"""One turn of the loop with nothing made up but the coordinator and the traffic: the narrow draft learns sums."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from loop_fakes import SIGNER, FakeReleases
+
+from cloud_verifier.distill.assembly import _budget, target_hashes
+from cloud_verifier.distill.children import Children
+from cloud_verifier.distill.config import DistillConfig
+from cloud_verifier.distill.ledger import Ledger
+from cloud_verifier.distill.loop import Loop
+from cloud_verifier.distill.publish import Publisher
+from cloud_verifier.distill.releases import CANARY
+from cloud_verifier.distill.shelf import Shelf
+from cloud_verifier.distill.traffic_watch import TrafficWatch
+from cloud_verifier.traffic.passage import Passage
+from cloud_verifier.traffic.segments import SegmentLog, SegmentWriter
+from outrider.llama import LlamaModel
+
+MODELS = Path(__file__).resolve().parents[3] / "models"
+NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Ida")
+THINGS = ("apples", "books", "coins", "eggs", "pens", "shells", "stamps", "toys")
+SESSIONS = 240
+
+
+def sum_of(rng: random.Random) -> str:
+    name, thing, a, b = rng.choice(NAMES), rng.choice(THINGS), rng.randint(2, 60), rng.randint(2, 60)
+    return (
+        f"Question: {name} has {a} {thing} and buys {b} more. How many {thing} does {name} have?\n"
+        f"Answer: {name} has {a} + {b} = {a + b} {thing}.\nThe answer is {a + b}.\n"
+    )
+
+
+def record(folder: Path, weights_hash: str) -> int:
+    """Sessions of sums, each token all but certain; returns how many tokens."""
+    rng, chance, tokens = random.Random(5), np.random.default_rng(5), 0
+    with LlamaModel.load(MODELS / "draft.gguf") as model, SegmentWriter(str(folder), flush_tokens=4_096) as writer:
+        for session in range(SESSIONS):
+            ids = np.array(model.tokenize(sum_of(rng)), np.int32)
+            top = chance.integers(0, model.vocab_size, (len(ids), 8)).astype(np.int32)
+            top[:, 0] = ids
+            log_probs = np.tile(np.log([0.93] + [0.009] * 7), (len(ids), 1)).astype(np.float32)
+            now, n = time.time(), len(ids)
+            tail, guessed = np.full(n, 0.007, np.float32), np.zeros(n, np.uint8)
+            writer.add(
+                Passage(
+                    *(f"session-{session}", f"tenant-{session % 4}", "sums", "", weights_hash, 0),
+                    *(ids, top, log_probs, tail, guessed, 0.0, now, now + 3_600.0),
+                )
+            )
+            tokens += n
+    return tokens
+
+
+@pytest.mark.timeout(300)
+async def test_the_narrow_draft_learns_sums_and_the_gate_lets_it_pass(tmp_path: Path) -> None:
+    hashes = target_hashes(MODELS / "target")
+    tokens = record(tmp_path / "traffic", hashes.weights_hash)
+    config = DistillConfig(
+        traffic=str(tmp_path / "traffic"),
+        target=MODELS / "target",
+        draft=MODELS / "draft-narrow.gguf",
+        artifacts=tmp_path / "artifacts",
+        state_dir=tmp_path / "state",
+        fresh_tokens=tokens,
+        training_options={"steps": 40, "batch_tokens": 1_024, "micro_tokens": 1_024, "precision": "float32"},
+    )
+    releases = FakeReleases()
+    publisher = Publisher(releases, Ledger(config.state / "releases"), Shelf(config.artifacts), SIGNER, hashes)
+    watch = TrafficWatch(SegmentLog(config.traffic), hashes.weights_hash, config.alarm_tokens)
+    loop = Loop(config, Children(_budget(config)), publisher, watch, hashes.weights_hash)
+
+    assert await loop.once() is None, loop.state.history
+    assert releases.states == {1: CANARY}
+    manifest = next(iter(releases.known.values())).manifest
+    assert manifest.metrics["gain.fresh"] > 0.1
+    assert manifest.metrics["acceptance.sums"] > 0.6
+    verdict = json.loads((config.state / "runs" / "1" / "gate.json").read_text())
+    assert verdict["passed"] and verdict["fresh"]["texts"] >= config.gate_texts
+    with LlamaModel.load(config.artifacts / f"{manifest.digest}.gguf") as model:
+        assert model.architecture == "qwen3"

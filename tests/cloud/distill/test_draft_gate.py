@@ -1,0 +1,126 @@
+"""The gate's decision: what passes, what does not, and that noise does not."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cloud_verifier.distill.gate import RARE, Rule, decide
+from cloud_verifier.distill.measure import Counts, Measured, TextCounts
+
+RULE = Rule(gain=0.02, loss=0.05, slower=1.25, confidence=0.95, texts=6, resamples=400)
+
+
+def text(name: str, new: int, old: int, positions: int = 100) -> TextCounts:
+    """A text that takes so many steps with the candidate and with the incumbent, whatever the shape."""
+    return TextCounts(name, positions, Counts(positions - new, new, new), Counts(positions - old, old, old))
+
+
+def measured(*texts: TextCounts, ms: float = 1.0) -> Measured:
+    return Measured(texts, ms, 1.0)
+
+
+def test_a_clear_winner_passes_and_says_by_how_much() -> None:
+    verdict = decide(measured(*[text("sums", 40, 60)] * 10, *[text("code", 30, 30)] * 10), {"sums"}, RULE)
+    assert verdict.passed and verdict.reasons == ()
+    assert verdict.fresh is not None
+    assert verdict.fresh.chain_gain == pytest.approx(0.5) and verdict.fresh.texts == 10
+    assert verdict.metrics()["gain.sums"] == pytest.approx(0.5)
+    assert verdict.metrics()["tokens_per_step.code"] == pytest.approx(100 / 30)
+
+
+def test_a_draft_that_loses_one_class_is_refused_whatever_it_wins_elsewhere() -> None:
+    verdict = decide(measured(*[text("sums", 20, 60)] * 20, *[text("code", 33, 30)] * 10), {"sums"}, RULE)
+    assert not verdict.passed
+    assert any("'code'" in reason and "-9.1%" in reason for reason in verdict.reasons)
+
+
+def test_a_gain_that_one_lucky_text_made_is_refused() -> None:
+    verdict = decide(measured(*[text("sums", 40, 38)] * 11, text("sums", 20, 70)), {"sums"}, RULE)
+    assert verdict.fresh is not None and verdict.fresh.chain_gain > RULE.gain
+    assert not verdict.passed
+
+
+def test_of_equal_drafts_not_one_in_twenty_five_passes() -> None:
+    passed = 0
+    for seed in range(100):
+        rng = random.Random(seed)
+        texts = [text("sums", rng.randint(25, 35), rng.randint(25, 35)) for _ in range(20)]
+        passed += decide(measured(*texts), {"sums"}, replace(RULE, resamples=200)).passed
+    assert passed <= 4
+
+
+def test_too_few_texts_of_the_fresh_classes_are_no_proof() -> None:
+    verdict = decide(measured(*[text("sums", 20, 60)] * 5, *[text("code", 30, 30)] * 30), {"sums"}, RULE)
+    assert [reason for reason in verdict.reasons if "5 held-out texts" in reason]
+
+
+def test_without_a_text_of_the_fresh_classes_nothing_passes() -> None:
+    verdict = decide(measured(*[text("code", 20, 30)] * 30), {"sums"}, RULE)
+    assert not verdict.passed and verdict.fresh is None
+
+
+def test_classes_of_few_texts_are_judged_together() -> None:
+    rare = [text(f"rare-{i}", 40, 30) for i in range(6)]
+    verdict = decide(measured(*[text("sums", 20, 60)] * 10, *rare), {"sums"}, RULE)
+    assert [group.name for group in verdict.classes] == [RARE, "sums"]
+    assert any(repr(RARE) in reason for reason in verdict.reasons)
+
+
+def test_what_is_too_little_to_judge_is_said() -> None:
+    verdict = decide(measured(*[text("sums", 20, 60)] * 10, text("rare", 30, 30)), {"sums"}, RULE)
+    assert verdict.passed
+    assert "'rare'" in verdict.notes[0]
+
+
+def test_a_draft_that_takes_much_longer_is_refused() -> None:
+    texts = [text("sums", 20, 60)] * 10
+    assert decide(measured(*texts, ms=1.25), {"sums"}, RULE).passed
+    assert "1.30 ms" in decide(measured(*texts, ms=1.3), {"sums"}, RULE).reasons[0]
+
+
+def test_the_verdict_is_json_and_its_metrics_fit_into_a_manifest() -> None:
+    texts = [text(f"class-{i}", 20, 60) for i in range(30) for _ in range(6)]
+    verdict = decide(measured(*texts), {"class-1"}, RULE)
+    assert json.loads(json.dumps(verdict.to_json()))["passed"] is True
+    assert len(verdict.metrics()) <= 64
+
+
+STEPS = st.tuples(st.sampled_from(["a", "b"]), st.integers(10, 60), st.integers(10, 60))
+
+
+@given(st.lists(STEPS, min_size=12, max_size=40), st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_draft_that_is_better_on_a_text_never_does_worse(
+    steps: list[tuple[str, int, int]], data: st.DataObject
+) -> None:
+    texts = [text(*one) for one in steps]
+    better = list(texts)
+    chosen = data.draw(st.integers(0, len(texts) - 1))
+    name, new, old = steps[chosen]
+    better[chosen] = text(name, data.draw(st.integers(1, new)), old)
+    rule = replace(RULE, resamples=100)
+    if decide(measured(*texts), {"a"}, rule).passed:
+        assert decide(measured(*better), {"a"}, rule).passed
+
+
+@given(st.lists(STEPS, min_size=12, max_size=40))
+@settings(max_examples=100, deadline=None)
+def test_what_passes_has_won_on_the_fresh_and_lost_beyond_the_bound_nowhere(steps: list[tuple[str, int, int]]) -> None:
+    rule = replace(RULE, resamples=100)
+    verdict = decide(measured(*[text(*one) for one in steps]), {"a"}, rule)
+
+    def gain(*names: str) -> float:
+        of = [(new, old) for name, new, old in steps if name in names]
+        return sum(old for _, old in of) / sum(new for new, _ in of) - 1
+
+    if verdict.passed:
+        assert gain("a") >= rule.gain
+        for name in ("a", "b"):
+            if sum(one[0] == name for one in steps) >= rule.texts:
+                assert gain(name) > -rule.loss

@@ -1,0 +1,192 @@
+"""Publishing: killed at any line, it publishes once; what the coordinator forgets, it hears again."""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from loop_fakes import SIGNER, TARGET, World, killed_at
+
+from cloud_verifier.distill import durable, keys, ledger, publish, shelf
+from cloud_verifier.distill.publish import Draft
+from cloud_verifier.distill.releases import CANARY, ROLLED_BACK, STABLE, SUPERSEDED, Known
+from cloud_verifier.distill.shelf import digest_of
+from outrider.core.errors import BadRequest, Unavailable
+from outrider.wire.manifest import Manifest, sign, verify
+
+MODULES = (publish, ledger, shelf, durable)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def draft(world: World, content: bytes = b"GGUF one", **more: object) -> Draft:
+    file = world.folder / "draft.gguf"
+    file.write_bytes(content)
+    return Draft(file, "Q8_0", **more)
+
+
+def _known(manifest: Manifest) -> Known:
+    """Stable already."""
+    return Known(manifest, sign(manifest, SIGNER), STABLE)
+
+
+async def test_a_release_is_a_file_under_its_hash_and_a_manifest_that_devices_believe(world: World) -> None:
+    parent = digest_of(world.folder / "narrow.gguf")
+    known = await world.publisher().publish(draft(world, parent=parent, metrics={"gain": 0.5}))
+    manifest = verify(world.releases.published[0], {SIGNER.key_id: SIGNER.public_key})
+    assert manifest == known.manifest
+    assert (manifest.version, manifest.parent, manifest.metrics) == (1, f"sha256:{parent}", {"gain": 0.5})
+    assert (manifest.weights_hash, manifest.tokenizer_hash) == (TARGET.weights_hash, TARGET.tokenizer_hash)
+    file = world.folder / "artifacts" / f"{manifest.digest}.gguf"
+    assert digest_of(file) == manifest.digest and file.stat().st_size == manifest.size
+    assert file.stat().st_mode & stat.S_IROTH
+
+
+async def test_the_same_draft_again_publishes_nothing(world: World) -> None:
+    first = await world.publisher().publish(draft(world))
+    world.now += 100
+    assert (await world.publisher().publish(draft(world))).manifest == first.manifest
+    assert world.releases.versions == [1]
+
+
+async def test_a_version_is_one_more_than_any_that_is_known_or_was_signed(world: World) -> None:
+    theirs = Manifest(7, TARGET.weights_hash, TARGET.tokenizer_hash, "sha256:" + "ab" * 32, 5, "Q8_0")
+    await world.releases.publish(sign(theirs, SIGNER))
+    assert (await world.publisher().publish(draft(world))).manifest.version == 8
+    world.releases.known.clear()
+    assert (await world.publisher().publish(draft(world, b"GGUF two"))).manifest.version == 9
+
+
+async def test_other_targets_versions_do_not_count(world: World) -> None:
+    theirs = Manifest(7, "sha256:another", TARGET.tokenizer_hash, "sha256:" + "ab" * 32, 5, "Q8_0")
+    publisher = world.publisher()
+    world.releases.known["ab" * 32] = _known(theirs)
+    assert list(await publisher.known()) == []
+
+
+async def test_a_version_that_was_taken_meanwhile_is_signed_anew(world: World) -> None:
+    one = draft(world)
+    publisher = world.publisher()
+
+    async def gone(raw: bytes) -> str:
+        raise Unavailable("killed on the way")
+
+    world.releases.publish, told = gone, world.releases.publish  # type: ignore[method-assign]
+    with pytest.raises(Unavailable):
+        await publisher.publish(one)
+    world.releases.publish = told  # type: ignore[method-assign]
+    theirs = Manifest(1, TARGET.weights_hash, TARGET.tokenizer_hash, "sha256:" + "ab" * 32, 5, "Q8_0")
+    await world.releases.publish(sign(theirs, SIGNER))
+    assert (await world.publisher().publish(one)).manifest.version == 2
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files that a kill left open
+def test_killed_before_any_line_it_publishes_exactly_once(tmp_path: Path) -> None:
+    line = kills = 0
+    while True:
+        folder = tmp_path / str(line)
+        folder.mkdir()
+        world = World(folder)
+        one = draft(world)
+        ended = killed_at(line, MODULES, lambda world=world, one=one: world.publisher().publish(one))
+        again = killed_at(1_000_000, MODULES, lambda world=world, one=one: world.publisher().publish(one))
+        assert again is not None and world.releases.versions == [1]
+        assert again.raw == world.releases.published[0], "what is signed twice is two releases of one version"
+        place = world.folder / "artifacts" / f"{again.digest}.gguf"
+        assert digest_of(place) == again.digest
+        if ended is not None:
+            break
+        line, kills = line + 1, kills + 1
+    assert kills > 40
+
+
+async def test_a_stable_release_that_was_forgotten_is_stable_again(world: World) -> None:
+    publisher = world.publisher()
+    for content in (b"GGUF one", b"GGUF two"):
+        digest = (await publisher.publish(draft(world, content))).digest
+        world.releases.decide(digest, STABLE)
+        await publisher.known()
+    assert world.releases.states == {1: SUPERSEDED, 2: STABLE}
+    world.releases.known.clear()
+    assert await publisher.restore(await publisher.known()) == [digest]
+    assert world.releases.states == {2: STABLE}
+    assert await publisher.restore(await publisher.known()) == []
+
+
+async def test_a_canary_that_was_forgotten_is_tried_again_beside_the_stable_one(world: World) -> None:
+    publisher = world.publisher()
+    world.releases.decide((await publisher.publish(draft(world))).digest, STABLE)
+    await publisher.publish(draft(world, b"GGUF two"))
+    await publisher.known()
+    world.releases.known.clear()
+    await world.publisher().restore({})
+    assert world.releases.states == {1: STABLE, 2: CANARY}
+
+
+async def test_what_was_rolled_back_stays_forgotten(world: World) -> None:
+    publisher = world.publisher()
+    world.releases.decide((await publisher.publish(draft(world))).digest, ROLLED_BACK)
+    known = await publisher.known()
+    world.releases.known.clear()
+    assert len(known) == 1 and await publisher.restore({}) == []
+
+
+async def test_what_is_older_than_all_that_is_known_is_not_published_again(world: World) -> None:
+    publisher = world.publisher()
+    world.releases.decide((await publisher.publish(draft(world))).digest, STABLE)
+    await publisher.known()
+    theirs = Manifest(5, TARGET.weights_hash, TARGET.tokenizer_hash, "sha256:" + "ab" * 32, 5, "Q8_0")
+    world.releases.known = {"ab" * 32: _known(theirs)}
+    assert await publisher.restore(await publisher.known()) == []
+
+
+async def test_what_the_coordinator_refuses_to_take_again_stops_nothing(world: World) -> None:
+    publisher = world.publisher()
+    await publisher.publish(draft(world))
+
+    async def refused(raw: bytes) -> str:
+        raise BadRequest("the file is gone from the shelf")
+
+    world.releases.publish = refused  # type: ignore[method-assign]
+    assert await publisher.restore({}) == []
+
+
+async def test_of_a_file_that_was_released_twice_the_newer_release_counts(world: World) -> None:
+    publisher = world.publisher()
+    first = await publisher.publish(draft(world))
+    again = replace(first.manifest, version=2)
+    newer = Known(again, sign(again, SIGNER), STABLE)
+    older = Known(first.manifest, first.raw, SUPERSEDED)
+    world.releases.known = {"": newer, first.digest: older}
+    assert (await publisher.known())[first.digest] == newer
+
+
+def test_a_key_is_its_owners_alone_and_never_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "keys" / "publisher.pem"
+    made = keys.create(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert keys.load(path).public_key == made.public_key
+    with pytest.raises(BadRequest, match="exists"):
+        keys.create(path)
+    path.chmod(0o640)
+    with pytest.raises(BadRequest, match="chmod 600"):
+        keys.load(path)
+
+
+def test_a_key_that_is_missing_or_none_is_told(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match="outrider-distill key"):
+        keys.load(tmp_path / "none.pem")
+    durable.write(tmp_path / "bad.pem", b"no key", mode=0o600)
+    with pytest.raises(BadRequest, match="PEM"):
+        keys.load(tmp_path / "bad.pem")
+
+
+def test_a_ledger_that_was_spoilt_is_told(tmp_path: Path) -> None:
+    (tmp_path / f"{'a' * 64}.json").write_text("{}")
+    with pytest.raises(BadRequest, match="ledger"):
+        ledger.Ledger(tmp_path).all()

@@ -1,0 +1,108 @@
+"""What the traffic says: counts without counting twice, and when it is reason to train."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from loop_fakes import TARGET, FakeLog, passage
+
+from cloud_verifier.distill.traffic_watch import LATE_S, TrafficWatch
+from cloud_verifier.distill.watch import Seen, WatchRule, adapted, due
+
+RULE = WatchRule(fresh_tokens=1_000, alarm_tokens=200, alarm_fall=0.1)
+OURS = "ab" * 32
+
+
+def watch(log: FakeLog, window: int = 1_000) -> TrafficWatch:
+    return TrafficWatch(log, TARGET.weights_hash, window)
+
+
+def seen(tokens: int, share: float) -> Seen:
+    return Seen(tokens=tokens, judged=tokens, guessed=round(share * tokens))
+
+
+def test_tokens_and_acceptance_are_counted_by_class() -> None:
+    log = FakeLog(
+        [
+            passage("a", 100, "code", 10.0, 0.8, draft_release=OURS),
+            passage("b", 50, "sums", 11.0, 0.5, draft_release=f"sha256:{OURS}"),
+            passage("c", 70, "code", 12.0, 0.1, draft_release="another"),
+            passage("d", 60, "code", 13.0, 0.1, draft_release=OURS, weights_hash="sha256:another"),
+        ]
+    )
+    look = watch(log).look(0.0, OURS)
+    assert look.seen == {
+        "code": Seen(tokens=170, judged=100, guessed=80),
+        "sums": Seen(tokens=50, judged=50, guessed=25),
+    }
+    assert look.newest_unix == 12.0
+
+
+def test_looking_again_counts_only_what_is_new_even_if_it_comes_late() -> None:
+    log = FakeLog([passage("a", 100, "code", 1_010.0)])
+    watched = watch(log)
+    watched.look(0.0, OURS)
+    log.passages += [passage("a", 30, "code", 1_020.0, start=100), passage("b", 5, "code", 1_015.0)]
+    assert watched.look(0.0, OURS).seen["code"].tokens == 135
+    log.passages.append(passage("late", 7, "code", 1_020.0 - LATE_S))
+    assert watched.look(0.0, OURS).seen["code"].tokens == 142
+    assert watched.look(0.0, OURS).seen["code"].tokens == 142
+
+
+def test_tokens_recorded_twice_count_once() -> None:
+    log = FakeLog([passage("a", 100, "code", 10.0), passage("a", 80, "code", 11.0, start=60)])
+    assert watch(log).look(0.0, OURS).seen["code"].tokens == 140
+
+
+def test_traffic_that_a_run_has_used_counts_no_more() -> None:
+    log = FakeLog([passage("a", 100, "code", 10.0), passage("b", 40, "code", 11.0)])
+    watched = watch(log)
+    watched.look(0.0, OURS)
+    assert watched.look(10.0, OURS).seen["code"].tokens == 40
+    assert watched.look(11.0, OURS).seen == {}
+    assert watched.look(11.0, OURS).newest_unix == 11.0
+
+
+def test_acceptance_is_that_of_the_latest_tokens() -> None:
+    log = FakeLog(
+        [passage(f"s{i}", 100, "code", float(i), 0.9 if i < 20 else 0.2, draft_release=OURS) for i in range(1, 23)]
+    )
+    look = watch(log, window=200).look(0.0, OURS)
+    assert look.seen["code"] == Seen(tokens=2_200, judged=200, guessed=40)
+
+
+def test_enough_fresh_tokens_are_reason_whatever_their_acceptance() -> None:
+    cause = due({"code": seen(900, 0.9), "sums": seen(95, 0.9), "rare": seen(5, 0.9)}, {"code": 0.9}, RULE)
+    assert cause is not None and cause.fresh == ("code",)
+    assert due({"code": seen(999, 0.9)}, {"code": 0.9}, RULE) is None
+
+
+def test_a_class_that_is_guessed_worse_than_usual_is_reason_enough() -> None:
+    cause = due({"code": seen(200, 0.7)}, {"code": 0.81}, RULE)
+    assert cause is not None and cause.fresh == ("code",)
+    assert due({"code": seen(200, 0.72)}, {"code": 0.81}, RULE) is None
+    assert due({"code": seen(199, 0.1)}, {"code": 0.81}, RULE) is None
+
+
+def test_a_new_class_is_compared_with_the_others() -> None:
+    usual = {"code": 0.9, "chat": 0.7}
+    assert due({"sums": seen(300, 0.65)}, usual, RULE) is not None
+    assert due({"sums": seen(300, 0.75)}, usual, RULE) is None
+    assert due({"sums": seen(300, 0.1)}, {}, RULE) is None, "nothing is usual yet"
+
+
+def test_what_no_training_mends_becomes_usual() -> None:
+    usual = {"sums": 0.9}
+    hard = {"sums": seen(300, 0.4)}
+    runs = 0
+    while due(hard, usual, RULE):
+        usual, runs = adapted(usual, hard, RULE), runs + 1
+    assert runs <= 4
+
+
+@given(st.dictionaries(st.sampled_from("abc"), st.tuples(st.integers(0, 2_000), st.floats(0, 1)), max_size=3))
+def test_a_cause_names_classes_that_there_are(given_classes: dict[str, tuple[int, float]]) -> None:
+    classes = {name: seen(*told) for name, told in given_classes.items()}
+    cause = due(classes, {"a": 0.8}, RULE)
+    if cause is not None:
+        assert cause.fresh and set(cause.fresh) <= set(classes)
