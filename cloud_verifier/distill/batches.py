@@ -57,10 +57,11 @@ class Order:
         epoch, place = divmod(step, self.batches)
         shuffled = np.random.default_rng([self._seed, epoch]).permutation(len(self._learnt))
         before = np.cumsum(self._learnt[shuffled]) - self._learnt[shuffled]
-        # By tokens, so that batches weigh about the same; by count where one text outweighs a batch.
-        bounds = np.searchsorted(before, np.arange(self.batches) * (int(self._learnt.sum()) / self.batches))
-        bounds = np.maximum.accumulate(np.maximum(bounds, np.arange(self.batches)))
-        bounds = np.minimum(bounds, len(shuffled) - self.batches + np.arange(self.batches))
+        # By tokens, so that batches weigh about the same, and at least one text each.
+        number = np.arange(self.batches)
+        bounds = np.searchsorted(before, number * (self._learnt.sum() / self.batches))
+        bounds = np.maximum.accumulate(bounds - number) + number
+        bounds = np.minimum(bounds, len(shuffled) - self.batches + number)
         end = bounds[place + 1] if place + 1 < self.batches else len(shuffled)
         return [int(index) for index in shuffled[bounds[place] : end]]
 

@@ -40,9 +40,7 @@ class Filling:
         return self._part(stretch).text()
 
     def _part(self, stretch: Stretch) -> _Part:
-        return self._by_stretch[
-            stretch.session_id, stretch.tenant, stretch.traffic_class, stretch.start, stretch.first
-        ]
+        return self._by_stretch[stretch.session_id, stretch.tenant, stretch.traffic_class, stretch.start, stretch.first]
 
 
 class _Part:

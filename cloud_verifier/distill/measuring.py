@@ -67,4 +67,6 @@ def measure(student: Student, texts: Sequence[Text], ranks: Ranks, width: int, p
                 sums[number] += torch.stack([value.double().to(ranks.device) for value in found])
     student.train()
     rows = ranks.sum(sums).tolist()
-    return Report({name: Nearness(*(value / row[3] for value in row[:3])) for name, row in zip(classes, rows, strict=True)})
+    return Report(
+        {name: Nearness(*(value / row[3] for value in row[:3])) for name, row in zip(classes, rows, strict=True)}
+    )

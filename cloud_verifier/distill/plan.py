@@ -29,7 +29,7 @@ class TrainingPlan(BaseModel):
     eta: float = Field(default=1.0, ge=0)
     """How fast the hybrid leaves KL as acceptance grows (arXiv 2602.23881)."""
     kl_share: float = Field(default=0.5, ge=0, le=1)
-    """First part of the run that is pure KL, whatever the loss: total variation pulls at nothing that q has no mass on."""
+    """First part of the run that is pure KL, whatever the loss: total variation does not pull where q has no mass."""
     lora_rank: int = Field(default=0, ge=0, le=1024)
     """0: all weights are trained. Else only low-rank additions to the layers' matrices (arXiv 2106.09685)."""
     lora_alpha: float = Field(default=2.0, gt=0)

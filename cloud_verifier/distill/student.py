@@ -39,10 +39,7 @@ class Student(nn.Module):
 
 def load_base(base: Path) -> PreTrainedModel:
     """Load what a run begins with, in float32. Raises GgufRefused, OSError, ValueError."""
-    if base.is_file():
-        model = import_gguf(base)
-    else:
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    model = import_gguf(base) if base.is_file() else AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     # The usual kernel for whole rows: with no mask given, it is causal.
     model.set_attn_implementation("sdpa")
     return cast(PreTrainedModel, model)

@@ -74,7 +74,7 @@ class Trainer:
             (due,) = self._ranks.of_leader([time.monotonic() - self._saved - self._plan.save_seconds])
             if due > 0:
                 self._save()
-        if todo.finished and self.progress.best_step != self.progress.step:
+        if todo.finished and self.progress.step % self._plan.measure_steps:
             self._measure()
         self._save()
         return todo.finished
@@ -167,8 +167,7 @@ class Curve:
     def __init__(self, path: Path, step: int) -> None:
         """step: where the run goes on; lines beyond it are of a run that was killed after its checkpoint."""
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= step]
-        path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        path.write_text("".join(line + "\n" for line in lines if _is_before(line, step)), encoding="utf-8")
         self._path = path
 
     def stepped(self, now: Progress, total: float, kl: float, rate: float) -> None:
@@ -182,3 +181,11 @@ class Curve:
         line = {"step": now.step, "seconds": round(now.seconds, 3), "tokens": now.tokens, **values}
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+
+
+def _is_before(line: str, step: int) -> bool:
+    """Whether a line is whole, and of `step` at the latest."""
+    try:
+        return int(json.loads(line)["step"]) <= step
+    except ValueError:
+        return False

@@ -103,7 +103,7 @@ def test_scaled_positions_are_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_lacks_a_tensor_is_refused_by_its_name(tmp_path: Path) -> None:
     path = with_field(exported("llama", tmp_path), tmp_path / "lacking.gguf", "blk.1.attn_k.weight", "")
-    with pytest.raises(GgufRefused, match="layers.1.self_attn.k_proj"):
+    with pytest.raises(GgufRefused, match=r"layers\.1\.self_attn\.k_proj"):
         import_gguf(path)
 
 

@@ -102,9 +102,7 @@ def test_a_text_that_differs_in_one_token_is_a_near_duplicate_only_by_its_share(
     tokens = np.arange(200, dtype=np.int32)
     changed = tokens.copy()
     changed[100] = 7777
-    pair = [
-        Stretch(name, "", "code", 0, each, 200.0, 1e9) for name, each in (("a", tokens), ("b", changed))
-    ]
+    pair = [Stretch(name, "", "code", 0, each, 200.0, 1e9) for name, each in (("a", tokens), ("b", changed))]
     assert len(select(pair, limits(copies=1, repeated_share=0.8))[0]) == 1
     assert len(select(pair, limits(copies=1, repeated_share=0.99))[0]) == 2
 

@@ -113,7 +113,7 @@ def tiny_plan(root: Path, **changes: Any) -> TrainingPlan:
         "learning_rate": 3e-3,
         "warmup_steps": 2,
     }
-    return TrainingPlan(base=base, tokenizer=base, dataset=data, **(settings | changes))
+    return TrainingPlan(**({"base": base, "tokenizer": base, "dataset": data} | settings | changes))
 
 
 def passage(session: str, start: int, tokens: Sequence[int], **changes: Any) -> Passage:
