@@ -2,8 +2,8 @@
 
     python -m benchmarks.distill_losses [--quick]
 
-The target answers questions, and writes code as before; the narrow draft, which knows only code, learns from these texts
-alone, never from the prompts. Every run sees the same texts for as many steps. Measured is the quantised file in
+The target answers questions, and writes code as before; the narrow draft, which knows only code, learns from these
+texts alone, never from the prompts. Every run sees the same texts for as many steps. Measured is the quantised file in
 llama.cpp, on held-out prompts: tokens per step of the target with a chain of 6 guesses, on its greedy text. A table,
 then one line of JSON. About 9 minutes on two cores; `--quick` about 2.
 """
@@ -101,7 +101,9 @@ def run(pair: Pair, scale: Scale, folder: Path) -> dict[str, Any]:
             found = acceptance.measure(folder / f"{loss}-{rank}" / "draft.gguf", samples)
             show(loss, str(rank or "-"), found, measured, f"{seconds:.0f}")
             runs.append(
-                {"loss": loss, "lora_rank": rank, "seconds": round(seconds, 1)} | compared(found, measured) | told(found)
+                {"loss": loss, "lora_rank": rank, "seconds": round(seconds, 1)}
+                | compared(found, measured)
+                | told(found)
             )
     return {name: told(found) for name, found in measured.items()} | {"runs": runs, "tokens": card.train_tokens}
 

@@ -10,17 +10,17 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-NAMES = (
-    "Ada Alma Amir Anders Anna Ben Bruno Carla Carmen Chen Dana Daria David Elena Elif Emil Erik Eva Farah Felix Fiona"
-    " George Gita Greta Hugo Ida Igor Ines Ivan Jack Jana Jin Joan Jose Julia Kai Karin Karl Laura Leon Lily Luis Maja"
-    " Marco Maria Max Mei Mona Nico Nina Noor Oskar Pia Rafael Ravi Rita Sara Sofia Tariq Theo Tom Uma Vera Wei Yara"
-).split()
-THINGS = (
-    "apples pears plums eggs stamps coins shells stones pencils candles cards stickers buttons flowers bricks cookies"
-    " muffins tickets cups plates chairs lamps balls kites toys bottles jars spoons bulbs tiles"
-).split()
-PLACES = "farm shop market library garden museum factory kitchen warehouse station".split()
-HOLDERS = "boxes bags baskets crates trays shelves drawers bowls packs rows".split()
+_WORDS = {
+    "names": """Ada Alma Amir Anders Anna Ben Bruno Carla Carmen Chen Dana Daria David Elena Elif Emil Erik Eva Farah
+        Felix Fiona George Gita Greta Hugo Ida Igor Ines Ivan Jack Jana Jin Joan Jose Julia Kai Karin Karl Laura Leon
+        Lily Luis Maja Marco Maria Max Mei Mona Nico Nina Noor Oskar Pia Rafael Ravi Rita Sara Sofia Tariq Theo Tom Uma
+        Vera Wei Yara""",
+    "things": """apples pears plums eggs stamps coins shells stones pencils candles cards stickers buttons flowers
+        bricks cookies muffins tickets cups plates chairs lamps balls kites toys bottles jars spoons bulbs tiles""",
+    "place": "farm shop market library garden museum factory kitchen warehouse station",
+    "holders": "boxes bags baskets crates trays shelves drawers bowls packs rows",
+}
+WORDS = {name: words.split() for name, words in _WORDS.items()}
 
 TEMPLATES = (
     "{A} has {m} {things} and gets {n} more from {B}. How many {things} does {A} have now?",
@@ -69,13 +69,13 @@ def code(count: int, seed: int) -> list[str]:
 
 
 def _question(rng: random.Random) -> str:
-    first, second = rng.sample(NAMES, 2)
+    first, second = rng.sample(WORDS["names"], 2)
     return rng.choice(TEMPLATES).format(
         A=first,
         B=second,
-        things=rng.choice(THINGS),
-        place=rng.choice(PLACES),
-        holders=rng.choice(HOLDERS),
+        things=rng.choice(WORDS["things"]),
+        place=rng.choice(WORDS["place"]),
+        holders=rng.choice(WORDS["holders"]),
         j=rng.randint(2, 9),
         k=rng.randint(3, 12),
         m=rng.randint(10, 60),

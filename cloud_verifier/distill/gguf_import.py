@@ -6,6 +6,7 @@ weight that the file lacks, positions that are scaled, a head width that does no
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,12 +35,15 @@ def import_gguf(path: Path) -> PreTrainedModel:
     config = _config(reader, architecture, path)
     _check_names(reader, architecture, config, path)
     model, report = AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, config=config, dtype=torch.float32, output_loading_info=True
+        path.parent, gguf_file=path.name, config=copy.deepcopy(config), dtype=torch.float32, output_loading_info=True
     )
     missing = sorted(name for name in report["missing_keys"] if not _is_tied(name, config))
     if missing:
         raise GgufRefused(f"{path.name} lacks {', '.join(missing)}")
-    return cast(PreTrainedModel, model.eval())
+    # A model that transformers has read from GGUF counts as quantised for ever, and would refuse to be saved.
+    plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    plain.load_state_dict(model.state_dict())
+    return cast(PreTrainedModel, plain.eval())
 
 
 def _open(path: Path) -> Any:

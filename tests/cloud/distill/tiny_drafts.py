@@ -73,13 +73,13 @@ def tiny_draft(kind: str, seed: int = 3) -> Any:
 
 def random_text(rng: np.random.Generator, count: int, *, name: str = "code", first: int = 1, top: int = TOP) -> Text:
     """A text whose target prefers, sharply, the tokens that come."""
-    # A walk by fixed steps: easy to learn from one token to the next.
-    tokens = ((7 * np.arange(count) + int(rng.integers(VOCAB))) % (VOCAB - 1)).astype(np.int32)
+    # A walk by fixed steps over few tokens: easy to learn from one token to the next.
+    tokens = ((7 * np.arange(count) + int(rng.integers(40))) % 40).astype(np.int32)
     ids = np.stack([rng.permutation(VOCAB - 1)[:top] for _ in range(count)]).astype(np.int32)
     for row, token in zip(ids, tokens, strict=True):
         row[row == token] = row[0]
         row[0] = token
-    weights = np.concatenate([np.full((count, 1), 6.0), rng.random((count, top))], axis=1)
+    weights = np.concatenate([np.full((count, 1), 60.0), rng.random((count, top))], axis=1)
     p = weights / weights.sum(1, keepdims=True)
     return Text(name, "", tokens, ids, np.log(p[:, :top]).astype(np.float32), p[:, top].astype(np.float32), first)
 
