@@ -46,7 +46,7 @@ class TrainingPlan(BaseModel):
     gradient_norm: float = Field(default=1.0, gt=0)
     batch_tokens: int = Field(default=4096, ge=1)
     """Tokens learnt from in one step, over all ranks."""
-    micro_tokens: int = Field(default=4096, ge=1)
+    micro_tokens: int = Field(default=2048, ge=1)
     """Tokens of one forward pass, padding included: bounds the memory of activations and logits."""
 
     measure_steps: int = Field(default=50, ge=1)
