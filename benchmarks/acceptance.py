@@ -1,0 +1,66 @@
+"""How well a GGUF draft guesses the target's greedy text: the quantised file itself, in llama.cpp."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.llama import LlamaModel, TreeContext
+
+CHAIN = 6
+"""Tokens that the draft guesses ahead of each step of the target."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the target wrote, greedily, after a prompt."""
+
+    kind: str
+    prompt: list[int]
+    written: list[int]
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    tokens_per_step: float
+    """Tokens that a step of the target commits, with a chain of `CHAIN` guesses in every one."""
+    greedy: float
+    """Share of positions at which the draft's first choice is the target's."""
+
+
+def measure(draft: Path, samples: Sequence[Sample]) -> dict[str, Acceptance]:
+    """Per kind of prompt. The draft reads the prompt, and the target's text as it comes."""
+    agreed: dict[str, list[NDArray[np.bool_]]] = {}
+    with LlamaModel.load(draft) as model, TreeContext(model, n_ctx=model.n_ctx_train) as context:
+        for sample in samples:
+            agreed.setdefault(sample.kind, []).append(_agreement(context, sample))
+    return {
+        kind: Acceptance(
+            sum(map(len, rows)) / sum(target_steps(row, CHAIN) for row in rows), float(np.concatenate(rows).mean())
+        )
+        for kind, rows in agreed.items()
+    }
+
+
+def target_steps(agreed: NDArray[np.bool_], chain: int) -> int:
+    """Steps that the target takes for a text, when each checks a guess of `chain` tokens and adds one of its own."""
+    steps, place = 0, 0
+    while place < len(agreed):
+        guess = agreed[place : place + chain]
+        place += 1 + (len(guess) if guess.all() else int(guess.argmin()))
+        steps += 1
+    return steps
+
+
+def _agreement(context: TreeContext, sample: Sample) -> NDArray[np.bool_]:
+    rows = [context.reset(sample.prompt)]
+    parent = 0
+    for token in sample.written[:-1]:
+        (parent,), logits = context.decode([parent], [token])
+        rows.append(logits[0])
+    same: NDArray[np.bool_] = np.stack(rows).argmax(1) == np.array(sample.written)
+    return same

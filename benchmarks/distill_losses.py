@@ -1,0 +1,211 @@
+"""What a draft should learn by: forward KL, total variation and the hybrid, with all weights and with LoRA.
+
+    python -m benchmarks.distill_losses [--quick]
+
+The target answers questions, and writes code as before; the narrow draft, which knows only code, learns from these
+texts alone, never from the prompts. Every run sees the same texts for as many steps. Measured is the quantised file in
+llama.cpp, on held-out prompts: tokens per step of the target with a chain of 6 guesses, on its greedy text. A table,
+then one line of JSON. About 9 minutes on two cores; `--quick` about 2.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from benchmarks import acceptance, questions
+from benchmarks.acceptance import Acceptance, Sample
+from benchmarks.harness import Pair, arguments, prompts
+from cloud_verifier.distill.dataset import DatasetPlan, build
+from cloud_verifier.distill.gguf_export import check_types, export_gguf
+from cloud_verifier.distill.plan import TrainingPlan
+from cloud_verifier.traffic.passage import Passage
+from models.recipe.generate import END_ID, continue_prompts
+from outrider.llama.quantize import quantize
+
+ROWS = 64
+"""Prompts that the target continues at a time."""
+LENGTH = 128
+"""Tokens that it writes after each, at most."""
+TEMPERATURES = (0.0, 0.9)
+KINDS = ("arithmetic", "code")
+LOSSES = ("kl", "tv", "hybrid")
+
+
+@dataclass(frozen=True)
+class Scale:
+    prompts: dict[str, int]
+    steps: int
+    heldout: int
+    """Prompts measured, of each kind."""
+    loras: tuple[int, ...]
+    rates: dict[bool, float]
+    """Learning rates, with LoRA and without."""
+
+
+RATES = {False: 3e-3, True: 1e-2}
+FULL = Scale({"arithmetic": 1536, "code": 768}, 150, 22, (0, 16), RATES)
+QUICK = Scale({"arithmetic": 256, "code": 128}, 30, 8, (0, 16), RATES)
+
+
+class Written:
+    """The traffic, as a log that is read from memory."""
+
+    def __init__(self, passages: Sequence[Passage]) -> None:
+        self._passages = passages
+
+    def read(self, since_unix: float = 0.0, now: float | None = None) -> Iterator[Passage]:
+        return iter(self._passages)
+
+
+def main() -> None:
+    options = arguments("distill_losses", __doc__).parse_args()
+    pair = Pair.in_folder(options.models)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="outrider-distill-losses-") as scratch:
+        result = run(pair, QUICK if options.quick else FULL, Path(scratch))
+    print(json.dumps(result | {"minutes": round((time.monotonic() - began) / 60, 1)}))
+
+
+def run(pair: Pair, scale: Scale, folder: Path) -> dict[str, Any]:
+    """Write the traffic, train every variant on it, measure all."""
+    torch.set_num_threads(2)
+    tokenizer = AutoTokenizer.from_pretrained(pair.target)
+    target = AutoModelForCausalLM.from_pretrained(pair.target, dtype=torch.bfloat16).eval()
+    made = {"arithmetic": questions.arithmetic, "code": questions.code}
+    passages = [one for kind in KINDS for one in write(target, tokenizer, kind, made[kind](scale.prompts[kind], 1))]
+    card = build(Written(passages), folder / "dataset", DatasetPlan(fresh_since_unix=1.0), now=2.0)
+    print(f"learnt from: {card.train}; left out: {card.left_out}", flush=True)
+    samples = [sample for kind in KINDS for sample in greedy(target, tokenizer, kind, scale.heldout)]
+    del target
+    drafts = {"before": pair.narrow, "reference": pair.draft}
+    measured = {name: acceptance.measure(path, samples) for name, path in drafts.items()}
+    print(f"{'':12}{'lora':>6}{'tokens/step':>13}{'code':>8}{'gap closed':>12}{'code lost':>11}{'seconds':>9}")
+    for name, found in measured.items():
+        show(name, "", found, measured, "")
+    runs = []
+    for loss in LOSSES:
+        for rank in scale.loras:
+            seconds = train(pair, scale, folder, loss, rank)
+            found = acceptance.measure(folder / f"{loss}-{rank}" / "draft.gguf", samples)
+            show(loss, str(rank or "-"), found, measured, f"{seconds:.0f}")
+            runs.append(
+                {"loss": loss, "lora_rank": rank, "seconds": round(seconds, 1)}
+                | compared(found, measured)
+                | told(found)
+            )
+    return {name: told(found) for name, found in measured.items()} | {"runs": runs, "tokens": card.train_tokens}
+
+
+def write(target: Any, tokenizer: PreTrainedTokenizerFast, kind: str, texts: Sequence[str]) -> Iterator[Passage]:
+    """What the target writes after prompts; half of it greedily. The questions are fresh traffic, the code is old."""
+    for number, (rows, batch) in enumerate(batches(tokenizer, texts)):
+        temperature = TEMPERATURES[number % len(TEMPERATURES)]
+        tokens, top_ids, top_log_probs = continue_prompts(target, batch, LENGTH, temperature, seed=number)
+        written = tokens[:, batch.shape[1] :].numpy().astype(np.int32)
+        for row in range(rows):
+            count = until_end(written[row])
+            log_probs = top_log_probs[row, :count].numpy()
+            yield Passage(
+                session_id=f"{kind}-{number}-{row}",
+                tenant="",
+                traffic_class=kind,
+                draft_release="",
+                weights_hash="target",
+                start=0,
+                tokens=written[row, :count],
+                top_ids=top_ids[row, :count].numpy().astype(np.int32),
+                top_log_probs=log_probs,
+                tail=np.clip(1 - np.exp(log_probs).sum(1), 0, 1),
+                guessed=np.zeros(count, np.uint8),
+                temperature=temperature,
+                time_unix=1.0 if kind == "arithmetic" else 0.0,
+                expires_unix=3.0,
+            )
+
+
+def greedy(target: Any, tokenizer: PreTrainedTokenizerFast, kind: str, count: int) -> Iterator[Sample]:
+    """What the target writes, alone and greedily, after held-out prompts."""
+    for prompt in [one.text for one in prompts("heldout") if one.kind == kind][:count]:
+        ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        tokens, _, _ = continue_prompts(target, np.array([ids]), 96, 0.0, seed=0)
+        written = tokens[0, len(ids) :].numpy()
+        yield Sample(kind, ids, written[: until_end(written)].tolist())
+
+
+def batches(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> Iterator[tuple[int, np.ndarray]]:
+    """Prompts of about equal length; the shorter ones stand behind the end of an earlier text."""
+    heads = sorted((tokenizer(text, add_special_tokens=False)["input_ids"][-256:] for text in texts), key=len)
+    for start in range(0, len(heads), ROWS):
+        some = heads[start : start + ROWS]
+        batch = np.full((len(some), len(some[-1])), END_ID, np.int64)
+        for row, head in zip(batch, some, strict=True):
+            row[len(row) - len(head) :] = head
+        yield len(some), batch
+
+
+def until_end(written: np.ndarray) -> int:
+    """Tokens up to and including the first end of text."""
+    ends = np.flatnonzero(written == END_ID)
+    return int(ends[0]) + 1 if len(ends) else len(written)
+
+
+def train(pair: Pair, scale: Scale, folder: Path, loss: str, rank: int) -> float:
+    """Train one variant by the trainer's own command, and export it. Returns the seconds that the training took."""
+    run = folder / f"{loss}-{rank}"
+    TrainingPlan(
+        base=pair.narrow,
+        tokenizer=pair.target,
+        dataset=folder / "dataset",
+        loss=loss,
+        lora_rank=rank,
+        steps=scale.steps,
+        learning_rate=scale.rates[rank > 0],
+        threads=2,
+    ).write(run)
+    command = [sys.executable, "-m", "cloud_verifier.distill.training", str(run)]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    if ran.returncode != 0:
+        raise RuntimeError(f"training by {loss} with rank {rank} failed: {ran.stderr[-2000:]}")
+    model = AutoModelForCausalLM.from_pretrained(run / "model")
+    export_gguf(model, AutoTokenizer.from_pretrained(run / "model"), run / "whole.gguf", "draft")
+    quantize(run / "whole.gguf", run / "draft.gguf", "Q8_0", threads=2)
+    check_types(run / "draft.gguf", "Q8_0")
+    return float(json.loads((run / "done.json").read_text(encoding="utf-8"))["seconds"])
+
+
+def compared(found: dict[str, Acceptance], others: dict[str, dict[str, Acceptance]]) -> dict[str, float]:
+    """How much of the way from the narrow draft to the general one is gone, and what code cost."""
+    before, reference = others["before"], others["reference"]
+    gap = reference["arithmetic"].tokens_per_step - before["arithmetic"].tokens_per_step
+    won = found["arithmetic"].tokens_per_step - before["arithmetic"].tokens_per_step
+    lost = 1 - found["code"].tokens_per_step / before["code"].tokens_per_step
+    return {"gap_closed": round(won / gap, 3), "code_loss": round(lost, 3)}
+
+
+def told(found: dict[str, Acceptance]) -> dict[str, Any]:
+    return {kind: {name: round(value, 3) for name, value in asdict(one).items()} for kind, one in found.items()}
+
+
+def show(name: str, lora: str, found: dict[str, Acceptance], others: Any, seconds: str) -> None:
+    share = compared(found, others)
+    print(
+        f"{name:12}{lora:>6}{found['arithmetic'].tokens_per_step:13.3f}{found['code'].tokens_per_step:8.3f}"
+        f"{share['gap_closed']:12.1%}{share['code_loss']:11.1%}{seconds:>9}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

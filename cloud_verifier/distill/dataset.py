@@ -1,0 +1,191 @@
+"""Builds the dataset of one training from the traffic log: what a draft learns from, and what it is measured on.
+
+    card = build(SegmentLog(url), folder, DatasetPlan(), now=time.time())
+
+writes `train/*.safetensors`, `heldout/*.safetensors` and, last, `card.json`. A session is either learnt from or held
+out, by a hash of its id, for ever: no later dataset trains on what an earlier one was measured on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from cloud_verifier.distill.filling import Filling
+from cloud_verifier.distill.selection import Limits, age, select
+from cloud_verifier.distill.stretches import Outline, Source, Stretch, cut, stretches
+from cloud_verifier.distill.texts import Text, load_texts, save_texts
+
+CARD = "card.json"
+
+
+class DatasetEmpty(ValueError):
+    """The log holds nothing to learn from, or nothing to measure on; says what it does hold."""
+
+
+class DatasetPlan(BaseModel):
+    """How a dataset is made. Tokens are those that are learnt from or measured on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    weights_hash: str = ""
+    """The target whose text is taken; the one of the newest passage where empty."""
+    since_unix: float = 0.0
+    """Passages older than this are not read."""
+    fresh_since_unix: float = 0.0
+    """When old traffic ends and fresh begins: usually the time of the last training's dataset."""
+    tokens: int = Field(default=400_000, ge=1)
+    heldout_tokens: int = Field(default=40_000, ge=1)
+    heldout_share: float = Field(default=0.1, gt=0, lt=1)
+    """Part of the sessions that is never learnt from."""
+    replay_share: float = Field(default=0.3, ge=0, lt=1)
+    """Part of the tokens that is old traffic, so that a new domain does not displace the ones before it."""
+    class_shares: dict[str, float] = Field(default_factory=dict)
+    """Weights of the traffic classes, above 0; those not named weigh 1."""
+    tenant_share: float = Field(default=0.5, gt=0, le=1)
+    """No tenant gives more of a class than this part, unless it is alone, and but for `tenant_tokens`."""
+    tenant_tokens: int = Field(default=20_000, ge=0)
+    copies: int = Field(default=3, ge=1)
+    """Texts nearly alike that are taken: the same request a thousand times is one lesson."""
+    repeated_share: float = Field(default=0.8, gt=0, le=1)
+    """A text is nearly like others if this part of its pieces of 8 tokens is in them."""
+    top: int = Field(default=64, ge=1)
+    """The target's likeliest ids that are kept of each position."""
+    window: int = Field(default=512, ge=8)
+    """Tokens of the longest text; a longer stretch of a session becomes several."""
+    overlap: int = Field(default=64, ge=1)
+    """Tokens of context at the head of a text that goes on from another."""
+    shortest: int = Field(default=8, ge=2)
+    """Tokens of the shortest text."""
+    seed: int = 0
+
+    def limits(self, tokens: int) -> Limits:
+        shared = {name: getattr(self, name) for name in Limits.__dataclass_fields__ if name != "tokens"}
+        return Limits(tokens=tokens, **shared)
+
+
+class DatasetCard(BaseModel):
+    """What a dataset holds. Counts are of tokens that are learnt from or measured on."""
+
+    model_config = ConfigDict(frozen=True)
+
+    built_unix: float
+    expires_unix: float
+    """When the first of its passages must be forgotten, and the dataset with it."""
+    weights_hash: str
+    newest_unix: float
+    """Of the newest passage read: where the next dataset's fresh traffic may begin."""
+    train: dict[str, dict[str, int]]
+    """Class -> age (`fresh` or `old`) -> tokens."""
+    heldout: dict[str, int]
+    """Class -> tokens."""
+    tenants: dict[str, dict[str, int]]
+    """Class -> tenant -> tokens that are learnt from."""
+    left_out: dict[str, int]
+    """Reason -> tokens: `duplicates`, `over_cap` (of a tenant), `over_budget`, `short`, `other_target`."""
+    texts: int
+    plan: DatasetPlan
+
+    @property
+    def train_tokens(self) -> int:
+        return sum(sum(ages.values()) for ages in self.train.values())
+
+
+def build(log: Source, folder: Path, plan: DatasetPlan, now: float) -> DatasetCard:
+    """Write a dataset into `folder`, in place of one that is there. Raises DatasetEmpty.
+
+    Reads the log twice, so that the target's distributions are held only of what is chosen.
+    """
+    outlines = [Outline.of(passage) for passage in log.read(plan.since_unix, now)]
+    if not outlines:
+        raise DatasetEmpty("the traffic log holds no passage: is recording on for any tenant?")
+    newest = max(outlines, key=lambda one: one.time_unix)
+    weights_hash = plan.weights_hash or newest.weights_hash
+    ours = [outline for outline in outlines if outline.weights_hash == weights_hash]
+    pieces, left_out = _pieces(ours, plan)
+    left_out["other_target"] = sum(len(one.tokens) for one in outlines) - sum(len(one.tokens) for one in ours)
+    learnt, dropped = select([piece for piece in pieces if not _is_heldout(piece, plan)], plan.limits(plan.tokens))
+    measured, _ = select([piece for piece in pieces if _is_heldout(piece, plan)], plan.limits(plan.heldout_tokens))
+    if not learnt or not measured:
+        raise DatasetEmpty(
+            f"the traffic log holds {len({one.session_id for one in ours})} sessions of this target, with"
+            f" {len(learnt)} texts to learn from and {len(measured)} to measure on; both are needed"
+        )
+    if folder.exists():
+        shutil.rmtree(folder)
+    filling = Filling([*learnt, *measured], plan.top)
+    for passage in log.read(plan.since_unix, now):
+        if passage.weights_hash == weights_hash:
+            filling.take(passage)
+    # The log may have lost passages since the choice.
+    learnt, measured = ([one for one in some if filling.covers(one)] for some in (learnt, measured))
+    save_texts(folder / "train", [filling.text(piece) for piece in learnt])
+    save_texts(folder / "heldout", [filling.text(piece) for piece in measured])
+    card = DatasetCard(
+        built_unix=now,
+        expires_unix=min(piece.expires_unix for piece in (*learnt, *measured)),
+        weights_hash=weights_hash,
+        newest_unix=newest.time_unix,
+        train=_counts((piece.traffic_class, age(piece, plan.fresh_since_unix), piece.learnt) for piece in learnt),
+        heldout=dict(_sums((piece.traffic_class, piece.learnt) for piece in measured)),
+        tenants=_counts((piece.traffic_class, piece.tenant, piece.learnt) for piece in learnt),
+        left_out=dict(left_out + dropped),
+        texts=len(learnt),
+        plan=plan,
+    )
+    (folder / (CARD + ".partial")).write_text(card.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    os.replace(folder / (CARD + ".partial"), folder / CARD)
+    return card
+
+
+def heldout(folder: Path) -> list[Text]:
+    """What a dataset's drafts are measured on."""
+    return load_texts(folder / "heldout")
+
+
+def train(folder: Path) -> list[Text]:
+    """What a dataset's drafts learn from."""
+    return load_texts(folder / "train")
+
+
+def read_card(folder: Path) -> DatasetCard:
+    """Raises OSError for a folder without a card: its dataset was never finished."""
+    return DatasetCard.model_validate_json((folder / CARD).read_text(encoding="utf-8"))
+
+
+def _pieces(outlines: Iterable[Outline], plan: DatasetPlan) -> tuple[list[Stretch], Counter[str]]:
+    """The log's stretches, in pieces of a window; those too short to learn from are counted."""
+    pieces, left_out = [], Counter[str]()
+    for stretch in stretches(outlines):
+        for piece in cut(stretch, plan.window, plan.overlap):
+            if piece.learnt + 1 < plan.shortest:
+                left_out["short"] += piece.learnt
+            else:
+                pieces.append(piece)
+    return pieces, left_out
+
+
+def _is_heldout(piece: Stretch, plan: DatasetPlan) -> bool:
+    # No seed: which sessions are held out must never change.
+    digest = hashlib.blake2b(piece.session_id.encode(), digest_size=8, person=b"heldout").digest()
+    return int.from_bytes(digest, "big") < plan.heldout_share * 2**64
+
+
+def _sums(pairs: Iterable[tuple[str, int]]) -> Counter[str]:
+    sums: Counter[str] = Counter()
+    for name, amount in pairs:
+        sums[name] += amount
+    return sums
+
+
+def _counts(rows: Iterable[tuple[str, str, int]]) -> dict[str, dict[str, int]]:
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for outer, inner, amount in rows:
+        counts[outer][inner] += amount
+    return {outer: dict(inner) for outer, inner in counts.items()}

@@ -1,0 +1,166 @@
+"""From the traffic log to a folder of texts, and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_drafts import TOP, ListedLog, passage, random_text
+
+from cloud_verifier.distill import dataset
+from cloud_verifier.distill.dataset import DatasetEmpty, DatasetPlan, build
+from cloud_verifier.distill.texts import Text, load_texts, save_texts
+from cloud_verifier.traffic.passage import Passage
+
+
+def plan(**changes: Any) -> DatasetPlan:
+    return DatasetPlan(**({"top": TOP, "window": 64, "overlap": 8, "heldout_share": 0.25} | changes))
+
+
+def sessions(count: int, **changes: Any) -> list[Passage]:
+    """Each of 40 tokens in two passages."""
+    found = []
+    for number in range(count):
+        tokens = np.random.default_rng([number, len(changes)]).integers(0, 200, 40)
+        for start in (0, 25):
+            part = tokens[start : start + 25].tolist()
+            found.append(passage(f"{changes.get('traffic_class', '')}{number}", start, part, **changes))
+    return found
+
+
+def test_texts_survive_the_disk_with_log_probs_in_half_precision(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    texts = [random_text(rng, 9, first=3), random_text(rng, 30, name="prose")]
+    save_texts(tmp_path, texts)
+    for one, again in zip(texts, load_texts(tmp_path), strict=True):
+        assert (again.traffic_class, again.tenant, again.first) == (one.traffic_class, one.tenant, one.first)
+        assert np.array_equal(again.tokens, one.tokens) and np.array_equal(again.top_ids, one.top_ids)
+        assert np.array_equal(again.tail, one.tail)
+        np.testing.assert_allclose(again.top_log_probs, one.top_log_probs, rtol=1e-3)
+
+
+def test_many_texts_are_spread_over_files_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cloud_verifier.distill.texts.PART_TOKENS", 40)
+    texts = [random_text(np.random.default_rng(i), 15) for i in range(9)]
+    save_texts(tmp_path, texts)
+    assert len(list(tmp_path.glob("*.safetensors"))) == 5
+    assert [one.tokens[0] for one in load_texts(tmp_path)] == [one.tokens[0] for one in texts]
+
+
+def test_a_folder_of_another_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cloud_verifier.distill.texts.FORMAT", 99)
+    save_texts(tmp_path, [random_text(np.random.default_rng(0), 9)])
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="format 99"):
+        load_texts(tmp_path)
+
+
+def positions(texts: list[Text]) -> list[tuple[bytes, int]]:
+    return [(text.tokens.tobytes(), text.first) for text in texts]
+
+
+def test_every_recorded_position_is_learnt_from_or_held_out(tmp_path: Path) -> None:
+    log = ListedLog(sessions(40))
+    card = build(log, tmp_path / "d", plan(), now=500.0)
+    train, held = dataset.train(tmp_path / "d"), dataset.heldout(tmp_path / "d")
+    # Of each session all but its first token, for which nothing speaks.
+    assert sum(text.learnt for text in train) + sum(text.learnt for text in held) == 40 * 39
+    assert card.train_tokens == sum(text.learnt for text in train)
+    assert sum(card.heldout.values()) == sum(text.learnt for text in held)
+    assert 2 <= len(held) <= 20
+    assert dataset.read_card(tmp_path / "d") == card
+
+
+def test_a_text_has_the_distributions_of_its_own_positions(tmp_path: Path) -> None:
+    log = ListedLog(sessions(12))
+    build(log, tmp_path / "d", plan(), now=500.0)
+    known = {(one.session_id, one.start): one for one in log.passages}
+    by_tokens = {tuple(known[str(n), 0].tokens.tolist()): n for n in range(12)}
+    for text in [*dataset.train(tmp_path / "d"), *dataset.heldout(tmp_path / "d")]:
+        number = by_tokens[tuple(text.tokens[:25].tolist())]
+        for start in (0, 25):
+            source = known[str(number), start]
+            here = slice(start, start + len(source.tokens))
+            assert np.array_equal(text.top_ids[here], source.top_ids)
+            np.testing.assert_allclose(text.top_log_probs[here], source.top_log_probs, rtol=2e-3)
+            np.testing.assert_allclose(text.tail[here], source.tail, atol=1e-6)
+
+
+def test_fewer_ids_are_kept_with_the_others_mass_in_the_tail(tmp_path: Path) -> None:
+    build(ListedLog(sessions(12)), tmp_path / "d", plan(top=3), now=500.0)
+    for text in dataset.train(tmp_path / "d"):
+        assert text.top_ids.shape[1] == 3
+        np.testing.assert_allclose(np.exp(text.top_log_probs).sum(1) + text.tail, 1.0, atol=3e-3)
+
+
+def test_a_log_with_fewer_ids_than_asked_for_is_filled_with_none(tmp_path: Path) -> None:
+    build(ListedLog(sessions(12, top=2)), tmp_path / "d", plan(top=4), now=500.0)
+    (text, *_) = dataset.train(tmp_path / "d")
+    assert (text.top_ids[:, 2:] == -1).all() and np.isneginf(text.top_log_probs[:, 2:]).all()
+    np.testing.assert_allclose(np.exp(text.top_log_probs).sum(1) + text.tail, 1.0, atol=2e-3)
+
+
+def test_a_held_out_session_is_held_out_in_every_dataset(tmp_path: Path) -> None:
+    few, many = sessions(20), sessions(60)
+    build(ListedLog(few), tmp_path / "few", plan(seed=1), now=500.0)
+    build(ListedLog(many), tmp_path / "many", plan(seed=2), now=500.0)
+    assert set(positions(dataset.heldout(tmp_path / "few"))) <= set(positions(dataset.heldout(tmp_path / "many")))
+    assert not set(positions(dataset.train(tmp_path / "many"))) & set(positions(dataset.heldout(tmp_path / "few")))
+
+
+def test_only_text_of_one_target_is_taken_the_newest_unless_named(tmp_path: Path) -> None:
+    old = sessions(20, weights_hash="before", time_unix=50.0, traffic_class="x")
+    log = ListedLog([*old, *sessions(20)])
+    card = build(log, tmp_path / "d", plan(), now=500.0)
+    assert card.weights_hash == "target" and card.left_out["other_target"] == 20 * 40
+    assert build(log, tmp_path / "d", plan(weights_hash="before"), now=500.0).weights_hash == "before"
+    assert {text.traffic_class for text in dataset.train(tmp_path / "d")} == {"x"}
+
+
+def test_the_card_says_what_there_is_of_class_tenant_and_age(tmp_path: Path) -> None:
+    old = sessions(30, traffic_class="code", tenant="a", time_unix=50.0, expires_unix=900.0)
+    log = ListedLog([*old, *sessions(30, traffic_class="sums", tenant="b")])
+    card = build(log, tmp_path / "d", plan(fresh_since_unix=80.0, replay_share=0.4), now=500.0)
+    assert set(card.train) == {"code", "sums"}
+    assert set(card.train["code"]) == {"old"} and set(card.train["sums"]) == {"fresh"}
+    assert card.tenants["code"]["a"] == card.train["code"]["old"]
+    share = card.train["code"]["old"] / card.train_tokens
+    assert 0.3 < share <= 0.4
+    assert (card.expires_unix, card.newest_unix) == (900.0, 100.0)
+
+
+def test_an_expired_passage_is_not_read(tmp_path: Path) -> None:
+    log = ListedLog([*sessions(30), *sessions(30, traffic_class="gone", expires_unix=400.0)])
+    card = build(log, tmp_path / "d", plan(), now=500.0)
+    assert set(card.train) == {"code"} == set(card.heldout)
+
+
+def test_text_that_vanishes_while_the_log_is_read_is_left_out(tmp_path: Path) -> None:
+    class Shrinking(ListedLog):
+        """Loses the second halves of all sessions after the first reading."""
+
+        def read(self, since_unix: float = 0.0, now: float | None = None) -> Any:
+            yield from list(super().read(since_unix, now))
+            self.passages = [one for one in self.passages if one.start == 0 or int(one.session_id) % 2]
+
+    card = build(Shrinking(sessions(40)), tmp_path / "d", plan(), now=500.0)
+    texts = [*dataset.train(tmp_path / "d"), *dataset.heldout(tmp_path / "d")]
+    assert len(texts) == 20 and all(len(text.tokens) == 40 for text in texts)
+    assert card.train_tokens == sum(text.learnt for text in dataset.train(tmp_path / "d"))
+
+
+@pytest.mark.parametrize(("count", "share", "said"), [(0, 0.5, "no passage"), (1, 0.5, "both are needed")])
+def test_a_log_with_too_little_is_refused_with_what_it_holds(
+    count: int, share: float, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DatasetEmpty, match=said):
+        build(ListedLog(sessions(count)), tmp_path / "d", plan(heldout_share=share), now=500.0)
+
+
+def test_a_dataset_takes_the_place_of_an_earlier_one_whole(tmp_path: Path) -> None:
+    build(ListedLog(sessions(60)), tmp_path / "d", plan(), now=500.0)
+    (tmp_path / "d" / "train" / "00077.safetensors").write_bytes(b"left over")
+    card = build(ListedLog(sessions(30)), tmp_path / "d", plan(), now=600.0)
+    assert sum(text.learnt for text in dataset.train(tmp_path / "d")) == card.train_tokens

@@ -1,0 +1,144 @@
+"""A draft's GGUF file as a model to train: the same weights, the same logits as llama.cpp."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from tiny_drafts import CONFIGS, VOCAB, tiny_draft, tiny_tokenizer
+
+from cloud_verifier.distill.gguf_export import export_gguf
+from cloud_verifier.distill.gguf_import import GgufRefused, import_gguf
+from outrider.llama import LlamaModel, TreeContext
+from outrider.llama.quantize import QuantKind, quantize
+
+ROOT = Path(__file__).parents[3]
+TOKENS = np.random.default_rng(1).integers(0, VOCAB - 1, 24).tolist()
+
+
+def exported(kind: str, folder: Path) -> Path:
+    path = folder / f"{kind}.gguf"
+    export_gguf(tiny_draft(kind), tiny_tokenizer(), path, kind)
+    return path
+
+
+def llama_logits(path: Path, tokens: list[int]) -> torch.Tensor:
+    """llama.cpp's, after every token."""
+    with LlamaModel.load(path) as model, TreeContext(model, n_ctx=64, kv_type="f32") as context:
+        return torch.tensor(np.stack([context.reset(tokens[:count]) for count in range(1, len(tokens) + 1)]))
+
+
+@torch.inference_mode()
+def imported_logits(path: Path, tokens: list[int]) -> torch.Tensor:
+    logits: torch.Tensor = import_gguf(path)(torch.tensor([tokens])).logits[0]
+    return logits
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_what_was_exported_comes_back_bit_by_bit(kind: str, tmp_path: Path) -> None:
+    model, again = tiny_draft(kind), import_gguf(exported(kind, tmp_path))
+    weights = again.state_dict()
+    assert weights.keys() == model.state_dict().keys()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(weights[name], tensor), name
+    assert again.config.tie_word_embeddings == CONFIGS[kind].tie_word_embeddings
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_logits_are_those_of_llama_cpp(kind: str, tmp_path: Path) -> None:
+    path = exported(kind, tmp_path)
+    theirs = llama_logits(path, TOKENS)
+    torch.testing.assert_close(imported_logits(path, TOKENS), theirs, atol=2e-3 * float(theirs.abs().max()), rtol=0)
+
+
+@pytest.mark.parametrize(("quant", "share"), [("Q8_0", 0.02), ("F16", 0.005)])
+def test_a_quantised_file_is_read_as_llama_cpp_reads_it(quant: QuantKind, share: float, tmp_path: Path) -> None:
+    path = tmp_path / "q.gguf"
+    quantize(exported("qwen3", tmp_path), path, quant)
+    theirs = llama_logits(path, TOKENS)
+    # llama.cpp rounds activations to 8 bits too where the weights are; the weights here are exactly the file's.
+    error = (imported_logits(path, TOKENS) - theirs).abs().max()
+    assert error < share * theirs.abs().max()
+
+
+def test_the_demo_draft_has_the_logits_that_llama_cpp_gives_it() -> None:
+    path = ROOT / "models" / "draft.gguf"
+    tokens = np.random.default_rng(2).integers(5, 8192, 12).tolist()
+    ours, theirs = imported_logits(path, tokens), llama_logits(path, tokens)
+    assert (ours - theirs).abs().max() < 0.05 * theirs.abs().max()
+    assert torch.equal(ours.argmax(1), theirs.argmax(1))
+
+
+def with_field(source: Path, target: Path, key: str, value: str) -> Path:
+    """A copy with one more key."""
+    model = tiny_draft(source.stem)
+    writer = gguf.GGUFWriter(target, "llama")
+    reader = gguf.GGUFReader(source)
+    for name in ("context_length", "embedding_length", "block_count", "feed_forward_length"):
+        writer.add_uint32(f"llama.{name}", int(reader.get_field(f"llama.{name}").contents()))
+    writer.add_head_count(model.config.num_attention_heads)
+    writer.add_head_count_kv(model.config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_vocab_size(VOCAB)
+    if value:
+        writer.add_string(key, value)
+    for tensor in reader.tensors:
+        if tensor.name != key:
+            writer.add_tensor(tensor.name, np.array(tensor.data))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
+
+
+def test_scaled_positions_are_refused(tmp_path: Path) -> None:
+    path = with_field(exported("llama", tmp_path), tmp_path / "scaled.gguf", "llama.rope.scaling.type", "yarn")
+    with pytest.raises(GgufRefused, match="yarn"):
+        import_gguf(path)
+
+
+def test_a_file_that_lacks_a_tensor_is_refused_by_its_name(tmp_path: Path) -> None:
+    path = with_field(exported("llama", tmp_path), tmp_path / "lacking.gguf", "blk.1.attn_k.weight", "")
+    with pytest.raises(GgufRefused, match=r"layers\.1\.self_attn\.k_proj"):
+        import_gguf(path)
+
+
+def test_a_tensor_that_has_no_place_is_refused(tmp_path: Path) -> None:
+    """Biases in a Llama file, say: transformers would pass over them, and the draft would be another."""
+    source = exported("qwen2", tmp_path)
+    reader = gguf.GGUFReader(source)
+    path = tmp_path / "strange.gguf"
+    writer = gguf.GGUFWriter(path, "qwen3")
+    for field in reader.fields.values():
+        if field.name.startswith("qwen2.") and field.types[0] == gguf.GGUFValueType.UINT32:
+            writer.add_uint32(field.name.replace("qwen2", "qwen3"), int(field.contents()))
+    writer.add_layer_norm_rms_eps(1e-6)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, np.array(tensor.data))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(GgufRefused, match=r"blk\.0\.attn_k\.bias"):
+        import_gguf(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 no"])
+def test_a_file_of_another_format_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").write_bytes(content)
+    with pytest.raises(GgufRefused, match="not a GGUF file"):
+        import_gguf(tmp_path / "x.gguf")
+
+
+def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "mamba")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(GgufRefused, match="mamba"):
+        import_gguf(tmp_path / "m.gguf")

@@ -1,0 +1,119 @@
+"""The losses against the whole distribution, and their gradients."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from cloud_verifier.distill.losses import LossKind, divergence, kl_weight, loss
+
+V = 12
+
+
+def logits_pair(rows: int = 5) -> tuple[Tensor, Tensor]:
+    """Of target and draft, in double precision."""
+    generator = torch.Generator().manual_seed(4)
+    both = 2 * torch.randn(2, rows, V, generator=generator, dtype=torch.float64)
+    return both[0], both[1]
+
+
+def kept(target: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """What the log keeps of a target: ids, log-probs, tail."""
+    log_probs, ids = target.log_softmax(-1).topk(top)
+    return ids, log_probs, (1 - log_probs.exp().sum(1)).clamp_min(0)
+
+
+def merged(p: Tensor, ids: Tensor) -> Tensor:
+    """The dense distribution with all ids but the listed ones as one."""
+    listed = p.gather(1, ids)
+    return torch.cat([listed, (1 - listed.sum(1, keepdim=True))], dim=1)
+
+
+@pytest.mark.parametrize("top", [3, V - 1])
+def test_kl_and_overlap_are_those_of_the_distributions_with_the_rest_as_one(top: int) -> None:
+    target, draft = logits_pair()
+    ids, log_probs, tail = kept(target, top)
+    found = divergence(draft, ids, log_probs, tail)
+    p, q = merged(target.softmax(-1), ids), merged(draft.softmax(-1), ids)
+    torch.testing.assert_close(found.kl, (p * (p / q).log()).sum(1))
+    torch.testing.assert_close(found.overlap, torch.minimum(p, q).sum(1))
+
+
+def test_with_every_id_but_one_listed_they_are_those_of_the_whole_vocabulary() -> None:
+    target, draft = logits_pair()
+    found = divergence(draft, *kept(target, V - 1))
+    p, q = target.softmax(-1), draft.softmax(-1)
+    torch.testing.assert_close(found.kl, (p * (p / q).log()).sum(1))
+    torch.testing.assert_close(1 - found.overlap, (p - q).abs().sum(1) / 2)
+
+
+def test_listing_fewer_ids_never_makes_a_draft_look_worse() -> None:
+    target, draft = logits_pair(200)
+    few, many = (divergence(draft, *kept(target, top)) for top in (2, V - 1))
+    assert (few.kl <= many.kl + 1e-9).all()
+    assert (few.overlap >= many.overlap - 1e-9).all()
+
+
+def test_a_draft_that_is_the_target_has_no_divergence_and_no_gradient() -> None:
+    target, _ = logits_pair()
+    draft = target.clone().requires_grad_()
+    found = divergence(draft, *kept(target, 4))
+    torch.testing.assert_close(found.kl, torch.zeros_like(found.kl), atol=1e-9, rtol=0)
+    torch.testing.assert_close(found.overlap, torch.ones_like(found.overlap))
+    found.kl.sum().backward()
+    assert draft.grad is not None and draft.grad.abs().max() < 1e-6
+
+
+def test_a_list_that_is_too_short_counts_as_its_shorter_self() -> None:
+    target, draft = logits_pair()
+    ids, log_probs, tail = kept(target, 3)
+    padded = torch.nn.functional.pad(ids, (0, 4), value=-1)
+    padded_log_probs = torch.nn.functional.pad(log_probs, (0, 4), value=-math.inf)
+    draft.requires_grad_()
+    short, long = divergence(draft, ids, log_probs, tail), divergence(draft, padded, padded_log_probs, tail)
+    torch.testing.assert_close(short.kl, long.kl)
+    torch.testing.assert_close(short.overlap, long.overlap)
+    (long.kl.sum() - long.overlap.sum()).backward()
+    assert draft.grad is not None and draft.grad.isfinite().all()
+
+
+def test_a_certain_target_and_a_certain_wrong_draft_give_finite_values_and_gradients() -> None:
+    ids = torch.tensor([[0, 1]])
+    draft = torch.full((1, V), -200.0).index_fill(1, torch.tensor([5]), 200.0).requires_grad_()
+    found = divergence(draft, ids, torch.tensor([[0.0, -math.inf]]), torch.zeros(1))
+    found.kl.sum().backward()
+    assert found.kl.isfinite().all() and found.kl > 100
+    assert draft.grad is not None and draft.grad.isfinite().all() and draft.grad[0, 0] < -0.9
+
+
+@pytest.mark.parametrize("kind", ["kl", "tv", "hybrid"])
+def test_gradients_are_those_of_finite_differences(kind: LossKind) -> None:
+    target, draft = logits_pair()
+    ids, log_probs, tail = kept(target, 4)
+
+    def mean(logits: Tensor) -> Tensor:
+        return loss(divergence(logits, ids, log_probs, tail), kind, alpha=0.6, eta=1.5).mean()
+
+    assert torch.autograd.gradcheck(mean, draft.requires_grad_())
+
+
+def test_the_kl_gradient_is_draft_minus_target_on_what_is_listed() -> None:
+    """The well-known gradient of a softmax: q - p, here for ids on their own bins."""
+    target, draft = logits_pair()
+    ids, log_probs, tail = kept(target, V - 1)
+    draft.requires_grad_()
+    divergence(draft, ids, log_probs, tail).kl.sum().backward()
+    torch.testing.assert_close(draft.grad, (draft.softmax(-1) - target.softmax(-1)).detach())
+
+
+def test_the_hybrid_is_kl_at_first_and_leaves_it_as_acceptance_grows() -> None:
+    target, draft = logits_pair()
+    found = divergence(draft, *kept(target, 4))
+    torch.testing.assert_close(loss(found, "hybrid", alpha=0.0, eta=3.0), found.kl)
+    torch.testing.assert_close(loss(found, "hybrid", alpha=1.0, eta=50.0), 1 - found.overlap)
+    weights = [kl_weight(alpha, 2.0) for alpha in np.linspace(0, 1, 5)]
+    assert weights == sorted(weights, reverse=True) and weights[-1] == pytest.approx(math.exp(-2))

@@ -1,0 +1,156 @@
+"""Which texts a dataset takes: a mix of ages and classes, capped tenants, few near-duplicates."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloud_verifier.distill.selection import Limits, age, select, shingles, tenant_cap, water_filled
+from cloud_verifier.distill.stretches import Stretch
+
+LENGTH = 21
+
+
+def limits(**changes: Any) -> Limits:
+    fields: dict[str, Any] = {
+        "tokens": 10_000,
+        "replay_share": 0.3,
+        "class_shares": {},
+        "tenant_share": 0.5,
+        "tenant_tokens": 0,
+        "copies": 2,
+        "repeated_share": 0.8,
+        "fresh_since_unix": 100.0,
+        "seed": 0,
+    }
+    return Limits(**(fields | changes))
+
+
+def texts(count: int, name: str, *, time: float = 200.0, tenant: str = "", same: bool = False) -> list[Stretch]:
+    """Of 20 tokens to learn each."""
+    rng = np.random.default_rng(sum(f"{name}{time}{tenant}".encode()))
+    rows = rng.integers(0, 1 << 20, (1 if same else count, LENGTH)).astype(np.int32)
+    return [
+        Stretch(f"{name}-{tenant}-{time}-{i}", tenant, name, 0, rows[i % len(rows)], time, 1e9) for i in range(count)
+    ]
+
+
+def amounts(chosen: list[Stretch]) -> Counter[tuple[str, str]]:
+    sums: Counter[tuple[str, str]] = Counter()
+    for one in chosen:
+        sums[one.traffic_class, age(one, 100.0)] += one.learnt
+    return sums
+
+
+def test_old_traffic_of_every_class_has_its_share_beside_what_is_fresh() -> None:
+    offered = [*texts(900, "sums"), *texts(900, "code", time=10), *texts(900, "prose", time=20)]
+    chosen, _ = select(offered, limits(tokens=10_000, replay_share=0.3))
+    assert amounts(chosen) == {("sums", "fresh"): 7000, ("code", "old"): 1500, ("prose", "old"): 1500}
+
+
+def test_little_fresh_traffic_is_not_drowned_in_old() -> None:
+    chosen, _ = select([*texts(70, "sums"), *texts(900, "code", time=10)], limits(tokens=100_000, replay_share=0.3))
+    assert amounts(chosen) == {("sums", "fresh"): 1400, ("code", "old"): 600}
+
+
+def test_old_traffic_alone_fills_the_dataset() -> None:
+    chosen, _ = select(texts(100, "code", time=10), limits(tokens=1000))
+    assert amounts(chosen) == {("code", "old"): 1000}
+
+
+def test_a_class_may_weigh_more_and_what_it_cannot_use_goes_to_the_others() -> None:
+    offered = [*texts(400, "code", time=10), *texts(400, "prose", time=10)]
+    chosen, _ = select(offered, limits(tokens=4000, class_shares={"code": 3.0}))
+    assert amounts(chosen) == {("code", "old"): 3000, ("prose", "old"): 1000}
+    chosen, _ = select([*texts(5, "code", time=10), *texts(400, "prose", time=10)], limits(tokens=4000))
+    assert amounts(chosen) == {("code", "old"): 100, ("prose", "old"): 3900}
+
+
+def test_a_tenant_that_floods_gives_no_more_than_its_share() -> None:
+    offered = [*texts(5000, "code", tenant="flood"), *texts(40, "code", tenant="a"), *texts(40, "code", tenant="b")]
+    chosen, left_out = select(offered, limits(tokens=1_000_000, tenant_share=0.5))
+    given_by = Counter[str]()
+    for one in chosen:
+        given_by[one.tenant] += one.learnt
+    assert given_by == {"flood": 1600, "a": 800, "b": 800}
+    assert left_out["over_cap"] == 5000 * 20 - 1600
+
+
+def test_a_tiny_tenant_does_not_starve_a_large_one() -> None:
+    offered = [*texts(500, "code", tenant="large"), *texts(1, "code", tenant="tiny")]
+    chosen, _ = select(offered, limits(tenant_share=0.5, tenant_tokens=4000))
+    assert sum(one.learnt for one in chosen if one.tenant == "large") == 4000
+
+
+def test_a_tenant_alone_is_not_capped() -> None:
+    chosen, left_out = select(texts(100, "code", tenant="one"), limits(tenant_share=0.1))
+    assert len(chosen) == 100 and not left_out
+
+
+def test_near_duplicates_are_taken_a_few_times_only() -> None:
+    chosen, left_out = select([*texts(50, "code", same=True), *texts(10, "code", time=150)], limits(copies=2))
+    assert len(chosen) == 12
+    assert left_out["duplicates"] == 48 * 20
+
+
+def test_a_text_that_differs_in_one_token_is_a_near_duplicate_only_by_its_share() -> None:
+    tokens = np.arange(200, dtype=np.int32)
+    changed = tokens.copy()
+    changed[100] = 7777
+    pair = [Stretch(name, "", "code", 0, each, 200.0, 1e9) for name, each in (("a", tokens), ("b", changed))]
+    assert len(select(pair, limits(copies=1, repeated_share=0.8))[0]) == 1
+    assert len(select(pair, limits(copies=1, repeated_share=0.99))[0]) == 2
+
+
+def test_the_same_seed_chooses_the_same_texts_in_any_order_of_the_log() -> None:
+    offered = texts(300, "code")
+    first, _ = select(offered, limits(tokens=1000))
+    again, _ = select(offered[::-1], limits(tokens=1000))
+    other, _ = select(offered, limits(tokens=1000, seed=1))
+    assert [one.session_id for one in first] == [one.session_id for one in again]
+    assert {one.session_id for one in first} != {one.session_id for one in other}
+
+
+def test_shingles_tell_texts_apart_and_short_ones_have_one() -> None:
+    one = np.arange(20, dtype=np.int32)
+    assert len(shingles(one)) == 13
+    assert len(np.intersect1d(shingles(one), shingles(one[::-1]))) == 0
+    assert len(shingles(one[:3])) == 1
+
+
+@given(
+    st.dictionaries(st.text("abc", min_size=1), st.integers(0, 1000), min_size=1),
+    st.integers(0, 3000),
+    st.floats(0.1, 10),
+)
+def test_water_filling_gives_all_there_is_and_nothing_that_is_not(
+    available: dict[str, int], total: int, weight: float
+) -> None:
+    given_out = water_filled(available, {"a": weight}, total)
+    assert all(0 <= given_out[name] <= amount for name, amount in available.items())
+    assert sum(given_out.values()) <= total
+    assert sum(given_out.values()) >= min(total, sum(available.values())) - len(available)
+
+
+@given(st.lists(st.integers(1, 100_000), min_size=2, max_size=8), st.sampled_from([0.2, 0.5, 0.7, 1.0]))
+def test_no_tenant_gives_more_than_its_share_of_what_is_given(amounts: list[int], share: float) -> None:
+    cap = tenant_cap(amounts, share, 0)
+    given_out = [min(amount, cap) for amount in amounts]
+    assert max(given_out) <= max(share, 1 / len(amounts)) * sum(given_out) + len(amounts)
+    assert sum(given_out) > 0
+
+
+def test_a_cap_that_few_tenants_cannot_keep_to_is_an_equal_part() -> None:
+    assert tenant_cap([10, 500, 90], 0.1, 0) == 10
+    assert tenant_cap([10, 500, 90], 0.1, 50) == 50
+    assert tenant_cap([100, 100], 1.0, 0) >= 100
+
+
+@pytest.mark.parametrize("budget", [0, 19])
+def test_a_budget_below_one_text_takes_none(budget: int) -> None:
+    assert select(texts(3, "code"), limits(tokens=budget))[0] == []

@@ -1,0 +1,66 @@
+"""Passages of the log become stretches without a gap, and pieces of a window."""
+
+from __future__ import annotations
+
+import numpy as np
+from tiny_drafts import passage
+
+from cloud_verifier.distill.stretches import Outline, Stretch, cut, stretches
+from cloud_verifier.traffic.passage import Passage
+
+
+def joined(*passages: Passage) -> list[Stretch]:
+    return stretches(Outline.of(one) for one in passages)
+
+
+def shown(found: list[Stretch]) -> list[tuple[str, int, list[int]]]:
+    return [(one.session_id, one.start, one.tokens.tolist()) for one in found]
+
+
+def test_passages_of_a_session_are_joined_in_order_of_position() -> None:
+    found = joined(passage("a", 3, [4, 5]), passage("b", 0, [9]), passage("a", 0, [1, 2, 3]))
+    assert shown(found) == [("a", 0, [1, 2, 3, 4, 5]), ("b", 0, [9])]
+
+
+def test_a_gap_cuts_the_text() -> None:
+    found = joined(passage("a", 0, [1, 2]), passage("a", 3, [4, 5]), passage("a", 5, [6]))
+    assert shown(found) == [("a", 0, [1, 2]), ("a", 3, [4, 5, 6])]
+
+
+def test_what_two_verifiers_recorded_alike_counts_once() -> None:
+    found = joined(passage("a", 0, [1, 2, 3]), passage("a", 1, [2, 3, 4]), passage("a", 2, [3]))
+    assert shown(found) == [("a", 0, [1, 2, 3, 4])]
+
+
+def test_where_two_records_disagree_the_text_is_cut_and_not_mended() -> None:
+    found = joined(passage("a", 0, [1, 2, 3]), passage("a", 2, [8, 4]))
+    assert shown(found) == [("a", 0, [1, 2, 3]), ("a", 2, [8, 4])]
+
+
+def test_another_tenant_or_class_of_the_same_session_is_another_text() -> None:
+    found = joined(
+        passage("a", 0, [1]), passage("a", 1, [2], traffic_class="prose"), passage("a", 2, [3], tenant="other")
+    )
+    assert sorted(one.tokens.tolist() for one in found) == [[1], [2], [3]]
+
+
+def test_a_stretch_is_as_new_as_its_newest_passage_and_expires_with_the_first() -> None:
+    (found,) = joined(
+        passage("a", 0, [1], time_unix=5.0, expires_unix=50.0), passage("a", 1, [2], time_unix=9.0, expires_unix=40.0)
+    )
+    assert (found.time_unix, found.expires_unix) == (9.0, 40.0)
+
+
+def test_pieces_cover_every_position_but_the_first_exactly_once() -> None:
+    (found,) = joined(passage("a", 10, list(range(100))))
+    pieces = cut(found, window=16, overlap=4)
+    learnt = np.concatenate([np.arange(one.start + one.first, one.end) for one in pieces])
+    assert learnt.tolist() == list(range(11, 110))
+    assert all(len(one.tokens) <= 16 for one in pieces)
+    assert [one.first for one in pieces[1:]] == [4] * (len(pieces) - 1)
+    for one in pieces:
+        assert one.tokens.tolist() == list(range(one.start - 10, one.end - 10))
+
+
+def test_a_text_of_one_token_has_nothing_to_learn() -> None:
+    assert cut(joined(passage("a", 0, [1]))[0], window=16, overlap=4) == []
