@@ -60,8 +60,8 @@ COLLAPSE = (80, 185)
 """Positions of the output that the draft guesses wrong: eight seconds' worth of streaming."""
 COLLAPSE_RTT_MS = 50.0
 TOKENS = {REAL: 112, REALS: 112, PACED: 80, PACEDS: 64, CROWD: 64}
-"""Of a session, which the coordinator steers after a second at most: paced ones stream for two and a half seconds or
-longer, those on the real CPU for about two."""
+"""Of a session, which the coordinator steers after a second at most: paced ones stream for about two and a half
+seconds or longer, those on the real CPU for about two."""
 STATIC_CELLS = (
     (REAL, (("good", 1.0), ("good", 50.0))),
     (REALS, (("good", 20.0), ("narrow", 50.0))),
@@ -72,7 +72,7 @@ STATIC_CELLS = (
 
 LONG_RTTS_MS = (20.0, 100.0)
 """Of the cells that have long prompts; of paced ones, which read them at the CPU's speed too, the first alone."""
-MINUTES = {"recordings": 1.5, "cells": 16.5, "statics": 15.5, "model": 3.5, "turns": 1.5, "crowd": 1.0}
+MINUTES = {"recordings": 1.5, "cells": 16.5, "statics": 16.0, "model": 3.5, "turns": 1.5, "crowd": 1.0}
 """Of a full run on two cores with nothing beside it, about."""
 
 

@@ -123,13 +123,13 @@ async def _arms(context: Context, sites: Mapping[str, Site], key: Key) -> dict[s
             await players[name].warm()
         players[STREAMING] = players[ADAPTIVE]
         arms: dict[str, list[Outcome]] = {name: [] for name in players}
-        for turn, numbers in enumerate(_together(players[ADAPTIVE].numbers, key.machine.sessions)):
-            for name in _rotated(list(players), turn):
+        for turn, numbers in enumerate(together(players[ADAPTIVE].numbers, key.machine.sessions)):
+            for name in rotated(list(players), turn):
                 arms[name] += await players[name].some(numbers, key.rtt_ms, drafted=name != STREAMING)
     return arms
 
 
-def _together(numbers: Sequence[int], sessions: int) -> list[Sequence[int]]:
+def together(numbers: Sequence[int], sessions: int) -> list[Sequence[int]]:
     """The prompts that an arm plays before it is the next one's turn."""
     if sessions == 1:
         return [[number] for number in numbers]
@@ -137,6 +137,7 @@ def _together(numbers: Sequence[int], sessions: int) -> list[Sequence[int]]:
     return [numbers[:middle], numbers[middle:]]
 
 
-def _rotated(names: Sequence[str], turn: int) -> Sequence[str]:
+def rotated(names: Sequence[str], turn: int) -> Sequence[str]:
+    """Each of them first in its turn."""
     first = turn % len(names)
     return [*names[first:], *names[:first]]

@@ -34,7 +34,7 @@ class Wanted:
     def __str__(self) -> str:
         least = "above" if self.above else "at least"
         bound = f"{least} {self.least:g}" if self.least is not None else f"at most {self.most:g}"
-        got = "nothing" if self.got is None else f"{self.got:.3g}"
+        got = "nothing" if self.got is None else f"{self.got:.4g}"
         return f"{self.name}: {got}, wanted {bound}{'' if self.reached else ', SHORT'}"
 
 

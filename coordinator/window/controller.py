@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from coordinator.window.balance import Option, Tables
 from coordinator.window.streaming import Way, Window, replay
 from outrider.core.step_cost import StepCost
+from outrider.core.verdicts import HIT
 
 K = (1, 2, 3, 4, 6, 8, 12, 16)
 """Levels per step that are considered, beside 0."""
@@ -25,6 +26,8 @@ TOLERANCE = 0.02
 """By which a session may be slower than streaming: predictions are no better, and nodes are nowhere quite free."""
 STICK = 0.03
 """A session keeps its window unless another is better by this share of its tokens per step."""
+FAILED = 0.1
+"""Share of first guesses that are right, below which a draft is no longer of use."""
 ROUNDS = 3
 """Windows depend on the step's length and it on them; they settle after two."""
 SETTLED = 0.02
@@ -71,6 +74,10 @@ class SessionView:
     @property
     def drafts(self) -> bool:
         return bool(self.verdicts) and self.draft_s < math.inf
+
+    @property
+    def failed(self) -> bool:
+        return self.verdicts.count(HIT) < FAILED * len(self.verdicts)
 
 
 @dataclass(frozen=True)
@@ -211,9 +218,9 @@ def _unit(nodes: int) -> float:
 
 
 def _kept(session: SessionView, table: Sequence[Option], best: int, price: float) -> int:
-    """Which option is the session's window as it is, where no other is much better; one that does not pay at all is
-    given up at once."""
-    if session.current is None or table[best].window.k == 0:
+    """Which option is the session's window as it is, where no other is much better. Streaming takes the place of a
+    draft that has failed even so: it may be hardly better, where nodes cost next to nothing."""
+    if session.current is None or (table[best].window.k == 0 and session.failed):
         return best
     k, waits = session.current.k, bool(session.current.patience_s)
     enough = table[best].gain(price) - STICK * table[best].tokens

@@ -15,7 +15,7 @@ from benchmarks.window.model import against, predicted, windows
 from benchmarks.window.plan import PACED, PACEDS, STATICS, Plan, Static
 from benchmarks.window.recordings import Recordings
 from benchmarks.window.stage import check, play
-from benchmarks.window.statics import ADAPTIVE, STREAMING, Score, best_single, score
+from benchmarks.window.statics import ADAPTIVE, STREAMING, Score, best_single, rotated, score, together
 from benchmarks.window.tapes import long_prompts, match_rate, nearest
 from benchmarks.window.turns import (
     Stretch,
@@ -39,6 +39,15 @@ def test_the_best_static_is_scored_on_the_prompts_that_did_not_choose_it() -> No
     found = score(cell)
     assert found.best == ("early", "late")
     assert found.vs_best == 2.0
+
+
+def test_every_prompt_is_an_arms_turn_alone_and_half_of_them_where_several_sessions_go_together() -> None:
+    assert together([5, 6, 7], 1) == [[5], [6], [7]]
+    assert together([1, 2, 3, 4], 8) == [[1, 2], [3, 4]]
+
+
+def test_each_arm_comes_first_in_turn() -> None:
+    assert [rotated(["a", "b", "c"], turn) for turn in (0, 1, 3)] == [["a", "b", "c"], ["b", "c", "a"], ["a", "b", "c"]]
 
 
 def test_the_best_single_static_is_best_over_all_cells_together() -> None:

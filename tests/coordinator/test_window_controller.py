@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.window import controller
+from coordinator.window import control, controller
 from coordinator.window.balance import Tables
 from coordinator.window.controller import TOLERANCE, Bounds, SessionView, VerifierView, decide
 from coordinator.window.streaming import Window
@@ -111,6 +111,29 @@ def test_the_same_measurements_give_the_same_decision_and_noise_does_not_move_it
         current = decide(view(view_now))["s0"].window
         seen.append(current.k)
     assert sum(a != b for a, b in itertools.pairwise(seen[3:])) <= 4
+
+
+def test_a_text_that_is_good_and_bad_in_turn_does_not_switch_speculation_on_and_off_with_it() -> None:
+    """Far away, where a poor stretch makes streaming as good: within the band a window stays."""
+    switched = 0
+    for seed in range(6):
+        rng, share, verdicts, current = random.Random(seed), 0.75, bytearray(), None
+        for _ in range(60):
+            for _ in range(20):
+                share = (0.3 if share == 0.75 else 0.75) if rng.random() < 0.02 else share
+                verdicts.append(HIT if rng.random() < share else MISS)
+            far = session(rtt_s=0.1, verdicts=control.latest(bytes(verdicts)), current=current)
+            now = decide(view(far))["s0"].window
+            switched += current is not None and (current.k == 0) != (now.k == 0)
+            current = now
+    assert switched <= 6 * 5
+
+
+def test_a_draft_that_has_failed_is_given_up_though_its_nodes_cost_nothing() -> None:
+    current = decide(view(session()))["s0"].window
+    assert current.k > 0
+    failed = session(current=current, verdicts=bytes([MISS]) * 64)
+    assert decide(view(failed))["s0"].window.k == 0
 
 
 def test_the_reason_tells_what_was_seen() -> None:
