@@ -16,12 +16,12 @@ from coordinator.releases.handlers import ReleaseHandlers, ReleaseTerms
 from coordinator.releases.records import Rule
 from coordinator.releases.shelf import Shelf
 from coordinator.releases.store import ReleaseStore
-from coordinator.releases.trust import publishers
 from coordinator.service import Health, add_services
 from coordinator.store import Store
 from coordinator.tenants import Access
 from outrider.core.errors import Unavailable
 from outrider.wire import channels
+from outrider.wire.publishers import trusted_keys
 
 log = logging.getLogger("coordinator")
 
@@ -63,7 +63,7 @@ async def _releases(stack: contextlib.AsyncExitStack, store: Store, config: Coor
     terms = ReleaseTerms(
         Rule(config.canary_share, config.canary_bound, config.canary_alpha, config.canary_window_s),
         config.canary_session_samples,
-        publishers(config.release_keys),
+        trusted_keys(config.release_keys),
         base_url,
     )
     kept = ReleaseStore(store)

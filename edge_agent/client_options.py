@@ -14,9 +14,9 @@ from edge_agent.drafts import DraftOptions
 from edge_agent.kit import AUTO
 from edge_agent.releases.check import Terms
 from edge_agent.releases.follower import UpdatePlan
-from edge_agent.releases.keys import trusted_keys
 from edge_agent.releases.store import FOLDER
 from outrider.core.errors import BadRequest
+from outrider.wire.publishers import trusted_keys
 
 
 def check_arguments(coordinator: object, verifier: object, target: object, draft: object, cache_dir: object) -> None:

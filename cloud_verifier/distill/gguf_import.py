@@ -14,11 +14,7 @@ import gguf
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-ARCHITECTURES = {
-    "llama": gguf.MODEL_ARCH.LLAMA,
-    "qwen2": gguf.MODEL_ARCH.QWEN2,
-    "qwen3": gguf.MODEL_ARCH.QWEN3,
-}
+from cloud_verifier.distill.gguf_export import ARCHITECTURES
 
 
 class GgufRefused(ValueError):

@@ -43,9 +43,9 @@ class Wanted:
 
 
 def absolute(urls: Sequence[str], base_url: str, digest: str) -> tuple[str, ...]:
-    """Where to ask, in this order: relative URLs begin with base_url, where also the file's own name is tried."""
+    """Where to ask, in this order: relative URLs begin with base_url; last comes where coordinators have it."""
     base = f"{base_url.rstrip('/')}/" if base_url else ""
-    named = [_joined(base, url) for url in (*urls, f"{digest}.gguf")]
+    named = [_joined(base, url) for url in (*urls, f"artifacts/{digest}.gguf")]
     return tuple(dict.fromkeys(url for url in named if url))
 
 

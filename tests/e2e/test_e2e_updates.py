@@ -49,7 +49,7 @@ async def offered(offering: Offering, client: AsyncClient, files: FileServer, dr
     """The draft as version 1 of this target's."""
     data = await asyncio.to_thread(draft.read_bytes)
     digest = hashlib.sha256(data).hexdigest()
-    files.files[f"{digest}.gguf"] = data
+    files.files[f"artifacts/{digest}.gguf"] = data
     served = (await client.prepare()).description.target
     manifest = Manifest(
         version=1,

@@ -54,7 +54,7 @@ class Publisher:
     ) -> Manifest:
         """Every device shall use it. changes: to its manifest."""
         manifest = dataclasses.replace(self.manifest(data, version), **changes)  # type: ignore[arg-type]
-        self.files.files[f"{manifest.digest}.gguf"] = data
+        self.files.files[f"artifacts/{manifest.digest}.gguf"] = data
         self.serial += 1
         coordinator.offer = pb.OfferReleaseResponse(
             serial=self.serial,

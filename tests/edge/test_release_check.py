@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from edge_agent.releases.check import ReleaseRefused, Terms, check, name_of
-from edge_agent.releases.keys import trusted_keys
 from edge_agent.releases.slots import Refusal, State
-from outrider.core.errors import BadRequest
 from outrider.wire.manifest import Manifest, sign
 from outrider.wire.ticket import Signer, Target
 
@@ -77,29 +72,3 @@ def test_what_was_given_up_before_is_not_tried_again_and_the_reason_is_told() ->
     assert caught.value.kind == "remembered"
     resigned = sign(dataclasses.replace(MANIFEST, version=6), SIGNER)  # on purpose: its publisher means it
     assert check(resigned, TERMS, TARGET, State(refused=(refusal,))).version == 6
-
-
-def test_keys_are_hex_digits_or_files_of_them_or_pem(tmp_path: Path) -> None:
-    signers = [Signer.generate() for _ in range(3)]
-    listed, pem = tmp_path / "keys", tmp_path / "key.pem"
-    listed.write_text(f"# ours\n{signers[1].public_key.hex()}  # the second\n\n")
-    key = Ed25519PublicKey.from_public_bytes(signers[2].public_key)
-    pem.write_bytes(key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo))
-    keys = trusted_keys(f" {signers[0].public_key.hex()}, {listed},{pem} ")
-    assert keys == {signer.key_id: signer.public_key for signer in signers}
-    assert trusted_keys("") == {}
-
-
-def test_what_is_no_public_key_is_refused_with_how_to_mend_it(tmp_path: Path) -> None:
-    private, words, empty = tmp_path / "private.pem", tmp_path / "words", tmp_path / "empty"
-    private.write_bytes(Signer.generate().pem())
-    words.write_text("secret\n")
-    empty.write_text("")
-    for wrong, said in (
-        ("abc", "64 hex digits"),
-        (str(private), "public key"),
-        (str(words), "64 hex digits"),
-        (str(empty), "64 hex digits"),
-    ):
-        with pytest.raises(BadRequest, match=said):
-            trusted_keys(wrong)

@@ -169,8 +169,8 @@ async def test_a_disk_without_room_is_an_oserror(server: FileServer, downloader:
 
 def test_relative_addresses_begin_with_the_coordinators_and_others_than_http_are_left_out() -> None:
     urls = ("drafts/a.gguf", "https://example.org/a.gguf", "file:///etc/passwd", "http://[bad")
-    assert absolute(urls, "http://here:1/artifacts", "d") == (
-        "http://here:1/artifacts/drafts/a.gguf",
+    assert absolute(urls, "http://here:1", "d") == (
+        "http://here:1/drafts/a.gguf",
         "https://example.org/a.gguf",
         "http://here:1/artifacts/d.gguf",
     )

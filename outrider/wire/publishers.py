@@ -1,7 +1,8 @@
-"""The publishers whose releases this device believes."""
+"""The publishers whose draft releases are believed, as a setting names them."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from outrider.core.errors import BadRequest
@@ -9,6 +10,7 @@ from outrider.wire.ticket import key_id_of
 
 _MOST = 16
 _MAX_FILE = 65_536
+_HEX = re.compile(r"[0-9a-fA-F]{64}")
 
 
 def trusted_keys(text: str) -> dict[str, bytes]:
@@ -18,7 +20,7 @@ def trusted_keys(text: str) -> dict[str, bytes]:
     """
     keys: dict[str, bytes] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
-        for raw in [bytes.fromhex(item)] if _is_hex(item) else _of_file(Path(item)):
+        for raw in [bytes.fromhex(item)] if _HEX.fullmatch(item) else _of_file(Path(item).expanduser()):
             keys[key_id_of(raw)] = raw
     if len(keys) > _MOST:
         raise BadRequest.bound("release_keys", f"{len(keys)} keys", f"at most {_MOST}")
@@ -39,7 +41,7 @@ def _of_file(path: Path) -> list[bytes]:
         return [_of_pem(data, path)]
     lines = [line.split("#")[0].strip() for line in data.decode(errors="replace").splitlines()]
     keys = [line for line in lines if line]
-    if not keys or not all(map(_is_hex, keys)):
+    if not keys or not all(map(_HEX.fullmatch, keys)):
         raise BadRequest(
             f"{path} holds no public keys: each line must be 64 hex digits, or all of it one PEM public key",
             field="release_keys",
@@ -54,11 +56,9 @@ def _of_pem(data: bytes, path: Path) -> bytes:
     try:
         key = serialization.load_pem_public_key(data)
     except ValueError as error:
-        raise BadRequest(f"{path} is no PEM public key: {error}; a private one stays with its publisher") from error
+        raise BadRequest(
+            f"{path} is no PEM public key: {error}; the private one stays with its publisher", field="release_keys"
+        ) from error
     if not isinstance(key, Ed25519PublicKey):
         raise BadRequest(f"{path} is a {type(key).__name__}, must be Ed25519", field="release_keys")
     return key.public_bytes_raw()
-
-
-def _is_hex(text: str) -> bool:
-    return len(text) == 64 and all(letter in "0123456789abcdefABCDEF" for letter in text)
