@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-
 NO_PROMPT: NDArray[np.int32] = np.zeros(0, np.int32)
 
 

@@ -55,7 +55,8 @@ class Recorder:
         clock: Callable[[], float] = time.time,
     ) -> None:
         """writer: takes passages and writes when told to, from one thread. flush_s: what is recorded is written within
-        so many seconds. prompt_tokens: of a prompt that may be kept, the last so many are. clock: seconds since 1970."""
+        so many seconds. prompt_tokens: of a prompt that may be kept, the last so many are. clock: seconds since 1970.
+        """
         self.counts = Counts()
         self._writer = writer
         self._flush_s = flush_s

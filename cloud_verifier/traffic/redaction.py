@@ -31,8 +31,9 @@ def load(name: str) -> Redact:
 
 
 def hidden_in(passage: Passage, redact: Redact) -> NDArray[np.bool_]:
-    """Which positions of its prompt and its tokens, `[p + n]`, must not be recorded. They are asked about together: what
-    is to be hidden may stand in both. Raises whatever the hook does, and ValueError for a mask that is none."""
+    """Which positions of its prompt and its tokens, `[p + n]`, must not be recorded. Asked about both at once: what is
+    to be hidden may begin in one and end in the other. Raises whatever the hook does, and ValueError for a mask that is
+    none."""
     tokens = np.concatenate([passage.prompt, passage.tokens])
     mask = np.asarray(redact(tokens, passage.traffic_class, passage.tenant))
     if mask.shape != tokens.shape or mask.dtype != np.bool_:

@@ -104,7 +104,8 @@ class Runs:
         return prompt[max(begin, len(prompt) - self._prompt_tokens) :]
 
     def _hidden(self, text: Passage) -> NDArray[np.bool_] | None:
-        """Of its prompt and its tokens, `[p + n]`; None where the hook fails: then nothing is known of the text, and it is not recorded."""
+        """Of its prompt and its tokens, `[p + n]`. None where the hook fails: then nothing is known of the text, and it
+        is not recorded."""
         if self._redact is None:
             return np.zeros(len(text.prompt) + len(text), dtype=bool)
         try:

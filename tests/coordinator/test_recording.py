@@ -37,7 +37,9 @@ async def test_a_tenant_is_recorded_as_it_lets_and_the_others_are_not(start, tmp
 
 async def test_prompts_are_recorded_only_where_that_was_said_too(start, tmp_path) -> None:
     path = tmp_path / "tenants.toml"
-    both = "[recording.acme]\nshare = 1\nkeep_days = 30\nprompts = true\n[recording.globex]\nshare = 1\nkeep_days = 30\n"
+    both = (
+        "[recording.acme]\nshare = 1\nkeep_days = 30\nprompts = true\n[recording.globex]\nshare = 1\nkeep_days = 30\n"
+    )
     path.write_text(KEYS + both)
     coordinator = await start(tenants_file=path)
     await coordinator.join("v1", capacity=50)

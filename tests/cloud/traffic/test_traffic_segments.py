@@ -177,7 +177,10 @@ def of_the_first_format(passages: list[Passage]) -> pa.Table:
 
 
 def test_segments_of_the_first_format_are_read_and_merged_with_newer_ones(tmp_path: Path) -> None:
-    old, new = [passage(start=3), passage(session_id="t")], [passage(session_id="u", prompt=np.arange(5, dtype=np.int32))]
+    old, new = (
+        [passage(start=3), passage(session_id="t")],
+        [passage(session_id="u", prompt=np.arange(5, dtype=np.int32))],
+    )
     write(tmp_path, new)
     pq.write_table(of_the_first_format(old), files(tmp_path)[0].parent / "20270115T080000.000000-old-1.parquet")
     log = SegmentLog(str(tmp_path))
