@@ -112,6 +112,8 @@ class VerifierConfig(BaseSettings):
     """And sooner once there are so many."""
     traffic_top: int = Field(default=32, ge=1, le=256)
     """K: likeliest ids that are recorded of each position."""
+    traffic_prompt_tokens: int = Field(default=2_048, ge=0, le=1 << 20)
+    """Of a prompt whose tenant lets prompts be kept, the last so many are recorded with the output's beginning."""
     traffic_redact: str = Field(default="", pattern=r"^([\w.]+:\w+)?$")
     """`module:function` that says which tokens are kept out: (tokens, traffic_class, tenant) -> mask, true there."""
     traffic_max_bytes: int = Field(default=8 << 30, ge=1 << 20)

@@ -10,7 +10,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import grpc
+import numpy as np
 from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
 
 from cloud_verifier.artifacts import Catalogue
 from cloud_verifier.config import VerifierConfig
@@ -18,7 +20,9 @@ from cloud_verifier.engine_host import EngineHost
 from cloud_verifier.session_stream import Requests, SessionStream
 from cloud_verifier.terms import Terms
 from cloud_verifier.traffic.codec import Source
+from cloud_verifier.traffic.passage import NO_PROMPT
 from cloud_verifier.traffic.recorder import Recorder
+from cloud_verifier.traffic.runs import HELD
 from outrider.core.errors import (
     BadRequest,
     Draining,
@@ -188,8 +192,14 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             weights_hash=self._ready.target.weights_hash,
             temperature=opening.attach.sampling.temperature,
             keep_s=terms.keep_s,
+            prompt=self._kept_prompt(opening) if terms.keep_prompts else NO_PROMPT,
         )
         self._recorder.begin(source, stream.epoch)
+
+    def _kept_prompt(self, opening: codecs.Open) -> NDArray[np.int32]:
+        """Its end, and before that what a redaction hook is to see; else it would see what spans the cut by half."""
+        prompt = opening.attach.prompt
+        return np.array(prompt[max(0, len(prompt) - self._config.traffic_prompt_tokens - HELD) :], np.int32)
 
     def _leave(self, stream: SessionStream) -> None:
         if self._recorder is not None and stream.recorded:

@@ -19,7 +19,16 @@ class Terms:
     traffic_class: str = ""
     keep_s: float = 0.0
     """Seconds that what is produced may be kept on record; 0: nothing of it may."""
+    keep_prompts: bool = False
+    """Whether the prompt may be kept as long."""
 
     @classmethod
     def of(cls, claims: Claims) -> Terms:
-        return cls(claims.limits, claims.tenant, claims.draft_release, claims.traffic_class, claims.keep_s)
+        return cls(
+            claims.limits,
+            claims.tenant,
+            claims.draft_release,
+            claims.traffic_class,
+            claims.keep_s,
+            claims.keep_prompts,
+        )

@@ -76,6 +76,8 @@ class CoordinatorConfig(BaseSettings):
     its own, `[recording.NAME]` in the tenants file. Nothing is recorded of those that nobody has asked."""
     recording_keep_days: float = Field(30.0, gt=0, le=3_650)
     """How long at most what was recorded is kept."""
+    recording_prompts: bool = False
+    """Whether prompts may be recorded too: a consent of its own, since they are what users wrote."""
 
     artifacts: Path | None = None
     """Folder of draft files, each named by its hash; devices fetch them over HTTP."""

@@ -56,6 +56,7 @@ class _Session:
     traffic: str
     keep_s: float
     """That what is produced may be kept; 0: nothing of it may."""
+    keep_prompts: bool
 
 
 class Handlers:
@@ -87,7 +88,8 @@ class Handlers:
         named = replace(need, target=placement.sole_target(fleet, need.target))
         session_id = secrets.token_hex(16)
         keep_s = recording.keep_s_of(session_id)
-        session = _Session(session_id, tenant, 0, need.draft, need.traffic, keep_s)
+        keep_prompts = keep_s > 0 and recording.prompts
+        session = _Session(session_id, tenant, 0, need.draft, need.traffic, keep_s, keep_prompts)
         opening = await self._place(session, named, fleet)
         return replace(
             opening, prior=await self._prior(Kind(tenant, need.draft, need.traffic, opening.target.weights_hash))
@@ -110,7 +112,13 @@ class Handlers:
         )
         floor = max(order.last_epoch, claims.epoch_last)
         session = _Session(
-            claims.session_id, claims.tenant, floor, claims.draft_release, claims.traffic_class, claims.keep_s
+            claims.session_id,
+            claims.tenant,
+            floor,
+            claims.draft_release,
+            claims.traffic_class,
+            claims.keep_s,
+            claims.keep_prompts,
         )
         return await self._place(session, need, await self._store.verifiers())
 
@@ -257,6 +265,7 @@ class Handlers:
             draft_release=session.draft,
             traffic_class=session.traffic,
             keep_s=session.keep_s,
+            keep_prompts=session.keep_prompts,
         )
         return Grant(seat, self._keyring.signer.sign(claims), first, last)
 

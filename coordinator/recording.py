@@ -1,4 +1,4 @@
-"""What each tenant lets verifiers record of its sessions' produced text: nothing, unless the operator wrote so."""
+"""What each tenant lets verifiers record of its sessions: nothing, unless the operator wrote so."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ class RecordingPolicy:
     """Of its sessions."""
     keep_s: float = 0.0
     """How long at most what was recorded is kept."""
+    prompts: bool = False
+    """Whether prompts are recorded beside what the target produced."""
 
     def keep_s_of(self, session_id: str) -> float:
         """For this session, 0 where nothing of it may be recorded: drawn by its id, which is random and the
@@ -33,7 +35,8 @@ def policies(tables: Any, tenants: Mapping[str, str], where: str) -> dict[str, R
     """Of the tables `[recording.NAME]` of a tenants file. Raises BadRequest for what is wrong in it."""
     if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
         raise BadRequest(
-            f"{where}: recording must be tables [recording.NAME] of share and keep_days", field="recording"
+            f"{where}: recording must be tables [recording.NAME] of share, keep_days and, if need be, prompts",
+            field="recording",
         )
     return {name: _policy(name, table, tenants, where) for name, table in tables.items()}
 
@@ -43,13 +46,17 @@ def _policy(name: str, table: Mapping[str, Any], tenants: Mapping[str, str], whe
         raise BadRequest(
             f"{where}: [recording.{name}] is for a tenant that has no key; check its name", field="recording"
         )
-    if set(table) != {"share", "keep_days"}:
+    if {*table, "prompts"} != {"share", "keep_days", "prompts"}:
         raise BadRequest(
-            f"{where}: [recording.{name}] has {sorted(table)}, must have share and keep_days", field="recording"
+            f"{where}: [recording.{name}] has {sorted(table)}, must have share and keep_days, and may have prompts",
+            field="recording",
         )
+    prompts = table.get("prompts", False)
+    if not isinstance(prompts, bool):
+        raise BadRequest.bound(f"{where}: prompts of [recording.{name}]", repr(prompts)[:100], "true or false")
     share = _number(f"{where}: share of [recording.{name}]", table["share"], 0.0, 1.0)
     days = _number(f"{where}: keep_days of [recording.{name}]", table["keep_days"], 1e-3, MAX_KEEP_DAYS)
-    return RecordingPolicy(share, days * DAY_S)
+    return RecordingPolicy(share, days * DAY_S, prompts)
 
 
 def _number(what: str, value: Any, low: float, high: float) -> float:

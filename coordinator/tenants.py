@@ -137,11 +137,12 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _recording(config: CoordinatorConfig, tenants: Mapping[str, str], tables: Any) -> dict[str, RecordingPolicy]:
     if not tenants:
-        return {DEFAULT_TENANT: RecordingPolicy(config.recording_share, config.recording_keep_days * DAY_S)}
-    if config.recording_share > 0:
+        keep_s = config.recording_keep_days * DAY_S
+        return {DEFAULT_TENANT: RecordingPolicy(config.recording_share, keep_s, config.recording_prompts)}
+    if config.recording_share > 0 or config.recording_prompts:
         raise BadRequest(
-            "recording_share is for a cluster without tenants; with tenants each has its own in the tenants file:"
-            " [recording.NAME] share = 0.1  keep_days = 30",
+            "recording_share and recording_prompts are for a cluster without tenants; with tenants each has its own in"
+            " the tenants file: [recording.NAME] share = 0.1  keep_days = 30",
             field="recording_share",
         )
     return policies(tables, tenants, "tenants file")

@@ -61,6 +61,9 @@ class DatasetPlan(BaseModel):
     """Tokens of the longest text; a longer stretch of a session becomes several."""
     overlap: int = Field(default=64, ge=1)
     """Tokens of context at the head of a text that goes on from another."""
+    prompt: int = Field(default=256, ge=0)
+    """Tokens of its prompt at the head of a session's first text, where the log has them, and at most half a window.
+    They are read and never learnt from, so each costs a training time and nothing else."""
     shortest: int = Field(default=8, ge=2)
     """Tokens of the shortest text."""
     seed: int = 0
@@ -163,7 +166,7 @@ def _pieces(outlines: Iterable[Outline], plan: DatasetPlan) -> tuple[list[Stretc
     """The log's stretches, in pieces of a window; those too short to learn from are counted."""
     pieces, left_out = [], Counter[str]()
     for stretch in stretches(outlines):
-        for piece in cut(stretch, plan.window, plan.overlap):
+        for piece in cut(stretch, plan.window, plan.overlap, plan.prompt):
             if piece.learnt + 1 < plan.shortest:
                 left_out["short"] += piece.learnt
             else:

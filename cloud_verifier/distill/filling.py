@@ -73,7 +73,13 @@ class _Part:
         return bool(self._known[self._stretch.first :].all())
 
     def text(self) -> Text:
-        one = self._stretch
+        one, ahead = self._stretch, len(self._stretch.prompt)
         return Text(
-            one.traffic_class, one.tenant, one.tokens, self._top_ids, self._top_log_probs, self._tail, one.first
+            one.traffic_class,
+            one.tenant,
+            np.concatenate([one.prompt, one.tokens]),
+            np.pad(self._top_ids, ((ahead, 0), (0, 0)), constant_values=-1),
+            np.pad(self._top_log_probs, ((ahead, 0), (0, 0)), constant_values=-np.inf),
+            np.pad(self._tail, (ahead, 0)),
+            ahead + one.first,
         )

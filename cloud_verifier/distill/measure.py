@@ -31,7 +31,8 @@ TREE = 2
 CONTEXT = 1_024
 """Tokens of a text that are read at most."""
 UNPROMPTED = 8
-"""First tokens of a text at which no guess counts: the prompt, from which a draft would know, is not recorded."""
+"""First tokens of a text at which no guess counts: the prompt, from which a draft would know, is often not recorded. A
+prompt that is stands before the text's `first`, and takes their place."""
 _ROUNDS = 5
 _HELD = 128
 """Tokens that a draft holds while its decodes are timed."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.traffic.passage import Passage
+from cloud_verifier.traffic.passage import NO_PROMPT, Passage
 
 
 class Source(Protocol):
@@ -31,6 +31,7 @@ class Outline:
     tokens: NDArray[np.int32]
     time_unix: float
     expires_unix: float
+    prompt: NDArray[np.int32]
 
     @classmethod
     def of(cls, passage: Passage) -> Outline:
@@ -43,6 +44,7 @@ class Outline:
             passage.tokens,
             passage.time_unix,
             passage.expires_unix,
+            passage.prompt,
         )
 
     @property
@@ -66,6 +68,9 @@ class Stretch:
     """Of the passage that expires first."""
     first: int = 1
     """Index of the first token that a draft learns from; those before it are context."""
+    prompt: NDArray[np.int32] = field(default_factory=lambda: NO_PROMPT)
+    """What stood before its first token, where that was recorded: context too, and never learnt from. With it a draft
+    learns from the first token on, so that `first` is 0."""
 
     @property
     def end(self) -> int:
@@ -87,15 +92,17 @@ def stretches(outlines: Iterable[Outline]) -> list[Stretch]:
     return [stretch for key in sorted(sessions) for stretch in _joined(sessions[key])]
 
 
-def cut(stretch: Stretch, window: int, overlap: int) -> list[Stretch]:
-    """Cut a stretch into pieces of at most `window` tokens. All but the first begin with `overlap` tokens of context.
+def cut(stretch: Stretch, window: int, overlap: int, prompt: int = 0) -> list[Stretch]:
+    """Cut a stretch into pieces of at most `window` tokens. All but the first begin with `overlap` tokens of context,
+    the first one with the last `prompt` tokens of its prompt, but no more than half a window.
 
-    Every position but the very first is learnt exactly once.
+    Every position is learnt exactly once, but for the very first where no prompt precedes it.
     """
     pieces = []
-    begin, learn_from = 0, stretch.first
+    context = stretch.prompt[max(0, len(stretch.prompt) - min(prompt, window // 2)) :]
+    begin, learn_from = 0, 0 if len(context) else max(1, stretch.first)
     while learn_from < len(stretch.tokens):
-        end = min(begin + window, len(stretch.tokens))
+        end = min(begin + window - len(context), len(stretch.tokens))
         pieces.append(
             Stretch(
                 stretch.session_id,
@@ -106,9 +113,10 @@ def cut(stretch: Stretch, window: int, overlap: int) -> list[Stretch]:
                 stretch.time_unix,
                 stretch.expires_unix,
                 learn_from - begin,
+                context,
             )
         )
-        begin, learn_from = end - overlap, end
+        begin, learn_from, context = max(0, end - overlap), end, NO_PROMPT
     return pieces
 
 
@@ -147,6 +155,8 @@ class _Run:
             np.concatenate(self._tokens),
             max(outline.time_unix for outline in self._outlines),
             min(outline.expires_unix for outline in self._outlines),
+            0 if len(one.prompt) else 1,
+            one.prompt,
         )
 
 

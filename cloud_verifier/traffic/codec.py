@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from cloud_verifier.traffic.passage import Passage
+from cloud_verifier.traffic.passage import NO_PROMPT, Passage
 from outrider.wire.v1 import engine_pb2 as pb
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ class Source:
     temperature: float
     keep_s: float
     """Seconds that what is produced may be kept."""
+    prompt: NDArray[np.int32] = field(default_factory=lambda: NO_PROMPT, compare=False)
+    """`[p]`: its end, or all of it; empty where it may not be kept."""
 
 
 def produced_to_proto(produced: Produced) -> pb.Produced:
@@ -60,4 +63,5 @@ def passage_from_proto(message: pb.Produced, source: Source, now: float) -> Pass
         temperature=source.temperature,
         time_unix=now,
         expires_unix=now + source.keep_s,
+        prompt=NO_PROMPT if message.start else source.prompt,
     )

@@ -27,7 +27,11 @@ class KeptRecorder(Recorder):
                 f"traffic is {config.traffic!r}, where nothing can be written: {error}", field="traffic"
             ) from error
         super().__init__(
-            writer, redact=redact, flush_s=config.traffic_flush_s, flush_tokens=config.traffic_flush_tokens
+            writer,
+            redact=redact,
+            flush_s=config.traffic_flush_s,
+            flush_tokens=config.traffic_flush_tokens,
+            prompt_tokens=config.traffic_prompt_tokens,
         )
         self._keeper = Housekeeper(segments, config.traffic_max_bytes)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
+
+NO_PROMPT: NDArray[np.int32] = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +40,9 @@ class Passage:
     """Seconds; when it was produced."""
     expires_unix: float
     """Seconds; from then on it must not be used."""
+    prompt: NDArray[np.int32] = field(default_factory=lambda: NO_PROMPT)
+    """What stood right before the first token, as far as it is kept: of a text's beginning, with its tenant's consent
+    to that. Context to read, which nothing may be learnt from: the target did not write it."""
 
     def __post_init__(self) -> None:
         n = len(self.tokens)
@@ -46,6 +51,10 @@ class Passage:
             raise ValueError(
                 f"a passage of {n} tokens has top_ids {self.top_ids.shape}, top_log_probs {self.top_log_probs.shape},"
                 f" tail {self.tail.shape} and guessed {self.guessed.shape}; must be [n, K] twice and [n] twice"
+            )
+        if self.prompt.ndim != 1 or (len(self.prompt) and self.start):
+            raise ValueError(
+                f"a passage from position {self.start} on has a prompt {self.prompt.shape}; must be [p], from 0 on"
             )
 
     def __len__(self) -> int:
@@ -77,6 +86,7 @@ class Passage:
             top_log_probs=self.top_log_probs[begin:end],
             tail=self.tail[begin:end],
             guessed=self.guessed[begin:end],
+            prompt=NO_PROMPT if begin else self.prompt,
         )
 
     def without(self, hidden: NDArray[np.bool_]) -> Iterator[Passage]:

@@ -51,10 +51,12 @@ class Recorder:
         redact: Redact | None = None,
         flush_s: float = 10.0,
         flush_tokens: int = 16_384,
+        prompt_tokens: int = 2_048,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """writer: takes passages and writes when told to, from one thread. flush_s: what is recorded is written within
-        so many seconds. clock: seconds since 1970."""
+        so many seconds. prompt_tokens: of a prompt that may be kept, the last so many are. clock: seconds since 1970.
+        """
         self.counts = Counts()
         self._writer = writer
         self._flush_s = flush_s
@@ -63,7 +65,7 @@ class Recorder:
         self._sources: dict[tuple[str, int], Source] = {}
         """By session id and epoch."""
         self._ended: OrderedDict[tuple[str, int], None] = OrderedDict()
-        self._runs = Runs(redact, self.counts)
+        self._runs = Runs(redact, self.counts, prompt_tokens)
         self._jobs: queue.Queue[_Job | None] = queue.Queue(BACKLOG)
         self._thread = Thread(target=self._work, name="traffic", daemon=True)
         self._thread.start()

@@ -31,9 +31,11 @@ def load(name: str) -> Redact:
 
 
 def hidden_in(passage: Passage, redact: Redact) -> NDArray[np.bool_]:
-    """Which of its positions `[n]` must not be recorded. Raises whatever the hook does, and ValueError for a mask that
-    is none."""
-    mask = np.asarray(redact(passage.tokens.copy(), passage.traffic_class, passage.tenant))
-    if mask.shape != (len(passage),) or mask.dtype != np.bool_:
-        raise ValueError(f"the mask is {mask.dtype} {mask.shape}, must be bool {(len(passage),)}")
+    """Which positions of its prompt and its tokens, `[p + n]`, must not be recorded. Asked about both at once: what is
+    to be hidden may begin in one and end in the other. Raises whatever the hook does, and ValueError for a mask that is
+    none."""
+    tokens = np.concatenate([passage.prompt, passage.tokens])
+    mask = np.asarray(redact(tokens, passage.traffic_class, passage.tenant))
+    if mask.shape != tokens.shape or mask.dtype != np.bool_:
+        raise ValueError(f"the mask is {mask.dtype} {mask.shape}, must be bool {tokens.shape}")
     return mask

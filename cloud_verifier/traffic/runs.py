@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,8 @@ log = logging.getLogger(__name__)
 
 HELD = 32
 """Tokens at the end of a text that goes on which wait for what follows, where there is a hook: it must see whole what
-it is to find, and not the halves of it in two passages."""
+it is to find, and not the halves of it in two passages. As many before the part of a prompt that is kept are shown to
+it."""
 QUIET_S = 60.0
 """After so long without a new token a text is taken to have ended."""
 _NOTHING_HIDDEN: NDArray[np.bool_] = np.zeros(0, dtype=bool)
@@ -24,7 +25,7 @@ _NOTHING_HIDDEN: NDArray[np.bool_] = np.zeros(0, dtype=bool)
 
 @dataclass
 class Counts:
-    """Tokens of recorded sessions, by what became of them."""
+    """Tokens that recorded sessions produced, by what became of them."""
 
     recorded: int = 0
     redacted: int = 0
@@ -46,8 +47,10 @@ class _Run:
 class Runs:
     """Of all sessions."""
 
-    def __init__(self, redact: Redact | None, counts: Counts) -> None:
+    def __init__(self, redact: Redact | None, counts: Counts, prompt_tokens: int = 0) -> None:
+        """prompt_tokens: of a prompt that may be kept, the last so many are."""
         self._redact = redact
+        self._prompt_tokens = prompt_tokens
         self._counts = counts
         self._runs: dict[str, _Run] = {}
         """By session id."""
@@ -86,6 +89,7 @@ class Runs:
             self._counts.refused += len(text)
             run.hidden = _NOTHING_HIDDEN
             return
+        text, hidden = replace(text, prompt=self._kept(text.prompt, hidden)), hidden[len(text.prompt) :]
         hidden[: len(run.hidden)] |= run.hidden
         end = max(0, len(text) - hold)
         if end < len(text):
@@ -93,10 +97,17 @@ class Runs:
         self._counts.redacted += int(hidden[:end].sum())
         yield from text.cut(0, end).without(hidden[:end])
 
+    def _kept(self, prompt: NDArray[np.int32], hidden: NDArray[np.bool_]) -> NDArray[np.int32]:
+        """Its last tokens, behind all that is hidden in it: what is read before a text must reach up to it."""
+        found = np.flatnonzero(hidden[: len(prompt)])
+        begin = int(found[-1]) + 1 if len(found) else 0
+        return prompt[max(begin, len(prompt) - self._prompt_tokens) :]
+
     def _hidden(self, text: Passage) -> NDArray[np.bool_] | None:
-        """None where the hook fails: then nothing is known of the text, and it is not recorded."""
+        """Of its prompt and its tokens, `[p + n]`. None where the hook fails: then nothing is known of the text, and it
+        is not recorded."""
         if self._redact is None:
-            return np.zeros(len(text), dtype=bool)
+            return np.zeros(len(text.prompt) + len(text), dtype=bool)
         try:
             return hidden_in(text, self._redact).copy()
         except Exception as error:

@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from cloud_verifier.traffic.passage import Passage
+from cloud_verifier.traffic.passage import NO_PROMPT, Passage
 
-FORMAT = 1
+FORMAT = 2
 FORMAT_KEY = b"outrider.traffic.format"
 """In the schema's metadata."""
 SCHEMA: Any = pa.schema(
@@ -34,12 +34,14 @@ SCHEMA: Any = pa.schema(
         ("temperature", pa.float64()),
         ("time_unix", pa.float64()),
         ("expires_unix", pa.float64()),
+        ("prompt", pa.list_(pa.int32())),  # since format 2; empty but where it may be kept, and start is 0
     ],
     metadata={FORMAT_KEY: str(FORMAT).encode()},
 )
+_FIRST: Any = SCHEMA.remove(SCHEMA.get_field_index("prompt")).with_metadata({FORMAT_KEY: b"1"})
 KEY = [("time_unix", "ascending"), ("session_id", "ascending"), ("start", "ascending")]
 """What rows are sorted by (Passage.key)."""
-_LISTS = "tokens", "top_ids", "top_log_probs", "tail", "guessed"
+_LISTS = "tokens", "top_ids", "top_log_probs", "tail", "guessed", "prompt"
 _PLAIN = tuple(name for name in SCHEMA.names if name not in (*_LISTS, "top"))
 _NAMES = "session_id", "tenant", "traffic_class", "draft_release", "weights_hash"
 
@@ -69,6 +71,7 @@ def passages_of(table: Any) -> Iterator[Passage]:
                 top_log_probs=lists["top_log_probs"][row].reshape(n, top),
                 tail=lists["tail"][row],
                 guessed=lists["guessed"][row],
+                prompt=lists["prompt"][row],
                 **{name: columns[name][row] for name in _PLAIN},
             )
         except (TypeError, ValueError) as error:
@@ -96,7 +99,8 @@ def from_bytes(data: bytes, columns: Sequence[str] | None = None) -> Any:
     try:
         file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
         _check(file.schema_arrow)
-        return file.read(columns=columns, use_threads=False)
+        table = file.read(columns=columns, use_threads=False)
+        return table if columns is not None else _newest(table)
     except Unreadable:
         raise
     except (pa.ArrowException, OSError, ValueError, LookupError) as error:
@@ -128,8 +132,16 @@ def _check(schema: Any) -> None:
         raise Unreadable("it is Parquet, but no segment of the traffic log")
     if int(told) > FORMAT:
         raise Unreadable(f"its format is {int(told)}, newer than {FORMAT}, which is the latest that is known here")
-    if not schema.remove_metadata().equals(SCHEMA.remove_metadata()):
-        raise Unreadable(f"its columns are not those of format {FORMAT}")
+    known = _FIRST if int(told) == 1 else SCHEMA
+    if not schema.remove_metadata().equals(known.remove_metadata()):
+        raise Unreadable(f"its columns are not those of format {int(told)}")
+
+
+def _newest(table: Any) -> Any:
+    """With the columns that its format had not."""
+    if table.num_columns == len(_FIRST):
+        table = table.append_column(SCHEMA.field("prompt"), _list_array([NO_PROMPT] * table.num_rows, "prompt"))
+    return table.replace_schema_metadata(SCHEMA.metadata)
 
 
 def _list_array(rows: Sequence[NDArray[Any]], name: str) -> Any:

@@ -81,6 +81,8 @@ class Claims:
     traffic_class: str = ""
     keep_s: float = 0.0
     """Seconds that what is produced may be kept on record; 0: nothing of it may."""
+    keep_prompts: bool = False
+    """Whether the prompt may be kept as long; never where nothing else may."""
 
     def owns(self, epoch: int) -> bool:
         """Whether the device may attach with this epoch."""
@@ -235,7 +237,7 @@ def _check_signature(signed: coordinator_pb2.SignedTicket, public_keys: Mapping[
 
 
 def _claims_to_proto(claims: Claims) -> coordinator_pb2.TicketClaims:
-    recording = coordinator_pb2.Recording(keep_s=claims.keep_s) if claims.keep_s else None
+    recording = coordinator_pb2.Recording(keep_s=claims.keep_s, prompts=claims.keep_prompts) if claims.keep_s else None
     return coordinator_pb2.TicketClaims(
         session_id=claims.session_id,
         tenant=claims.tenant,
@@ -269,6 +271,7 @@ def _claims_from_proto(raw: bytes) -> Claims:
         draft_release=proto.draft_release,
         traffic_class=proto.traffic_class,
         keep_s=max(0.0, proto.recording.keep_s),
+        keep_prompts=proto.recording.keep_s > 0.0 and proto.recording.prompts,
     )
 
 

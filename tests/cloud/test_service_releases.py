@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
-from scripted_engine import TARGET, Front, Stream, front, until
+from scripted_engine import TARGET, VOCABULARY, Front, Stream, front, until
 
 from cloud_verifier.traffic.codec import Source
+from cloud_verifier.traffic.recorder import Recorder
+from cloud_verifier.traffic.segments import SegmentWriter
 from cloud_verifier.verifier import _report
 from outrider.core.errors import BadRequest, Fenced
-from outrider.core.protocol.messages import SessionLimits
+from outrider.core.protocol.messages import Attach, SessionLimits
+from outrider.wire import codecs
 from outrider.wire.ticket import Claims
 from outrider.wire.v1 import engine_pb2, session_pb2
 
@@ -53,6 +59,14 @@ def allowing(**changes: Any):
         return dataclasses.replace(CLAIMS, **changes)
 
     return authorise
+
+
+def whole(start: int, tokens: list[int]) -> engine_pb2.Produced:
+    """Some tokens, with one id each for a distribution."""
+    ids, halves = np.array(tokens, "<u4").tobytes(), np.zeros(len(tokens), "<f2").tobytes()
+    return engine_pb2.Produced(
+        start=start, token=tokens, top=1, top_ids=ids, top_log_probs=halves, tail=halves, guessed=bytes(len(tokens))
+    )
 
 
 async def notice(stream: Stream) -> int:
@@ -97,6 +111,53 @@ async def test_a_session_that_may_be_recorded_is_from_its_begin_to_its_end(tmp_p
         assert recorder.begun == [(Source("s", "acme", "code", "w", 0.0, 3600.0), 1)]
         stream.call.cancel()
         await until(lambda: recorder.ended == [("s", 1)])
+
+
+def ids_on_disk(place: Path) -> set[int]:
+    """Every integer in every column of every file."""
+    found: set[int] = set()
+    for path in place.rglob("*.parquet"):
+        for column in pq.read_table(path).columns:
+            while hasattr(column.type, "value_type"):
+                column = column.combine_chunks().flatten()
+            found |= {value for value in column.to_pylist() if isinstance(value, int)}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("consent", "prompt_tokens", "kept"),
+    [
+        ({"keep_prompts": False}, 2_048, set()),
+        ({"keep_prompts": True, "keep_s": 0.0}, 2_048, set()),
+        ({"keep_prompts": True}, 0, set()),
+        ({"keep_prompts": True}, 2, {VOCABULARY - 2, VOCABULARY - 1}),
+        ({"keep_prompts": True}, 2_048, {VOCABULARY - 3, VOCABULARY - 2, VOCABULARY - 1}),
+    ],
+)
+async def test_no_id_of_a_client_reaches_the_disk_but_of_a_prompt_that_may_be_kept(
+    tmp_path, consent, prompt_tokens, kept
+):
+    asked = tuple(range(VOCABULARY - 3, VOCABULARY))
+    received = tuple(range(VOCABULARY - 6, VOCABULARY - 3))
+    log = tmp_path / "log"
+    recorder = Recorder(SegmentWriter(str(log)), prompt_tokens=prompt_tokens)
+    changes = {"traffic_prompt_tokens": prompt_tokens}
+    async with front(tmp_path, authorise=allowing(**consent), recorder=recorder, **changes) as running:
+        running.host.on_produced = recorder.take
+        stream = Stream(running.stub.Session())
+        attach = Attach(epoch=1, prompt=asked, tokens=received, max_tokens=32)
+        await stream.send(open=codecs.open_to_proto(codecs.Open("s", attach)))
+        await running.engine.asked("start", 1)
+        for start in (0, len(received)):  # the first is told by no engine that is sound
+            running.engine.say("s", 1, produced=whole(start, [4]))
+        running.engine.commit("s", 1, len(received), [4])
+        while (await stream.read()).WhichOneof("kind") != "commit":
+            pass
+        recorder.close()
+        stream.call.cancel()
+    clients = set(asked) | set(received)
+    assert ids_on_disk(log) & clients == kept
+    assert (4 in ids_on_disk(log)) == (consent.get("keep_s") != 0.0)
 
 
 async def test_a_second_stream_of_the_same_epoch_does_not_end_the_firsts_recording(tmp_path):

@@ -65,7 +65,15 @@ class Device:
         self._signer = signer
         self._target = target_from_proto(target)
 
-    async def open(self, session_id: str, max_tokens: int, keep_s: float, received: tuple[int, ...] = ()) -> Stream:
+    async def open(
+        self,
+        session_id: str,
+        max_tokens: int,
+        keep_s: float,
+        received: tuple[int, ...] = (),
+        *,
+        keep_prompts: bool = False,
+    ) -> Stream:
         claims = Claims(
             session_id,
             "acme",
@@ -78,6 +86,7 @@ class Device:
             draft_release="r1",
             traffic_class="code",
             keep_s=keep_s,
+            keep_prompts=keep_prompts,
         )
         attach = Attach(epoch=1, prompt=PROMPT, tokens=received, max_tokens=max_tokens, ignore_eos=True)
         stream = Stream(self._stub.Session())
@@ -146,11 +155,15 @@ async def test_what_a_ticket_allows_is_recorded_and_nothing_else(model, tmp_path
         registry.release_serial = 7
         allowed = Reading(await device.open("allowed", 40, keep_s=3600.0))
         private = Reading(await device.open("private", 40, keep_s=0.0))
-        resumed = Reading(await device.open("resumed", 60, keep_s=3600.0, received=tuple(expected[:45])))
+        resumed = Reading(
+            await device.open("resumed", 60, keep_s=3600.0, received=tuple(expected[:45]), keep_prompts=True)
+        )
+        asking = Reading(await device.open("asking", 10, keep_s=3600.0, keep_prompts=True))
         await allowed.until(10)
         await allowed.stream.send(draft=session_pb2.DraftInUse(release="r2"))
         assert await allowed.until(40) == await private.until(40) == expected[:40]
         assert await resumed.until(15) == expected[45:]
+        assert await asking.until(10) == expected[:10]
         assert allowed.serials == [7]
         process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(process.wait(), 30) == 0
@@ -168,6 +181,9 @@ async def test_what_a_ticket_allows_is_recorded_and_nothing_else(model, tmp_path
     assert recorded(tmp_path / "log", "private") == []
     [tail, *more] = recorded(tmp_path / "log", "resumed")
     assert (tail.start, tokens_of([tail, *more])) == (45, expected[45:])
+    assert [one.prompt.size for one in (*passages, tail, *more)] == [0] * (len(passages) + 1 + len(more))
+    [head, *rest] = recorded(tmp_path / "log", "asking")
+    assert (head.prompt.tolist(), tokens_of([head, *rest])) == (list(PROMPT), expected[:10])
     reports = [session for report in registry.reports for session in report.sessions]
     assert {session.draft_release for session in reports if session.session_id == "private"} == {"r1"}
     assert {session.traffic_class for session in reports} == {"code"}

@@ -35,6 +35,30 @@ async def test_a_tenant_is_recorded_as_it_lets_and_the_others_are_not(start, tmp
     assert coordinator.read((await open_as(coordinator, GLOBEX)).primary).keep_s == 0.0
 
 
+async def test_prompts_are_recorded_only_where_that_was_said_too(start, tmp_path) -> None:
+    path = tmp_path / "tenants.toml"
+    both = (
+        "[recording.acme]\nshare = 1\nkeep_days = 30\nprompts = true\n[recording.globex]\nshare = 1\nkeep_days = 30\n"
+    )
+    path.write_text(KEYS + both)
+    coordinator = await start(tenants_file=path)
+    await coordinator.join("v1", capacity=50)
+    asked = [coordinator.read((await open_as(coordinator, key)).primary) for key in (ACME, GLOBEX)]
+    assert [claims.keep_s for claims in asked] == [30 * DAY_S] * 2
+    assert [claims.keep_prompts for claims in asked] == [True, False]
+
+
+@pytest.mark.parametrize(("share", "kept"), [(1.0, True), (0.0, False)])
+async def test_a_session_that_was_drawn_keeps_its_word_on_prompts_and_no_other_has_one(start, share, kept) -> None:
+    coordinator = await start(recording_share=share, recording_prompts=True)
+    await coordinator.join("v1")
+    await coordinator.join("v2")
+    opened = await coordinator.open()
+    resumed = await coordinator.resume(opened)
+    grants = [grant for one in (opened, resumed) for grant in (one.primary, one.standby)]
+    assert [coordinator.read(grant).keep_prompts for grant in grants] == [kept] * 4
+
+
 async def test_without_tenants_the_share_is_a_setting(start) -> None:
     coordinator = await start(recording_share=1.0, recording_keep_days=0.5)
     await coordinator.join("v1")
@@ -88,6 +112,7 @@ def test_a_share_of_the_sessions_is_drawn_and_the_same_ones_each_time() -> None:
         ("[recording.acme]\nshare = nan\nkeep_days = 1", "share of .recording.acme. is nan"),
         ('[recording.acme]\nshare = 1\nkeep_days = "long"', "keep_days of .recording.acme. is 'long'"),
         ("[recording.acme]\nshare = 1\nkeep_days = 0", "keep_days of .recording.acme. is 0"),
+        ("[recording.acme]\nshare = 1\nkeep_days = 1\nprompts = 1", "prompts of .recording.acme. is 1"),
         ("[recording]\nacme = 1", r"tables \[recording.NAME\]"),
     ],
 )
@@ -98,6 +123,7 @@ def test_a_senseless_policy_is_refused_with_the_reason(tmp_path, text, complaint
         Access.from_config(CoordinatorConfig(tenants_file=path))
 
 
-def test_with_tenants_the_setting_for_all_is_refused() -> None:
+@pytest.mark.parametrize("setting", [{"recording_share": 0.1}, {"recording_prompts": True}])
+def test_with_tenants_the_setting_for_all_is_refused(setting) -> None:
     with pytest.raises(BadRequest, match=r"recording.NAME"):
-        Access.from_config(CoordinatorConfig(tenant_keys={"acme": ACME}, recording_share=0.1))
+        Access.from_config(CoordinatorConfig(tenant_keys={"acme": ACME}, **setting))

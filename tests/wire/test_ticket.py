@@ -23,6 +23,7 @@ CLAIMS = Claims(
     draft_release="ab" * 32,
     traffic_class="code",
     keep_s=86_400.0,
+    keep_prompts=True,
 )
 
 
@@ -43,7 +44,13 @@ def test_a_ticket_says_what_was_signed(signer, keys):
 @pytest.mark.parametrize("keep_s", [0.0, -1.0, float("nan")])
 def test_what_does_not_say_how_long_it_may_be_kept_may_not_be_recorded(signer, keys, keep_s):
     silent = dataclasses.replace(CLAIMS, keep_s=keep_s)
-    assert ticket.verify(signer.sign(silent), keys, audience="v-1", now=NOW).keep_s == 0.0
+    believed = ticket.verify(signer.sign(silent), keys, audience="v-1", now=NOW)
+    assert (believed.keep_s, believed.keep_prompts) == (0.0, False)
+
+
+def test_what_does_not_say_that_prompts_may_be_kept_does_not_let_them_be(signer, keys):
+    silent = dataclasses.replace(CLAIMS, keep_prompts=False)
+    assert ticket.verify(signer.sign(silent), keys, audience="v-1", now=NOW) == silent
 
 
 def test_a_flipped_bit_anywhere_is_noticed(signer, keys):

@@ -183,10 +183,12 @@ class TicketClaims(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., tenant: _Optional[str] = ..., audience: _Optional[str] = ..., epoch_first: _Optional[int] = ..., epoch_last: _Optional[int] = ..., expires_unix: _Optional[float] = ..., limits: _Optional[_Union[_session_pb2.SessionLimits, _Mapping]] = ..., target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., draft_release: _Optional[str] = ..., traffic_class: _Optional[str] = ..., recording: _Optional[_Union[Recording, _Mapping]] = ...) -> None: ...
 
 class Recording(_message.Message):
-    __slots__ = ("keep_s",)
+    __slots__ = ("keep_s", "prompts")
     KEEP_S_FIELD_NUMBER: _ClassVar[int]
+    PROMPTS_FIELD_NUMBER: _ClassVar[int]
     keep_s: float
-    def __init__(self, keep_s: _Optional[float] = ...) -> None: ...
+    prompts: bool
+    def __init__(self, keep_s: _Optional[float] = ..., prompts: bool = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("verifier_id", "address", "tls", "target", "capacity_sessions", "instance")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tiny_drafts import TOP, ListedLog, passage, random_text
 
 from cloud_verifier.distill import dataset
+from cloud_verifier.distill.batches import Batch
 from cloud_verifier.distill.dataset import DatasetEmpty, DatasetPlan, build
 from cloud_verifier.distill.texts import Text, load_texts, save_texts
 from cloud_verifier.traffic.passage import Passage
@@ -39,6 +42,33 @@ def test_texts_survive_the_disk_with_log_probs_in_half_precision(tmp_path: Path)
         assert np.array_equal(again.tokens, one.tokens) and np.array_equal(again.top_ids, one.top_ids)
         assert np.array_equal(again.tail, one.tail)
         np.testing.assert_allclose(again.top_log_probs, one.top_log_probs, rtol=1e-3)
+
+
+def test_a_prompt_is_read_before_a_text_and_is_no_label(tmp_path: Path) -> None:
+    asked = np.full(6, 250, np.int32)
+    passages = [p if p.start else dataclasses.replace(p, prompt=asked) for p in sessions(20)]
+    card = build(ListedLog(passages), tmp_path / "d", plan(prompt=4), now=500.0)
+    build(ListedLog(passages), tmp_path / "without", plan(prompt=0), now=500.0)
+    texts = [*dataset.train(tmp_path / "d"), *dataset.heldout(tmp_path / "d")]
+    assert len(texts) == 20
+    known = {tuple(one.tokens.tolist()): one for one in passages}
+    for text in texts:
+        assert (text.first, text.tokens[:4].tolist()) == (4, [250] * 4)
+        assert (text.top_ids[:4] == -1).all() and (text.tail[:4] == 0).all()
+        assert 250 not in text.tokens[4:]
+        source = known[tuple(text.tokens[4:29].tolist())]
+        assert np.array_equal(text.top_ids[4:29], source.top_ids)
+    # What is counted is what is learnt from or measured on: here also each session's first token, and no prompt.
+    assert card.train_tokens + sum(card.heldout.values()) == 20 * 40
+    assert not any(250 in text.tokens for text in dataset.train(tmp_path / "without"))
+
+
+def test_no_guess_at_a_prompt_is_trained_on(tmp_path: Path) -> None:
+    text = random_text(np.random.default_rng(0), 12, first=5)
+    asked = dataclasses.replace(text, top_ids=np.where(np.arange(12)[:, None] < 5, -1, text.top_ids))
+    batch = Batch.of([asked], torch.device("cpu"))
+    assert batch.places.tolist() == list(range(4, 11))
+    assert (batch.top_ids >= 0).all() and len(batch.tail) == text.learnt == 7
 
 
 def test_many_texts_are_spread_over_files_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from tiny_drafts import passage
 
 from cloud_verifier.distill.stretches import Outline, Stretch, cut, stretches
@@ -60,6 +61,34 @@ def test_pieces_cover_every_position_but_the_first_exactly_once() -> None:
     assert [one.first for one in pieces[1:]] == [4] * (len(pieces) - 1)
     for one in pieces:
         assert one.tokens.tolist() == list(range(one.start - 10, one.end - 10))
+
+
+def asked(count: int) -> np.ndarray:
+    return np.arange(1000, 1000 + count, dtype=np.int32)
+
+
+def test_a_prompt_stands_before_the_first_piece_and_its_first_token_is_learnt_from() -> None:
+    (found,) = joined(passage("a", 0, list(range(60)), prompt=asked(3)), passage("a", 60, list(range(60, 100))))
+    pieces = cut(found, window=16, overlap=4, prompt=5)
+    assert [one.prompt.tolist() for one in pieces] == [[1000, 1001, 1002]] + [[]] * (len(pieces) - 1)
+    learnt = np.concatenate([np.arange(one.start + one.first, one.end) for one in pieces])
+    assert learnt.tolist() == list(range(100))
+    assert all(len(one.prompt) + len(one.tokens) <= 16 for one in pieces)
+
+
+@pytest.mark.parametrize(("window", "most", "kept"), [(64, 5, 5), (64, 40, 20), (16, 40, 8), (64, 0, 0)])
+def test_of_a_prompt_its_end_is_kept_and_never_more_than_half_a_window(window: int, most: int, kept: int) -> None:
+    (found,) = joined(passage("a", 0, list(range(100)), prompt=asked(20)))
+    first, *_ = cut(found, window, overlap=4, prompt=most)
+    assert first.prompt.tolist() == asked(20).tolist()[20 - kept :]
+    assert first.first == (0 if kept else 1)
+
+
+def test_an_overlap_longer_than_what_a_prompt_leaves_reaches_no_further_than_the_beginning() -> None:
+    (found,) = joined(passage("a", 0, list(range(100)), prompt=asked(20)))
+    pieces = cut(found, window=40, overlap=30, prompt=20)
+    assert [(one.start, one.first) for one in pieces[:2]] == [(0, 0), (0, 20)]
+    assert pieces[-1].end == 100
 
 
 def test_a_text_of_one_token_has_nothing_to_learn() -> None:

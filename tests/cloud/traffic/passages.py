@@ -49,13 +49,16 @@ def told(passages: list[Passage]) -> list[tuple[str, int, list[int]]]:
 
 @st.composite
 def passages(draw: st.DrawFn) -> Passage:
+    start = draw(st.integers(0, 131_071) | st.just(0))
+    prompt = draw(st.lists(st.integers(0, 1 << 24), max_size=5)) if start == 0 else []
     return passage(
         draw(st.integers(0, 9)),
         draw(st.integers(1, 5)),
         draw(st.integers(0, 99)),
         session_id=draw(st.sampled_from(["s", "t", "ü"])),
         draft_release=draw(st.sampled_from(["", "ab12"])),
-        start=draw(st.integers(0, 131_071)),
+        start=start,
+        prompt=np.array(prompt, dtype=np.int32),
         temperature=draw(st.sampled_from([0.0, 0.8])),
         time_unix=NOW + draw(st.floats(0.0, 3 * 86_400.0)),
         expires_unix=NOW + draw(st.sampled_from([1e3, 1e7])),

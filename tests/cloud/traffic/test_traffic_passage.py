@@ -33,6 +33,19 @@ def test_what_is_hidden_is_left_out_and_all_else_keeps_its_position(whole: Passa
     assert all(one.end < other.start for one, other in pairwise(left))
 
 
+def test_a_prompt_stays_with_the_texts_very_beginning() -> None:
+    whole = passage(6, prompt=np.array([7, 8], dtype=np.int32))
+    assert [whole.cut(0, 2).prompt.tolist(), whole.cut(1, 6).prompt.tolist()] == [[7, 8], []]
+    hidden = np.array([True, False, False, True, False, False])
+    assert [len(part.prompt) for part in whole.without(hidden)] == [0, 0]
+    assert [len(part.prompt) for part in whole.without(hidden[::-1])] == [2, 0]
+
+
+def test_a_prompt_before_the_midst_of_a_text_is_refused() -> None:
+    with pytest.raises(ValueError, match="from position 3 on has a prompt"):
+        passage(start=3, prompt=np.array([7], dtype=np.int32))
+
+
 def test_another_source_is_not_the_same_texts_next_part() -> None:
     first = passage(4)
     following = passage(2, start=4)

@@ -89,6 +89,19 @@ def test_what_the_engine_told_is_written_as_it_was() -> None:
     assert recorder.counts == Counts(recorded=3)
 
 
+def test_a_prompt_is_written_with_the_texts_beginning_alone_and_only_its_end() -> None:
+    disk = Disk()
+    recorder = Recorder(disk, prompt_tokens=3)
+    asked = np.array([91, 92, 93, 94], dtype=np.int32)
+    for epoch, session_id in enumerate(("whole", "resumed"), 1):
+        recorder.begin(Source(session_id, "acme", "", "w", 0.0, 60.0, asked), epoch)
+    recorder.take(produced(0, [5], session_id="whole", epoch=1))
+    recorder.take(produced(1, [6], session_id="whole", epoch=1))
+    recorder.take(produced(9, [5], session_id="resumed", epoch=2))
+    recorder.close()
+    assert {one.session_id: one.prompt.tolist() for one in disk.written} == {"whole": [92, 93, 94], "resumed": []}
+
+
 def test_of_a_session_that_did_not_begin_here_nothing_is_recorded() -> None:
     disk = Disk()
     recorder = Recorder(disk)

@@ -28,9 +28,9 @@ def secret(tokens: np.ndarray, traffic_class: str, tenant: str) -> np.ndarray:
     return mask
 
 
-def runs(redact: Redact | None = None) -> tuple[Runs, Counts]:
+def runs(redact: Redact | None = None, prompt_tokens: int = 0) -> tuple[Runs, Counts]:
     counts = Counts()
-    return Runs(redact, counts), counts
+    return Runs(redact, counts, prompt_tokens), counts
 
 
 def text(tokens: list[int], **changes: Any) -> Passage:
@@ -75,6 +75,47 @@ def test_what_the_hook_finds_is_never_written_wherever_the_text_is_cut(tokens: l
     assert {p.start + i: int(t) for p in written for i, t in enumerate(p.tokens)} == kept
     assert sum(len(p) for p in written) == len(kept)
     assert counts.redacted == hidden.sum()
+
+
+@given(
+    st.lists(st.sampled_from([1, 2, *SECRET, *SECRET]), max_size=60),
+    st.lists(st.sampled_from([1, 2, *SECRET, *SECRET]), min_size=1, max_size=80),
+    st.integers(0, 70),
+    st.data(),
+)
+def test_what_the_hook_finds_in_a_prompt_is_never_written_nor_what_precedes_it(
+    prompt: list[int], tokens: list[int], most: int, data: st.DataObject
+) -> None:
+    gathered, counts = runs(secret, prompt_tokens=most)
+    written: list[Passage] = []
+    at = 0
+    while at < len(tokens):
+        step = data.draw(st.integers(1, 40))
+        ahead = np.array([] if at else prompt, dtype=np.int32)
+        gathered.add(text(tokens[at : at + step], start=at, prompt=ahead))
+        at += step
+        written += gathered.cut(NOW)
+    written += gathered.cut(NOW, final=True)
+    hidden = secret(np.array([*prompt, *tokens]), "", "")
+    clean = len(prompt) - max((i + 1 for i in range(len(prompt)) if hidden[i]), default=0)
+    begun = [one.prompt.tolist() for one in written if one.start == 0]
+    assert begun == ([] if hidden[len(prompt)] else [prompt[len(prompt) - min(clean, most) :]])
+    assert all(len(one.prompt) == 0 for one in written if one.start)
+    kept = {i: token for i, token in enumerate(tokens) if not hidden[len(prompt) + i]}
+    assert {p.start + i: int(t) for p in written for i, t in enumerate(p.tokens)} == kept
+    assert counts.redacted == hidden[len(prompt) :].sum()
+
+
+def test_a_prompt_on_which_the_hook_fails_is_not_written() -> None:
+    def fails(tokens: np.ndarray, traffic_class: str, tenant: str) -> np.ndarray:
+        if 99 in tokens:
+            raise RuntimeError("not this one")
+        return np.zeros(len(tokens), dtype=bool)
+
+    gathered, counts = runs(fails, prompt_tokens=8)
+    gathered.add(text([1] * (HELD + 2), prompt=np.array([99], dtype=np.int32)))
+    assert list(gathered.cut(NOW, final=True)) == []
+    assert counts.refused == HELD + 2
 
 
 def test_a_text_that_has_stopped_is_not_held_for_ever() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -167,11 +168,35 @@ def test_a_reader_survives_a_file_that_is_listed_and_never_there(tmp_path: Path)
     assert told(read(tmp_path)) == told([passage()])
 
 
+# --- older formats
+
+
+def of_the_first_format(passages: list[Passage]) -> pa.Table:
+    table = schema.table_of(passages)
+    return table.drop_columns(["prompt"]).replace_schema_metadata({schema.FORMAT_KEY: b"1"})
+
+
+def test_segments_of_the_first_format_are_read_and_merged_with_newer_ones(tmp_path: Path) -> None:
+    old, new = (
+        [passage(start=3), passage(session_id="t")],
+        [passage(session_id="u", prompt=np.arange(5, dtype=np.int32))],
+    )
+    write(tmp_path, new)
+    pq.write_table(of_the_first_format(old), files(tmp_path)[0].parent / "20270115T080000.000000-old-1.parquet")
+    log = SegmentLog(str(tmp_path))
+    for _ in range(2):
+        found = read(tmp_path)
+        assert all(same(got, want) for got, want in zip(found, sorted([*old, *new], key=lambda p: p.key), strict=True))
+        log.expire(NOW)
+        log.compact(NOW)
+    assert len(files(tmp_path)) == 1
+
+
 # --- what cannot be read
 
 
 def newer(path: Path) -> None:
-    table = schema.table_of([passage()]).replace_schema_metadata({schema.FORMAT_KEY: b"2"})
+    table = schema.table_of([passage()]).replace_schema_metadata({schema.FORMAT_KEY: b"3"})
     pq.write_table(table, path)
 
 
@@ -202,7 +227,7 @@ def test_what_cannot_be_read_is_left_out_and_left_alone_with_one_warning(
     assert len(read(tmp_path)) == 3
     assert foreign.read_bytes() == before
     assert "is left out of the traffic log" in line
-    assert ("format is 2, newer than 1" in line) == (what == "a newer format")
+    assert ("format is 3, newer than 2" in line) == (what == "a newer format")
 
 
 def test_a_file_of_another_name_is_told_of_and_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
