@@ -121,7 +121,9 @@ def judge_gain(found: Gain, scale: Scale, story: Story, result: Result) -> None:
         story.tell(f"tokens per step with the tree, held-out prompts, {name}: {told}")
         result.tokens_per_step[name] = round(values["arithmetic"], 3)
     result.gap_closed, result.code_loss = round(found.gap_closed, 3), round(found.code_loss, 3)
-    story.check("the gap", f"at least {gain.LEAST_GAP} tokens per step, or nothing is shown", f"{found.gap:.3f}", found.valid)
+    story.check(
+        "the gap", f"at least {gain.LEAST_GAP} tokens per step, or nothing is shown", f"{found.gap:.3f}", found.valid
+    )
     if not scale.promised:
         story.tell(f"of the gap {found.gap_closed:.0%} is closed, on code {found.code_loss:.1%} lost; nothing promised")
         return

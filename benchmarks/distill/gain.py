@@ -85,8 +85,8 @@ def measured(drafts: tuple[Path, Path], texts: Sequence[Held], threads: int = 2)
     """Tokens per step by kind, of each of two drafts."""
     found = measure.compare(drafts[0], drafts[1], texts, threads).texts
     return [
-        per_step((text.traffic_class, text.positions, counts(text)) for text in found)
-        for counts in (lambda text: text.candidate, lambda text: text.incumbent)
+        per_step((text.traffic_class, text.positions, text.candidate) for text in found),
+        per_step((text.traffic_class, text.positions, text.incumbent) for text in found),
     ]
 
 

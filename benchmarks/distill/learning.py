@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import re
 from collections.abc import Sequence
@@ -67,7 +68,7 @@ async def train(system: System, number: int, scale: Scale, story: Story) -> Cut:
     from_step = resumed(folder / "training.log") or 0
     cut = Cut(int(before[-1]["step"]), from_step, lost_seconds(before, from_step))
     window = float(scale.training["save_seconds"])
-    longest = max((b["seconds"] - a["seconds"] for a, b in zip(before, before[1:], strict=False)), default=0.0)
+    longest = max((b["seconds"] - a["seconds"] for a, b in itertools.pairwise(before)), default=0.0)
     story.tell(f"it goes on by itself from step {cut.from_step}")
     story.check(
         "a killed trainer",
@@ -77,7 +78,9 @@ async def train(system: System, number: int, scale: Scale, story: Story) -> Cut:
     )
     await until((folder / job.DONE).exists, scale.start_s, "the training is over")
     done = json.loads((folder / job.DONE).read_text())
-    story.tell(f"trained: {done['step']} steps, {done['tokens']} tokens, {done['seconds']} s; {done['heldout_overlap']}")
+    story.tell(
+        f"trained: {done['step']} steps, {done['tokens']} tokens, {done['seconds']} s; {done['heldout_overlap']}"
+    )
     return cut
 
 

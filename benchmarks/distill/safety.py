@@ -34,7 +34,7 @@ async def worse(system: System, fleet: Fleet, scale: Scale, story: Story, texts:
     digest = digest_of(bad)
     await system.distill("publish", str(bad), "--parent", stable)
     began = story.tell(
-        f"published on purpose: {digest[:12]}, tokens per step {_figures(new)}; those of the stable one: {_figures(old)}"
+        f"published on purpose: {digest[:12]}, tokens per step {_figures(new)}; of the stable one {_figures(old)}"
     )
     known = await _decided(system, digest, scale.canary_s + _GRACE_S)
     took = time.time() - began
@@ -59,11 +59,11 @@ async def refusals(system: System, draft: Path, story: Story) -> list[Refusal]:
     trap = Trap(system.address, draft, keys.load(system.key), system.folder / "trapped")
     found = await trap.spring()
     for refusal in found:
+        kinds = ", ".join(map(repr, refusal.got)) or "not refused"
         story.check(
             refusal.what,
             f"refused for {refusal.wanted!r} with a message, the same text, never drafted with",
-            f"{', '.join(map(repr, refusal.got)) or 'not refused'}, {'the same' if refusal.identical else 'OTHER'} text,"
-            f" {'not used' if refusal.kept else 'USED'}",
+            f"{kinds}, {'the same' if refusal.identical else 'OTHER'} text, {'not used' if refusal.kept else 'USED'}",
             refusal.held,
         )
         print(f"                     {refusal.message}", flush=True)

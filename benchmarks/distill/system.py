@@ -170,7 +170,9 @@ class System:
         verifier = {"traffic": traffic, "traffic_flush_s": scale.flush_s}
         parts = {"DISTILL": distill, "COORDINATOR": coordinator, "VERIFIER": verifier}
         return {
-            f"OUTRIDER_{part}_{name.upper()}": str(value) for part, told in parts.items() for name, value in told.items()
+            f"OUTRIDER_{part}_{name.upper()}": str(value)
+            for part, told in parts.items()
+            for name, value in told.items()
         }
 
 
