@@ -1,0 +1,100 @@
+"""What the learnt draft is worth: tokens per step at a fixed tree, of the quantised files, on held-out prompts.
+
+The texts are what the target wrote, greedily and as plain streaming, after prompts that no device asks. Every draft
+reads prompt and text, and each token that the target wrote counts (but those within the first few positions, see
+`measure.UNPROMPTED`). The steps follow from a fixed shape, so there is no calibrator, and no plain step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from benchmarks import harness
+from benchmarks.harness import Pair
+from cloud_verifier.distill import measure
+from cloud_verifier.distill.measure import Counts
+from edge_agent import AsyncClient
+
+KINDS = ("arithmetic", "code")
+LEAST_GAP = 0.5
+"""Tokens per step between the first draft and the reference below which nothing can be said."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A prompt and what the target wrote after it."""
+
+    traffic_class: str
+    tokens: NDArray[np.int32]
+    first: int
+    """Of the written tokens."""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Tokens per step by kind."""
+
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+    reference: Mapping[str, float]
+
+    @property
+    def gap(self) -> float:
+        """On arithmetic, from the first draft to the reference."""
+        return self.reference["arithmetic"] - self.before["arithmetic"]
+
+    @property
+    def valid(self) -> bool:
+        return self.gap >= LEAST_GAP
+
+    @property
+    def gap_closed(self) -> float:
+        """Share of the gap; 0 where there is none."""
+        return (self.after["arithmetic"] - self.before["arithmetic"]) / self.gap if self.gap > 0 else 0.0
+
+    @property
+    def code_loss(self) -> float:
+        """Share by which tokens per step are fewer on code; below 0 for more."""
+        return 1.0 - self.after["code"] / self.before["code"]
+
+
+async def written(plain: AsyncClient, pair: Pair, count: int, tokens: int) -> list[Held]:
+    """The target's greedy text after `count` held-out prompts of each kind. plain: a client without a draft."""
+    tokenizer = Tokenizer.from_file(str(pair.target / "tokenizer.json"))
+    asked = [
+        (kind, tokenizer.encode(prompt.text, add_special_tokens=False).ids)
+        for kind in KINDS
+        for prompt in [one for one in harness.prompts("heldout") if one.kind == kind][:count]
+    ]
+    done = await asyncio.gather(*(plain.generate(ids, max_tokens=tokens) for _, ids in asked))
+    return [
+        Held(kind, np.array([*ids, *one.token_ids], np.int32), len(ids))
+        for (kind, ids), one in zip(asked, done, strict=True)
+        if one.token_ids
+    ]
+
+
+def measured(drafts: tuple[Path, Path], texts: Sequence[Held], threads: int = 2) -> list[dict[str, float]]:
+    """Tokens per step by kind, of each of two drafts."""
+    found = measure.compare(drafts[0], drafts[1], texts, threads).texts
+    return [
+        per_step((text.traffic_class, text.positions, text.candidate) for text in found),
+        per_step((text.traffic_class, text.positions, text.incumbent) for text in found),
+    ]
+
+
+def per_step(counted: Iterable[tuple[str, int, Counts]]) -> dict[str, float]:
+    """Tokens per step with the tree, by kind. counted: (kind, tokens, steps) of each text."""
+    tokens: dict[str, int] = {}
+    steps: dict[str, int] = {}
+    for kind, positions, counts in counted:
+        tokens[kind] = tokens.get(kind, 0) + positions
+        steps[kind] = steps.get(kind, 0) + counts.tree_steps
+    return {kind: tokens[kind] / steps[kind] for kind in tokens}

@@ -1,0 +1,83 @@
+"""Whether what devices got is what the target writes: asked again, as plain streaming, and compared token for token."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from benchmarks.distill.answer import Answer
+from benchmarks.harness import Pair
+from benchmarks.reference import Reference, Settings
+from edge_agent import AsyncClient
+
+AT_ONCE = 8
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Over all that were asked again."""
+
+    requests: int
+    swapped: int
+    """Of them, those during which the draft changed."""
+    tokens: int
+    lost: int
+    """Tokens that differ, are missing or too many, from the first such place of each request on."""
+    ties: int
+    """Requests that part where two tokens' scores are so near to one another that rounding decides."""
+
+    @property
+    def identical(self) -> bool:
+        return self.lost == 0
+
+
+def chosen(answers: Sequence[Answer], count: int) -> list[Answer]:
+    """`count` finished requests drawn from all, and every one with a swap."""
+    done = [answer for answer in answers if not answer.error]
+    drawn = {id(answer) for answer in random.Random(0).sample(done, min(count, len(done)))}
+    return [answer for answer in done if answer.swaps_s or id(answer) in drawn]
+
+
+def astray(got: Sequence[int], wanted: Sequence[int]) -> int:
+    """Tokens from the first place on at which the two differ; 0 for equal ones."""
+    same = next((i for i, (a, b) in enumerate(zip(got, wanted, strict=False)) if a != b), min(len(got), len(wanted)))
+    return max(len(got), len(wanted)) - same
+
+
+async def compare(plain: AsyncClient, answers: Sequence[Answer], pair: Pair) -> Compared:
+    """plain: a client without a draft."""
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def again(answer: Answer) -> tuple[int, ...]:
+        async with places:
+            return (await plain.generate(answer.prompt, **answer.options)).token_ids
+
+    texts = await asyncio.gather(*(again(answer) for answer in answers))
+    differing = [a for a, text in zip(answers, texts, strict=True) if astray(a.tokens, text)]
+    ties = {id(answer) for answer in differing if await asyncio.to_thread(_is_tie, answer, pair)}
+    return Compared(
+        requests=len(answers),
+        swapped=sum(bool(answer.swaps_s) for answer in answers),
+        tokens=sum(map(len, texts)),
+        lost=sum(astray(a.tokens, text) for a, text in zip(answers, texts, strict=True) if id(a) not in ties),
+        ties=len(ties),
+    )
+
+
+def _is_tie(answer: Answer, pair: Pair) -> bool:
+    """Whether every token of the device's is one that the reference gives too, but for rounding."""
+    ids = Tokenizer.from_file(str(pair.target / "tokenizer.json")).encode(answer.prompt, add_special_tokens=False).ids
+    limit = int(answer.options["max_tokens"])
+    found = Reference(str(pair.target)).differences(ids, answer.tokens, settings(answer.options), limit)
+    return all(difference.tie for difference in found)
+
+
+def settings(options: Mapping[str, Any]) -> Settings:
+    """The same request for the reference."""
+    given = {name: options[name] for name in ("temperature", "top_p", "seed") if name in options}
+    return Settings(**given)

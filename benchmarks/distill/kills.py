@@ -1,0 +1,98 @@
+"""Part 3: what is left when the coordinator or Redis is killed, and that everything goes on by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+
+from benchmarks.distill.fleet import Fleet
+from benchmarks.distill.story import Story
+from benchmarks.distill.system import System
+from cloud_verifier.distill.releases import Known
+from outrider.core.errors import Unavailable
+
+AWAY_S = 1.0
+"""Between a kill and the new start."""
+_BACK_S = 30.0
+_ANSWERS = 8
+"""Requests begun after a new start that must be answered."""
+
+
+def lines(known: Mapping[str, Known]) -> dict[str, tuple[int, str]]:
+    """Of each release what must not be lost: version and state."""
+    return {digest: (one.manifest.version, one.state) for digest, one in known.items()}
+
+
+async def kill_coordinator(system: System, fleet: Fleet, story: Story) -> None:
+    """In the midst of sessions and of a trial; a new one starts over the same Redis."""
+    before = lines(await system.releases())
+    story.tell(f"kill -9 of the coordinator, with {said(before)}")
+    await system.kill_coordinator()
+    await asyncio.sleep(AWAY_S)
+    await system.start_coordinator()
+    await _judge("the coordinator", "nothing", before, system, fleet, story)
+
+
+async def kill_redis(system: System, fleet: Fleet, story: Story) -> None:
+    """With all its data."""
+    before = lines(await system.releases())
+    story.tell(f"kill -9 of Redis with all its data, with {said(before)}")
+    system.redis.stop(kill=True)
+    await asyncio.sleep(AWAY_S)
+    system.redis.start()
+    await _judge("Redis", "samples of a trial under way alone", before, system, fleet, story)
+
+
+async def _judge(
+    what: str, window: str, before: dict[str, tuple[int, str]], system: System, fleet: Fleet, story: Story
+) -> None:
+    """Every release is what it was, or was decided meanwhile; new requests are answered; the loop lives."""
+    began = time.time()
+    after = await _restored(before, system)
+    took = time.time() - began
+    answered = await _answered(began, fleet)
+    failed = sum(bool(answer.error) for answer in fleet.answers if answer.ended >= began - AWAY_S)
+    story.check(
+        f"{what}, killed",
+        f"{window} lost, requests go on, none fails",
+        f"{said(after)} after {took:.1f} s, {answered} new requests answered, {failed} failed",
+        kept(before, after) and answered >= _ANSWERS and failed == 0 and system.loop_runs,
+    )
+
+
+async def _restored(before: dict[str, tuple[int, str]], system: System) -> dict[str, tuple[int, str]]:
+    """The releases, as soon as all are there again, or after the longest wait."""
+    after: dict[str, tuple[int, str]] = {}
+    until = time.time() + _BACK_S
+    while time.time() < until and not (before and kept(before, after)):
+        try:
+            after = lines(await system.releases())
+        except Unavailable:
+            after = {}
+        await asyncio.sleep(0.1)
+    return after
+
+
+async def _answered(began: float, fleet: Fleet) -> int:
+    """Requests begun since and answered, as soon as there are enough."""
+    until = time.time() + _BACK_S
+    count = 0
+    while time.time() < until and count < _ANSWERS:
+        await asyncio.sleep(0.1)
+        count = sum(answer.begun >= began and not answer.error for answer in fleet.answers)
+    return count
+
+
+def kept(before: Mapping[str, tuple[int, str]], after: Mapping[str, tuple[int, str]]) -> bool:
+    """Whether no release is lost or changed, but that a trial may have been decided meanwhile."""
+    return all(
+        digest in after
+        and after[digest][0] == version
+        and (after[digest][1] == state or (state == "canary" and after[digest][1] in ("stable", "rolled_back")))
+        for digest, (version, state) in before.items()
+    )
+
+
+def said(known: Mapping[str, tuple[int, str]]) -> str:
+    return ", ".join(f"version {version} {state}" for version, state in known.values()) or "no release"

@@ -1,0 +1,145 @@
+"""Part 1 as far as the loop has it: traffic turns, the loop notices, trains, and is killed in the midst of it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.distill.fleet import Fleet, until
+from benchmarks.distill.scale import Scale
+from benchmarks.distill.story import Story
+from benchmarks.distill.system import System
+from cloud_verifier.distill import job
+from cloud_verifier.distill.state import Outcome
+from outrider.core.errors import Unavailable
+
+_STEPS_FIRST = 3
+"""Of the training, beyond its first checkpoint, before it is killed."""
+_STAGE_S = 300.0
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A training that was killed."""
+
+    at_step: int
+    """Last step that its curve tells of."""
+    from_step: int
+    """Where it went on."""
+    lost_s: float
+    """Training that was done twice."""
+
+
+async def turn(system: System, fleet: Fleet, scale: Scale, story: Story) -> int:
+    """Ask for code until the loop knows what is usual, then for sums until it begins a run; returns its number."""
+    fleet.order("code")
+    story.tell("eight devices ask for code")
+    await until(lambda: "code" in system.state().usual, scale.start_s, "the loop knows what is usual for code")
+    usual = system.state().usual["code"]
+    turned = story.tell(f"traffic turns to arithmetic after {fleet.tokens} tokens; usual on code: {usual:.2f}")
+    fleet.order("arithmetic")
+    await until(lambda: system.state().run is not None, scale.start_s, "the loop notices")
+    run = system.state().run
+    if run is None:
+        raise Unavailable("the run ended as soon as it had begun")
+    noticed = story.tell(f"the loop begins run {run.number} by itself: {run.cause}")
+    story.check("the loop notices", "arithmetic is why", run.cause, "arithmetic" in run.cause)
+    story.tell(f"that took {noticed - turned:.0f} s of new traffic")
+    return run.number
+
+
+async def train(system: System, number: int, scale: Scale, story: Story) -> Cut:
+    """Wait for the training, kill it, see it go on; returns when it is over."""
+    folder = system.run_folder(number)
+    saved = folder / "checkpoint" / "state.safetensors"
+    await until(saved.exists, _STAGE_S, "the training's first checkpoint")
+    begin = last_step(folder)
+    await until(lambda: last_step(folder) >= begin + _STEPS_FIRST, _STAGE_S, "training beyond it")
+    before = curve(folder)
+    pid = system.kill_trainer()
+    story.tell(f"kill -9 of the trainer ({pid}) at step {last_step(folder)} of {scale.steps}")
+    await until(lambda: resumed(folder / "training.log") is not None, _STAGE_S, "the training goes on")
+    from_step = resumed(folder / "training.log") or 0
+    cut = Cut(int(before[-1]["step"]), from_step, lost_seconds(before, from_step))
+    window = float(scale.training["save_seconds"])
+    longest = max((b["seconds"] - a["seconds"] for a, b in itertools.pairwise(before)), default=0.0)
+    story.tell(f"it goes on by itself from step {cut.from_step}")
+    story.check(
+        "a killed trainer",
+        f"at most {window:.0f} s and a step or measurement ({longest:.1f} s) of training lost, and the loop goes on",
+        f"{cut.at_step - cut.from_step} steps, {cut.lost_s:.1f} s",
+        cut.from_step > 0 and cut.lost_s <= window + longest,
+    )
+    await until((folder / job.DONE).exists, scale.start_s, "the training is over")
+    done = json.loads((folder / job.DONE).read_text())
+    story.tell(
+        f"trained: {done['step']} steps, {done['tokens']} tokens, {done['seconds']} s; {done['heldout_overlap']}"
+    )
+    return cut
+
+
+async def published(system: System, scale: Scale, story: Story) -> str:
+    """Wait for the gate; returns the release's digest. Raises Unavailable where the gate refused it."""
+    await until(lambda: _stage(system) in ("", "canary"), scale.start_s, "the gate and the publishing")
+    run = system.state().run
+    if run is None:
+        raise Unavailable(f"the run ended before its canary: {outcome(system.state().history)}")
+    story.tell(f"the gate let it pass; release {run.release[:12]} is published")
+    return run.release
+
+
+async def decided(system: System, scale: Scale, story: Story) -> Outcome:
+    """Wait for what the canary says."""
+    await until(lambda: system.state().run is None, scale.canary_s + _STAGE_S, "the canary's decision")
+    last = system.state().history[-1]
+    story.tell(f"release {last.release[:12]} is {last.result}: {last.reason}")
+    return last
+
+
+async def adopted(fleet: Fleet, release: str, seconds: float, story: Story) -> float:
+    """Wait until every device drafts with it; returns how long that took, in seconds."""
+    began = asyncio.get_running_loop().time()
+    await until(lambda: set(fleet.using().values()) == {release}, seconds, f"all devices draft with {release[:12]}")
+    took = asyncio.get_running_loop().time() - began
+    story.tell(f"all devices draft with {release[:12]}")
+    return took
+
+
+def outcome(history: Sequence[Outcome]) -> str:
+    """Of the last run, in words."""
+    return f"{history[-1].result}: {history[-1].reason}" if history else "there was none"
+
+
+def curve(folder: Path) -> list[dict[str, Any]]:
+    """The training's, as far as it is written."""
+    path = folder / "curve.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def last_step(folder: Path) -> int:
+    lines = curve(folder)
+    return int(lines[-1]["step"]) if lines else 0
+
+
+def resumed(log: Path) -> int | None:
+    """Step from which a training that was begun again went on, by its own words."""
+    found = re.findall(r"going on from step (\d+)", log.read_text(errors="replace") if log.exists() else "")
+    return int(found[-1]) if found else None
+
+
+def lost_seconds(lines: Sequence[dict[str, Any]], step: int) -> float:
+    """Of training, in a curve beyond `step`."""
+    kept = [float(line["seconds"]) for line in lines if int(line["step"]) <= step]
+    return float(lines[-1]["seconds"]) - max(kept, default=0.0) if lines else 0.0
+
+
+def _stage(system: System) -> str:
+    run = system.state().run
+    return run.stage if run else ""

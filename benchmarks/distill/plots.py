@@ -1,0 +1,71 @@
+"""The run as pictures: acceptance over time by release, and the training's curve. Needs matplotlib, of `dev`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+try:
+    import matplotlib
+    from matplotlib.figure import Figure
+except ImportError as error:
+    raise ImportError("the plots need matplotlib: pip install 'outrider[dev]'") from error
+
+from benchmarks.distill.answer import Answer
+from benchmarks.distill.story import Event
+
+matplotlib.use("Agg")
+
+BIN_S = 10.0
+
+
+def acceptance(
+    answers: Sequence[Answer], events: Sequence[Event], names: Mapping[str, str], begun: float, path: Path
+) -> Path:
+    """Share of tokens that devices had guessed, in steps of `BIN_S`, by release and kind. names: of releases."""
+    figure = Figure(figsize=(12, 7), layout="constrained")
+    axes = figure.subplots()
+    for (release, kind), points in sorted(binned(answers, begun).items()):
+        label = f"{names.get(release, release[:12] or 'no draft')}, {kind}"
+        axes.plot(*zip(*points, strict=True), marker=".", label=label)
+    for number, event in enumerate(events):
+        axes.axvline(event.unix - begun, color="grey", alpha=0.25, linewidth=0.8)
+        axes.text(event.unix - begun, 1.0 - 0.03 * (number % 8), event.text[:42], fontsize=6, alpha=0.8)
+    axes.set(xlabel="seconds", ylabel="share of tokens that the device had guessed", ylim=(0.0, 1.03))
+    axes.legend(loc="lower right")
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=100)
+    return path
+
+
+def training(lines: Sequence[Mapping[str, Any]], path: Path) -> Path:
+    """Overlap of draft and target while it learns: of the batches, and of held-out text by class."""
+    figure = Figure(figsize=(10, 6), layout="constrained")
+    axes = figure.subplots()
+    stepped = [line for line in lines if line.get("heldout_overlap") is None]
+    axes.plot([line["step"] for line in stepped], [line["overlap"] for line in stepped], alpha=0.5, label="batches")
+    measured = [line for line in lines if line.get("heldout")]
+    for kind in sorted({kind for line in measured for kind in line["heldout"]}):
+        rows = [(line["step"], line["heldout"][kind]["overlap"]) for line in measured if kind in line["heldout"]]
+        axes.plot(*zip(*rows, strict=True), marker="o", label=f"held out, {kind}")
+    axes.set(xlabel="steps", ylabel="overlap with the target, sum min(p, q)")
+    axes.legend()
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=100)
+    return path
+
+
+def binned(answers: Sequence[Answer], begun: float) -> dict[tuple[str, str], list[tuple[float, float]]]:
+    """(release, kind) -> (seconds, share guessed) of each time span that has answers."""
+    sums: dict[tuple[str, str], dict[int, list[int]]] = {}
+    for answer in answers:
+        if answer.tokens and not answer.swaps_s:  # a request with a swap belongs to no release
+            place = sums.setdefault((answer.release, answer.kind), {})
+            total = place.setdefault(int((answer.ended - begun) // BIN_S), [0, 0])
+            total[0] += len(answer.tokens)
+            total[1] += answer.guessed
+    return {
+        key: [((at + 0.5) * BIN_S, guessed / tokens) for at, (tokens, guessed) in sorted(bins.items())]
+        for key, bins in sums.items()
+    }

@@ -1,0 +1,246 @@
+"""A coordinator and a file server that lie: sessions go on as usual, the drafts that are offered are bad.
+
+Each bad release meets a real device of its own, which must refuse it, say why, and go on with the draft that it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import hashlib
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from benchmarks.distill.fleet import until
+from edge_agent import AsyncClient, EdgeSettings
+from outrider.wire.channels import bind, channel, server
+from outrider.wire.manifest import Manifest, sign
+from outrider.wire.ticket import Signer
+from outrider.wire.v1 import coordinator_pb2 as pb
+from outrider.wire.v1 import coordinator_pb2_grpc
+
+_CALL_S = 10.0
+_WAIT_S = 60.0
+_SERIAL = 1_000_000
+"""Above any of the real coordinator's."""
+OLD, NEW = 9, 10
+"""Versions: of a release that is offered after a newer one, and of that."""
+PROMPT = "Question: A baker fills 6 trays with 12 rolls each and sells 40 of them. How many rolls are left?\nAnswer:"
+TOKENS = 160
+
+
+class Rogue(coordinator_pb2_grpc.CoordinatorServicer):
+    """Passes everything on to the real coordinator, but for what is offered. An async context manager."""
+
+    def __init__(self, real: str) -> None:
+        self.offer = pb.OfferReleaseResponse(serial=_SERIAL)
+        self.address = ""
+        self._channel = channel(real)
+        self._stub = coordinator_pb2_grpc.CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
+        self._server = server()
+
+    async def __aenter__(self) -> Self:
+        coordinator_pb2_grpc.add_CoordinatorServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
+        self.address = f"127.0.0.1:{bind(self._server, '127.0.0.1:0')}"
+        await self._server.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._server.stop(0)
+        await self._channel.close()
+
+    def offers(self, manifest: bytes, base_url: str) -> int:
+        """From now on; returns its serial."""
+        serial = self.offer.serial + 1
+        self.offer = pb.OfferReleaseResponse(serial=serial, manifest=manifest, base_url=base_url)
+        return serial
+
+    async def OpenSession(self, request: Any, context: Any) -> Any:
+        answer = await self._passed_on(self._stub.OpenSession, request, context)
+        answer.release_serial = self.offer.serial
+        return answer
+
+    async def ResumeSession(self, request: Any, context: Any) -> Any:
+        return await self._passed_on(self._stub.ResumeSession, request, context)
+
+    async def CloseSession(self, request: Any, context: Any) -> Any:
+        return await self._passed_on(self._stub.CloseSession, request, context)
+
+    async def ListTargets(self, request: Any, context: Any) -> Any:
+        return await self._passed_on(self._stub.ListTargets, request, context)
+
+    async def OfferRelease(self, request: Any, context: Any) -> Any:
+        return self.offer
+
+    async def _passed_on(self, method: Any, request: Any, context: Any) -> Any:
+        try:
+            return await method(request, timeout=_CALL_S)
+        except grpc.aio.AioRpcError as error:
+            await context.abort(error.code(), error.details())
+
+
+@dataclass
+class Shop:
+    """Serves files over HTTP, whole or broken off in their midst. An async context manager."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    """Path -> content."""
+    cut: int = 0
+    """Bytes after which each answer breaks off, 0 for never."""
+    url: str = ""
+    _server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            head = (await reader.readuntil(b"\r\n\r\n")).decode(errors="replace")
+            body = self.files.get(head.split(" ")[1].lstrip("/"))
+            status = "404 Not Found" if body is None else "200 OK"
+            length = len(body or b"")
+            writer.write(f"HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n".encode())
+            writer.write((body or b"")[: self.cut or None])
+            await writer.drain()
+        writer.close()
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What one device did with one bad release."""
+
+    what: str
+    wanted: str
+    """Kind of refusal."""
+    got: tuple[str, ...]
+    message: str
+    identical: bool
+    """Whether its text meanwhile was that of plain streaming."""
+    kept: bool
+    """Whether it never drafted with what it refused."""
+
+    @property
+    def held(self) -> bool:
+        return self.got == (self.wanted,) and self.identical and self.kept and bool(self.message)
+
+
+@dataclass(frozen=True)
+class Lie:
+    """A bad release."""
+
+    what: str
+    wanted: str
+    change: Callable[[Manifest], Manifest] = lambda manifest: manifest
+    forged: bool = False
+    """Signed by somebody else."""
+    flipped: bool = False
+    cut: bool = False
+    before: int = 0
+    """Version of the release that the device has found healthy before; 0 for none."""
+
+
+LIES = (
+    Lie("a tampered file", "altered", flipped=True),
+    Lie("an old version", "version", lambda m: dataclasses.replace(m, version=OLD), before=NEW),
+    Lie("a wrong key", "signature", forged=True),
+    Lie("a truncated download", "truncated", cut=True),
+    Lie("a wrong tokenizer", "tokenizer", lambda m: dataclasses.replace(m, tokenizer_hash="sha256:" + "0" * 64)),
+)
+
+
+class Trap:
+    """Where devices are lied to. draft: a good file, which the lies are about."""
+
+    def __init__(self, coordinator: str, draft: Path, signer: Signer, folder: Path) -> None:
+        self._coordinator = coordinator
+        self._data = draft.read_bytes()
+        self._signer = signer
+        self._folder = folder
+
+    async def spring(self, lies: tuple[Lie, ...] = LIES) -> list[Refusal]:
+        """Lie to a device for each."""
+        async with AsyncClient(coordinator=self._coordinator, draft=None) as plain:
+            text = (await plain.generate(PROMPT, max_tokens=TOKENS, ignore_eos=True)).token_ids
+            served = (await plain.prepare()).description.target
+        digest = hashlib.sha256(self._data).hexdigest()
+        good = Manifest(
+            version=NEW,
+            weights_hash=served.weights_hash,
+            tokenizer_hash=served.tokenizer_hash,
+            artifact=f"sha256:{digest}",
+            size=len(self._data),
+            quantization="Q8_0",
+        )
+        return [await self._told(lie, good, text) for lie in lies]
+
+    async def _told(self, lie: Lie, good: Manifest, text: tuple[int, ...]) -> Refusal:
+        settings = EdgeSettings(release_keys=self._signer.public_key.hex(), release_spread_s=0.0)
+        cache = self._folder / lie.wanted
+        signer = Signer.generate() if lie.forged else self._signer
+        async with Rogue(self._coordinator) as rogue, Shop() as shop:
+            shop.files[f"{good.digest}.gguf"] = self._data
+            async with AsyncClient(coordinator=rogue.address, cache_dir=cache, settings=settings) as client:
+                updates = client.updates
+                if updates is None:
+                    raise RuntimeError("a device with keys follows releases")
+                if lie.before:
+                    rogue.offers(sign(dataclasses.replace(good, version=lie.before), signer), shop.url)
+                    while updates.floor < lie.before:
+                        await client.generate(PROMPT, max_tokens=TOKENS, ignore_eos=True)
+                if lie.flipped:
+                    shop.files[f"{good.digest}.gguf"] = flipped(self._data)
+                shop.cut = len(self._data) // 2 if lie.cut else 0
+                with heard("edge_agent.releases") as said:
+                    rogue.offers(sign(lie.change(good), signer), shop.url)
+                    done = await client.generate(PROMPT, max_tokens=TOKENS, ignore_eos=True)
+                    await until(lambda: bool(updates.refused), _WAIT_S, f"{lie.what} is refused")
+                    later = await client.generate(PROMPT, max_tokens=TOKENS, ignore_eos=True)
+        return Refusal(
+            lie.what,
+            lie.wanted,
+            tuple(sorted(updates.refused)),
+            next((line for line in said if "is not used" in line), ""),
+            done.token_ids == later.token_ids == text,
+            bool(lie.before) or later.statistics.release != good.digest,
+        )
+
+
+def flipped(data: bytes) -> bytes:
+    """With one bit in the middle changed."""
+    changed = bytearray(data)
+    changed[len(changed) // 2] ^= 1
+    return bytes(changed)
+
+
+@contextlib.contextmanager
+def heard(name: str) -> Iterator[list[str]]:
+    """Warnings of a logger and those below it, meanwhile."""
+    said: list[str] = []
+
+    class Ear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    ear, logger = Ear(logging.WARNING), logging.getLogger(name)
+    logger.addHandler(ear)
+    try:
+        yield said
+    finally:
+        logger.removeHandler(ear)

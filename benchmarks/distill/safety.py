@@ -1,0 +1,108 @@
+"""Part 2: a worse draft is rolled back, bad releases are refused, outputs stay the target's, swaps take no time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.distill import gain, learning
+from benchmarks.distill.answer import Answer
+from benchmarks.distill.fleet import Fleet
+from benchmarks.distill.gain import Held
+from benchmarks.distill.identity import Compared
+from benchmarks.distill.rogue import Refusal, Trap
+from benchmarks.distill.scale import Scale
+from benchmarks.distill.story import Story, quantile
+from benchmarks.distill.system import System
+from benchmarks.distill.worse import spoil
+from cloud_verifier.distill import keys
+from cloud_verifier.distill.releases import DECIDED, ROLLED_BACK, STABLE, Known
+from cloud_verifier.distill.shelf import digest_of
+
+_GRACE_S = 10.0
+"""Beyond a window: a coordinator decides at the next report after it."""
+_BACK_S = 60.0
+
+
+async def worse(system: System, fleet: Fleet, scale: Scale, story: Story, texts: Sequence[Held], stable: str) -> bool:
+    """Publish a draft that is worse on purpose; returns whether it was rolled back within its window."""
+    good = system.artifacts / f"{stable}.gguf"
+    bad = await asyncio.to_thread(spoil, good, system.pair.target, system.folder / "worse", scale.noise)
+    new, old = await asyncio.to_thread(gain.measured, (bad, good), texts)
+    digest = digest_of(bad)
+    await system.distill("publish", str(bad), "--parent", stable)
+    began = story.tell(
+        f"published on purpose: {digest[:12]}, tokens per step {_figures(new)}; of the stable one {_figures(old)}"
+    )
+    known = await _decided(system, digest, scale.canary_s + _GRACE_S)
+    took = time.time() - began
+    back = known is not None and known.state == ROLLED_BACK
+    story.tell(f"release {digest[:12]}: {known.state}, {known.reason}" if known else f"{digest[:12]} is not decided")
+    await learning.adopted(fleet, stable, _BACK_S, story)
+    tried = {answer.device for answer in fleet.answers if answer.release == digest}
+    gave_up = sum(answer.refused.get("worse", 0) > 0 for answer in _latest(fleet.answers))
+    now = (await system.releases()).get(stable)
+    story.check(
+        "a worse draft",
+        f"rolled back within {scale.canary_s:.0f} s, tried by some devices and not by all; the stable one stays",
+        f"{known.state if known else 'undecided'} after {took:.0f} s, tried by {len(tried)} devices, of which {gave_up}"
+        f" went back by themselves; the stable one is {now.state if now else 'gone'}",
+        back and took <= scale.canary_s + _GRACE_S and 0 < len(tried) < 8 and now is not None and now.state == STABLE,
+    )
+    return back
+
+
+async def refusals(system: System, draft: Path, story: Story) -> list[Refusal]:
+    """Each bad release, offered to a real device."""
+    trap = Trap(system.address, draft, keys.load(system.key), system.folder / "trapped")
+    found = await trap.spring()
+    for refusal in found:
+        kinds = ", ".join(map(repr, refusal.got)) or "not refused"
+        story.check(
+            refusal.what,
+            f"refused for {refusal.wanted!r} with a message, the same text, never drafted with",
+            f"{kinds}, {'the same' if refusal.identical else 'OTHER'} text, {'not used' if refusal.kept else 'USED'}",
+            refusal.held,
+        )
+        print(f"                     {refusal.message}", flush=True)
+    return found
+
+
+def judge_outputs(found: Compared, failed: int, story: Story) -> None:
+    story.check(
+        "outputs",
+        "those of plain streaming, no token lost, no request failed, some during swaps",
+        f"{found.requests} requests asked again ({found.swapped} with a swap), {found.tokens} tokens, {found.lost} lost"
+        f" or wrong, {found.ties} ties by rounding, {failed} requests failed",
+        found.identical and failed == 0 and found.swapped > 0,
+    )
+
+
+def swaps(answers: Sequence[Answer], story: Story) -> tuple[float, float]:
+    """p50 and p99 in milliseconds, over all swaps of live sessions."""
+    gaps = [1000.0 * seconds for answer in answers for seconds in answer.swaps_s]
+    p50, p99 = quantile(gaps, 0.5), quantile(gaps, 0.99)
+    story.tell(f"{len(gaps)} swaps in the midst of requests: p50 {p50:.1f} ms, p99 {p99:.1f} ms")
+    return p50, p99
+
+
+async def _decided(system: System, digest: str, seconds: float) -> Known | None:
+    """What the coordinator says of it in the end; None where it says nothing within `seconds`."""
+    end = time.time() + seconds
+    while time.time() < end:
+        known = (await system.releases()).get(digest)
+        if known is not None and known.state in DECIDED:
+            return known
+        await asyncio.sleep(0.5)
+    return None
+
+
+def _latest(answers: Sequence[Answer]) -> list[Answer]:
+    """The last one of each device."""
+    return list({answer.device: answer for answer in answers if not answer.error}.values())
+
+
+def _figures(per_step: dict[str, float]) -> str:
+    return ", ".join(f"{kind} {value:.2f}" for kind, value in sorted(per_step.items()))

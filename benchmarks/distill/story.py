@@ -1,0 +1,62 @@
+"""What happens, said as it happens, and what was wanted beside what was got."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Check:
+    """One promise and what came of it."""
+
+    what: str
+    wanted: str
+    got: str
+    held: bool
+
+    def __str__(self) -> str:
+        return f"{'ok      ' if self.held else 'NOT HELD'}  {self.what}: wanted {self.wanted}, got {self.got}"
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something at a time, for people and for the plots."""
+
+    unix: float
+    text: str
+
+
+class Story:
+    """Prints with the seconds since its begin, and remembers."""
+
+    def __init__(self) -> None:
+        self.begun = time.time()
+        self.events: list[Event] = []
+        self.checks: list[Check] = []
+
+    def tell(self, text: str) -> float:
+        """Returns the time, in Unix seconds."""
+        now = time.time()
+        self.events.append(Event(now, text))
+        print(f"{now - self.begun:7.1f} s  {text}", flush=True)
+        return now
+
+    def check(self, what: str, wanted: str, got: object, held: bool) -> None:
+        self.checks.append(Check(what, wanted, str(got), held))
+        print(f"           {self.checks[-1]}", flush=True)
+
+    @property
+    def minutes(self) -> float:
+        return (time.time() - self.begun) / 60.0
+
+    @property
+    def broken(self) -> list[Check]:
+        return [check for check in self.checks if not check.held]
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The least value that so many are not above; 0 of none. share: 0 to 1."""
+    ranked = sorted(values)
+    return ranked[min(len(ranked) - 1, int(share * len(ranked)))] if ranked else 0.0

@@ -1,0 +1,204 @@
+"""The system under test, each part a process of its own that can be killed: Redis, coordinator, verifier, the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from benchmarks.distill.scale import Scale
+from benchmarks.harness import Pair
+from cloud_verifier.distill import keys
+from cloud_verifier.distill.releases import Coordinator, Known
+from cloud_verifier.distill.state import State, StateFile
+from coordinator.cluster import Child, Cluster, stand_apart
+from coordinator.embedded import EmbeddedServer, tied_to_this_process
+from outrider.core.errors import Unavailable
+
+_TRAINER = b"cloud_verifier.distill.training"
+_RETRY_S = 2.0
+
+
+class System:
+    """An async context manager; everything has stopped when it is left."""
+
+    def __init__(self, pair: Pair, scale: Scale, folder: Path) -> None:
+        self.pair = pair
+        self.folder = folder
+        self.logs = folder / "logs"
+        self.artifacts = folder / "artifacts"
+        self.state_dir = folder / "distill"
+        self.key = folder / "publisher.pem"
+        self.redis = EmbeddedServer()
+        self._scale = scale
+        self._ports = free_ports(2)
+        self._cluster = Cluster(logs=self.logs)
+        self._loop: asyncio.subprocess.Process | None = None
+
+    async def __aenter__(self) -> Self:
+        stand_apart(self.folder)
+        os.environ.update(self._settings())
+        self.artifacts.mkdir()
+        self.public_key = keys.create(self.key).public_key.hex()
+        self.redis.__enter__()
+        try:
+            await self._cluster.__aenter__()
+            await self.start_coordinator()
+            await self._cluster.start_verifier("--model", str(self.pair.target), "--draft", str(self.pair.narrow))
+            await self._start_loop()
+        except BaseException as error:
+            await self.__aexit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._loop is not None and self._loop.returncode is None:
+            self._loop.terminate()
+            await self._loop.wait()
+        await self._cluster.__aexit__(kind, error, trace)
+        self.redis.__exit__(kind, error, trace)
+
+    # --- parts
+
+    @property
+    def address(self) -> str:
+        """The coordinator's, which it keeps over restarts."""
+        return f"127.0.0.1:{self._ports[0]}"
+
+    async def start_coordinator(self) -> Child:
+        return await self._cluster.start_coordinator(
+            *("--listen", self.address, "--redis", self.redis.url, "--state-dir", str(self.folder / "coordinator")),
+            *("--artifacts", str(self.artifacts), "--http", f"127.0.0.1:{self._ports[1]}"),
+        )
+
+    async def kill_coordinator(self) -> None:
+        """SIGKILL."""
+        if self._cluster.coordinator is not None:
+            await self._cluster.coordinator.kill()
+
+    @property
+    def loop_runs(self) -> bool:
+        """Whether the loop's process, the first one, still lives."""
+        return self._loop is not None and self._loop.returncode is None
+
+    def state(self) -> State:
+        """Where the loop is."""
+        return StateFile(self.state_dir).load()
+
+    def run_folder(self, number: int) -> Path:
+        return self.state_dir / "runs" / str(number)
+
+    def kill_trainer(self) -> int:
+        """SIGKILL to the loop's child that trains; returns its pid. Raises Unavailable where there is none."""
+        if self._loop is None:
+            raise Unavailable("the loop has not begun")
+        for pid in children_of(self._loop.pid):
+            with contextlib.suppress(OSError):
+                if _TRAINER in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
+                    return pid
+        raise Unavailable("the loop has no child that trains")
+
+    async def releases(self) -> dict[str, Known]:
+        """By digest, as the coordinator has them; empty where it cannot be reached."""
+        async with Coordinator(self.address) as coordinator:
+            try:
+                return {known.digest: known for known in reversed(await coordinator.list())}
+            except Unavailable:
+                return {}
+
+    async def distill(self, *arguments: str) -> str:
+        """`outrider-distill` as a child; returns what it wrote. Raises Unavailable where it fails."""
+        process = await asyncio.create_subprocess_exec(
+            *(*_program(), *arguments), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+        output, _ = await process.communicate()
+        if process.returncode != 0:
+            raise Unavailable(f"outrider-distill {arguments[0]} failed: {output.decode(errors='replace')[-1500:]}")
+        return output.decode(errors="replace")
+
+    def show_logs(self) -> None:
+        """Their ends, for whoever has to find out why."""
+        for log in sorted(self.logs.glob("*.log")) + sorted(self.state_dir.glob("runs/*/*.log")):
+            print(f"--- end of {log.name}\n{log.read_text(errors='replace')[-1500:]}", file=sys.stderr)
+
+    async def _start_loop(self) -> None:
+        with (self.logs / "loop.log").open("ab") as log:
+            self._loop = await asyncio.create_subprocess_exec(
+                *tied_to_this_process(), *_program(), "run", stdout=log, stderr=log
+            )
+
+    def _settings(self) -> dict[str, str]:
+        """Of all parts, for their environments."""
+        scale = self._scale
+        for name in [name for name in os.environ if name.startswith("OUTRIDER_DISTILL_")]:
+            del os.environ[name]
+        traffic = str(self.folder / "traffic")
+        distill = {
+            "traffic": traffic,
+            "target": self.pair.target,
+            "draft": self.pair.narrow,
+            "artifacts": self.artifacts,
+            "key": self.key,
+            "state_dir": self.state_dir,
+            "coordinator": self.address,
+            "poll_s": 1.0,
+            "retry_s": _RETRY_S,
+            "nice": 5,
+            "fresh_tokens": 10_000_000,
+            "alarm_tokens": scale.alarm_tokens,
+            "dataset_options": json.dumps(scale.dataset),
+            "training_options": json.dumps(scale.training | {"steps": scale.steps}),
+            **scale.gate,
+        }
+        coordinator = {
+            "recording_share": 1.0,
+            "recording_prompts": "true",
+            "canary_share": 0.5,
+            "canary_window_s": scale.canary_s,
+            "canary_session_samples": scale.session_samples,
+        }
+        verifier = {"traffic": traffic, "traffic_flush_s": scale.flush_s}
+        parts = {"DISTILL": distill, "COORDINATOR": coordinator, "VERIFIER": verifier}
+        return {
+            f"OUTRIDER_{part}_{name.upper()}": str(value)
+            for part, told in parts.items()
+            for name, value in told.items()
+        }
+
+
+def children_of(pid: int) -> list[int]:
+    """Processes that this one started and that still run (Linux)."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if folder.name.isdigit() and parent_of((folder / "stat").read_text()) == pid:
+                found.append(int(folder.name))
+    return found
+
+
+def parent_of(stat: str) -> int:
+    """The parent's pid in a line of /proc/PID/stat, in which the name may hold spaces and brackets."""
+    return int(stat.rpartition(")")[2].split()[1])
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nothing listens on at the moment."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def _program() -> list[str]:
+    return [sys.executable, "-c", "from cloud_verifier.distill.cli import main; main()"]

@@ -1,0 +1,172 @@
+"""The parts of `benchmarks.distill` that decide: what is lost, what is kept, what is closed, what is said."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import harness, questions
+from benchmarks.distill import devices, identity, kills, learning, plots, system
+from benchmarks.distill.__main__ import Result, judge_gain
+from benchmarks.distill.answer import Answer
+from benchmarks.distill.gain import Gain, per_step
+from benchmarks.distill.rogue import LIES, Refusal, flipped
+from benchmarks.distill.scale import FULL, QUICK
+from benchmarks.distill.story import Story, quantile
+from cloud_verifier.distill.measure import TREE, Counts, steps
+
+BEFORE = {"arithmetic": 2.0, "code": 3.0}
+
+
+def answer(**changes: object) -> Answer:
+    return dataclasses.replace(Answer(0, "code", "a prompt", {}, 0.0, 1.0, tokens=[1, 2, 3]), **changes)
+
+
+def gain(after: float, reference: float = 4.0, code: float = 3.0) -> Gain:
+    return Gain(BEFORE, {"arithmetic": after, "code": code}, {"arithmetic": reference, "code": 3.0})
+
+
+def test_an_answer_comes_through_its_line_unchanged() -> None:
+    told = answer(swaps_s=[0.25], refused={"worse": 1}, options={"seed": 7}, error="")
+    assert Answer.of_line(told.line.encode()) == told
+
+
+@pytest.mark.parametrize(
+    ("got", "lost"), [([1, 2, 3], 0), ([1, 2], 1), ([1, 2, 3, 4], 1), ([1, 9, 3], 2), ([], 3), ([9, 9, 9], 3)]
+)
+def test_every_token_from_the_first_difference_on_is_lost(got: list[int], lost: int) -> None:
+    assert identity.astray(got, (1, 2, 3)) == lost
+
+
+def test_every_request_with_a_swap_is_compared_and_no_failed_one_is() -> None:
+    answers = [answer(device=i, swaps_s=[0.1] if i % 5 == 0 else []) for i in range(50)]
+    answers[0] = dataclasses.replace(answers[0], error="Unavailable: gone")
+    taken = identity.chosen(answers, 3)
+    assert {a.device for a in taken} >= set(range(5, 50, 5))
+    assert 9 <= len(taken) <= 12 and answers[0] not in taken
+
+
+def test_the_gap_is_closed_by_the_share_of_the_way_to_the_reference() -> None:
+    found = gain(after=3.5, code=2.7)
+    assert found.gap == 2.0 and found.gap_closed == 0.75
+    assert found.code_loss == pytest.approx(0.1)
+
+
+def test_a_draft_that_got_worse_closes_less_than_nothing() -> None:
+    assert gain(after=1.0).gap_closed == -0.5
+
+
+@pytest.mark.parametrize(
+    ("found", "broken"),
+    [
+        (gain(after=3.7), []),
+        (gain(after=3.5), ["gap closed"]),
+        (gain(after=3.7, code=2.7), ["lost on code"]),
+        (gain(after=2.4, reference=2.4), ["the gap"]),
+    ],
+)
+def test_what_is_wanted_of_the_learnt_draft_can_fail(found: Gain, broken: list[str]) -> None:
+    story, result = Story(), Result()
+    judge_gain(found, FULL, story, result)
+    assert [check.what for check in story.broken] == broken
+    assert result.tokens_per_step["after"] == found.after["arithmetic"]
+    assert result.gap_closed == round(found.gap_closed, 3)
+
+
+def test_a_quick_run_promises_nothing_of_what_is_learnt_but_that_there_is_something_to_learn() -> None:
+    story = Story()
+    judge_gain(gain(after=2.0), QUICK, story, Result())
+    assert [check.what for check in story.checks] == ["the gap"]
+
+
+def test_tokens_per_step_are_sums_over_texts_and_not_means_of_texts() -> None:
+    counted = [("code", 10, Counts(0, 9, 2)), ("code", 30, Counts(0, 9, 18)), ("sums", 4, Counts(0, 9, 4))]
+    assert per_step(counted) == {"code": 2.0, "sums": 1.0}
+
+
+def test_a_draft_that_is_always_right_takes_a_step_for_seven_tokens() -> None:
+    assert steps(np.zeros(70, np.int8), 6, TREE) == 10
+
+
+def test_training_beyond_the_checkpoint_is_what_a_kill_lost() -> None:
+    lines = [{"step": step, "seconds": 2.0 * step} for step in range(1, 8)]
+    assert learning.lost_seconds(lines, 4) == 6.0
+    assert learning.lost_seconds(lines, 7) == 0.0
+    assert learning.lost_seconds(lines, 0) == 14.0
+
+
+def test_where_a_training_went_on_is_read_from_its_own_words(tmp_path: Path) -> None:
+    log = tmp_path / "training.log"
+    assert learning.resumed(log) is None
+    log.write_text("10:00:01 step 4\n")
+    assert learning.resumed(log) is None
+    log.write_text("10:00:01 going on from step 4\n10:01:00 going on from step 9\n")
+    assert learning.resumed(log) == 9
+
+
+def test_a_line_of_the_curve_that_is_not_whole_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "curve.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"st')
+    assert learning.last_step(tmp_path) == 2
+
+
+@pytest.mark.parametrize(
+    ("after", "kept"),
+    [
+        ({"a": (1, "stable"), "b": (2, "canary")}, True),
+        ({"a": (1, "stable"), "b": (2, "rolled_back")}, True),
+        ({"a": (1, "stable")}, False),
+        ({"a": (1, "superseded"), "b": (2, "canary")}, False),
+        ({"a": (3, "stable"), "b": (2, "canary")}, False),
+        ({}, False),
+    ],
+)
+def test_a_release_that_is_gone_or_another_is_lost(after: dict[str, tuple[int, str]], kept: bool) -> None:
+    assert kills.kept({"a": (1, "stable"), "b": (2, "canary")}, after) is kept
+
+
+def test_the_parent_of_a_process_with_brackets_in_its_name_is_found() -> None:
+    assert system.parent_of("12 (a (b) c) S 34 12 12 0 -1") == 34
+
+
+def test_a_refusal_holds_only_for_what_was_wanted_with_a_message_and_the_same_text() -> None:
+    good = Refusal("a wrong key", "signature", ("signature",), "a draft release is not used", True, True)
+    assert good.held
+    for bad in ({"got": ()}, {"got": ("altered",)}, {"message": ""}, {"identical": False}, {"kept": False}):
+        assert not dataclasses.replace(good, **bad).held
+
+
+def test_each_lie_is_refused_for_a_reason_of_its_own() -> None:
+    assert sorted(lie.wanted for lie in LIES) == ["altered", "signature", "tokenizer", "truncated", "version"]
+
+
+def test_a_tampered_file_differs_in_one_bit() -> None:
+    data = bytes(range(100))
+    changed = [a ^ b for a, b in zip(data, flipped(data), strict=True) if a != b]
+    assert changed == [1]
+
+
+def test_quantiles_are_values_that_were_measured() -> None:
+    assert quantile([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert quantile([3.0, 1.0, 2.0], 0.99) == 3.0
+    assert quantile([], 0.5) == 0.0
+
+
+def test_requests_with_a_swap_belong_to_no_release_in_the_plot() -> None:
+    answers = [answer(release="r", guessed=2), answer(release="r", guessed=3, swaps_s=[0.1])]
+    assert plots.binned(answers, 0.0) == {("r", "code"): [(5.0, 2 / 3)]}
+
+
+def test_devices_ask_nothing_that_is_measured_with_and_nothing_of_one_another() -> None:
+    measured = {prompt.text for prompt in harness.prompts("heldout")}
+    asked = [set(questions.arithmetic(300, seed)) for seed in range(8)]
+    assert not measured & set().union(*asked)
+    assert len(set().union(*asked)) > 0.99 * sum(map(len, asked))
+
+
+def test_every_other_request_is_sampled_and_no_two_have_the_same_seed() -> None:
+    options = [devices.options_of(device, asked, 64) for device in range(8) for asked in range(20)]
+    assert sum("temperature" in one for one in options) == len(options) / 2
+    assert len({one["seed"] for one in options}) == len(options)
