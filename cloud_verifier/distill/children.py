@@ -94,8 +94,8 @@ class Children:
         ours = {
             "OMP_NUM_THREADS": threads,
             "MKL_NUM_THREADS": threads,
-            # Threads that spin wait for ever for one that a busier process has put off its core: beside another load on
-            # two cores a training step took 15 s with spinning and 3 s without, and 1.3 s alone either way.
+            # A thread that spins waits long for one that lost its core to another process: beside other load on two
+            # cores a step of 1.2 s took 6 to 12 s with spinning, and 1.3 to 5 s without.
             "OMP_WAIT_POLICY": "passive",
             "TOKENIZERS_PARALLELISM": "false",
         }
