@@ -146,7 +146,9 @@ class Runs:
         except Exception as error:
             # Of a hook's own error only the type: its message may repeat the text.
             why = error if isinstance(error, NoMask) else type(error).__name__
-            log.warning("%d tokens are not recorded: the redaction hook failed: %s", pieces[-1].end - pieces[0].start, why)
+            log.warning(
+                "%d tokens are not recorded: the redaction hook failed: %s", pieces[-1].end - pieces[0].start, why
+            )
             return None
 
 
