@@ -35,8 +35,8 @@ class NoMask(ValueError):
 
 
 def hidden_in(tokens: NDArray[np.int32], of: Passage, redact: Redact) -> NDArray[np.bool_]:
-    """Which of the tokens must not be recorded. of: whose they are. Raises whatever the hook does, and NoMask for a mask
-    that is none."""
+    """Which of the tokens must not be recorded. of: whose they are. Raises whatever the hook does, and NoMask for a
+    mask that is none."""
     mask = np.asarray(redact(tokens, of.traffic_class, of.tenant))
     if mask.shape != tokens.shape or mask.dtype != np.bool_:
         raise NoMask(f"the mask is {mask.dtype} {mask.shape}, must be bool {tokens.shape}")

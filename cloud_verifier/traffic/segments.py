@@ -4,13 +4,12 @@
 
 A segment is named after the moment of its first passage, who wrote it, and a number. It is there whole or not at all,
 and only ever replaced as a whole. Merging writes the merged segment first and deletes its sources then: where that is
-interrupted passages are there twice, and readers take each once. A merged segment remembers its sources, so that the next
-round finds what an interrupted one left, and what two that merged at once both wrote.
+interrupted passages are there twice, and readers take each once. A merged segment remembers its sources, so that the
+next round finds what an interrupted one left, and what two that merged at once both wrote.
 """
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 import itertools
 import logging
@@ -20,7 +19,6 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
@@ -28,21 +26,19 @@ from typing import Any
 import pyarrow as pa
 
 from cloud_verifier.traffic import schema
+from cloud_verifier.traffic.merging import FACTS, Facts, doubled, mark, small_groups
 from cloud_verifier.traffic.passage import Passage
 from cloud_verifier.traffic.schema import Unreadable
 from cloud_verifier.traffic.store import Found, Store
 
 log = logging.getLogger(__name__)
 
-MERGED_BYTES = 32 << 20
-"""Of a merged segment, at most; one of a quarter of it is left alone."""
 LONGEST_S = 2 * 86_400.0
 """From a segment's first passage to its last one, at most: a day and what one write may span."""
 UNREADABLE_S = 30 * 86_400.0
-"""A segment that cannot be read holds somebody's text: it goes when it is so old, or as old as any that can be read here
-may become, if that is more."""
+"""A segment that cannot be read holds somebody's text: it goes when it is so old, or as old as any that can be read
+here may become, if that is more."""
 _NAME = re.compile(r"(\d{8}T\d{6}\.\d{6})-[^/]+\.parquet")
-_FACTS = "time_unix", "expires_unix"
 _STAMP = "%Y%m%dT%H%M%S.%f"
 _Key = tuple[float, str, int]
 
@@ -53,26 +49,6 @@ class _Gone(Exception):
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self.path = path
-
-
-@dataclass(frozen=True)
-class _Facts:
-    """Of one segment, so that it need not be read again."""
-
-    last_unix: float
-    """Of its newest passage."""
-    first_expiry: float
-    last_expiry: float
-    sources: frozenset[str]
-    """Marks of the segments that it was merged from, and of what those were merged from."""
-
-    @classmethod
-    def of(cls, table: Any) -> _Facts:
-        times, expiries = (table.column(name).to_numpy() for name in _FACTS)
-        sources = schema.sources_of(table)
-        if not len(times):
-            return cls(-math.inf, -math.inf, -math.inf, sources)
-        return cls(float(times.max()), float(expiries.min()), float(expiries.max()), sources)
 
 
 class SegmentWriter:
@@ -139,7 +115,7 @@ class SegmentLog:
         """Raises ImportError, OSError or ValueError where there is no such place (see Store)."""
         self._store = Store(url)
         self._warned: set[str] = set()
-        self._facts: dict[Found, _Facts | None] = {}
+        self._facts: dict[Found, Facts | None] = {}
         """Of all that were read and are there still; None of what cannot be read."""
 
     def read(self, since_unix: float = 0.0, now: float | None = None, *, whole: bool = True) -> Iterator[Passage]:
@@ -168,11 +144,10 @@ class SegmentLog:
         gone = 0
         for _, files in groupby(self._segments(), key=lambda found: found.folder):
             day = list(files)
-            for same in self._doubled(day):
+            for same in doubled(day, {found: self._known(found) for found in day}):
                 gone += self._merge(same, now)
                 day = [found for found in day if found not in same]
-            small = [found for found in day if found.size < MERGED_BYTES // 4]
-            for sources in _groups(small):
+            for sources in small_groups(day):
                 if len(sources) >= at_least:
                     gone += self._merge(sources, now)
         return gone
@@ -237,27 +212,6 @@ class SegmentLog:
         except Unreadable as error:
             self._warn(found, error)
 
-    def _doubled(self, day: Sequence[Found]) -> list[list[Found]]:
-        """Those that belong together, since they hold passages from the same sources: a merged segment with what it was
-        merged from, and with another that was merged from some of that."""
-        groups: list[tuple[set[str], list[Found]]] = []
-        for found in day:
-            known = self._known(found)
-            if known is None or not known.sources:
-                continue
-            marks, members = {_mark(found), *known.sources}, [found]
-            for other in [group for group in groups if not marks.isdisjoint(group[0])]:
-                groups.remove(other)
-                marks |= other[0]
-                members += other[1]
-            groups.append((marks, members))
-        group_of = {mark: members for marks, members in groups for mark in marks}
-        for found in day:
-            members = group_of.get(_mark(found), [found])
-            if found not in members:
-                members.append(found)
-        return [members for _, members in groups if len(members) > 1]
-
     def _merge(self, sources: Sequence[Found], now: float) -> int:
         """Several segments into one; how many went."""
         tables, merged = [], []
@@ -270,7 +224,7 @@ class SegmentLog:
             if table is not None:
                 tables.append(table)
                 merged.append(found)
-                marks |= {_mark(found), *schema.sources_of(table)}
+                marks |= {mark(found), *schema.sources_of(table)}
         if len(merged) < 2:
             return 0
         rows = schema.sorted_once(schema.unexpired(pa.concat_tables(tables), now))
@@ -282,7 +236,7 @@ class SegmentLog:
             self._store.delete(found.path)
         return len(merged)
 
-    def _expire(self, found: Found, known: _Facts | None, now: float, longest_s: float) -> bool:
+    def _expire(self, found: Found, known: Facts | None, now: float, longest_s: float) -> bool:
         """longest_s: after which nothing here can be of use."""
         if known is None:
             if _first_unix(found) + longest_s > now:
@@ -302,17 +256,17 @@ class SegmentLog:
                 self._store.put(found.path, schema.to_bytes(schema.unexpired(table, now)))
         return True
 
-    def _known(self, found: Found) -> _Facts | None:
+    def _known(self, found: Found) -> Facts | None:
         """None where it cannot be read, or is not there any more."""
         if found not in self._facts:
             try:
-                self._table(found, _FACTS)
+                self._table(found, FACTS)
             except FileNotFoundError:
                 return None
         return self._facts[found]
 
     def _table(self, found: Found, columns: Sequence[str] | None = None) -> Any:
-        """None, and a warning, where it cannot be read. columns: all, LIGHT, or _FACTS. Raises FileNotFoundError."""
+        """None, and a warning, where it cannot be read. columns: all, LIGHT, or FACTS. Raises FileNotFoundError."""
         data = self._store.read(found.path)
         try:
             table = schema.from_bytes(data, columns)
@@ -320,7 +274,7 @@ class SegmentLog:
             self._warn(found, error)
             self._facts.setdefault(found, None)
             return None
-        self._facts[found] = _Facts.of(table)
+        self._facts[found] = Facts.of(table)
         return table
 
     def _segments(self) -> list[Found]:
@@ -345,26 +299,7 @@ def _name(first_unix: float, who: str) -> str:
     return f"{moment:%Y-%m-%d}/{moment.strftime(_STAMP)}-{who}.parquet"
 
 
-def _mark(found: Found) -> str:
-    """Short, and of this segment alone."""
-    return hashlib.sha256(found.path.encode()).hexdigest()[:16]
-
-
 def _first_unix(found: Found) -> float:
     """No later than its first passage."""
     stamp = found.name.partition("-")[0]
     return datetime.strptime(stamp, _STAMP).replace(tzinfo=UTC).timestamp() - 1e-5
-
-
-def _groups(small: Sequence[Found]) -> Iterator[list[Found]]:
-    """In order, each with no more bytes than a merged segment may have."""
-    group: list[Found] = []
-    size = 0
-    for found in small:
-        if group and size + found.size > MERGED_BYTES:
-            yield group
-            group, size = [], 0
-        group.append(found)
-        size += found.size
-    if group:
-        yield group
