@@ -48,7 +48,8 @@ class EngineLoop:
         """session id -> the epoch that the engine has it in"""
         self._stats_due = 0.0
         self._unrecorded = 0
-        """Tokens of recorded sessions that the front was not told of, since it did not keep up."""
+        """Tokens of recorded sessions that the front was not told of, since it did not keep up, or they do not fit
+        into an event."""
         self._quit = False
 
     def run(self) -> None:
@@ -61,12 +62,11 @@ class EngineLoop:
             self._record(self._engine.produced())
 
     def _record(self, produced: list[Produced]) -> None:
-        """Behind the commits, and only as far as they are not held up."""
+        """Behind the commits, and only as far as they are not held up; what fails is lost, and no session with it."""
         for one in produced:
-            visit = one.visit
-            event = pb.EngineEvent(session_id=visit.session_id, epoch=visit.epoch, produced=produced_to_proto(one))
-            if not self._end.offer(event):
-                self._unrecorded += len(visit.tokens)
+            event = _recorded(one)
+            if event is None or not self._end.offer(event):
+                self._unrecorded += len(one.visit.tokens)
 
     def _patience(self) -> float:
         """Seconds to wait for requests: none while a step is due."""
@@ -155,7 +155,7 @@ class EngineLoop:
                 prefix_tokens=stats.prefix_tokens,
                 kv_cached=stats.kv_cached,
                 kv_reserved=stats.kv_reserved,
-                unrecorded=self._unrecorded,
+                unrecorded=self._unrecorded + self._engine.unrecorded,
                 sessions=[
                     pb.SessionStats(
                         session_id=session_id,
@@ -175,6 +175,16 @@ class EngineLoop:
                 ],
             )
         )
+
+
+def _recorded(produced: Produced) -> pb.EngineEvent | None:
+    """None where it cannot be told."""
+    visit = produced.visit
+    try:
+        return pb.EngineEvent(session_id=visit.session_id, epoch=visit.epoch, produced=produced_to_proto(produced))
+    except Exception as error:
+        log.warning("%d tokens cannot be recorded: %s", len(visit.tokens), type(error).__name__)
+        return None
 
 
 def _failure(request: pb.EngineRequest, error: OutriderError) -> pb.EngineEvent:

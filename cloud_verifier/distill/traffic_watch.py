@@ -21,7 +21,7 @@ LATE_S = 300.0
 class Log(Protocol):
     """The part of `cloud_verifier.traffic.segments.SegmentLog` that is used here."""
 
-    def read(self, since_unix: float = 0.0, now: float | None = None) -> Iterator[Passage]: ...
+    def read(self, since_unix: float = 0.0, now: float | None = None, *, whole: bool = True) -> Iterator[Passage]: ...
     def compact(self, now: float) -> object: ...
     def expire(self, now: float) -> object: ...
 
@@ -78,7 +78,7 @@ class TrafficWatch:
         """What came in after `since_unix`. release: hex digest of the draft whose acceptance is judged."""
         if (since_unix, release) != (self._since, self._release):
             self._begin(release, since_unix)
-        for passage in self._log.read(max(since_unix, self._newest - LATE_S)):
+        for passage in self._log.read(max(since_unix, self._newest - LATE_S), whole=False):
             if passage.time_unix > since_unix and passage.weights_hash == self._weights_hash:
                 self._count(passage)
                 self._newest = max(self._newest, passage.time_unix)

@@ -256,8 +256,14 @@ class Engine:
         return events
 
     def produced(self) -> list[Produced]:
-        """What the last step produced in recorded sessions, once; computed here, when its events have gone out."""
+        """What the last step produced in recorded sessions, once; computed here, when its events have gone out. Raises
+        nothing."""
         return self._recording.take()
+
+    @property
+    def unrecorded(self) -> int:
+        """Tokens that `produced` should have told of and could not."""
+        return self._recording.lost
 
     def stats(self) -> EngineStats:
         """A snapshot."""
@@ -398,11 +404,12 @@ class Engine:
             if rows.batch is not None:
                 try:
                     walked = rows.session.walk(rows.batch, logits[start : start + 1 + len(rows.batch.ids)])
-                    if rows.session.record:
-                        self._recording.note(rows.session, walked, logits, start)
                 except Exception as error:
                     log.warning("session %s fails at its walk: %s", rows.session.session_id, error)
                     self._fail_all([rows.session], str(error))
+                else:
+                    if rows.session.record:
+                        self._recording.note(rows.session, walked, logits, start)
             walks.append(walked)
         return walks
 

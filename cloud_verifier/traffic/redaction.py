@@ -30,12 +30,14 @@ def load(name: str) -> Redact:
     return found
 
 
-def hidden_in(passage: Passage, redact: Redact) -> NDArray[np.bool_]:
-    """Which positions of its prompt and its tokens, `[p + n]`, must not be recorded. Asked about both at once: what is
-    to be hidden may begin in one and end in the other. Raises whatever the hook does, and ValueError for a mask that is
-    none."""
-    tokens = np.concatenate([passage.prompt, passage.tokens])
-    mask = np.asarray(redact(tokens, passage.traffic_class, passage.tenant))
+class NoMask(ValueError):
+    """What a hook returned is none. Its message has nothing of the text in it."""
+
+
+def hidden_in(tokens: NDArray[np.int32], of: Passage, redact: Redact) -> NDArray[np.bool_]:
+    """Which of the tokens must not be recorded. of: whose they are. Raises whatever the hook does, and NoMask for a
+    mask that is none."""
+    mask = np.asarray(redact(tokens, of.traffic_class, of.tenant))
     if mask.shape != tokens.shape or mask.dtype != np.bool_:
-        raise ValueError(f"the mask is {mask.dtype} {mask.shape}, must be bool {tokens.shape}")
-    return mask
+        raise NoMask(f"the mask is {mask.dtype} {mask.shape}, must be bool {tokens.shape}")
+    return mask.copy()

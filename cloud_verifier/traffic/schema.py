@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +17,8 @@ from cloud_verifier.traffic.passage import NO_PROMPT, Passage
 FORMAT = 2
 FORMAT_KEY = b"outrider.traffic.format"
 """In the schema's metadata."""
+_SOURCES_KEY = b"outrider.traffic.sources"
+"""There too: what a merged segment was merged from. Readers need not know it."""
 SCHEMA: Any = pa.schema(
     [
         ("session_id", pa.string()),
@@ -43,6 +45,9 @@ KEY = [("time_unix", "ascending"), ("session_id", "ascending"), ("start", "ascen
 """What rows are sorted by (Passage.key)."""
 _LISTS = "tokens", "top_ids", "top_log_probs", "tail", "guessed", "prompt"
 _PLAIN = tuple(name for name in SCHEMA.names if name not in (*_LISTS, "top"))
+_HEAVY = "top", "top_ids", "top_log_probs", "tail", "prompt"
+LIGHT = tuple(name for name in SCHEMA.names if name not in _HEAVY)
+"""All columns but those of the target's distributions, which are nearly all bytes, and the prompt."""
 _NAMES = "session_id", "tenant", "traffic_class", "draft_release", "weights_hash"
 
 
@@ -59,7 +64,9 @@ def table_of(passages: Sequence[Passage]) -> Any:
 
 
 def passages_of(table: Any) -> Iterator[Passage]:
-    """A table's rows. Raises Unreadable where a row's arrays do not fit together."""
+    """A table's rows. Where it has LIGHT alone their K is 0, their tail 0, and no prompt is there. Raises Unreadable
+    where a row's arrays do not fit together."""
+    table = table if "top" in table.column_names else _without_distributions(table)
     columns = {name: table.column(name).to_pylist() for name in (*_PLAIN, "top")}
     lists = {name: list(_arrays(table.column(name))) for name in _LISTS}
     for row in range(table.num_rows):
@@ -107,6 +114,17 @@ def from_bytes(data: bytes, columns: Sequence[str] | None = None) -> Any:
         raise Unreadable(f"it is no Parquet file, or a damaged one: {error}") from error
 
 
+def sources_of(table: Any) -> frozenset[str]:
+    """What `merged_from` was told; nothing where a table was written and not merged."""
+    told: bytes = (table.schema.metadata or {}).get(_SOURCES_KEY, b"")
+    return frozenset(told.decode("ascii", "replace").split())
+
+
+def merged_from(table: Any, sources: Collection[str]) -> Any:
+    """The table, which remembers them from here on. sources: words."""
+    return table.replace_schema_metadata({**SCHEMA.metadata, _SOURCES_KEY: " ".join(sorted(sources)).encode()})
+
+
 def unexpired(table: Any, now: float, since: float = float("-inf")) -> Any:
     """The rows that may still be used, and were produced since then."""
     return table.filter(
@@ -141,7 +159,21 @@ def _newest(table: Any) -> Any:
     """With the columns that its format had not."""
     if table.num_columns == len(_FIRST):
         table = table.append_column(SCHEMA.field("prompt"), _list_array([NO_PROMPT] * table.num_rows, "prompt"))
-    return table.replace_schema_metadata(SCHEMA.metadata)
+    return table.replace_schema_metadata({**table.schema.metadata, **SCHEMA.metadata})
+
+
+def _without_distributions(table: Any) -> Any:
+    """A table of LIGHT, filled up."""
+    guesses = pc.list_value_length(table.column("guessed")).to_numpy()
+    none = [np.zeros(0)] * table.num_rows
+    filled = {
+        "top": pa.array(np.zeros(table.num_rows, np.int32)),
+        "tail": _list_array([np.zeros(n, np.float32) for n in guesses], "tail"),
+        **{name: _list_array(none, name) for name in ("top_ids", "top_log_probs", "prompt")},
+    }
+    for name, column in filled.items():
+        table = table.append_column(SCHEMA.field(name), column)
+    return table
 
 
 def _list_array(rows: Sequence[NDArray[Any]], name: str) -> Any:

@@ -120,7 +120,7 @@ class FakeLog:
     reads: int = 0
     tidied: int = 0
 
-    def read(self, since_unix: float = 0.0, now: float | None = None) -> Iterator[Any]:
+    def read(self, since_unix: float = 0.0, now: float | None = None, *, whole: bool = True) -> Iterator[Any]:
         self.reads += 1
         return iter([p for p in self.passages if p.time_unix >= since_unix])
 

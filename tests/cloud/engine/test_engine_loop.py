@@ -104,3 +104,22 @@ def test_a_front_that_does_not_keep_up_gets_its_commits_and_loses_recordings(
     EngineLoop(Engine(target("llama"), EngineConfig(kv_slots=512)), end, VOCAB).run()  # type: ignore[arg-type]
     assert [event.WhichOneof("kind") for event in end.sent if event.session_id] == ["commit"] * 3
     assert [event.stats.unrecorded for event in end.sent if event.HasField("stats")] == [0, 1, 2]
+
+
+def test_what_cannot_be_told_to_the_front_is_counted_and_the_loop_goes_on(
+    target: Callable[[str], TargetModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> pb.Produced:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr("cloud_verifier.engine_loop.STATS_INTERVAL_S", 0.0)
+    tuned = pb.EngineRequest(
+        session_id="s", epoch=1, tune=pb.Tune(directive=codecs.directive_to_proto(Directive(0, 0, 0)))
+    )
+    for broken_part in ("engine_loop.produced_to_proto", "engine.produced.depths_right"):
+        end = ScriptedEnd([recorded(), tuned], [], [])
+        with monkeypatch.context() as patch:
+            patch.setattr(f"cloud_verifier.{broken_part}", broken)
+            EngineLoop(Engine(target("llama"), EngineConfig(kv_slots=512)), end, VOCAB).run()  # type: ignore[arg-type]
+        assert [event.WhichOneof("kind") for event in end.sent if event.session_id] == ["commit"] * 3
+        assert [event.stats.unrecorded for event in end.sent if event.HasField("stats")][-1] >= 2

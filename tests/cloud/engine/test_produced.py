@@ -12,6 +12,7 @@ from rig import LIMITS, Client, Rig, adversary, attach_of, client, nodes, nothin
 from test_engine_lossless import SAMPLING
 from tiny_targets import EOS, VOCAB, Reference
 
+from cloud_verifier.engine import produced as module
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.produced import LEAST_LOG_PROB, Produced, depths_right, distributions
@@ -245,3 +246,57 @@ def test_depths_end_where_no_node_carries_the_token_and_at_255() -> None:
         tree.add(node, node - 1 if node > 1 else ROOT, EOS)
     assert depths_right(tree, [EOS, EOS, EOS + 1, EOS]) == b"\1\2\0\0"
     assert depths_right(tree, [EOS] * 300)[-2:] == b"\xff\xff"
+
+
+def test_what_cannot_be_noted_is_lost_and_its_session_goes_on(
+    target: Target, reference: Plain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> bytes:
+        raise IndexError("a bug")
+
+    monkeypatch.setattr(module, "depths_right", broken)
+    rig = Rig(target("llama"), CONFIG)
+    attach(rig, "s", client(PROMPT, nothing, max_tokens=10, ignore_eos=True))
+    assert run(rig) == []
+    assert rig.clients["s"].device.received == reference("llama").generate(PROMPT, 10, ignore_eos=True)
+    assert rig.engine.unrecorded == 10
+
+
+def test_without_memory_for_the_distributions_they_are_lost_and_sessions_go_on(
+    target: Target, reference: Plain, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_room(*_: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("no room")
+
+    rig = Rig(target("llama"), CONFIG)
+    attach(rig, "s", client(PROMPT, nothing, max_tokens=10, ignore_eos=True))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "topk", no_room)
+        rig.turn()
+        assert rig.engine.produced() == []
+        rig.turn()
+        assert rig.engine.produced() == []
+    expected = reference("llama").generate(PROMPT, 10, ignore_eos=True)
+    check(run(rig), reference("llama"), PROMPT, expected, first=2)
+    assert rig.engine.unrecorded == 2
+    assert caplog.text.count("cannot be recorded") == 1
+
+
+def test_many_rows_are_looked_at_a_few_at_a_time(
+    target: Target, reference: Plain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, topk = [], torch.Tensor.topk
+
+    def watching(logits: torch.Tensor, *args: Any, **options: Any) -> Any:
+        sizes.append(len(logits))
+        return topk(logits, *args, **options)
+
+    monkeypatch.setattr(module, "CHUNK_BYTES", 3 * 4 * VOCAB)
+    monkeypatch.setattr(torch.Tensor, "topk", watching)
+    expected = reference("llama").generate(PROMPT, 40, ignore_eos=True)
+    rig = Rig(target("llama"), CONFIG)
+    attach(rig, "s", client(PROMPT, perfect(expected), max_tokens=40, ignore_eos=True))
+    told = run(rig)
+    assert max(len(one.visit.tokens) for one in told) > 3
+    assert max(sizes) == 3
+    check(told, reference("llama"), PROMPT, expected)

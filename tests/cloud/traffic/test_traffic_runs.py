@@ -17,6 +17,8 @@ from cloud_verifier.traffic.runs import HELD, QUIET_S, Counts, Runs
 from outrider.core.errors import BadRequest
 
 SECRET = (41, 42, 43)
+TEXTS = st.lists(st.sampled_from([(1,), (1,) * 9, SECRET, SECRET[:2]])).map(lambda parts: [t for p in parts for t in p])
+STEPS = st.integers(1, 4) | st.integers(1, 90)
 
 
 def secret(tokens: np.ndarray, traffic_class: str, tenant: str) -> np.ndarray:
@@ -58,23 +60,88 @@ def test_a_gap_or_another_draft_begins_another_passage() -> None:
     assert told(list(gathered.cut(NOW))) == told(pieces)
 
 
-@given(st.lists(st.sampled_from([1, *SECRET, *SECRET]), max_size=150), st.data())
-def test_what_the_hook_finds_is_never_written_wherever_the_text_is_cut(tokens: list[int], data: st.DataObject) -> None:
+@given(TEXTS, st.data())
+def test_what_the_hook_finds_is_never_written_wherever_the_text_is_cut_and_drafts_change(
+    tokens: list[int], data: st.DataObject
+) -> None:
     gathered, counts = runs(secret)
     written: list[Passage] = []
-    at = 0
-    while at < len(tokens):
-        step = data.draw(st.integers(1, 40))
-        gathered.add(text(tokens[at : at + step], start=at))
-        at += step
+    drafts: list[str] = []
+    while len(drafts) < len(tokens):
+        step = data.draw(STEPS)
+        draft, keep_s = data.draw(st.sampled_from(["r1", "r2"])), data.draw(st.sampled_from([60.0, 60.5]))  # an epoch
+        at = len(drafts)
+        gathered.add(text(tokens[at : at + step], start=at, draft_release=draft, expires_unix=NOW + keep_s))
+        drafts += [draft] * len(tokens[at : at + step])
         for _ in range(data.draw(st.integers(0, 3))):  # now and then it pauses
             written += gathered.cut(NOW + QUIET_S - 1)
     written += gathered.cut(NOW, final=True)
     hidden = secret(np.array(tokens), "", "")
-    kept = {i: token for i, token in enumerate(tokens) if not hidden[i]}
-    assert {p.start + i: int(t) for p in written for i, t in enumerate(p.tokens)} == kept
+    kept = {i: (token, drafts[i]) for i, token in enumerate(tokens) if not hidden[i]}
+    assert {p.start + i: (int(t), p.draft_release) for p in written for i, t in enumerate(p.tokens)} == kept
     assert sum(len(p) for p in written) == len(kept)
     assert counts.redacted == hidden.sum()
+
+
+@given(TEXTS, st.data())
+def test_what_may_span_a_gap_is_not_written_and_all_else_is(tokens: list[int], data: st.DataObject) -> None:
+    gathered, counts = runs(secret)
+    written: list[Passage] = []
+    known = np.ones(len(tokens), dtype=bool)
+    at = 0
+    while at < len(tokens):
+        step = data.draw(STEPS)
+        if at and data.draw(st.integers(0, 2)) == 0:
+            known[at : at + step] = False
+        else:
+            gathered.add(text(tokens[at : at + step], start=at))
+        at += step
+        written += gathered.cut(NOW)
+    written += gathered.cut(NOW, final=True)
+    got = {p.start + i for p in written for i in range(len(p))}
+    known = known[: max(np.flatnonzero(known), default=-1) + 1]  # that there was more nobody can know
+    hidden = secret(np.array(tokens[: len(known)]), "", "")
+    assert not got & set(np.flatnonzero(hidden | ~known).tolist())
+    gaps = np.flatnonzero(~known)
+    near = {i for gap in gaps for i in range(gap - HELD, gap + HELD + 1)}
+    assert got == set(np.flatnonzero(known & ~hidden).tolist()) - near
+    assert counts.redacted == known.sum() - len(got)
+
+
+def test_a_stream_that_begins_anew_is_the_same_text() -> None:
+    gathered, _ = runs(secret)
+    gathered.add(text([1, *SECRET[:2]], temperature=0.5))
+    gathered.add(text([*SECRET[2:], 1], start=3, temperature=0.7))
+    assert told(list(gathered.cut(NOW, final=True))) == [("s", 0, [1]), ("s", 4, [1])]
+
+
+def test_what_follows_a_text_on_which_the_hook_failed_is_not_written_before_it_can_be_judged() -> None:
+    failing = [True]
+
+    def sometimes(tokens: np.ndarray, traffic_class: str, tenant: str) -> np.ndarray:
+        if failing:
+            raise RuntimeError
+        return secret(tokens, traffic_class, tenant)
+
+    gathered, counts = runs(sometimes)
+    gathered.add(text([1, *SECRET[:2]]))
+    assert list(gathered.cut(NOW)) == []
+    failing.clear()
+    gathered.add(text([*SECRET[2:], *[1] * (HELD + 3)], start=3))
+    assert [(one.start, len(one)) for one in gathered.cut(NOW, final=True)] == [(3 + HELD, 4)]
+    assert counts == Counts(redacted=HELD, refused=3)
+
+
+def test_what_a_failing_hook_says_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    def talkative(tokens: np.ndarray, traffic_class: str, tenant: str) -> np.ndarray:
+        raise KeyError(f"cannot place {tokens.tolist()}")
+
+    gathered, _ = runs(talkative)
+    gathered.add(text([123_456]))
+    with caplog.at_level(logging.WARNING):
+        assert list(gathered.cut(NOW, final=True)) == []
+    assert "KeyError" in caplog.text
+    assert "123456" not in caplog.text
 
 
 @given(
@@ -90,9 +157,9 @@ def test_what_the_hook_finds_in_a_prompt_is_never_written_nor_what_precedes_it(
     written: list[Passage] = []
     at = 0
     while at < len(tokens):
-        step = data.draw(st.integers(1, 40))
+        step, draft = data.draw(st.integers(1, 40)), data.draw(st.sampled_from(["r1", "r2"]))
         ahead = np.array([] if at else prompt, dtype=np.int32)
-        gathered.add(text(tokens[at : at + step], start=at, prompt=ahead))
+        gathered.add(text(tokens[at : at + step], start=at, prompt=ahead, draft_release=draft))
         at += step
         written += gathered.cut(NOW)
     written += gathered.cut(NOW, final=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 import os
@@ -18,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from passages import NOW, passage, passages, same, told
 
-from cloud_verifier.traffic import schema, segments
+from cloud_verifier.traffic import merging, schema
 from cloud_verifier.traffic.passage import Passage
 from cloud_verifier.traffic.segments import SegmentLog, SegmentWriter
 from cloud_verifier.traffic.store import GIVEN_UP_S, Store
@@ -95,6 +96,51 @@ def test_passages_come_by_time_over_all_verifiers_segments(tmp_path: Path) -> No
     assert told(read(tmp_path, since=NOW + 300.0)) == told(all_of_them[5:])
 
 
+def test_a_segment_that_ends_before_what_is_asked_for_is_read_once_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = minutes(12)
+    write(tmp_path, *(written[at : at + 3] for at in range(0, 12, 3)))
+    opened: list[str] = []
+    store_read = Store.read
+
+    def watching(store: Store, path: str) -> bytes:
+        opened.append(path)
+        return store_read(store, path)
+
+    monkeypatch.setattr(Store, "read", watching)
+    log = SegmentLog(str(tmp_path))
+    assert told(list(log.read(0.0, NOW))) == told(written)
+    assert len(opened) == 4
+    opened.clear()
+    assert told(list(log.read(NOW + 60.0 * 8, NOW))) == told(written[8:])
+    assert len(opened) == 2
+    write(tmp_path, [passage(time_unix=NOW + 60.0, session_id="late"), passage(time_unix=NOW + 6e3)])
+    opened.clear()
+    assert told(list(log.read(NOW + 5e3, NOW))) == told([passage()])
+    assert len(opened) == 1
+
+
+def test_passages_without_distributions_are_told_as_they_are_and_the_columns_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = [passage(5, prompt=np.arange(9, dtype=np.int32)), passage(0, session_id="none"), *minutes(3)]
+    write(tmp_path, written)
+    columns: list[object] = []
+    decode = pq.ParquetFile.read
+
+    def watching(file: pq.ParquetFile, columns_: object = None, **options: object) -> pa.Table:
+        columns.extend(options["columns"])  # type: ignore[call-overload]
+        return decode(file, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "read", watching)
+    got = list(SegmentLog(str(tmp_path)).read(0.0, NOW, whole=False))
+    assert set(columns) == {*schema.SCHEMA.names} - {"top", "top_ids", "top_log_probs", "tail", "prompt"}
+    for one, want in zip(got, sorted(written, key=lambda one: one.key), strict=True):
+        none = {"top_ids": want.top_ids[:, :0], "top_log_probs": want.top_log_probs[:, :0], "prompt": want.prompt[:0]}
+        assert same(one, dataclasses.replace(want, tail=np.zeros_like(want.tail), **none))
+
+
 # --- killed midway
 
 
@@ -149,6 +195,54 @@ def test_a_compaction_that_is_killed_loses_nothing_and_doubles_nothing(
     SegmentLog(str(tmp_path)).compact(NOW)
     assert len(files(tmp_path)) == 1
     assert told(read(tmp_path)) == told(written)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_two_have_merged_at_once_is_there_once_after_another_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """Though neither merged segment is small enough to be merged for its size."""
+    written = minutes(8)
+    write(tmp_path, *([one] for one in written[:6]))
+    put, others = Store.put, SegmentLog(str(tmp_path))
+
+    def meanwhile(store: Store, path: str, data: bytes) -> None:
+        monkeypatch.setattr(Store, "put", put)
+        if late:
+            write(tmp_path, [written[6]])  # so that the other one merges something more
+        others.compact(NOW)
+        put(store, path, data)
+
+    monkeypatch.setattr(Store, "put", meanwhile)
+    log = SegmentLog(str(tmp_path))
+    log.compact(NOW)
+    write(tmp_path, [written[7]])
+    monkeypatch.setattr(merging, "MERGED_BYTES", 4)  # whose quarter nothing is smaller than
+    assert len(files(tmp_path)) == 3
+    assert log.compact(NOW) == 2
+    rows = sum(pq.read_metadata(path).num_rows for path in files(tmp_path))
+    assert rows == len(read(tmp_path)) == 7 + late
+    assert log.compact(NOW) == 0
+
+
+def test_what_a_killed_compaction_left_goes_though_the_merged_segment_is_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, *([one] for one in minutes(3, expires_unix=NOW + 100)), [passage(expires_unix=NOW + 10)])
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Store, "delete", killed)
+        SegmentLog(str(tmp_path)).compact(NOW)
+    monkeypatch.setattr(merging, "MERGED_BYTES", 4)
+    log = SegmentLog(str(tmp_path))
+    log.expire(NOW + 10)  # which writes the merged one anew
+    assert len(files(tmp_path)) == 4
+    assert log.compact(NOW + 10) == 4
+    assert len(files(tmp_path)) == 1
+    assert told(read(tmp_path)) == told(minutes(3))
 
 
 def test_a_reader_sees_everything_once_while_segments_are_merged_under_it(tmp_path: Path) -> None:
@@ -269,6 +363,25 @@ def test_expired_rows_never_come_out_and_are_deleted_for_good(tmp_path: Path) ->
     assert files(tmp_path) == []
 
 
+@pytest.mark.parametrize("what", FOREIGN)
+def test_what_cannot_be_read_goes_when_it_is_older_than_anything_is_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    days = 86_400.0
+    write(tmp_path, [passage(expires_unix=NOW + 40 * days)])
+    foreign = files(tmp_path)[0].parent / "20270115T080000.000000-other-1.parquet"
+    FOREIGN[what](foreign)
+    log = SegmentLog(str(tmp_path))
+    assert log.expire(NOW + 39.9 * days) == 0
+    assert log.expire(NOW + 40.1 * days) == 2
+    assert files(tmp_path) == []
+    FOREIGN[what](foreign)
+    assert log.expire(NOW + 29.9 * days) == 0
+    assert log.expire(NOW + 30.1 * days) == 1
+    assert files(tmp_path) == []
+    assert caplog.text.count("nobody could read it") == 2
+
+
 def test_merging_drops_what_has_expired(tmp_path: Path) -> None:
     write(tmp_path, *([one] for one in minutes(4, expires_unix=NOW + 10)), [passage(expires_unix=NOW + 100)])
     assert SegmentLog(str(tmp_path)).compact(NOW + 10) == 5
@@ -288,7 +401,7 @@ def test_only_small_segments_of_one_day_are_merged(tmp_path: Path, monkeypatch: 
     assert log.compact(NOW, at_least=4) == 0
     size = max(path.stat().st_size for path in files(tmp_path))
     with monkeypatch.context() as patch:
-        patch.setattr(segments, "MERGED_BYTES", 2 * size)  # of which a quarter is less than any of them has
+        patch.setattr(merging, "MERGED_BYTES", 2 * size)  # of which a quarter is less than any of them has
         assert log.compact(NOW) == 0
     assert log.compact(NOW) == 3
     assert [len(files(day)) for day in sorted(tmp_path.iterdir())] == [1, 1]
@@ -298,7 +411,7 @@ def test_only_small_segments_of_one_day_are_merged(tmp_path: Path, monkeypatch: 
 def test_a_merged_segment_is_no_larger_than_it_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, *([one] for one in minutes(20)))
     size = max(path.stat().st_size for path in files(tmp_path))
-    monkeypatch.setattr(segments, "MERGED_BYTES", 5 * size)
+    monkeypatch.setattr(merging, "MERGED_BYTES", 5 * size)
     assert SegmentLog(str(tmp_path)).compact(NOW) == 20
     assert len(files(tmp_path)) == 4
     assert told(read(tmp_path)) == told(minutes(20))
