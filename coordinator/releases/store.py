@@ -23,10 +23,10 @@ MOST = 8_192
 """Of one that is believed: a report comes each second, and no session is so quick."""
 FRESH = 256
 """Guesses that a session may have made when it is first seen and still be taken for a new one."""
-TENANT_SAMPLES = 1_024
-"""On each side, so that no tenant fills a trial."""
-ARM_SAMPLES = 2_048
-"""On each side: a draft that makes no difference is told from one that is 0.05 worse by a tenth of them."""
+TENANT_SAMPLES = 2_048
+"""On either side, so that no tenant fills a trial; then neither of its sides gets more."""
+ARM_SAMPLES = 4_096
+"""On either side, of all tenants: several times what tells a draft that makes no difference from one 0.05 worse."""
 KEEP_SAMPLES_MS = 7 * 86_400_000
 KEEP_STRETCH_MS = 600_000
 TRIES = 16
@@ -97,10 +97,13 @@ class ReleaseStore:
         return int(await self._store.run("release_sample", touched, arguments))
 
     async def samples(self, weights: str, version: int, known: int = 0) -> list[Sample] | None:
-        """Of a canary's trial, in the order in which they came; None where there are just as many as are known."""
+        """Of a canary's trial, in the order in which they came; None where there are just as many as are known.
+
+        What another version wrote, or what cannot be read for any other reason, is left out.
+        """
         touched = [keys.samples(weights, version)]
         count, *found = await self._store.run("release_samples", touched, [known])
-        return None if int(count) == known else [_sample(text) for text in found]
+        return None if int(count) == known else [sample for sample in map(_sample, found) if sample is not None]
 
 
 _NO_TARGET = "-"
@@ -135,6 +138,9 @@ def _states(line: Line) -> list[tuple[int, State]]:
     return [(release.version, release.state) for release in line.releases]
 
 
-def _sample(text: str) -> Sample:
-    arm, tenant, traffic, right, guessed = text.split(":")
-    return Sample(arm == "c", tenant, traffic, int(right), int(guessed))
+def _sample(text: str) -> Sample | None:
+    try:
+        arm, tenant, traffic, right, guessed, ms = text.split(":")
+        return Sample(arm == "c", tenant, traffic, int(right), int(guessed), int(ms) / 1000.0)
+    except ValueError:
+        return None
