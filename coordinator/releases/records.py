@@ -79,6 +79,8 @@ class Line:
     newest: int = 0
     """Greatest version ever seen: nothing at or below it is taken."""
     releases: tuple[Release, ...] = ()
+    revision: int = 0
+    """Grows with every change: tells what was decided later, where two copies differ."""
 
     @property
     def stable(self) -> Release | None:

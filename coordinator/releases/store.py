@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from coordinator import keys
@@ -40,6 +40,8 @@ class Read:
     line: Line
     written: str
     """The text of it; empty where there was none."""
+    readable: bool = True
+    """False for the text of a version that writes otherwise: the line says nothing then, and the text stays."""
 
 
 class ReleaseStore:
@@ -52,7 +54,7 @@ class ReleaseStore:
         """The serial, and the releases of one target, or of all ("") in the order of their hashes."""
         serial, *parts = await self._store.run("release_lines", _LINES, [weights])
         pairs = sorted(zip(parts[::2], parts[1::2], strict=True))
-        return int(serial), [Read(read(name, text), text) for name, text in pairs]
+        return int(serial), [found(name, text) for name, text in pairs]
 
     async def serial(self) -> int:
         """Grows whenever a release changes its state; 0 where there are none."""
@@ -64,10 +66,15 @@ class ReleaseStore:
         `decide` may be called more than once. What it raises is raised.
         """
         for _ in range(TRIES):
-            _, found = await self.lines(weights)
-            before = found[0] if found else Read(Line(weights), "")
+            _, there = await self.lines(weights)
+            before = there[0] if there else Read(Line(weights), "")
+            if not before.readable:
+                raise Unavailable(f"the releases of {weights} were written by another version; ask a coordinator of it")
             after = decide(before.line)
-            if after == before.line or await self.swap(before, after):
+            if after == before.line:
+                return after
+            after = replace(after, revision=before.line.revision + 1)
+            if await self.swap(before, after):
                 return after
         raise Unavailable(f"the releases of {weights} change all the time; ask again", retry_after_s=1.0)
 
@@ -80,8 +87,8 @@ class ReleaseStore:
     async def on_target(self, verifier_id: str, serial: int, weights: str) -> tuple[int, str, Line | None]:
         """Serial, hash and releases of a verifier's target; None: none, or those that `weights` had at `serial`."""
         touched = [*_LINES, keys.verifier(verifier_id)]
-        now, found, text = await self._store.run("release_trial", touched, [serial, weights])
-        return int(now), found, read(found, text) if text else None
+        now, target, text = await self._store.run("release_trial", touched, [serial, weights])
+        return int(now), target, found(target, text).line if text else None
 
     async def sample(self, weights: str, trial: Trial, sessions: Sequence[SessionStats], per_session: int) -> int:
         """Take what these sessions show of a trial; returns how many samples that were. Safe to repeat."""
@@ -102,8 +109,8 @@ class ReleaseStore:
         What another version wrote, or what cannot be read for any other reason, is left out.
         """
         touched = [keys.samples(weights, version)]
-        count, *found = await self._store.run("release_samples", touched, [known])
-        return None if int(count) == known else [sample for sample in map(_sample, found) if sample is not None]
+        count, *texts = await self._store.run("release_samples", touched, [known])
+        return None if int(count) == known else [sample for sample in map(_sample, texts) if sample is not None]
 
 
 _NO_TARGET = "-"
@@ -118,20 +125,26 @@ def written(line: Line) -> str:
     return json.dumps(record)
 
 
-def read(weights: str, text: str) -> Line:
-    """The inverse. What a coordinator of another version wrote is no line: the target begins anew."""
+def found(weights: str, text: str) -> Read:
+    """The inverse. Fields that only a later version knows are left out."""
     try:
         record = json.loads(text)
-        releases = tuple(_release(found) for found in record["releases"])
-        return Line(weights, int(record["newest"]), releases)
-    except (KeyError, TypeError, ValueError):
-        return Line(weights)
+        releases = tuple(_release(part) for part in record["releases"])
+        return Read(Line(weights, int(record["newest"]), releases, int(record.get("revision", 0))), text)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return Read(Line(weights), text, readable=False)
 
 
 def _release(record: dict[str, Any]) -> Release:
-    evidence = Evidence(**record["evidence"]) if record["evidence"] else None
+    evidence = Evidence(**_known(Evidence, record["evidence"])) if record["evidence"] else None
     manifest = base64.b64decode(record["manifest"])
-    return Release(**{**record, "manifest": manifest, "state": State(record["state"]), "evidence": evidence})
+    changed = {"manifest": manifest, "state": State(record["state"]), "evidence": evidence}
+    return Release(**_known(Release, {**record, **changed}))
+
+
+def _known(kind: type[Evidence | Release], record: dict[str, Any]) -> dict[str, Any]:
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in record.items() if name in names}
 
 
 def _states(line: Line) -> list[tuple[int, State]]:
