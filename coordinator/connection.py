@@ -1,6 +1,6 @@
-"""One client's connection to the server of draft files: it may neither stay silent nor stop reading, nor come in crowds.
+"""One client's connection to the server of draft files: it may not stay silent, stop reading or come in crowds.
 
-Places are few (`coordinator.http.MAX_CONNECTIONS`), and whoever holds one without a request keeps a device from its draft.
+Places are few (`coordinator.http.MAX_CONNECTIONS`): whoever holds one for nothing keeps a device from its draft.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A copy of what was decided of releases, in the state directory.
 
 Redis may keep nothing, or come back as it was a while ago, and a bad draft that was rolled back must not go on trial
-again, nor a good one prove itself twice. Of each target what counts is the copy with the greater revision, wherever it is.
+again, nor a good one prove itself twice. Of each target the copy with the greater revision counts, wherever it is.
 """
 
 from __future__ import annotations

@@ -141,8 +141,8 @@ def _before(current: pb.Release, known: list[pb.Release]) -> Manifest:
         stable[again:] = [manifest]  # going back to a draft undoes all that came after it
     if len(stable) < 2:
         raise BadRequest(
-            f"no release was stable before version {now.version}, but such as were gone back from; publish another draft"
-            f" as version {_next(now.weights_hash, known)}",
+            f"no release was stable before version {now.version}, but such as were gone back from; publish another"
+            f" draft as version {_next(now.weights_hash, known)}",
             field="release",
         )
     return stable[-2]

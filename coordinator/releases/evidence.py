@@ -9,7 +9,7 @@ of each value, given those before, capital does not grow on average, so with pro
 Traffic changes while a trial runs, and its two sides do not come evenly: stable sessions are there at once, while the
 canary's devices still download. So samples are compared only with those of their own time: each forms a group with the
 nearest ones of the other side, what finds none is left out, and the difference within a group is what is bet on. What
-makes texts harder or easier for both drafts at once moves no difference but those of the few groups that it cuts in two.
+makes texts harder or easier for both drafts at once moves only the differences of the few groups that it cuts in two.
 
 Samples are compared only with those of the same tenant and class, for these differ more than drafts do. Claims about
 different strata are bet against with one capital, so their evidence multiplies.
@@ -26,7 +26,7 @@ import numpy.typing as npt
 from coordinator.releases.records import Evidence, Rule, Sample
 
 NEAREST = 3
-"""Samples of one side that stand in a group at most: with a share of a quarter, as many as there are beside a canary's."""
+"""Samples of one side that stand in a group at most: as many as a canary's share of a quarter leaves to each."""
 NEAR_S = 300.0
 """Between the samples of a group, at most: traffic is taken for the same so long."""
 STAKE = 0.9
@@ -78,7 +78,8 @@ class _Pairing:
     @property
     def differences(self) -> _Values:
         """Of the groups, canary less stable, from -1 to 1."""
-        return np.array(self.canary) - np.array(self.stable)
+        values: _Values = np.array(self.canary) - np.array(self.stable)
+        return values
 
 
 def weigh(samples: Sequence[Sample], rule: Rule) -> Evidence:

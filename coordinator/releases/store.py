@@ -14,7 +14,7 @@ from typing import Any
 from coordinator import keys
 from coordinator.records import SessionStats
 from coordinator.releases.records import Evidence, Line, Release, Sample, State, Trial
-from coordinator.store import Store
+from coordinator.store import SESSIONS_AT_ONCE, Store
 from outrider.core.errors import Unavailable
 
 LEAST = 32
@@ -93,12 +93,14 @@ class ReleaseStore:
     async def sample(self, weights: str, trial: Trial, sessions: Sequence[SessionStats], per_session: int) -> int:
         """Take what these sessions show of a trial; returns how many samples that were. Safe to repeat."""
         compared = [session for session in sessions if trial.arm(session.draft)]
-        if not compared:
-            return 0
+        lots = [compared[i : i + SESSIONS_AT_ONCE] for i in range(0, len(compared), SESSIONS_AT_ONCE)]
+        return sum([await self._sample(weights, trial, lot, per_session) for lot in lots])
+
+    async def _sample(self, weights: str, trial: Trial, lot: Sequence[SessionStats], per_session: int) -> int:
         touched = [keys.samples(weights, trial.version), keys.sampled(weights, trial.version)]
         arguments: list[Any] = [f"{trial.version}:{trial.name}", LEAST, MOST, FRESH]
         arguments += [per_session, TENANT_SAMPLES, ARM_SAMPLES, KEEP_SAMPLES_MS, KEEP_STRETCH_MS]
-        for s in compared:
+        for s in lot:
             touched.append(keys.stretch(s.session_id))
             arguments += [trial.arm(s.draft), s.draft, f"{s.epoch:020d}", s.tenant, s.traffic, s.guessed, s.right]
         return int(await self._store.run("release_sample", touched, arguments))

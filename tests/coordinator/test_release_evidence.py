@@ -270,7 +270,9 @@ def test_classes_beyond_a_tenants_few_count_as_one() -> None:
     assert evidence.weigh(samples, RULE).log_worse >= RULE.needed
 
 
-@pytest.mark.parametrize("samples", [[], [Sample(True, "t", "", 32, 32, 0.0)], [Sample(False, "t", "", 0, 32, 0.0)] * 500])
+@pytest.mark.parametrize(
+    "samples", [[], [Sample(True, "t", "", 32, 32, 0.0)], [Sample(False, "t", "", 0, 32, 0.0)] * 500]
+)
 def test_one_side_alone_decides_nothing(samples) -> None:
     shown = evidence.weigh(samples, RULE)
     assert shown.log_worse < 1.0

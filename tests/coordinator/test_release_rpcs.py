@@ -406,7 +406,7 @@ async def test_a_version_that_an_older_store_has_forgotten_is_not_taken_again(st
     assert "not above 7" in str(await refused(publish(coordinator, signed(6))))
 
 
-async def test_a_target_that_only_one_coordinator_remembers_is_put_back_beside_the_others(start, kept, tmp_path) -> None:
+async def test_a_target_that_only_one_coordinator_remembers_is_put_back_beside_others(start, kept, tmp_path) -> None:
     first = await start(watch_interval_s=30.0)
     await stable(first)
     await kept.forget()
@@ -463,22 +463,19 @@ async def test_a_pin_that_comes_while_the_evidence_is_weighed_holds(start, monke
     await coordinator.join("v1", capacity=500)
     await stable(coordinator)
     await publish(coordinator, signed(2))
-    evidence_of = ReleaseHandlers._evidence
+    evidence_of, pinned = ReleaseHandlers._evidence, asyncio.Event()
 
     async def slow(self, line, canary):
         shown = await evidence_of(self, line, canary)
         if shown.canary_samples:
             monkeypatch.undo()
             await steer(coordinator, 2, pb.RELEASE_ORDER_PIN)
+            pinned.set()
         return shown
 
     monkeypatch.setattr(ReleaseHandlers, "_evidence", slow)
     await measured(coordinator, 2, canary=0.3, beside=0.7)
-
-    async def pinned() -> bool:
-        return (await listed(coordinator, name_of(2)))[0].pinned
-
-    await until(pinned)
+    await asyncio.wait_for(pinned.wait(), 10.0)
     await asyncio.sleep(0.3)
     assert (await states(coordinator))[2] == CANARY
 

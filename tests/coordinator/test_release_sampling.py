@@ -12,7 +12,7 @@ from coordinator.records import SessionStats
 from coordinator.releases import store as limits
 from coordinator.releases.records import Trial
 from coordinator.releases.store import ReleaseStore
-from coordinator.store import Store
+from coordinator.store import SESSIONS_AT_ONCE, Store
 
 NEW, OLD = "n" * 64, "0" * 64
 TRIAL = Trial(NEW, 2, OLD)
@@ -169,6 +169,21 @@ async def test_reports_that_come_together_lose_nothing_and_count_nothing_twice(s
     added = await asyncio.gather(*(sessions.report(40, 20, session_id=i) for i in ids for _ in range(3)))
     assert sum(added) == 50
     assert len(await sessions.taken()) == 50
+
+
+async def test_a_report_of_many_sessions_is_taken_in_lots(sessions, releases, monkeypatch) -> None:
+    lots = []
+    run = Store.run
+
+    async def counted(self, script, touched, arguments):
+        lots.append(len(touched) - 2)
+        return await run(self, script, touched, arguments)
+
+    monkeypatch.setattr(Store, "run", counted)
+    many = [SessionStats(f"s{i}", "acme", "v1", 5, draft=NEW, guessed=40, right=20) for i in range(600)]
+    assert await releases.sample("w", TRIAL, many, 4) == 600
+    assert sum(lots) == 600
+    assert max(lots) == SESSIONS_AT_ONCE
 
 
 async def test_samples_that_are_known_are_not_sent_again(sessions, releases) -> None:
