@@ -24,8 +24,8 @@ MAX_FILE = 64 << 30
 MAX_URLS = 8
 MAX_URL = 1_024
 MAX_METRICS = 64
-MAX_METRIC = 64
-"""Letters of a metric's name."""
+MAX_METRIC = 128
+"""Letters of a metric's name: what is measured, and of which traffic class."""
 LATEST_UNIX = 253_402_300_799.0
 """The end of the year 9999: what is later is no date."""
 DOMAIN = b"outrider draft release v1\0"

@@ -77,7 +77,7 @@ def test_a_signature_over_the_same_bytes_for_another_purpose_is_no_release(signe
         ("metrics", {str(i): 0.0 for i in range(65)}),
         ("metrics", {"\x1b[31m": 1.0}),
         ("metrics", {"": 1.0}),
-        ("metrics", {"m" * 65: 1.0}),
+        ("metrics", {"m" * 129: 1.0}),
         ("created_unix", float("inf")),
         ("created_unix", float("nan")),
         ("created_unix", -1.0),
