@@ -18,6 +18,8 @@ try:
     from starlette.requests import Request
     from starlette.responses import FileResponse, PlainTextResponse, Response
     from starlette.routing import Route
+
+    from coordinator import connection
 except ImportError as error:
     raise ImportError("serving drafts needs starlette and uvicorn: pip install 'outrider[coordinator]'") from error
 
@@ -27,7 +29,6 @@ from outrider.wire.channels import ServerTls, check_bind, split_address
 
 MAX_CONNECTIONS = 256
 """More are told to come back (503): a download may take minutes."""
-IDLE_S = 15
 STOP_S = 1
 """Downloads under way at the end are cut off after so long; devices resume them elsewhere or later."""
 _WILD = ("0.0.0.0", "::", "")
@@ -96,7 +97,7 @@ def _config(shelf: Shelf, tls: ServerTls | None) -> uvicorn.Config:
     try:
         config = uvicorn.Config(
             application(shelf),
-            http="h11",
+            http=connection.Connection,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -104,7 +105,7 @@ def _config(shelf: Shelf, tls: ServerTls | None) -> uvicorn.Config:
             access_log=False,
             server_header=False,
             limit_concurrency=MAX_CONNECTIONS,
-            timeout_keep_alive=IDLE_S,
+            timeout_keep_alive=int(connection.REQUEST_S),
             timeout_graceful_shutdown=STOP_S,
             ssl_certfile=str(tls.cert) if tls else None,
             ssl_keyfile=str(tls.key) if tls else None,

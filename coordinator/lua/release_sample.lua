@@ -3,10 +3,11 @@
 -- them. Counts that begin again, with another release or on another verifier, begin another stretch.
 -- KEYS: 1 samples LIST, 2 sampled HASH, then stretch:<session> HASH of each session
 -- ARGV: 1 name of the trial, 2 guesses of a stretch at least, 3 and at most, 4 guesses up to which counts that are new
---       here are counted from 0, 5 samples of a session and an arm at most, 6 of a tenant and an arm, 7 of an arm,
+--       here are counted from 0, 5 samples of a session and an arm at most, 6 of a tenant's either arm, 7 of either,
 --       8 ms to keep samples, 9 ms to keep stretches, then 7 for each session: arm (c or s), release, epoch (20 digits),
 --       tenant, class, guessed, right
--- Returns how many samples were added. None is of more than its share of a session, of a tenant, of an arm.
+-- Returns how many samples were added. Where one arm is full, of a tenant or of all, the other gets no more either: there
+-- is nothing of its time to compare it with.
 local HEAD, EACH = 9, 7
 local trial, least, most, fresh = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local of_session, of_tenant, of_arm = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
@@ -14,6 +15,14 @@ local of_session, of_tenant, of_arm = tonumber(ARGV[5]), tonumber(ARGV[6]), tonu
 local function count(field)
   return tonumber(redis.call('HGET', KEYS[2], field) or '0')
 end
+
+local function room(tenant)
+  return math.max(count('c'), count('s')) < of_arm
+    and math.max(count('c:' .. tenant), count('s:' .. tenant)) < of_tenant
+end
+
+local time = redis.call('TIME')
+local ms = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
 
 local added = 0
 for i = 3, #KEYS do
@@ -37,8 +46,8 @@ for i = 3, #KEYS do
       from_guessed, from_right = guessed, right
     elseif stretch >= least then
       from_guessed, from_right = guessed, right
-      if taken[arm] < of_session and count(arm .. ':' .. tenant) < of_tenant and count(arm) < of_arm then
-        redis.call('RPUSH', KEYS[1], table.concat({arm, tenant, class, hits, stretch}, ':'))
+      if taken[arm] < of_session and room(tenant) then
+        redis.call('RPUSH', KEYS[1], table.concat({arm, tenant, class, hits, stretch, ms}, ':'))
         redis.call('HINCRBY', KEYS[2], arm .. ':' .. tenant, 1)
         redis.call('HINCRBY', KEYS[2], arm, 1)
         taken[arm] = taken[arm] + 1

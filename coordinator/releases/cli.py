@@ -14,6 +14,7 @@ from coordinator.releases.overview import describe_release, describe_releases
 from outrider.core.errors import BadRequest
 from outrider.wire import manifest as manifests
 from outrider.wire.manifest import Manifest, read_unverified
+from outrider.wire.ticket import Signer
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 TIMEOUT_S = 60.0
@@ -24,6 +25,7 @@ _ORDERS = {
     "pin": pb.RELEASE_ORDER_PIN,
     "unpin": pb.RELEASE_ORDER_UNPIN,
 }
+_WERE_STABLE = (pb.RELEASE_STATE_STABLE, pb.RELEASE_STATE_SUPERSEDED)
 _HELP = {
     "promote": "a candidate to canary, a canary to stable",
     "rollback": "take a candidate or canary back; of a stable one, release the draft before it again",
@@ -93,13 +95,17 @@ async def _publish(ask: Ask, raw: bytes) -> str:
 
 async def _back(ask: Ask, name: str, key: Path) -> str:
     """Devices take no older version: the draft before the stable one as the next version, at once for everybody."""
-    from outrider.wire.ticket import Signer
-
     signer = Signer.from_pem(_read(key, "key"))
     known = list((await _list(ask)).releases)
     current = (await _list(ask, name)).releases[0]
     if current.state != pb.RELEASE_STATE_STABLE:
         return await _steer(ask, name, pb.RELEASE_ORDER_ROLL_BACK)
+    _check_key(current, signer)
+    if current.pinned:
+        raise BadRequest(
+            f"the stable release is pinned, and nothing replaces it; `outrider releases unpin {name}` first",
+            field="release",
+        )
     before = _before(current, known)
     again = replace(before, version=_next(before.weights_hash, known), created_unix=time.time())
     await ask("PublishRelease", pb.PublishReleaseRequest(manifest=manifests.sign(again, signer)))
@@ -112,18 +118,34 @@ async def _back(ask: Ask, name: str, key: Path) -> str:
     return await _steer(ask, again.digest, pb.RELEASE_ORDER_PROMOTE)
 
 
+def _check_key(current: pb.Release, signer: Signer) -> None:
+    """Devices that know only the publisher of what they have would refuse what another one signed."""
+    theirs = pb.SignedManifest.FromString(current.manifest).key_id
+    if signer.key_id != theirs:
+        raise BadRequest(
+            f"the key is {signer.key_id}, and the stable release is signed with {theirs}: devices may not trust this"
+            f" one; give the key of {theirs}, or sign the draft before with yours and publish it",
+            field="key",
+        )
+
+
 def _before(current: pb.Release, known: list[pb.Release]) -> Manifest:
-    """The one that was stable before: the newest that another was stable in place of."""
+    """The one that was stable before, and was not itself gone back from. known: the newest first."""
     now = read_unverified(current.manifest)
-    for release in known:
+    stable: list[Manifest] = []  # what each was released in place of, the present one last
+    for release in reversed(known):
         manifest = read_unverified(release.manifest)
-        same_target = manifest.weights_hash == now.weights_hash
-        if same_target and manifest.digest != now.digest and release.state == pb.RELEASE_STATE_SUPERSEDED:
-            return manifest
-    raise BadRequest(
-        f"no release was stable before version {now.version}; publish another draft as version {now.version + 1}",
-        field="release",
-    )
+        if manifest.weights_hash != now.weights_hash or release.state not in _WERE_STABLE:
+            continue
+        again = next((i for i, one in enumerate(stable) if one.digest == manifest.digest), len(stable))
+        stable[again:] = [manifest]  # going back to a draft undoes all that came after it
+    if len(stable) < 2:
+        raise BadRequest(
+            f"no release was stable before version {now.version}, but such as were gone back from; publish another"
+            f" draft as version {_next(now.weights_hash, known)}",
+            field="release",
+        )
+    return stable[-2]
 
 
 def _next(weights_hash: str, known: list[pb.Release]) -> int:

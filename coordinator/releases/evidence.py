@@ -1,15 +1,15 @@
 """Is the canary's draft worse than the one beside it? Answered while samples come in, errors bounded at every look.
 
-A betting e-process for the difference of the means of bounded samples (Waudby-Smith and Ramdas, "Estimating means of
-bounded random variables by betting", arXiv 2010.09686). Against "the mean is at most m", one stakes part of a capital
-on each next sample x: the capital becomes capital * (1 + l (x - m)), with a stake l that only earlier samples decided.
-If the claim is true, capital does not grow on average, so with probability 1 - alpha it never reaches 1 / alpha
-(Ville): one may look after each sample and stop at will.
+A betting e-process for the mean of bounded differences (Waudby-Smith and Ramdas, "Estimating means of bounded random
+variables by betting", arXiv 2010.09686). Against "the mean is at most 0", one stakes part of a capital on each next
+value g: the capital becomes capital * (1 + l g), with a stake l that only earlier values decided. If the claim is true
+of each value, given those before, capital does not grow on average, so with probability 1 - alpha it never reaches
+1 / alpha (Ville): one may look after each value and stop at will.
 
-Two means are compared without knowing either. Whatever mean t the stable release has, the claim "the canary's is at
-least t - bound" is bet against on both sides: the stable samples against "at most t", the canary's against "at least
-t - bound". What the claim has left is the least capital over all t. For that, t goes through cells, each bet against
-from the end at which the claim is weakest, so that nothing is lost between.
+Traffic changes while a trial runs, and its two sides do not come evenly: stable sessions are there at once, while the
+canary's devices still download. So samples are compared only with those of their own time: each forms a group with the
+nearest ones of the other side, what finds none is left out, and the difference within a group is what is bet on. What
+makes texts harder or easier for both drafts at once moves only the differences of the few groups that it cuts in two.
 
 Samples are compared only with those of the same tenant and class, for these differ more than drafts do. Claims about
 different strata are bet against with one capital, so their evidence multiplies.
@@ -17,21 +17,28 @@ different strata are bet against with one capital, so their evidence multiplies.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from coordinator.releases.records import Evidence, Rule, Sample
 
-CELLS = 200
-"""Of the stable release's mean: the bound is wider by no more than one of them, 0.005."""
-STAKE = 0.8
-"""Of the capital, what one sample may lose at most."""
+NEAREST = 3
+"""Samples of one side that stand in a group at most: as many as a canary's share of a quarter leaves to each."""
+NEAR_S = 300.0
+"""Between the samples of a group, at most: traffic is taken for the same so long."""
+STAKE = 0.9
+"""Of the capital, what one group may lose at most."""
+GUESSES = 4
+"""As many groups without a difference are supposed to have been before the first one, of which is also the next."""
+VARIANCE = 0.03
+"""Of a group's difference: shares of right guesses over stretches, so a mixture of texts and chance."""
 ASIDE = 0.1
 """Of a tenant's capital, what is never staked: so no tenant's samples undo what the others' have shown."""
 TAKING_PART = 8
-"""Samples on both sides, from which on a tenant takes part."""
+"""Groups, from which on a tenant takes part, and a class can be in doubt."""
 ONE_TENANT = 0.75
 """Of the evidence that decides, what one tenant's samples count for at most where several take part."""
 CLASSES = 16
@@ -41,80 +48,92 @@ IN_DOUBT = 0.5
 
 _Values = npt.NDArray[np.float64]
 _Stratum = tuple[str, str]
-_EDGES = np.linspace(0.0, 1.0, CELLS + 1)
+
+
+@dataclass
+class _Pairing:
+    """The groups of one stratum, as its samples come. At most one of the two sides has samples that wait."""
+
+    waiting: list[Sample] = field(default_factory=list)
+    """Of one side, the latest last."""
+    canary: list[float] = field(default_factory=list)
+    """Of each group, the mean of its samples of this side; as is the next."""
+    stable: list[float] = field(default_factory=list)
+    samples: list[int] = field(default_factory=lambda: [0, 0])
+    """In groups: of the stable side, of the canary's."""
+
+    def add(self, sample: Sample) -> None:
+        """Which group it is in is settled by sides and times alone, never by what samples show: bets stay fair."""
+        self.waiting = [s for s in self.waiting if sample.at_s - s.at_s <= NEAR_S]
+        if not self.waiting or self.waiting[0].canary is sample.canary:
+            self.waiting = [*self.waiting, sample][-NEAREST:]
+            return
+        beside = _mean([s.value for s in self.waiting])
+        self.samples[sample.canary] += 1
+        self.samples[not sample.canary] += len(self.waiting)
+        self.canary.append(sample.value if sample.canary else beside)
+        self.stable.append(beside if sample.canary else sample.value)
+        self.waiting = []
+
+    @property
+    def differences(self) -> _Values:
+        """Of the groups, canary less stable, from -1 to 1."""
+        values: _Values = np.array(self.canary) - np.array(self.stable)
+        return values
 
 
 def weigh(samples: Sequence[Sample], rule: Rule) -> Evidence:
     """All the evidence there is. samples: in the order in which they were reported."""
-    arms = _strata(samples)
-    better = {stratum: _log_better(canary, stable, rule.bound) for stratum, (canary, stable) in arms.items()}
-    worse = {stratum: _log_worse(canary, stable, rule.bound) for stratum, (canary, stable) in arms.items()}
-    canary, stable = ([s.value for s in samples if s.canary is side] for side in (True, False))
-    most = rule.needed * ONE_TENANT if _tenants(samples) > 1 else np.inf
+    strata = _strata(samples)
+    found = {stratum: pairing.differences for stratum, pairing in strata.items()}
+    better = {stratum: _log_capital(d + rule.bound, rule.bound, 1.0 - rule.bound) for stratum, d in found.items()}
+    worse = {stratum: _log_capital(-d - rule.bound, -rule.bound, 1.0 + rule.bound) for stratum, d in found.items()}
+    most = rule.needed * ONE_TENANT if _tenants(found) > 1 else np.inf
     return Evidence(
-        len(canary),
-        len(stable),
-        _mean(canary),
-        _mean(stable),
+        sum(pairing.samples[True] for pairing in strata.values()),
+        sum(pairing.samples[False] for pairing in strata.values()),
+        _mean([value for pairing in strata.values() for value in pairing.canary]),
+        _mean([value for pairing in strata.values() for value in pairing.stable]),
         _together(better, most),
         _together(worse, most),
-        _doubt(arms, worse, rule),
+        _doubt(found, worse, rule),
     )
 
 
-def _strata(samples: Sequence[Sample]) -> dict[_Stratum, tuple[_Values, _Values]]:
-    """(tenant, class) -> the canary's values and those beside it."""
+def _strata(samples: Sequence[Sample]) -> dict[_Stratum, _Pairing]:
+    """By tenant and class."""
     classes: dict[str, dict[str, str]] = {}
-    found: dict[_Stratum, tuple[list[float], list[float]]] = {}
+    found: dict[_Stratum, _Pairing] = {}
     for sample in samples:
         known = classes.setdefault(sample.tenant, {})
         named = known.setdefault(sample.traffic, sample.traffic if len(known) < CLASSES else "others")
-        found.setdefault((sample.tenant, named), ([], []))[0 if sample.canary else 1].append(sample.value)
-    return {stratum: (np.array(canary), np.array(stable)) for stratum, (canary, stable) in found.items()}
+        found.setdefault((sample.tenant, named), _Pairing()).add(sample)
+    return found
 
 
-def _log_worse(canary: _Values, stable: _Values, bound: float) -> float:
-    """Logarithm of the e-value against "the canary's mean is at least the other one less the bound"."""
-    low, high = _EDGES[:-1], _EDGES[1:]
-    return float(np.min(_log_capital(stable, high) + _log_capital(1.0 - canary, 1.0 - (low - bound))))
+def _log_capital(gains: _Values, even: float, loss: float) -> float:
+    """Logarithm of what betting against "the mean is at most 0" has brought.
 
-
-def _log_better(canary: _Values, stable: _Values, bound: float) -> float:
-    """Against "the canary's mean is at most the other one less the bound", which is never below 0."""
-    possible = _EDGES[1:] > bound
-    low, high = _EDGES[:-1][possible], _EDGES[1:][possible]
-    return float(np.min(_log_capital(1.0 - stable, 1.0 - low) + _log_capital(canary, high - bound)))
-
-
-def _log_capital(values: _Values, means: _Values) -> _Values:
-    """What betting against "the mean is at most m" has brought, for each m. [n] and [cells] -> [cells].
-
-    The stake is the one that would have grown fastest so far, judged by mean and variance (the paper's aGRAPA), and
-    nothing before the first sample.
+    gains: in [-loss, ..]; even: the gain of a group without a difference. The stake is the one that would have grown
+    fastest so far, judged by mean and variance (the paper's aGRAPA).
     """
-    n = len(values)
-    if n == 0:
-        return np.zeros_like(means)
-    means = np.maximum(means, 1e-3)  # a stake is never endless
-    before = np.arange(n, dtype=np.float64)
-    total, squares = (np.concatenate(([0.0], np.cumsum(part)[:-1])) for part in (values, values**2))
-    variance = (_VARIANCE + squares - total**2 / np.maximum(before, 1.0)) / (before + 1.0)
-    lead = (total[:, None] - before[:, None] * means) / (before[:, None] + 1.0)
-    stake = np.clip(lead / (variance[:, None] + lead**2), 0.0, STAKE / means)
-    grown: _Values = np.log1p(stake * (values[:, None] - means)).sum(axis=0)
-    return grown
+    if not len(gains):
+        return 0.0
+    before = GUESSES + np.arange(len(gains), dtype=np.float64)
+    total, squares = (np.concatenate(([0.0], np.cumsum(part)[:-1])) for part in (gains - even, (gains - even) ** 2))
+    drift = total / before
+    variance = np.maximum((GUESSES * VARIANCE + squares) / before - drift**2, 1e-3)
+    lead = even + drift
+    stake = np.clip(lead / (variance + lead**2), 0.0, STAKE / loss)
+    return float(np.log1p(stake * gains).sum())
 
 
-_VARIANCE = 0.02
-"""Of a share of right guesses over a stretch, before anything is known: a mixture of texts and chance."""
-
-
-def _tenants(samples: Iterable[Sample]) -> int:
+def _tenants(found: dict[_Stratum, _Values]) -> int:
     """How many take part."""
-    count: dict[str, list[int]] = {}
-    for sample in samples:
-        count.setdefault(sample.tenant, [0, 0])[sample.canary] += 1
-    return sum(min(sides) >= TAKING_PART for sides in count.values())
+    groups: dict[str, int] = {}
+    for (tenant, _), differences in found.items():
+        groups[tenant] = groups.get(tenant, 0) + len(differences)
+    return sum(count >= TAKING_PART for count in groups.values())
 
 
 def _together(logs: dict[_Stratum, float], most: float) -> float:
@@ -126,16 +145,14 @@ def _together(logs: dict[_Stratum, float], most: float) -> float:
     return float(sum(min(log, most) for log in kept))
 
 
-def _doubt(arms: dict[_Stratum, tuple[_Values, _Values]], worse: dict[_Stratum, float], rule: Rule) -> str:
-    """The first class that is enough on both sides and seems worse than the bound allows, or that none is enough."""
-    if not any(min(len(canary), len(stable)) >= TAKING_PART for canary, stable in arms.values()):
-        return "too few samples"
-    for stratum, (canary, stable) in arms.items():
-        if min(len(canary), len(stable)) < TAKING_PART:
-            continue
-        if worse[stratum] >= IN_DOUBT * rule.needed or _mean(canary) < _mean(stable) - rule.bound:
+def _doubt(found: dict[_Stratum, _Values], worse: dict[_Stratum, float], rule: Rule) -> str:
+    """The first class with enough groups that seems worse than the bound allows, or that none has enough."""
+    enough = {stratum: differences for stratum, differences in found.items() if len(differences) >= TAKING_PART}
+    for stratum, differences in enough.items():
+        by_chance = float(np.std(differences)) / len(differences) ** 0.5  # among many classes some look worse
+        if worse[stratum] >= IN_DOUBT * rule.needed or _mean(differences) + by_chance < -rule.bound:
             return f"class {stratum[1] or '(none)'} of tenant {stratum[0]}"
-    return ""
+    return "" if enough else "too few samples"
 
 
 def _mean(values: Sequence[float] | _Values) -> float:

@@ -90,8 +90,8 @@ class ReleaseHandlers:
         """Take a signed manifest. Raises BadRequest, ModelRefused for an unknown publisher, or Unavailable."""
         manifest = self._believed(raw)
         _, found = await self._releases.lines()
-        if not found:
-            await self._backup.restore(self._now())
+        if await self._backup.restore(found, self._now()):
+            _, found = await self._releases.lines()
         if not any(release.manifest == raw for one in found for release in one.line.releases):
             _check_target(manifest, await self._store.verifiers())
             if self._shelf is not None:
@@ -163,14 +163,18 @@ class ReleaseHandlers:
         Every coordinator does so; whoever comes second finds it done.
         """
         _, found = await self._releases.lines()
-        if not found:
-            await self._backup.restore(self._now())
-            return
+        if await self._backup.restore(found, self._now()):
+            _, found = await self._releases.lines()
         await self._backup.keep(found)
         running = {(one.line.weights_hash, c.version) for one in found if (c := one.line.canary) is not None}
         self._weighed = {trial: weighed for trial, weighed in self._weighed.items() if trial in running}
         for one in found:
-            await self._decide(one.line)
+            try:
+                await self._decide(one.line)
+            except OutriderError:
+                raise
+            except Exception:  # one target's is no reason to leave the others' undecided
+                log.exception("nothing is decided on the releases of %s", one.line.weights_hash)
 
     async def _decide(self, line: Line) -> None:
         canary = line.canary
@@ -178,16 +182,20 @@ class ReleaseHandlers:
             return
         shown = await self._evidence(line, canary)
         rule = self._terms.rule
-        verdict = lifecycle.judge(line, shown, rule, self._now())
-        if verdict is None:
+        if lifecycle.judge(line, shown, rule, self._now()) is None:
             return
 
         def settled(now: Line) -> Line:
-            return lifecycle.settle(now, canary, verdict, shown, self._now(), rule.share)
+            verdict = lifecycle.judge(now, shown, rule, self._now())  # it may have been pinned meanwhile
+            return now if verdict is None else lifecycle.settle(now, canary, verdict, shown, self._now(), rule.share)
 
-        await self._releases.change(line.weights_hash, settled)
+        after = await self._releases.change(line.weights_hash, settled)
         await self._keep()
-        log.warning("release %s, version %d: %s, %s", canary.name, canary.version, verdict.state.value, verdict.reason)
+        decided = next((r for r in after.releases if r.manifest == canary.manifest), canary)
+        if decided.state is not State.CANARY:
+            log.warning(
+                "release %s, version %d: %s, %s", decided.name, decided.version, decided.state.value, decided.reason
+            )
 
     async def _keep(self) -> None:
         """At once: what is decided is worth more than the second until the next look."""

@@ -36,9 +36,10 @@ class Evidence:
     """What verifiers measured of a canary, against the release beside it."""
 
     canary_samples: int = 0
+    """That had any of the other side near enough to be compared with, as is the next."""
     stable_samples: int = 0
     canary_right: float = 0.0
-    """Share of first guesses that were right, as is the next."""
+    """Share of first guesses that were right, as is the next, over the groups that were compared."""
     stable_right: float = 0.0
     log_better: float = 0.0
     """Natural logarithm of an e-value: that it is better than the bound allows, over all classes."""
@@ -78,6 +79,8 @@ class Line:
     newest: int = 0
     """Greatest version ever seen: nothing at or below it is taken."""
     releases: tuple[Release, ...] = ()
+    revision: int = 0
+    """Grows with every change: tells what was decided later, where two copies differ."""
 
     @property
     def stable(self) -> Release | None:
@@ -139,6 +142,8 @@ class Sample:
     """Class, by the application."""
     right: int
     guessed: int
+    at_s: float
+    """When it was reported, by Redis' clock."""
 
     @property
     def value(self) -> float:

@@ -57,13 +57,14 @@ class Shelf:
         key = (path.name, stat.st_size, stat.st_mtime_ns)
         if key not in self._hashing:
             self._hashing[key] = asyncio.create_task(asyncio.to_thread(_sha256, path))
+        task = self._hashing[key]
         try:
-            return await asyncio.shield(self._hashing[key])
+            return await asyncio.shield(task)
         except OSError as error:
             raise BadRequest(f"{path} cannot be read: {error.strerror}", field="manifest.artifact") from error
         finally:
-            if self._hashing[key].done():
-                del self._hashing[key]
+            if task.done():  # others may wait for it too, and the first of them has taken it out
+                self._hashing.pop(key, None)
 
 
 def _sha256(path: Path) -> str:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from coordinator import keys
 from coordinator.records import SessionStats
 from coordinator.releases.records import Evidence, Line, Release, Sample, State, Trial
-from coordinator.store import Store
+from coordinator.store import SESSIONS_AT_ONCE, Store
 from outrider.core.errors import Unavailable
 
 LEAST = 32
@@ -23,10 +23,10 @@ MOST = 8_192
 """Of one that is believed: a report comes each second, and no session is so quick."""
 FRESH = 256
 """Guesses that a session may have made when it is first seen and still be taken for a new one."""
-TENANT_SAMPLES = 1_024
-"""On each side, so that no tenant fills a trial."""
-ARM_SAMPLES = 2_048
-"""On each side: a draft that makes no difference is told from one that is 0.05 worse by a tenth of them."""
+TENANT_SAMPLES = 2_048
+"""On either side, so that no tenant fills a trial; then neither of its sides gets more."""
+ARM_SAMPLES = 4_096
+"""On either side, of all tenants: several times what tells a draft that makes no difference from one 0.05 worse."""
 KEEP_SAMPLES_MS = 7 * 86_400_000
 KEEP_STRETCH_MS = 600_000
 TRIES = 16
@@ -40,6 +40,8 @@ class Read:
     line: Line
     written: str
     """The text of it; empty where there was none."""
+    readable: bool = True
+    """False for the text of a version that writes otherwise: the line says nothing then, and the text stays."""
 
 
 class ReleaseStore:
@@ -52,7 +54,7 @@ class ReleaseStore:
         """The serial, and the releases of one target, or of all ("") in the order of their hashes."""
         serial, *parts = await self._store.run("release_lines", _LINES, [weights])
         pairs = sorted(zip(parts[::2], parts[1::2], strict=True))
-        return int(serial), [Read(read(name, text), text) for name, text in pairs]
+        return int(serial), [found(name, text) for name, text in pairs]
 
     async def serial(self) -> int:
         """Grows whenever a release changes its state; 0 where there are none."""
@@ -64,10 +66,15 @@ class ReleaseStore:
         `decide` may be called more than once. What it raises is raised.
         """
         for _ in range(TRIES):
-            _, found = await self.lines(weights)
-            before = found[0] if found else Read(Line(weights), "")
+            _, there = await self.lines(weights)
+            before = there[0] if there else Read(Line(weights), "")
+            if not before.readable:
+                raise Unavailable(f"the releases of {weights} were written by another version; ask a coordinator of it")
             after = decide(before.line)
-            if after == before.line or await self.swap(before, after):
+            if after == before.line:
+                return after
+            after = replace(after, revision=before.line.revision + 1)
+            if await self.swap(before, after):
                 return after
         raise Unavailable(f"the releases of {weights} change all the time; ask again", retry_after_s=1.0)
 
@@ -80,27 +87,32 @@ class ReleaseStore:
     async def on_target(self, verifier_id: str, serial: int, weights: str) -> tuple[int, str, Line | None]:
         """Serial, hash and releases of a verifier's target; None: none, or those that `weights` had at `serial`."""
         touched = [*_LINES, keys.verifier(verifier_id)]
-        now, found, text = await self._store.run("release_trial", touched, [serial, weights])
-        return int(now), found, read(found, text) if text else None
+        now, target, text = await self._store.run("release_trial", touched, [serial, weights])
+        return int(now), target, found(target, text).line if text else None
 
     async def sample(self, weights: str, trial: Trial, sessions: Sequence[SessionStats], per_session: int) -> int:
         """Take what these sessions show of a trial; returns how many samples that were. Safe to repeat."""
         compared = [session for session in sessions if trial.arm(session.draft)]
-        if not compared:
-            return 0
+        lots = [compared[i : i + SESSIONS_AT_ONCE] for i in range(0, len(compared), SESSIONS_AT_ONCE)]
+        return sum([await self._sample(weights, trial, lot, per_session) for lot in lots])
+
+    async def _sample(self, weights: str, trial: Trial, lot: Sequence[SessionStats], per_session: int) -> int:
         touched = [keys.samples(weights, trial.version), keys.sampled(weights, trial.version)]
         arguments: list[Any] = [f"{trial.version}:{trial.name}", LEAST, MOST, FRESH]
         arguments += [per_session, TENANT_SAMPLES, ARM_SAMPLES, KEEP_SAMPLES_MS, KEEP_STRETCH_MS]
-        for s in compared:
+        for s in lot:
             touched.append(keys.stretch(s.session_id))
             arguments += [trial.arm(s.draft), s.draft, f"{s.epoch:020d}", s.tenant, s.traffic, s.guessed, s.right]
         return int(await self._store.run("release_sample", touched, arguments))
 
     async def samples(self, weights: str, version: int, known: int = 0) -> list[Sample] | None:
-        """Of a canary's trial, in the order in which they came; None where there are just as many as are known."""
+        """Of a canary's trial, in the order in which they came; None where there are just as many as are known.
+
+        What another version wrote, or what cannot be read for any other reason, is left out.
+        """
         touched = [keys.samples(weights, version)]
-        count, *found = await self._store.run("release_samples", touched, [known])
-        return None if int(count) == known else [_sample(text) for text in found]
+        count, *texts = await self._store.run("release_samples", touched, [known])
+        return None if int(count) == known else [sample for sample in map(_sample, texts) if sample is not None]
 
 
 _NO_TARGET = "-"
@@ -115,26 +127,35 @@ def written(line: Line) -> str:
     return json.dumps(record)
 
 
-def read(weights: str, text: str) -> Line:
-    """The inverse. What a coordinator of another version wrote is no line: the target begins anew."""
+def found(weights: str, text: str) -> Read:
+    """The inverse. Fields that only a later version knows are left out."""
     try:
         record = json.loads(text)
-        releases = tuple(_release(found) for found in record["releases"])
-        return Line(weights, int(record["newest"]), releases)
-    except (KeyError, TypeError, ValueError):
-        return Line(weights)
+        releases = tuple(_release(part) for part in record["releases"])
+        return Read(Line(weights, int(record["newest"]), releases, int(record.get("revision", 0))), text)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return Read(Line(weights), text, readable=False)
 
 
 def _release(record: dict[str, Any]) -> Release:
-    evidence = Evidence(**record["evidence"]) if record["evidence"] else None
+    evidence = Evidence(**_known(Evidence, record["evidence"])) if record["evidence"] else None
     manifest = base64.b64decode(record["manifest"])
-    return Release(**{**record, "manifest": manifest, "state": State(record["state"]), "evidence": evidence})
+    changed = {"manifest": manifest, "state": State(record["state"]), "evidence": evidence}
+    return Release(**_known(Release, {**record, **changed}))
+
+
+def _known(kind: type[Evidence | Release], record: dict[str, Any]) -> dict[str, Any]:
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in record.items() if name in names}
 
 
 def _states(line: Line) -> list[tuple[int, State]]:
     return [(release.version, release.state) for release in line.releases]
 
 
-def _sample(text: str) -> Sample:
-    arm, tenant, traffic, right, guessed = text.split(":")
-    return Sample(arm == "c", tenant, traffic, int(right), int(guessed))
+def _sample(text: str) -> Sample | None:
+    try:
+        arm, tenant, traffic, right, guessed, ms = text.split(":")
+        return Sample(arm == "c", tenant, traffic, int(right), int(guessed), int(ms) / 1000.0)
+    except ValueError:
+        return None

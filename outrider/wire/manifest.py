@@ -24,6 +24,10 @@ MAX_FILE = 64 << 30
 MAX_URLS = 8
 MAX_URL = 1_024
 MAX_METRICS = 64
+MAX_METRIC = 128
+"""Letters of a metric's name: what is measured, and of which traffic class."""
+LATEST_UNIX = 253_402_300_799.0
+"""The end of the year 9999: what is later is no date."""
 DOMAIN = b"outrider draft release v1\0"
 """What the signed bytes begin with: a signature of something else never passes for a release's."""
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
@@ -147,6 +151,11 @@ def _check(manifest: Manifest) -> None:
         raise BadRequest.bound("manifest.urls", len(manifest.urls), f"at most {MAX_URLS}, of {MAX_URL} letters each")
     if len(manifest.metrics) > MAX_METRICS or not all(map(math.isfinite, manifest.metrics.values())):
         raise BadRequest.bound("manifest.metrics", len(manifest.metrics), f"at most {MAX_METRICS} finite numbers")
+    for name in manifest.metrics:
+        if not 0 < len(name) <= MAX_METRIC or not name.isprintable():
+            raise BadRequest.bound("manifest.metrics: a name", repr(name)[:100], f"1 to {MAX_METRIC} printable letters")
+    if not 0.0 <= manifest.created_unix <= LATEST_UNIX:
+        raise BadRequest.bound("manifest.created_unix", manifest.created_unix, f"between 0 and {LATEST_UNIX:.0f}")
 
 
 def _to_proto(manifest: Manifest) -> pb.Manifest:

@@ -103,7 +103,8 @@ async def test_a_registration_beyond_its_bounds_is_refused(coordinator, refused,
         ({"sessions": [pb.SessionReport(session_id="s")] * 8_193}, "entries in sessions is 8193"),
         ({"sessions": [pb.SessionReport(session_id="")]}, "session_id is ''"),
         ({"sessions": [pb.SessionReport(session_id="s", rtt_ms=float("nan"))]}, "sessions.rtt_ms is nan"),
-        ({"sessions": [pb.SessionReport(session_id="s", tenant="t" * 65)]}, "sessions.tenant is 65"),
+        ({"sessions": [pb.SessionReport(session_id="s", tenant="t" * 65)]}, "sessions.tenant is 'ttt"),
+        ({"sessions": [pb.SessionReport(session_id="s", tenant="a:b")]}, "sessions.tenant is 'a:b'"),
     ],
 )
 async def test_a_report_beyond_its_bounds_is_refused(coordinator, refused, change, complaint):

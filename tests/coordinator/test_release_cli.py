@@ -101,7 +101,41 @@ async def test_where_nothing_was_stable_before_there_is_nothing_to_go_back_to(ou
     await steer(coordinator, 1, pb.RELEASE_ORDER_PROMOTE)
     code, _, err = await outrider("rollback", name_of(1)[:12], "--key", key)
     assert code == 2
-    assert "no release was stable before version 1; publish another draft as version 2" in err
+    assert "no release was stable before version 1" in err
+    assert "publish another draft as version 2" in err
+
+
+async def test_going_back_twice_does_not_come_back_to_the_bad_draft(outrider, coordinator, key) -> None:
+    for version in (1, 2, 3):
+        await publish(coordinator, signed(version))
+        await steer(coordinator, version, pb.RELEASE_ORDER_PROMOTE)
+    assert (await outrider("rollback", name_of(3)[:12], "--key", key))[1].splitlines()[1].split()[0] == name_of(2)[:12]
+    assert (await outrider("rollback", name_of(2)[:12], "--key", key))[1].splitlines()[1].split()[0] == name_of(1)[:12]
+    code, out, err = await outrider("rollback", name_of(1)[:12], "--key", key)
+    assert (code, out) == (2, "")
+    assert "publish another draft as version 6" in err
+    assert (await states(coordinator))[5] == STABLE
+
+
+async def test_going_back_from_a_pinned_release_says_that_it_is_pinned_and_publishes_nothing(
+    outrider, coordinator, key
+) -> None:
+    await two_stable(coordinator)
+    await steer(coordinator, 2, pb.RELEASE_ORDER_PIN)
+    code, out, err = await outrider("rollback", name_of(2)[:12], "--key", key)
+    assert (code, out) == (2, "")
+    assert f"outrider releases unpin {name_of(2)[:12]}" in err
+    assert await states(coordinator) == {1: SUPERSEDED, 2: STABLE}
+
+
+async def test_going_back_with_another_key_than_devices_know_is_refused(outrider, coordinator, tmp_path) -> None:
+    await two_stable(coordinator)
+    other = tmp_path / "other.pem"
+    other.write_bytes(Signer.generate().pem())
+    code, out, err = await outrider("rollback", name_of(2)[:12], "--key", other)
+    assert (code, out) == (2, "")
+    assert f"signed with {SIGNER.key_id}" in err
+    assert await states(coordinator) == {1: SUPERSEDED, 2: STABLE}
 
 
 async def test_what_is_wrong_is_told_in_one_line(outrider, coordinator, tmp_path, key) -> None:

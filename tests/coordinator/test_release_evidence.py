@@ -14,13 +14,18 @@ GUESSED = 32
 
 def stream(rng, canary, stable, count, *, share=0.25, spread=0.1, tenant="default", traffic="code"):
     """Samples as they come: a share of the sessions has the canary; texts differ, and chance comes on top."""
-    samples = []
-    for _ in range(count):
-        is_canary = rng.random() < share
-        mean = canary if is_canary else stable
-        text = float(np.clip(rng.normal(mean, spread), 0.0, 1.0)) if spread else mean
-        samples.append(Sample(is_canary, tenant, traffic, int(rng.binomial(GUESSED, text)), GUESSED))
-    return samples
+    sides = (bool(rng.random() < share) for _ in range(count))
+    return [sample(rng, i, side, canary if side else stable, spread, tenant, traffic) for i, side in enumerate(sides)]
+
+
+def sample(rng, at_s, is_canary, mean, spread=0.1, tenant="default", traffic="code"):
+    text = float(np.clip(rng.normal(mean, spread), 0.0, 1.0)) if spread else mean
+    return Sample(is_canary, tenant, traffic, int(rng.binomial(GUESSED, text)), GUESSED, float(at_s))
+
+
+def alternating(count, canary, stable, tenant="t"):
+    """Samples without chance: so many right on each side."""
+    return [Sample(i % 2 == 0, tenant, "", stable if i % 2 else canary, GUESSED, float(i)) for i in range(count)]
 
 
 def looks(samples, every):
@@ -77,7 +82,7 @@ def test_a_draft_that_makes_no_difference_is_hardly_ever_called_worse() -> None:
 
 
 def test_a_draft_that_is_much_worse_is_called_so_soon() -> None:
-    worse, better = crossings(np.random.default_rng(2), 0.35, 0.65, runs=40, count=120, every=20)
+    worse, better = crossings(np.random.default_rng(2), 0.35, 0.65, runs=40, count=200, every=20)
     assert worse == 1.0
     assert better == 0.0
 
@@ -101,8 +106,10 @@ def test_a_canary_that_only_got_the_easy_texts_is_not_taken_for_a_better_one() -
         *stream(rng, 0.15, 0.30, 100, share=0.1, traffic="hard"),
     ]
     rng.shuffle(samples)
+    canary, stable = (np.mean([s.value for s in samples if s.canary is side]) for side in (True, False))
+    assert canary > stable + 0.1
     shown = evidence.weigh(samples, RULE)
-    assert shown.canary_right > shown.stable_right + 0.1
+    assert shown.canary_right < shown.stable_right
     assert shown.log_better < 1.0
     assert shown.log_worse > shown.log_better
 
@@ -123,9 +130,128 @@ def test_evidence_of_several_classes_adds_up() -> None:
     assert evidence.weigh(one + other, RULE).log_worse > max(alone) + 0.5 * min(alone)
 
 
+# --- traffic that changes while the trial runs
+
+
+def decided(samples, every=25):
+    """ "worse", "stable" or "": what a trial that is looked at so often comes to."""
+    for look in looks(samples, every):
+        if look.log_worse >= RULE.needed:
+            return "worse"
+        if look.log_better >= RULE.needed and not look.doubt:
+            return "stable"
+    return ""
+
+
+def trials(lead, before, after, *, worse_by=0.0, runs=40, count=500):
+    """What trials come to where only the stable side has samples at first, and traffic changes then."""
+    found = []
+    for seed in range(runs):
+        rng = np.random.default_rng(seed)
+        samples = [sample(rng, i, False, before) for i in range(lead)]
+        sides = (bool(rng.random() < 0.25) for _ in range(count))
+        samples += [sample(rng, lead + i, side, after - worse_by * side) for i, side in enumerate(sides)]
+        found.append(decided(samples))
+    return found
+
+
+@pytest.mark.parametrize("lead", [30, 60, 150, 300])
+def test_a_worse_canary_is_not_promoted_because_traffic_eased_before_it_was_there(lead) -> None:
+    assert "stable" not in trials(lead, 0.4, 0.8, worse_by=0.1)
+
+
+@pytest.mark.parametrize("lead", [20, 60, 150])
+def test_an_equal_canary_is_not_rolled_back_because_traffic_hardened_before_it_was_there(lead) -> None:
+    assert "worse" not in trials(lead, 0.75, 0.5)
+
+
+@pytest.mark.parametrize("turn", [40, 100, 200])
+def test_traffic_that_turns_during_the_trial_is_nobodys_fault(turn) -> None:
+    for before, after, worse_by, wrong in ((0.75, 0.5, 0.0, "worse"), (0.4, 0.8, 0.1, "stable")):
+        found = []
+        for seed in range(20):
+            rng = np.random.default_rng(seed)
+            sides = [bool(rng.random() < 0.25) for _ in range(500)]
+            means = [(before if i < turn else after) - worse_by * side for i, side in enumerate(sides)]
+            found.append(decided([sample(rng, i, *one) for i, one in enumerate(zip(sides, means, strict=True))]))
+        assert wrong not in found
+
+
+@pytest.mark.parametrize("ramp", [1, 150, 300])
+def test_a_worse_canary_that_spreads_while_traffic_eases_is_not_promoted(ramp) -> None:
+    found = []
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        sides = [bool(rng.random() < 0.25 * min(1.0, i / ramp)) for i in range(700)]
+        means = [0.4 + 0.4 * min(1.0, i / 600) - 0.1 * side for i, side in enumerate(sides)]
+        found.append(decided([sample(rng, i, *one) for i, one in enumerate(zip(sides, means, strict=True))]))
+    assert "stable" not in found
+
+
+def test_one_side_that_ends_before_the_other_leaves_the_other_without_weight() -> None:
+    """The stable side is full, then traffic turns harder: the canary's further samples stand beside nothing."""
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        samples = stream(rng, 0.66, 0.70, 400)
+        alone = [sample(rng, 400 + i, True, 0.41) for i in range(400)]
+        assert decided(samples + alone) != "worse"
+
+
+def test_at_the_bound_neither_answer_comes_more_often_than_alpha_while_traffic_swings() -> None:
+    rng = np.random.default_rng(12)
+    most = []
+    for _ in range(200):
+        sides = [bool(rng.random() < 0.25) for _ in range(300)]
+        means = [0.6 + 0.2 * np.sin(i / 25) - 0.05 * side for i, side in enumerate(sides)]
+        seen = looks([sample(rng, i, *one) for i, one in enumerate(zip(sides, means, strict=True))], every=30)
+        most.append(np.max([(look.log_worse, look.log_better) for look in seen], axis=0))
+    for alpha in (0.1, 0.05, 0.01):
+        assert ((np.array(most) >= np.log(1 / alpha)).mean(axis=0) <= alpha).all()
+
+
+def test_only_samples_of_the_same_time_are_compared() -> None:
+    near, far = evidence.NEAR_S, evidence.NEAR_S + 1.0
+    for apart, compared in ((near, 1), (far, 0)):
+        samples = [Sample(False, "t", "", 0, 32, 0.0), Sample(True, "t", "", 32, 32, apart)]
+        shown = evidence.weigh(samples, RULE)
+        assert (shown.canary_samples, shown.stable_samples) == (compared, compared)
+
+
+def test_of_a_lead_only_the_latest_few_are_compared() -> None:
+    samples = [Sample(False, "t", "", 32 * (i >= 497), 32, i / 10) for i in range(500)]
+    shown = evidence.weigh([*samples, Sample(True, "t", "", 32, 32, 50.0)], RULE)
+    assert (shown.stable_samples, shown.stable_right) == (evidence.NEAREST, 1.0)
+
+
+def test_many_tenants_with_few_samples_each_decide_together() -> None:
+    """An equal draft and thirty tenants: nobody's samples begin by learning at the others' cost."""
+    found = []
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        tenants = rng.integers(30, size=3_600)
+        samples = [sample(rng, i, bool(rng.random() < 0.25), 0.6, tenant=f"t{t}") for i, t in enumerate(tenants)]
+        found.append(decided(samples, every=400))
+    assert found.count("stable") >= 9
+    assert "worse" not in found
+
+
+def test_a_class_that_is_worse_holds_up_a_promotion_that_all_others_speak_for() -> None:
+    rng = np.random.default_rng(13)
+    tenants = [f"t{t}" for t in rng.integers(10, size=2_000)]
+    sides = [bool(rng.random() < 0.25) for _ in tenants]
+    means = [0.6 - 0.2 * side * (tenant == "t3") for side, tenant in zip(sides, tenants, strict=True)]
+    parts = zip(sides, means, tenants, strict=True)
+    shown = evidence.weigh([sample(rng, i, s, m, tenant=t) for i, (s, m, t) in enumerate(parts)], RULE)
+    assert shown.log_better >= RULE.needed
+    assert "tenant t3" in shown.doubt
+
+
+# --- who may say how much
+
+
 def test_where_several_tenants_take_part_none_decides_alone() -> None:
     rng = np.random.default_rng(9)
-    liar = [Sample(i % 2 == 0, "liar", "", 0 if i % 2 == 0 else GUESSED, GUESSED) for i in range(2_000)]
+    liar = alternating(2_000, 0, GUESSED, "liar")
     honest = stream(rng, 0.65, 0.65, 60, share=0.5, tenant="honest")
     assert evidence.weigh(liar, RULE).log_worse >= RULE.needed  # where nobody else is
     assert evidence.weigh(liar + honest, RULE).log_worse < RULE.needed
@@ -134,7 +260,7 @@ def test_where_several_tenants_take_part_none_decides_alone() -> None:
 def test_no_tenant_undoes_what_others_have_shown() -> None:
     rng = np.random.default_rng(10)
     honest = [s for name in ("a", "b", "c") for s in stream(rng, 0.3, 0.7, 200, share=0.5, tenant=name)]
-    liar = [Sample(i % 2 == 0, "liar", "", GUESSED * (i % 4 < 2), GUESSED) for i in range(2_000)]
+    liar = alternating(2_000, GUESSED, 0, "liar")
     assert evidence.weigh(honest + liar, RULE).log_worse >= RULE.needed
 
 
@@ -144,7 +270,9 @@ def test_classes_beyond_a_tenants_few_count_as_one() -> None:
     assert evidence.weigh(samples, RULE).log_worse >= RULE.needed
 
 
-@pytest.mark.parametrize("samples", [[], [Sample(True, "t", "", 32, 32)], [Sample(False, "t", "", 0, 32)] * 500])
+@pytest.mark.parametrize(
+    "samples", [[], [Sample(True, "t", "", 32, 32, 0.0)], [Sample(False, "t", "", 0, 32, 0.0)] * 500]
+)
 def test_one_side_alone_decides_nothing(samples) -> None:
     shown = evidence.weigh(samples, RULE)
     assert shown.log_worse < 1.0
@@ -153,8 +281,7 @@ def test_one_side_alone_decides_nothing(samples) -> None:
 
 @pytest.mark.parametrize(("canary", "stable"), [(0, 0), (0, 32), (32, 0), (32, 32)])
 def test_extremes_are_finite_and_of_the_right_sign(canary, stable) -> None:
-    samples = [Sample(i % 2 == 0, "t", "", canary if i % 2 == 0 else stable, 32) for i in range(400)]
-    shown = evidence.weigh(samples, RULE)
+    shown = evidence.weigh(alternating(400, canary, stable), RULE)
     assert np.isfinite([shown.log_better, shown.log_worse]).all()
     assert (shown.log_worse >= RULE.needed) == (canary < stable)
     assert (shown.log_better >= RULE.needed) == (canary >= stable)

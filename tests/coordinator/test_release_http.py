@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from coordinator.http import serving
+from coordinator import connection
+from coordinator.http import MAX_CONNECTIONS, serving
 from coordinator.releases.shelf import Shelf
 from outrider.core.errors import BadRequest, Unavailable
 from outrider.wire.channels import ServerTls
@@ -145,6 +146,87 @@ async def test_a_client_that_goes_away_does_no_harm(folder, get) -> None:
                 await asyncio.to_thread(connection.recv, 100)
         status, _, body = await asyncio.to_thread(_ask, base, "GET", f"/artifacts/{DIGEST}", {})
         assert (status, body) == (200, CONTENT)
+
+
+# --- clients that hold a place for nothing
+
+
+def _connected(base: str, source: str = "127.0.0.1") -> socket.socket:
+    return socket.create_connection(("127.0.0.1", urlsplit(base).port), timeout=10, source_address=(source, 0))
+
+
+def _status(base: str, source: str = "127.0.0.1") -> int:
+    """Of the file, asked for from this address; 0 where the connection is closed instead."""
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", urlsplit(base).port, timeout=10)) as client:
+        client.sock = _connected(base, source)
+        try:
+            client.request("GET", f"/artifacts/{DIGEST}")
+            return client.getresponse().status
+        except ConnectionError:
+            return 0
+
+
+def _closed(client: socket.socket) -> bool:
+    """Whether the server hangs up within the socket's timeout."""
+    try:
+        return client.recv(1) == b""
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+
+
+async def test_silent_connections_shut_nobody_else_out_and_end_soon(folder, monkeypatch) -> None:
+    monkeypatch.setattr(connection, "REQUEST_S", 2.0)
+    async with serving(Shelf(folder), "127.0.0.1:0") as base:
+        silent = [await asyncio.to_thread(_connected, base) for _ in range(MAX_CONNECTIONS)]
+        assert await asyncio.to_thread(_status, base, "127.0.0.2") == 200
+        assert await asyncio.to_thread(_status, base) == 0  # its address has too many already
+        assert all([await asyncio.to_thread(_closed, client) for client in silent])
+        assert await asyncio.to_thread(_status, base) == 200
+        for client in silent:
+            client.close()
+
+
+@pytest.mark.parametrize("first", [b"", f"GET /artifacts/{'0' * 64} HTTP/1.1\r\nhost: x\r\n\r\n".encode()])
+async def test_a_request_that_comes_byte_by_byte_is_not_waited_for(folder, monkeypatch, first) -> None:
+    monkeypatch.setattr(connection, "REQUEST_S", 0.3)
+    async with serving(Shelf(folder), "127.0.0.1:0") as base:
+        reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(base).port)
+        writer.write(first + b"GET ")
+        ended = asyncio.create_task(reader.read())
+        for _ in range(100):
+            if ended.done():
+                break
+            writer.write(b"/")
+            await asyncio.sleep(0.05)
+        assert ended.done()
+        ended.exception()  # the connection may have been reset
+        writer.close()
+
+
+async def test_a_client_that_does_not_read_is_cut_off_and_a_slow_one_is_not(folder, monkeypatch) -> None:
+    monkeypatch.setattr(connection, "STALL_S", 1.0)
+    size = 32_000_000
+    (folder / f"{'b' * 64}.gguf").write_bytes(b"x" * size)
+    request = f"GET /artifacts/{'b' * 64} HTTP/1.1\r\nhost: x\r\n\r\n".encode()
+    async with serving(Shelf(folder), "127.0.0.1:0") as base:
+        with await asyncio.to_thread(_connected, base) as stuck, await asyncio.to_thread(_connected, base) as slow:
+            stuck.sendall(request)
+            slow.sendall(request)
+            got = 0
+            while got < size:  # over about twice the time
+                got += len(await asyncio.to_thread(slow.recv, 2_000_000))
+                await asyncio.sleep(0.05)
+            assert await asyncio.to_thread(_received, stuck) < size
+
+
+def _received(client: socket.socket) -> int:
+    got = 0
+    with contextlib.suppress(ConnectionError):
+        while part := client.recv(1_000_000):
+            got += len(part)
+    return got
 
 
 async def test_the_port_is_free_again_once_it_is_over(folder) -> None:

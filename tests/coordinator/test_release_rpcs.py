@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import random
 import time
+from dataclasses import replace
 
 import pytest
 from peers import identity, until
 from releasing import FIRST, SIGNER, guesses, listed, name_of, offered, publish, signed, states, steer, version_of
 
+from coordinator import keys
 from coordinator.releases.backup import Backup
 from coordinator.releases.canary import drawn
+from coordinator.releases.handlers import ReleaseHandlers
+from coordinator.releases.shelf import Shelf
 from coordinator.releases.store import ReleaseStore
 from coordinator.store import Store
 from outrider.core.errors import BadRequest, ModelRefused, NotFound, PermissionDenied, Unauthenticated, Unavailable
@@ -357,18 +362,131 @@ async def test_reports_go_on_where_releases_cannot_be_read(trial, redis, monkeyp
     assert (answer.known, answer.release_serial) == (True, 0)
 
 
-async def test_what_another_version_wrote_is_no_reason_to_fail(trial, redis) -> None:
+class Kept:
+    """The releases of the tests' target as they lie in Redis."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    async def text(self) -> str:
+        _, [there] = await ReleaseStore(self.store).lines("sha256:w")
+        return there.written
+
+    async def put(self, text: str) -> None:
+        await self.store._redis.hset(keys.RELEASES, "sha256:w", text)
+
+    async def forget(self) -> None:
+        await self.store._redis.delete(keys.RELEASES, keys.RELEASE_SERIAL)
+
+
+@pytest.fixture
+async def kept(redis):
     store = Store(redis.url)
-    kept = ReleaseStore(store)
-    _, [found] = await kept.lines("sha256:w")
-    await store.run(
-        "release_swap",
-        ["{outrider}:v1:releases", "{outrider}:v1:release-serial"],
-        ["sha256:w", found.written, '{"of": "tomorrow"}', 1],
-    )
+    yield Kept(store)
     await store.close()
+
+
+async def test_a_store_that_comes_back_older_gets_what_was_decided_since(trial, kept) -> None:
+    before = await kept.text()
+    await steer(trial, 2, ROLL_BACK)
+    serial = (await offered(trial)).serial
+    await kept.put(before)
+    await reaches(trial, 2, ROLLED_BACK)
+    await asyncio.sleep(0.2)  # several looks later it is still so
+    assert await states(trial) == {1: STABLE, 2: ROLLED_BACK}
+    assert (await offered(trial)).serial > serial
+
+
+async def test_a_version_that_an_older_store_has_forgotten_is_not_taken_again(start, kept, refused) -> None:
+    coordinator = await start(watch_interval_s=30.0)
+    await stable(coordinator)
+    before = await kept.text()
+    await publish(coordinator, signed(7))
+    await kept.put(before)
+    assert "not above 7" in str(await refused(publish(coordinator, signed(6))))
+
+
+async def test_a_target_that_only_one_coordinator_remembers_is_put_back_beside_others(start, kept, tmp_path) -> None:
+    first = await start(watch_interval_s=30.0)
+    await stable(first)
+    await kept.forget()
+    other = await start(state_dir=tmp_path / "other", watch_interval_s=30.0)
+    await publish(other, signed(9, weights_hash="sha256:x"))
+    again = await start()
+    await reaches(again, 1, STABLE)
+    assert await states(again) == {1: STABLE, 9: CANARY}
+
+
+async def test_what_another_version_wrote_stays_as_it_is(trial, kept, refused) -> None:
+    await kept.put('{"of": "tomorrow"}')
     assert version_of(await offered(trial)) == 0
-    assert await publish(trial, signed(9)) == CANARY
+    assert type(await refused(publish(trial, signed(9)))) is Unavailable
+    await asyncio.sleep(0.2)
+    assert await kept.text() == '{"of": "tomorrow"}'
+
+
+async def test_fields_of_a_later_version_are_no_reason_to_forget_a_release(trial, kept) -> None:
+    line = json.loads(await kept.text())
+    later = [{**release, "colour": "blue"} for release in line["releases"]]
+    await kept.put(json.dumps({**line, "releases": later, "mood": "fine"}))
+    assert await states(trial) == {1: STABLE, 2: CANARY}
+
+
+async def test_a_report_with_a_tenant_that_cannot_be_is_refused_and_decisions_go_on(trial, refused) -> None:
+    error = await refused(trial.report("v1", [guesses("s", name_of(2), 20, 40, tenant="a:b")]))
+    assert isinstance(error, BadRequest)
+    assert "sessions.tenant" in str(error)
+    await measured(trial, 2, canary=0.3, beside=0.7)
+    await reaches(trial, 2, ROLLED_BACK)
+
+
+async def test_what_fails_for_one_target_leaves_the_others_decided(trial, monkeypatch) -> None:
+    await publish(trial, signed(1, weights_hash="sha256:a"))
+    evidence_of = ReleaseHandlers._evidence
+
+    async def broken(self, line, canary):
+        if line.weights_hash == "sha256:a":
+            raise ValueError("no number")
+        return await evidence_of(self, line, canary)
+
+    monkeypatch.setattr(ReleaseHandlers, "_evidence", broken)
+    await measured(trial, 2, canary=0.3, beside=0.7)
+
+    async def decided() -> bool:
+        return (await listed(trial, name_of(2)))[0].state == ROLLED_BACK
+
+    await until(decided)
+
+
+async def test_a_pin_that_comes_while_the_evidence_is_weighed_holds(start, monkeypatch) -> None:
+    coordinator = await start(canary_window_s=600.0)
+    await coordinator.join("v1", capacity=500)
+    await stable(coordinator)
+    await publish(coordinator, signed(2))
+    evidence_of, pinned = ReleaseHandlers._evidence, asyncio.Event()
+
+    async def slow(self, line, canary):
+        shown = await evidence_of(self, line, canary)
+        if shown.canary_samples:
+            monkeypatch.undo()
+            await steer(coordinator, 2, pb.RELEASE_ORDER_PIN)
+            pinned.set()
+        return shown
+
+    monkeypatch.setattr(ReleaseHandlers, "_evidence", slow)
+    await measured(coordinator, 2, canary=0.3, beside=0.7)
+    await asyncio.wait_for(pinned.wait(), 10.0)
+    await asyncio.sleep(0.3)
+    assert (await states(coordinator))[2] == CANARY
+
+
+async def test_two_that_ask_for_the_same_file_at_once_are_both_answered(tmp_path) -> None:
+    content = b"x" * 4_000_000
+    digest = hashlib.sha256(content).hexdigest()
+    (tmp_path / f"{digest}.gguf").write_bytes(content)
+    manifest = replace(FIRST, artifact=f"sha256:{digest}", size=len(content))
+    shelf = Shelf(tmp_path)
+    assert await asyncio.gather(*(shelf.check(manifest) for _ in range(3))) == [None, None, None]
 
 
 def test_the_draw_is_by_names_alone_and_keeps_whom_it_had() -> None:

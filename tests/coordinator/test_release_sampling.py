@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
+from coordinator import keys
 from coordinator.records import SessionStats
 from coordinator.releases import store as limits
 from coordinator.releases.records import Trial
 from coordinator.releases.store import ReleaseStore
-from coordinator.store import Store
+from coordinator.store import SESSIONS_AT_ONCE, Store
 
 NEW, OLD = "n" * 64, "0" * 64
 TRIAL = Trial(NEW, 2, OLD)
@@ -122,8 +124,28 @@ async def test_a_tenant_gives_no_more_than_its_part_and_leaves_room_for_others(s
     for i in range(20):
         await sessions.report(40, 20, session_id=f"fair-{i}", tenant=f"tenant-{i}")
     assert len(await sessions.taken()) == 7
-    await sessions.report(40, 20, OLD, session_id="other-side", tenant="mallory")
-    assert len(await sessions.taken()) == 8
+
+
+async def test_where_one_side_is_full_the_other_gets_no_more_either(sessions, monkeypatch) -> None:
+    monkeypatch.setattr(limits, "TENANT_SAMPLES", 2)
+    monkeypatch.setattr(limits, "ARM_SAMPLES", 3)
+    for i in range(2):
+        assert await sessions.report(40, 20, OLD, session_id=f"a{i}", tenant="acme") == 1
+    assert await sessions.report(40, 20, session_id="a-canary", tenant="acme") == 0
+    assert await sessions.report(40, 20, session_id="b-canary", tenant="bobs") == 1
+    assert await sessions.report(40, 20, OLD, session_id="b", tenant="bobs") == 1
+    assert await sessions.report(40, 20, session_id="c-canary", tenant="cleo") == 0
+
+
+async def test_samples_say_when_they_came_and_what_cannot_be_read_is_left_out(sessions, releases, redis) -> None:
+    await sessions.report(40, 25)
+    store = Store(redis.url)
+    await store._redis.rpush(keys.samples("w", 2), "c:a:b::1:2:3", "c:acme:code:25:40")
+    await store.close()
+    await sessions.report(40, 10, OLD, session_id="t")
+    first, second = await releases.samples("w", 2)
+    assert abs(first.at_s - time.time()) < 60.0
+    assert 0.0 <= second.at_s - first.at_s < 10.0
 
 
 @pytest.mark.parametrize(("guessed", "right"), [(80, 60), (100_000, 50_000)], ids=["too many right", "too quick"])
@@ -147,6 +169,21 @@ async def test_reports_that_come_together_lose_nothing_and_count_nothing_twice(s
     added = await asyncio.gather(*(sessions.report(40, 20, session_id=i) for i in ids for _ in range(3)))
     assert sum(added) == 50
     assert len(await sessions.taken()) == 50
+
+
+async def test_a_report_of_many_sessions_is_taken_in_lots(sessions, releases, monkeypatch) -> None:
+    lots = []
+    run = Store.run
+
+    async def counted(self, script, touched, arguments):
+        lots.append(len(touched) - 2)
+        return await run(self, script, touched, arguments)
+
+    monkeypatch.setattr(Store, "run", counted)
+    many = [SessionStats(f"s{i}", "acme", "v1", 5, draft=NEW, guessed=40, right=20) for i in range(600)]
+    assert await releases.sample("w", TRIAL, many, 4) == 600
+    assert sum(lots) == 600
+    assert max(lots) == SESSIONS_AT_ONCE
 
 
 async def test_samples_that_are_known_are_not_sent_again(sessions, releases) -> None:

@@ -75,6 +75,13 @@ def test_a_signature_over_the_same_bytes_for_another_purpose_is_no_release(signe
         ("urls", ("x" * 1025,)),
         ("metrics", {"speed": float("nan")}),
         ("metrics", {str(i): 0.0 for i in range(65)}),
+        ("metrics", {"\x1b[31m": 1.0}),
+        ("metrics", {"": 1.0}),
+        ("metrics", {"m" * 129: 1.0}),
+        ("created_unix", float("inf")),
+        ("created_unix", float("nan")),
+        ("created_unix", -1.0),
+        ("created_unix", 1e12),
     ],
 )
 def test_what_is_out_of_bounds_is_not_signed_and_the_field_is_named(signer, field, value):
