@@ -7,16 +7,16 @@ tried out; whatever it fails at leaves the sessions with the draft that they hav
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import Counter
 
 from edge_agent.draft_room import DraftRoom
 from edge_agent.drafts import DraftPool
 from edge_agent.releases.check import Kind
-from edge_agent.releases.follower import Ask, Follower, Own, UpdatePlan
+from edge_agent.releases.follower import Ask, Follower, UpdatePlan
 from edge_agent.releases.shelf import Load, Refusals, Shelf
 from edge_agent.releases.store import SlotStore
+from edge_agent.releases.trials import Own, Trials
 from outrider.wire.ticket import Target
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Updater:
     @property
     def swaps(self) -> int:
         """Times that the draft was replaced."""
-        return self._follower.swaps if self._follower is not None else 0
+        return self._follower.trials.swaps if self._follower is not None else 0
 
     @property
     def on_trial(self) -> bool:
@@ -56,7 +56,7 @@ class Updater:
 
     def notice(self, serial: int) -> None:
         """The cluster says that there are other releases than before."""
-        self._noticed = max(self._noticed, serial)
+        self._noticed = serial
         if self._follower is not None:
             self._follower.notice(serial)
 
@@ -65,7 +65,7 @@ class Updater:
         await self._let_go()
         try:
             store = await asyncio.to_thread(SlotStore.open, self._plan.root, target.weights_hash)
-            self._shelf = Shelf(store, load, self._refusals)
+            self._shelf = Shelf(store, load, self._refusals, self._plan.terms.keys)
             self._target = target
             if not store.ours:
                 log.info("another process keeps %s: this one uses what that found good", store.folder)
@@ -78,7 +78,8 @@ class Updater:
     def run(self, room: DraftRoom, own: Own) -> None:
         """Follow what is offered, in the background."""
         if self._shelf is not None and self._shelf.store.ours:
-            self._follower = Follower(self._plan, self._ask, self._target, self._shelf, self._refusals, room, own)
+            trials = Trials(self._shelf, room, own)
+            self._follower = Follower(self._plan, self._ask, self._target, self._shelf, self._refusals, trials)
             self._follower.notice(self._noticed)
             self._task = asyncio.create_task(self._follower.run())
 
@@ -94,6 +95,6 @@ class Updater:
         """Write down that nothing is under way any more, and leave the folder to others."""
         shelf, self._shelf = self._shelf, None
         if shelf is not None and shelf.store.ours:
-            with contextlib.suppress(OSError):
-                await shelf.change(shelf.state.paused(self._follower.score if self._follower is not None else None))
+            score = self._follower.trials.score if self._follower is not None else None
+            await shelf.change(shelf.state.paused(score))
             shelf.store.close()
