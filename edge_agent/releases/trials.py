@@ -41,9 +41,10 @@ class Trials:
         """Held while the slots and the room change."""
         self._wake = asyncio.Event()
         self._later = Later()
-        self._astray = False
+        current = shelf.state.current
+        self._astray = current is not None and (room.pool is None or room.pool.release != current.digest)
         """The slots say another draft than the room has: it is to be loaded."""
-        self._own_release = room.pool.release if room.pool is not None and shelf.state.current is None else ""
+        self._own_release = room.pool.release if room.pool is not None and current is None else ""
         """Of the verifier's own draft, where it was in use."""
         self.wanted = ""
         """Release whose file is kept although no slot holds it."""

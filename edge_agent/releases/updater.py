@@ -21,6 +21,9 @@ from outrider.wire.ticket import Target
 
 log = logging.getLogger(__name__)
 
+_TAKE_OVER_S = 30.0
+"""How often a client looks whether the process that keeps the folder has ended."""
+
 
 class Updater:
     """One client's. `begin` gives the draft to start with, `run` keeps it up to date until `close`."""
@@ -29,6 +32,7 @@ class Updater:
         self._plan = plan
         self._ask = ask
         self._shelf: Shelf | None = None
+        self._load: Load | None = None
         self._target = Target("", "", "")
         self._refusals = Refusals()
         self._follower: Follower | None = None
@@ -63,12 +67,11 @@ class Updater:
     async def begin(self, target: Target, load: Load) -> DraftPool | None:
         """The release that this device has found good, or has on trial; None for the verifier's own draft."""
         await self._let_go()
+        self._target, self._load = target, load
         try:
-            store = await asyncio.to_thread(SlotStore.open, self._plan.root, target.weights_hash)
-            self._shelf = Shelf(store, load, self._refusals, self._plan.terms.keys)
-            self._target = target
-            if not store.ours:
-                log.info("another process keeps %s: this one uses what that found good", store.folder)
+            self._shelf = await self._opened(load)
+            if not self._shelf.store.ours:
+                log.info("another process keeps %s: this one uses what that found good", self._shelf.store.folder)
             return await self._shelf.first()
         except (OSError, ImportError) as error:
             log.warning("no draft releases, with their folder %s: %s", self._plan.root, error)
@@ -77,11 +80,30 @@ class Updater:
 
     def run(self, room: DraftRoom, own: Own) -> None:
         """Follow what is offered, in the background."""
-        if self._shelf is not None and self._shelf.store.ours:
-            trials = Trials(self._shelf, room, own)
-            self._follower = Follower(self._plan, self._ask, self._target, self._shelf, self._refusals, trials)
-            self._follower.notice(self._noticed)
-            self._task = asyncio.create_task(self._follower.run())
+        if self._shelf is not None and self._load is not None:
+            self._task = asyncio.create_task(self._follow(self._shelf, self._load, room, own))
+
+    async def _follow(self, shelf: Shelf, load: Load, room: DraftRoom, own: Own) -> None:
+        """Another process may keep the folder: its work is gone on with when it ends."""
+        while not shelf.store.ours:
+            await asyncio.sleep(_TAKE_OVER_S)
+            try:
+                shelf = await self._opened(load)
+                if shelf.store.ours:
+                    log.info("this process keeps %s from now on", shelf.store.folder)
+                    self._shelf = shelf
+                    await shelf.recover()
+            except OSError as error:
+                log.info("the folder of draft releases cannot be used: %s", error)
+        trials = Trials(shelf, room, own)
+        self._follower = Follower(self._plan, self._ask, self._target, shelf, self._refusals, trials)
+        self._follower.notice(self._noticed)
+        await self._follower.run()
+
+    async def _opened(self, load: Load) -> Shelf:
+        """Raises OSError."""
+        store = await asyncio.to_thread(SlotStore.open, self._plan.root, self._target.weights_hash)
+        return Shelf(store, load, self._refusals, self._plan.terms.keys)
 
     async def close(self) -> None:
         """In order: a trial goes on with the next start. Before the room is closed."""

@@ -1,12 +1,13 @@
-"""A device that follows offers while files come, drafts fail and disks are full: drafts without a model, files over HTTP."""
+"""A device that follows offers while files come, drafts fail and disks are full. Its drafts have no model."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import hashlib
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from edge_agent.releases.shelf import Refusals, Shelf
 from edge_agent.releases.slots import State
 from edge_agent.releases.store import SlotStore
 from edge_agent.releases.trials import Trials
+from edge_agent.releases.updater import Updater
 from outrider.core.errors import Unavailable
 from outrider.wire.manifest import Manifest, sign
 from outrider.wire.ticket import Signer, Target
@@ -127,12 +129,14 @@ async def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
         running.cancel()
         await asyncio.wait({running})
         await device.room.close()
+        device.store.close()
 
 
-async def until(condition: object, within_s: float = 10.0) -> None:
-    async with asyncio.timeout(within_s):
-        while not condition():  # type: ignore[operator]
-            await asyncio.sleep(0.01)
+async def until(condition: Callable[[], object], within_s: float = 10.0) -> None:
+    give_up = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < give_up, "it did not come to that"
+        await asyncio.sleep(0.01)
 
 
 async def test_a_draft_that_fails_is_left_although_the_next_one_is_still_coming(device: Device) -> None:
@@ -267,6 +271,47 @@ async def test_a_good_draft_that_was_being_loaded_at_a_crash_is_given_up_the_sec
         await shelf.recover()
         assert device.store.state.strikes == strikes
     assert device.store.state.current is None and device.refusals.by_kind["crashed"] == 1
+
+
+async def test_a_client_beside_another_one_goes_on_with_updates_when_that_ends(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_agent.releases.updater._TAKE_OVER_S", 0.05)
+    second = Updater(device.follower._plan, device._ask)
+    pool = await second.begin(TARGET, device._load)
+    assert pool is None  # nothing was found good yet
+    room = DraftRoom(Pool("own"))
+    second.run(room, device._own)
+    good = await device.takes(1)
+    assert room.pool is not None and room.pool.release == "own"
+    device.store.close()
+    await until(lambda: room.pool is not None and room.pool.release == good)
+    new = device.publish(2, tell=False)
+    second.notice(device.offer.serial)
+    await until(lambda: room.pool is not None and room.pool.release == new)
+    await second.close()
+    await room.close()
+
+
+async def test_a_model_that_is_loaded_when_nobody_waits_for_it_any_more_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, closed = threading.Event(), threading.Event()
+
+    class Model:
+        def close(self) -> None:
+            closed.set()
+
+    def load(*_: object) -> tuple[Model, int, str]:
+        begun.set()
+        time.sleep(0.1)
+        return Model(), 0, ""
+
+    monkeypatch.setattr("edge_agent.drafts._load", load)
+    loading = asyncio.create_task(DraftPool.load(Path("x"), "x", [], DraftOptions()))
+    await until(begun.is_set)
+    loading.cancel()
+    await until(closed.is_set)
 
 
 async def test_a_draft_whose_loading_is_given_up_is_freed(device: Device) -> None:
