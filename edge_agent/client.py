@@ -34,7 +34,7 @@ from edge_agent.draft_room import DraftRoom
 from edge_agent.drafts import DraftPool
 from edge_agent.driver import SessionDriver
 from edge_agent.failover import Backoff, DirectRoute, GrantRoute, Hop, Route
-from edge_agent.kit import TargetKit, assemble, offered_draft
+from edge_agent.kit import TargetKit, assemble, own_draft
 from edge_agent.placement import UNLIKE, Coordinator, Likeness, Offer, Placement
 from edge_agent.releases.updater import Updater
 from edge_agent.request_run import chunks_of, driver_options, session_of
@@ -94,7 +94,7 @@ class AsyncClient:
         cache = Path(cache_dir or settings.cache_dir)
         self._cache = ArtifactCache(cache / "artifacts")
         self._options = draft_options(settings)
-        plan = update_plan(settings, self._coordinator_address, draft, cache)
+        plan = update_plan(settings, self._coordinator_address, draft, cache, tls)
         self.updates = Updater(plan, self._offer_release) if plan is not None else None
         """What keeps the draft up to date; None where nothing does."""
         self._slots = asyncio.Semaphore(settings.max_sessions)
@@ -291,10 +291,10 @@ class AsyncClient:
         return kit
 
     async def _own_draft(self) -> DraftPool | None:
-        """The draft that the target's verifiers offer."""
+        """The draft that the target's verifiers offer. Raises core errors where it cannot be had at the moment."""
         kit = await self.prepare()
         async with self._library() as library:
-            return await offered_draft(await library.describe(), library, self._cache, kit.tokenizer, self._options)
+            return await own_draft(await library.describe(), library, self._cache, kit.tokenizer, self._options)
 
     @contextlib.asynccontextmanager
     async def _library(self) -> AsyncIterator[Library]:

@@ -16,6 +16,7 @@ from edge_agent.releases.check import Terms
 from edge_agent.releases.follower import UpdatePlan
 from edge_agent.releases.store import FOLDER
 from outrider.core.errors import BadRequest
+from outrider.wire.channels import ClientTls
 from outrider.wire.publishers import trusted_keys
 
 
@@ -71,7 +72,9 @@ def draft_options(settings: EdgeSettings) -> DraftOptions:
     )
 
 
-def update_plan(settings: EdgeSettings, coordinator: str, draft: object, cache: Path) -> UpdatePlan | None:
+def update_plan(
+    settings: EdgeSettings, coordinator: str, draft: object, cache: Path, tls: ClientTls | None = None
+) -> UpdatePlan | None:
     """None where the draft is not updated: nobody is trusted, nobody would offer any, or it was chosen by hand."""
     keys = trusted_keys(settings.release_keys)
     if not keys or not coordinator or draft != AUTO:
@@ -81,4 +84,5 @@ def update_plan(settings: EdgeSettings, coordinator: str, draft: object, cache: 
         cache / FOLDER,
         stall_s=settings.release_stall_s,
         spread_s=settings.release_spread_s,
+        ca=tls.ca if tls is not None else None,
     )

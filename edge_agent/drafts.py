@@ -94,7 +94,12 @@ class DraftPool:
         name: for people. digest: SHA-256 of the file in hex, where it is known.
         Raises ModelRefused, VocabularyMismatch, ImportError without llama-cpp-python.
         """
-        model, shared, known = await asyncio.to_thread(_load, path, target_table, options, digest)
+        loading = asyncio.create_task(asyncio.to_thread(_load, path, target_table, options, digest))
+        try:
+            model, shared, known = await asyncio.shield(loading)
+        except asyncio.CancelledError:  # the thread goes on: what it loads is nobody's
+            loading.add_done_callback(_free)
+            raise
         return cls(name, options, model, shared, known, health)
 
     @classmethod
@@ -217,6 +222,11 @@ def _load(path: Path, target_table: Sequence[bytes], options: DraftOptions, dige
     except BaseException:
         model.close()
         raise
+
+
+def _free(loading: asyncio.Task[tuple[LlamaModel, int, str]]) -> None:
+    if not loading.cancelled() and loading.exception() is None:
+        loading.result()[0].close()
 
 
 def _digest(path: Path) -> str:

@@ -127,7 +127,23 @@ async def _drafts(
 async def offered_draft(
     description: Description, library: Library, cache: ArtifactCache, tokenizer: TargetTokenizer, options: DraftOptions
 ) -> DraftPool | None:
-    """The verifier's own draft; look-up where it has none, None where it cannot be used. Raises VocabularyMismatch."""
+    """As `own_draft`, and None where it cannot be fetched."""
+    try:
+        return await own_draft(description, library, cache, tokenizer, options)
+    except VocabularyMismatch:
+        raise  # somebody has paired what does not belong together, and should hear of it
+    except OutriderError as error:
+        log.warning("the offered draft cannot be fetched, going on as plain cloud streaming: %s", error)
+        return None
+
+
+async def own_draft(
+    description: Description, library: Library, cache: ArtifactCache, tokenizer: TargetTokenizer, options: DraftOptions
+) -> DraftPool | None:
+    """The verifier's own draft; look-up where it has none, None where it cannot be used.
+
+    Raises VocabularyMismatch, or what the fetch raises: it may be had at another time.
+    """
     ref = description.artifact("draft")
     if ref is None:
         log.info("the verifier offers no draft; guessing from the text itself")
@@ -136,10 +152,7 @@ async def offered_draft(
         path = await cache.get(ref, library.fetch)
         return await DraftPool.load(path, ref.name, tokenizer.table, options, ref.digest)
     except VocabularyMismatch:
-        raise  # somebody has paired what does not belong together, and should hear of it
+        raise
     except (ModelRefused, ImportError) as error:
         log.warning("the offered draft cannot be used, going on as plain cloud streaming: %s", error)
-        return None
-    except OutriderError as error:
-        log.warning("the offered draft cannot be fetched, going on as plain cloud streaming: %s", error)
         return None

@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from google.protobuf.message import DecodeError
+
 from edge_agent.releases.slots import State
 from outrider.core.errors import BadRequest, ModelRefused
 from outrider.wire import manifest as manifests
 from outrider.wire.manifest import Manifest
 from outrider.wire.ticket import Target
+from outrider.wire.v1 import coordinator_pb2 as pb
 
 Kind = Literal[
     "signature", "manifest", "target", "tokenizer", "version", "size", "remembered",  # by its manifest
@@ -43,8 +46,21 @@ class Terms:
 
 
 def name_of(signed: bytes) -> str:
-    """What a manifest is remembered by: the hash of all its bytes, signature included."""
-    return hashlib.sha256(signed).hexdigest()
+    """What a manifest is remembered by: the hash of the bytes that are signed. Anybody can change those around them."""
+    return hashlib.sha256(_parsed(signed).manifest or signed).hexdigest()
+
+
+def key_of(signed: bytes) -> str:
+    """Id of the key that a genuine manifest is signed with."""
+    return _parsed(signed).key_id
+
+
+def _parsed(signed: bytes) -> pb.SignedManifest:
+    """Empty for what is none."""
+    try:
+        return pb.SignedManifest.FromString(signed)
+    except DecodeError:
+        return pb.SignedManifest()
 
 
 def check(signed: bytes, terms: Terms, target: Target, state: State) -> Manifest:

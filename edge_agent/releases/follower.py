@@ -1,35 +1,37 @@
-"""Follows what the coordinator offers: asks when there is news, takes what will do, judges what is on trial."""
+"""Follows what the coordinator offers: asks when there is news, takes what will do."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_agent.draft_room import DraftRoom
-from edge_agent.drafts import DraftPool
-from edge_agent.health import Score, Verdict, judge
 from edge_agent.placement import Offer
-from edge_agent.releases.check import PASSING, Kind, ReleaseRefused, Terms, check, name_of
+from edge_agent.releases.check import PASSING, ReleaseRefused, Terms, check, key_of, name_of
 from edge_agent.releases.download import Downloader, Wanted, absolute
+from edge_agent.releases.later import Later
 from edge_agent.releases.shelf import Refusals, Shelf
 from edge_agent.releases.slots import Slot
+from edge_agent.releases.store import is_whole
+from edge_agent.releases.trials import Trials
 from outrider.core.errors import OutriderError
 from outrider.wire.ticket import Target
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.25
-"""How often a trial is looked at."""
-_RETRY_S, _RETRY_MOST_S = 5.0, 600.0
-"""Before the coordinator or a server of files is asked again; doubled each time."""
-_SINGLE_S = 10.0
-"""How long a third model waits for sessions to leave the first one, before it is put off."""
+_LESS_S = 5.0
+"""Before the coordinator is asked about a serial below the one known: a verifier that lags behind tells such, too."""
+_DOUBTS = 2
+"""Times that the coordinator is asked again where it knows of less than was heard: another one may be ahead of it."""
+_ALTERED = 2
+"""Times that a whole file is fetched in vain before the next news is waited for."""
 
 
 @dataclass(frozen=True)
@@ -42,193 +44,176 @@ class UpdatePlan:
     stall_s: float = 20.0
     spread_s: float = 2.0
     """Devices that hear of a release at once ask for it at a random moment within this time."""
+    ca: Path | None = None
+    """PEM file of the cluster's own authorities: what the coordinator serves, it serves with its own certificate."""
 
 
 Ask = Callable[[str, str, str], Awaitable[Offer]]
 """(weights hash of the target, device id, release in use) -> what the coordinator offers. Raises core errors."""
-Own = Callable[[], Awaitable[DraftPool | None]]
-"""The draft that the verifiers offer themselves."""
+
+
+class _Step(enum.Enum):
+    """What has become of an offer."""
+
+    DONE = "it is in use, or will never be"
+    LATER = "it may do at another time"
+    AGAIN = "its file has come; whether it is offered still is asked before it is used"
+    NEWS = "there is a newer one"
 
 
 class Follower:
-    """Asks what is offered whenever there is news, does it, and judges what is on trial."""
+    """Asks what is offered whenever there is news, and does it; `trials` judges it meanwhile."""
 
     def __init__(
-        self,
-        plan: UpdatePlan,
-        ask: Ask,
-        target: Target,
-        shelf: Shelf,
-        refusals: Refusals,
-        room: DraftRoom,
-        own: Own,
+        self, plan: UpdatePlan, ask: Ask, target: Target, shelf: Shelf, refusals: Refusals, trials: Trials
     ) -> None:
         self._plan = plan
         self._ask = ask
         self._target = target
         self._shelf = shelf
         self._refusals = refusals
-        self._room = room
-        self._own = own
+        self.trials = trials
+        self._downloader = Downloader(shelf.store.folder, plan.stall_s, ca=plan.ca)
         self._wake = asyncio.Event()
-        self._heard, self._answered = 0, -1
-        """Serials: of the latest news, and of what was done last."""
-        self._retry_s, self._retry_at = _RETRY_S, 0.0
-        self._own_release = room.pool.release if room.pool is not None and shelf.state.current is None else ""
-        """Of the verifier's own draft, where it was in use."""
-        self.swaps = 0
+        self._news = asyncio.Event()
+        """Something was heard since the coordinator was asked last."""
+        self._heard, self._settled = 0, -1
+        """Serials: of the latest news, and of what was done last. Where they differ the coordinator is to be asked."""
+        self._not_before = 0.0
+        self._doubts = 0
+        self._later = Later()
+        self._altered: Counter[str] = Counter()
+        """By the names of manifests."""
 
     def notice(self, serial: int) -> None:
+        """Somebody has heard of this state of releases. It is only a reason to ask: the coordinator's word counts."""
         if serial > self._heard:
-            self._heard, self._retry_at = serial, 0.0
-            self._wake.set()
-
-    @property
-    def score(self) -> Score | None:
-        """Of the current release; None where another draft is in use."""
-        pool, slot = self._room.pool, self._shelf.state.current
-        return pool.health.score if pool is not None and slot is not None and pool.release == slot.digest else None
+            self._heard, self._not_before = serial, 0.0
+            self._later.now()
+            self._news.set()
+        elif serial < self._heard == self._settled:
+            self._heard, self._not_before = serial, time.monotonic() + _LESS_S
+        self._wake.set()
 
     async def run(self) -> None:
+        judging = asyncio.create_task(self.trials.run())
+        try:
+            await self._follow()
+        finally:
+            judging.cancel()
+            await asyncio.wait({judging})
+
+    async def _follow(self) -> None:
         while True:
             try:
-                await self._judge()
-                if self._heard > self._answered and time.monotonic() >= self._retry_at:
+                if self._heard != self._settled and not self._wait_s:
                     await self._update()
             except Exception as error:
                 log.exception("draft releases are left alone for a while: %s", error)
-                self._put_off()
+                self._later.put_off()
             await self._pause()
 
+    @property
+    def _wait_s(self) -> float:
+        return max(self._later.in_s, self._not_before - time.monotonic(), 0.0)
+
     async def _pause(self) -> None:
-        """Until there is something to look at."""
-        waits = [self._retry_at - time.monotonic()] if self._heard > self._answered else []
-        waits += [_LOOK_S] if self._shelf.state.trial is not None else []
+        """Until there is something to ask."""
         self._wake.clear()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.01, min(waits)) if waits else None):
+            async with asyncio.timeout(max(0.01, self._wait_s) if self._heard != self._settled else None):
                 await self._wake.wait()
-
-    async def _judge(self) -> None:
-        """What the release on trial has shown so far."""
-        slot, trial, now = self._shelf.state.current, self._shelf.state.trial, self.score
-        if slot is None or trial is None or now is None or self._room.pool is None:
-            return
-        before = trial.before.score
-        if failure := self._room.pool.health.failure:
-            await self._return("failed", f"it failed while drafting: {failure}")
-            return
-        verdict = judge(before, now)
-        if verdict is Verdict.WORSE:
-            shares = f"{now.share:.0%} of {now.guessed} first guesses right, {before.share:.0%} before"
-            await self._return("worse", f"it guesses clearly worse on this device: {shares}")
-        elif verdict is Verdict.HEALTHY:
-            await self._shelf.change(self._shelf.state.proven())
-            log.info("release %s (version %d) is healthy on this device", slot.digest[:12], slot.version)
-
-    async def _return(self, kind: Kind, reason: str) -> None:
-        """Back to the last good draft."""
-        await self._shelf.give_up(kind, reason)
-        await self._reload()
 
     # --- what is offered
 
     async def _update(self) -> None:
-        if self._answered >= 0:
+        if self._settled >= 0:
             await asyncio.sleep(random.uniform(0.0, self._plan.spread_s))
-        heard = self._heard
-        in_use = self._room.pool.release if self._room.pool is not None else ""
-        try:
-            offer = await self._ask(self._target.weights_hash, self._shelf.state.device_id, in_use)
-        except OutriderError as error:
-            log.info("the coordinator could not say which draft to use: %s", error)
-            self._put_off()
+        heard, step = self._heard, _Step.AGAIN
+        while step is _Step.AGAIN:
+            heard = self._heard
+            self._news.clear()
+            try:
+                offer = await self._ask(self._target.weights_hash, self._shelf.state.device_id, self.trials.in_use)
+            except OutriderError as error:
+                log.info("the coordinator could not say which draft to use: %s", error)
+                step = _Step.LATER
+                break
+            try:
+                step = await self._do(offer)
+            except ReleaseRefused as error:
+                step = await self._refused(offer, error)
+        if step is _Step.LATER:
+            self._later.put_off()
+        elif step is _Step.DONE:
+            self._settle(offer.serial, heard)
+
+    def _settle(self, serial: int, heard: int) -> None:
+        """The offer of this serial is dealt with. heard: what was, before it was asked for."""
+        if self._heard != heard:
+            self._settled = serial  # there is news since: it is asked about next
             return
-        try:
-            if not await self._do(offer):
-                self._put_off()
-                return
-        except ReleaseRefused as error:
-            self._refusals.note(error.kind, name_of(offer.manifest), str(error))
-            if error.kind in PASSING:
-                self._put_off()
-                return
-        self._heard = max(self._heard, offer.serial)
-        self._answered = max(heard, offer.serial)
-        self._retry_s, self._retry_at = _RETRY_S, 0.0
+        if serial < heard and self._doubts < _DOUBTS:
+            self._doubts += 1
+            self._later.put_off()
+            return
+        self._doubts = 0
+        self._heard = self._settled = serial
+        self._later.reset()
 
-    def _put_off(self) -> None:
-        self._retry_at = time.monotonic() + self._retry_s * random.uniform(0.5, 1.0)
-        self._retry_s = min(2 * self._retry_s, _RETRY_MOST_S)
-        self._answered = min(self._answered, self._heard - 1)
-
-    async def _do(self, offer: Offer) -> bool:
-        """False where it has to be done later. Raises ReleaseRefused where what is offered would not do."""
+    async def _do(self, offer: Offer) -> _Step:
+        """Raises ReleaseRefused where what is offered would not do."""
         if not offer.manifest:
-            await self._keep_to_own()
-            return True
-        manifest = check(offer.manifest, self._plan.terms, self._target, self._shelf.state)
+            await self.trials.keep_to_own()
+            return _Step.DONE
+        manifest = check(offer.manifest, self._plan.terms, self._target, self._shelf.state.at(time.time()))
         slot = Slot(
-            digest=manifest.digest, version=manifest.version, canary=offer.canary, manifest=name_of(offer.manifest)
+            digest=manifest.digest,
+            version=manifest.version,
+            canary=offer.canary,
+            manifest=name_of(offer.manifest),
+            key_id=key_of(offer.manifest),
         )
-        pool = self._room.pool
-        if pool is not None and pool.release == slot.digest:
-            if self.score is not None:
-                await self._shelf.change(self._shelf.state.take(slot, Score()))  # it may have become everybody's
-            return True
-        await self._fetch(Wanted(slot.digest, manifest.size, absolute(manifest.urls, offer.base_url, slot.digest)))
-        if not await self._room.single(_SINGLE_S):
-            return False
-        before = pool.health.score if pool is not None and pool.has_model else Score()
-        await self._swap(await self._shelf.take(slot, before))
+        if await self.trials.has(slot):
+            return _Step.DONE
+        self.trials.wanted = slot.digest
+        if not await asyncio.to_thread(is_whole, self._shelf.store.file(slot.digest), slot.digest):
+            wanted = Wanted(slot.digest, manifest.size, absolute(manifest.urls, offer.base_url, slot.digest))
+            return _Step.AGAIN if await self._fetched(wanted) else _Step.NEWS
+        if not await self.trials.take(slot):
+            return _Step.LATER
         log.info("drafting with release %s (version %d) from now on", slot.digest[:12], slot.version)
-        return True
+        return _Step.DONE
 
-    async def _fetch(self, wanted: Wanted) -> None:
+    async def _refused(self, offer: Offer, error: ReleaseRefused) -> _Step:
+        name = name_of(offer.manifest)
+        self._refusals.note(error.kind, name, str(error))
+        if error.kind in ("altered", "too long"):
+            self._altered[name] += 1
+        if error.kind in PASSING and self._altered[name] < _ALTERED:
+            return _Step.LATER
+        self.trials.wanted = ""
+        await self.trials.withdraw(name)
+        return _Step.DONE
+
+    async def _fetched(self, wanted: Wanted) -> bool:
+        """False where there is news before the file is here: what has come of it is kept."""
         store = self._shelf.store
+        await asyncio.to_thread(store.tidy, wanted.digest)
+        fetching = asyncio.create_task(self._downloader.fetch(wanted, store.file(wanted.digest)))
+        news = asyncio.create_task(self._news.wait())
         try:
-            await asyncio.to_thread(store.tidy, wanted.digest)
-            await Downloader(store.folder, self._plan.stall_s).fetch(wanted, store.file(wanted.digest))
+            await asyncio.wait({fetching, news}, return_when=asyncio.FIRST_COMPLETED)
+            if fetching.done():
+                await fetching
+            return fetching.done()
         except OSError as error:
             raise ReleaseRefused(
                 "no room",
                 f"release {wanted.digest[:12]} of {wanted.size} bytes cannot be kept in {store.folder}: {error}; "
                 "mend that, or give another folder with --cache-dir or OUTRIDER_EDGE_CACHE_DIR",
             ) from error
-
-    async def _keep_to_own(self) -> None:
-        """Nothing is offered: the verifier's own draft, unless that were a step back behind a stable release."""
-        state = self._shelf.state
-        if state.current is None:
-            return
-        if state.floor == 0:
-            await self._shelf.change(state.left())
-        elif state.current.version > state.floor and state.last_good is not None:
-            await self._shelf.change(state.dropped())
-        else:
-            return
-        await self._reload()
-
-    # --- swapping
-
-    async def _reload(self) -> None:
-        """Swap in what the slots say now."""
-        slot = self._shelf.state.current
-        release = slot.digest if slot is not None else self._own_release
-        if release and self._room.recall(release):
-            self.swaps += 1
-            return
-        await self._room.single()
-        pool = await self._shelf.current()
-        if pool is None:
-            try:
-                pool = await self._own()
-                self._own_release = pool.release if pool is not None else ""
-            except OutriderError as error:
-                log.warning("the verifier's own draft cannot be had, going on as plain cloud streaming: %s", error)
-        await self._swap(pool)
-
-    async def _swap(self, pool: DraftPool | None) -> None:
-        self._room.replace(pool)
-        self.swaps += 1
-        await asyncio.to_thread(self._shelf.store.tidy)
+        finally:
+            for task in (fetching, news):
+                task.cancel()
+            await asyncio.wait({fetching, news})

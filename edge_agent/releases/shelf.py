@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
 from edge_agent.drafts import DraftPool
@@ -41,28 +41,42 @@ class Refusals:
 
 
 class Shelf:
-    """Over a store that this process keeps, or only reads."""
+    """Over a store that this process keeps, or only reads. trusted: ids of the publishers' keys that are believed."""
 
-    def __init__(self, store: SlotStore, load: Load, refusals: Refusals) -> None:
+    def __init__(self, store: SlotStore, load: Load, refusals: Refusals, trusted: Collection[str]) -> None:
         self.store = store
         self._load = load
         self._refusals = refusals
+        self._trusted = trusted
 
     @property
     def state(self) -> State:
         return self.store.state
 
     async def change(self, state: State) -> None:
-        await asyncio.to_thread(self.store.change, state)
+        """Holds at once, and is written down where the disk has room."""
+        await asyncio.to_thread(self.store.hold, state)
 
     async def first(self) -> DraftPool | None:
         """The draft to start with; None for the verifier's own."""
         if not self.store.ours:
             return await self._look_in()
-        if self.state.busy:
-            await self.give_up("crashed", "the process ended while the release was being loaded or on trial")
-        await asyncio.to_thread(self.store.tidy)
+        await self.recover()
         return await self.current()
+
+    async def recover(self) -> None:
+        """Settle what the process before has left: a crash, releases of publishers that are not trusted any more."""
+        if self.state.busy and (slot := self.state.current) is not None:
+            if (struck := self.state.struck()) is not None:
+                log.warning("the process ended while release %s was being loaded: it is tried once more", slot.digest)
+                await self.change(struck)
+            else:
+                await self.give_up("crashed", "the process ended while the release was being loaded or on trial")
+        trusting = self.state.trusting(self._trusted)
+        if trusting != self.state:
+            log.warning("releases of publishers that are not in OUTRIDER_EDGE_RELEASE_KEYS any more are left")
+            await self.change(trusting)
+        await asyncio.to_thread(self.store.tidy)
 
     async def current(self) -> DraftPool | None:
         """The current release, or the last good one where it does not do; None for the verifier's own draft."""
@@ -79,8 +93,12 @@ class Shelf:
         return None
 
     async def take(self, slot: Slot, before: Score) -> DraftPool:
-        """A release whose file has just come. Raises ReleaseRefused, and the slots are as before."""
-        await self.change(self.state.take(slot, before))
+        """A release whose file is here. Raises ReleaseRefused, and the last good one is the current one then."""
+        now = time.time()
+        try:
+            await asyncio.to_thread(self.store.change, self.state.take(slot, before, now))
+        except OSError as error:  # without a note of it, one that takes the process down would do so at every start
+            raise ReleaseRefused("no room", f"{self.store.folder} cannot be written: {error}; mend that") from error
         try:
             return await self._opened(slot)
         except ReleaseRefused as error:
@@ -104,7 +122,8 @@ class Shelf:
 
     async def _look_in(self) -> DraftPool | None:
         """What another process has found good, without touching anything of it."""
-        slot = self.state.last_good if self.state.busy or self.state.trial else self.state.current
+        state = self.state.trusting(self._trusted)
+        slot = state.last_good if state.busy or state.trial else state.current
         if slot is None or not await asyncio.to_thread(is_whole, self.store.file(slot.digest), slot.digest):
             return None
         try:
@@ -117,26 +136,37 @@ class Shelf:
         """The pool of the current slot, whose file is whole; that it is being loaded has been written down."""
         trial = self.state.trial
         pool = await self._pool(slot, Health(trial.now.score if trial else None))
-        await self.change(self.state.loaded())
+        try:
+            await self.change(self.state.loaded())
+        except BaseException:
+            await pool.__aexit__(None, None, None)
+            raise
         return pool
 
     async def _pool(self, slot: Slot, health: Health) -> DraftPool:
         """Loaded, and its first worker at work. Raises ReleaseRefused."""
         release = f"release {slot.digest[:12]} (version {slot.version})"
-        name = f"version {slot.version}"
+        pool: DraftPool | None = None
         try:
             async with asyncio.timeout(_LOAD_S):
-                pool = await self._load(self.store.file(slot.digest), name, slot.digest, health)
+                pool = await self._load(self.store.file(slot.digest), f"version {slot.version}", slot.digest, health)
                 await pool.warm_up()
-        except VocabularyMismatch as error:
-            raise ReleaseRefused("vocabulary", f"{release} has another vocabulary than the target: {error}") from error
-        except TimeoutError as error:
-            raise ReleaseRefused("unusable", f"{release} had not begun after {_LOAD_S:.0f} s") from error
-        except ImportError:  # llama.cpp is not here, which is no fault of the release
-            raise
-        except Exception as error:  # whatever a file can make llama.cpp do, the session must not hear of it
-            raise ReleaseRefused("unusable", f"{release} cannot be loaded: {error}") from error
-        if health.failure:
-            await pool.__aexit__(None, None, None)
-            raise ReleaseRefused("unusable", f"{release} cannot start: {health.failure}")
-        return pool
+            if health.failure:
+                raise ReleaseRefused("unusable", f"{release} cannot start: {health.failure}")
+            return pool
+        except BaseException as error:
+            if pool is not None:
+                await pool.__aexit__(None, None, None)
+            # What is no fault of the release: llama.cpp is not here, or nobody waits for it any more.
+            if isinstance(error, ReleaseRefused | ImportError) or not isinstance(error, Exception):
+                raise
+            raise _unusable(release, error) from error
+
+
+def _unusable(release: str, error: Exception) -> ReleaseRefused:
+    """Whatever a file can make llama.cpp do, the session must not hear of it."""
+    if isinstance(error, VocabularyMismatch):
+        return ReleaseRefused("vocabulary", f"{release} has another vocabulary than the target: {error}")
+    if isinstance(error, TimeoutError):
+        return ReleaseRefused("unusable", f"{release} had not begun after {_LOAD_S:.0f} s")
+    return ReleaseRefused("unusable", f"{release} cannot be loaded: {error}")

@@ -33,6 +33,7 @@ class SlotStore:
         self.folder = folder
         self._lock = lock
         self._state = state
+        self._written = True
 
     @classmethod
     def open(cls, root: Path, target: str) -> SlotStore:
@@ -57,9 +58,19 @@ class SlotStore:
         """Raises OSError, and then the old state holds."""
         if not self.ours:
             raise PermissionError("another process keeps this folder")
-        if state != self._state or not (self.folder / _STATE).exists():
+        if state != self._state or not self._written or not (self.folder / _STATE).exists():
             _write(self.folder / _STATE, state.model_dump_json(indent=1).encode())
-        self._state = state
+        self._state, self._written = state, True
+
+    def hold(self, state: State) -> None:
+        """As `change`; what the disk has no room for holds all the same, and is written with what comes next."""
+        try:
+            self.change(state)
+        except OSError as error:
+            if not self.ours:
+                raise
+            log.warning("%s cannot be written, so that a crash forgets: %s", self.folder / _STATE, error)
+            self._state, self._written = state, False
 
     def file(self, digest: str) -> Path:
         """Of a release, whole and checked when it was put there."""

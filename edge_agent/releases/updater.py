@@ -7,19 +7,22 @@ tried out; whatever it fails at leaves the sessions with the draft that they hav
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import Counter
 
 from edge_agent.draft_room import DraftRoom
 from edge_agent.drafts import DraftPool
 from edge_agent.releases.check import Kind
-from edge_agent.releases.follower import Ask, Follower, Own, UpdatePlan
+from edge_agent.releases.follower import Ask, Follower, UpdatePlan
 from edge_agent.releases.shelf import Load, Refusals, Shelf
 from edge_agent.releases.store import SlotStore
+from edge_agent.releases.trials import Own, Trials
 from outrider.wire.ticket import Target
 
 log = logging.getLogger(__name__)
+
+_TAKE_OVER_S = 30.0
+"""How often a client looks whether the process that keeps the folder has ended."""
 
 
 class Updater:
@@ -29,6 +32,7 @@ class Updater:
         self._plan = plan
         self._ask = ask
         self._shelf: Shelf | None = None
+        self._load: Load | None = None
         self._target = Target("", "", "")
         self._refusals = Refusals()
         self._follower: Follower | None = None
@@ -43,7 +47,7 @@ class Updater:
     @property
     def swaps(self) -> int:
         """Times that the draft was replaced."""
-        return self._follower.swaps if self._follower is not None else 0
+        return self._follower.trials.swaps if self._follower is not None else 0
 
     @property
     def on_trial(self) -> bool:
@@ -56,19 +60,18 @@ class Updater:
 
     def notice(self, serial: int) -> None:
         """The cluster says that there are other releases than before."""
-        self._noticed = max(self._noticed, serial)
+        self._noticed = serial
         if self._follower is not None:
             self._follower.notice(serial)
 
     async def begin(self, target: Target, load: Load) -> DraftPool | None:
         """The release that this device has found good, or has on trial; None for the verifier's own draft."""
         await self._let_go()
+        self._target, self._load = target, load
         try:
-            store = await asyncio.to_thread(SlotStore.open, self._plan.root, target.weights_hash)
-            self._shelf = Shelf(store, load, self._refusals)
-            self._target = target
-            if not store.ours:
-                log.info("another process keeps %s: this one uses what that found good", store.folder)
+            self._shelf = await self._opened(load)
+            if not self._shelf.store.ours:
+                log.info("another process keeps %s: this one uses what that found good", self._shelf.store.folder)
             return await self._shelf.first()
         except (OSError, ImportError) as error:
             log.warning("no draft releases, with their folder %s: %s", self._plan.root, error)
@@ -77,10 +80,30 @@ class Updater:
 
     def run(self, room: DraftRoom, own: Own) -> None:
         """Follow what is offered, in the background."""
-        if self._shelf is not None and self._shelf.store.ours:
-            self._follower = Follower(self._plan, self._ask, self._target, self._shelf, self._refusals, room, own)
-            self._follower.notice(self._noticed)
-            self._task = asyncio.create_task(self._follower.run())
+        if self._shelf is not None and self._load is not None:
+            self._task = asyncio.create_task(self._follow(self._shelf, self._load, room, own))
+
+    async def _follow(self, shelf: Shelf, load: Load, room: DraftRoom, own: Own) -> None:
+        """Another process may keep the folder: its work is gone on with when it ends."""
+        while not shelf.store.ours:
+            await asyncio.sleep(_TAKE_OVER_S)
+            try:
+                shelf = await self._opened(load)
+                if shelf.store.ours:
+                    log.info("this process keeps %s from now on", shelf.store.folder)
+                    self._shelf = shelf
+                    await shelf.recover()
+            except OSError as error:
+                log.info("the folder of draft releases cannot be used: %s", error)
+        trials = Trials(shelf, room, own)
+        self._follower = Follower(self._plan, self._ask, self._target, shelf, self._refusals, trials)
+        self._follower.notice(self._noticed)
+        await self._follower.run()
+
+    async def _opened(self, load: Load) -> Shelf:
+        """Raises OSError."""
+        store = await asyncio.to_thread(SlotStore.open, self._plan.root, self._target.weights_hash)
+        return Shelf(store, load, self._refusals, self._plan.terms.keys)
 
     async def close(self) -> None:
         """In order: a trial goes on with the next start. Before the room is closed."""
@@ -94,6 +117,6 @@ class Updater:
         """Write down that nothing is under way any more, and leave the folder to others."""
         shelf, self._shelf = self._shelf, None
         if shelf is not None and shelf.store.ours:
-            with contextlib.suppress(OSError):
-                await shelf.change(shelf.state.paused(self._follower.score if self._follower is not None else None))
+            score = self._follower.trials.score if self._follower is not None else None
+            await shelf.change(shelf.state.paused(score))
             shelf.store.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from dataclasses import dataclass, field
 
 from edge_agent.releases.download import Wanted
@@ -19,6 +20,8 @@ class Behaviour:
     """Send nothing more after so many bytes of a body."""
     drip_s: float = 0.0
     """Send one byte each so many seconds."""
+    drip_headers: bool = False
+    """Those, too: another line each time, without end."""
     ranges: bool = True
     etag: str = ""
     flip: int = -1
@@ -44,13 +47,14 @@ class FileServer:
     asked: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     """(path, headers in small letters) of every request"""
     url: str = ""
+    tls: ssl.SSLContext | None = None
     _server: asyncio.Server | None = None
     _open: set[asyncio.StreamWriter] = field(default_factory=set)
 
     async def __aenter__(self) -> FileServer:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self.tls)
         host, port = self._server.sockets[0].getsockname()[:2]
-        self.url = f"http://{host}:{port}/"
+        self.url = f"{'https' if self.tls else 'http'}://{host}:{port}/"
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -84,6 +88,12 @@ class FileServer:
             writer.write(f"HTTP/1.1 302 Found\r\nLocation: {how.location}{path}\r\nContent-Length: 0\r\n\r\n".encode())
             await writer.drain()
             return
+        if how.drip_headers:
+            writer.write(b"HTTP/1.1 200 OK\r\n")
+            while True:
+                writer.write(b"x: y\r\n")
+                await writer.drain()
+                await asyncio.sleep(how.drip_s)
         if path not in self.files or how.status:
             status = how.status or 404
             writer.write(f"HTTP/1.1 {status} No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())

@@ -70,5 +70,8 @@ def test_what_was_given_up_before_is_not_tried_again_and_the_reason_is_told() ->
     with pytest.raises(ReleaseRefused, match="it was bad") as caught:
         check(signed, TERMS, TARGET, State(refused=(refusal,)))
     assert caught.value.kind == "remembered"
+    wrapped = signed + b"\xfa\x01\x01x"  # a field that nobody knows: what is signed is the same
+    with pytest.raises(ReleaseRefused, match="it was bad"):
+        check(wrapped, TERMS, TARGET, State(refused=(refusal,)))
     resigned = sign(dataclasses.replace(MANIFEST, version=6), SIGNER)  # on purpose: its publisher means it
     assert check(resigned, TERMS, TARGET, State(refused=(refusal,))).version == 6

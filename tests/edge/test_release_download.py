@@ -6,15 +6,19 @@ import asyncio
 import hashlib
 import os
 import random
+import shutil
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from certificate import private
 from file_server import Behaviour, FileServer, wanted
 
+from edge_agent import AsyncClient, EdgeSettings
 from edge_agent.releases.check import ReleaseRefused
 from edge_agent.releases.download import Downloader, Wanted, absolute
+from outrider.wire.channels import ClientTls
 
 DATA = random.Random(7).randbytes(300_000)
 DIGEST = hashlib.sha256(DATA).hexdigest()
@@ -161,10 +165,62 @@ async def test_where_nobody_listens_or_nothing_is_named_it_says_so(downloader: D
     assert "--artifacts" in str(nowhere)
 
 
+async def test_a_server_with_a_certificate_of_the_clusters_own_authority_is_trusted_where_that_is_named(
+    tmp_path: Path,
+) -> None:
+    authority, context = await asyncio.to_thread(private, tmp_path)
+    async with FileServer({f"{DIGEST}.gguf": DATA}, tls=context) as server:
+        stranger = await refused(Downloader(tmp_path, 5.0), wanted(DIGEST, DATA, server), tmp_path / "file")
+        assert stranger.kind == "unreachable" and "CERTIFICATE_VERIFY_FAILED" in str(stranger)
+        await Downloader(tmp_path, 5.0, ca=authority).fetch(wanted(DIGEST, DATA, server), tmp_path / "file")
+    assert await asyncio.to_thread((tmp_path / "file").read_bytes) == DATA
+    nothing = Downloader(tmp_path, 5.0, ca=tmp_path / "missing.pem")
+    assert "mend the file" in str(await refused(nothing, wanted("0" * 64, DATA, server), tmp_path / "other"))
+
+
+def test_a_clients_own_authority_is_the_one_that_its_downloads_trust(tmp_path: Path) -> None:
+    settings = EdgeSettings(release_keys="ab" * 32, tls_ca=tmp_path / "settings.pem")
+    for tls in (ClientTls(tmp_path / "argument.pem"), None):
+        client = AsyncClient(coordinator="127.0.0.1:1", settings=settings, tls=tls)
+        assert client.updates is not None
+        assert client.updates._plan.ca == (tls.ca if tls is not None else settings.tls_ca)
+
+
+async def test_a_mirror_that_alters_the_file_is_asked_last_from_then_on(
+    server: FileServer, downloader: Downloader, tmp_path: Path
+) -> None:
+    server.behaviour = Behaviour(break_after=200_000)
+    async with FileServer({f"{DIGEST}.gguf": DATA}, Behaviour(flip=9)) as first:
+        await refused(downloader, wanted(DIGEST, DATA, first, server), tmp_path / "file")
+        await downloader.fetch(wanted(DIGEST, DATA, first, server), tmp_path / "file")
+        assert len(first.asked) == 1 and server.ranges == ["", "bytes=200000-"]
+
+
+async def test_headers_that_drip_without_end_are_not_waited_for(
+    server: FileServer, downloader: Downloader, tmp_path: Path
+) -> None:
+    server.behaviour = Behaviour(drip_headers=True, drip_s=0.1)
+    async with asyncio.timeout(10.0):
+        assert (await refused(downloader, wanted(DIGEST, DATA, server), tmp_path / "file")).kind == "unreachable"
+
+
+async def test_what_a_full_disk_holds_of_a_file_is_given_back(
+    server: FileServer, downloader: Downloader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.behaviour = Behaviour(break_after=1000)
+    await refused(downloader, wanted(DIGEST, DATA, server), tmp_path / "file")
+    room = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: room._replace(free=298_000))
+    with pytest.raises(OSError, match="299000 bytes are to come, 298000 are free"):
+        await downloader.fetch(wanted(DIGEST, DATA, server), tmp_path / "file")
+    assert len(server.asked) == 1 and os.listdir(tmp_path) == []
+
+
 async def test_a_disk_without_room_is_an_oserror(server: FileServer, downloader: Downloader, tmp_path: Path) -> None:
     (tmp_path / f"{DIGEST}.partial").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left"):
         await downloader.fetch(wanted(DIGEST, DATA, server), tmp_path / "file")
+    assert os.listdir(tmp_path) == []
 
 
 def test_relative_addresses_begin_with_the_coordinators_and_others_than_http_are_left_out() -> None:

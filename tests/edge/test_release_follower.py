@@ -1,0 +1,342 @@
+"""A device that follows offers while files come, drafts fail and disks are full. Its drafts have no model."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from file_server import Behaviour, FileServer
+
+from edge_agent.draft_room import DraftRoom
+from edge_agent.drafts import DraftOptions, DraftPool
+from edge_agent.health import WINDOW, Health, Score
+from edge_agent.placement import Offer
+from edge_agent.releases import later, trials
+from edge_agent.releases import store as stores
+from edge_agent.releases.check import Terms
+from edge_agent.releases.follower import Follower, UpdatePlan
+from edge_agent.releases.shelf import Refusals, Shelf
+from edge_agent.releases.slots import State
+from edge_agent.releases.store import SlotStore
+from edge_agent.releases.trials import Trials
+from edge_agent.releases.updater import Updater
+from outrider.core.errors import Unavailable
+from outrider.wire.manifest import Manifest, sign
+from outrider.wire.ticket import Signer, Target
+
+TARGET = Target("t", "sha256:" + "a" * 64, "sha256:" + "b" * 64)
+SIGNER = Signer.generate()
+
+
+class Pool(DraftPool):
+    """Without a model; knows whether it was closed."""
+
+    def __init__(self, release: str, health: Health | None = None) -> None:
+        super().__init__(release[:4], DraftOptions(), release=release, health=health)
+        self.closed = False
+
+    @property
+    def has_model(self) -> bool:
+        return True
+
+    async def warm_up(self) -> None:
+        return
+
+    async def __aexit__(self, *_: object) -> None:
+        self.closed = True
+
+
+class Device:
+    """One follower, and what surrounds it."""
+
+    def __init__(self, files: FileServer, folder: Path) -> None:
+        self.files = files
+        self.store = SlotStore.open(folder, TARGET.weights_hash)
+        self.room = DraftRoom(Pool("own"))
+        self.offer = Offer(0)
+        self.asked = 0
+        self.own_fails = 0
+        self.refusals = Refusals()
+        plan = UpdatePlan(Terms({SIGNER.key_id: SIGNER.public_key}, 1 << 20), folder, stall_s=20.0, spread_s=0.0)
+        shelf = Shelf(self.store, self._load, self.refusals, plan.terms.keys)
+        self.trials = Trials(shelf, self.room, self._own)
+        self.follower = Follower(plan, self._ask, TARGET, shelf, self.refusals, self.trials)
+
+    async def _load(self, path: Path, name: str, digest: str, health: Health) -> DraftPool:
+        return Pool(digest, health)
+
+    async def _own(self) -> DraftPool | None:
+        if self.own_fails:
+            self.own_fails -= 1
+            raise Unavailable("no verifier at the moment")
+        return Pool("own")
+
+    async def _ask(self, *_: str) -> Offer:
+        self.asked += 1
+        return self.offer
+
+    def publish(self, version: int, *, canary: bool = False, tell: bool = True, size: int = 0) -> str:
+        """What the cluster offers from now on; returns the release's name."""
+        data = f"draft {version}".encode() * 1000
+        digest = hashlib.sha256(data).hexdigest()
+        self.files.files[f"artifacts/{digest}.gguf"] = data
+        manifest = Manifest(
+            version=version,
+            weights_hash=TARGET.weights_hash,
+            tokenizer_hash=TARGET.tokenizer_hash,
+            artifact=f"sha256:{digest}",
+            size=size or len(data),
+            quantization="Q8_0",
+        )
+        self.offer = Offer(self.offer.serial + 1, sign(manifest, SIGNER), canary, self.files.url)
+        if tell:
+            self.follower.notice(self.offer.serial)
+        return digest
+
+    @property
+    def in_use(self) -> str:
+        return self.trials.in_use
+
+    @property
+    def pool(self) -> DraftPool:
+        assert self.room.pool is not None
+        return self.room.pool
+
+    async def takes(self, version: int, *, canary: bool = False, prove: bool = True) -> str:
+        digest = self.publish(version, canary=canary)
+        await until(lambda: self.in_use == digest)
+        if prove:
+            for _ in range(WINDOW):
+                self.pool.health.heard(True)
+            await until(lambda: self.store.state.trial is None)
+        return digest
+
+
+@pytest.fixture
+async def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Device]:
+    monkeypatch.setattr(later, "_FIRST_S", 0.1)
+    monkeypatch.setattr(trials, "LOOK_S", 0.01)
+    async with FileServer() as files:
+        device = Device(files, tmp_path)
+        running = asyncio.create_task(device.follower.run())
+        yield device
+        running.cancel()
+        await asyncio.wait({running})
+        await device.room.close()
+        device.store.close()
+
+
+async def until(condition: Callable[[], object], within_s: float = 10.0) -> None:
+    give_up = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < give_up, "it did not come to that"
+        await asyncio.sleep(0.01)
+
+
+async def test_a_draft_that_fails_is_left_although_the_next_one_is_still_coming(device: Device) -> None:
+    await device.takes(1, prove=False)
+    device.files.behaviour = Behaviour(stall_after=10)
+    device.publish(2)
+    await until(lambda: len(device.files.asked) == 2)
+    device.pool.health.failed("llama_decode returned -3")
+    await until(lambda: device.in_use == "own")
+    assert dict(device.refusals.by_kind) == {"failed": 1}
+
+
+async def test_a_release_that_is_withdrawn_while_it_comes_is_not_waited_for(device: Device) -> None:
+    device.files.behaviour = Behaviour(stall_after=10)
+    bad = device.publish(1, canary=True)
+    await until(lambda: device.files.asked)
+    device.files.behaviour = Behaviour()
+    good = device.publish(2)
+    await until(lambda: device.in_use == good)
+    assert device.store.state.last_good is None and bad != good
+
+
+async def test_what_is_not_offered_any_more_when_its_file_is_here_is_not_used(device: Device) -> None:
+    device.files.behaviour = Behaviour(drip_s=0.00001)
+    bad = device.publish(1, canary=True)
+    await until(lambda: device.files.asked)
+    good = device.publish(2, tell=False)  # nobody has told the device yet
+    await until(lambda: device.in_use != "own", within_s=30.0)
+    assert device.in_use == good and device.trials.swaps == 1 and bad != good
+
+
+async def test_the_verifiers_own_draft_is_asked_for_again_where_it_was_not_to_be_had(device: Device) -> None:
+    await device.takes(1, canary=True, prove=False)
+    bad = device.pool
+    device.own_fails = 2
+    bad.health.failed("it broke")
+    await until(lambda: device.own_fails < 2)
+    assert device.room.pool is bad  # better than none
+    await until(lambda: device.in_use == "own")
+    assert device.own_fails == 0
+
+
+async def test_a_canary_that_is_rolled_back_is_left_although_what_is_offered_instead_was_refused_here(
+    device: Device,
+) -> None:
+    await device.takes(1, prove=False)
+    refused = device.offer
+    device.pool.health.failed("it broke")
+    await until(lambda: device.in_use == "own")
+    await device.takes(2, canary=True)
+    device.offer = dataclasses.replace(refused, serial=device.offer.serial + 1)
+    device.follower.notice(device.offer.serial)
+    await until(lambda: device.in_use == "own")
+    assert device.refusals.by_kind["remembered"] == 1
+
+
+async def test_a_serial_that_nobody_has_does_not_make_it_deaf(device: Device) -> None:
+    device.follower.notice((1 << 64) - 1)
+    await until(lambda: device.asked >= 3)
+    new = device.publish(1)
+    await until(lambda: device.in_use == new)
+
+
+async def test_a_serial_that_went_back_is_heard_again(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_agent.releases.follower._LESS_S", 0.1)
+    device.offer = Offer(100)
+    device.follower.notice(100)
+    await until(lambda: device.follower._settled == 100)
+    device.offer = Offer(2)
+    new = device.publish(1)
+    assert device.offer.serial == 3
+    await until(lambda: device.in_use == new)
+
+
+async def test_a_full_disk_does_not_keep_a_draft_that_fails_in_use(
+    device: Device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await device.takes(1, prove=False)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stores, "_write", full)
+        device.pool.health.failed("it broke")
+        await until(lambda: device.in_use == "own")
+        assert "a crash forgets" in caplog.text and "Traceback" not in caplog.text
+        device.publish(2)
+        await until(lambda: device.refusals.by_kind["no room"])
+        assert device.in_use == "own"
+    device.follower.notice(99)
+    await until(lambda: device.in_use != "own")
+    assert device.store.state.refused[0].kind == "failed"
+
+
+async def test_a_file_that_is_altered_each_time_is_left_until_there_is_news(device: Device) -> None:
+    device.files.behaviour = Behaviour(flip=5)
+    device.publish(1)
+    await until(lambda: device.follower._settled == device.offer.serial)
+    assert len(device.files.asked) == 2
+    device.files.behaviour = Behaviour()
+    new = device.publish(2)
+    await until(lambda: device.in_use == new)
+
+
+async def test_a_trial_that_no_text_decides_ends_by_the_clock(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    await device.takes(1, prove=False)
+    assert device.store.state.trial is not None and device.store.state.floor == 0
+    now = time.time() + trials.TRIAL_S
+    monkeypatch.setattr(time, "time", lambda: now)
+    await until(lambda: device.store.state.trial is None)
+    assert device.store.state.floor == 1
+
+
+async def test_a_release_whose_publisher_is_not_trusted_any_more_is_not_loaded(device: Device, caplog: object) -> None:
+    await device.takes(1)
+    revoked = Shelf(device.store, device._load, device.refusals, ())
+    assert await revoked.first() is None
+    assert device.store.state.current is None and device.store.state.last_good is None
+
+
+async def test_a_good_draft_that_was_being_loaded_at_a_crash_is_given_up_the_second_time_only(
+    device: Device, tmp_path: Path
+) -> None:
+    good = await device.takes(1)
+    shelf = Shelf(device.store, device._load, device.refusals, (SIGNER.key_id,))
+    device.store.change(device.store.state.loading())
+    pool = await shelf.first()
+    assert pool is not None and pool.release == good and device.store.state.strikes == 0
+    for strikes in (1, 0):
+        device.store.change(device.store.state.loading())
+        await shelf.recover()
+        assert device.store.state.strikes == strikes
+    assert device.store.state.current is None and device.refusals.by_kind["crashed"] == 1
+
+
+async def test_a_client_beside_another_one_goes_on_with_updates_when_that_ends(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_agent.releases.updater._TAKE_OVER_S", 0.05)
+    second = Updater(device.follower._plan, device._ask)
+    pool = await second.begin(TARGET, device._load)
+    assert pool is None  # nothing was found good yet
+    room = DraftRoom(Pool("own"))
+    second.run(room, device._own)
+    good = await device.takes(1)
+    assert room.pool is not None and room.pool.release == "own"
+    device.store.close()
+    await until(lambda: room.pool is not None and room.pool.release == good)
+    new = device.publish(2, tell=False)
+    second.notice(device.offer.serial)
+    await until(lambda: room.pool is not None and room.pool.release == new)
+    await second.close()
+    await room.close()
+
+
+async def test_a_model_that_is_loaded_when_nobody_waits_for_it_any_more_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, closed = threading.Event(), threading.Event()
+
+    class Model:
+        def close(self) -> None:
+            closed.set()
+
+    def load(*_: object) -> tuple[Model, int, str]:
+        begun.set()
+        time.sleep(0.1)
+        return Model(), 0, ""
+
+    monkeypatch.setattr("edge_agent.drafts._load", load)
+    loading = asyncio.create_task(DraftPool.load(Path("x"), "x", [], DraftOptions()))
+    await until(begun.is_set)
+    loading.cancel()
+    await until(closed.is_set)
+
+
+async def test_a_draft_whose_loading_is_given_up_is_freed(device: Device) -> None:
+    made: list[Pool] = []
+
+    class Slow(Pool):
+        async def warm_up(self) -> None:
+            await asyncio.sleep(3600)
+
+    async def load(path: Path, name: str, digest: str, health: Health) -> DraftPool:
+        made.append(Slow(digest, health))
+        return made[-1]
+
+    await device.takes(1)
+    loading = asyncio.create_task(Shelf(device.store, load, device.refusals, (SIGNER.key_id,)).current())
+    await until(lambda: made)
+    loading.cancel()
+    await asyncio.wait({loading})
+    assert made[0].closed
+
+
+def test_a_release_that_guessed_worse_gets_another_try_after_a_day_and_one_that_crashed_does_not() -> None:
+    from test_release_slots import on_trial, slot
+
+    for kind, left in (("worse", 0), ("crashed", 1)):
+        state = on_trial(State(), slot(1)).gave_up(kind, "it was", 1000.0)
+        assert len(state.at(2000.0).refused) == 1 and len(state.at(90_000.0).refused) == left
+    assert State().take(slot(1), Score(), 5.0).trial is not None
