@@ -45,7 +45,8 @@ class DatasetPlan(BaseModel):
     heldout_share: float = Field(default=0.1, gt=0, lt=1)
     """Part of the sessions that is never learnt from."""
     replay_share: float = Field(default=0.3, ge=0, lt=1)
-    """Part of the tokens that is old traffic, so that a new domain does not displace the ones before it."""
+    """Part of the tokens learnt that is old traffic, so that a new domain does not displace the ones before it. Of what
+    is held out every class has its share, however old: what is not measured may be unlearnt unseen."""
     class_shares: dict[str, float] = Field(default_factory=dict)
     """Weights of the traffic classes, above 0; those not named weigh 1."""
     tenant_share: float = Field(default=0.5, gt=0, le=1)
@@ -68,9 +69,10 @@ class DatasetPlan(BaseModel):
     """Tokens of the shortest text."""
     seed: int = 0
 
-    def limits(self, tokens: int) -> Limits:
-        shared = {name: getattr(self, name) for name in Limits.__dataclass_fields__ if name != "tokens"}
-        return Limits(tokens=tokens, **shared)
+    def limits(self, tokens: int, *, by_class: bool) -> Limits:
+        ours = ("tokens", "by_class")
+        shared = {name: getattr(self, name) for name in Limits.__dataclass_fields__ if name not in ours}
+        return Limits(tokens=tokens, by_class=by_class, **shared)
 
 
 class DatasetCard(BaseModel):
@@ -113,8 +115,10 @@ def build(log: Source, folder: Path, plan: DatasetPlan, now: float) -> DatasetCa
     ours = [outline for outline in outlines if outline.weights_hash == weights_hash]
     pieces, left_out = _pieces(ours, plan)
     left_out["other_target"] = sum(len(one.tokens) for one in outlines) - sum(len(one.tokens) for one in ours)
-    learnt, dropped = select([piece for piece in pieces if not _is_heldout(piece, plan)], plan.limits(plan.tokens))
-    measured, _ = select([piece for piece in pieces if _is_heldout(piece, plan)], plan.limits(plan.heldout_tokens))
+    ours_to_learn = [piece for piece in pieces if not _is_heldout(piece, plan)]
+    learnt, dropped = select(ours_to_learn, plan.limits(plan.tokens, by_class=False))
+    held_out = [piece for piece in pieces if _is_heldout(piece, plan)]
+    measured, _ = select(held_out, plan.limits(plan.heldout_tokens, by_class=True))
     if not learnt or not measured:
         raise DatasetEmpty(
             f"the traffic log holds {len({one.session_id for one in ours})} sessions of this target, with"

@@ -8,7 +8,7 @@ candidate's, less one: by how much more the tokens per step are. Its lower bound
     on each class, fresh or not                  the lower bound is above `-loss`
 
 and it does not take more than `slower` times the incumbent's time for a token. Classes of few texts are judged
-together. The resamples are the same for every candidate, so a draft that is right more often never does worse.
+together, and where even together they are few, with the smallest class that is not: every text is judged. The resamples are the same for every candidate, so a draft that is right more often never does worse.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Verdict:
     reasons: tuple[str, ...]
     """Why not; empty for one that passed."""
     notes: tuple[str, ...]
-    """What was not judged."""
+    """What was not judged, or not by itself."""
     fresh: Group | None
     """All texts of the fresh classes; None where there are none."""
     classes: tuple[Group, ...]
@@ -107,11 +107,13 @@ class Verdict:
         return found
 
 
-def decide(measured: Measured, fresh: Collection[str], rule: Rule) -> Verdict:
-    """Let a candidate pass or not. fresh: the classes that it was trained for."""
+def decide(measured: Measured, fresh: Collection[str], rule: Rule, learnt: Collection[str] = ()) -> Verdict:
+    """Let a candidate pass or not. fresh: the classes that it was trained for. learnt: all that it learnt from."""
     wanted = [text for text in measured.texts if text.traffic_class in fresh]
     overall = _group("fresh classes", wanted, rule) if wanted else None
     groups, notes = _classes(measured.texts, rule)
+    unseen = sorted(set(learnt) - {text.traffic_class for text in measured.texts})
+    notes += tuple(f"not judged: class {name!r}, of which no text that counts was held out" for name in unseen)
     reasons = [
         *_too_few(wanted, rule),
         *(_no_gain(overall, rule) if overall else ()),
@@ -122,19 +124,27 @@ def decide(measured: Measured, fresh: Collection[str], rule: Rule) -> Verdict:
 
 
 def _classes(texts: Sequence[TextCounts], rule: Rule) -> tuple[tuple[Group, ...], tuple[str, ...]]:
-    """Those with texts enough, the others as one group, and a word about them where even together they are too few."""
+    """Those with texts enough, the others as one group, if need be with the smallest of the former; and a word of it."""
     by_class: dict[str, list[TextCounts]] = {}
     for text in texts:
         by_class.setdefault(text.traffic_class, []).append(text)
-    rare = [name for name, found in by_class.items() if len(found) < rule.texts]
-    pooled = [text for name in rare for text in by_class.pop(name)]
+    by_size = sorted(by_class, key=lambda name: (_enough(by_class[name], rule), len(by_class[name]), name))
+    rare = [name for name in by_size if not _enough(by_class[name], rule)]
+    together, pooled = list(rare), [text for name in rare for text in by_class[name]]
+    for name in by_size[len(rare) :]:
+        if not rare or _enough(pooled, rule):
+            break
+        together.append(name)
+        pooled += by_class[name]
     notes: tuple[str, ...] = ()
-    if len(pooled) >= rule.texts:
-        by_class[RARE] = pooled
-    elif pooled:
-        names = ", ".join(repr(name) for name in sorted(rare))
-        notes = (f"not judged by class: {names}, with {len(pooled)} texts together; {rule.texts} are needed",)
+    if rare:
+        by_class = {name: found for name, found in by_class.items() if name not in rare} | {RARE: pooled}
+        notes = (f"judged together only: {', '.join(map(repr, rare))}, as {RARE} of {', '.join(map(repr, together))}",)
     return tuple(_group(name, found, rule) for name, found in sorted(by_class.items())), notes
+
+
+def _enough(texts: Sequence[TextCounts], rule: Rule) -> bool:
+    return len(texts) >= rule.texts
 
 
 def _group(name: str, texts: Sequence[TextCounts], rule: Rule) -> Group:

@@ -234,6 +234,8 @@ class Loop:
     async def _judge(self, run: Run) -> float:
         await self._stage(run)
         verdict = self._verdict(run)
+        for note in verdict.get("notes", ()):
+            log.warning("run %d, gate: %s", run.number, note)
         if verdict["passed"]:
             self._go_on(run, "publish")
             shutil.rmtree(self.folder(run) / job.DATASET, ignore_errors=True)  # tenants' retention runs for it too

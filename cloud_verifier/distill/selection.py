@@ -6,7 +6,7 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,9 @@ class Limits:
     tokens: int
     replay_share: float
     """Part of the tokens that is old traffic."""
+    by_class: bool
+    """Each class has its share, whatever the age of its texts, and the replay share rules within a class only. Else a
+    class that is old has part in the replay share alone."""
     class_shares: Mapping[str, float]
     """Weights of the traffic classes; those not named weigh 1."""
     tenant_share: float
@@ -66,7 +69,10 @@ def water_filled(available: Mapping[str, int], weights: Mapping[str, float], tot
     wanting = {name for name, amount in available.items() if amount > 0}
     left = total
     while wanting and left >= len(wanting):
-        unit = left / sum(weights.get(name, 1.0) for name in wanting)
+        weighed = sum(weights.get(name, 1.0) for name in wanting)
+        if weighed == 0:
+            weights, weighed = {}, len(wanting)
+        unit = left / weighed
         for name in sorted(wanting):
             given[name] += min(int(unit * weights.get(name, 1.0)), available[name] - given[name])
         full = {name for name in wanting if given[name] == available[name]}
@@ -145,6 +151,8 @@ def _capped(pieces: Sequence[Stretch], limits: Limits, left_out: Counter[str]) -
 def _budgets(offered: Mapping[tuple[str, Age], Sequence[Stretch]], limits: Limits) -> dict[tuple[str, Age], int]:
     """Fresh traffic, and old in its share of the whole; all old where nothing is fresh."""
     amounts = {key: sum(piece.learnt for piece in some) for key, some in offered.items()}
+    if limits.by_class:
+        return _budgets_by_class(amounts, limits)
     old = {name: amount for (name, age), amount in amounts.items() if age == "old"}
     fresh = {name: amount for (name, age), amount in amounts.items() if age == "fresh"}
     wanted = min(sum(fresh.values()), limits.tokens * (1 - limits.replay_share))
@@ -152,6 +160,19 @@ def _budgets(offered: Mapping[tuple[str, Age], Sequence[Stretch]], limits: Limit
     replay = water_filled(old, limits.class_shares, replayed)
     new = water_filled(fresh, limits.class_shares, limits.tokens - sum(replay.values()))
     return {(name, "old"): n for name, n in replay.items()} | {(name, "fresh"): n for name, n in new.items()}
+
+
+def _budgets_by_class(amounts: Mapping[tuple[str, Age], int], limits: Limits) -> dict[tuple[str, Age], int]:
+    classes: Counter[str] = Counter()
+    for (name, _), amount in amounts.items():
+        classes[name] += amount
+    ages = {"old": limits.replay_share, "fresh": 1 - limits.replay_share}
+    budgets: dict[tuple[str, Age], int] = {}
+    for name, budget in water_filled(classes, limits.class_shares, limits.tokens).items():
+        mine = {age: amount for (one, age), amount in amounts.items() if one == name}
+        for each, given in water_filled(mine, ages, budget).items():
+            budgets[name, cast(Age, each)] = given
+    return budgets
 
 
 def _within(pieces: Iterable[Stretch], budget: int, left_out: Counter[str]) -> Iterable[Stretch]:

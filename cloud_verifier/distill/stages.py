@@ -62,7 +62,8 @@ def judge(run: Path) -> None:
 
     told = Job.read(run)
     measured = measure.compare(run / job.DRAFT, told.incumbent, dataset.heldout(run / job.DATASET), told.threads)
-    verdict = gate.decide(measured, told.fresh, told.rule)
+    learnt = dataset.read_card(run / job.DATASET).train
+    verdict = gate.decide(measured, told.fresh, told.rule, learnt)
     durable.write(run / job.VERDICT, json.dumps(verdict.to_json() | {"metrics": verdict.metrics()}, indent=1).encode())
     for group in verdict.classes:
         log.info(

@@ -194,3 +194,11 @@ def test_a_dataset_takes_the_place_of_an_earlier_one_whole(tmp_path: Path) -> No
     (tmp_path / "d" / "train" / "00077.safetensors").write_bytes(b"left over")
     card = build(ListedLog(sessions(30)), tmp_path / "d", plan(), now=600.0)
     assert sum(text.learnt for text in dataset.train(tmp_path / "d")) == card.train_tokens
+
+
+def test_the_gate_sees_old_classes_whatever_the_replay_share(tmp_path: Path) -> None:
+    old = sessions(80, traffic_class="code", time_unix=50.0, expires_unix=900.0)
+    log = ListedLog([*old, *sessions(20, traffic_class="sums")])
+    card = build(log, tmp_path / "d", plan(fresh_since_unix=80.0, heldout_tokens=100_000), now=500.0)
+    all_old = build(ListedLog(old), tmp_path / "old", plan(heldout_tokens=100_000), now=500.0)
+    assert card.heldout["code"] == all_old.heldout["code"] > 0

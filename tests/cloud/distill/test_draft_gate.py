@@ -72,10 +72,20 @@ def test_classes_of_few_texts_are_judged_together() -> None:
     assert any(repr(RARE) in reason for reason in verdict.reasons)
 
 
-def test_what_is_too_little_to_judge_is_said() -> None:
-    verdict = decide(measured(*[text("sums", 20, 60)] * 10, text("rare", 30, 30)), {"sums"}, RULE)
+def test_a_class_of_too_few_texts_is_judged_with_the_smallest_other_one_and_that_is_said() -> None:
+    known = [*[text("sums", 20, 60)] * 20, *[text("code", 30, 30)] * 8]
+    verdict = decide(measured(*known, text("rare", 30, 30)), {"sums"}, RULE)
     assert verdict.passed
+    (pool,) = [group for group in verdict.classes if group.name == RARE]
+    assert pool.texts == 9, "the rare text and those of code"
     assert "'rare'" in verdict.notes[0]
+    ruined = decide(measured(*known, text("rare", 90, 30), text("rare", 90, 30)), {"sums"}, RULE)
+    assert not ruined.passed
+
+
+def test_a_class_that_was_learnt_and_of_which_nothing_was_held_out_is_told() -> None:
+    verdict = decide(measured(*[text("sums", 20, 60)] * 10), {"sums"}, RULE, learnt={"sums", "prose"})
+    assert verdict.passed and "not judged: class 'prose'" in verdict.notes[0]
 
 
 def test_a_draft_that_takes_much_longer_is_refused() -> None:

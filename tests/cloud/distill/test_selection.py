@@ -20,6 +20,7 @@ def limits(**changes: Any) -> Limits:
     fields: dict[str, Any] = {
         "tokens": 10_000,
         "replay_share": 0.3,
+        "by_class": False,
         "class_shares": {},
         "tenant_share": 0.5,
         "tenant_tokens": 0,
@@ -61,6 +62,18 @@ def test_little_fresh_traffic_is_not_drowned_in_old() -> None:
 def test_old_traffic_alone_fills_the_dataset() -> None:
     chosen, _ = select(texts(100, "code", time=10), limits(tokens=1000))
     assert amounts(chosen) == {("code", "old"): 1000}
+
+
+def test_held_out_text_of_a_class_that_is_old_is_measured_however_little_is_fresh() -> None:
+    offered = [*texts(100, "sums"), *texts(5000, "code", time=10), *texts(300, "sums", time=10)]
+    chosen, _ = select(offered, limits(tokens=10_000, by_class=True))
+    assert amounts(chosen) == {("sums", "fresh"): 2000, ("sums", "old"): 3000, ("code", "old"): 5000}
+
+
+def test_old_text_may_be_left_to_what_nothing_fresh_fills() -> None:
+    offered = [*texts(20, "code"), *texts(300, "code", time=10)]
+    chosen, _ = select(offered, limits(tokens=2000, by_class=True, replay_share=0.0))
+    assert amounts(chosen) == {("code", "fresh"): 400, ("code", "old"): 1600}
 
 
 def test_a_class_may_weigh_more_and_what_it_cannot_use_goes_to_the_others() -> None:
