@@ -103,6 +103,16 @@ class DistillConfig(BaseSettings):
         return self
 
     @property
+    def training_s(self) -> float:
+        """The longest that a training may take, loading and saving included."""
+        return 60 * (self.train_minutes + self.stage_minutes)
+
+    @property
+    def lasts_s(self) -> float:
+        """How long a dataset must last: for the stages that read it or lie between, and one wait after a failure."""
+        return self.training_s + 4 * 60 * self.stage_minutes + self.retry_s
+
+    @property
     def rule(self) -> Rule:
         return Rule(self.gate_gain, self.gate_loss, self.gate_slower, self.gate_confidence, self.gate_texts)
 

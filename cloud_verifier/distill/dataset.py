@@ -40,6 +40,8 @@ class DatasetPlan(BaseModel):
     """Passages older than this are not read."""
     fresh_since_unix: float = 0.0
     """When old traffic ends and fresh begins: usually the time of the last training's dataset."""
+    lasts_s: float = Field(default=0.0, ge=0)
+    """Passages that expire sooner than so many seconds after `now` are left out, so that the dataset lasts as long."""
     tokens: int = Field(default=400_000, ge=1)
     heldout_tokens: int = Field(default=40_000, ge=1)
     heldout_share: float = Field(default=0.1, gt=0, lt=1)
@@ -93,7 +95,7 @@ class DatasetCard(BaseModel):
     tenants: dict[str, dict[str, int]]
     """Class -> tenant -> tokens that are learnt from."""
     left_out: dict[str, int]
-    """Reason -> tokens: `duplicates`, `over_cap` (of a tenant), `over_budget`, `short`, `other_target`."""
+    """Reason -> tokens: `duplicates`, `over_cap` (of a tenant), `over_budget`, `short`, `other_target`, `expiring`."""
     texts: int
     plan: DatasetPlan
 
@@ -110,10 +112,19 @@ def build(log: Source, folder: Path, plan: DatasetPlan, now: float) -> DatasetCa
     outlines = [Outline.of(passage) for passage in log.read(plan.since_unix, now)]
     if not outlines:
         raise DatasetEmpty("the traffic log holds no passage: is recording on for any tenant?")
+    read = sum(len(one.tokens) for one in outlines)
+    outlines = [one for one in outlines if one.expires_unix > now + plan.lasts_s]
+    if not outlines:
+        raise DatasetEmpty(
+            f"all of the traffic log expires within {plan.lasts_s / 60:.0f} minutes, which a run may take: let tenants'"
+            " recordings be kept for longer, or lower train_minutes and stage_minutes"
+        )
+    expiring = read - sum(len(one.tokens) for one in outlines)
     newest = max(outlines, key=lambda one: one.time_unix)
     weights_hash = plan.weights_hash or newest.weights_hash
     ours = [outline for outline in outlines if outline.weights_hash == weights_hash]
     pieces, left_out = _pieces(ours, plan)
+    left_out["expiring"] = expiring
     left_out["other_target"] = sum(len(one.tokens) for one in outlines) - sum(len(one.tokens) for one in ours)
     ours_to_learn = [piece for piece in pieces if not _is_heldout(piece, plan)]
     learnt, dropped = select(ours_to_learn, plan.limits(plan.tokens, by_class=False))
@@ -128,7 +139,7 @@ def build(log: Source, folder: Path, plan: DatasetPlan, now: float) -> DatasetCa
         shutil.rmtree(folder)
     filling = Filling([*learnt, *measured], plan.top)
     for passage in log.read(plan.since_unix, now):
-        if passage.weights_hash == weights_hash:
+        if passage.weights_hash == weights_hash and passage.expires_unix > now + plan.lasts_s:
             filling.take(passage)
     # The log may have lost passages since the choice.
     learnt, measured = ([one for one in some if filling.covers(one)] for some in (learnt, measured))

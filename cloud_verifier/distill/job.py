@@ -28,6 +28,9 @@ class Job(BaseModel, frozen=True, extra="forbid"):
     dataset: dict[str, Any]
     """`DatasetPlan`."""
     target: Path
+    weights_hash: str
+    """Of the target, as is the next one: a run whose target is no longer the one that is served ends."""
+    tokenizer_hash: str
     base: Path
     """The draft that is trained on: a GGUF file, or a folder with a Hugging Face causal LM."""
     incumbent: Path

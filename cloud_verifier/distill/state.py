@@ -17,7 +17,8 @@ HISTORY = 50
 """Runs that are remembered."""
 
 Stage = Literal["dataset", "training", "export", "gate", "publish", "canary"]
-Result = Literal["stable", "rolled_back", "refused", "failed"]
+Result = Literal["stable", "rolled_back", "refused", "failed", "waiting"]
+"""waiting: published, and held by an operator's pin; it may still become stable."""
 
 
 class Run(BaseModel, frozen=True):

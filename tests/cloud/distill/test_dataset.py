@@ -202,3 +202,13 @@ def test_the_gate_sees_old_classes_whatever_the_replay_share(tmp_path: Path) -> 
     card = build(log, tmp_path / "d", plan(fresh_since_unix=80.0, heldout_tokens=100_000), now=500.0)
     all_old = build(ListedLog(old), tmp_path / "old", plan(heldout_tokens=100_000), now=500.0)
     assert card.heldout["code"] == all_old.heldout["code"] > 0
+
+
+def test_text_that_expires_before_a_run_could_end_is_left_out(tmp_path: Path) -> None:
+    soon = sessions(40, traffic_class="soon", expires_unix=500.0 + 60.0)
+    log = ListedLog([*soon, *sessions(40, traffic_class="later", expires_unix=500.0 + 7200.0)])
+    card = build(log, tmp_path / "d", plan(lasts_s=3600.0), now=500.0)
+    assert set(card.train) == {"later"} == set(card.heldout)
+    assert card.expires_unix == 7700.0 and card.left_out["expiring"] == 40 * 40
+    with pytest.raises(DatasetEmpty, match="expires within 60 minutes"):
+        build(ListedLog(soon), tmp_path / "d", plan(lasts_s=3600.0), now=500.0)

@@ -75,7 +75,7 @@ async def test_the_narrow_draft_learns_sums_and_the_gate_lets_it_pass(tmp_path: 
     releases = FakeReleases()
     publisher = Publisher(releases, Ledger(config.state / "releases"), Shelf(config.artifacts), SIGNER, hashes)
     watch = TrafficWatch(SegmentLog(config.traffic), hashes.weights_hash, config.alarm_tokens)
-    loop = Loop(config, Children(_budget(config)), publisher, watch, hashes.weights_hash)
+    loop = Loop(config, Children(_budget(config)), publisher, watch)
 
     assert await loop.once() is None, loop.state.history
     assert releases.states == {1: CANARY}
