@@ -92,6 +92,8 @@ class DatasetCard(BaseModel):
     """Class -> age (`fresh` or `old`) -> tokens."""
     heldout: dict[str, int]
     """Class -> tokens."""
+    heldout_sessions: dict[str, int]
+    """Class -> sessions."""
     tenants: dict[str, dict[str, int]]
     """Class -> tenant -> tokens that are learnt from."""
     left_out: dict[str, int]
@@ -152,6 +154,9 @@ def build(log: Source, folder: Path, plan: DatasetPlan, now: float) -> DatasetCa
         newest_unix=newest.time_unix,
         train=_counts((piece.traffic_class, age(piece, plan.fresh_since_unix), piece.learnt) for piece in learnt),
         heldout=dict(_sums((piece.traffic_class, piece.learnt) for piece in measured)),
+        heldout_sessions=dict(
+            Counter(name for name, _ in {(piece.traffic_class, piece.session_id) for piece in measured})
+        ),
         tenants=_counts((piece.traffic_class, piece.tenant, piece.learnt) for piece in learnt),
         left_out=dict(left_out + dropped),
         texts=len(learnt),

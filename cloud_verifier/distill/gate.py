@@ -1,14 +1,16 @@
 """Whether a trained draft may go out to devices: a pure decision over what was measured on held-out texts.
 
 Both drafts were measured on the same texts, so the gain of a group of texts is the incumbent's steps over the
-candidate's, less one: by how much more the tokens per step are. Its lower bound is a bootstrap percentile over texts
-(Efron 1979), and never above the gain itself. The candidate passes if, for the chain and for the tree alike,
+candidate's, less one: by how much more the tokens per step are. Its lower bound is a bootstrap percentile over sessions
+(Efron 1979), whose texts are alike, and never above the gain itself. The candidate passes if, for the chain and for the
+tree alike,
 
     on all texts of the fresh classes together   the lower bound is at least `gain`
     on each class, fresh or not                  the lower bound is above `-loss`
 
-and it does not take more than `slower` times the incumbent's time for a token. Classes of few texts are judged
-together, and where even together they are few, with the smallest class that is not: every text is judged. The resamples are the same for every candidate, so a draft that is right more often never does worse.
+and it does not take more than `slower` times the incumbent's time for a token. Classes of few sessions or positions are
+judged together, and where even together they are few, with the smallest class that is not: every text is judged. The
+resamples are the same for every candidate, so a draft that is right more often never does worse.
 """
 
 from __future__ import annotations
@@ -44,8 +46,11 @@ class Rule:
     """Of the incumbent's time for a token."""
     confidence: float = 0.95
     """One-sided, of each bound. At least 0.5."""
-    texts: int = 8
-    """Fewest texts of the fresh classes, and of a class that is judged by itself."""
+    sessions: int = 8
+    """Fewest of the fresh classes, and of a class that is judged by itself."""
+    positions: int = 2_000
+    """Fewest of a class that is judged by itself. Of fewer the bound is so loose that an unchanged class is refused
+    once in four times at 500."""
     resamples: int = 2_000
 
 
@@ -66,6 +71,7 @@ class Group:
 
     name: str
     texts: int
+    sessions: int
     positions: int
     candidate: Shares
     incumbent: Shares
@@ -124,11 +130,11 @@ def decide(measured: Measured, fresh: Collection[str], rule: Rule, learnt: Colle
 
 
 def _classes(texts: Sequence[TextCounts], rule: Rule) -> tuple[tuple[Group, ...], tuple[str, ...]]:
-    """Those with texts enough, the others as one group, if need be with the smallest of the former; and a word of it."""
+    """Those large enough, the others as one group, if need be with the smallest of the former; and a word of it."""
     by_class: dict[str, list[TextCounts]] = {}
     for text in texts:
         by_class.setdefault(text.traffic_class, []).append(text)
-    by_size = sorted(by_class, key=lambda name: (_enough(by_class[name], rule), len(by_class[name]), name))
+    by_size = sorted(by_class, key=lambda name: (_enough(by_class[name], rule), _sessions(by_class[name]), name))
     rare = [name for name in by_size if not _enough(by_class[name], rule)]
     together, pooled = list(rare), [text for name in rare for text in by_class[name]]
     for name in by_size[len(rare) :]:
@@ -144,7 +150,11 @@ def _classes(texts: Sequence[TextCounts], rule: Rule) -> tuple[tuple[Group, ...]
 
 
 def _enough(texts: Sequence[TextCounts], rule: Rule) -> bool:
-    return len(texts) >= rule.texts
+    return _sessions(texts) >= rule.sessions and sum(text.positions for text in texts) >= rule.positions
+
+
+def _sessions(texts: Sequence[TextCounts]) -> int:
+    return len({text.session for text in texts})
 
 
 def _group(name: str, texts: Sequence[TextCounts], rule: Rule) -> Group:
@@ -153,6 +163,7 @@ def _group(name: str, texts: Sequence[TextCounts], rule: Rule) -> Group:
     return Group(
         name,
         len(texts),
+        _sessions(texts),
         positions,
         _shares([text.candidate for text in texts], positions),
         _shares([text.incumbent for text in texts], positions),
@@ -171,18 +182,22 @@ def _shares(counts: Sequence[Counts], positions: int) -> Shares:
 
 def _gain(texts: Sequence[TextCounts], count: Callable[[Counts], int], rule: Rule) -> tuple[float, float]:
     """The gain in tokens per step, and its lower bound."""
-    new = np.array([count(text.candidate) for text in texts], np.float64)
-    old = np.array([count(text.incumbent) for text in texts], np.float64)
-    drawn = np.random.default_rng(0).integers(len(texts), size=(rule.resamples, len(texts)))
+    names = sorted({text.session for text in texts})
+    place = np.array([names.index(text.session) for text in texts])
+    new = np.bincount(place, [count(text.candidate) for text in texts])
+    old = np.bincount(place, [count(text.incumbent) for text in texts])
+    drawn = np.random.default_rng(0).integers(len(names), size=(rule.resamples, len(names)))
     resampled = old[drawn].sum(1) / new[drawn].sum(1) - 1
     gain = float(old.sum() / new.sum() - 1)
     return gain, min(gain, float(np.quantile(resampled, 1 - rule.confidence)))
 
 
 def _too_few(fresh: Sequence[TextCounts], rule: Rule) -> list[str]:
-    if len(fresh) >= rule.texts:
+    if _sessions(fresh) >= rule.sessions:
         return []
-    return [f"{len(fresh)} held-out texts of the fresh classes, {rule.texts} are needed: gather more traffic"]
+    return [
+        f"{_sessions(fresh)} held-out sessions of the fresh classes, {rule.sessions} are needed: gather more traffic"
+    ]
 
 
 def _no_gain(group: Group, rule: Rule) -> list[str]:

@@ -17,6 +17,8 @@ DATASET, MODEL, DONE, DRAFT, VERDICT = "dataset", "model", "done.json", "draft.g
 devices get, and the gate's answer."""
 HOPELESS = 3
 """Exit status of a stage that would end alike again."""
+EARLY = 4
+"""Exit status of a stage that more traffic would help, and nothing else."""
 CARD = "card.json"
 """In the dataset's folder, once it is whole."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -38,6 +39,10 @@ _KEPT_FOR_GOOD = ("publish", "canary")
 
 _OURS = (BadRequest, ModelRefused, FileNotFoundError)
 """Errors that lie with the draft or the publisher, and that waiting for others does not mend."""
+
+
+_MORE = 1.5
+"""Times the traffic of a run that was too early, until the next."""
 
 
 class Loop:
@@ -133,6 +138,8 @@ class Loop:
         cause = due(look.seen, self.state.usual, self._config.watch_rule)
         if cause is None:
             self._learn_usual(look)
+            return self._config.poll_s
+        if sum(one.tokens for one in look.seen.values()) < self.state.wanted:
             return self._config.poll_s
         if (spent := self._spent()) >= 60 * self._config.daily_minutes:
             log.info("%s, but the last day's stages took %.0f minutes, which is the budget", cause.text, spent / 60)
@@ -330,6 +337,9 @@ class Loop:
         if run is None:
             log.error("watching failed: %s", error)
             return
+        if isinstance(error, StageFailed) and error.early:
+            self._postpone(run, error)
+            return
         hopeless = isinstance(error, StageFailed) and error.hopeless
         failures = run.failures + 1
         kept = run.stage in _KEPT_FOR_GOOD and not isinstance(error, _OURS)
@@ -340,6 +350,13 @@ class Loop:
         log.error("run %d, failure %d, tried again in %.0f s: %s", run.number, failures, wait, error)
         update = {"failures": failures, "not_before_unix": self._clock() + wait}
         self._save(run=run.model_copy(update=update))
+
+    def _postpone(self, run: Run, error: StageFailed) -> None:
+        """As if the run had not begun: its traffic counts again, with as much as half of it again."""
+        wanted = math.ceil(_MORE * sum(one.tokens for one in run.seen.values()))
+        log.info("run %d is put off until there are %d fresh tokens: %s", run.number, wanted, error)
+        self._save(run=None, wanted=wanted)
+        self._clear()
 
     def _end(self, run: Run, result: Result, reason: str) -> float:
         log.info("run %d ends: %s%s", run.number, result, f" ({reason})" if reason else "")
@@ -354,11 +371,15 @@ class Loop:
         self._save(
             run=None,
             used_unix=run.newest_unix,
-            usual=adapted(self.state.usual, run.seen, self._config.watch_rule),
+            usual=self.state.usual if result == "failed" else self._adapted(run),
+            wanted=0,
             history=(*self.state.history, outcome)[-HISTORY:],
         )
         self._clear()
         return 0.0
+
+    def _adapted(self, run: Run) -> dict[str, float]:
+        return adapted(self.state.usual, run.seen, self._config.watch_rule)
 
     def _clear(self) -> None:
         """Datasets go at once; old runs, but for the stable draft's, in time."""

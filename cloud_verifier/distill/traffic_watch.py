@@ -82,7 +82,7 @@ class TrafficWatch:
             self._begin(release, since_unix)
         now = self._clock()
         for passage in self._log.read(max(since_unix, self._newest - LATE_S)):
-            # A verifier's clock may be ahead: its passages count when their time has come, and hide no others till then.
+            # A verifier's clock may be ahead: its passages count when their time has come, and hide no others before.
             if since_unix < passage.time_unix <= now and passage.weights_hash == self._weights_hash:
                 self._count(passage)
                 self._newest = max(self._newest, passage.time_unix)

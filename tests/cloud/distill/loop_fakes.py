@@ -174,6 +174,7 @@ def card(expires_unix: float) -> str:
         newest_unix=0.0,
         train={},
         heldout={},
+        heldout_sessions={},
         tenants={},
         left_out={},
         texts=0,

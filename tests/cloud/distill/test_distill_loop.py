@@ -140,6 +140,29 @@ async def test_what_is_hopeless_is_given_up_at_once(world: World) -> None:
     assert (last(loop).result, world.stages.begun) == ("failed", ["dataset"])
 
 
+async def test_a_run_that_comes_too_early_to_be_judged_waits_for_more_traffic_and_uses_none_up(world: World) -> None:
+    world.stages.fails["dataset"] = [StageFailed("dataset", "3 held-out sessions", early=True)]
+    world.traffic(1_000)
+    loop = await until_idle(world.loop())
+    assert (loop.state.run, loop.state.history, loop.state.used_unix) == (None, (), 0.0)
+    world.traffic(400)
+    await until_idle(world.loop())
+    assert world.stages.begun == ["dataset"]
+    world.traffic(100)
+    loop = await until_idle(world.loop())
+    assert loop.state.run is not None and sum(one.tokens for one in loop.state.run.seen.values()) == 1_500
+
+
+async def test_a_run_that_failed_changes_nothing_of_what_is_usual(world: World) -> None:
+    release = digest_of(world.folder / "narrow.gguf")
+    world.traffic(300, "code", 0.8, draft_release=release)
+    loop = await until_idle(world.loop())
+    world.stages.fails["dataset"] = [StageFailed("dataset", "nothing held out", hopeless=True)]
+    world.traffic(250, "code", 0.3, draft_release=release)
+    await until_idle(loop)
+    assert last(loop).result == "failed" and loop.state.usual == {"code": 0.8}
+
+
 async def test_a_trainer_that_ends_without_its_result_has_failed(world: World) -> None:
     world.traffic(1_000)
     loop = world.loop()
