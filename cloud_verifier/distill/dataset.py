@@ -8,6 +8,7 @@ out, by a hash of its id, for ever: no later dataset trains on what an earlier o
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import shutil
@@ -18,7 +19,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from cloud_verifier.distill.filling import Filling
-from cloud_verifier.distill.selection import Limits, age, select
+from cloud_verifier.distill.selection import Limits, age, class_names, select
 from cloud_verifier.distill.stretches import Outline, Source, Stretch, cut, stretches
 from cloud_verifier.distill.texts import Text, load_texts, save_texts
 
@@ -52,8 +53,13 @@ class DatasetPlan(BaseModel):
     class_shares: dict[str, float] = Field(default_factory=dict)
     """Weights of the traffic classes, above 0; those not named weigh 1."""
     tenant_share: float = Field(default=0.5, gt=0, le=1)
-    """No tenant gives more of a class than this part, unless it is alone, and but for `tenant_tokens`."""
+    """No tenant gives more than this part of a class, or of all, unless it is alone, and but for `tenant_tokens`."""
     tenant_tokens: int = Field(default=20_000, ge=0)
+    """Of `tokens`; of what is held out as many less."""
+    classes: int = Field(default=32, ge=1)
+    """Classes that are told apart, the largest; a class is whatever a client says. The others are one."""
+    named: tuple[str, ...] = ()
+    """Classes that are told apart in any case."""
     copies: int = Field(default=3, ge=1)
     """Texts nearly alike that are taken: the same request a thousand times is one lesson."""
     repeated_share: float = Field(default=0.8, gt=0, le=1)
@@ -72,9 +78,10 @@ class DatasetPlan(BaseModel):
     seed: int = 0
 
     def limits(self, tokens: int, *, by_class: bool) -> Limits:
-        ours = ("tokens", "by_class")
+        ours = ("tokens", "by_class", "tenant_tokens")
+        floor = self.tenant_tokens * tokens // self.tokens
         shared = {name: getattr(self, name) for name in Limits.__dataclass_fields__ if name not in ours}
-        return Limits(tokens=tokens, by_class=by_class, **shared)
+        return Limits(tokens=tokens, by_class=by_class, tenant_tokens=floor, **shared)
 
 
 class DatasetCard(BaseModel):
@@ -125,6 +132,8 @@ def build(log: Source, folder: Path, plan: DatasetPlan, now: float) -> DatasetCa
     newest = max(outlines, key=lambda one: one.time_unix)
     weights_hash = plan.weights_hash or newest.weights_hash
     ours = [outline for outline in outlines if outline.weights_hash == weights_hash]
+    told_apart = _class_names(ours, plan)
+    ours = [dataclasses.replace(one, traffic_class=told_apart[one.traffic_class]) for one in ours]
     pieces, left_out = _pieces(ours, plan)
     left_out["expiring"] = expiring
     left_out["other_target"] = sum(len(one.tokens) for one in outlines) - sum(len(one.tokens) for one in ours)
@@ -142,7 +151,11 @@ def build(log: Source, folder: Path, plan: DatasetPlan, now: float) -> DatasetCa
     filling = Filling([*learnt, *measured], plan.top)
     for passage in log.read(plan.since_unix, now):
         if passage.weights_hash == weights_hash and passage.expires_unix > now + plan.lasts_s:
-            filling.take(passage)
+            name = told_apart.get(passage.traffic_class)
+            if name is not None:  # else it has come since
+                filling.take(
+                    passage if name == passage.traffic_class else dataclasses.replace(passage, traffic_class=name)
+                )
     # The log may have lost passages since the choice.
     learnt, measured = ([one for one in some if filling.covers(one)] for some in (learnt, measured))
     save_texts(folder / "train", [filling.text(piece) for piece in learnt])
@@ -180,6 +193,12 @@ def train(folder: Path) -> list[Text]:
 def read_card(folder: Path) -> DatasetCard:
     """Raises OSError for a folder without a card: its dataset was never finished."""
     return DatasetCard.model_validate_json((folder / CARD).read_text(encoding="utf-8"))
+
+
+def _class_names(outlines: Iterable[Outline], plan: DatasetPlan) -> dict[str, str]:
+    return class_names(
+        _counts((one.tenant, one.traffic_class, len(one.tokens)) for one in outlines), plan.classes, plan.named
+    )
 
 
 def _pieces(outlines: Iterable[Outline], plan: DatasetPlan) -> tuple[list[Stretch], Counter[str]]:

@@ -180,6 +180,7 @@ class Loop:
         plan = {
             "weights_hash": target.weights_hash,
             "fresh_since_unix": self.state.used_unix,
+            "named": run.fresh,
             "lasts_s": config.lasts_s,
             "seed": config.seed,
         }

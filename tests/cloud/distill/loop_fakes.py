@@ -102,6 +102,7 @@ class FakePassage:
     time_unix: float
     start: int = 0
     weights_hash: str = TARGET.weights_hash
+    tenant: str = ""
 
     @property
     def end(self) -> int:

@@ -212,3 +212,18 @@ def test_text_that_expires_before_a_run_could_end_is_left_out(tmp_path: Path) ->
     assert card.expires_unix == 7700.0 and card.left_out["expiring"] == 40 * 40
     with pytest.raises(DatasetEmpty, match="expires within 60 minutes"):
         build(ListedLog(soon), tmp_path / "d", plan(lasts_s=3600.0), now=500.0)
+
+
+def test_few_classes_are_told_apart_and_the_others_are_one(tmp_path: Path) -> None:
+    many = [one for i in range(12) for one in sessions(4, traffic_class=f"class-{i}")]
+    log = ListedLog([*many, *sessions(40)])
+    card = build(log, tmp_path / "d", plan(classes=1, named=("class-3",), copies=100), now=500.0)
+    assert set(card.train) <= {"code", "class-3", "(others)"} and "(others)" in card.train
+    texts = [*dataset.train(tmp_path / "d"), *dataset.heldout(tmp_path / "d")]
+    assert sum(text.learnt for text in texts) == 88 * 39
+
+
+def test_what_a_small_tenant_may_give_is_as_much_less_of_what_is_held_out() -> None:
+    whole = plan(tokens=400_000, tenant_tokens=20_000)
+    assert whole.limits(400_000, by_class=False).tenant_tokens == 20_000
+    assert whole.limits(40_000, by_class=True).tenant_tokens == 2_000

@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_verifier.distill.selection import Limits, age, select, shingles, tenant_cap, water_filled
+from cloud_verifier.distill.selection import (
+    OTHERS,
+    Limits,
+    age,
+    class_names,
+    select,
+    shingles,
+    tenant_cap,
+    water_filled,
+)
 from cloud_verifier.distill.stretches import Stretch
 
 LENGTH = 21
@@ -92,6 +101,27 @@ def test_a_tenant_that_floods_gives_no_more_than_its_share() -> None:
         given_by[one.tenant] += one.learnt
     assert given_by == {"flood": 1600, "a": 800, "b": 800}
     assert left_out["over_cap"] == 5000 * 20 - 1600
+
+
+def test_a_tenant_that_invents_classes_gives_no_more_than_its_share_of_all() -> None:
+    made_up = [one for i in range(200) for one in texts(75, f"class-{i}", tenant="flood")]
+    chosen, _ = select([*texts(15_000, "code", tenant="a"), *made_up], limits(tokens=300_000))
+    by_flood = sum(one.learnt for one in chosen if one.tenant == "flood")
+    assert by_flood <= 150_000
+    assert sum(one.learnt for one in chosen) > 270_000
+
+
+def test_a_capped_tenant_gives_of_all_its_classes_and_ages() -> None:
+    mine = [*texts(5000, "code", tenant="flood", time=10), *texts(30, "sums", tenant="flood")]
+    chosen, _ = select([*mine, *texts(100, "prose", tenant="a", time=10)], limits(tokens=1_000_000, replay_share=0.9))
+    assert amounts(chosen)["sums", "fresh"] == 600 and 0 < amounts(chosen)["code", "old"] <= 1400
+
+
+def test_classes_that_are_too_many_are_one_and_inventing_some_crowds_nobody_out() -> None:
+    made_up = {f"class-{i:03}": 1000 for i in range(200)}
+    names = class_names({"flood": made_up, "a": {"code": 600}, "b": {"sums": 2}}, 8, {"sums"})
+    assert (names["code"], names["sums"]) == ("code", "sums")
+    assert sum(name == OTHERS for name in names.values()) == 193
 
 
 def test_a_tiny_tenant_does_not_starve_a_large_one() -> None:
