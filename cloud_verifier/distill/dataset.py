@@ -2,8 +2,10 @@
 
     card = build(SegmentLog(url), folder, DatasetPlan(), now=time.time())
 
-writes `train/*.safetensors`, `heldout/*.safetensors` and, last, `card.json`. A session is either learnt from or held
-out, by a hash of its id, for ever: no later dataset trains on what an earlier one was measured on.
+writes `train/*.safetensors`, `watched/*.safetensors`, `heldout/*.safetensors` and, last, `card.json`. What is watched
+says which of a training's checkpoints is the best; what is held out is the gate's alone. A session is either learnt
+from or held out, by a hash of its id: no later dataset trains on what an earlier one was measured on, unless
+`heldout_share` was made smaller in between.
 """
 
 from __future__ import annotations
@@ -13,13 +15,13 @@ import hashlib
 import os
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from cloud_verifier.distill.filling import Filling
-from cloud_verifier.distill.selection import Limits, age, class_names, select
+from cloud_verifier.distill.selection import Limits, age, class_names, select, shingles
 from cloud_verifier.distill.stretches import Outline, Source, Stretch, cut, stretches
 from cloud_verifier.distill.texts import Text, load_texts, save_texts
 
@@ -46,7 +48,9 @@ class DatasetPlan(BaseModel):
     tokens: int = Field(default=400_000, ge=1)
     heldout_tokens: int = Field(default=40_000, ge=1)
     heldout_share: float = Field(default=0.1, gt=0, lt=1)
-    """Part of the sessions that is never learnt from."""
+    """Part of the sessions that the gate measures on; never learnt from."""
+    watched_share: float = Field(default=0.04, gt=0, lt=0.5)
+    """Part of the sessions that training is measured on; at least one."""
     replay_share: float = Field(default=0.3, ge=0, lt=1)
     """Part of the tokens learnt that is old traffic, so that a new domain does not displace the ones before it. Of what
     is held out every class has its share, however old: what is not measured may be unlearnt unseen."""
@@ -104,7 +108,8 @@ class DatasetCard(BaseModel):
     tenants: dict[str, dict[str, int]]
     """Class -> tenant -> tokens that are learnt from."""
     left_out: dict[str, int]
-    """Reason -> tokens: `duplicates`, `over_cap` (of a tenant), `over_budget`, `short`, `other_target`, `expiring`."""
+    """Reason -> tokens: `duplicates`, `over_cap` (of a tenant), `over_budget`, `short`, `other_target`, `expiring`,
+    `held_out` (nearly the same is)."""
     texts: int
     plan: DatasetPlan
 
@@ -137,18 +142,21 @@ def build(log: Source, folder: Path, plan: DatasetPlan, now: float) -> DatasetCa
     pieces, left_out = _pieces(ours, plan)
     left_out["expiring"] = expiring
     left_out["other_target"] = sum(len(one.tokens) for one in outlines) - sum(len(one.tokens) for one in ours)
-    ours_to_learn = [piece for piece in pieces if not _is_heldout(piece, plan)]
-    learnt, dropped = select(ours_to_learn, plan.limits(plan.tokens, by_class=False))
-    held_out = [piece for piece in pieces if _is_heldout(piece, plan)]
+    held_out, to_watch, to_learn = _split(pieces, plan)
     measured, _ = select(held_out, plan.limits(plan.heldout_tokens, by_class=True))
-    if not learnt or not measured:
+    watched, _ = select(to_watch, plan.limits(plan.heldout_tokens, by_class=True))
+    unlike = _unlike(to_learn, [*measured, *watched], plan)
+    left_out["held_out"] = sum(piece.learnt for piece in to_learn) - sum(piece.learnt for piece in unlike)
+    learnt, dropped = select(unlike, plan.limits(plan.tokens, by_class=False))
+    if not learnt or not measured or not watched:
         raise DatasetEmpty(
             f"the traffic log holds {len({one.session_id for one in ours})} sessions of this target, with"
-            f" {len(learnt)} texts to learn from and {len(measured)} to measure on; both are needed"
+            f" {len(learnt)} texts to learn from, {len(watched)} to watch and {len(measured)} to measure on; all are"
+            " needed"
         )
     if folder.exists():
         shutil.rmtree(folder)
-    filling = Filling([*learnt, *measured], plan.top)
+    filling = Filling([*learnt, *watched, *measured], plan.top)
     for passage in log.read(plan.since_unix, now):
         if passage.weights_hash == weights_hash and passage.expires_unix > now + plan.lasts_s:
             name = told_apart.get(passage.traffic_class)
@@ -157,12 +165,13 @@ def build(log: Source, folder: Path, plan: DatasetPlan, now: float) -> DatasetCa
                     passage if name == passage.traffic_class else dataclasses.replace(passage, traffic_class=name)
                 )
     # The log may have lost passages since the choice.
-    learnt, measured = ([one for one in some if filling.covers(one)] for some in (learnt, measured))
+    learnt, watched, measured = ([one for one in some if filling.covers(one)] for some in (learnt, watched, measured))
     save_texts(folder / "train", [filling.text(piece) for piece in learnt])
+    save_texts(folder / "watched", [filling.text(piece) for piece in watched])
     save_texts(folder / "heldout", [filling.text(piece) for piece in measured])
     card = DatasetCard(
         built_unix=now,
-        expires_unix=min(piece.expires_unix for piece in (*learnt, *measured)),
+        expires_unix=min(piece.expires_unix for piece in (*learnt, *watched, *measured)),
         weights_hash=weights_hash,
         newest_unix=newest.time_unix,
         train=_counts((piece.traffic_class, age(piece, plan.fresh_since_unix), piece.learnt) for piece in learnt),
@@ -181,8 +190,13 @@ def build(log: Source, folder: Path, plan: DatasetPlan, now: float) -> DatasetCa
 
 
 def heldout(folder: Path) -> list[Text]:
-    """What a dataset's drafts are measured on."""
+    """What the gate measures a dataset's drafts on."""
     return load_texts(folder / "heldout")
+
+
+def watched(folder: Path) -> list[Text]:
+    """What training is measured on."""
+    return load_texts(folder / "watched")
 
 
 def train(folder: Path) -> list[Text]:
@@ -213,10 +227,32 @@ def _pieces(outlines: Iterable[Outline], plan: DatasetPlan) -> tuple[list[Stretc
     return pieces, left_out
 
 
-def _is_heldout(piece: Stretch, plan: DatasetPlan) -> bool:
+def _lot(piece: Stretch) -> float:
+    """Of the piece's session, in [0, 1)."""
     # No seed: which sessions are held out must never change.
     digest = hashlib.blake2b(piece.session_id.encode(), digest_size=8, person=b"heldout").digest()
-    return int.from_bytes(digest, "big") < plan.heldout_share * 2**64
+    return (int.from_bytes(digest, "big") >> 11) / 2**53
+
+
+def _split(pieces: Sequence[Stretch], plan: DatasetPlan) -> tuple[list[Stretch], list[Stretch], list[Stretch]]:
+    """What is held out, what is watched, and what is learnt from."""
+    held_out = [piece for piece in pieces if _lot(piece) < plan.heldout_share]
+    rest = [piece for piece in pieces if _lot(piece) >= plan.heldout_share]
+    bound = max(plan.heldout_share + plan.watched_share, min(map(_lot, rest), default=0.0))
+    return held_out, [one for one in rest if _lot(one) <= bound], [one for one in rest if _lot(one) > bound]
+
+
+def _unlike(pieces: Iterable[Stretch], measured: Iterable[Stretch], plan: DatasetPlan) -> list[Stretch]:
+    """Leave out what is nearly the same as what is measured on: by it a draft that learnt by heart looks good."""
+    known: set[int] = set()
+    for piece in measured:
+        known.update(shingles(piece.tokens).tolist())
+    kept = []
+    for piece in pieces:
+        hashes = shingles(piece.tokens).tolist()
+        if sum(one in known for one in hashes) < plan.repeated_share * len(hashes):
+            kept.append(piece)
+    return kept
 
 
 def _sums(pairs: Iterable[tuple[str, int]]) -> Counter[str]:
