@@ -143,7 +143,7 @@ def _classes(texts: Sequence[TextCounts], rule: Rule) -> tuple[tuple[Group, ...]
         together.append(name)
         pooled += by_class[name]
     notes: tuple[str, ...] = ()
-    if rare:
+    if rare and len(together) > 1:  # a class that is alone is judged by itself whatever its size
         by_class = {name: found for name, found in by_class.items() if name not in rare} | {RARE: pooled}
         notes = (f"judged together only: {', '.join(map(repr, rare))}, as {RARE} of {', '.join(map(repr, together))}",)
     return tuple(_group(name, found, rule) for name, found in sorted(by_class.items())), notes
