@@ -35,6 +35,8 @@ class Held:
     tokens: NDArray[np.int32]
     first: int
     """Of the written tokens."""
+    session: int = 0
+    """Not told apart: no bound is asked for here."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ async def assembled(config: DistillConfig, stages: Stages | None = None) -> Asyn
         hashes = await asyncio.to_thread(target_hashes, config.target)
         async with _publisher(config, hashes) as publisher:
             watch = TrafficWatch(SegmentLog(config.traffic), hashes.weights_hash, config.alarm_tokens)
-            yield Loop(config, stages or Children(_budget(config)), publisher, watch, hashes.weights_hash)
+            yield Loop(config, stages or Children(_budget(config)), publisher, watch)
 
 
 @contextlib.asynccontextmanager

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from cloud_verifier.distill.job import HOPELESS
+from cloud_verifier.distill.job import EARLY, HOPELESS
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +32,10 @@ if os.getppid() == int(sys.argv[1]):
 
 
 class StageFailed(Exception):
-    """A stage that ended without what it is for. `hopeless`: trying again cannot help."""
+    """A stage that ended without what it is for. `hopeless`: trying again cannot help. `early`: more traffic can."""
 
-    def __init__(self, stage: str, reason: str, *, hopeless: bool = False) -> None:
+    def __init__(self, stage: str, reason: str, *, hopeless: bool = False, early: bool = False) -> None:
+        self.early = early
         super().__init__(f"{stage}: {reason}")
         self.hopeless = hopeless
 
@@ -87,7 +88,7 @@ class Children:
             await _end(process)
         if status != 0:
             said = f"exit status {status}; {_last_line(folder / f'{stage}.log')}"
-            raise StageFailed(stage, said, hopeless=status == HOPELESS)
+            raise StageFailed(stage, said, hopeless=status == HOPELESS, early=status == EARLY)
 
     def _environment(self) -> dict[str, str]:
         threads = str(self._budget.threads)

@@ -145,7 +145,7 @@ async def _once(config: DistillConfig) -> int:
             print(f"outrider-distill: {error}", file=sys.stderr)
             return EXIT_FAILED
         print(loop.where if outcome is None else f"run {outcome.number}: {outcome.result} {outcome.reason}".rstrip())
-    return 0 if outcome is None or outcome.result == "stable" else EXIT_REFUSED
+    return 0 if outcome is None or outcome.result in ("stable", "waiting") else EXIT_REFUSED
 
 
 @contextlib.asynccontextmanager

@@ -81,11 +81,13 @@ class DistillConfig(BaseSettings):
     """Patterns of tensors that may be stored wider, since their rows do not fit the quantisation's blocks."""
 
     gate_gain: float = Field(Rule.gain, ge=0)
-    """See `gate.Rule`, as for the next four."""
+    """See `gate.Rule`, as for the next five."""
     gate_loss: float = Field(Rule.loss, gt=0, lt=1)
     gate_slower: float = Field(Rule.slower, gt=0)
     gate_confidence: float = Field(Rule.confidence, ge=0.5, lt=1)
-    gate_texts: int = Field(Rule.texts, ge=1)
+    gate_texts: int = Field(Rule.sessions, ge=1)
+    """Sessions, however many texts each is cut into."""
+    gate_positions: int = Field(Rule.positions, ge=1)
 
     retry_s: float = Field(30.0, gt=0)
     """Wait after a stage failed; twice as long after each further failure."""
@@ -103,8 +105,25 @@ class DistillConfig(BaseSettings):
         return self
 
     @property
+    def training_s(self) -> float:
+        """The longest that a training may take, loading and saving included."""
+        return 60 * (self.train_minutes + self.stage_minutes)
+
+    @property
+    def lasts_s(self) -> float:
+        """How long a dataset must last: for the stages that read it or lie between, and one wait after a failure."""
+        return self.training_s + 4 * 60 * self.stage_minutes + self.retry_s
+
+    @property
     def rule(self) -> Rule:
-        return Rule(self.gate_gain, self.gate_loss, self.gate_slower, self.gate_confidence, self.gate_texts)
+        return Rule(
+            self.gate_gain,
+            self.gate_loss,
+            self.gate_slower,
+            self.gate_confidence,
+            self.gate_texts,
+            self.gate_positions,
+        )
 
     @property
     def watch_rule(self) -> WatchRule:

@@ -2,23 +2,26 @@
 
     card = build(SegmentLog(url), folder, DatasetPlan(), now=time.time())
 
-writes `train/*.safetensors`, `heldout/*.safetensors` and, last, `card.json`. A session is either learnt from or held
-out, by a hash of its id, for ever: no later dataset trains on what an earlier one was measured on.
+writes `train/*.safetensors`, `watched/*.safetensors`, `heldout/*.safetensors` and, last, `card.json`. What is watched
+says which of a training's checkpoints is the best; what is held out is the gate's alone. A session is either learnt
+from or held out, by a hash of its id: no later dataset trains on what an earlier one was measured on, unless
+`heldout_share` was made smaller in between.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from cloud_verifier.distill.filling import Filling
-from cloud_verifier.distill.selection import Limits, age, select
+from cloud_verifier.distill.selection import Limits, age, class_names, select, shingles
 from cloud_verifier.distill.stretches import Outline, Source, Stretch, cut, stretches
 from cloud_verifier.distill.texts import Text, load_texts, save_texts
 
@@ -40,17 +43,27 @@ class DatasetPlan(BaseModel):
     """Passages older than this are not read."""
     fresh_since_unix: float = 0.0
     """When old traffic ends and fresh begins: usually the time of the last training's dataset."""
+    lasts_s: float = Field(default=0.0, ge=0)
+    """Passages that expire sooner than so many seconds after `now` are left out, so that the dataset lasts as long."""
     tokens: int = Field(default=400_000, ge=1)
     heldout_tokens: int = Field(default=40_000, ge=1)
     heldout_share: float = Field(default=0.1, gt=0, lt=1)
-    """Part of the sessions that is never learnt from."""
+    """Part of the sessions that the gate measures on; never learnt from."""
+    watched_share: float = Field(default=0.04, gt=0, lt=0.5)
+    """Part of the sessions that training is measured on; at least one."""
     replay_share: float = Field(default=0.3, ge=0, lt=1)
-    """Part of the tokens that is old traffic, so that a new domain does not displace the ones before it."""
+    """Part of the tokens learnt that is old traffic, so that a new domain does not displace the ones before it. Of what
+    is held out every class has its share, however old: what is not measured may be unlearnt unseen."""
     class_shares: dict[str, float] = Field(default_factory=dict)
     """Weights of the traffic classes, above 0; those not named weigh 1."""
     tenant_share: float = Field(default=0.5, gt=0, le=1)
-    """No tenant gives more of a class than this part, unless it is alone, and but for `tenant_tokens`."""
+    """No tenant gives more than this part of a class, or of all, unless it is alone, and but for `tenant_tokens`."""
     tenant_tokens: int = Field(default=20_000, ge=0)
+    """Of `tokens`; of what is held out as many less."""
+    classes: int = Field(default=32, ge=1)
+    """Classes that are told apart, the largest; a class is whatever a client says. The others are one."""
+    named: tuple[str, ...] = ()
+    """Classes that are told apart in any case."""
     copies: int = Field(default=3, ge=1)
     """Texts nearly alike that are taken: the same request a thousand times is one lesson."""
     repeated_share: float = Field(default=0.8, gt=0, le=1)
@@ -68,9 +81,11 @@ class DatasetPlan(BaseModel):
     """Tokens of the shortest text."""
     seed: int = 0
 
-    def limits(self, tokens: int) -> Limits:
-        shared = {name: getattr(self, name) for name in Limits.__dataclass_fields__ if name != "tokens"}
-        return Limits(tokens=tokens, **shared)
+    def limits(self, tokens: int, *, by_class: bool) -> Limits:
+        ours = ("tokens", "by_class", "tenant_tokens")
+        floor = self.tenant_tokens * tokens // self.tokens
+        shared = {name: getattr(self, name) for name in Limits.__dataclass_fields__ if name not in ours}
+        return Limits(tokens=tokens, by_class=by_class, tenant_tokens=floor, **shared)
 
 
 class DatasetCard(BaseModel):
@@ -88,10 +103,13 @@ class DatasetCard(BaseModel):
     """Class -> age (`fresh` or `old`) -> tokens."""
     heldout: dict[str, int]
     """Class -> tokens."""
+    heldout_sessions: dict[str, int]
+    """Class -> sessions."""
     tenants: dict[str, dict[str, int]]
     """Class -> tenant -> tokens that are learnt from."""
     left_out: dict[str, int]
-    """Reason -> tokens: `duplicates`, `over_cap` (of a tenant), `over_budget`, `short`, `other_target`."""
+    """Reason -> tokens: `duplicates`, `over_cap` (of a tenant), `over_budget`, `short`, `other_target`, `expiring`,
+    `held_out` (nearly the same is)."""
     texts: int
     plan: DatasetPlan
 
@@ -108,35 +126,59 @@ def build(log: Source, folder: Path, plan: DatasetPlan, now: float) -> DatasetCa
     outlines = [Outline.of(passage) for passage in log.read(plan.since_unix, now)]
     if not outlines:
         raise DatasetEmpty("the traffic log holds no passage: is recording on for any tenant?")
+    read = sum(len(one.tokens) for one in outlines)
+    outlines = [one for one in outlines if one.expires_unix > now + plan.lasts_s]
+    if not outlines:
+        raise DatasetEmpty(
+            f"all of the traffic log expires within {plan.lasts_s / 60:.0f} minutes, which a run may take: let tenants'"
+            " recordings be kept for longer, or lower train_minutes and stage_minutes"
+        )
+    expiring = read - sum(len(one.tokens) for one in outlines)
     newest = max(outlines, key=lambda one: one.time_unix)
     weights_hash = plan.weights_hash or newest.weights_hash
     ours = [outline for outline in outlines if outline.weights_hash == weights_hash]
+    told_apart = _class_names(ours, plan)
+    ours = [dataclasses.replace(one, traffic_class=told_apart[one.traffic_class]) for one in ours]
     pieces, left_out = _pieces(ours, plan)
+    left_out["expiring"] = expiring
     left_out["other_target"] = sum(len(one.tokens) for one in outlines) - sum(len(one.tokens) for one in ours)
-    learnt, dropped = select([piece for piece in pieces if not _is_heldout(piece, plan)], plan.limits(plan.tokens))
-    measured, _ = select([piece for piece in pieces if _is_heldout(piece, plan)], plan.limits(plan.heldout_tokens))
-    if not learnt or not measured:
+    held_out, to_watch, to_learn = _split(pieces, plan)
+    measured, _ = select(held_out, plan.limits(plan.heldout_tokens, by_class=True))
+    watched, _ = select(to_watch, plan.limits(plan.heldout_tokens, by_class=True))
+    unlike = _unlike(to_learn, [*measured, *watched], plan)
+    left_out["held_out"] = sum(piece.learnt for piece in to_learn) - sum(piece.learnt for piece in unlike)
+    learnt, dropped = select(unlike, plan.limits(plan.tokens, by_class=False))
+    if not learnt or not measured or not watched:
         raise DatasetEmpty(
             f"the traffic log holds {len({one.session_id for one in ours})} sessions of this target, with"
-            f" {len(learnt)} texts to learn from and {len(measured)} to measure on; both are needed"
+            f" {len(learnt)} texts to learn from, {len(watched)} to watch and {len(measured)} to measure on; all are"
+            " needed"
         )
     if folder.exists():
         shutil.rmtree(folder)
-    filling = Filling([*learnt, *measured], plan.top)
+    filling = Filling([*learnt, *watched, *measured], plan.top)
     for passage in log.read(plan.since_unix, now):
-        if passage.weights_hash == weights_hash:
-            filling.take(passage)
+        if passage.weights_hash == weights_hash and passage.expires_unix > now + plan.lasts_s:
+            name = told_apart.get(passage.traffic_class)
+            if name is not None:  # else it has come since
+                filling.take(
+                    passage if name == passage.traffic_class else dataclasses.replace(passage, traffic_class=name)
+                )
     # The log may have lost passages since the choice.
-    learnt, measured = ([one for one in some if filling.covers(one)] for some in (learnt, measured))
+    learnt, watched, measured = ([one for one in some if filling.covers(one)] for some in (learnt, watched, measured))
     save_texts(folder / "train", [filling.text(piece) for piece in learnt])
+    save_texts(folder / "watched", [filling.text(piece) for piece in watched])
     save_texts(folder / "heldout", [filling.text(piece) for piece in measured])
     card = DatasetCard(
         built_unix=now,
-        expires_unix=min(piece.expires_unix for piece in (*learnt, *measured)),
+        expires_unix=min(piece.expires_unix for piece in (*learnt, *watched, *measured)),
         weights_hash=weights_hash,
         newest_unix=newest.time_unix,
         train=_counts((piece.traffic_class, age(piece, plan.fresh_since_unix), piece.learnt) for piece in learnt),
         heldout=dict(_sums((piece.traffic_class, piece.learnt) for piece in measured)),
+        heldout_sessions=dict(
+            Counter(name for name, _ in {(piece.traffic_class, piece.session_id) for piece in measured})
+        ),
         tenants=_counts((piece.traffic_class, piece.tenant, piece.learnt) for piece in learnt),
         left_out=dict(left_out + dropped),
         texts=len(learnt),
@@ -148,8 +190,13 @@ def build(log: Source, folder: Path, plan: DatasetPlan, now: float) -> DatasetCa
 
 
 def heldout(folder: Path) -> list[Text]:
-    """What a dataset's drafts are measured on."""
+    """What the gate measures a dataset's drafts on."""
     return load_texts(folder / "heldout")
+
+
+def watched(folder: Path) -> list[Text]:
+    """What training is measured on."""
+    return load_texts(folder / "watched")
 
 
 def train(folder: Path) -> list[Text]:
@@ -160,6 +207,12 @@ def train(folder: Path) -> list[Text]:
 def read_card(folder: Path) -> DatasetCard:
     """Raises OSError for a folder without a card: its dataset was never finished."""
     return DatasetCard.model_validate_json((folder / CARD).read_text(encoding="utf-8"))
+
+
+def _class_names(outlines: Iterable[Outline], plan: DatasetPlan) -> dict[str, str]:
+    return class_names(
+        _counts((one.tenant, one.traffic_class, len(one.tokens)) for one in outlines), plan.classes, plan.named
+    )
 
 
 def _pieces(outlines: Iterable[Outline], plan: DatasetPlan) -> tuple[list[Stretch], Counter[str]]:
@@ -174,10 +227,32 @@ def _pieces(outlines: Iterable[Outline], plan: DatasetPlan) -> tuple[list[Stretc
     return pieces, left_out
 
 
-def _is_heldout(piece: Stretch, plan: DatasetPlan) -> bool:
+def _lot(piece: Stretch) -> float:
+    """Of the piece's session, in [0, 1)."""
     # No seed: which sessions are held out must never change.
     digest = hashlib.blake2b(piece.session_id.encode(), digest_size=8, person=b"heldout").digest()
-    return int.from_bytes(digest, "big") < plan.heldout_share * 2**64
+    return (int.from_bytes(digest, "big") >> 11) / 2**53
+
+
+def _split(pieces: Sequence[Stretch], plan: DatasetPlan) -> tuple[list[Stretch], list[Stretch], list[Stretch]]:
+    """What is held out, what is watched, and what is learnt from."""
+    held_out = [piece for piece in pieces if _lot(piece) < plan.heldout_share]
+    rest = [piece for piece in pieces if _lot(piece) >= plan.heldout_share]
+    bound = max(plan.heldout_share + plan.watched_share, min(map(_lot, rest), default=0.0))
+    return held_out, [one for one in rest if _lot(one) <= bound], [one for one in rest if _lot(one) > bound]
+
+
+def _unlike(pieces: Iterable[Stretch], measured: Iterable[Stretch], plan: DatasetPlan) -> list[Stretch]:
+    """Leave out what is nearly the same as what is measured on: by it a draft that learnt by heart looks good."""
+    known: set[int] = set()
+    for piece in measured:
+        known.update(shingles(piece.tokens).tolist())
+    kept = []
+    for piece in pieces:
+        hashes = shingles(piece.tokens).tolist()
+        if sum(one in known for one in hashes) < plan.repeated_share * len(hashes):
+            kept.append(piece)
+    return kept
 
 
 def _sums(pairs: Iterable[tuple[str, int]]) -> Counter[str]:

@@ -20,8 +20,10 @@ class Filling:
         self._top = top
         self._parts: dict[tuple[str, str, str], list[_Part]] = defaultdict(list)
         self._by_stretch: dict[tuple[str, str, str, int, int], _Part] = {}
+        numbers: dict[str, int] = {}
         for stretch in stretches:
-            part = _Part(stretch, top)
+            number = numbers.setdefault(stretch.session_id, len(numbers))
+            part = _Part(stretch, top, number)
             session = (stretch.session_id, stretch.tenant, stretch.traffic_class)
             self._parts[session].append(part)
             self._by_stretch[(*session, stretch.start, stretch.first)] = part
@@ -44,7 +46,8 @@ class Filling:
 
 
 class _Part:
-    def __init__(self, stretch: Stretch, top: int) -> None:
+    def __init__(self, stretch: Stretch, top: int, session: int) -> None:
+        self._session = session
         count = len(stretch.tokens)
         self._stretch = stretch
         self._top_ids = np.full((count, top), -1, np.int32)
@@ -82,4 +85,5 @@ class _Part:
             np.pad(self._top_log_probs, ((ahead, 0), (0, 0)), constant_values=-np.inf),
             np.pad(self._tail, (ahead, 0)),
             ahead + one.first,
+            self._session,
         )

@@ -1,14 +1,16 @@
 """Whether a trained draft may go out to devices: a pure decision over what was measured on held-out texts.
 
 Both drafts were measured on the same texts, so the gain of a group of texts is the incumbent's steps over the
-candidate's, less one: by how much more the tokens per step are. Its lower bound is a bootstrap percentile over texts
-(Efron 1979), and never above the gain itself. The candidate passes if, for the chain and for the tree alike,
+candidate's, less one: by how much more the tokens per step are. Its lower bound is a bootstrap percentile over sessions
+(Efron 1979), whose texts are alike, and never above the gain itself. The candidate passes if, for the chain and for the
+tree alike,
 
     on all texts of the fresh classes together   the lower bound is at least `gain`
     on each class, fresh or not                  the lower bound is above `-loss`
 
-and it does not take more than `slower` times the incumbent's time for a token. Classes of few texts are judged
-together. The resamples are the same for every candidate, so a draft that is right more often never does worse.
+and it does not take more than `slower` times the incumbent's time for a token. Classes of few sessions or positions are
+judged together, and where even together they are few, with the smallest class that is not: every text is judged. The
+resamples are the same for every candidate, so a draft that is right more often never does worse.
 """
 
 from __future__ import annotations
@@ -44,8 +46,11 @@ class Rule:
     """Of the incumbent's time for a token."""
     confidence: float = 0.95
     """One-sided, of each bound. At least 0.5."""
-    texts: int = 8
-    """Fewest texts of the fresh classes, and of a class that is judged by itself."""
+    sessions: int = 8
+    """Fewest of the fresh classes, and of a class that is judged by itself."""
+    positions: int = 2_000
+    """Fewest of a class that is judged by itself. Of fewer the bound is so loose that an unchanged class is refused
+    once in four times at 500."""
     resamples: int = 2_000
 
 
@@ -66,6 +71,7 @@ class Group:
 
     name: str
     texts: int
+    sessions: int
     positions: int
     candidate: Shares
     incumbent: Shares
@@ -83,7 +89,7 @@ class Verdict:
     reasons: tuple[str, ...]
     """Why not; empty for one that passed."""
     notes: tuple[str, ...]
-    """What was not judged."""
+    """What was not judged, or not by itself."""
     fresh: Group | None
     """All texts of the fresh classes; None where there are none."""
     classes: tuple[Group, ...]
@@ -107,11 +113,13 @@ class Verdict:
         return found
 
 
-def decide(measured: Measured, fresh: Collection[str], rule: Rule) -> Verdict:
-    """Let a candidate pass or not. fresh: the classes that it was trained for."""
+def decide(measured: Measured, fresh: Collection[str], rule: Rule, learnt: Collection[str] = ()) -> Verdict:
+    """Let a candidate pass or not. fresh: the classes that it was trained for. learnt: all that it learnt from."""
     wanted = [text for text in measured.texts if text.traffic_class in fresh]
     overall = _group("fresh classes", wanted, rule) if wanted else None
     groups, notes = _classes(measured.texts, rule)
+    unseen = sorted(set(learnt) - {text.traffic_class for text in measured.texts})
+    notes += tuple(f"not judged: class {name!r}, of which no text that counts was held out" for name in unseen)
     reasons = [
         *_too_few(wanted, rule),
         *(_no_gain(overall, rule) if overall else ()),
@@ -122,19 +130,31 @@ def decide(measured: Measured, fresh: Collection[str], rule: Rule) -> Verdict:
 
 
 def _classes(texts: Sequence[TextCounts], rule: Rule) -> tuple[tuple[Group, ...], tuple[str, ...]]:
-    """Those with texts enough, the others as one group, and a word about them where even together they are too few."""
+    """Those large enough, the others as one group, if need be with the smallest of the former; and a word of it."""
     by_class: dict[str, list[TextCounts]] = {}
     for text in texts:
         by_class.setdefault(text.traffic_class, []).append(text)
-    rare = [name for name, found in by_class.items() if len(found) < rule.texts]
-    pooled = [text for name in rare for text in by_class.pop(name)]
+    by_size = sorted(by_class, key=lambda name: (_enough(by_class[name], rule), _sessions(by_class[name]), name))
+    rare = [name for name in by_size if not _enough(by_class[name], rule)]
+    together, pooled = list(rare), [text for name in rare for text in by_class[name]]
+    for name in by_size[len(rare) :]:
+        if not rare or _enough(pooled, rule):
+            break
+        together.append(name)
+        pooled += by_class[name]
     notes: tuple[str, ...] = ()
-    if len(pooled) >= rule.texts:
-        by_class[RARE] = pooled
-    elif pooled:
-        names = ", ".join(repr(name) for name in sorted(rare))
-        notes = (f"not judged by class: {names}, with {len(pooled)} texts together; {rule.texts} are needed",)
+    if rare and len(together) > 1:  # a class that is alone is judged by itself whatever its size
+        by_class = {name: found for name, found in by_class.items() if name not in rare} | {RARE: pooled}
+        notes = (f"judged together only: {', '.join(map(repr, rare))}, as {RARE} of {', '.join(map(repr, together))}",)
     return tuple(_group(name, found, rule) for name, found in sorted(by_class.items())), notes
+
+
+def _enough(texts: Sequence[TextCounts], rule: Rule) -> bool:
+    return _sessions(texts) >= rule.sessions and sum(text.positions for text in texts) >= rule.positions
+
+
+def _sessions(texts: Sequence[TextCounts]) -> int:
+    return len({text.session for text in texts})
 
 
 def _group(name: str, texts: Sequence[TextCounts], rule: Rule) -> Group:
@@ -143,6 +163,7 @@ def _group(name: str, texts: Sequence[TextCounts], rule: Rule) -> Group:
     return Group(
         name,
         len(texts),
+        _sessions(texts),
         positions,
         _shares([text.candidate for text in texts], positions),
         _shares([text.incumbent for text in texts], positions),
@@ -161,18 +182,22 @@ def _shares(counts: Sequence[Counts], positions: int) -> Shares:
 
 def _gain(texts: Sequence[TextCounts], count: Callable[[Counts], int], rule: Rule) -> tuple[float, float]:
     """The gain in tokens per step, and its lower bound."""
-    new = np.array([count(text.candidate) for text in texts], np.float64)
-    old = np.array([count(text.incumbent) for text in texts], np.float64)
-    drawn = np.random.default_rng(0).integers(len(texts), size=(rule.resamples, len(texts)))
+    names = sorted({text.session for text in texts})
+    place = np.array([names.index(text.session) for text in texts])
+    new = np.bincount(place, [count(text.candidate) for text in texts])
+    old = np.bincount(place, [count(text.incumbent) for text in texts])
+    drawn = np.random.default_rng(0).integers(len(names), size=(rule.resamples, len(names)))
     resampled = old[drawn].sum(1) / new[drawn].sum(1) - 1
     gain = float(old.sum() / new.sum() - 1)
     return gain, min(gain, float(np.quantile(resampled, 1 - rule.confidence)))
 
 
 def _too_few(fresh: Sequence[TextCounts], rule: Rule) -> list[str]:
-    if len(fresh) >= rule.texts:
+    if _sessions(fresh) >= rule.sessions:
         return []
-    return [f"{len(fresh)} held-out texts of the fresh classes, {rule.texts} are needed: gather more traffic"]
+    return [
+        f"{_sessions(fresh)} held-out sessions of the fresh classes, {rule.sessions} are needed: gather more traffic"
+    ]
 
 
 def _no_gain(group: Group, rule: Rule) -> list[str]:

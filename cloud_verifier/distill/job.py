@@ -17,6 +17,8 @@ DATASET, MODEL, DONE, DRAFT, VERDICT = "dataset", "model", "done.json", "draft.g
 devices get, and the gate's answer."""
 HOPELESS = 3
 """Exit status of a stage that would end alike again."""
+EARLY = 4
+"""Exit status of a stage that more traffic would help, and nothing else."""
 CARD = "card.json"
 """In the dataset's folder, once it is whole."""
 
@@ -28,6 +30,9 @@ class Job(BaseModel, frozen=True, extra="forbid"):
     dataset: dict[str, Any]
     """`DatasetPlan`."""
     target: Path
+    weights_hash: str
+    """Of the target, as is the next one: a run whose target is no longer the one that is served ends."""
+    tokenizer_hash: str
     base: Path
     """The draft that is trained on: a GGUF file, or a folder with a Hugging Face causal LM."""
     incumbent: Path

@@ -20,20 +20,29 @@ from typing import Any
 from cloud_verifier.distill import job
 from cloud_verifier.distill.children import StageFailed, Stages
 from cloud_verifier.distill.config import DistillConfig
+from cloud_verifier.distill.dataset import read_card
 from cloud_verifier.distill.job import Job
 from cloud_verifier.distill.publish import Draft, Publisher
-from cloud_verifier.distill.releases import DECIDED, ROLLED_BACK, STABLE, Known
+from cloud_verifier.distill.releases import CANDIDATE, DECIDED, ROLLED_BACK, STABLE, Known
 from cloud_verifier.distill.shelf import Shelf, digest_of
 from cloud_verifier.distill.state import HISTORY, Outcome, Result, Run, State, StateFile
 from cloud_verifier.distill.traffic_watch import Look, TrafficWatch
 from cloud_verifier.distill.watch import Cause, adapted, due
-from outrider.core.errors import OutriderError, Unavailable
+from outrider.core.errors import BadRequest, ModelRefused, Unavailable
 
 log = logging.getLogger(__name__)
 
 DAY_S = 86_400.0
 _KEPT_FOR_GOOD = ("publish", "canary")
 """Stages of a draft that passed the gate: it is not given up for what is wrong elsewhere."""
+
+
+_OURS = (BadRequest, ModelRefused, FileNotFoundError)
+"""Errors that lie with the draft or the publisher, and that waiting for others does not mend."""
+
+
+_MORE = 1.5
+"""Times the traffic of a run that was too early, until the next."""
 
 
 class Loop:
@@ -45,14 +54,12 @@ class Loop:
         stages: Stages,
         publisher: Publisher,
         watch: TrafficWatch,
-        weights_hash: str,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._config = config
         self._stages = stages
         self._publisher = publisher
         self._watch = watch
-        self._weights_hash = weights_hash
         self._clock = clock
         self._shelf = Shelf(config.artifacts)
         self._file = StateFile(config.state)
@@ -92,16 +99,20 @@ class Loop:
         patient: errors are logged and tried again later; else they are raised, and no failure is waited out.
         """
         run = self.state.run
+        if run is not None:
+            self._forget(run)
         if run is not None and patient and (wait := run.not_before_unix - self._clock()) > 0:
             return min(wait, self._config.poll_s)
         try:
+            if run is not None and (why := self._abandoned(run)):
+                return self._end(run, "failed", why)
             return await (self._look() if run is None else self._steps[run.stage](run))
         except Unavailable as error:
             log.warning("tried again in %.0f s: %s", self._config.poll_s, error)
             if not patient:
                 raise
             return self._config.poll_s
-        except (StageFailed, OutriderError, OSError) as error:
+        except Exception as error:  # a torn file, a file system's own errors: the loop outlives them all
             self._failed(error)
             if not patient:
                 raise
@@ -121,11 +132,14 @@ class Loop:
             log.info("published again: %s", ", ".join(digest[:12] for digest in restored))
             return self._config.poll_s
         incumbent = self._incumbent(known)
-        look = await asyncio.to_thread(self._watch.look, self.state.used_unix, incumbent)
+        used = min(self.state.used_unix, self._clock())  # a clock may have been ahead
+        look = await asyncio.to_thread(self._watch.look, used, incumbent)
         await self._tidy()
         cause = due(look.seen, self.state.usual, self._config.watch_rule)
         if cause is None:
             self._learn_usual(look)
+            return self._config.poll_s
+        if sum(one.tokens for one in look.seen.values()) < self.state.wanted:
             return self._config.poll_s
         if (spent := self._spent()) >= 60 * self._config.daily_minutes:
             log.info("%s, but the last day's stages took %.0f minutes, which is the budget", cause.text, spent / 60)
@@ -162,11 +176,20 @@ class Loop:
         config = self._config
         place = self._shelf.place(run.incumbent)
         incumbent = place if place.is_file() else config.draft
-        plan = {"weights_hash": self._weights_hash, "fresh_since_unix": self.state.used_unix, "seed": config.seed}
+        target = self._publisher.target
+        plan = {
+            "weights_hash": target.weights_hash,
+            "fresh_since_unix": self.state.used_unix,
+            "named": run.fresh,
+            "lasts_s": config.lasts_s,
+            "seed": config.seed,
+        }
         return Job(
             traffic=config.traffic,
             dataset=plan | config.dataset_options,
             target=config.target.resolve(),
+            weights_hash=target.weights_hash,
+            tokenizer_hash=target.tokenizer_hash,
             base=(self._model_of(run.incumbent) or incumbent).resolve(),
             incumbent=incumbent.resolve(),
             quantization=config.quantization,
@@ -220,8 +243,8 @@ class Loop:
     async def _train(self, run: Run) -> float:
         done = self.folder(run) / job.DONE
         if not done.is_file():
-            if json.loads(self._card(run).read_bytes()).get("expires_unix", math.inf) <= self._clock():
-                return self._end(run, "failed", "the traffic that it learnt from has expired")
+            if not self._lasts(run, self._config.training_s):
+                return self._build_again(run)
             await self._stage(run)
             if not done.is_file():
                 raise StageFailed("training", f"ended without {job.DONE}; see training.log")
@@ -232,18 +255,46 @@ class Loop:
         return self._go_on(run, "gate")
 
     async def _judge(self, run: Run) -> float:
+        if not self._lasts(run, 60 * self._config.stage_minutes):
+            return self._build_again(run)
         await self._stage(run)
         verdict = self._verdict(run)
+        for note in verdict.get("notes", ()):
+            log.warning("run %d, gate: %s", run.number, note)
         if verdict["passed"]:
             self._go_on(run, "publish")
             shutil.rmtree(self.folder(run) / job.DATASET, ignore_errors=True)  # tenants' retention runs for it too
             return 0.0
         return self._end(run, "refused", "; ".join(verdict["reasons"]))
 
+    def _lasts(self, run: Run, seconds: float) -> bool:
+        """Whether none of the run's dataset must be forgotten within so many seconds."""
+        try:
+            return read_card(self.folder(run) / job.DATASET).expires_unix > self._clock() + seconds
+        except (OSError, ValueError):
+            return False
+
+    def _build_again(self, run: Run) -> float:
+        """The dataset anew, without what has expired. Training that is done stays done."""
+        log.info("run %d: the dataset expires before %s would end, and is built again", run.number, run.stage)
+        shutil.rmtree(self.folder(run) / job.DATASET, ignore_errors=True)
+        return self._go_on(run, "dataset")
+
+    def _abandoned(self, run: Run) -> str:
+        """Why a run must not go on: its draft is for another target than the one that is served now. Else empty."""
+        told, target = Job.read(self.folder(run)), self._publisher.target
+        if (told.weights_hash, told.tokenizer_hash) == (target.weights_hash, target.tokenizer_hash):
+            return ""
+        return f"it was for target {told.weights_hash}, tokens {told.tokenizer_hash}; served is {target.weights_hash}"
+
+    def _forget(self, run: Run) -> None:
+        """Delete the dataset once any of it must be forgotten, whatever is waited for."""
+        if self._card(run).is_file() and not self._lasts(run, 0.0):
+            shutil.rmtree(self.folder(run) / job.DATASET, ignore_errors=True)
+
     async def _publish(self, run: Run) -> float:
-        draft = Draft(
-            self.folder(run) / job.DRAFT, self._config.quantization, run.incumbent, self._verdict(run)["metrics"]
-        )
+        told = Job.read(self.folder(run))
+        draft = Draft(self.folder(run) / job.DRAFT, told.quantization, run.incumbent, self._verdict(run)["metrics"])
         release = await self._publisher.publish(draft)
         return self._go_on(run.model_copy(update={"release": release.digest}), "canary")
 
@@ -255,6 +306,14 @@ class Loop:
             return self._config.poll_s
         release = known[run.release]
         if release.state not in DECIDED:
+            blocked = release.state == CANDIDATE and any(one.state == STABLE and one.pinned for one in known.values())
+            if blocked or release.pinned:
+                which = "the stable release" if blocked else "it"
+                return self._end(
+                    run,
+                    "waiting",
+                    f"{which} is pinned: what comes of release {release.digest[:12]} is the operator's to say",
+                )
             return self._config.poll_s
         result: Result = "rolled_back" if release.state == ROLLED_BACK else "stable"
         return self._end(run, result, release.reason)
@@ -279,15 +338,26 @@ class Loop:
         if run is None:
             log.error("watching failed: %s", error)
             return
+        if isinstance(error, StageFailed) and error.early:
+            self._postpone(run, error)
+            return
         hopeless = isinstance(error, StageFailed) and error.hopeless
         failures = run.failures + 1
-        if run.stage not in _KEPT_FOR_GOOD and (hopeless or failures >= self._config.attempts):
+        kept = run.stage in _KEPT_FOR_GOOD and not isinstance(error, _OURS)
+        if not kept and (hopeless or failures >= self._config.attempts):
             self._end(run, "failed", str(error))
             return
         wait = min(self._config.retry_s * 2 ** (failures - 1), self._config.retry_max_s)
         log.error("run %d, failure %d, tried again in %.0f s: %s", run.number, failures, wait, error)
         update = {"failures": failures, "not_before_unix": self._clock() + wait}
         self._save(run=run.model_copy(update=update))
+
+    def _postpone(self, run: Run, error: StageFailed) -> None:
+        """As if the run had not begun: its traffic counts again, with as much as half of it again."""
+        wanted = math.ceil(_MORE * sum(one.tokens for one in run.seen.values()))
+        log.info("run %d is put off until there are %d fresh tokens: %s", run.number, wanted, error)
+        self._save(run=None, wanted=wanted)
+        self._clear()
 
     def _end(self, run: Run, result: Result, reason: str) -> float:
         log.info("run %d ends: %s%s", run.number, result, f" ({reason})" if reason else "")
@@ -302,16 +372,22 @@ class Loop:
         self._save(
             run=None,
             used_unix=run.newest_unix,
-            usual=adapted(self.state.usual, run.seen, self._config.watch_rule),
+            usual=self.state.usual if result == "failed" else self._adapted(run),
+            wanted=0,
             history=(*self.state.history, outcome)[-HISTORY:],
         )
         self._clear()
         return 0.0
 
+    def _adapted(self, run: Run) -> dict[str, float]:
+        return adapted(self.state.usual, run.seen, self._config.watch_rule)
+
     def _clear(self) -> None:
         """Datasets go at once; old runs, but for the stable draft's, in time."""
         stable = next((one.number for one in reversed(self.state.history) if one.result == "stable"), None)
         for folder in (self._config.state / "runs").glob("*"):
+            if not folder.name.isdecimal():
+                continue
             shutil.rmtree(folder / job.DATASET, ignore_errors=True)
             number = int(folder.name)
             if number <= self.state.last - self._config.keep_runs and number != stable:

@@ -46,6 +46,8 @@ class HeldOut(Protocol):
     @property
     def traffic_class(self) -> str: ...
     @property
+    def session(self) -> int: ...
+    @property
     def tokens(self) -> NDArray[np.int32]: ...
     @property
     def first(self) -> int:
@@ -68,6 +70,8 @@ class TextCounts:
     """Two drafts on one text."""
 
     traffic_class: str
+    session: int
+    """Texts of one session are alike: they are one piece of evidence."""
     positions: int
     """Tokens that were guessed."""
     candidate: Counts
@@ -123,7 +127,11 @@ def steps(ranks: Ranks, levels: int, width: int) -> int:
 def _both(text: HeldOut, ours: TextReader, theirs: TextReader) -> TextCounts:
     tokens, first = text.tokens[: ours.length].tolist(), _first(text)
     return TextCounts(
-        text.traffic_class, len(tokens) - first, _counts(tokens, first, ours), _counts(tokens, first, theirs)
+        text.traffic_class,
+        text.session,
+        len(tokens) - first,
+        _counts(tokens, first, ours),
+        _counts(tokens, first, theirs),
     )
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from cloud_verifier.distill.ledger import Entry, Ledger
 from cloud_verifier.distill.releases import CANARY, CANDIDATE, ROLLED_BACK, STABLE, SUPERSEDED, Known, Releases
 from cloud_verifier.distill.shelf import Shelf
-from outrider.core.errors import BadRequest
+from outrider.core.errors import BadRequest, ModelRefused, PermissionDenied
 from outrider.wire.manifest import Manifest, sign
 from outrider.wire.ticket import Signer
 
@@ -65,6 +65,11 @@ class Publisher:
         self._target = target
         self._clock = clock
 
+    @property
+    def target(self) -> TargetHashes:
+        """That drafts are signed for."""
+        return self._target
+
     async def publish(self, draft: Draft) -> Known:
         """Publish a draft; the same one again publishes nothing new. Raises core errors."""
         digest = self._shelf.put(draft.file)
@@ -108,7 +113,7 @@ class Publisher:
                 now = await self._tell(entry)
                 if was in (STABLE, SUPERSEDED):
                     await self._promote(now)
-            except BadRequest as error:
+            except (BadRequest, ModelRefused, PermissionDenied) as error:  # of a key that is trusted no more, too
                 log.error("release %d is not taken again: %s", manifest.version, error)
             else:
                 restored.append(manifest.digest)

@@ -32,6 +32,8 @@ class Known:
     """SignedManifest."""
     state: str
     reason: str = ""
+    pinned: bool = False
+    """Stays as it is, whatever is measured; nothing replaces a stable one that is."""
 
     @property
     def digest(self) -> str:
@@ -90,7 +92,9 @@ class Coordinator:
 
 
 def _known(release: pb.Release) -> Known:
-    return Known(read_unverified(release.manifest), release.manifest, _state(release.state), release.reason)
+    return Known(
+        read_unverified(release.manifest), release.manifest, _state(release.state), release.reason, release.pinned
+    )
 
 
 def _state(number: int) -> str:

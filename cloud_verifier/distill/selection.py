@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 from cloud_verifier.distill.stretches import Stretch
 
 Age = Literal["fresh", "old"]
+_Key = TypeVar("_Key", bound=Hashable)
+OTHERS = "(others)"
+"""What the classes are called together that are too many to be told apart."""
 _SHINGLE = 8
 """Tokens of the pieces by which texts are compared: long enough that two texts rarely share one by chance."""
 _ODD = np.uint64(0x9E3779B97F4A7C15)
@@ -26,10 +29,13 @@ class Limits:
     tokens: int
     replay_share: float
     """Part of the tokens that is old traffic."""
+    by_class: bool
+    """Each class has its share, whatever the age of its texts, and the replay share rules within a class only. Else a
+    class that is old has part in the replay share alone."""
     class_shares: Mapping[str, float]
     """Weights of the traffic classes; those not named weigh 1."""
     tenant_share: float
-    """No tenant gives more of a class than this part, but for `tenant_tokens`, which any may give."""
+    """No tenant gives more of a class, or of the whole, than this part, but for `tenant_tokens`, which any may give."""
     tenant_tokens: int
     copies: int
     """Texts nearly alike that are taken."""
@@ -45,7 +51,7 @@ def select(pieces: Sequence[Stretch], limits: Limits) -> tuple[list[Stretch], Co
     """
     left_out: Counter[str] = Counter()
     by_class: dict[str, list[Stretch]] = defaultdict(list)
-    for piece in sorted(pieces, key=lambda one: _lot(one, limits.seed)):
+    for piece in _shared_out(sorted(pieces, key=lambda one: _lot(one, limits.seed)), limits, left_out):
         by_class[piece.traffic_class].append(piece)
     offered: dict[tuple[str, Age], list[Stretch]] = defaultdict(list)
     for name, some in by_class.items():
@@ -60,14 +66,17 @@ def age(piece: Stretch, fresh_since_unix: float) -> Age:
     return "fresh" if piece.time_unix >= fresh_since_unix else "old"
 
 
-def water_filled(available: Mapping[str, int], weights: Mapping[str, float], total: int) -> dict[str, int]:
+def water_filled(available: Mapping[_Key, int], weights: Mapping[_Key, float], total: int) -> dict[_Key, int]:
     """Share `total` out by weight; what one has no use for goes to the others."""
     given = dict.fromkeys(available, 0)
     wanting = {name for name, amount in available.items() if amount > 0}
     left = total
     while wanting and left >= len(wanting):
-        unit = left / sum(weights.get(name, 1.0) for name in wanting)
-        for name in sorted(wanting):
+        weighed = sum(weights.get(name, 1.0) for name in wanting)
+        if weighed == 0:
+            weights, weighed = {}, len(wanting)
+        unit = left / weighed
+        for name in sorted(wanting, key=str):
             given[name] += min(int(unit * weights.get(name, 1.0)), available[name] - given[name])
         full = {name for name in wanting if given[name] == available[name]}
         left = total - sum(given.values())
@@ -142,9 +151,54 @@ def _capped(pieces: Sequence[Stretch], limits: Limits, left_out: Counter[str]) -
     return kept
 
 
+def _shared_out(pieces: Sequence[Stretch], limits: Limits, left_out: Counter[str]) -> list[Stretch]:
+    """Cap each tenant over all classes, which are whatever it says they are. What it may give is of all its classes
+    and ages alike."""
+    amounts: dict[str, Counter[tuple[str, Age]]] = defaultdict(Counter)
+    for piece in pieces:
+        amounts[piece.tenant][_kind(piece, limits)] += piece.learnt
+    if len(amounts) < 2:
+        return list(pieces)
+    sums = [of.total() for of in amounts.values()]
+    # Where there is more than the budget, its share of that; the others can fill the rest, as they can fill the cap.
+    share = max(limits.tenant_share, 1 / len(amounts))
+    cap = max(min(tenant_cap(sums, share, 0), int(share * limits.tokens)), limits.tenant_tokens)
+    left = {tenant: water_filled(of, {}, cap) for tenant, of in amounts.items() if of.total() > cap}
+    kept = []
+    for piece in pieces:
+        budget = left.get(piece.tenant)
+        if budget is not None:
+            if budget[_kind(piece, limits)] < piece.learnt:
+                left_out["over_cap"] += piece.learnt
+                continue
+            budget[_kind(piece, limits)] -= piece.learnt
+        kept.append(piece)
+    return kept
+
+
+def _kind(piece: Stretch, limits: Limits) -> tuple[str, Age]:
+    return piece.traffic_class, age(piece, limits.fresh_since_unix)
+
+
+def class_names(amounts: Mapping[str, Mapping[str, int]], most: int, named: Collection[str]) -> dict[str, str]:
+    """Return what each class is called: its name, or `OTHERS` for all but the `most` largest and those `named`.
+
+    amounts: tenant -> class -> tokens. A tenant's tokens count by its number of classes, lest it crowd others' out by
+    inventing some.
+    """
+    sizes: dict[str, float] = defaultdict(float)
+    for of in amounts.values():
+        for name, tokens in of.items():
+            sizes[name] += tokens / len(of)
+    largest = sorted(sizes, key=lambda name: (-sizes[name], name))[:most]
+    return {name: name if name in largest or name in named else OTHERS for name in sizes}
+
+
 def _budgets(offered: Mapping[tuple[str, Age], Sequence[Stretch]], limits: Limits) -> dict[tuple[str, Age], int]:
     """Fresh traffic, and old in its share of the whole; all old where nothing is fresh."""
     amounts = {key: sum(piece.learnt for piece in some) for key, some in offered.items()}
+    if limits.by_class:
+        return _budgets_by_class(amounts, limits)
     old = {name: amount for (name, age), amount in amounts.items() if age == "old"}
     fresh = {name: amount for (name, age), amount in amounts.items() if age == "fresh"}
     wanted = min(sum(fresh.values()), limits.tokens * (1 - limits.replay_share))
@@ -152,6 +206,19 @@ def _budgets(offered: Mapping[tuple[str, Age], Sequence[Stretch]], limits: Limit
     replay = water_filled(old, limits.class_shares, replayed)
     new = water_filled(fresh, limits.class_shares, limits.tokens - sum(replay.values()))
     return {(name, "old"): n for name, n in replay.items()} | {(name, "fresh"): n for name, n in new.items()}
+
+
+def _budgets_by_class(amounts: Mapping[tuple[str, Age], int], limits: Limits) -> dict[tuple[str, Age], int]:
+    classes: Counter[str] = Counter()
+    for (name, _), amount in amounts.items():
+        classes[name] += amount
+    ages: dict[Age, float] = {"old": limits.replay_share, "fresh": 1 - limits.replay_share}
+    budgets: dict[tuple[str, Age], int] = {}
+    for name, budget in water_filled(classes, limits.class_shares, limits.tokens).items():
+        mine = {age: amount for (one, age), amount in amounts.items() if one == name}
+        for each, given in water_filled(mine, ages, budget).items():
+            budgets[name, each] = given
+    return budgets
 
 
 def _within(pieces: Iterable[Stretch], budget: int, left_out: Counter[str]) -> Iterable[Stretch]:

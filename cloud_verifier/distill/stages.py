@@ -1,13 +1,15 @@
 """The stages of a run, each a process of its own: `python -m cloud_verifier.distill.stages STAGE RUN_DIR`.
 
 A stage reads `job.json` and writes what it makes whole or not at all, so that it can be killed and begun again. Its
-exit status says whether that may help: 0 done, `HOPELESS` the same would come of it again, anything else try again.
+exit status says whether that may help: 0 done, `HOPELESS` the same would come of it again, `EARLY`
+there is too little traffic, anything else try again.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +19,7 @@ from typing import cast
 from pydantic import ValidationError
 
 from cloud_verifier.distill import durable, job
-from cloud_verifier.distill.job import HOPELESS, Job
+from cloud_verifier.distill.job import EARLY, HOPELESS, Job
 from outrider.core.errors import OutriderError
 
 log = logging.getLogger(__name__)
@@ -25,6 +27,10 @@ log = logging.getLogger(__name__)
 
 class Hopeless(Exception):
     """Trying again cannot help; says why."""
+
+
+class TooEarly(Exception):
+    """There is too little traffic as yet; says what is missing."""
 
 
 def build_dataset(run: Path) -> None:
@@ -41,6 +47,13 @@ def build_dataset(run: Path) -> None:
         )
     except dataset.DatasetEmpty as error:
         raise Hopeless(str(error)) from error
+    sessions = sum(card.heldout_sessions.get(name, 0) for name in told.fresh)
+    if sessions < told.rule.sessions:
+        shutil.rmtree(run / job.DATASET)
+        raise TooEarly(
+            f"{sessions} held-out sessions of the fresh classes, the gate needs {told.rule.sessions}: more traffic is"
+            " waited for"
+        )
     log.info("dataset: %d tokens to learn from, held out %s", card.train_tokens, dict(card.heldout))
 
 
@@ -62,12 +75,13 @@ def judge(run: Path) -> None:
 
     told = Job.read(run)
     measured = measure.compare(run / job.DRAFT, told.incumbent, dataset.heldout(run / job.DATASET), told.threads)
-    verdict = gate.decide(measured, told.fresh, told.rule)
+    learnt = dataset.read_card(run / job.DATASET).train
+    verdict = gate.decide(measured, told.fresh, told.rule, learnt)
     durable.write(run / job.VERDICT, json.dumps(verdict.to_json() | {"metrics": verdict.metrics()}, indent=1).encode())
     for group in verdict.classes:
         log.info(
-            "class %r, %d texts: tokens per step %.2f -> %.2f (%+.1f%%, at least %+.1f%%), acceptance %.3f -> %.3f",
-            *(group.name, group.texts, group.incumbent.chain, group.candidate.chain),
+            "class %r, %d sessions: tokens per step %.2f -> %.2f (%+.1f%%, at least %+.1f%%), acceptance %.3f -> %.3f",
+            *(group.name, group.sessions, group.incumbent.chain, group.candidate.chain),
             *(100 * group.chain_gain, 100 * group.chain_least),
             *(group.incumbent.acceptance, group.candidate.acceptance),
         )
@@ -81,6 +95,9 @@ def main(arguments: Sequence[str]) -> int:
     stage, run = STAGES[arguments[0]], Path(arguments[1])
     try:
         stage(run)
+    except TooEarly as error:
+        print(error, file=sys.stderr)
+        return EARLY
     except (Hopeless, ValidationError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return HOPELESS

@@ -17,7 +17,8 @@ HISTORY = 50
 """Runs that are remembered."""
 
 Stage = Literal["dataset", "training", "export", "gate", "publish", "canary"]
-Result = Literal["stable", "rolled_back", "refused", "failed"]
+Result = Literal["stable", "rolled_back", "refused", "failed", "waiting"]
+"""waiting: published, and held by an operator's pin; it may still become stable."""
 
 
 class Run(BaseModel, frozen=True):
@@ -61,6 +62,8 @@ class State(BaseModel, frozen=True):
     """Number of the last run that was begun."""
     used_unix: float = 0.0
     """Traffic up to here was used by earlier runs: no other is begun for it."""
+    wanted: int = 0
+    """Tokens since `used_unix` below which no run begins: the last one's dataset had too little to measure on."""
     usual: dict[str, float] = {}
     """Acceptance by class; see `watch.due`."""
     spent: tuple[tuple[float, float], ...] = ()

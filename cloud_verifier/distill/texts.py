@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import save
 
-FORMAT = 1
+FORMAT = 2
 PART_TOKENS = 1 << 17
 """Tokens in one file: with 64 ids at each position about 50 MB."""
 
@@ -35,6 +35,8 @@ class Text:
     """`[n]`: the probability of all other ids"""
     first: int = 1
     """At least 1: nothing precedes the first token, so a draft has nothing to guess it from."""
+    session: int = 0
+    """Tells the sessions of a dataset apart; nothing else."""
 
     @property
     def learnt(self) -> int:
@@ -46,7 +48,10 @@ def save_texts(folder: Path, texts: Sequence[Text]) -> None:
     """Write texts to `folder`, made if need be, in files of about `PART_TOKENS` tokens. Empty lists write nothing."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, part in enumerate(_parts(texts)):
-        names = [{"class": text.traffic_class, "tenant": text.tenant, "first": text.first} for text in part]
+        names = [
+            {"class": text.traffic_class, "tenant": text.tenant, "first": text.first, "session": text.session}
+            for text in part
+        ]
         lengths = np.array([len(text.tokens) for text in part], np.int64)
         tensors = {
             "lengths": lengths,
@@ -86,6 +91,7 @@ def _load_part(path: Path) -> list[Text]:
             cut["top_log_probs"][i].astype(np.float32),
             cut["tail"][i],
             name["first"],
+            name["session"],
         )
         for i, name in enumerate(json.loads(metadata["texts"]))
     ]

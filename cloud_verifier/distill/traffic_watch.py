@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from cloud_verifier.distill.selection import OTHERS
 from cloud_verifier.distill.watch import Seen
 
 if TYPE_CHECKING:
     from cloud_verifier.traffic.passage import Passage
 
+TENANT_CLASSES = 8
+"""Of one tenant that are told apart, the first that come."""
 LATE_S = 300.0
 """Verifiers write a segment when it is full or old enough: passages may come in so long after newer ones."""
 
@@ -63,8 +67,9 @@ class _Class:
 class TrafficWatch:
     """Looks at one target's traffic. Every token of a session counts once, however often it is recorded."""
 
-    def __init__(self, log: Log, weights_hash: str, window: int) -> None:
+    def __init__(self, log: Log, weights_hash: str, window: int, clock: Callable[[], float] = time.time) -> None:
         """window: tokens over which a class's acceptance is judged."""
+        self._clock = clock
         self._log = log
         self._weights_hash = weights_hash
         self._window = window
@@ -73,13 +78,17 @@ class TrafficWatch:
         self._ends: dict[str, int] = {}
         """Of each session, the position up to which it is counted."""
         self._classes: dict[str, _Class] = {}
+        self._tenants: dict[str, set[str]] = {}
+        """The classes of each tenant that are told apart."""
 
     def look(self, since_unix: float, release: str) -> Look:
         """What came in after `since_unix`. release: hex digest of the draft whose acceptance is judged."""
         if (since_unix, release) != (self._since, self._release):
             self._begin(release, since_unix)
+        now = self._clock()
         for passage in self._log.read(max(since_unix, self._newest - LATE_S), whole=False):
-            if passage.time_unix > since_unix and passage.weights_hash == self._weights_hash:
+            # A verifier's clock may be ahead: its passages count when their time has come, and hide no others before.
+            if since_unix < passage.time_unix <= now and passage.weights_hash == self._weights_hash:
                 self._count(passage)
                 self._newest = max(self._newest, passage.time_unix)
         return Look({name: one.seen for name, one in self._classes.items()}, self._newest)
@@ -91,7 +100,7 @@ class TrafficWatch:
 
     def _begin(self, release: str, since_unix: float) -> None:
         self._release, self._since, self._newest = release, since_unix, since_unix
-        self._ends, self._classes = {}, {}
+        self._ends, self._classes, self._tenants = {}, {}, {}
 
     def _count(self, passage: Passage) -> None:
         counted = max(0, self._ends.get(passage.session_id, 0) - passage.start)
@@ -100,4 +109,13 @@ class TrafficWatch:
         self._ends[passage.session_id] = passage.end
         ours = passage.draft_release.removeprefix("sha256:") == self._release
         guessed = int(np.count_nonzero(passage.guessed[counted:])) if ours else None
-        self._classes.setdefault(passage.traffic_class, _Class(self._window)).add(len(passage) - counted, guessed)
+        name = self._called(passage.tenant, passage.traffic_class)
+        self._classes.setdefault(name, _Class(self._window)).add(len(passage) - counted, guessed)
+
+    def _called(self, tenant: str, name: str) -> str:
+        """A class is whatever a client says: beyond so many of one tenant they are one, and alarm as one."""
+        names = self._tenants.setdefault(tenant, set())
+        if name not in names and len(names) >= TENANT_CLASSES:
+            return OTHERS
+        names.add(name)
+        return name

@@ -1,4 +1,4 @@
-"""One training run: steps, measurements on held-out text, checkpoints, the curve."""
+"""One training run: steps, measurements on text that is neither learnt from nor the gate's, checkpoints, the curve."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Trainer:
         self._ranks = ranks
         self._precision = getattr(torch, plan.precision)
         self._texts = dataset.train(plan.dataset)
-        self._heldout = sample(dataset.heldout(plan.dataset), plan.measure_tokens)
+        self._heldout = sample(dataset.watched(plan.dataset), plan.measure_tokens)
         self._order = Order(self._texts, plan.batch_tokens, plan.seed)
         ranks.shard(student)
         self._optimizer = torch.optim.AdamW(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from cloud_verifier.distill.children import StageFailed
 from cloud_verifier.distill.config import DistillConfig
+from cloud_verifier.distill.dataset import DatasetCard, DatasetPlan
 from cloud_verifier.distill.ledger import Ledger
 from cloud_verifier.distill.loop import Loop
 from cloud_verifier.distill.publish import Publisher, TargetHashes
@@ -68,6 +69,9 @@ class FakeReleases:
         old = self.known[digest]
         self.known[digest] = Known(old.manifest, old.raw, state, reason)
 
+    def pin(self, digest: str) -> None:
+        self.known[digest] = replace(self.known[digest], pinned=True)
+
     def decide_all(self, state: str) -> None:
         for known in list(self.known.values()):
             if known.state in (CANDIDATE, CANARY):
@@ -98,6 +102,7 @@ class FakePassage:
     time_unix: float
     start: int = 0
     weights_hash: str = TARGET.weights_hash
+    tenant: str = ""
 
     @property
     def end(self) -> int:
@@ -150,7 +155,7 @@ def write_stage(stage: str, folder: Path, *, passes: bool = True) -> None:
     """What a stage leaves behind."""
     if stage == "dataset":
         (folder / "dataset").mkdir(exist_ok=True)
-        (folder / "dataset" / "card.json").write_text("{}")
+        (folder / "dataset" / "card.json").write_text(card(1e12))
     elif stage == "training":
         (folder / "model").mkdir(exist_ok=True)
         (folder / "done.json").write_text("{}")
@@ -159,6 +164,23 @@ def write_stage(stage: str, folder: Path, *, passes: bool = True) -> None:
     else:
         verdict = {"passed": passes, "reasons": [] if passes else ["too weak"], "metrics": {"gain": 0.5}}
         (folder / "gate.json").write_text(json.dumps(verdict))
+
+
+def card(expires_unix: float) -> str:
+    """A dataset's."""
+    return DatasetCard(
+        built_unix=0.0,
+        expires_unix=expires_unix,
+        weights_hash=TARGET.weights_hash,
+        newest_unix=0.0,
+        train={},
+        heldout={},
+        heldout_sessions={},
+        tenants={},
+        left_out={},
+        texts=0,
+        plan=DatasetPlan(),
+    ).model_dump_json()
 
 
 @dataclass
@@ -171,6 +193,7 @@ class World:
     stages: FakeStages = field(default_factory=FakeStages)
     now: float = 1_000.0
     settings: dict[str, Any] = field(default_factory=dict)
+    target: TargetHashes = TARGET
 
     def __post_init__(self) -> None:
         (self.folder / "narrow.gguf").write_bytes(b"GGUF narrow")
@@ -193,12 +216,12 @@ class World:
 
     def publisher(self) -> Publisher:
         ledger, shelf = Ledger(self.folder / "state" / "releases"), Shelf(self.folder / "artifacts")
-        return Publisher(self.releases, ledger, shelf, SIGNER, TARGET, lambda: self.now)
+        return Publisher(self.releases, ledger, shelf, SIGNER, self.target, lambda: self.now)
 
     def loop(self) -> Loop:
         """As it comes up after a start."""
-        watch = TrafficWatch(self.log, TARGET.weights_hash, self.config.alarm_tokens)
-        return Loop(self.config, self.stages, self.publisher(), watch, TARGET.weights_hash, lambda: self.now)
+        watch = TrafficWatch(self.log, TARGET.weights_hash, self.config.alarm_tokens, lambda: self.now)
+        return Loop(self.config, self.stages, self.publisher(), watch, lambda: self.now)
 
     def traffic(self, tokens: int, name: str = "sums", right: float = 1.0, **more: Any) -> None:
         """New traffic, a second after what there was."""

@@ -38,7 +38,7 @@ async def loop(folder: Path, address: str) -> None:
         )
         watch = TrafficWatch(log, TARGET.weights_hash, config.alarm_tokens)
         children = Children(Budget(1, 3, 60.0, 60.0), modules)
-        work = asyncio.create_task(Loop(config, children, publisher, watch, TARGET.weights_hash).run())
+        work = asyncio.create_task(Loop(config, children, publisher, watch).run())
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, work.cancel)
         await work
 

@@ -22,6 +22,10 @@ def plan(**changes: Any) -> DatasetPlan:
     return DatasetPlan(**({"top": TOP, "window": 64, "overlap": 8, "heldout_share": 0.25} | changes))
 
 
+def all_texts(folder: Path) -> list[Text]:
+    return [*dataset.train(folder), *dataset.watched(folder), *dataset.heldout(folder)]
+
+
 def sessions(count: int, **changes: Any) -> list[Passage]:
     """Each of 40 tokens in two passages."""
     found = []
@@ -47,9 +51,9 @@ def test_texts_survive_the_disk_with_log_probs_in_half_precision(tmp_path: Path)
 def test_a_prompt_is_read_before_a_text_and_is_no_label(tmp_path: Path) -> None:
     asked = np.full(6, 250, np.int32)
     passages = [p if p.start else dataclasses.replace(p, prompt=asked) for p in sessions(20)]
-    card = build(ListedLog(passages), tmp_path / "d", plan(prompt=4), now=500.0)
+    build(ListedLog(passages), tmp_path / "d", plan(prompt=4), now=500.0)
     build(ListedLog(passages), tmp_path / "without", plan(prompt=0), now=500.0)
-    texts = [*dataset.train(tmp_path / "d"), *dataset.heldout(tmp_path / "d")]
+    texts = all_texts(tmp_path / "d")
     assert len(texts) == 20
     known = {tuple(one.tokens.tolist()): one for one in passages}
     for text in texts:
@@ -59,7 +63,7 @@ def test_a_prompt_is_read_before_a_text_and_is_no_label(tmp_path: Path) -> None:
         source = known[tuple(text.tokens[4:29].tolist())]
         assert np.array_equal(text.top_ids[4:29], source.top_ids)
     # What is counted is what is learnt from or measured on: here also each session's first token, and no prompt.
-    assert card.train_tokens + sum(card.heldout.values()) == 20 * 40
+    assert sum(text.learnt for text in texts) == 20 * 40
     assert not any(250 in text.tokens for text in dataset.train(tmp_path / "without"))
 
 
@@ -96,7 +100,7 @@ def test_every_recorded_position_is_learnt_from_or_held_out(tmp_path: Path) -> N
     card = build(log, tmp_path / "d", plan(), now=500.0)
     train, held = dataset.train(tmp_path / "d"), dataset.heldout(tmp_path / "d")
     # Of each session all but its first token, for which nothing speaks.
-    assert sum(text.learnt for text in train) + sum(text.learnt for text in held) == 40 * 39
+    assert sum(text.learnt for text in all_texts(tmp_path / "d")) == 40 * 39
     assert card.train_tokens == sum(text.learnt for text in train)
     assert sum(card.heldout.values()) == sum(text.learnt for text in held)
     assert 2 <= len(held) <= 20
@@ -108,7 +112,7 @@ def test_a_text_has_the_distributions_of_its_own_positions(tmp_path: Path) -> No
     build(log, tmp_path / "d", plan(), now=500.0)
     known = {(one.session_id, one.start): one for one in log.passages}
     by_tokens = {tuple(known[str(n), 0].tokens.tolist()): n for n in range(12)}
-    for text in [*dataset.train(tmp_path / "d"), *dataset.heldout(tmp_path / "d")]:
+    for text in all_texts(tmp_path / "d"):
         number = by_tokens[tuple(text.tokens[:25].tolist())]
         for start in (0, 25):
             source = known[str(number), start]
@@ -176,12 +180,12 @@ def test_text_that_vanishes_while_the_log_is_read_is_left_out(tmp_path: Path) ->
             self.passages = [one for one in self.passages if one.start == 0 or int(one.session_id) % 2]
 
     card = build(Shrinking(sessions(40)), tmp_path / "d", plan(), now=500.0)
-    texts = [*dataset.train(tmp_path / "d"), *dataset.heldout(tmp_path / "d")]
+    texts = all_texts(tmp_path / "d")
     assert len(texts) == 20 and all(len(text.tokens) == 40 for text in texts)
     assert card.train_tokens == sum(text.learnt for text in dataset.train(tmp_path / "d"))
 
 
-@pytest.mark.parametrize(("count", "share", "said"), [(0, 0.5, "no passage"), (1, 0.5, "both are needed")])
+@pytest.mark.parametrize(("count", "share", "said"), [(0, 0.5, "no passage"), (1, 0.5, "all are needed")])
 def test_a_log_with_too_little_is_refused_with_what_it_holds(
     count: int, share: float, said: str, tmp_path: Path
 ) -> None:
@@ -194,3 +198,57 @@ def test_a_dataset_takes_the_place_of_an_earlier_one_whole(tmp_path: Path) -> No
     (tmp_path / "d" / "train" / "00077.safetensors").write_bytes(b"left over")
     card = build(ListedLog(sessions(30)), tmp_path / "d", plan(), now=600.0)
     assert sum(text.learnt for text in dataset.train(tmp_path / "d")) == card.train_tokens
+
+
+def test_the_gate_sees_old_classes_whatever_the_replay_share(tmp_path: Path) -> None:
+    old = sessions(80, traffic_class="code", time_unix=50.0, expires_unix=900.0)
+    log = ListedLog([*old, *sessions(20, traffic_class="sums")])
+    card = build(log, tmp_path / "d", plan(fresh_since_unix=80.0, heldout_tokens=100_000), now=500.0)
+    all_old = build(ListedLog(old), tmp_path / "old", plan(heldout_tokens=100_000), now=500.0)
+    assert card.heldout["code"] == all_old.heldout["code"] > 0
+
+
+def test_text_that_expires_before_a_run_could_end_is_left_out(tmp_path: Path) -> None:
+    soon = sessions(40, traffic_class="soon", expires_unix=500.0 + 60.0)
+    log = ListedLog([*soon, *sessions(40, traffic_class="later", expires_unix=500.0 + 7200.0)])
+    card = build(log, tmp_path / "d", plan(lasts_s=3600.0), now=500.0)
+    assert set(card.train) == {"later"} == set(card.heldout)
+    assert card.expires_unix == 7700.0 and card.left_out["expiring"] == 40 * 40
+    with pytest.raises(DatasetEmpty, match="expires within 60 minutes"):
+        build(ListedLog(soon), tmp_path / "d", plan(lasts_s=3600.0), now=500.0)
+
+
+def test_few_classes_are_told_apart_and_the_others_are_one(tmp_path: Path) -> None:
+    many = []
+    for number in range(48):
+        tokens = np.random.default_rng([7, number]).integers(0, 200, 40).tolist()
+        many.append(passage(f"many-{number}", 0, tokens, traffic_class=f"class-{number % 12}"))
+    log = ListedLog([*many, *sessions(40)])
+    card = build(log, tmp_path / "d", plan(classes=1, named=("class-3",)), now=500.0)
+    assert set(card.train) <= {"code", "class-3", "(others)"} and "(others)" in card.train
+    texts = all_texts(tmp_path / "d")
+    assert sum(text.learnt for text in texts) == 88 * 39
+
+
+def test_what_a_small_tenant_may_give_is_as_much_less_of_what_is_held_out() -> None:
+    whole = plan(tokens=400_000, tenant_tokens=20_000)
+    assert whole.limits(400_000, by_class=False).tenant_tokens == 20_000
+    assert whole.limits(40_000, by_class=True).tenant_tokens == 2_000
+
+
+def test_what_chooses_the_best_checkpoint_is_not_what_the_gate_measures_on(tmp_path: Path) -> None:
+    build(ListedLog(sessions(200)), tmp_path / "d", plan(), now=500.0)
+    parts = [set(positions(part(tmp_path / "d"))) for part in (dataset.train, dataset.watched, dataset.heldout)]
+    assert all(parts) and sum(map(len, parts)) == len(set.union(*parts)) == 200
+    assert len(parts[1]) < len(parts[2])
+
+
+def test_nothing_is_learnt_that_is_nearly_the_same_as_what_is_held_out(tmp_path: Path) -> None:
+    twins = []
+    for number in range(40):
+        tokens = np.random.default_rng(number).integers(0, 200, 40).tolist()
+        twins += [passage(f"{number}-{turn}", 0, tokens) for turn in ("a", "b")]
+    card = build(ListedLog(twins), tmp_path / "d", plan(), now=500.0)
+    learnt = {text.tokens.tobytes() for text in dataset.train(tmp_path / "d")}
+    assert learnt and not learnt & {text.tokens.tobytes() for text in dataset.heldout(tmp_path / "d")}
+    assert card.left_out["held_out"] > 0

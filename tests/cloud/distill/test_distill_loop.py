@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from loop_fakes import World, killed_at, write_stage
+from loop_fakes import World, card, killed_at, passage, write_stage
 
 from cloud_verifier.distill import loop as loop_module
 from cloud_verifier.distill import publish, state
 from cloud_verifier.distill.children import StageFailed
 from cloud_verifier.distill.job import Job
 from cloud_verifier.distill.loop import Loop
-from cloud_verifier.distill.releases import CANARY, ROLLED_BACK, STABLE
+from cloud_verifier.distill.releases import CANARY, CANDIDATE, ROLLED_BACK, STABLE
 from cloud_verifier.distill.shelf import digest_of
 from cloud_verifier.distill.state import Outcome
-from outrider.core.errors import BadRequest, Unavailable
+from outrider.core.errors import BadRequest, ModelRefused, Unavailable
 
 STAGES = ["dataset", "training", "export", "gate"]
 
@@ -137,6 +140,29 @@ async def test_what_is_hopeless_is_given_up_at_once(world: World) -> None:
     assert (last(loop).result, world.stages.begun) == ("failed", ["dataset"])
 
 
+async def test_a_run_that_comes_too_early_to_be_judged_waits_for_more_traffic_and_uses_none_up(world: World) -> None:
+    world.stages.fails["dataset"] = [StageFailed("dataset", "3 held-out sessions", early=True)]
+    world.traffic(1_000)
+    loop = await until_idle(world.loop())
+    assert (loop.state.run, loop.state.history, loop.state.used_unix) == (None, (), 0.0)
+    world.traffic(400)
+    await until_idle(world.loop())
+    assert world.stages.begun == ["dataset"]
+    world.traffic(100)
+    loop = await until_idle(world.loop())
+    assert loop.state.run is not None and sum(one.tokens for one in loop.state.run.seen.values()) == 1_500
+
+
+async def test_a_run_that_failed_changes_nothing_of_what_is_usual(world: World) -> None:
+    release = digest_of(world.folder / "narrow.gguf")
+    world.traffic(300, "code", 0.8, draft_release=release)
+    loop = await until_idle(world.loop())
+    world.stages.fails["dataset"] = [StageFailed("dataset", "nothing held out", hopeless=True)]
+    world.traffic(250, "code", 0.3, draft_release=release)
+    await until_idle(loop)
+    assert last(loop).result == "failed" and loop.state.usual == {"code": 0.8}
+
+
 async def test_a_trainer_that_ends_without_its_result_has_failed(world: World) -> None:
     world.traffic(1_000)
     loop = world.loop()
@@ -223,17 +249,124 @@ async def test_a_dataset_goes_with_its_run_and_old_runs_go_in_time(world: World)
     assert not list(runs.glob("*/dataset"))
 
 
-async def test_a_dataset_that_expired_before_it_was_learnt_is_learnt_no_more(world: World) -> None:
+@pytest.mark.parametrize("stage", ["training", "gate"])
+async def test_a_dataset_that_would_expire_before_the_stage_ends_is_built_again(world: World, stage: str) -> None:
+    world.stages.fails[stage] = [StageFailed(stage, "the machine went down")]
+    world.traffic(1_000)
+    loop = await until_idle(world.loop())
+    path = world.folder / "state" / "runs" / "1" / "dataset" / "card.json"
+    path.write_text(card(world.now + 60))
+    world.now += 6
+    await until_idle(loop)
+    assert loop.state.run is not None and loop.state.run.stage == "canary"
+    before = STAGES[: STAGES.index(stage) + 1]
+    assert world.stages.begun == [*before, "dataset", *(["training"] if stage == "training" else []), "export", "gate"]
+
+
+async def test_what_has_expired_is_deleted_while_something_is_waited_for(world: World) -> None:
+    world.stages.fails["export"] = [StageFailed("export", "the disk is full")]
+    world.traffic(1_000)
+    loop = await until_idle(world.loop())
+    path = world.folder / "state" / "runs" / "1" / "dataset" / "card.json"
+    path.write_text(card(world.now + 1))
+    world.now += 2
+    await loop.step()
+    assert not path.exists() and loop.state.run is not None and loop.state.run.stage == "export"
+
+
+async def test_a_dataset_is_asked_to_last_for_its_run(world: World) -> None:
+    world.traffic(1_000)
+    await world.loop().step()
+    told = Job.read(world.folder / "state" / "runs" / "1")
+    assert told.dataset["lasts_s"] > 60 * (world.config.train_minutes + 3 * world.config.stage_minutes)
+
+
+@pytest.mark.parametrize("error", [BadRequest("no such publisher"), ModelRefused("of another vocabulary")])
+async def test_a_draft_that_the_coordinator_refuses_is_given_up_in_time(world: World, error: Exception) -> None:
+    async def refused(raw: bytes) -> str:
+        raise error
+
+    world.releases.publish = refused  # type: ignore[method-assign]
     world.traffic(1_000)
     loop = world.loop()
-    world.stages.fails["training"] = [StageFailed("training", "the machine went down")]
+    for _ in range(40):
+        await loop.step()
+        world.now += 4_000
+    assert loop.state.run is None and (last(loop).result, last(loop).reason) == ("failed", str(error))
+
+
+async def test_a_candidate_behind_a_pinned_release_is_not_waited_for(world: World) -> None:
+    world.traffic(1_000)
+    loop = await until_idle(world.loop())
+    world.releases.decide_all(STABLE)
     await until_idle(loop)
-    card = world.folder / "state" / "runs" / "1" / "dataset" / "card.json"
-    card.write_text(json.dumps({"expires_unix": world.now + 100}))
-    world.now += 100
+    world.traffic(1_000)
     await until_idle(loop)
-    assert (last(loop).result, world.stages.begun) == ("failed", ["dataset", "training"])
-    assert not card.exists()
+    assert loop.state.run is not None
+    world.releases.pin(last(loop).release)
+    world.releases.decide(loop.state.run.release, CANDIDATE)
+    await until_idle(loop)
+    assert (loop.state.run, last(loop).result) == (None, "waiting") and "pinned" in last(loop).reason
+
+
+async def test_a_verifier_whose_clock_is_ahead_hides_no_traffic_and_counts_in_its_time(world: World) -> None:
+    world.traffic(1_000)
+    world.log.passages.append(passage("ahead", 1_000, "sums", world.now + 86_400))
+    loop = await until_idle(world.loop())
+    world.releases.decide_all(STABLE)
+    await until_idle(loop)
+    assert loop.state.used_unix <= world.now
+    world.traffic(1_000)
+    await until_idle(loop)
+    assert loop.state.last == 2
+    world.releases.decide_all(ROLLED_BACK)
+    await until_idle(loop)
+    assert loop.state.last == 2
+    world.now += 86_400
+    await until_idle(loop)
+    assert loop.state.last == 3
+
+
+async def test_an_error_that_nobody_foresaw_does_not_end_the_loop(world: World) -> None:
+    def torn(since_unix: float = 0.0, now: float | None = None) -> Iterator[Any]:
+        raise ValueError("no Parquet footer")
+
+    world.log.read, told = torn, world.log.read  # type: ignore[method-assign]
+    loop = world.loop()
+    assert await loop.step() > 0
+    world.log.read = told  # type: ignore[method-assign]
+    (world.folder / "state" / "runs" / "lost+found").mkdir(parents=True)
+    world.traffic(1_000)
+    world.stages.passes = False
+    await until_idle(loop)
+    assert last(loop).result == "refused"
+    assert (world.folder / "state" / "runs" / "lost+found").exists()
+
+
+@pytest.mark.parametrize("decided", [False, True])
+async def test_a_draft_of_another_target_is_never_signed_for_the_one_that_is_served(
+    world: World, decided: bool
+) -> None:
+    world.traffic(1_000)
+    loop = world.loop()
+    if decided:
+        await until_idle(loop)
+    else:
+        await loop.step()
+    signed = len(world.releases.published)
+    world.target = replace(world.target, tokenizer_hash="sha256:others")
+    loop = await until_idle(world.loop())
+    assert (loop.state.run, last(loop).result) == (None, "failed") and "target" in last(loop).reason
+    assert len(world.releases.published) == signed
+
+
+async def test_a_release_tells_the_quantisation_that_its_run_began_with(world: World) -> None:
+    world.traffic(1_000)
+    await world.loop().step()
+    world.settings["quantization"] = "F16"
+    await until_idle(world.loop())
+    (known,) = world.releases.known.values()
+    assert known.manifest.quantization == "Q8_0"
 
 
 async def test_the_traffic_log_is_tidied_now_and_then(world: World) -> None:

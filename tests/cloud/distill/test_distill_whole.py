@@ -52,7 +52,7 @@ def record(folder: Path, weights_hash: str) -> int:
             writer.add(
                 Passage(
                     *(f"session-{session}", f"tenant-{session % 4}", "sums", "", weights_hash, 0),
-                    *(ids, top, log_probs, tail, guessed, 0.0, now, now + 3_600.0),
+                    *(ids, top, log_probs, tail, guessed, 0.0, now, now + 86_400.0),
                 )
             )
             tokens += n
@@ -75,7 +75,7 @@ async def test_the_narrow_draft_learns_sums_and_the_gate_lets_it_pass(tmp_path: 
     releases = FakeReleases()
     publisher = Publisher(releases, Ledger(config.state / "releases"), Shelf(config.artifacts), SIGNER, hashes)
     watch = TrafficWatch(SegmentLog(config.traffic), hashes.weights_hash, config.alarm_tokens)
-    loop = Loop(config, Children(_budget(config)), publisher, watch, hashes.weights_hash)
+    loop = Loop(config, Children(_budget(config)), publisher, watch)
 
     assert await loop.once() is None, loop.state.history
     assert releases.states == {1: CANARY}
@@ -83,6 +83,6 @@ async def test_the_narrow_draft_learns_sums_and_the_gate_lets_it_pass(tmp_path: 
     assert manifest.metrics["gain.fresh"] > 0.1
     assert manifest.metrics["acceptance.sums"] > 0.6
     verdict = json.loads((config.state / "runs" / "1" / "gate.json").read_text())
-    assert verdict["passed"] and verdict["fresh"]["texts"] >= config.gate_texts
+    assert verdict["passed"] and verdict["fresh"]["sessions"] >= config.gate_texts
     with LlamaModel.load(config.artifacts / f"{manifest.digest}.gguf") as model:
         assert model.architecture == "qwen3"

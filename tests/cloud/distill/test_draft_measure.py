@@ -35,6 +35,7 @@ SUMS = (
 class Told:
     tokens: NDArray[np.int32]
     traffic_class: str = "arithmetic"
+    session: int = 0
     first: int = 1
 
 
@@ -44,7 +45,7 @@ def sums() -> list[Told]:
         texts = [
             f"Question: {asked} How many is that?\nAnswer: {worked}\nThe answer is {n}." for asked, worked, n in SUMS
         ]
-        return [Told(np.array(model.tokenize(text), np.int32)) for text in texts]
+        return [Told(np.array(model.tokenize(text), np.int32), session=i) for i, text in enumerate(texts)]
 
 
 def ranks(*values: int) -> NDArray[np.int8]:

@@ -13,7 +13,7 @@ from cloud_verifier.distill import durable, keys, ledger, publish, shelf
 from cloud_verifier.distill.publish import Draft
 from cloud_verifier.distill.releases import CANARY, ROLLED_BACK, STABLE, SUPERSEDED, Known
 from cloud_verifier.distill.shelf import digest_of
-from outrider.core.errors import BadRequest, Unavailable
+from outrider.core.errors import BadRequest, ModelRefused, Unavailable
 from outrider.wire.manifest import Manifest, sign, verify
 
 MODULES = (publish, ledger, shelf, durable)
@@ -145,12 +145,13 @@ async def test_what_is_older_than_all_that_is_known_is_not_published_again(world
     assert await publisher.restore(await publisher.known()) == []
 
 
-async def test_what_the_coordinator_refuses_to_take_again_stops_nothing(world: World) -> None:
+@pytest.mark.parametrize("error", [BadRequest("the file is gone"), ModelRefused("an unknown key")])
+async def test_what_the_coordinator_refuses_to_take_again_stops_nothing(world: World, error: Exception) -> None:
     publisher = world.publisher()
     await publisher.publish(draft(world))
 
     async def refused(raw: bytes) -> str:
-        raise BadRequest("the file is gone from the shelf")
+        raise error
 
     world.releases.publish = refused  # type: ignore[method-assign]
     assert await publisher.restore({}) == []

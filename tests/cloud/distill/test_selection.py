@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_verifier.distill.selection import Limits, age, select, shingles, tenant_cap, water_filled
+from cloud_verifier.distill.selection import (
+    OTHERS,
+    Limits,
+    age,
+    class_names,
+    select,
+    shingles,
+    tenant_cap,
+    water_filled,
+)
 from cloud_verifier.distill.stretches import Stretch
 
 LENGTH = 21
@@ -20,6 +29,7 @@ def limits(**changes: Any) -> Limits:
     fields: dict[str, Any] = {
         "tokens": 10_000,
         "replay_share": 0.3,
+        "by_class": False,
         "class_shares": {},
         "tenant_share": 0.5,
         "tenant_tokens": 0,
@@ -63,6 +73,18 @@ def test_old_traffic_alone_fills_the_dataset() -> None:
     assert amounts(chosen) == {("code", "old"): 1000}
 
 
+def test_held_out_text_of_a_class_that_is_old_is_measured_however_little_is_fresh() -> None:
+    offered = [*texts(100, "sums"), *texts(5000, "code", time=10), *texts(300, "sums", time=10)]
+    chosen, _ = select(offered, limits(tokens=10_000, by_class=True))
+    assert amounts(chosen) == {("sums", "fresh"): 2000, ("sums", "old"): 3000, ("code", "old"): 5000}
+
+
+def test_old_text_may_be_left_to_what_nothing_fresh_fills() -> None:
+    offered = [*texts(20, "code"), *texts(300, "code", time=10)]
+    chosen, _ = select(offered, limits(tokens=2000, by_class=True, replay_share=0.0))
+    assert amounts(chosen) == {("code", "fresh"): 400, ("code", "old"): 1600}
+
+
 def test_a_class_may_weigh_more_and_what_it_cannot_use_goes_to_the_others() -> None:
     offered = [*texts(400, "code", time=10), *texts(400, "prose", time=10)]
     chosen, _ = select(offered, limits(tokens=4000, class_shares={"code": 3.0}))
@@ -79,6 +101,27 @@ def test_a_tenant_that_floods_gives_no_more_than_its_share() -> None:
         given_by[one.tenant] += one.learnt
     assert given_by == {"flood": 1600, "a": 800, "b": 800}
     assert left_out["over_cap"] == 5000 * 20 - 1600
+
+
+def test_a_tenant_that_invents_classes_gives_no_more_than_its_share_of_all() -> None:
+    made_up = [one for i in range(200) for one in texts(75, f"class-{i}", tenant="flood")]
+    chosen, _ = select([*texts(15_000, "code", tenant="a"), *made_up], limits(tokens=300_000))
+    by_flood = sum(one.learnt for one in chosen if one.tenant == "flood")
+    assert by_flood <= 150_000
+    assert sum(one.learnt for one in chosen) > 270_000
+
+
+def test_a_capped_tenant_gives_of_all_its_classes_and_ages() -> None:
+    mine = [*texts(5000, "code", tenant="flood", time=10), *texts(30, "sums", tenant="flood")]
+    chosen, _ = select([*mine, *texts(100, "prose", tenant="a", time=10)], limits(tokens=1_000_000, replay_share=0.9))
+    assert amounts(chosen)["sums", "fresh"] == 600 and 0 < amounts(chosen)["code", "old"] <= 1400
+
+
+def test_classes_that_are_too_many_are_one_and_inventing_some_crowds_nobody_out() -> None:
+    made_up = {f"class-{i:03}": 1000 for i in range(200)}
+    names = class_names({"flood": made_up, "a": {"code": 600}, "b": {"sums": 2}}, 8, {"sums"})
+    assert (names["code"], names["sums"]) == ("code", "sums")
+    assert sum(name == OTHERS for name in names.values()) == 193
 
 
 def test_a_tiny_tenant_does_not_starve_a_large_one() -> None:

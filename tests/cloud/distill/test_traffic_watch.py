@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loop_fakes import TARGET, FakeLog, passage
 
-from cloud_verifier.distill.traffic_watch import LATE_S, TrafficWatch
+from cloud_verifier.distill.selection import OTHERS
+from cloud_verifier.distill.traffic_watch import LATE_S, TENANT_CLASSES, TrafficWatch
 from cloud_verifier.distill.watch import Seen, WatchRule, adapted, due
 
 RULE = WatchRule(fresh_tokens=1_000, alarm_tokens=200, alarm_fall=0.1)
@@ -106,3 +107,10 @@ def test_a_cause_names_classes_that_there_are(given_classes: dict[str, tuple[int
     cause = due(classes, {"a": 0.8}, RULE)
     if cause is not None:
         assert cause.fresh and set(cause.fresh) <= set(classes)
+
+
+def test_a_tenant_that_invents_classes_has_a_few_and_the_rest_are_one() -> None:
+    made_up = [passage(f"s{i}", 10, f"class-{i:03}", 10.0 + i, 0.0, tenant="flood") for i in range(100)]
+    found = watch(FakeLog([*made_up, passage("a", 50, "code", 500.0, tenant="other")])).look(0.0, OURS).seen
+    assert len(found) == TENANT_CLASSES + 2
+    assert found[OTHERS].tokens == 10 * (100 - TENANT_CLASSES) and found["code"].tokens == 50

@@ -88,6 +88,7 @@ def tiny_dataset(folder: Path, *, texts: int = 24, seed: int = 0) -> Path:
     rng = np.random.default_rng(seed)
     some = [random_text(rng, int(rng.integers(6, 30)), name=("code", "prose")[i % 2]) for i in range(texts)]
     save_texts(folder / "train", some[6:])
+    save_texts(folder / "watched", some[:6])
     save_texts(folder / "heldout", some[:6])
     return folder
 
