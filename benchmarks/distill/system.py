@@ -154,6 +154,7 @@ class System:
             "poll_s": 1.0,
             "retry_s": _RETRY_S,
             "nice": 5,
+            "threads": 2,
             "fresh_tokens": 10_000_000,
             "alarm_tokens": scale.alarm_tokens,
             "dataset_options": json.dumps(scale.dataset),
