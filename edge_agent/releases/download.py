@@ -123,19 +123,20 @@ class Downloader:
             offset = file.seek(0, os.SEEK_END)
             if offset >= wanted.size:
                 return  # the hash will tell
-            timeout = httpx.Timeout(self._stall_s)
+            begun, timeout = offset, httpx.Timeout(self._stall_s)
             try:
                 async with (
                     httpx.AsyncClient(timeout=timeout, follow_redirects=True, max_redirects=_MAX_REDIRECTS) as client,
                     client.stream("GET", url, headers=_headers(offset, url, etag)) as answer,
                 ):
                     self._begin(answer, file, offset, wanted)
+                    begun = file.seek(0, os.SEEK_END)  # less where it came from the start again
                     _remember(etag, url, answer.headers.get("etag", ""))
                     await self._fill(answer.aiter_raw(), file, wanted)
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 held = file.seek(0, os.SEEK_END)
                 raise ReleaseRefused(
-                    "truncated" if held > offset else "unreachable",
+                    "truncated" if held > begun else "unreachable",
                     f"release {wanted.digest[:12]} from {url} broke off after {held} of {wanted.size} bytes "
                     f"({type(error).__name__}: {error}); what has come is kept, and the next try goes on there",
                 ) from error
