@@ -32,7 +32,7 @@ from benchmarks.distill.system import System
 from benchmarks.harness import Pair
 from cloud_verifier.distill.shelf import digest_of
 from edge_agent import AsyncClient
-from outrider.core.errors import OutriderError
+from outrider.core.errors import OutriderError, Unavailable
 
 GAP_CLOSED, CODE_LOSS = 0.8, 0.05
 """What is wanted: at least so much of the gap, at most so much of code."""
@@ -85,7 +85,7 @@ async def run(system: System, scale: Scale, story: Story, result: Result, kept: 
         again = identity.chosen(fleet.answers, scale.compared)
         found = await identity.compare(plain, again, pair)
         result.tokens_lost = found.lost
-        safety.judge_outputs(found, sum(bool(answer.error) for answer in fleet.answers), story)
+        safety.judge_outputs(found, kills.unexcused(fleet.answers, story.outages), story)
         refusals = await safety.refusals(system, system.artifacts / f"{stable}.gguf", story)
         result.refused = sorted(refusal.wanted for refusal in refusals if refusal.held)
 
@@ -102,6 +102,8 @@ async def learn(system: System, fleet: Fleet, scale: Scale, story: Story, kept: 
     await kills.kill_coordinator(system, fleet, story)
     last = await learning.decided(system, scale, story)
     story.check("the canary", "the learnt draft is stable", last.result, last.result == "stable")
+    if last.result != "stable":
+        raise Unavailable("there is no learnt draft to go on with")
     await learning.adopted(fleet, release, _ADOPT_S, story)
     return release
 

@@ -70,13 +70,14 @@ async def refusals(system: System, draft: Path, story: Story) -> list[Refusal]:
     return found
 
 
-def judge_outputs(found: Compared, failed: int, story: Story) -> None:
+def judge_outputs(found: Compared, failed: Sequence[Answer], story: Story) -> None:
     story.check(
         "outputs",
-        "those of plain streaming, no token lost, no request failed, some during swaps",
+        "those of plain streaming, no token lost, no request failed (but while nobody could answer), some during swaps",
         f"{found.requests} requests asked again ({found.swapped} with a swap), {found.tokens} tokens, {found.lost} lost"
-        f" or wrong, {found.ties} ties by rounding, {failed} requests failed",
-        found.identical and failed == 0 and found.swapped > 0,
+        f" or wrong, {found.ties} ties by rounding, {len(failed)} requests failed"
+        + "".join(f"; {answer.error[:120]}" for answer in failed[:2]),
+        found.identical and not failed and found.swapped > 0,
     )
 
 

@@ -16,7 +16,7 @@ class Scale:
     """Of the training."""
     dataset: dict[str, Any] = field(default_factory=lambda: {"copies": 100})
     training: dict[str, Any] = field(
-        default_factory=lambda: {"learning_rate": 3e-3, "batch_tokens": 4_096, "save_seconds": 10.0, "report_steps": 2}
+        default_factory=lambda: {"learning_rate": 2e-3, "batch_tokens": 4_096, "save_seconds": 10.0, "report_steps": 2}
     )
     gate: dict[str, Any] = field(default_factory=dict)
     """Settings of the loop's gate where they are not the default."""
@@ -27,6 +27,8 @@ class Scale:
     """What a device waits between two requests while a draft is trained: two cores serve both."""
     canary_s: float = 240.0
     """Window of a trial."""
+    canary_bound: float = 0.05
+    canary_alpha: float = 0.01
     session_samples: int = 4
     heldout: int = 22
     """Prompts of each kind that are measured with."""
@@ -47,7 +49,7 @@ QUICK = Scale(
     steps=30,
     dataset={"copies": 100, "heldout_share": 0.25},
     training={
-        "learning_rate": 2e-3,
+        "learning_rate": 1e-3,
         "batch_tokens": 1_536,
         "micro_tokens": 1_536,
         "save_seconds": 2.0,
@@ -56,11 +58,13 @@ QUICK = Scale(
         "measure_tokens": 2_048,
         "warmup_steps": 5,
     },
-    gate={"gate_gain": 0.0, "gate_loss": 0.2, "gate_texts": 6},
+    gate={"gate_gain": 0.0, "gate_loss": 0.4, "gate_texts": 6},
     flush_s=2.0,
     request_tokens=96,
     pause_s=15.0,
     canary_s=45.0,
+    canary_bound=0.15,
+    canary_alpha=0.05,
     session_samples=8,
     heldout=10,
     heldout_tokens=64,

@@ -165,6 +165,8 @@ class System:
             "recording_share": 1.0,
             "recording_prompts": "true",
             "canary_share": 0.5,
+            "canary_bound": scale.canary_bound,
+            "canary_alpha": scale.canary_alpha,
             "canary_window_s": scale.canary_s,
             "canary_session_samples": scale.session_samples,
         }
