@@ -16,7 +16,7 @@ from benchmarks.distill.rogue import Refusal, Trap
 from benchmarks.distill.scale import Scale
 from benchmarks.distill.story import Story, quantile
 from benchmarks.distill.system import System
-from benchmarks.distill.worse import spoil
+from benchmarks.distill.worse import spoiled
 from cloud_verifier.distill import keys
 from cloud_verifier.distill.releases import DECIDED, ROLLED_BACK, STABLE, Known
 from cloud_verifier.distill.shelf import digest_of
@@ -29,7 +29,7 @@ _BACK_S = 60.0
 async def worse(system: System, fleet: Fleet, scale: Scale, story: Story, texts: Sequence[Held], stable: str) -> bool:
     """Publish a draft that is worse on purpose; returns whether it was rolled back within its window."""
     good = system.artifacts / f"{stable}.gguf"
-    bad = await asyncio.to_thread(spoil, good, system.pair.target, system.folder / "worse", scale.noise)
+    bad = await asyncio.to_thread(spoiled, good, system.pair.target, system.folder / "worse", scale.noise)
     new, old = await asyncio.to_thread(gain.measured, (bad, good), texts)
     digest = digest_of(bad)
     await system.distill("publish", str(bad), "--parent", stable)

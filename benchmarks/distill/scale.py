@@ -25,7 +25,7 @@ class Scale:
     request_tokens: int = 128
     pause_s: float = 15.0
     """What a device waits between two requests while a draft is trained: two cores serve both."""
-    canary_s: float = 240.0
+    canary_s: float = 300.0
     """Window of a trial."""
     canary_bound: float = 0.05
     canary_alpha: float = 0.01
@@ -35,8 +35,9 @@ class Scale:
     heldout_tokens: int = 128
     compared: int = 150
     """Requests that are asked again as plain streaming, beside every one with a swap."""
-    noise: float = 0.35
-    """Of the worse draft, in standard deviations of each matrix."""
+    noise: float = 0.2
+    """Of the worse draft, in standard deviations of each matrix. With much of it devices go back by themselves, each
+    after a few hundred guesses, and the canary has few samples; with little of it the canary must find out."""
     start_s: float = 900.0
     """The longest wait for the loop to go from the turn of traffic to a decision."""
     promised: bool = True
@@ -66,6 +67,7 @@ QUICK = Scale(
     canary_bound=0.25,
     canary_alpha=0.1,
     session_samples=8,
+    noise=0.35,
     heldout=10,
     heldout_tokens=64,
     compared=30,
