@@ -32,7 +32,7 @@ from benchmarks.distill.system import System
 from benchmarks.harness import Pair
 from cloud_verifier.distill.shelf import digest_of
 from edge_agent import AsyncClient
-from outrider.core.errors import OutriderError
+from outrider.core.errors import OutriderError, Unavailable
 
 GAP_CLOSED, CODE_LOSS = 0.8, 0.05
 """What is wanted: at least so much of the gap, at most so much of code."""
@@ -72,8 +72,12 @@ async def run(system: System, scale: Scale, story: Story, result: Result, kept: 
     kept.names[digest_of(pair.narrow)] = "narrow draft"
     async with AsyncClient(coordinator=system.address, draft=None) as plain, devices as fleet:
         kept.answers = fleet.answers
+        stable = await learn(system, fleet, scale, story, kept)
+        await fleet.quiet()
+        # Not before: this is recorded too, and what is measured with must not be learnt from.
         texts = await gain.written(plain, pair, scale.heldout, scale.heldout_tokens)
-        stable = await learn(system, fleet, scale, story, texts, result, kept)
+        judge_gain(await asyncio.to_thread(measured, system, stable, texts), scale, story, result)
+        fleet.order("arithmetic")
         await kills.kill_redis(system, fleet, story)
         result.rolled_back = await safety.worse(system, fleet, scale, story, texts, stable)
         await fleet.quiet()
@@ -81,14 +85,12 @@ async def run(system: System, scale: Scale, story: Story, result: Result, kept: 
         again = identity.chosen(fleet.answers, scale.compared)
         found = await identity.compare(plain, again, pair)
         result.tokens_lost = found.lost
-        safety.judge_outputs(found, sum(bool(answer.error) for answer in fleet.answers), story)
+        safety.judge_outputs(found, kills.unexcused(fleet.answers, story.outages), story)
         refusals = await safety.refusals(system, system.artifacts / f"{stable}.gguf", story)
         result.refused = sorted(refusal.wanted for refusal in refusals if refusal.held)
 
 
-async def learn(
-    system: System, fleet: Fleet, scale: Scale, story: Story, texts: Sequence[Held], result: Result, kept: Kept
-) -> str:
+async def learn(system: System, fleet: Fleet, scale: Scale, story: Story, kept: Kept) -> str:
     """Part 1, with the kills of trainer and coordinator on the way; returns the digest of the stable release."""
     number = await learning.turn(system, fleet, scale, story)
     fleet.order("arithmetic", scale.pause_s)
@@ -100,10 +102,9 @@ async def learn(
     await kills.kill_coordinator(system, fleet, story)
     last = await learning.decided(system, scale, story)
     story.check("the canary", "the learnt draft is stable", last.result, last.result == "stable")
+    if last.result != "stable":
+        raise Unavailable("there is no learnt draft to go on with")
     await learning.adopted(fleet, release, _ADOPT_S, story)
-    await fleet.quiet()
-    judge_gain(await asyncio.to_thread(measured, system, release, texts), scale, story, result)
-    fleet.order("arithmetic")
     return release
 
 

@@ -20,6 +20,7 @@ import grpc
 
 from benchmarks.distill.fleet import until
 from edge_agent import AsyncClient, EdgeSettings
+from outrider.core.errors import Unavailable
 from outrider.wire.channels import bind, channel, server
 from outrider.wire.manifest import Manifest, sign
 from outrider.wire.ticket import Signer
@@ -27,7 +28,7 @@ from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import coordinator_pb2_grpc
 
 _CALL_S = 10.0
-_WAIT_S = 60.0
+_WAIT_S = 40.0
 _SERIAL = 1_000_000
 """Above any of the real coordinator's."""
 OLD, NEW = 9, 10
@@ -210,13 +211,14 @@ class Trap:
                 with heard("edge_agent.releases") as said:
                     rogue.offers(sign(lie.change(good), signer), shop.url)
                     done = await client.generate(PROMPT, max_tokens=TOKENS, ignore_eos=True)
-                    await until(lambda: bool(updates.refused), _WAIT_S, f"{lie.what} is refused")
+                    with contextlib.suppress(Unavailable):  # what was not refused is told as such
+                        await until(lambda: bool(updates.refused), _WAIT_S, f"{lie.what} is refused")
                     later = await client.generate(PROMPT, max_tokens=TOKENS, ignore_eos=True)
         return Refusal(
             lie.what,
             lie.wanted,
             tuple(sorted(updates.refused)),
-            next((line for line in said if "is not used" in line), ""),
+            next((line for line in said if "is not used" in line), "; ".join(said)),
             done.token_ids == later.token_ids == text,
             bool(lie.before) or later.statistics.release != good.digest,
         )

@@ -16,7 +16,7 @@ from benchmarks.distill.rogue import Refusal, Trap
 from benchmarks.distill.scale import Scale
 from benchmarks.distill.story import Story, quantile
 from benchmarks.distill.system import System
-from benchmarks.distill.worse import spoil
+from benchmarks.distill.worse import spoiled
 from cloud_verifier.distill import keys
 from cloud_verifier.distill.releases import DECIDED, ROLLED_BACK, STABLE, Known
 from cloud_verifier.distill.shelf import digest_of
@@ -29,7 +29,7 @@ _BACK_S = 60.0
 async def worse(system: System, fleet: Fleet, scale: Scale, story: Story, texts: Sequence[Held], stable: str) -> bool:
     """Publish a draft that is worse on purpose; returns whether it was rolled back within its window."""
     good = system.artifacts / f"{stable}.gguf"
-    bad = await asyncio.to_thread(spoil, good, system.pair.target, system.folder / "worse", scale.noise)
+    bad = await asyncio.to_thread(spoiled, good, system.pair.target, system.folder / "worse", scale.noise)
     new, old = await asyncio.to_thread(gain.measured, (bad, good), texts)
     digest = digest_of(bad)
     await system.distill("publish", str(bad), "--parent", stable)
@@ -70,13 +70,14 @@ async def refusals(system: System, draft: Path, story: Story) -> list[Refusal]:
     return found
 
 
-def judge_outputs(found: Compared, failed: int, story: Story) -> None:
+def judge_outputs(found: Compared, failed: Sequence[Answer], story: Story) -> None:
     story.check(
         "outputs",
-        "those of plain streaming, no token lost, no request failed, some during swaps",
+        "those of plain streaming, no token lost, no request failed (but while nobody could answer), some during swaps",
         f"{found.requests} requests asked again ({found.swapped} with a swap), {found.tokens} tokens, {found.lost} lost"
-        f" or wrong, {found.ties} ties by rounding, {failed} requests failed",
-        found.identical and failed == 0 and found.swapped > 0,
+        f" or wrong, {found.ties} ties by rounding, {len(failed)} requests failed"
+        + "".join(f"; {answer.error[:120]}" for answer in failed[:2]),
+        found.identical and not failed and found.swapped > 0,
     )
 
 

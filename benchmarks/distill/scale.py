@@ -10,31 +10,34 @@ from typing import Any
 class Scale:
     """Sizes and times of one run."""
 
-    alarm_tokens: int = 36_000
+    alarm_tokens: int = 26_000
     """Of a class, after which the loop judges its acceptance: about what the first draft learns from."""
-    steps: int = 250
+    steps: int = 220
     """Of the training."""
     dataset: dict[str, Any] = field(default_factory=lambda: {"copies": 100})
     training: dict[str, Any] = field(
-        default_factory=lambda: {"learning_rate": 3e-3, "batch_tokens": 4_096, "save_seconds": 10.0, "report_steps": 2}
+        default_factory=lambda: {"learning_rate": 2e-3, "batch_tokens": 4_096, "save_seconds": 10.0, "report_steps": 2}
     )
     gate: dict[str, Any] = field(default_factory=dict)
     """Settings of the loop's gate where they are not the default."""
     flush_s: float = 4.0
     """The most traffic that a killed verifier loses."""
     request_tokens: int = 128
-    pause_s: float = 8.0
+    pause_s: float = 15.0
     """What a device waits between two requests while a draft is trained: two cores serve both."""
-    canary_s: float = 240.0
+    canary_s: float = 300.0
     """Window of a trial."""
+    canary_bound: float = 0.05
+    canary_alpha: float = 0.01
     session_samples: int = 4
     heldout: int = 22
     """Prompts of each kind that are measured with."""
     heldout_tokens: int = 128
     compared: int = 150
     """Requests that are asked again as plain streaming, beside every one with a swap."""
-    noise: float = 0.35
-    """Of the worse draft, in standard deviations of each matrix."""
+    noise: float = 0.2
+    """Of the worse draft, in standard deviations of each matrix. With much of it devices go back by themselves, each
+    after a few hundred guesses, and the canary has few samples; with little of it the canary must find out."""
     start_s: float = 900.0
     """The longest wait for the loop to go from the turn of traffic to a decision."""
     promised: bool = True
@@ -43,23 +46,28 @@ class Scale:
 
 FULL = Scale()
 QUICK = Scale(
-    alarm_tokens=5_000,
-    steps=40,
+    alarm_tokens=3_500,
+    steps=30,
     dataset={"copies": 100, "heldout_share": 0.25},
     training={
-        "learning_rate": 3e-3,
-        "batch_tokens": 2_048,
+        "learning_rate": 1e-3,
+        "batch_tokens": 1_536,
+        "micro_tokens": 1_536,
         "save_seconds": 2.0,
         "report_steps": 1,
-        "measure_steps": 20,
+        "measure_steps": 15,
         "measure_tokens": 2_048,
         "warmup_steps": 5,
     },
-    gate={"gate_loss": 0.2, "gate_texts": 6},
+    gate={"gate_gain": 0.0, "gate_loss": 0.4, "gate_texts": 6},
     flush_s=2.0,
     request_tokens=96,
-    pause_s=6.0,
+    pause_s=15.0,
     canary_s=60.0,
+    canary_bound=0.25,
+    canary_alpha=0.1,
+    session_samples=8,
+    noise=0.35,
     heldout=10,
     heldout_tokens=64,
     compared=30,

@@ -35,6 +35,8 @@ class Story:
         self.begun = time.time()
         self.events: list[Event] = []
         self.checks: list[Check] = []
+        self.outages: list[tuple[float, float]] = []
+        """(begin, end) in Unix seconds of what was killed on purpose."""
 
     def tell(self, text: str) -> float:
         """Returns the time, in Unix seconds."""

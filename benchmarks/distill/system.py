@@ -24,6 +24,8 @@ from outrider.core.errors import Unavailable
 
 _TRAINER = b"cloud_verifier.distill.training"
 _RETRY_S = 2.0
+_DAILY_MINUTES = 0.5
+"""Of stages: the first run takes more, and so no second one gets in the way of what is measured next."""
 
 
 class System:
@@ -154,7 +156,9 @@ class System:
             "poll_s": 1.0,
             "retry_s": _RETRY_S,
             "nice": 5,
+            "threads": 2,
             "fresh_tokens": 10_000_000,
+            "daily_minutes": _DAILY_MINUTES,
             "alarm_tokens": scale.alarm_tokens,
             "dataset_options": json.dumps(scale.dataset),
             "training_options": json.dumps(scale.training | {"steps": scale.steps}),
@@ -164,6 +168,8 @@ class System:
             "recording_share": 1.0,
             "recording_prompts": "true",
             "canary_share": 0.5,
+            "canary_bound": scale.canary_bound,
+            "canary_alpha": scale.canary_alpha,
             "canary_window_s": scale.canary_s,
             "canary_session_samples": scale.session_samples,
         }

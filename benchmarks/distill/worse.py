@@ -1,7 +1,12 @@
-"""A draft that is worse on purpose: noise on the weights of a good one, exported like any other."""
+"""A draft that is worse on purpose: noise on the weights of a good one, exported like any other.
+
+python -m benchmarks.distill.worse GOOD.gguf TARGET FOLDER NOISE
+"""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import torch
@@ -9,7 +14,17 @@ import torch
 from cloud_verifier.distill.export import export
 from cloud_verifier.distill.gguf_import import import_gguf
 
+FILE = "worse.gguf"
 _SEED = 20_260_801
+
+
+def spoiled(draft: Path, tokenizer: Path, folder: Path, noise: float) -> Path:
+    """As `spoil`, in a process of its own, which keeps what libraries print to itself."""
+    command = [sys.executable, "-m", __spec__.name, str(draft), str(tokenizer), str(folder), str(noise)]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    if ran.returncode != 0:
+        raise RuntimeError(f"no worse draft: {ran.stderr[-1500:]}")
+    return folder / FILE
 
 
 def spoil(draft: Path, tokenizer: Path, folder: Path, noise: float) -> Path:
@@ -24,4 +39,8 @@ def spoil(draft: Path, tokenizer: Path, folder: Path, noise: float) -> Path:
             if weight.dim() > 1:
                 weight += noise * weight.std() * torch.randn(weight.shape, generator=dice)
     model.save_pretrained(folder / "model")
-    return export(folder / "model", tokenizer, folder / "worse.gguf").path
+    return export(folder / "model", tokenizer, folder / FILE).path
+
+
+if __name__ == "__main__":
+    spoil(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), float(sys.argv[4]))

@@ -155,7 +155,7 @@ class Downloader:
 
     async def _ask(self, url: str, wanted: Wanted, file: BufferedRandom) -> None:
         httpx = _httpx()
-        offset = file.seek(0, os.SEEK_END)
+        offset = begun = file.seek(0, os.SEEK_END)
         if offset >= wanted.size:
             return  # the hash will tell
         etag = self._partial(wanted)[1]
@@ -172,6 +172,7 @@ class Downloader:
                     answer = await client.send(request, stream=True)
                 try:
                     self._begin(answer, file, offset, wanted)
+                    begun = file.seek(0, os.SEEK_END)  # less where it came from the start again
                     _remember(etag, url, answer.headers.get("etag", ""))
                     await self._fill(answer.aiter_raw(), file, wanted)
                 finally:
@@ -179,7 +180,7 @@ class Downloader:
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
             held = file.seek(0, os.SEEK_END)
             raise ReleaseRefused(
-                "truncated" if held > offset else "unreachable",
+                "truncated" if held > begun else "unreachable",
                 f"release {wanted.digest[:12]} from {url} broke off after {held} of {wanted.size} bytes "
                 f"({type(error).__name__}: {error}); what has come is kept, and the next try goes on there",
             ) from error

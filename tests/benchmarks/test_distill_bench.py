@@ -127,6 +127,11 @@ def test_a_release_that_is_gone_or_another_is_lost(after: dict[str, tuple[int, s
     assert kills.kept({"a": (1, "stable"), "b": (2, "canary")}, after) is kept
 
 
+def test_a_failure_is_excused_only_by_an_outage_in_which_it_began() -> None:
+    late, early = (answer(begun=begun, ended=9.0, error="Unavailable") for begun in (4.0, 2.0))
+    assert kills.unexcused([late, early, answer(begun=2.0)], [(3.0, 5.0)]) == [early]
+
+
 def test_the_parent_of_a_process_with_brackets_in_its_name_is_found() -> None:
     assert system.parent_of("12 (a (b) c) S 34 12 12 0 -1") == 34
 

@@ -94,6 +94,16 @@ async def test_a_server_that_knows_no_ranges_starts_from_the_beginning(
     assert await asyncio.to_thread((tmp_path / "file").read_bytes) == DATA
 
 
+async def test_a_file_that_breaks_off_at_the_same_place_again_is_truncated_again(
+    server: FileServer, downloader: Downloader, tmp_path: Path
+) -> None:
+    kinds = []
+    for _ in range(2):
+        server.behaviour = Behaviour(break_after=1000, ranges=False)
+        kinds.append((await refused(downloader, wanted(DIGEST, DATA, server), tmp_path / "file")).kind)
+    assert kinds == ["truncated", "truncated"]
+
+
 @pytest.mark.parametrize(
     ("behaviour", "kind", "said"),
     [
