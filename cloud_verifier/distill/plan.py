@@ -40,11 +40,12 @@ class TrainingPlan(BaseModel):
     """Time spent in training, summed over resumes. Either this or `steps`."""
     # Measured with the demo pair, draft-narrow on 60,000 tokens of arithmetic (new to it) and 24,000 of code, Q8_0 in
     # llama.cpp, chains of 6, single runs: how much of the way to the general draft tokens per step went on arithmetic
-    # (2.08 -> 4.52), and how they changed on code; answers with their prompts as context, but for the last two.
-    #   300 steps of 2,048 tokens at 3e-3    77%   -1.0%
-    #   250 steps of 4,096 tokens at 3e-3    77%   -0.2%   1.6 times as much computing
+    # (2.08 -> 4.52), and how they changed on code; answers with their prompts as context, but for the last three.
+    #   250 steps of 4,096 tokens at 3e-3    77%   -0.2%
+    #   300 steps of 2,048 tokens at 3e-3    77%   -1.0%   in 0.6 of the computing
     #   100 steps of 4,096 tokens at 3e-3    65%   +0.7%   two minutes on two cores
     #   100 steps of 4,096 tokens at 3e-3    45%   -4.1%   answers alone
+    #   300 steps of 2,048 tokens at 3e-3    49%  -11.8%   answers alone: more than the gate lets pass
     #   150 steps of 2,048 tokens at 6e-3    45%  -21.4%   answers alone
     learning_rate: float = Field(default=3e-3, gt=0)
     """Of a draft of some million weights; one of hundreds of millions wants a smaller one."""
@@ -53,7 +54,7 @@ class TrainingPlan(BaseModel):
     """Last part of the run, in which the rate falls to zero in a straight line."""
     weight_decay: float = Field(default=0.0, ge=0)
     gradient_norm: float = Field(default=1.0, gt=0)
-    batch_tokens: int = Field(default=2048, ge=1)
+    batch_tokens: int = Field(default=4096, ge=1)
     """Tokens learnt from in one step, over all ranks."""
     micro_tokens: int = Field(default=2048, ge=1)
     """Tokens of one forward pass, padding included: bounds the memory of activations and logits."""
