@@ -29,8 +29,8 @@ from outrider.wire.v1 import coordinator_pb2_grpc
 
 _CALL_S = 10.0
 _WAIT_S = 40.0
-_SERIAL = 1_000_000
-"""Above any of the real coordinator's."""
+_SERIAL = 1 << 62
+"""Above any of the real coordinator's, which grow with the clock."""
 OLD, NEW = 9, 10
 """Versions: of a release that is offered after a newer one, and of that."""
 PROMPT = "Question: A baker fills 6 trays with 12 rolls each and sells 40 of them. How many rolls are left?\nAnswer:"
