@@ -196,7 +196,7 @@ class Trap:
         cache = self._folder / lie.wanted
         signer = Signer.generate() if lie.forged else self._signer
         async with Rogue(self._coordinator) as rogue, Shop() as shop:
-            shop.files[f"{good.digest}.gguf"] = self._data
+            shop.files[f"artifacts/{good.digest}.gguf"] = self._data
             async with AsyncClient(coordinator=rogue.address, cache_dir=cache, settings=settings) as client:
                 updates = client.updates
                 if updates is None:
@@ -206,7 +206,7 @@ class Trap:
                     while updates.floor < lie.before:
                         await client.generate(PROMPT, max_tokens=TOKENS, ignore_eos=True)
                 if lie.flipped:
-                    shop.files[f"{good.digest}.gguf"] = flipped(self._data)
+                    shop.files[f"artifacts/{good.digest}.gguf"] = flipped(self._data)
                 shop.cut = len(self._data) // 2 if lie.cut else 0
                 with heard("edge_agent.releases") as said:
                     rogue.offers(sign(lie.change(good), signer), shop.url)
