@@ -8,10 +8,8 @@ whose draft the gate or the canary refused, uses its traffic up all the same: on
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
-import shutil
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -20,10 +18,10 @@ from typing import Any
 from cloud_verifier.distill import job
 from cloud_verifier.distill.children import StageFailed, Stages
 from cloud_verifier.distill.config import DistillConfig
-from cloud_verifier.distill.dataset import read_card
 from cloud_verifier.distill.job import Job
 from cloud_verifier.distill.publish import Draft, Publisher
 from cloud_verifier.distill.releases import CANDIDATE, DECIDED, ROLLED_BACK, STABLE, Known
+from cloud_verifier.distill.run_folder import RunFolder, RunFolders
 from cloud_verifier.distill.shelf import Shelf, digest_of
 from cloud_verifier.distill.state import HISTORY, Outcome, Result, Run, State, StateFile
 from cloud_verifier.distill.traffic_watch import Look, TrafficWatch
@@ -35,12 +33,8 @@ log = logging.getLogger(__name__)
 DAY_S = 86_400.0
 _KEPT_FOR_GOOD = ("publish", "canary")
 """Stages of a draft that passed the gate: it is not given up for what is wrong elsewhere."""
-
-
 _OURS = (BadRequest, ModelRefused, FileNotFoundError)
 """Errors that lie with the draft or the publisher, and that waiting for others does not mend."""
-
-
 _MORE = 1.5
 """Times the traffic of a run that was too early, until the next."""
 
@@ -62,6 +56,7 @@ class Loop:
         self._watch = watch
         self._clock = clock
         self._shelf = Shelf(config.artifacts)
+        self._folders = RunFolders(config.state / "runs")
         self._file = StateFile(config.state)
         self._first = digest_of(config.draft)
         self._tidied = float("-inf")
@@ -99,8 +94,8 @@ class Loop:
         patient: errors are logged and tried again later; else they are raised, and no failure is waited out.
         """
         run = self.state.run
-        if run is not None:
-            self._forget(run)
+        if run is not None and self._folder(run).has_dataset and not self._lasts(run, 0.0):
+            self._folder(run).forget()  # whatever is waited for
         if run is not None and patient and (wait := run.not_before_unix - self._clock()) > 0:
             return min(wait, self._config.poll_s)
         try:
@@ -163,12 +158,8 @@ class Loop:
             newest_unix=look.newest_unix,
             seen=dict(look.seen),
         )
-        folder = self.folder(run)
-        shutil.rmtree(folder, ignore_errors=True)  # of a start that was killed before it was written down
-        folder.mkdir(parents=True)
-        told = self._job(run)
-        told.write(folder)
-        (folder / job.PLAN).write_text(json.dumps(self._training_plan(told, folder), indent=1), encoding="utf-8")
+        folder, told = self._folder(run), self._job(run)
+        folder.prepare(told, self._training_plan(told, folder))
         log.info("run %d begins: %s; fresh classes %s", run.number, cause.text, ", ".join(map(repr, cause.fresh)))
         self._save(run=run, last=run.number)
 
@@ -202,18 +193,18 @@ class Loop:
     def _model_of(self, digest: str) -> Path | None:
         """The model that a release was quantised from, as long as it is kept."""
         for outcome in reversed(self.state.history):
-            folder = self._config.state / "runs" / str(outcome.number) / job.MODEL
-            if outcome.release == digest and folder.is_dir():
-                return folder
+            model = self._folders.of(outcome.number).path / job.MODEL
+            if outcome.release == digest and model.is_dir():
+                return model
         return None
 
-    def _training_plan(self, told: Job, folder: Path) -> dict[str, Any]:
+    def _training_plan(self, told: Job, folder: RunFolder) -> dict[str, Any]:
         config = self._config
         length = {} if "steps" in config.training_options else {"minutes": config.train_minutes}
         return {
             "base": str(told.base),
             "tokenizer": str(told.target),
-            "dataset": str((folder / job.DATASET).resolve()),
+            "dataset": str(folder.dataset.resolve()),
             "loss": config.loss,
             "lora_rank": config.lora_rank,
             "threads": config.threads,
@@ -236,17 +227,17 @@ class Loop:
     # --- a run
 
     async def _build_dataset(self, run: Run) -> float:
-        if not self._card(run).is_file():
+        if not self._folder(run).has_dataset:
             await self._stage(run)
         return self._go_on(run, "training")
 
     async def _train(self, run: Run) -> float:
-        done = self.folder(run) / job.DONE
-        if not done.is_file():
+        folder = self._folder(run)
+        if not folder.trained:
             if not self._lasts(run, self._config.training_s):
                 return self._build_again(run)
             await self._stage(run)
-            if not done.is_file():
+            if not folder.trained:
                 raise StageFailed("training", f"ended without {job.DONE}; see training.log")
         return self._go_on(run, "export")
 
@@ -258,43 +249,35 @@ class Loop:
         if not self._lasts(run, 60 * self._config.stage_minutes):
             return self._build_again(run)
         await self._stage(run)
-        verdict = self._verdict(run)
+        verdict = self._folder(run).verdict()
         for note in verdict.get("notes", ()):
             log.warning("run %d, gate: %s", run.number, note)
         if verdict["passed"]:
             self._go_on(run, "publish")
-            shutil.rmtree(self.folder(run) / job.DATASET, ignore_errors=True)  # tenants' retention runs for it too
+            self._folder(run).forget()
             return 0.0
         return self._end(run, "refused", "; ".join(verdict["reasons"]))
 
     def _lasts(self, run: Run, seconds: float) -> bool:
         """Whether none of the run's dataset must be forgotten within so many seconds."""
-        try:
-            return read_card(self.folder(run) / job.DATASET).expires_unix > self._clock() + seconds
-        except (OSError, ValueError):
-            return False
+        return self._folder(run).lasts(self._clock() + seconds)
 
     def _build_again(self, run: Run) -> float:
         """The dataset anew, without what has expired. Training that is done stays done."""
         log.info("run %d: the dataset expires before %s would end, and is built again", run.number, run.stage)
-        shutil.rmtree(self.folder(run) / job.DATASET, ignore_errors=True)
+        self._folder(run).forget()
         return self._go_on(run, "dataset")
 
     def _abandoned(self, run: Run) -> str:
         """Why a run must not go on: its draft is for another target than the one that is served now. Else empty."""
-        told, target = Job.read(self.folder(run)), self._publisher.target
+        told, target = self._folder(run).told(), self._publisher.target
         if (told.weights_hash, told.tokenizer_hash) == (target.weights_hash, target.tokenizer_hash):
             return ""
         return f"it was for target {told.weights_hash}, tokens {told.tokenizer_hash}; served is {target.weights_hash}"
 
-    def _forget(self, run: Run) -> None:
-        """Delete the dataset once any of it must be forgotten, whatever is waited for."""
-        if self._card(run).is_file() and not self._lasts(run, 0.0):
-            shutil.rmtree(self.folder(run) / job.DATASET, ignore_errors=True)
-
     async def _publish(self, run: Run) -> float:
-        told = Job.read(self.folder(run))
-        draft = Draft(self.folder(run) / job.DRAFT, told.quantization, run.incumbent, self._verdict(run)["metrics"])
+        folder = self._folder(run)
+        draft = Draft(folder.draft, folder.told().quantization, run.incumbent, folder.verdict()["metrics"])
         release = await self._publisher.publish(draft)
         return self._go_on(run.model_copy(update={"release": release.digest}), "canary")
 
@@ -323,7 +306,7 @@ class Loop:
         log.info("run %d: %s", run.number, run.stage)
         began = self._clock()
         try:
-            await self._stages.run(run.stage, self.folder(run))
+            await self._stages.run(run.stage, self._folder(run).path)
         finally:
             now = self._clock()
             recent = [(when, took) for when, took in self.state.spent if when > now - DAY_S]
@@ -383,28 +366,11 @@ class Loop:
         return adapted(self.state.usual, run.seen, self._config.watch_rule)
 
     def _clear(self) -> None:
-        """Datasets go at once; old runs, but for the stable draft's, in time."""
         stable = next((one.number for one in reversed(self.state.history) if one.result == "stable"), None)
-        for folder in (self._config.state / "runs").glob("*"):
-            if not folder.name.isdecimal():
-                continue
-            shutil.rmtree(folder / job.DATASET, ignore_errors=True)
-            number = int(folder.name)
-            if number <= self.state.last - self._config.keep_runs and number != stable:
-                shutil.rmtree(folder, ignore_errors=True)
+        self._folders.clear(self.state.last - self._config.keep_runs + 1, stable)
 
-    # --- what is on disk
-
-    def folder(self, run: Run) -> Path:
-        """Of one run."""
-        return self._config.state / "runs" / str(run.number)
-
-    def _card(self, run: Run) -> Path:
-        return self.folder(run) / job.DATASET / job.CARD
-
-    def _verdict(self, run: Run) -> dict[str, Any]:
-        verdict: dict[str, Any] = json.loads((self.folder(run) / job.VERDICT).read_bytes())
-        return verdict
+    def _folder(self, run: Run) -> RunFolder:
+        return self._folders.of(run.number)
 
     def _spent(self) -> float:
         """Seconds of stages within the last day."""
