@@ -17,7 +17,10 @@ from torch import Tensor
 LossKind = Literal["kl", "tv", "hybrid"]
 
 LEAST_MASS = 1e-6
-"""A bin's mass is never taken for less: the rest of 64 ids is often zero up to rounding, and its log is needed."""
+"""The target's rest is never taken for less, and where it is no more neither is the draft's: the rest of 64 ids is
+often zero up to rounding, and its log is needed."""
+NOTHING = -1e4
+"""Logit of one id more among the rest: a sum over no id at all would have no gradient."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +43,23 @@ def divergence(logits: Tensor, top_ids: Tensor, top_log_probs: Tensor, tail: Ten
     p = torch.where(listed, top_log_probs.exp(), 0.0)
     q = torch.where(listed, log_q.exp(), 0.0)
     p_rest = tail.clamp_min(LEAST_MASS)
-    q_rest = (1 - q.sum(1)).clamp_min(LEAST_MASS)
+    log_q_rest = _log_rest(logits, top_ids, listed)
+    # A draft that leaves the rest too little must feel it, however little: only where the target leaves none it may.
+    log_q_rest = torch.where(tail > LEAST_MASS, log_q_rest, log_q_rest.clamp_min(math.log(LEAST_MASS)))
+    q_rest = log_q_rest.exp()
     # p log p is 0 at p = 0, and -inf - log q must not become NaN there.
     log_ratio = torch.where(p > 0, top_log_probs - log_q, 0.0)
-    kl = (p * log_ratio).sum(1) + p_rest * (p_rest.log() - q_rest.log())
+    kl = (p * log_ratio).sum(1) + p_rest * (p_rest.log() - log_q_rest)
     overlap = torch.minimum(p, q).sum(1) + torch.minimum(p_rest, q_rest)
     return Divergence(kl, overlap)
+
+
+def _log_rest(logits: Tensor, top_ids: Tensor, listed: Tensor) -> Tensor:
+    """Log of the draft's mass `[n]` on all ids but the listed ones: summed, since 1 minus the others has no digits."""
+    named = torch.where(listed, top_ids, top_ids[:, :1])  # the likeliest one is always listed
+    others = logits.scatter(1, named, -math.inf)
+    others = torch.cat([others, others.new_full((len(others), 1), NOTHING)], dim=1)
+    return others.logsumexp(1) - logits.logsumexp(1)
 
 
 def loss(found: Divergence, kind: LossKind, alpha: float, eta: float) -> Tensor:

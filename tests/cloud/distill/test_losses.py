@@ -43,6 +43,16 @@ def test_kl_and_overlap_are_those_of_the_distributions_with_the_rest_as_one(top:
     torch.testing.assert_close(found.overlap, torch.minimum(p, q).sum(1))
 
 
+def test_a_draft_that_leaves_the_rest_next_to_nothing_is_pulled_towards_it_all_the_same() -> None:
+    target = torch.zeros(1, V, dtype=torch.float64)  # a quarter of it is on the three ids that are not listed
+    ids, log_probs, tail = kept(target, V - 3)
+    draft = torch.zeros(1, V, dtype=torch.float64).scatter(1, ids, 30.0).requires_grad_()
+    divergence(draft, ids, log_probs, tail).kl.sum().backward()
+    rest = torch.ones(V, dtype=torch.bool).scatter(0, ids[0], False)
+    assert draft.grad is not None
+    torch.testing.assert_close(draft.grad[0][rest].sum(), -tail[0])
+
+
 def test_with_every_id_but_one_listed_they_are_those_of_the_whole_vocabulary() -> None:
     target, draft = logits_pair()
     found = divergence(draft, *kept(target, V - 1))
