@@ -4,7 +4,7 @@ RUN_DIR/plan.json says what to do (`TrainingPlan`). Written there: `checkpoint/`
 (a Hugging Face folder with the best weights), `adapter/` (peft, with LoRA) and `done.json`. Killed at any moment, the
 same command goes on from the last checkpoint; SIGTERM and SIGINT save one first.
 
-Exit codes: 0 done, 143 (130) stopped by SIGTERM (SIGINT), 1 failed.
+Exit codes: 0 done, 143 (130) stopped by SIGTERM (SIGINT), 1 failed, 3 would fail alike again.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from transformers.utils import logging as transformers_logging
 from cloud_verifier.distill import checkpoint
 from cloud_verifier.distill.checkpoint import BEST, CheckpointRefused, Progress
 from cloud_verifier.distill.gguf_import import GgufRefused
+from cloud_verifier.distill.job import HOPELESS
 from cloud_verifier.distill.lora import add_lora, merged, save_adapter
 from cloud_verifier.distill.plan import TrainingPlan
 from cloud_verifier.distill.ranks import Ranks
@@ -70,7 +71,7 @@ def main() -> None:
         code = train(arguments.folder)
     except (TrainingFailed, CheckpointRefused, GgufRefused, ValidationError, OSError, ValueError) as error:
         log.error("training failed: %s", error)
-        code = 1
+        code = 1 if isinstance(error, OSError) else HOPELESS
     sys.exit(code)
 
 

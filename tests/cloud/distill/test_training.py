@@ -214,7 +214,7 @@ def test_a_plan_that_cannot_be_read_fails_with_the_reason(tmp_path: Path) -> Non
     (tmp_path / "plan.json").write_text('{"base": "x", "tokenizer": "x", "dataset": "x"}')
     process = command(tmp_path)
     _, said = process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == 1 and "give either steps or minutes" in said and "Traceback" not in said
+    assert process.returncode == 3 and "give either steps or minutes" in said and "Traceback" not in said
 
 
 def test_low_rank_training_leaves_the_base_and_writes_an_adapter_and_the_sum(tmp_path: Path) -> None:
