@@ -161,12 +161,17 @@ class SessionDriver:
         self._stream = stream
         self._may_append = hop.limits is not None
         self._limited = self._limited or self._may_append
-        if self._release != self._options.announced:
-            stream.draft_in_use(self._release)
         if self._statistics.attaches == 1:
             self._desk.begin(self._plan(), self._options.ends)
         if self._may_append:
-            self._flush()
+            self._begin_appending(stream)
+
+    def _begin_appending(self, stream: Stream) -> None:
+        """What survived goes before the word of another draft: it may be the former one's."""
+        self._may_append = True
+        self._flush()
+        if self._release != self._options.announced:
+            stream.draft_in_use(self._release)
 
     def _detach(self) -> None:
         self._stream = None
@@ -202,8 +207,10 @@ class SessionDriver:
         self._route.learned(opened.limits)
         self._adopt(opened.limits)
         self._replan(opened.directive)
-        self._may_append = True
-        self._flush()
+        if self._stream is not None and not self._may_append:
+            self._begin_appending(self._stream)
+        else:
+            self._flush()
 
     def _adopt(self, limits: SessionLimits) -> None:
         """The verifier's limits where they were not known; a tree that they do not fit is sent again, smaller."""
@@ -323,7 +330,7 @@ class SessionDriver:
     def _use(self, lent: Lent | None) -> None:
         self._release = lent.release if lent is not None else ""
         self._statistics.uses(lent.name if lent is not None else "", self._release)
-        if self._stream is not None:
+        if self._stream is not None and self._may_append:  # else `_begin_appending` tells
             self._stream.draft_in_use(self._release)
 
     # --- what goes out

@@ -71,6 +71,8 @@ class FakeVerifier:
         self.pongs = 0
         self.in_use: list[tuple[str, int, str]] = []
         """(session, tokens committed then, release) as devices said with DraftInUse"""
+        self.said: list[tuple[int, str]] = []
+        """(epoch, kind) of every message of devices, in their order"""
         self.appends = 0
         self.fetches: list[tuple[str, int]] = []
         self.frozen = False
@@ -147,6 +149,7 @@ class _Live:
     async def read(self, requests: AsyncIterator[pb.ClientMessage]) -> None:
         try:
             async for message in requests:
+                self.verifier.said.append((self.session.epoch, str(message.WhichOneof("kind"))))
                 match message.WhichOneof("kind"):
                     case "append":
                         self.verifier.appends += 1

@@ -56,6 +56,25 @@ async def test_it_takes_over_when_it_has_read_the_sequence(verifier: FakeVerifie
         assert run.statistics.accepted > accepted
 
 
+async def test_after_a_break_what_survived_is_sent_before_the_new_one_is_told_of(channels: Channels) -> None:
+    script = Script(target, step_s=0.05)
+    async with (
+        FakeVerifier(script) as verifier,
+        drafting(ScriptedSource(1.0, 0.0005)) as old,
+        drafting(ScriptedSource(1.0, 0.0005)) as new,
+    ):
+        run = Run(verifier, channels, old, tokens=TOKENS)
+        reading = await begun(run, 5)
+        swapped: list[bool] = []
+        run.driver.succeed(Lent(new, NEW), swapped.append)
+        await eventually(lambda: swapped and len(run.session.tree) > 0)
+        verifier.drop_streams()
+        await eventually(lambda: len(verifier.in_use) == 2)
+        epoch = run.session.epoch
+        assert [kind for at, kind in verifier.said if at == epoch][:2] == ["append", "draft"]
+        assert await reading == continuation(PROMPT, TOKENS)
+
+
 async def test_one_that_breaks_while_it_reads_leaves_the_old_one_at_work(
     verifier: FakeVerifier, channels: Channels
 ) -> None:
@@ -137,10 +156,13 @@ async def test_it_may_be_decided_that_nobody_drafts_any_more(verifier: FakeVerif
 def test_however_often_it_is_replaced_no_token_is_lost(
     swaps: list[tuple[int, float]], limits: SessionLimits, drops: bool
 ) -> None:
-    asyncio.run(_replaced(swaps, limits, drops))
+    tokens, told = asyncio.run(_replaced(swaps, limits, drops))
+    assert tokens == continuation(PROMPT, TOKENS)
+    assert told == len(swaps)  # each worker's end is told once
 
 
-async def _replaced(swaps: list[tuple[int, float]], limits: SessionLimits, drops: bool) -> None:
+async def _replaced(swaps: list[tuple[int, float]], limits: SessionLimits, drops: bool) -> tuple[list[int], int]:
+    """What came, and how many ends of workers were told."""
     channels = Channels(None, insecure=False)
     async with (
         FakeVerifier(Script(target, step_s=0.001, limits=limits)) as verifier,
@@ -159,8 +181,8 @@ async def _replaced(swaps: list[tuple[int, float]], limits: SessionLimits, drops
             run.driver.succeed(Lent(await context.__aenter__(), NEW), heard.append)
             if drops:
                 verifier.drop_streams()
-        assert await reading == continuation(PROMPT, TOKENS)
-        assert len(heard) == len(swaps)  # each worker's end is told once
+        tokens = await reading
         for context in made:
             await context.__aexit__(None, None, None)
     await channels.close()
+    return tokens, len(heard)
