@@ -1,27 +1,24 @@
-"""A real draft is replaced by another while a real verifier's sessions run: the same tokens, none lost."""
+"""A real draft is replaced by another while sessions run on a real cluster: the same tokens, none lost."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import sys
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from offering import Offering
 from system import until
 
 from coordinator.cluster import Cluster
 from edge_agent import AsyncClient, EdgeSettings
+from outrider.wire.channels import channel
 from outrider.wire.manifest import Manifest, sign
 from outrider.wire.ticket import Signer
 from outrider.wire.v1 import coordinator_pb2 as pb
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "edge"))
-
-from file_server import FileServer
+from outrider.wire.v1 import coordinator_pb2_grpc
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 
@@ -29,27 +26,38 @@ PROMPTS = (
     'def read_lines(path):\n    """Return the lines of a file."""\n',
     "Question: A baker fills 6 trays with 12 rolls each and sells 40 of them. How many rolls are left?\nAnswer:",
 )
-TOKENS = 400
+TOKENS = 600
 SAMPLED = {"temperature": 0.8, "top_p": 0.95, "seed": 11, "ignore_eos": True}
 
 
+@dataclass(frozen=True)
+class Serving:
+    """A coordinator that serves drafts, and a verifier whose own draft is the narrow one."""
+
+    address: str
+    artifacts: Path
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def narrow(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Offering]:
-    """A verifier whose own draft is the narrow one."""
+async def narrow(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serving]:
     target, draft = pair
-    async with Cluster(logs=tmp_path_factory.mktemp("updates")) as cluster:
-        child = await cluster.start_verifier(
-            "--model", str(target), "--draft", str(draft.with_name("draft-narrow.gguf"))
+    folder = tmp_path_factory.mktemp("updates")
+    artifacts = folder / "artifacts"
+    artifacts.mkdir()
+    async with Cluster(logs=folder) as cluster:
+        await cluster.start_coordinator(
+            *("--listen", "127.0.0.1:0", "--state-dir", str(folder / "state")),
+            *("--artifacts", str(artifacts), "--http", "127.0.0.1:0"),
         )
-        async with Offering(child.address) as offering:
-            yield offering
+        await cluster.start_verifier("--model", str(target), "--draft", str(draft.with_name("draft-narrow.gguf")))
+        yield Serving(cluster.address, artifacts)
 
 
-async def offered(offering: Offering, client: AsyncClient, files: FileServer, draft: Path, signer: Signer) -> str:
-    """The draft as version 1 of this target's."""
+async def released(serving: Serving, client: AsyncClient, draft: Path, signer: Signer) -> str:
+    """The draft as version 1 of this target's, for every device; its hash."""
     data = await asyncio.to_thread(draft.read_bytes)
     digest = hashlib.sha256(data).hexdigest()
-    files.files[f"artifacts/{digest}.gguf"] = data
+    await asyncio.to_thread((serving.artifacts / f"{digest}.gguf").write_bytes, data)
     served = (await client.prepare()).description.target
     manifest = Manifest(
         version=1,
@@ -59,34 +67,33 @@ async def offered(offering: Offering, client: AsyncClient, files: FileServer, dr
         size=len(data),
         quantization="Q8_0",
     )
-    serial = offering.offer.serial + 1
-    offering.offer = pb.OfferReleaseResponse(serial=serial, manifest=sign(manifest, signer), base_url=files.url)
+    async with channel(serving.address) as link:
+        admin = coordinator_pb2_grpc.AdminStub(link)
+        await admin.PublishRelease(pb.PublishReleaseRequest(manifest=sign(manifest, signer)), timeout=30.0)
+        order = pb.SteerReleaseRequest(release=digest, order=pb.RELEASE_ORDER_PROMOTE)
+        steered = await admin.SteerRelease(order, timeout=10.0)
+    assert steered.release.state == pb.RELEASE_STATE_STABLE
     return digest
 
 
 async def test_the_narrow_draft_gives_way_to_the_general_one_in_the_middle_of_sessions(
-    narrow: Offering, pair: tuple[Path, Path], tmp_path: Path
+    narrow: Serving, pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
     signer = Signer.generate()
     settings = EdgeSettings(release_keys=signer.public_key.hex(), release_spread_s=0.0)
-    async with (
-        FileServer() as files,
-        AsyncClient(coordinator=narrow.address, cache_dir=tmp_path, draft=None) as plain,
-    ):
+    async with AsyncClient(coordinator=narrow.address, cache_dir=tmp_path, draft=None) as plain:
         streamed = [await plain.generate(prompt, max_tokens=TOKENS, **SAMPLED) for prompt in PROMPTS]
-        async with AsyncClient(coordinator=narrow.address, cache_dir=tmp_path, settings=settings) as client:
-            assert client.updates is not None
-            streams = [await client.stream(prompt, max_tokens=TOKENS, **SAMPLED) for prompt in PROMPTS]
-            running = [asyncio.create_task(stream.drain()) for stream in streams]
-            await until(lambda: all(stream.statistics.tokens > 20 for stream in streams), 60.0)
-            general = await offered(narrow, client, files, pair[1], signer)
-            client.updates.notice(narrow.offer.serial)
-            completions = await asyncio.gather(*running)
-            after = [await client.generate(prompt, max_tokens=TOKENS, **SAMPLED) for prompt in PROMPTS]
-        assert [c.token_ids for c in completions] == [c.token_ids for c in streamed] == [c.token_ids for c in after]
-        assert all(c.statistics.attaches == 1 for c in completions)
-        for completion in completions:
-            assert completion.statistics.release == general and len(completion.statistics.swaps_s) == 1
-        assert all(completion.statistics.release == general for completion in after)
-        gaps = ", ".join(f"{c.statistics.swap_ms(0.5):.1f} ms" for c in completions)
-        print(f"gaps between the last growth of the old draft and the first of the new one: {gaps}")
+    async with AsyncClient(coordinator=narrow.address, cache_dir=tmp_path, settings=settings) as client:
+        streams = [await client.stream(prompt, max_tokens=TOKENS, **SAMPLED) for prompt in PROMPTS]
+        running = [asyncio.create_task(stream.drain()) for stream in streams]
+        await until(lambda: all(stream.statistics.tokens > 20 for stream in streams), 60.0)
+        general = await released(narrow, client, pair[1], signer)  # the verifier passes the news on
+        completions = await asyncio.gather(*running)
+        after = [await client.generate(prompt, max_tokens=TOKENS, **SAMPLED) for prompt in PROMPTS]
+    assert [c.token_ids for c in completions] == [c.token_ids for c in streamed] == [c.token_ids for c in after]
+    assert all(c.statistics.attaches == 1 for c in completions)
+    for completion in completions:
+        assert completion.statistics.release == general and len(completion.statistics.swaps_s) == 1
+    assert all(completion.statistics.release == general for completion in after)
+    gaps = ", ".join(f"{c.statistics.swap_ms(0.5):.1f} ms" for c in completions)
+    print(f"gaps between the last growth of the old draft and the first of the new one: {gaps}")
