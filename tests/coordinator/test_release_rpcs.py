@@ -259,6 +259,9 @@ async def test_a_first_release_is_compared_with_whatever_else_devices_draft_with
     await publish(coordinator, signed(1))
     await measured(coordinator, 1, canary=0.8, beside=0.4, other=999)
     await reaches(coordinator, 1, STABLE)
+    evidence = (await listed(coordinator, name_of(1)))[0].evidence
+    assert evidence.canary_right == pytest.approx(0.8, abs=0.05)
+    assert evidence.stable_right == pytest.approx(0.4, abs=0.05)
 
 
 async def test_another_targets_sessions_do_not_count(trial) -> None:
@@ -453,9 +456,10 @@ async def test_what_fails_for_one_target_leaves_the_others_decided(trial, monkey
     await measured(trial, 2, canary=0.3, beside=0.7)
 
     async def decided() -> bool:
-        return (await listed(trial, name_of(2)))[0].state == ROLLED_BACK
+        return (await listed(trial, name_of(2)))[0].state != CANARY
 
     await until(decided)
+    assert (await listed(trial, name_of(2)))[0].state == ROLLED_BACK
 
 
 async def test_a_pin_that_comes_while_the_evidence_is_weighed_holds(start, monkeypatch) -> None:

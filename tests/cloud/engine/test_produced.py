@@ -80,7 +80,9 @@ def test_what_is_recorded_is_transformers_own_log_softmax(kind: str, target: Tar
     expected = reference(kind).generate(PROMPT, 40, ignore_eos=True)
     rig = Rig(target(kind), CONFIG)
     attach(rig, "s", client(PROMPT, adversary(expected), max_tokens=40, ignore_eos=True))
-    check(run(rig), reference(kind), PROMPT, expected)
+    told = run(rig)
+    assert tokens_of(told) == expected
+    check(told, reference(kind), PROMPT, expected)
 
 
 @pytest.mark.parametrize("sampling", SAMPLING.values(), ids=SAMPLING)
@@ -90,6 +92,7 @@ def test_temperature_filters_and_penalties_are_not_in_it(
     rig = Rig(target("llama"), CONFIG)
     attach(rig, "s", client(PROMPT, nothing, max_tokens=24, ignore_eos=True, sampling=sampling))
     told = run(rig)
+    assert len(tokens_of(told)) == 24
     check(told, reference("llama"), PROMPT, rig.clients["s"].device.received)
 
 
@@ -188,6 +191,7 @@ def test_steps_that_are_tried_one_by_one_are_recorded_too(
     for name, prompt in prompts.items():
         attach(rig, name, client(prompt, nothing, max_tokens=6, ignore_eos=True))
     told = run(rig)
+    assert {name: len(tokens_of(of(told, name))) for name in prompts} == {"s": 6, "t": 6}
     for name, prompt in prompts.items():
         check(of(told, name), reference("llama"), prompt, rig.clients[name].device.received)
 
