@@ -66,17 +66,25 @@ def write(path: Path, tensors: dict[str, Tensor], progress: Progress) -> None:
     os.replace(partial, path)
 
 
+def progress_of(path: Path) -> Progress | None:
+    """What a file tells of its run; None without one."""
+    if not path.exists():
+        return None
+    with safe_open(path, framework="pt") as file:
+        return Progress(**json.loads(file.metadata()["progress"]))
+
+
 def restore(
     path: Path, module: nn.Module, optimizer: torch.optim.Optimizer | None = None, plan: str | None = None
 ) -> Progress | None:
     """Load a file into module and optimiser; None without one. Raises CheckpointRefused for one of another plan."""
-    if not path.exists():
+    progress = progress_of(path)
+    if progress is None:
         return None
+    if plan is not None and progress.plan != plan:
+        raise CheckpointRefused(f"{path} belongs to another plan ({progress.plan}, not {plan}): use a new folder")
     parameters = trained(module)
     with safe_open(path, framework="pt") as file, torch.no_grad():
-        progress = Progress(**json.loads(file.metadata()["progress"]))
-        if plan is not None and progress.plan != plan:
-            raise CheckpointRefused(f"{path} belongs to another plan ({progress.plan}, not {plan}): use a new folder")
         for full in file.keys():  # noqa: SIM118 (it is no dict)
             part, _, rest = full.partition(".")
             if part == "model":

@@ -64,6 +64,8 @@ class Publisher:
         self._signer = signer
         self._target = target
         self._clock = clock
+        self._refused: set[str] = set()
+        """Digests that the coordinator did not take again."""
 
     @property
     def target(self) -> TargetHashes:
@@ -108,14 +110,18 @@ class Publisher:
             if not lost or manifest.version < stable or entry.state == ROLLED_BACK:
                 continue
             was = entry.state
-            log.warning("the coordinator has forgotten release %d, which was %s", manifest.version, was)
+            if manifest.digest not in self._refused:
+                log.warning("the coordinator has forgotten release %d, which was %s", manifest.version, was)
             try:
                 now = await self._tell(entry)
                 if was in (STABLE, SUPERSEDED):
                     await self._promote(now)
             except (BadRequest, ModelRefused, PermissionDenied) as error:  # of a key that is trusted no more, too
-                log.error("release %d is not taken again: %s", manifest.version, error)
+                if manifest.digest not in self._refused:
+                    log.error("release %d is not taken again: %s", manifest.version, error)
+                self._refused.add(manifest.digest)
             else:
+                self._refused.discard(manifest.digest)
                 restored.append(manifest.digest)
         return restored
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,8 @@ Age = Literal["fresh", "old"]
 _Key = TypeVar("_Key", bound=Hashable)
 OTHERS = "(others)"
 """What the classes are called together that are too many to be told apart."""
+_CONSIDERED = 8
+"""Times the budget that is compared: a log may hold a thousand times of it, and every piece compared takes memory."""
 _SHINGLE = 8
 """Tokens of the pieces by which texts are compared: long enough that two texts rarely share one by chance."""
 _ODD = np.uint64(0x9E3779B97F4A7C15)
@@ -55,7 +57,7 @@ def select(pieces: Sequence[Stretch], limits: Limits) -> tuple[list[Stretch], Co
         by_class[piece.traffic_class].append(piece)
     offered: dict[tuple[str, Age], list[Stretch]] = defaultdict(list)
     for name, some in by_class.items():
-        for piece in _capped(_distinct(some, limits, left_out), limits, left_out):
+        for piece in _capped(_distinct(_considered(some, limits, left_out), limits, left_out), limits, left_out):
             offered[name, age(piece, limits.fresh_since_unix)].append(piece)
     budgets = _budgets(offered, limits)
     chosen = [piece for key in sorted(offered) for piece in _within(offered[key], budgets[key], left_out)]
@@ -116,6 +118,18 @@ def shingles(tokens: NDArray[np.int32]) -> NDArray[np.uint64]:
 def _lot(piece: Stretch, seed: int) -> bytes:
     name = f"{seed}/{piece.session_id}/{piece.start}/{piece.first}"
     return hashlib.blake2b(name.encode(), digest_size=8).digest()
+
+
+def _considered(pieces: Iterable[Stretch], limits: Limits, left_out: Counter[str]) -> Iterator[Stretch]:
+    """Of each age the first that come, enough of them for duplicates and caps to leave a budget's worth."""
+    budgets = dict.fromkeys(get_args(Age), _CONSIDERED * limits.tokens)
+    for piece in pieces:
+        which = age(piece, limits.fresh_since_unix)
+        if budgets[which] < piece.learnt:
+            left_out["over_budget"] += piece.learnt
+            continue
+        budgets[which] -= piece.learnt
+        yield piece
 
 
 def _distinct(pieces: Iterable[Stretch], limits: Limits, left_out: Counter[str]) -> list[Stretch]:

@@ -53,7 +53,8 @@ class Trainer:
             weight_decay=plan.weight_decay,
         )
         self.progress = self._restored() or Progress(plan.digest)
-        self._curve = Curve(folder / "curve.jsonl", self.progress.step) if ranks.leads else None
+        # A run from its start measures first: a line of that is left of one that was killed before it saved.
+        self._curve = Curve(folder / "curve.jsonl", self.progress.step or -1) if ranks.leads else None
         self._saved = self._said = time.monotonic()
 
     def run(self, stop: Callable[[], bool]) -> bool:
@@ -140,7 +141,12 @@ class Trainer:
     def _restored(self) -> Progress | None:
         path = self._folder / "checkpoint" / STATE
         found = checkpoint.restore(path, self._student, self._optimizer, self._plan.digest)
-        if found and self._ranks.leads:
+        if found is None:
+            return None
+        best = checkpoint.progress_of(self._folder / "checkpoint" / BEST)
+        if best is not None and best.best_overlap > found.best_overlap:  # killed after it, and before the next save
+            found.best_step, found.best_overlap = best.best_step, best.best_overlap
+        if self._ranks.leads:
             log.info("going on from step %d", found.step)
         return found
 

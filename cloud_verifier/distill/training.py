@@ -10,6 +10,7 @@ Exit codes: 0 done, 143 (130) stopped by SIGTERM (SIGINT), 1 failed, 3 would fai
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import logging
 import os
@@ -39,6 +40,7 @@ from cloud_verifier.distill.trainer import Trainer, TrainingFailed
 log = logging.getLogger(__name__)
 
 DONE = "done.json"
+_PR_SET_PDEATHSIG = 1
 
 
 def train(folder: Path) -> int:
@@ -67,12 +69,20 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        _end_with_torchrun()
     try:
         code = train(arguments.folder)
     except (TrainingFailed, CheckpointRefused, GgufRefused, ValidationError, OSError, ValueError) as error:
         log.error("training failed: %s", error)
         code = 1 if isinstance(error, OSError) else HOPELESS
     sys.exit(code)
+
+
+def _end_with_torchrun() -> None:
+    """It gives each rank a session of its own, in which ranks would outlive it, were it killed outright (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _student(plan: TrainingPlan) -> tuple[Student, object | None]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from cloud_verifier.distill.selection import (
     OTHERS,
@@ -139,6 +140,21 @@ def test_near_duplicates_are_taken_a_few_times_only() -> None:
     chosen, left_out = select([*texts(50, "code", same=True), *texts(10, "code", time=150)], limits(copies=2))
     assert len(chosen) == 12
     assert left_out["duplicates"] == 48 * 20
+
+
+def test_of_a_log_much_larger_than_the_budget_only_a_part_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = 0
+
+    def counted(tokens: NDArray[np.int32]) -> NDArray[np.uint64]:
+        nonlocal compared
+        compared += 1
+        return shingles(tokens)
+
+    monkeypatch.setattr("cloud_verifier.distill.selection.shingles", counted)
+    chosen, left_out = select(texts(5_000, "code"), limits(tokens=400))
+    assert compared == 8 * 400 // 20
+    assert sum(one.learnt for one in chosen) == 400
+    assert left_out["over_budget"] == (5_000 - 20) * 20
 
 
 def test_a_text_that_differs_in_one_token_is_a_near_duplicate_only_by_its_share() -> None:

@@ -9,26 +9,28 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from tiny_drafts import random_text, tiny_draft, tiny_plan, tiny_tokenizer
 from transformers import AutoModelForCausalLM
 
 from cloud_verifier.distill import training
 from cloud_verifier.distill.batches import Batch, Order, pieces
-from cloud_verifier.distill.checkpoint import CheckpointRefused
+from cloud_verifier.distill.checkpoint import BEST, STATE, CheckpointRefused, Progress
 from cloud_verifier.distill.gguf_export import export_gguf
 from cloud_verifier.distill.measuring import measure, sample
 from cloud_verifier.distill.plan import TrainingPlan
 from cloud_verifier.distill.ranks import Ranks
 from cloud_verifier.distill.schedule import orders
-from cloud_verifier.distill.student import Student
-from cloud_verifier.distill.trainer import TrainingFailed
+from cloud_verifier.distill.student import Student, load_base
+from cloud_verifier.distill.trainer import Trainer, TrainingFailed
 
 TIMEOUT_S = 100
 
@@ -247,6 +249,33 @@ def test_two_ranks_learn_what_one_learns(changes: dict[str, Any], tmp_path: Path
         torch.testing.assert_close(weights(tmp_path / "two")[name], tensor, atol=2e-3, rtol=2e-3, msg=name)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere ranks live on until they miss each other")
+def test_ranks_end_with_a_torchrun_that_is_killed(tmp_path: Path) -> None:
+    tiny_plan(tmp_path, steps=100_000, report_steps=1).write(tmp_path / "run")
+    process = command(tmp_path / "run", *RANKS)
+    wait_for_step(tmp_path / "run", 2)
+    ranks = children_of(process.pid)
+    process.kill()
+    process.communicate(timeout=TIMEOUT_S)
+    deadline = time.monotonic() + 10.0
+    while any(alive(rank) for rank in ranks) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(ranks) == 2
+    assert not any(alive(rank) for rank in ranks)
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def alive(pid: int) -> bool:
+    """Whether it runs; one that nobody has waited for yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def test_one_rank_goes_on_from_what_two_have_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changes: dict[str, Any] = {"steps": 60, "save_seconds": 0.0, "measure_steps": 30}
     tiny_plan(tmp_path, **changes).write(tmp_path / "run")
@@ -257,6 +286,29 @@ def test_one_rank_goes_on_from_what_two_have_saved(tmp_path: Path, monkeypatch: 
     assert process.returncode != 0 and not (tmp_path / "run" / "done.json").exists()
     assert training.train(tmp_path / "run") == 0
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(trained(tmp_path, "one", **changes)), rtol=1e-3)
+
+
+def test_one_killed_between_its_best_weights_and_its_state_knows_how_good_they_are(tmp_path: Path) -> None:
+    """With a length in minutes, where it goes on it may not come to that step again."""
+    run = trained(tmp_path)
+    best = safe_open(run / "checkpoint" / BEST, framework="pt").metadata()["progress"]
+    state = run / "checkpoint" / STATE
+    behind = asdict(Progress(**json.loads(best))) | {"best_step": 0, "best_overlap": 0.01}
+    save_file(load_file(state), state, metadata={"progress": json.dumps(behind)})
+    (run / "done.json").unlink()
+    with Ranks("cpu") as ranks:
+        plan = TrainingPlan.read(run)
+        trainer = Trainer(run, plan, Student(load_base(plan.base)), ranks)
+    assert trainer.progress.best_overlap == json.loads(best)["best_overlap"] > 0.01
+    assert trainer.progress.best_step == json.loads(best)["best_step"]
+
+
+def test_what_was_measured_before_a_kill_that_came_before_any_save_stands_once(tmp_path: Path) -> None:
+    run = trained(tmp_path, "killed", save_seconds=60.0)
+    (run / "done.json").unlink()
+    (run / "checkpoint" / STATE).unlink()
+    assert training.train(run) == 0
+    assert [line["step"] for line in curve(run)].count(0) == 1
 
 
 # --- batches, schedule, measurement
