@@ -52,6 +52,8 @@ class DistillConfig(BaseSettings):
     """Of one class, after which its acceptance is judged."""
     alarm_fall: float = Field(0.1, gt=0, lt=1)
     """Acceptance so much below what was usual is reason to train."""
+    run_tokens: int = Field(60_000, ge=0)
+    """Recorded tokens that an alarm waits for, at most `fresh_tokens`: a draft that learns from less learns less."""
     housekeeping_s: float = Field(3_600.0, gt=0)
     """How often the traffic log is compacted and what has expired is deleted."""
 
@@ -128,6 +130,11 @@ class DistillConfig(BaseSettings):
     @property
     def watch_rule(self) -> WatchRule:
         return WatchRule(self.fresh_tokens, self.alarm_tokens, self.alarm_fall)
+
+    @property
+    def least_tokens(self) -> int:
+        """Recorded tokens without which no run begins."""
+        return min(self.run_tokens, self.fresh_tokens)
 
     @property
     def client_tls(self) -> ClientTls | None:

@@ -134,8 +134,8 @@ class Loop:
         if cause is None:
             self._learn_usual(look)
             return self._config.poll_s
-        if sum(one.tokens for one in look.seen.values()) < self.state.wanted:
-            return self._config.poll_s
+        if sum(one.tokens for one in look.seen.values()) < max(self._config.least_tokens, self.state.wanted):
+            return self._config.poll_s  # what is usual stays as it was: the reason must not become so
         if (spent := self._spent()) >= 60 * self._config.daily_minutes:
             log.info("%s, but the last day's stages took %.0f minutes, which is the budget", cause.text, spent / 60)
             return self._config.poll_s

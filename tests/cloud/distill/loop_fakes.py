@@ -210,6 +210,7 @@ class World:
             "poll_s": 0.01,
             "fresh_tokens": 1_000,
             "alarm_tokens": 200,
+            "run_tokens": 0,
             "retry_s": 5.0,
         }
         return DistillConfig(**{**told, **self.settings})

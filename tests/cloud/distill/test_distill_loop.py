@@ -72,6 +72,27 @@ async def test_falling_acceptance_begins_a_run_for_that_class(world: World) -> N
     assert loop.state.run.fresh == ("code", "sums")
 
 
+async def test_an_alarm_waits_for_enough_to_learn_from_and_does_not_become_usual_meanwhile(world: World) -> None:
+    world.settings = {"run_tokens": 800}
+    release = digest_of(world.folder / "narrow.gguf")
+    loop = world.loop()
+    world.traffic(300, "code", 0.8, draft_release=release)
+    await until_idle(loop)
+    world.traffic(499, "sums", 0.3, draft_release=release)
+    await until_idle(loop)
+    assert (loop.state.run, loop.state.usual) == (None, {"code": 0.8})
+    world.traffic(1, "sums", 0.3, draft_release=release)
+    await until_idle(loop)
+    assert loop.state.run is not None and "class 'sums'" in loop.state.run.cause
+
+
+async def test_more_than_makes_a_run_due_in_any_case_is_not_waited_for(world: World) -> None:
+    world.settings = {"run_tokens": 60_000}
+    world.traffic(1_000)
+    loop = await until_idle(world.loop())
+    assert loop.state.run is not None
+
+
 async def test_a_draft_that_failed_the_gate_is_not_trained_again_from_the_same_traffic(world: World) -> None:
     world.stages.passes = False
     world.traffic(1_000)
