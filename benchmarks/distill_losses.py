@@ -3,10 +3,10 @@
     python -m benchmarks.distill_losses [--quick]
 
 The target answers questions, and writes code as before; the narrow draft, which knows only code, learns from these
-texts alone, never from the prompts. Every run sees the same texts for as many steps; the hybrid begins with KL for half
-of them, as in the loop, and total variation stands alone. Measured is the quantised file in
-llama.cpp, on held-out prompts: tokens per step of the target with a chain of 6 guesses, on its greedy text. A table,
-then one line of JSON. About 9 minutes on two cores; `--quick` about 2.
+texts, with their prompts as context that is not learnt from. Every run sees the same texts for as many steps; the
+hybrid begins with KL for half of them, as in the loop, and total variation stands alone. Measured is the quantised file
+in llama.cpp, on held-out prompts: tokens per step of the target with a chain of 6 guesses, on its greedy text. A table,
+then one line of JSON.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ LOSSES = ("kl", "tv", "hybrid")
 class Scale:
     prompts: dict[str, int]
     steps: int
+    """Of 2,048 tokens."""
     heldout: int
     """Prompts measured, of each kind."""
     loras: tuple[int, ...]
@@ -115,7 +116,7 @@ def write(target: Any, tokenizer: PreTrainedTokenizerFast, kind: str, texts: Seq
         temperature = TEMPERATURES[number % len(TEMPERATURES)]
         tokens, top_ids, top_log_probs = continue_prompts(target, batch, LENGTH, temperature, seed=number)
         written = tokens[:, batch.shape[1] :].numpy().astype(np.int32)
-        for row in range(rows):
+        for row, prompt in enumerate(rows):
             count = until_end(written[row])
             log_probs = top_log_probs[row, :count].numpy()
             yield Passage(
@@ -133,6 +134,7 @@ def write(target: Any, tokenizer: PreTrainedTokenizerFast, kind: str, texts: Seq
                 temperature=temperature,
                 time_unix=1.0 if kind == "arithmetic" else 0.0,
                 expires_unix=3.0,
+                prompt=np.array(prompt, np.int32),
             )
 
 
@@ -145,15 +147,15 @@ def greedy(target: Any, tokenizer: PreTrainedTokenizerFast, kind: str, count: in
         yield Sample(kind, ids, written[: until_end(written)].tolist())
 
 
-def batches(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> Iterator[tuple[int, np.ndarray]]:
-    """Prompts of about equal length; the shorter ones stand behind the end of an earlier text."""
+def batches(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> Iterator[tuple[list[list[int]], np.ndarray]]:
+    """Prompts of about equal length, alone and as rows: the shorter ones stand behind the end of an earlier text."""
     heads = sorted((tokenizer(text, add_special_tokens=False)["input_ids"][-256:] for text in texts), key=len)
     for start in range(0, len(heads), ROWS):
         some = heads[start : start + ROWS]
         batch = np.full((len(some), len(some[-1])), END_ID, np.int64)
         for row, head in zip(batch, some, strict=True):
             row[len(row) - len(head) :] = head
-        yield len(some), batch
+        yield some, batch
 
 
 def until_end(written: np.ndarray) -> int:
@@ -174,6 +176,7 @@ def train(pair: Pair, scale: Scale, folder: Path, loss: str, rank: int) -> float
         lora_rank=rank,
         steps=scale.steps,
         learning_rate=scale.rates[rank > 0],
+        batch_tokens=2_048,
         threads=2,
     ).write(run)
     command = [sys.executable, "-m", "cloud_verifier.distill.training", str(run)]

@@ -10,20 +10,22 @@ from typing import Any
 class Scale:
     """Sizes and times of one run."""
 
-    alarm_tokens: int = 26_000
-    """Of a class, after which the loop judges its acceptance: about what the first draft learns from."""
-    steps: int = 220
+    alarm_tokens: int = 40_000
+    """Of a class, after which the loop judges its acceptance."""
+    run_tokens: int = 110_000
+    """Of both, with which it begins: what the draft learns from."""
+    steps: int = 300
     """Of the training."""
     dataset: dict[str, Any] = field(default_factory=lambda: {"copies": 100})
     training: dict[str, Any] = field(
-        default_factory=lambda: {"learning_rate": 2e-3, "batch_tokens": 4_096, "save_seconds": 10.0, "report_steps": 2}
+        default_factory=lambda: {"learning_rate": 3e-3, "batch_tokens": 2_048, "save_seconds": 10.0, "report_steps": 2}
     )
     gate: dict[str, Any] = field(default_factory=dict)
     """Settings of the loop's gate where they are not the default."""
     flush_s: float = 4.0
     """The most traffic that a killed verifier loses."""
     request_tokens: int = 128
-    pause_s: float = 15.0
+    pause_s: float = 30.0
     """What a device waits between two requests while a draft is trained: two cores serve both."""
     canary_s: float = 300.0
     """Window of a trial."""
@@ -47,6 +49,7 @@ class Scale:
 FULL = Scale()
 QUICK = Scale(
     alarm_tokens=3_500,
+    run_tokens=0,
     steps=30,
     dataset={"copies": 100, "heldout_share": 0.25},
     training={

@@ -163,6 +163,7 @@ class System:
             "daily_minutes": _DAILY_MINUTES,
             "alarm_tokens": scale.alarm_tokens,
             "alarm_fall": _ALARM_FALL,
+            "run_tokens": scale.run_tokens,
             "dataset_options": json.dumps(scale.dataset),
             "training_options": json.dumps(scale.training | {"steps": scale.steps}),
             **scale.gate,
