@@ -14,9 +14,9 @@ class Scale:
     """Of a class, after which the loop judges its acceptance."""
     run_tokens: int = 110_000
     """Of both, with which it begins: what the draft learns from."""
-    steps: int = 300
+    steps: int = 320
     """Of the training."""
-    dataset: dict[str, Any] = field(default_factory=lambda: {"copies": 100})
+    dataset: dict[str, Any] = field(default_factory=lambda: {"copies": 100, "heldout_share": 0.15})
     training: dict[str, Any] = field(
         default_factory=lambda: {"learning_rate": 3e-3, "batch_tokens": 2_048, "save_seconds": 10.0, "report_steps": 2}
     )
@@ -27,7 +27,7 @@ class Scale:
     request_tokens: int = 128
     pause_s: float = 30.0
     """What a device waits between two requests while a draft is trained: two cores serve both."""
-    canary_s: float = 300.0
+    canary_s: float = 240.0
     """Window of a trial."""
     canary_bound: float = 0.05
     canary_alpha: float = 0.01

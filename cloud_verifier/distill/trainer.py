@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn import Parameter
 
 from cloud_verifier.distill import checkpoint, dataset
 from cloud_verifier.distill.batches import Batch, Order, pieces
@@ -25,6 +26,9 @@ from cloud_verifier.distill.student import Student
 
 log = logging.getLogger(__name__)
 
+EPSILON = 1e-5
+"""Of Adam: gradients far below it make no step. Steps as a whole have a norm of at most `gradient_norm`."""
+_OF_TOKENS = ("model.model.embed_tokens.", "model.lm_head.")
 LINE_SECONDS = 10.0
 """Between lines of the log."""
 
@@ -46,12 +50,7 @@ class Trainer:
         self._heldout = sample(dataset.watched(plan.dataset), plan.measure_tokens)
         self._order = Order(self._texts, plan.batch_tokens, plan.seed)
         ranks.shard(student)
-        self._optimizer = torch.optim.AdamW(
-            checkpoint.trained(student).values(),
-            lr=plan.learning_rate,
-            betas=(0.9, 0.95),
-            weight_decay=plan.weight_decay,
-        )
+        self._optimizer = optimizer(student, plan)
         self.progress = self._restored() or Progress(plan.digest)
         # A run from its start measures first: a line of that is left of one that was killed before it saved.
         self._curve = Curve(folder / "curve.jsonl", self.progress.step or -1) if ranks.leads else None
@@ -91,7 +90,7 @@ class Trainer:
             sums += self._backward(group, todo, learnt)
         torch.nn.utils.clip_grad_norm_(self._student.parameters(), self._plan.gradient_norm)
         for settings in self._optimizer.param_groups:
-            settings["lr"] = todo.rate
+            settings["lr"] = todo.rate * settings["share"]
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         total, kl, overlap = (self._ranks.sum(sums) / learnt).tolist()
@@ -165,6 +164,23 @@ class Trainer:
                 *(now.step, total, kl, now.overlap, speed, left / 60),
             )
             self._said = time.monotonic()
+
+
+def optimizer(student: Student, plan: TrainingPlan) -> torch.optim.Optimizer:
+    """AdamW. What belongs to tokens, embeddings and the output layer, learns at a rate of its own: to a token that the
+    traffic lacks every batch gives a tiny gradient, which Adam makes as long a step of as of any other."""
+    tokens: list[Parameter] = []
+    others: list[Parameter] = []
+    for name, parameter in checkpoint.trained(student).items():
+        (tokens if name.startswith(_OF_TOKENS) else others).append(parameter)
+    groups = [{"params": others, "share": 1.0}, {"params": tokens, "share": plan.token_rate_share}]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=plan.learning_rate,
+        betas=(0.9, 0.95),
+        eps=EPSILON,
+        weight_decay=plan.weight_decay,
+    )
 
 
 class Curve:

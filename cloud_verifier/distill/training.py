@@ -95,9 +95,14 @@ def _student(plan: TrainingPlan) -> tuple[Student, object | None]:
 def _finish(folder: Path, plan: TrainingPlan, progress: Progress) -> None:
     """Write the best weights as a model that is in one piece, and `done.json` last."""
     student, handle = _student(plan)
+    before = {name: parameter.detach().clone() for name, parameter in student.named_parameters()}
     checkpoint.restore(folder / "checkpoint" / BEST, student, plan=plan.digest)
     model = student.model
-    if handle is not None:
+    if handle is None:
+        with torch.no_grad():
+            for name, parameter in student.named_parameters():
+                parameter.lerp_(before[name], plan.base_share)
+    else:
         save_adapter(handle, _fresh(folder / "adapter"))
         model = merged(handle)
     model.save_pretrained(_fresh(folder / "model"))

@@ -288,6 +288,26 @@ def test_one_rank_goes_on_from_what_two_have_saved(tmp_path: Path, monkeypatch: 
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(trained(tmp_path, "one", **changes)), rtol=1e-3)
 
 
+def test_what_belongs_to_tokens_learns_at_a_rate_of_its_own(tmp_path: Path) -> None:
+    still = weights(trained(tmp_path, "still", token_rate_share=0.0))
+    slow = weights(trained(tmp_path, "slow", token_rate_share=0.1))
+    fast = weights(trained(tmp_path, "fast", token_rate_share=1.0))
+    name = "model.embed_tokens.weight"
+    moved = [(one[name] - still[name]).abs().mean().item() for one in (slow, fast)]
+    assert 0 < moved[0] < moved[1] / 3
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base").state_dict()
+    assert torch.equal(still[name], base[name])
+    assert not torch.equal(still["model.layers.0.mlp.up_proj.weight"], base["model.layers.0.mlp.up_proj.weight"])
+
+
+def test_the_result_is_a_mean_of_what_was_learnt_and_what_was_known(tmp_path: Path) -> None:
+    whole, mixed = (weights(trained(tmp_path, f"run-{share}", base_share=share)) for share in (0.0, 0.25))
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base").state_dict()
+    for name, tensor in mixed.items():
+        torch.testing.assert_close(tensor, 0.75 * whole[name] + 0.25 * base[name], msg=name)
+    assert not equal(mixed, whole)
+
+
 def test_one_killed_between_its_best_weights_and_its_state_knows_how_good_they_are(tmp_path: Path) -> None:
     """With a length in minutes, where it goes on it may not come to that step again."""
     run = trained(tmp_path)

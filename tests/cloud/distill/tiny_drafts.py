@@ -112,6 +112,8 @@ def tiny_plan(root: Path, **changes: Any) -> TrainingPlan:
         "precision": "float32",
         "device": "cpu",
         "learning_rate": 3e-3,
+        "token_rate_share": 1.0,  # of a random model the embeddings are as new as all else
+        "base_share": 0.0,
         "warmup_steps": 2,
     }
     return TrainingPlan(**({"base": base, "tokenizer": base, "dataset": data} | settings | changes))
