@@ -5,8 +5,9 @@
 Eight devices draft with the narrow draft and ask for code, then for sums. The loop notices, trains, gates, publishes;
 the canary decides; live sessions swap. Then a worse draft is published on purpose, and devices are lied to. Trainer,
 coordinator and Redis are killed on the way. The questions that devices ask (benchmarks.questions) are none of those
-that are measured with (benchmarks/prompts). Under 25 minutes on two cores; `--quick` under 5, which is too little
-traffic to promise how much is learnt.
+that are measured with (benchmarks/prompts). The tenant has agreed to its prompts being kept: a draft learns from
+answers alone, and reads what was asked as context. Under 25 minutes on two cores; `--quick` under 5, which is too
+little traffic to promise how much is learnt.
 
 Exit status 1 where something that was promised is not so, or the run is invalid.
 """
@@ -76,10 +77,11 @@ async def run(system: System, scale: Scale, story: Story, result: Result, kept: 
         await fleet.quiet()
         # Not before: this is recorded too, and what is measured with must not be learnt from.
         texts = await gain.written(plain, pair, scale.heldout, scale.heldout_tokens)
-        judge_gain(await asyncio.to_thread(measured, system, stable, texts), scale, story, result)
+        judge_gain(await asyncio.to_thread(measured, system, stable, texts, story), scale, story, result)
+        bad = await asyncio.to_thread(safety.prepare, system, scale, texts, stable)
         fleet.order("arithmetic")
         await kills.kill_redis(system, fleet, story)
-        result.rolled_back = await safety.worse(system, fleet, scale, story, texts, stable)
+        result.rolled_back = await safety.worse(system, fleet, scale, story, bad, stable)
         await fleet.quiet()
         result.swap_ms_p50, result.swap_ms_p99 = (round(ms, 1) for ms in safety.swaps(fleet.answers, story))
         again = identity.chosen(fleet.answers, scale.compared)
@@ -108,11 +110,13 @@ async def learn(system: System, fleet: Fleet, scale: Scale, story: Story, kept: 
     return release
 
 
-def measured(system: System, release: str, texts: Sequence[Held]) -> Gain:
+def measured(system: System, release: str, texts: Sequence[Held], story: Story) -> Gain:
     """Before, after and the reference, as devices load them."""
     after, before = gain.measured((system.artifacts / f"{release}.gguf", system.pair.narrow), texts)
     reference, _ = gain.measured((system.pair.draft, system.pair.narrow), texts)
-    return Gain(before, after, reference)
+    low, high = gain.interval(before, after, reference)
+    story.tell(f"of the gap {low:.0%} to {high:.0%} is closed (95%, bootstrap over the texts)")
+    return Gain(gain.per_step(before), gain.per_step(after), gain.per_step(reference))
 
 
 def judge_gain(found: Gain, scale: Scale, story: Story, result: Result) -> None:
@@ -143,13 +147,17 @@ async def main() -> None:
         try:
             async with system:
                 story.tell("the system runs: Redis, coordinator, verifier, the loop")
+                story.tell(f"not the defaults: {system.unusual}")
                 await run(system, scale, story, result, kept)
-        except (OutriderError, TimeoutError) as error:
+        except (OutriderError, TimeoutError, RuntimeError) as error:
             story.check("the run", "comes to its end", f"{type(error).__name__}: {error}", False)
             system.show_logs()
     if asked.out:
         draw(asked.out, story, kept)
     result.minutes = round(story.minutes, 1)
+    story.check(
+        "the time", f"under {scale.minutes:.0f} minutes", f"{result.minutes} minutes", result.minutes < scale.minutes
+    )
     harness.finish(vars(result))
     if story.broken:
         print("not held: " + "; ".join(check.what for check in story.broken), file=sys.stderr)

@@ -8,6 +8,7 @@ reads prompt and text, and each token that the target wrote counts (but those wi
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from cloud_verifier.distill.measure import Counts
 from edge_agent import AsyncClient
 
 KINDS = ("arithmetic", "code")
+_DRAWS = 1_000
 LEAST_GAP = 0.5
 """Tokens per step between the first draft and the reference below which nothing can be said."""
 
@@ -83,17 +85,34 @@ async def written(plain: AsyncClient, pair: Pair, count: int, tokens: int) -> li
     ]
 
 
-def measured(drafts: tuple[Path, Path], texts: Sequence[Held], threads: int = 2) -> list[dict[str, float]]:
-    """Tokens per step by kind, of each of two drafts."""
+Counted = list[tuple[str, int, Counts]]
+"""(kind, tokens, steps) of each text"""
+
+
+def measured(drafts: tuple[Path, Path], texts: Sequence[Held], threads: int = 2) -> tuple[Counted, Counted]:
+    """What each of two drafts did on each text."""
     found = measure.compare(drafts[0], drafts[1], texts, threads).texts
-    return [
-        per_step((text.traffic_class, text.positions, text.candidate) for text in found),
-        per_step((text.traffic_class, text.positions, text.incumbent) for text in found),
-    ]
+    return (
+        [(text.traffic_class, text.positions, text.candidate) for text in found],
+        [(text.traffic_class, text.positions, text.incumbent) for text in found],
+    )
+
+
+def interval(before: Counted, after: Counted, reference: Counted, seed: int = 0) -> tuple[float, float]:
+    """Of the share of the gap that is closed, 95%: bootstrap over the texts, which all three drafts have read."""
+    dice = random.Random(seed)
+    places = [place for place, (kind, _, _) in enumerate(before) if kind == KINDS[0]]
+    shares = []
+    for _ in range(_DRAWS):
+        drawn = dice.choices(places, k=len(places))
+        one = Gain(*(per_step(counted[place] for place in drawn) for counted in (before, after, reference)))
+        shares.append(one.gap_closed)
+    shares.sort()
+    return shares[int(0.025 * _DRAWS)], shares[int(0.975 * _DRAWS)]
 
 
 def per_step(counted: Iterable[tuple[str, int, Counts]]) -> dict[str, float]:
-    """Tokens per step with the tree, by kind. counted: (kind, tokens, steps) of each text."""
+    """Tokens per step with the tree, by kind."""
     tokens: dict[str, int] = {}
     steps: dict[str, int] = {}
     for kind, positions, counts in counted:

@@ -20,6 +20,8 @@ _OPENING_S = 2.0
 """A request that began so long before a kill may not have had a session yet."""
 _SETTLING_S = 5.0
 """After a new start, until verifiers have registered with it."""
+_UNDER_WAY_S = 4.0
+"""Of requests before a kill: with none in the midst of their answers, nothing is shown."""
 _ANSWERS = 8
 """Requests begun after a new start that must be answered."""
 
@@ -31,6 +33,7 @@ def lines(known: Mapping[str, Known]) -> dict[str, tuple[int, str]]:
 
 async def kill_coordinator(system: System, fleet: Fleet, story: Story) -> None:
     """In the midst of sessions and of a trial; a new one starts over the same Redis."""
+    await asyncio.sleep(_UNDER_WAY_S)
     before = lines(await system.releases())
     killed = story.tell(f"kill -9 of the coordinator, with {said(before)}")
     await system.kill_coordinator()
@@ -41,6 +44,7 @@ async def kill_coordinator(system: System, fleet: Fleet, story: Story) -> None:
 
 async def kill_redis(system: System, fleet: Fleet, story: Story) -> None:
     """With all its data."""
+    await asyncio.sleep(_UNDER_WAY_S)
     before = lines(await system.releases())
     killed = story.tell(f"kill -9 of Redis with all its data, with {said(before)}")
     system.redis.stop(kill=True)
@@ -69,12 +73,15 @@ async def _judge(
     story.outages.append((killed - _OPENING_S, began + _SETTLING_S))
     late = [answer for answer in fleet.answers if answer.error and answer.ended >= killed]
     failed = unexcused(late, story.outages)
+    through = went_through(fleet.answers, killed)
+    served = through > 0 and answered >= _ANSWERS and not failed
     story.check(
         f"{what}, killed",
         f"{window} lost, no request fails that had begun, later ones are answered, the loop lives",
-        f"{said(after)} {took:.1f} s after the new start, {len(failed)} failed of what had begun,"
-        f" {len(late) - len(failed)} of what was asked meanwhile, {answered} new ones answered",
-        kept(before, after) and answered >= _ANSWERS and not failed and system.loop_runs,
+        f"{said(after)} {took:.1f} s after the new start, {through} requests that were under way came to their end and"
+        f" {len(failed)} failed, {len(late) - len(failed)} failed of what was asked meanwhile, {answered} new ones were"
+        " answered",
+        bool(before) and kept(before, after) and served and system.loop_runs,
     )
 
 
@@ -99,6 +106,11 @@ async def _answered(began: float, fleet: Fleet) -> int:
         await asyncio.sleep(0.1)
         count = sum(answer.begun >= began and not answer.error for answer in fleet.answers)
     return count
+
+
+def went_through(answers: Sequence[Answer], killed: float) -> int:
+    """Requests that had a session at `killed`, in Unix seconds, and were answered after it."""
+    return sum(not a.error and a.begun < killed - _OPENING_S and a.ended > killed for a in answers)
 
 
 def unexcused(answers: Sequence[Answer], outages: Sequence[tuple[float, float]]) -> list[Answer]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.distill import gain, learning
 from benchmarks.distill.answer import Answer
-from benchmarks.distill.fleet import Fleet
+from benchmarks.distill.fleet import DEVICES, Fleet
 from benchmarks.distill.gain import Held
 from benchmarks.distill.identity import Compared
 from benchmarks.distill.rogue import Refusal, Trap
@@ -24,18 +25,31 @@ from cloud_verifier.distill.shelf import digest_of
 _GRACE_S = 10.0
 """Beyond a window: a coordinator decides at the next report after it."""
 _BACK_S = 60.0
+_ON_EVIDENCE = " for what verifiers measured"
 
 
-async def worse(system: System, fleet: Fleet, scale: Scale, story: Story, texts: Sequence[Held], stable: str) -> bool:
-    """Publish a draft that is worse on purpose; returns whether it was rolled back within its window."""
+@dataclass(frozen=True)
+class Bad:
+    """A draft that is worse on purpose."""
+
+    file: Path
+    figures: str
+    """How much worse, in words."""
+
+
+def prepare(system: System, scale: Scale, texts: Sequence[Held], stable: str) -> Bad:
+    """Make it out of the stable release's file."""
     good = system.artifacts / f"{stable}.gguf"
-    bad = await asyncio.to_thread(spoiled, good, system.pair.target, system.folder / "worse", scale.noise)
-    new, old = await asyncio.to_thread(gain.measured, (bad, good), texts)
-    digest = digest_of(bad)
-    await system.distill("publish", str(bad), "--parent", stable)
-    began = story.tell(
-        f"published on purpose: {digest[:12]}, tokens per step {_figures(new)}; of the stable one {_figures(old)}"
-    )
+    bad = spoiled(good, system.pair.target, system.folder / "worse", scale.noise)
+    new, old = map(gain.per_step, gain.measured((bad, good), texts))
+    return Bad(bad, f"tokens per step {_figures(new)}; of the stable one {_figures(old)}")
+
+
+async def worse(system: System, fleet: Fleet, scale: Scale, story: Story, bad: Bad, stable: str) -> bool:
+    """Publish it; returns whether it was rolled back within its window."""
+    digest = digest_of(bad.file)
+    await system.distill("publish", str(bad.file), "--parent", stable)
+    began = story.tell(f"published on purpose: {digest[:12]}, {bad.figures}")
     known = await _decided(system, digest, scale.canary_s + _GRACE_S)
     took = time.time() - began
     back = known is not None and known.state == ROLLED_BACK
@@ -44,14 +58,26 @@ async def worse(system: System, fleet: Fleet, scale: Scale, story: Story, texts:
     tried = {answer.device for answer in fleet.answers if answer.release == digest}
     gave_up = sum(answer.refused.get("worse", 0) > 0 for answer in _latest(fleet.answers))
     now = (await system.releases()).get(stable)
+    said = f"{known.state}, {known.reason}" if known else "undecided"
+    tried_by_some = 0 < len(tried) < DEVICES
     story.check(
         "a worse draft",
-        f"rolled back within {scale.canary_s:.0f} s, tried by some devices and not by all; the stable one stays",
-        f"{known.state if known else 'undecided'} after {took:.0f} s, tried by {len(tried)} devices, of which {gave_up}"
-        f" went back by themselves; the stable one is {now.state if now else 'gone'}",
-        back and took <= scale.canary_s + _GRACE_S and 0 < len(tried) < 8 and now is not None and now.state == STABLE,
+        f"rolled back within {scale.canary_s:.0f} s{_ON_EVIDENCE if scale.promised else ''}, tried by some devices and"
+        " not by all; the stable one stays",
+        f"{said}, after {took:.0f} s, tried by {len(tried)} devices, of which {gave_up} went back by themselves;"
+        f" the stable one is {now.state if now else 'gone'}",
+        back
+        and (judged_worse(known) or not scale.promised)
+        and tried_by_some
+        and now is not None
+        and now.state == STABLE,
     )
     return back
+
+
+def judged_worse(known: Known | None) -> bool:
+    """Whether samples decided: a trial that finds nothing out ends as rolled back, too, with its window."""
+    return known is not None and known.state == ROLLED_BACK and known.reason.startswith("worse")
 
 
 async def refusals(system: System, draft: Path, story: Story) -> list[Refusal]:

@@ -13,8 +13,8 @@ class Scale:
     alarm_tokens: int = 40_000
     """Of a class, after which the loop judges its acceptance."""
     run_tokens: int = 110_000
-    """Of both, with which it begins: what the draft learns from."""
-    steps: int = 320
+    """Of sums, with which it begins: what the draft learns from."""
+    steps: int = 420
     """Of the training."""
     dataset: dict[str, Any] = field(default_factory=lambda: {"copies": 100, "heldout_share": 0.15})
     training: dict[str, Any] = field(
@@ -37,11 +37,13 @@ class Scale:
     heldout_tokens: int = 128
     compared: int = 150
     """Requests that are asked again as plain streaming, beside every one with a swap."""
-    noise: float = 0.2
+    noise: float = 0.28
     """Of the worse draft, in standard deviations of each matrix. With much of it devices go back by themselves, each
     after a few hundred guesses, and the canary has few samples; with little of it the canary must find out."""
     start_s: float = 900.0
     """The longest wait for the loop to go from the turn of traffic to a decision."""
+    minutes: float = 25.0
+    """That all of it may take."""
     promised: bool = True
     """Whether what is wanted of the learnt draft can be wanted of this run: learning takes traffic and steps."""
 
@@ -75,5 +77,6 @@ QUICK = Scale(
     heldout_tokens=64,
     compared=30,
     start_s=200.0,
+    minutes=5.0,
     promised=False,
 )

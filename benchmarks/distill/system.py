@@ -26,6 +26,8 @@ _TRAINER = b"cloud_verifier.distill.training"
 _RETRY_S = 2.0
 _ALARM_FALL = 0.05
 """From code to sums the narrow draft falls by 0.1 to 0.3, the less the idler the machine."""
+_CANARY_SHARE = 0.5
+"""Of eight devices: with less there would be one or two."""
 _DAILY_MINUTES = 0.5
 """Of stages: the first run takes more, and so no second one gets in the way of what is measured next."""
 
@@ -88,6 +90,18 @@ class System:
         """SIGKILL."""
         if self._cluster.coordinator is not None:
             await self._cluster.coordinator.kill()
+
+    @property
+    def unusual(self) -> str:
+        """Settings that decide what is measured and are other than a cluster's own, in words."""
+        scale = self._scale
+        gate = ", ".join(f"{name} {value}" for name, value in scale.gate.items())
+        return (
+            f"prompts are recorded as context; alarm_fall {_ALARM_FALL}, alarm_tokens {scale.alarm_tokens}, run_tokens"
+            f" {scale.run_tokens}, dataset {scale.dataset}, training {scale.training | {'steps': scale.steps}}, canary:"
+            f" share {_CANARY_SHARE}, bound {scale.canary_bound}, alpha {scale.canary_alpha}, {scale.session_samples}"
+            f" samples of a session, window {scale.canary_s:.0f} s{f'; {gate}' if gate else ''}"
+        )
 
     @property
     def loop_runs(self) -> bool:
@@ -171,7 +185,7 @@ class System:
         coordinator = {
             "recording_share": 1.0,
             "recording_prompts": "true",
-            "canary_share": 0.5,
+            "canary_share": _CANARY_SHARE,
             "canary_bound": scale.canary_bound,
             "canary_alpha": scale.canary_alpha,
             "canary_window_s": scale.canary_s,

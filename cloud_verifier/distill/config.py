@@ -53,7 +53,7 @@ class DistillConfig(BaseSettings):
     alarm_fall: float = Field(0.1, gt=0, lt=1)
     """Acceptance so much below what was usual is reason to train."""
     run_tokens: int = Field(60_000, ge=0)
-    """Recorded tokens that an alarm waits for, at most `fresh_tokens`: a draft that learns from less learns less."""
+    """Of the class that has fallen; with less no run begins before `fresh_tokens`: from less a draft learns less."""
     housekeeping_s: float = Field(3_600.0, gt=0)
     """How often the traffic log is compacted and what has expired is deleted."""
 
@@ -129,12 +129,7 @@ class DistillConfig(BaseSettings):
 
     @property
     def watch_rule(self) -> WatchRule:
-        return WatchRule(self.fresh_tokens, self.alarm_tokens, self.alarm_fall)
-
-    @property
-    def least_tokens(self) -> int:
-        """Recorded tokens without which no run begins."""
-        return min(self.run_tokens, self.fresh_tokens)
+        return WatchRule(self.fresh_tokens, self.alarm_tokens, self.alarm_fall, self.run_tokens)
 
     @property
     def client_tls(self) -> ClientTls | None:

@@ -154,8 +154,6 @@ def build(log: Source, folder: Path, plan: DatasetPlan, now: float) -> DatasetCa
             f" {len(learnt)} texts to learn from, {len(watched)} to watch and {len(measured)} to measure on; all are"
             " needed"
         )
-    if folder.exists():
-        shutil.rmtree(folder)
     filling = Filling([*learnt, *watched, *measured], plan.top)
     for passage in log.read(plan.since_unix, now):
         if passage.weights_hash == weights_hash and passage.expires_unix > now + plan.lasts_s:
@@ -166,6 +164,10 @@ def build(log: Source, folder: Path, plan: DatasetPlan, now: float) -> DatasetCa
                 )
     # The log may have lost passages since the choice.
     learnt, watched, measured = ([one for one in some if filling.covers(one)] for some in (learnt, watched, measured))
+    if not learnt or not measured or not watched:
+        raise DatasetEmpty("the traffic log lost what was chosen while it was read: it is shrunk or expired too often")
+    if folder.exists():
+        shutil.rmtree(folder)
     save_texts(folder / "train", [filling.text(piece) for piece in learnt])
     save_texts(folder / "watched", [filling.text(piece) for piece in watched])
     save_texts(folder / "heldout", [filling.text(piece) for piece in measured])

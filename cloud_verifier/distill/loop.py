@@ -25,7 +25,7 @@ from cloud_verifier.distill.run_folder import RunFolder, RunFolders
 from cloud_verifier.distill.shelf import Shelf, digest_of
 from cloud_verifier.distill.state import HISTORY, Outcome, Result, Run, State, StateFile
 from cloud_verifier.distill.traffic_watch import Look, TrafficWatch
-from cloud_verifier.distill.watch import Cause, adapted, due
+from cloud_verifier.distill.watch import Cause, adapted, alarms, due
 from outrider.core.errors import BadRequest, ModelRefused, Unavailable
 
 log = logging.getLogger(__name__)
@@ -33,8 +33,10 @@ log = logging.getLogger(__name__)
 DAY_S = 86_400.0
 _KEPT_FOR_GOOD = ("publish", "canary")
 """Stages of a draft that passed the gate: it is not given up for what is wrong elsewhere."""
-_OURS = (BadRequest, ModelRefused, FileNotFoundError)
-"""Errors that lie with the draft or the publisher, and that waiting for others does not mend."""
+_OURS = (BadRequest, ModelRefused, FileNotFoundError, ValueError)
+"""Errors that lie with the draft, the publisher or a torn file, and that waiting for others does not mend."""
+_DOUBLINGS = 30
+"""Of the wait after a failure, at most: 2 ** 1024 is no float."""
 _MORE = 1.5
 """Times the traffic of a run that was too early, until the next."""
 
@@ -60,6 +62,8 @@ class Loop:
         self._file = StateFile(config.state)
         self._first = digest_of(config.draft)
         self._tidied = float("-inf")
+        self._waiting: set[str] = set()
+        """Classes that have fallen, of which there is too little to learn from so far."""
         self.state = self._file.load()
         self._steps: Mapping[str, Callable[[Run], Awaitable[float]]] = {
             "dataset": self._build_dataset,
@@ -132,15 +136,24 @@ class Loop:
         await self._tidy()
         cause = due(look.seen, self.state.usual, self._config.watch_rule)
         if cause is None:
-            self._learn_usual(look)
+            if not self._alarmed(look):  # what has fallen must not become usual while it waits
+                self._learn_usual(look)
             return self._config.poll_s
-        if sum(one.tokens for one in look.seen.values()) < max(self._config.least_tokens, self.state.wanted):
-            return self._config.poll_s  # what is usual stays as it was: the reason must not become so
+        if sum(one.tokens for one in look.seen.values()) < self.state.wanted:
+            return self._config.poll_s
         if (spent := self._spent()) >= 60 * self._config.daily_minutes:
             log.info("%s, but the last day's stages took %.0f minutes, which is the budget", cause.text, spent / 60)
             return self._config.poll_s
         self._begin(cause, look, incumbent)
         return 0.0
+
+    def _alarmed(self, look: Look) -> bool:
+        """Whether a class has fallen and a run waits for more of it. Said once."""
+        found = alarms(look.seen, self.state.usual, self._config.watch_rule)
+        for name in found.keys() - self._waiting:
+            log.info("%s: a run begins once there are %d tokens of it", found[name], self._config.run_tokens)
+        self._waiting = set(found)
+        return bool(found)
 
     def _incumbent(self, known: Mapping[str, Known]) -> str:
         """The stable release, as far as its file is here; before there is one, the configured draft."""
@@ -172,12 +185,11 @@ class Loop:
             "weights_hash": target.weights_hash,
             "fresh_since_unix": self.state.used_unix,
             "named": run.fresh,
-            "lasts_s": config.lasts_s,
             "seed": config.seed,
         }
         return Job(
             traffic=config.traffic,
-            dataset=plan | config.dataset_options,
+            dataset=plan | config.dataset_options | {"lasts_s": config.lasts_s},
             target=config.target.resolve(),
             weights_hash=target.weights_hash,
             tokenizer_hash=target.tokenizer_hash,
@@ -330,7 +342,7 @@ class Loop:
         if not kept and (hopeless or failures >= self._config.attempts):
             self._end(run, "failed", str(error))
             return
-        wait = min(self._config.retry_s * 2 ** (failures - 1), self._config.retry_max_s)
+        wait = min(self._config.retry_s * 2 ** min(failures - 1, _DOUBLINGS), self._config.retry_max_s)
         log.error("run %d, failure %d, tried again in %.0f s: %s", run.number, failures, wait, error)
         update = {"failures": failures, "not_before_unix": self._clock() + wait}
         self._save(run=run.model_copy(update=update))

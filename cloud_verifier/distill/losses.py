@@ -20,7 +20,7 @@ LEAST_MASS = 1e-6
 """The target's rest is never taken for less, and where it is no more neither is the draft's: the rest of 64 ids is
 often zero up to rounding, and its log is needed."""
 NOTHING = -1e4
-"""Logit of one id more among the rest: a sum over no id at all would have no gradient."""
+"""In the place of a listed logit; not -inf: a sum over no id at all would have no gradient."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,12 @@ def divergence(logits: Tensor, top_ids: Tensor, top_log_probs: Tensor, tail: Ten
     An id may be -1, with a log-prob of -inf, where the target's list is shorter than K.
     """
     listed = top_ids >= 0
-    log_q = logits.log_softmax(-1).gather(1, top_ids.clamp_min(0))
+    total = logits.logsumexp(1)  # not log_softmax: of a large vocabulary every copy of the logits counts
+    log_q = logits.gather(1, top_ids.clamp_min(0)) - total[:, None]
     p = torch.where(listed, top_log_probs.exp(), 0.0)
     q = torch.where(listed, log_q.exp(), 0.0)
     p_rest = tail.clamp_min(LEAST_MASS)
-    log_q_rest = _log_rest(logits, top_ids, listed)
+    log_q_rest = _log_rest(logits, top_ids, listed) - total
     # A draft that leaves the rest too little must feel it, however little: only where the target leaves none it may.
     log_q_rest = torch.where(tail > LEAST_MASS, log_q_rest, log_q_rest.clamp_min(math.log(LEAST_MASS)))
     q_rest = log_q_rest.exp()
@@ -55,11 +56,9 @@ def divergence(logits: Tensor, top_ids: Tensor, top_log_probs: Tensor, tail: Ten
 
 
 def _log_rest(logits: Tensor, top_ids: Tensor, listed: Tensor) -> Tensor:
-    """Log of the draft's mass `[n]` on all ids but the listed ones: summed, since 1 minus the others has no digits."""
+    """Logsumexp `[n]` of all logits but the listed ones: summed, since 1 minus the others has no digits."""
     named = torch.where(listed, top_ids, top_ids[:, :1])  # the likeliest one is always listed
-    others = logits.scatter(1, named, -math.inf)
-    others = torch.cat([others, others.new_full((len(others), 1), NOTHING)], dim=1)
-    return others.logsumexp(1) - logits.logsumexp(1)
+    return logits.scatter(1, named, NOTHING).logsumexp(1)
 
 
 def loss(found: Divergence, kind: LossKind, alpha: float, eta: float) -> Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cloud_verifier.distill import job
+from cloud_verifier.distill import durable, job
 from cloud_verifier.distill.dataset import read_card
 from cloud_verifier.distill.job import Job
 
@@ -24,7 +24,7 @@ class RunFolder:
         shutil.rmtree(self.path, ignore_errors=True)
         self.path.mkdir(parents=True)
         told.write(self.path)
-        (self.path / job.PLAN).write_text(json.dumps(training_plan, indent=1), encoding="utf-8")
+        durable.write(self.path / job.PLAN, json.dumps(training_plan, indent=1).encode())
 
     def told(self) -> Job:
         """Raises OSError, pydantic.ValidationError."""

@@ -26,8 +26,6 @@ from cloud_verifier.distill.student import Student
 
 log = logging.getLogger(__name__)
 
-EPSILON = 1e-5
-"""Of Adam: gradients far below it make no step. Steps as a whole have a norm of at most `gradient_norm`."""
 _OF_TOKENS = ("model.model.embed_tokens.", "model.lm_head.")
 LINE_SECONDS = 10.0
 """Between lines of the log."""
@@ -178,7 +176,7 @@ def optimizer(student: Student, plan: TrainingPlan) -> torch.optim.Optimizer:
         [group for group in groups if group["params"]],
         lr=plan.learning_rate,
         betas=(0.9, 0.95),
-        eps=EPSILON,
+        eps=plan.adam_epsilon,
         weight_decay=plan.weight_decay,
     )
 

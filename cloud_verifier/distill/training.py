@@ -1,7 +1,8 @@
 """Trains a draft by a plan: `python -m cloud_verifier.distill.training RUN_DIR`, or the same under torchrun.
 
 RUN_DIR/plan.json says what to do (`TrainingPlan`). Written there: `checkpoint/`, `curve.jsonl`, and at the end `model/`
-(a Hugging Face folder with the best weights), `adapter/` (peft, with LoRA) and `done.json`. Killed at any moment, the
+(a Hugging Face folder: the best weights and the base's share), `adapter/` (peft, with LoRA) and `done.json`, whose
+overlap is of the best weights alone. Killed at any moment, the
 same command goes on from the last checkpoint; SIGTERM and SIGINT save one first.
 
 Exit codes: 0 done, 143 (130) stopped by SIGTERM (SIGINT), 1 failed, 3 would fail alike again.
@@ -83,6 +84,8 @@ def _end_with_torchrun() -> None:
     """It gives each rank a session of its own, in which ranks would outlive it, were it killed outright (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == 1:  # it was killed before that
+            sys.exit(128 + signal.SIGKILL)
 
 
 def _student(plan: TrainingPlan) -> tuple[Student, object | None]:
@@ -93,7 +96,7 @@ def _student(plan: TrainingPlan) -> tuple[Student, object | None]:
 
 
 def _finish(folder: Path, plan: TrainingPlan, progress: Progress) -> None:
-    """Write the best weights as a model that is in one piece, and `done.json` last."""
+    """Write the result as a model that is in one piece, and `done.json` last."""
     student, handle = _student(plan)
     before = {name: parameter.detach().clone() for name, parameter in student.named_parameters()}
     checkpoint.restore(folder / "checkpoint" / BEST, student, plan=plan.digest)

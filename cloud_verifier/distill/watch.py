@@ -39,6 +39,7 @@ class WatchRule:
     fresh_tokens: int = 200_000
     alarm_tokens: int = 20_000
     alarm_fall: float = 0.1
+    run_tokens: int = 60_000
 
 
 @dataclass(frozen=True)
@@ -58,14 +59,22 @@ def due(seen: Mapping[str, Seen], usual: Mapping[str, float], rule: WatchRule) -
     """
     total = sum(one.tokens for one in seen.values())
     fresh = tuple(sorted(name for name, one in seen.items() if one.tokens >= FRESH_SHARE * total))
-    for name, one in sorted(seen.items()):
-        expected = usual.get(name, sum(usual.values()) / len(usual) if usual else 0.0)
-        if one.judged >= rule.alarm_tokens and one.acceptance < expected - rule.alarm_fall:
-            text = f"acceptance on class {name!r} is {one.acceptance:.2f}, usual is {expected:.2f}"
+    for name, text in alarms(seen, usual, rule).items():
+        if seen[name].tokens >= rule.run_tokens or total >= rule.fresh_tokens:
             return Cause(text, tuple(sorted({*fresh, name})))
     if total >= rule.fresh_tokens:
         return Cause(f"{total} fresh tokens", fresh)
     return None
+
+
+def alarms(seen: Mapping[str, Seen], usual: Mapping[str, float], rule: WatchRule) -> dict[str, str]:
+    """Classes whose acceptance has fallen, each with the figures, whether or not there is enough to learn from."""
+    found = {}
+    for name, one in sorted(seen.items()):
+        expected = usual.get(name, sum(usual.values()) / len(usual) if usual else 0.0)
+        if one.judged >= rule.alarm_tokens and one.acceptance < expected - rule.alarm_fall:
+            found[name] = f"acceptance on class {name!r} is {one.acceptance:.2f}, usual is {expected:.2f}"
+    return found
 
 
 def adapted(usual: Mapping[str, float], seen: Mapping[str, Seen], rule: WatchRule) -> dict[str, float]:

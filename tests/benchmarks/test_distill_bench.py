@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 
 from benchmarks import harness, questions
-from benchmarks.distill import devices, identity, kills, learning, plots, system
+from benchmarks.distill import devices, identity, kills, learning, plots, safety, system
 from benchmarks.distill.__main__ import Result, judge_gain
 from benchmarks.distill.answer import Answer
-from benchmarks.distill.gain import Gain, per_step
+from benchmarks.distill.gain import Gain, interval, per_step
 from benchmarks.distill.rogue import LIES, Refusal, flipped
 from benchmarks.distill.scale import FULL, QUICK
 from benchmarks.distill.story import Story, quantile
 from cloud_verifier.distill.measure import TREE, Counts, steps
+from cloud_verifier.distill.releases import Known
+from outrider.wire.manifest import Manifest
 
 BEFORE = {"arithmetic": 2.0, "code": 3.0}
 
@@ -130,6 +133,39 @@ def test_a_release_that_is_gone_or_another_is_lost(after: dict[str, tuple[int, s
 def test_a_failure_is_excused_only_by_an_outage_in_which_it_began() -> None:
     late, early = (answer(begun=begun, ended=9.0, error="Unavailable") for begun in (4.0, 2.0))
     assert kills.unexcused([late, early, answer(begun=2.0)], [(3.0, 5.0)]) == [early]
+
+
+def test_only_requests_in_their_midst_say_that_a_kill_was_survived() -> None:
+    def one(begun: float, ended: float, error: str = "") -> Answer:
+        return Answer(0, "code", "", {}, begun, ended, error=error)
+
+    under_way, over, later, new, failed = one(90, 101), one(80, 99), one(99, 105), one(101, 102), one(90, 101, "gone")
+    assert kills.went_through([under_way, over, later, new, failed], 100.0) == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "found"),
+    [
+        ("rolled_back", "worse than the bound of 0.05 allows: 60.0% of first guesses right", True),
+        ("rolled_back", "undecided after 240 s: 72.8% of first guesses right", False),
+        ("stable", "not worse than the bound", False),
+    ],
+)
+def test_a_trial_that_found_nothing_out_does_not_count_as_rolled_back_on_evidence(
+    state: str, reason: str, found: bool
+) -> None:
+    known = Known(cast(Manifest, None), b"", state, reason)
+    assert safety.judged_worse(known) is found
+
+
+def test_the_interval_holds_the_share_and_is_narrow_where_texts_are_alike() -> None:
+    def counted(*steps: int) -> list[tuple[str, int, Counts]]:
+        return [("arithmetic", 60, Counts(0, 60, count)) for count in steps] + [("code", 60, Counts(0, 60, 9))]
+
+    low, high = interval(counted(30, 30), counted(15, 15), counted(12, 12))
+    assert low == high == pytest.approx(2 / 3)
+    low, high = interval(counted(*[30] * 10), counted(*[12, 30] * 5), counted(*[12] * 10))
+    assert 0.0 <= low < 0.35 < high <= 1.0
 
 
 def test_the_parent_of_a_process_with_brackets_in_its_name_is_found() -> None:

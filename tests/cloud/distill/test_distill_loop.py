@@ -72,15 +72,19 @@ async def test_falling_acceptance_begins_a_run_for_that_class(world: World) -> N
     assert loop.state.run.fresh == ("code", "sums")
 
 
-async def test_an_alarm_waits_for_enough_to_learn_from_and_does_not_become_usual_meanwhile(world: World) -> None:
-    world.settings = {"run_tokens": 800}
+async def test_an_alarm_waits_for_enough_to_learn_from_and_does_not_become_usual_meanwhile(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    world.settings = {"run_tokens": 400}
     release = digest_of(world.folder / "narrow.gguf")
     loop = world.loop()
     world.traffic(300, "code", 0.8, draft_release=release)
     await until_idle(loop)
-    world.traffic(499, "sums", 0.3, draft_release=release)
+    world.traffic(399, "sums", 0.3, draft_release=release)
     await until_idle(loop)
     assert (loop.state.run, loop.state.usual) == (None, {"code": 0.8})
+    assert [line for line in caplog.messages if "begins once there are 400 tokens" in line] != []
     world.traffic(1, "sums", 0.3, draft_release=release)
     await until_idle(loop)
     assert loop.state.run is not None and "class 'sums'" in loop.state.run.cause

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 from loop_fakes import TARGET, FakeLog, passage
 
 from cloud_verifier.distill.selection import OTHERS
 from cloud_verifier.distill.traffic_watch import LATE_S, TENANT_CLASSES, TrafficWatch
-from cloud_verifier.distill.watch import Seen, WatchRule, adapted, due
+from cloud_verifier.distill.watch import Seen, WatchRule, adapted, alarms, due
 
-RULE = WatchRule(fresh_tokens=1_000, alarm_tokens=200, alarm_fall=0.1)
+RULE = WatchRule(fresh_tokens=1_000, alarm_tokens=200, alarm_fall=0.1, run_tokens=0)
 OURS = "ab" * 32
 
 
@@ -76,6 +78,17 @@ def test_enough_fresh_tokens_are_reason_whatever_their_acceptance() -> None:
     cause = due({"code": seen(900, 0.9), "sums": seen(95, 0.9), "rare": seen(5, 0.9)}, {"code": 0.9}, RULE)
     assert cause is not None and cause.fresh == ("code",)
     assert due({"code": seen(999, 0.9)}, {"code": 0.9}, RULE) is None
+
+
+def test_a_class_that_has_fallen_waits_for_enough_of_it_or_of_everything() -> None:
+    rule = replace(RULE, run_tokens=500)
+    usual = {"code": 0.81}
+    other = Seen(tokens=400)
+    assert due({"code": seen(499, 0.7), "sums": other}, usual, rule) is None
+    assert set(alarms({"code": seen(499, 0.7), "sums": other}, usual, rule)) == {"code"}
+    assert due({"code": seen(500, 0.7), "sums": other}, usual, rule) is not None
+    cause = due({"code": seen(499, 0.7), "sums": Seen(tokens=501)}, usual, rule)
+    assert cause is not None and "'code'" in cause.text
 
 
 def test_a_class_that_is_guessed_worse_than_usual_is_reason_enough() -> None:
