@@ -11,6 +11,7 @@ import asyncio
 import logging
 import math
 import time
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,12 @@ class Loop:
         self._first = digest_of(config.draft)
         self._tidied = float("-inf")
         self.state = self._file.load()
+        self.stage_s: defaultdict[str, float] = defaultdict(float)
+        """Seconds that stages have taken since this process began, as are the next two."""
+        self.results: Counter[str] = Counter()
+        """Runs that have ended, by what came of them."""
+        self.failures = 0
+        """Of stages, and of watching."""
         self._steps: Mapping[str, Callable[[Run], Awaitable[float]]] = {
             "dataset": self._build_dataset,
             "training": self._train,
@@ -136,7 +143,7 @@ class Loop:
             return self._config.poll_s
         if sum(one.tokens for one in look.seen.values()) < max(self._config.least_tokens, self.state.wanted):
             return self._config.poll_s  # what is usual stays as it was: the reason must not become so
-        if (spent := self._spent()) >= 60 * self._config.daily_minutes:
+        if (spent := self.spent_s) >= 60 * self._config.daily_minutes:
             log.info("%s, but the last day's stages took %.0f minutes, which is the budget", cause.text, spent / 60)
             return self._config.poll_s
         self._begin(cause, look, incumbent)
@@ -309,6 +316,7 @@ class Loop:
             await self._stages.run(run.stage, self._folder(run).path)
         finally:
             now = self._clock()
+            self.stage_s[run.stage] += now - began
             recent = [(when, took) for when, took in self.state.spent if when > now - DAY_S]
             self._save(spent=(*recent, (now, now - began)))
 
@@ -317,6 +325,7 @@ class Loop:
         return 0.0
 
     def _failed(self, error: Exception) -> None:
+        self.failures += 1
         run = self.state.run
         if run is None:
             log.error("watching failed: %s", error)
@@ -343,6 +352,7 @@ class Loop:
         self._clear()
 
     def _end(self, run: Run, result: Result, reason: str) -> float:
+        self.results[result] += 1
         log.info("run %d ends: %s%s", run.number, result, f" ({reason})" if reason else "")
         outcome = Outcome(
             number=run.number,
@@ -372,8 +382,9 @@ class Loop:
     def _folder(self, run: Run) -> RunFolder:
         return self._folders.of(run.number)
 
-    def _spent(self) -> float:
-        """Seconds of stages within the last day."""
+    @property
+    def spent_s(self) -> float:
+        """Of stages within the last day."""
         return sum(took for when, took in self.state.spent if when > self._clock() - DAY_S)
 
     def _save(self, **changes: Any) -> None:

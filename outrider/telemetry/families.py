@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from outrider import __version__
 from outrider.core.histogram import Histogram
 
-Labelled = Mapping[str, float] | Mapping[tuple[str, ...], float]
+Labelled = Mapping[str, float] | Mapping[tuple[str, str], float]
 """Label values -> number. Whoever counts keeps them few: nothing that a client or a tenant has written is one."""
 
 
@@ -51,7 +51,7 @@ def registry(collector: Collector) -> CollectorRegistry:
 
 class _Build(Collector):
     def collect(self) -> Iterable[Metric]:
-        yield gauge("outrider_build_info", "Always 1", {(__version__,): 1.0}, "version")
+        yield gauge("outrider_build_info", "Always 1", {__version__: 1.0}, "version")
 
 
 def _filled(family: CounterMetricFamily | GaugeMetricFamily, value: float | Labelled) -> Metric:

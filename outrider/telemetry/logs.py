@@ -19,7 +19,7 @@ LogFormat = Literal["text", "json"]
 FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
 REQUEST_HEADER = "x-request-id"
 """In a call's metadata, and in HTTP."""
-MAX_ID = 64
+MAX_ID = 128
 """Characters of an id that came from outside: more, or others than these, are no id."""
 _ID = re.compile(rf"[\w.:-]{{1,{MAX_ID}}}", re.ASCII)
 
@@ -30,10 +30,11 @@ request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 @contextlib.contextmanager
 def about(*, session: str = "", request: str = "") -> Iterator[None]:
-    """What is logged in the body, and by tasks begun there, is about these; "" leaves one as it is."""
+    """What is logged in the body, and by tasks begun there, is about these; "", or what is no id, leaves one as it
+    is."""
     tokens: list[Token[str]] = []
     for variable, value in ((session_id, session), (request_id, request)):
-        if value:
+        if _ID.fullmatch(value):
             tokens.append(variable.set(value))
     try:
         yield
@@ -44,9 +45,9 @@ def about(*, session: str = "", request: str = "") -> Iterator[None]:
 
 def note(*, session: str = "", request: str = "") -> None:
     """As `about`, for the rest of the current task, which is the session's own."""
-    if session:
+    if _ID.fullmatch(session):
         session_id.set(session)
-    if request:
+    if _ID.fullmatch(request):
         request_id.set(request)
 
 
@@ -56,6 +57,12 @@ def given_request(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
         if name == REQUEST_HEADER and isinstance(value, str) and _ID.fullmatch(value):
             return value
     return ""
+
+
+def request_metadata() -> tuple[tuple[str, str], ...]:
+    """For a call that is made for the current request, so that its server's logs name it, too."""
+    request = request_id.get()
+    return ((REQUEST_HEADER, request),) if request else ()
 
 
 def configure(form: LogFormat, process: str, level: int | str = logging.INFO) -> None:
