@@ -199,12 +199,16 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
 
     def _count_out(self, stream: SessionStream | None, failure: Exception | None) -> None:
         """How a stream ended: with its sequence, with an error, or since its device has gone."""
+        how = kind_of(failure) if failure is not None else GONE
         if stream is not None and stream.finish != session_pb2.FINISH_NONE:
-            self.meters.ended[FINISHES[stream.finish]] += 1
+            how = FINISHES[stream.finish]
         elif failure is not None and not (stream and stream.delivered):
-            self.meters.refused[kind_of(failure)] += 1
-        elif stream is not None:
-            self.meters.ended[kind_of(failure) if failure else GONE] += 1
+            self.meters.refused[how] += 1
+            log.debug("stream refused: %s", how)
+            return
+        if stream is not None:
+            self.meters.ended[how] += 1
+            log.info("stream of epoch %d ended: %s", stream.epoch, how)
 
     def _may_record(self, terms: Terms) -> bool:
         """Both its tenant and whoever runs this verifier must want it."""

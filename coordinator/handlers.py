@@ -39,6 +39,7 @@ from coordinator.window import control
 from coordinator.window.deciding import WAIT_S, Deciding
 from outrider.core.errors import BadRequest, NotFound, PermissionDenied, Unavailable
 from outrider.core.protocol.messages import SessionLimits
+from outrider.telemetry import logs
 from outrider.wire import ticket
 from outrider.wire.ticket import Claims, Target
 
@@ -231,6 +232,8 @@ class Handlers:
                 load_weight_ms=self._config.load_weight_ms,
             )
             if isinstance(placed, Placed):
+                logs.note(session=session.session_id)
+                log.info("placed on %s with epochs from %d", placed.primary.verifier_id, placed.epoch)
                 self.meters.place(resumed=session.floor > 0, standby=placed.standby is not None)
                 return self._opening(session, placed)
             alive += placed

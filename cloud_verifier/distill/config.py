@@ -100,8 +100,8 @@ class DistillConfig(BaseSettings):
     keep_runs: int = Field(3, ge=1)
     """Folders of past runs that are kept."""
     metrics: str = ""
-    """HOST:PORT, or a port of this machine's loopback, where `run` serves /metrics and /healthz over plain HTTP; nowhere
-    where empty."""
+    """HOST:PORT, or a port of this machine's loopback, where `run` serves /metrics and /healthz over plain HTTP;
+    nowhere where empty."""
     log_level: str = "INFO"
     log_format: LogFormat = "text"
     """json: an object a line, for machines. A stage's own log, in its run's folder, is for people."""
