@@ -80,10 +80,10 @@ def samples_of(text: str) -> dict[str, float]:
     return {name: float(value) for name, _, value in lines}
 
 
-_PROMQL = frozenset(
-    "sum max min avg count by without on ignoring group_left group_right and or unless bool offset rate irate increase"
-    " delta histogram_quantile clamp_min clamp_max time abs topk label_values inf nan up".split()
-)
+_PROMQL = {
+    *("sum", "max", "min", "avg", "count", "by", "without", "on", "ignoring", "group_left", "group_right"),
+    *("and", "or", "unless", "bool", "offset", "rate", "increase", "delta", "histogram_quantile", "up"),
+}
 
 
 def names_used(expression: str) -> set[str]:
