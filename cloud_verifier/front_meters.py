@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from outrider.core import errors
 from outrider.core.errors import OutriderError
 from outrider.core.histogram import CALL_S, LEVELS, STEP_S, Histogram
 from outrider.core.protocol.messages import Directive
 
+KINDS = tuple(name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, OutriderError))
+"""Of errors: exported at 0 from the beginning, for a rate misses the event that makes a series."""
 GONE = "gone"
 """How a stream ended whose device went away without a word."""
+ENDS = ("eos", "length", "cancelled", GONE, *KINDS)
 DEFECT = "InternalError"
 
 
@@ -22,9 +26,9 @@ class FrontMeters:
     """Streams that were let in, as is the next."""
     resumed: int = 0
     """Of them, those whose devices had received tokens before."""
-    refused: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(KINDS, 0)))
     """Streams that ended with an error before any token, by the error's class."""
-    ended: Counter[str] = field(default_factory=Counter)
+    ended: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(ENDS, 0)))
     """All others, by how: eos, length, cancelled, gone, or the error's class."""
     nodes: int = 0
     """That devices sent."""

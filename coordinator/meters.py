@@ -12,6 +12,7 @@ from outrider.core.histogram import CALL_S, LEVELS, STEP_S, Histogram
 
 SPEEDUPS = (0.8, 0.9, 0.98, 1.0, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0)
 """Over streaming."""
+PLACEMENTS = tuple((kind, standby) for kind in ("open", "resume") for standby in ("yes", "no"))
 
 
 def _calls() -> defaultdict[str, Histogram]:
@@ -37,8 +38,9 @@ class CoordinatorMeters:
     """By RPC, whatever came of it."""
     refused: Counter[tuple[str, str]] = field(default_factory=Counter)
     """By RPC and class of the error."""
-    placed: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """open or resume; and whether there is a standby, yes or no."""
+    placed: Counter[tuple[str, str]] = field(default_factory=lambda: Counter(dict.fromkeys(PLACEMENTS, 0)))
+    """open or resume; and whether there is a standby, yes or no. All are there from the beginning: a rate misses the
+    event that makes a series."""
     decide_s: Histogram = field(default_factory=lambda: Histogram(CALL_S))
     """One decision, about all sessions of a verifier."""
     k: Histogram = field(default_factory=lambda: Histogram(LEVELS))

@@ -6,9 +6,11 @@ import pytest
 from prometheus_client.exposition import generate_latest
 from scripted_engine import front, until
 
+from cloud_verifier.front_meters import ENDS, KINDS, FrontMeters, kind_of
 from cloud_verifier.metrics import VerifierCollector
+from cloud_verifier.service import FINISHES
 from cloud_verifier.traffic.runs import Counts
-from outrider.core.errors import InternalError, Overloaded
+from outrider.core.errors import Draining, InternalError, Overloaded
 from outrider.telemetry.families import registry
 from outrider.wire.v1 import engine_pb2, session_pb2
 
@@ -43,7 +45,7 @@ async def test_a_device_that_just_leaves_has_gone(plain) -> None:
     stream = await plain.open()
     stream.call.cancel()
     await until(lambda: plain.service.meters.ended["gone"] == 1)
-    assert plain.service.meters.refused == {}
+    assert plain.service.meters.refused.total() == 0
 
 
 async def test_what_is_refused_before_a_token_is_counted_by_its_kind(plain) -> None:
@@ -54,7 +56,7 @@ async def test_what_is_refused_before_a_token_is_counted_by_its_kind(plain) -> N
         await plain.open(session)
     await (await plain.open("c", wait=False)).refusal()
     await until(lambda: scrape(plain).get('refusals_total{kind="Overloaded"}') == 2)
-    assert plain.service.meters.ended == {}
+    assert plain.service.meters.ended.total() == 0
 
 
 async def test_an_error_after_tokens_ended_a_stream_that_had_begun(plain) -> None:
@@ -64,7 +66,7 @@ async def test_an_error_after_tokens_ended_a_stream_that_had_begun(plain) -> Non
     plain.engine.fail("s", 1, InternalError("a defect"))
     await stream.refusal()
     await until(lambda: plain.service.meters.ended["InternalError"] == 1)
-    assert plain.service.meters.refused == {}
+    assert plain.service.meters.refused.total() == 0
 
 
 async def test_nodes_are_timed_until_the_first_commit_that_has_seen_them(plain) -> None:
@@ -120,6 +122,14 @@ async def test_what_the_engine_told_last_is_what_a_scrape_shows(plain) -> None:
     assert found['time_to_first_token_seconds_bucket{le="0.01"}'] == 1
     assert found["kv_cache_usage_ratio"] == 0.25
     assert found['traffic_tokens_total{fate="dropped"}'] == 5
+
+
+def test_every_kind_of_end_is_exported_before_it_happens() -> None:
+    assert "Overloaded" in KINDS
+    assert set(FINISHES.values()) <= set(ENDS)
+    assert set(FrontMeters().refused) == set(KINDS)
+    assert kind_of(Draining("")) == "Draining"
+    assert kind_of(ValueError("")) in KINDS
 
 
 def test_the_traffic_logs_counts_are_all_told() -> None:
