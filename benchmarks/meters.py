@@ -4,7 +4,7 @@ python -m benchmarks.meters [--quick]
 
 Each number is the least of several rounds of many calls. The last line of output is one JSON object; its keys are
 `step_us` (a step of 16 sessions), `message_us` (a message with nodes and its commit, at the front), `snapshot_us` (what
-the engine tells four times a second), `scrape_us` (a verifier's), and `store_us` (a call of the coordinator's to Redis).
+the engine tells four times a second), `scrape_us` (a verifier's), and `store_us` (a coordinator's call to Redis).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def step(meters: EngineMeters) -> Callable[[], None]:
 def message() -> Callable[[], None]:
     """A message with nodes and the commit that has seen it, as the front counts them."""
     stream: Any = SessionStream.__new__(SessionStream)
-    stream._meters, stream._unseen, stream._heard, stream.delivered = FrontMeters(), deque(), time.monotonic(), True
+    stream._meters, stream._unseen, stream._heard, stream.tokens = FrontMeters(), deque(), time.monotonic(), 0
     append = session_pb2.Append(first_id=1, up=[0, 1, 1], token=[5, 6, 7])
     commit = session_pb2.Commit(epoch=1, start=1, token=[5, 6], seen=3)
 

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from cloud_verifier.config import INSTALL, VerifierConfig
 from cloud_verifier.heap import give_back_what_is_freed
 from outrider.core.errors import OutriderError
+from outrider.telemetry import traces
 from outrider.telemetry.logs import FORMATS, configure
 
 EXIT_REFUSED = 2
@@ -83,6 +84,8 @@ def parse(arguments: Sequence[str] | None = None) -> VerifierConfig:
 
 async def _main(config: VerifierConfig) -> int:
     from cloud_verifier.verifier import Verifier  # needs the extra; `main` says so where it is missing
+
+    traces.configure("verifier")
 
     stop, at_once = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()

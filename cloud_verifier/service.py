@@ -34,7 +34,7 @@ from outrider.core.errors import (
     VocabularyMismatch,
 )
 from outrider.core.protocol.messages import Directive
-from outrider.telemetry import logs
+from outrider.telemetry import logs, traces
 from outrider.wire import codecs
 from outrider.wire.status import abort, aborting
 from outrider.wire.ticket import Claims
@@ -129,7 +129,9 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         stream: SessionStream | None = None
         watching: asyncio.Task[None] | None = None
         failure: Exception | None = None
-        logs.note(request=logs.given_request(context.invocation_metadata()))
+        metadata = tuple(context.invocation_metadata() or ())
+        logs.note(request=logs.given_request(metadata))
+        span = traces.begin("outrider.verifier.session", metadata)
         try:
             opening, terms = await self._admit(requests)
             logs.note(session=opening.session_id)
@@ -153,6 +155,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             await abort(context, error)
         finally:
             self._count_out(stream, failure)
+            _close(span, stream, failure)
             if watching is not None:
                 watching.cancel()
             if stream is not None:
@@ -202,7 +205,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         how = kind_of(failure) if failure is not None else GONE
         if stream is not None and stream.finish != session_pb2.FINISH_NONE:
             how = FINISHES[stream.finish]
-        elif failure is not None and not (stream and stream.delivered):
+        elif failure is not None and not (stream and stream.tokens):
             self.meters.refused[how] += 1
             log.debug("stream refused: %s", how)
             return
@@ -317,3 +320,9 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         if session_id not in self.rtt_ms:
             self._newcomer()
         self.rtt_ms[session_id] = rtt_ms
+
+
+def _close(span: traces.Span, stream: SessionStream | None, failure: Exception | None) -> None:
+    if stream is not None:
+        span.note(session_id=stream.session_id, epoch=stream.epoch, tokens=stream.tokens)
+    span.end(kind_of(failure) if failure is not None else "")

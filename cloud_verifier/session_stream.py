@@ -52,8 +52,8 @@ class SessionStream:
         self._meters = meters
         self._unseen: deque[tuple[int, float]] = deque(maxlen=MAX_UNSEEN)
         """(last id, when it came) of Appends that no Commit has seen yet."""
-        self.delivered = False
-        """Whether any token has gone to the device."""
+        self.tokens = 0
+        """That have gone to the device."""
         self.finish = session_pb2.FINISH_NONE
         """Of the last Commit that went to it."""
         self.session_id = opening.session_id
@@ -243,7 +243,7 @@ class SessionStream:
 
     def _note_commit(self, commit: session_pb2.Commit) -> None:
         self.finish = commit.finish
-        self.delivered = self.delivered or bool(commit.token)
+        self.tokens += len(commit.token)
         now = time.monotonic()
         while self._unseen and self._unseen[0][0] <= commit.seen:
             self._meters.append_commit_s.add(now - self._unseen.popleft()[1])

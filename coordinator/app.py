@@ -15,6 +15,7 @@ from pydantic_settings import SettingsError
 
 from coordinator.config import EMBEDDED, CoordinatorConfig
 from outrider.core.errors import OutriderError, Unavailable
+from outrider.telemetry import traces
 from outrider.telemetry.logs import FORMATS, configure
 
 log = logging.getLogger("coordinator")
@@ -51,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def _serve(config: CoordinatorConfig) -> None:
     from coordinator.server import running  # needs the extra; `main` says so where it is missing
+
+    traces.configure("coordinator")
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

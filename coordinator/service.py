@@ -16,7 +16,7 @@ from coordinator.handlers import Handlers
 from coordinator.releases import codec as releases_codec
 from coordinator.releases.handlers import ReleaseHandlers
 from coordinator.tenants import Access, Metadata
-from outrider.telemetry import logs
+from outrider.telemetry import logs, traces
 from outrider.wire.status import abort
 from outrider.wire.ticket import target_to_proto
 from outrider.wire.v1 import coordinator_pb2 as pb
@@ -39,7 +39,8 @@ def _rpc(method: Callable[[_S, _Q, Metadata], Awaitable[_A]]) -> Callable[[_S, _
         logs.note(session=getattr(request, "session_id", ""), request=logs.given_request(metadata))
         name, begun = method.__name__, time.perf_counter()
         try:
-            return await method(self, request, metadata)
+            with traces.span(f"outrider.coordinator.{name}", metadata):
+                return await method(self, request, metadata)
         except Exception as error:
             self.meters.refuse(name, error)
             await abort(context, error)

@@ -25,6 +25,7 @@ from edge_agent.releases.commands import add_commands
 from edge_agent.template import Message
 from outrider import __version__
 from outrider.core.errors import BadRequest, ModelRefused, OutriderError, VocabularyMismatch
+from outrider.telemetry import traces
 from outrider.telemetry.logs import FORMATS, LogFormat, configure
 
 EXIT_FAILED = 1
@@ -48,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character must not end a generation
+    traces.configure("edge")
     configure(_log_format(args), "edge", logging.DEBUG if args.verbose else logging.WARNING)
     try:
         asyncio.run(args.run(args))

