@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,19 +16,17 @@ from prometheus_client.registry import Collector
 
 from coordinator.meters import CoordinatorMeters
 from coordinator.records import Verifier
+from coordinator.releases import metrics as drafts
 from coordinator.releases.handlers import ReleaseHandlers
-from coordinator.releases.records import Evidence, Release, State
+from coordinator.releases.records import Release
 from coordinator.store import Store
 from outrider.core.errors import OutriderError
 from outrider.telemetry.families import counter, gauge, histogram
-from outrider.wire import manifest as manifests
 
 log = logging.getLogger(__name__)
 
 REFRESH_S = 1.0
 """The store is read once in so long at most, however often somebody scrapes."""
-TARGET_DIGITS = 12
-"""Of a target's hash, as its label."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,7 @@ class CoordinatorCollector(Collector):
         yield from self._redis()
         yield from self._windows()
         yield from self._fleet(self._seen.verifiers if self._seen else None)
-        yield from self._drafts(self._seen.releases if self._seen else None)
+        yield from drafts.families(self._seen.releases if self._seen else None, self._now())
 
     def _calls(self) -> Iterator[Metric]:
         meters = self._meters
@@ -104,46 +101,14 @@ class CoordinatorCollector(Collector):
         yield histogram(f"{name}_predicted_speedup", f"Over streaming, {what}", meters.speedup)
 
     def _fleet(self, verifiers: Sequence[Verifier] | None) -> Iterator[Metric]:
-        name = "outrider_coordinator"
+        name, known = "outrider_coordinator", verifiers or ()
+        serving = [verifier for verifier in known if not verifier.load.draining]
+        states = {"serving": len(serving), "draining": len(known) - len(serving)}
         text = "Verifiers with a lease, by state"
-        if verifiers is None:
-            yield gauge(f"{name}_verifiers", text, {}, "state")
-            states = None
-        else:
-            states = Counter("draining" if verifier.load.draining else "serving" for verifier in verifiers)
-            yield gauge(f"{name}_verifiers", text, {s: states[s] for s in ("serving", "draining")}, "state")
-        live = None if verifiers is None else sum(verifier.load.live_sessions for verifier in verifiers)
-        yield gauge(f"{name}_sessions", "Live sessions, as verifiers last reported", live)
-        places = None if verifiers is None else sum(v.registration.capacity for v in verifiers if not v.load.draining)
-        yield gauge(f"{name}_session_capacity", "Sessions that those serving can have at once", places)
-
-    def _drafts(self, releases: Sequence[Release] | None) -> Iterator[Metric]:
-        name, known = "outrider_coordinator", releases or ()
-        states = Counter(release.state for release in known)
-        shown = {} if releases is None else {state.value: states[state] for state in State}
-        yield gauge(f"{name}_releases", "Draft releases by state", shown, "state")
-        trials = {_target(release): release for release in known if release.state is State.CANARY}
-        now = self._now()
-        ages = {target: now - release.since_unix for target, release in trials.items()}
-        yield gauge(f"{name}_canary_age_seconds", "Since the canary's begin", ages, "target")
-        evidence = {target: release.evidence or Evidence() for target, release in trials.items()}
-        samples = {(t, arm): n for t, e in evidence.items() for arm, n in _arms(e.canary_samples, e.stable_samples)}
-        yield gauge(f"{name}_canary_samples", "Sessions compared", samples, "target", "arm")
-        right = {(t, arm): n for t, e in evidence.items() for arm, n in _arms(e.canary_right, e.stable_right)}
-        yield gauge(f"{name}_canary_right_ratio", "First guesses that were right, 0 to 1", right, "target", "arm")
-        shown_so_far = {
-            (target, way): value
-            for target, e in evidence.items()
-            for way, value in (("better", e.log_better), ("worse", e.log_worse))
-        }
-        text = "Logarithm of the e-value that the canary is better, or worse, than the bound allows"
-        yield gauge(f"{name}_canary_log_evidence", text, shown_so_far, "target", "way")
-
-
-def _arms(canary: float, stable: float) -> tuple[tuple[str, float], tuple[str, float]]:
-    return ("canary", canary), ("stable", stable)
-
-
-def _target(release: Release) -> str:
-    """A target's hash by the manifest, shortened."""
-    return manifests.read_unverified(release.manifest).weights_hash.removeprefix("sha256:")[:TARGET_DIGITS]
+        yield gauge(f"{name}_verifiers", text, {} if verifiers is None else states, "state")
+        live = sum(verifier.load.live_sessions for verifier in known)
+        text = "Live sessions, as verifiers last reported"
+        yield gauge(f"{name}_sessions", text, None if verifiers is None else live)
+        places = sum(verifier.registration.capacity for verifier in serving)
+        text = "Sessions that those serving can have at once"
+        yield gauge(f"{name}_session_capacity", text, None if verifiers is None else places)

@@ -9,6 +9,7 @@ import urllib.request
 
 import pytest
 from peers import until
+from releasing import guesses, name_of, publish, signed, steer
 
 from outrider.core.errors import BadRequest, Overloaded, Unavailable
 from outrider.telemetry import logs
@@ -133,3 +134,29 @@ async def test_a_placement_is_logged_under_its_request_and_session(scraped) -> N
     finally:
         handlers.removeHandler(listening)
     assert listening.told == [(opened.session_id, "req-1")]
+
+
+async def test_a_releases_trial_is_told_with_its_evidence(scraped) -> None:
+    peer, scrape = scraped
+    await peer.join("v1")
+    await publish(peer, signed(1))  # the first of a target has nothing beside it
+    await steer(peer, 1, pb.RELEASE_ORDER_PROMOTE)
+    await publish(peer, signed(2))
+    opened = [await peer.open() for _ in range(4)]
+    for round_ in range(2):
+        reports = [
+            guesses(one.session_id, name_of(1 + i % 2), right=200 * round_ // (1 + i % 2), guessed=400 * round_)
+            for i, one in enumerate(opened)
+        ]
+        await peer.report("v1", reports)
+
+    async def weighed() -> bool:
+        return (await scrape()).get('canary_samples{arm="canary",target="w"}', 0) > 0
+
+    await until(weighed)
+    found = await scrape()
+    assert (found['releases{state="stable"}'], found['releases{state="canary"}']) == (1, 1)
+    assert 0 <= found['canary_age_seconds{target="w"}'] < 60
+    right = [found[f'canary_right_ratio{{arm="{arm}",target="w"}}'] for arm in ("canary", "stable")]
+    assert right == pytest.approx([0.25, 0.5])
+    assert found['canary_log_evidence{target="w",way="worse"}'] > found['canary_log_evidence{target="w",way="better"}']
