@@ -142,13 +142,9 @@ async def test_a_releases_trial_is_told_with_its_evidence(scraped) -> None:
     await publish(peer, signed(1))  # the first of a target has nothing beside it
     await steer(peer, 1, pb.RELEASE_ORDER_PROMOTE)
     await publish(peer, signed(2))
-    opened = [await peer.open() for _ in range(4)]
-    for round_ in range(2):
-        reports = [
-            guesses(one.session_id, name_of(1 + i % 2), right=200 * round_ // (1 + i % 2), guessed=400 * round_)
-            for i, one in enumerate(opened)
-        ]
-        await peer.report("v1", reports)
+    sides = ((2, 10), (1, 20))
+    reports = [guesses(f"{version}-{i}", name_of(version), right, 40) for i in range(5) for version, right in sides]
+    await peer.report("v1", reports)
 
     async def weighed() -> bool:
         return (await scrape()).get('canary_samples{arm="canary",target="w"}', 0) > 0
