@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import signal
 import sys
 from collections.abc import Sequence
@@ -15,6 +14,8 @@ from pydantic import ValidationError
 from cloud_verifier.config import INSTALL, VerifierConfig
 from cloud_verifier.heap import give_back_what_is_freed
 from outrider.core.errors import OutriderError
+from outrider.telemetry import traces
+from outrider.telemetry.logs import FORMATS, configure
 
 EXIT_REFUSED = 2
 
@@ -68,6 +69,8 @@ def parse(arguments: Sequence[str] | None = None) -> VerifierConfig:
     parser.add_argument(
         "--traffic", help="directory or URL for the traffic log of tenants that allow it (default: none)"
     )
+    parser.add_argument("--metrics", metavar="HOST:PORT", help="serve /metrics and /healthz there (default: nowhere)")
+    parser.add_argument("--log-format", choices=FORMATS, help="json: an object a line (default: text)")
     given = {key: value for key, value in vars(parser.parse_args(arguments)).items() if value is not None}
     try:
         return VerifierConfig(**given)
@@ -82,6 +85,8 @@ def parse(arguments: Sequence[str] | None = None) -> VerifierConfig:
 async def _main(config: VerifierConfig) -> int:
     from cloud_verifier.verifier import Verifier  # needs the extra; `main` says so where it is missing
 
+    traces.configure("verifier")
+
     stop, at_once = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
@@ -92,7 +97,7 @@ async def _main(config: VerifierConfig) -> int:
 def main(arguments: Sequence[str] | None = None) -> None:
     config = parse(arguments)
     give_back_what_is_freed()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s verifier %(levelname)s %(message)s", stream=sys.stderr)
+    configure(config.log_format, "verifier")
     try:
         raise SystemExit(asyncio.run(_main(config)))
     except OutriderError as error:

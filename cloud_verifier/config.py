@@ -9,6 +9,7 @@ from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from outrider.core.protocol.messages import MAX_VERIFIER_ID, Directive, SessionLimits
+from outrider.telemetry.logs import LogFormat
 from outrider.wire.channels import ClientTls, ServerTls
 
 FRONT = "OUTRIDER_FRONT_PID"
@@ -123,6 +124,12 @@ class VerifierConfig(BaseSettings):
     """For benchmarks: a forward pass of n rows takes at least `pace_ms + pace_row_ms * n`, as on a slower machine. The
     target's name says so."""
     pace_row_ms: float = Field(default=0.0, ge=0.0, le=60_000.0)
+
+    metrics: str = ""
+    """HOST:PORT, or a port of this machine's loopback, where /metrics and /healthz are served over plain HTTP; nowhere
+    where empty. They tell of load and speeds, of no session and no tenant."""
+    log_format: LogFormat = "text"
+    """json: an object a line, for machines."""
 
     open_timeout_s: float = Field(default=10.0, gt=0)
     """A stream whose first message has not come by then is ended."""

@@ -21,10 +21,12 @@ from cloud_verifier.engine.profile import profile, report
 from cloud_verifier.engine.selftest import self_test
 from cloud_verifier.engine.step_pace import StepPace
 from cloud_verifier.ipc import EngineEnd, failure_to_event
+from cloud_verifier.meters_codec import meters_to_proto
 from cloud_verifier.traffic.codec import produced_to_proto
 from outrider.core.errors import InternalError, OutriderError
 from outrider.core.tokenizer_json import token_table
 from outrider.core.vocabulary import compare_token_tables
+from outrider.telemetry.logs import about
 from outrider.wire import codecs
 from outrider.wire.v1 import engine_pb2 as pb
 from outrider.wire.v1 import session_pb2
@@ -81,7 +83,8 @@ class EngineLoop:
         except OutriderError as error:
             return [_failure(request, error)]
         except Exception as error:
-            log.exception("a request of session %s failed", request.session_id)
+            with about(session=request.session_id):
+                log.exception("a request of session %s failed", request.session_id)
             return [_failure(request, InternalError(f"the engine failed on a request: {type(error).__name__}"))]
         return []
 
@@ -156,6 +159,7 @@ class EngineLoop:
                 kv_cached=stats.kv_cached,
                 kv_reserved=stats.kv_reserved,
                 unrecorded=self._unrecorded + self._engine.unrecorded,
+                meters=meters_to_proto(self._engine.meters, stats),
                 sessions=[
                     pb.SessionStats(
                         session_id=session_id,

@@ -20,6 +20,7 @@ from threading import Thread
 from cloud_verifier.config import FRONT, INSTALL, VerifierConfig
 from cloud_verifier.ipc import EngineEnd, failure_to_event
 from outrider.core.errors import ModelRefused, OutriderError
+from outrider.telemetry.logs import configure
 from outrider.wire.v1 import engine_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ def main() -> None:
         _end_with_the_front()
     rank = int(os.environ["RANK"]) if config.tensor_parallel > 1 else 0
     who = f"rank {rank}" if rank else "engine"
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {who} %(levelname)s %(message)s", stream=sys.stderr)
+    configure(config.log_format, who)
     with socket.socket(fileno=int(sys.argv[1])) as sock:
         try:
             if rank:

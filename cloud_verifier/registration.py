@@ -18,6 +18,7 @@ from typing import Any
 import cryptography  # noqa: F401  # tickets are verified with it: told at start where it is missing
 import grpc
 
+from cloud_verifier.front_meters import FrontMeters
 from outrider.core.errors import BadRequest, OutriderError, Overloaded, Unauthenticated, Unavailable
 from outrider.core.protocol.messages import Directive
 from outrider.wire import codecs, ticket
@@ -48,7 +49,9 @@ class Registration:
         join_token: str = "",
         tls: ClientTls | None = None,
         insecure: bool = False,
+        meters: FrontMeters | None = None,
     ) -> None:
+        self._meters = meters or FrontMeters()
         self._request = request
         self._request.instance = secrets.randbits(63)
         self._metadata = (("authorization", f"Bearer {join_token}"),) if join_token else ()
@@ -95,12 +98,17 @@ class Registration:
         away, or refuses, is no error."""
         self._wanted.clear()
         waiting, self._reported = self._reported, asyncio.get_running_loop().create_future()
+        begun = time.perf_counter()
         try:
-            return await self._report(request)
+            steering = await self._report(request)
+            self._meters.reports += 1
+            return steering
         except OutriderError as error:
+            self._meters.reports_failed += 1
             log.warning("report not delivered: %s", error)
             return ()
         finally:
+            self._meters.report_s.add(time.perf_counter() - begun)
             waiting.set_result(None)
 
     async def pause(self) -> None:

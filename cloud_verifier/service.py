@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from cloud_verifier.artifacts import Catalogue
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_host import EngineHost
+from cloud_verifier.front_meters import GONE, FrontMeters, kind_of
 from cloud_verifier.session_stream import Requests, SessionStream
 from cloud_verifier.terms import Terms
 from cloud_verifier.traffic.codec import Source
@@ -33,6 +34,7 @@ from outrider.core.errors import (
     VocabularyMismatch,
 )
 from outrider.core.protocol.messages import Directive
+from outrider.telemetry import logs, traces
 from outrider.wire import codecs
 from outrider.wire.status import abort, aborting
 from outrider.wire.ticket import Claims
@@ -44,6 +46,11 @@ Context = grpc.aio.ServicerContext[Any, Any]
 Authorise = Callable[[bytes], Awaitable[Claims | None]]
 """Ticket -> what it allows; None where this verifier serves without tickets. Raises Unauthenticated."""
 
+FINISHES = {
+    session_pb2.FINISH_EOS: "eos",
+    session_pb2.FINISH_LENGTH: "length",
+    session_pb2.FINISH_CANCELLED: "cancelled",
+}
 RETRY_FULL_S = 1.0
 """When a device may ask again that was refused because every place is taken."""
 
@@ -63,12 +70,14 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         authorise: Authorise,
         newcomer: Callable[[], None] = lambda: None,
         recorder: Recorder | None = None,
+        meters: FrontMeters | None = None,
     ) -> None:
         """newcomer: called when it shows how far away a new session's device is.
 
         recorder: told of the sessions that may be recorded; without one nothing is.
         """
         self._config = config
+        self.meters = meters or FrontMeters()
         self._recorder = recorder
         self._newcomer = newcomer
         self._host = host
@@ -119,10 +128,16 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
     async def Session(self, requests: Requests, context: Context) -> AsyncGenerator[session_pb2.ServerMessage, None]:
         stream: SessionStream | None = None
         watching: asyncio.Task[None] | None = None
+        failure: Exception | None = None
+        metadata = tuple(context.invocation_metadata() or ())
+        logs.note(request=logs.given_request(metadata))
+        span = traces.begin("outrider.verifier.session", metadata)
         try:
             opening, terms = await self._admit(requests)
-            stream = SessionStream(self._host, self._config, opening, terms, self._ready.vocabulary_size)
+            logs.note(session=opening.session_id)
+            stream = SessionStream(self._host, self._config, opening, terms, self._ready.vocabulary_size, self.meters)
             stream.begin(self._salt(terms.tenant, opening.session_id), record=self._may_record(terms))
+            self._count_in(opening)
             self._record(stream, opening)
             self.tenants[opening.session_id] = terms.tenant
             self._streams[opening.session_id] = stream
@@ -133,10 +148,14 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
                 async for message in messages:
                     yield message
         except DecodeError:
-            await abort(context, BadRequest("a message on the stream cannot be parsed, must be a ClientMessage"))
+            failure = BadRequest("a message on the stream cannot be parsed, must be a ClientMessage")
+            await abort(context, failure)
         except Exception as error:
+            failure = error
             await abort(context, error)
         finally:
+            self._count_out(stream, failure)
+            _close(span, stream, failure)
             if watching is not None:
                 watching.cancel()
             if stream is not None:
@@ -176,6 +195,23 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         """A device that reads nothing holds up its stream, check for silence and all; its place is given back still."""
         await stream.silence()
         self._leave(stream)
+
+    def _count_in(self, opening: codecs.Open) -> None:
+        self.meters.opened += 1
+        self.meters.resumed += bool(opening.attach.tokens)
+
+    def _count_out(self, stream: SessionStream | None, failure: Exception | None) -> None:
+        """How a stream ended: with its sequence, with an error, or since its device has gone."""
+        how = kind_of(failure) if failure is not None else GONE
+        if stream is not None and stream.finish != session_pb2.FINISH_NONE:
+            how = FINISHES[stream.finish]
+        elif failure is not None and not (stream and stream.tokens):
+            self.meters.refused[how] += 1
+            log.debug("stream refused: %s", how)
+            return
+        if stream is not None:
+            self.meters.ended[how] += 1
+            log.info("stream of epoch %d ended: %s", stream.epoch, how)
 
     def _may_record(self, terms: Terms) -> bool:
         """Both its tenant and whoever runs this verifier must want it."""
@@ -284,3 +320,9 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         if session_id not in self.rtt_ms:
             self._newcomer()
         self.rtt_ms[session_id] = rtt_ms
+
+
+def _close(span: traces.Span, stream: SessionStream | None, failure: Exception | None) -> None:
+    if stream is not None:
+        span.note(session_id=stream.session_id, epoch=stream.epoch, tokens=stream.tokens)
+    span.end(kind_of(failure) if failure is not None else "")

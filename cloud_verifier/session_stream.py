@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from cloud_verifier import ipc
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_host import EngineHost, Inbox
+from cloud_verifier.front_meters import FrontMeters
 from cloud_verifier.pace import Pace
 from cloud_verifier.terms import Terms
 from outrider.core.errors import ProtocolViolation, Unavailable
@@ -31,6 +33,8 @@ STEERED_S = 10.0
 """How long the coordinator's word holds: it says it again every second as long as it means it."""
 MAX_PINGS = 64
 """Unanswered ones whose times are kept."""
+MAX_UNSEEN = 256
+"""Appends without a Commit whose times are kept: those of one step."""
 
 
 class SessionStream:
@@ -43,7 +47,15 @@ class SessionStream:
         opening: codecs.Open,
         terms: Terms,
         vocabulary_size: int,
+        meters: FrontMeters,
     ) -> None:
+        self._meters = meters
+        self._unseen: deque[tuple[int, float]] = deque(maxlen=MAX_UNSEEN)
+        """(last id, when it came) of Appends that no Commit has seen yet."""
+        self.tokens = 0
+        """That have gone to the device."""
+        self.finish = session_pb2.FINISH_NONE
+        """Of the last Commit that went to it."""
         self.session_id = opening.session_id
         self.terms = terms
         self.limits = terms.limits
@@ -79,6 +91,7 @@ class SessionStream:
     def directive(self) -> Directive:
         """What the device is told from now on."""
         self._told = replace(self._base, step_ms=self._host.stats.step_ms, price=self._price())
+        self._meters.told(self._told)
         return self._told
 
     def steer(self, directive: Directive) -> None:
@@ -193,6 +206,7 @@ class SessionStream:
                     # Decoded to hold it against its bounds; the engine gets the same bytes.
                     self._check_append(message.append)
                     self._heard = time.monotonic()
+                    self._note_append(message.append)
                     self._host.send(self._request(append=message.append))
                     await self._host.drain()
                 case "cancel":
@@ -221,6 +235,19 @@ class SessionStream:
             raise ProtocolViolation.bound("nodes in append.token", len(append.token), bound)
         codecs.append_from_proto(append, epoch=self.epoch, vocabulary_size=self._vocabulary_size)
 
+    def _note_append(self, append: session_pb2.Append) -> None:
+        self._meters.appends += 1
+        if count := len(append.token):
+            self._meters.nodes += count
+            self._unseen.append((append.first_id + count - 1, self._heard))
+
+    def _note_commit(self, commit: session_pb2.Commit) -> None:
+        self.finish = commit.finish
+        self.tokens += len(commit.token)
+        now = time.monotonic()
+        while self._unseen and self._unseen[0][0] <= commit.seen:
+            self._meters.append_commit_s.add(now - self._unseen.popleft()[1])
+
     def _check_epoch(self, field: str, epoch: int) -> None:
         """One stream is one epoch. Raises ProtocolViolation."""
         if epoch != self.epoch:
@@ -229,6 +256,7 @@ class SessionStream:
     def _message(self, event: engine_pb2.EngineEvent) -> session_pb2.ServerMessage | None:
         match event.WhichOneof("kind"):
             case "commit":
+                self._note_commit(event.commit)
                 return session_pb2.ServerMessage(commit=event.commit)
             case "failure":
                 raise ipc.failure_from_event(event.failure)
@@ -268,6 +296,7 @@ class SessionStream:
         self._heard = time.monotonic()
         sample = 1000.0 * (self._heard - sent)
         self._rtt_ms, self._last_sample_ms = min(sample, self._last_sample_ms), sample
+        self._meters.rtt_s.add(sample / 1000)
         on_rtt(self.session_id, self._rtt_ms)
         self._host.send(self._request(tune=engine_pb2.Tune(rtt_ms=self._rtt_ms)))
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -14,13 +16,16 @@ from grpc_reflection.v1alpha import reflection
 from cloud_verifier.artifacts import Catalogue
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_host import EngineHost
+from cloud_verifier.front_meters import FrontMeters
 from cloud_verifier.loading import Gate, Progress
+from cloud_verifier.metrics import VerifierCollector
 from cloud_verifier.registration import Registration
 from cloud_verifier.service import VerifierService
 from cloud_verifier.traffic.recorder import Recorder
 from outrider.core.errors import BadRequest
 from outrider.core.tokenizer_json import token_table
 from outrider.core.vocabulary import vocabulary_hash
+from outrider.telemetry.families import registry
 from outrider.wire.channels import bind, check_bind, is_loopback, server, split_address
 from outrider.wire.v1 import coordinator_pb2, session_pb2, session_pb2_grpc
 
@@ -46,6 +51,8 @@ class Verifier:
         self._recorder: Recorder | None = None
         self._progress = Progress()
         self._gate = Gate(self._progress)
+        self._meters = FrontMeters()
+        self._figures: VerifierCollector | None = None
 
     async def run(self, stop: asyncio.Event, at_once: asyncio.Event | None = None) -> int:
         """Serve until `stop` is set or the engine dies; the exit code. Raises OutriderError where it cannot start.
@@ -61,6 +68,11 @@ class Verifier:
         catalogue = Catalogue.of_target(self._config.model, self._config.draft)
         self._recorder = self._traffic()
         host = EngineHost(self._config, on_progress=self._progress)
+        self._figures = VerifierCollector(host, self._meters, None, self._recorder, self._config.max_sessions)
+        async with _watched(self._figures, self._config.metrics):
+            return await self._serve(host, catalogue, stop, at_once or asyncio.Event())
+
+    async def _serve(self, host: EngineHost, catalogue: Catalogue, stop: asyncio.Event, at_once: asyncio.Event) -> int:
         grpc_server = server()
         starting = asyncio.create_task(self._start(host, grpc_server, catalogue))
         stopping = asyncio.create_task(stop.wait())
@@ -72,7 +84,7 @@ class Verifier:
                 await asyncio.wait({starting, stopping}, timeout=FAREWELL_S)  # it may know why
             if not starting.done():
                 return 0 if stopping.done() else EXIT_ENGINE_DIED
-            return await self._live(grpc_server, starting.result(), host, stopping, at_once or asyncio.Event())
+            return await self._live(grpc_server, starting.result(), host, stopping, at_once)
         finally:
             for task in (starting, stopping, ended):
                 task.cancel()
@@ -146,6 +158,7 @@ class Verifier:
                 join_token=self._config.join_token.get_secret_value(),
                 tls=self._config.coordinator_tls,
                 insecure=self._config.insecure,
+                meters=self._meters,
             )
         if self._recorder is not None:
             host.on_produced = self._recorder.take
@@ -160,6 +173,7 @@ class Verifier:
             authorise=registration.authorise if registration else _everybody,
             newcomer=self._introduce,
             recorder=self._recorder,
+            meters=self._meters,
         )
 
     def _introduce(self) -> None:
@@ -180,6 +194,8 @@ class Verifier:
         self._gate.service = service
         if self._registration is not None:
             await self._registration.register()
+        if self._figures is not None:
+            self._figures.service = service
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         print(f"listening on {address}", flush=True)
 
@@ -238,6 +254,18 @@ class Verifier:
                 service.steer(session_id, epoch, directive)
             service.announce(self._registration.release_serial)
             await self._registration.pause()
+
+
+@contextlib.asynccontextmanager
+async def _watched(figures: VerifierCollector, address: str) -> AsyncIterator[None]:
+    """Metrics are served at the address, where there is one. Raises Unavailable for a taken one."""
+    if not address:
+        yield
+        return
+    from outrider.telemetry.door import serving  # needs starlette and uvicorn
+
+    async with serving(address, registry(figures), figures.ailing):
+        yield
 
 
 async def _everybody(ticket: bytes) -> None:

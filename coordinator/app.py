@@ -15,6 +15,8 @@ from pydantic_settings import SettingsError
 
 from coordinator.config import EMBEDDED, CoordinatorConfig
 from outrider.core.errors import OutriderError, Unavailable
+from outrider.telemetry import traces
+from outrider.telemetry.logs import FORMATS, configure
 
 log = logging.getLogger("coordinator")
 
@@ -32,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SettingsError as error:  # an environment variable that is no JSON
         print(f"outrider-coordinator: {error}", file=sys.stderr)
         return 2
-    logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure(config.log_format, "coordinator", config.log_level)
     try:
         asyncio.run(_serve(config))
     except Unavailable as error:
@@ -50,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def _serve(config: CoordinatorConfig) -> None:
     from coordinator.server import running  # needs the extra; `main` says so where it is missing
+
+    traces.configure("coordinator")
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -84,7 +88,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--canary-window-s", type=float, metavar="S", help="a trial undecided by then is rolled back (3600)")
     add("--report-interval-ms", type=int, metavar="MS", help="how often verifiers report (1000)")
     add("--ticket-ttl-s", type=float, metavar="S", help="how long a ticket lets a device attach (3600)")
+    add("--metrics", metavar="HOST:PORT", help="serve /metrics and /healthz there (nowhere)")
     add("--log-level", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
+    add("--log-format", choices=FORMATS, help="json: an object a line (text)")
     return parser
 
 

@@ -11,6 +11,7 @@ from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from outrider.core.protocol.messages import SessionLimits
+from outrider.telemetry.logs import LogFormat
 from outrider.wire.channels import ServerTls
 
 EMBEDDED = "embedded"
@@ -110,7 +111,12 @@ class CoordinatorConfig(BaseSettings):
     """Calls at once; more are shed with RESOURCE_EXHAUSTED."""
     status_sessions: int = Field(1_000, ge=0, le=10_000)
     """Sessions that one Status answer lists: about 100 bytes each."""
+    metrics: str = ""
+    """HOST:PORT, or a port of this machine's loopback, where /metrics and /healthz are served over plain HTTP; nowhere
+    where empty. They tell of load and speeds, of no session and no tenant."""
     log_level: str = "INFO"
+    log_format: LogFormat = "text"
+    """json: an object a line, for machines."""
 
     @model_validator(mode="after")
     def _consistent(self) -> CoordinatorConfig:

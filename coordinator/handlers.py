@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from coordinator import placement
 from coordinator.config import CoordinatorConfig
 from coordinator.keyring import Keyring
+from coordinator.meters import CoordinatorMeters
 from coordinator.recording import RecordingPolicy
 from coordinator.records import (
     Fleet,
@@ -38,6 +39,7 @@ from coordinator.window import control
 from coordinator.window.deciding import WAIT_S, Deciding
 from outrider.core.errors import BadRequest, NotFound, PermissionDenied, Unavailable
 from outrider.core.protocol.messages import SessionLimits
+from outrider.telemetry import logs
 from outrider.wire import ticket
 from outrider.wire.ticket import Claims, Target
 
@@ -77,6 +79,7 @@ class Handlers:
         self._now = now
         self._draw = draw or random.Random()
         self._started = time.monotonic()
+        self.meters = CoordinatorMeters(store.meters)
         self._deciding = Deciding(min(WAIT_S, config.report_interval_ms / 2e3))
 
     async def open(self, tenant: str, need: Need, recording: RecordingPolicy) -> Opening:
@@ -162,7 +165,9 @@ class Handlers:
         new = {s.session_id: kinds[s.session_id] for s in sessions if control.wants_prior(s) and s.session_id in kinds}
         seen = await self._store.priors(new.values())
         priors = {session_id: seen[kind] for session_id, kind in new.items() if kind in seen}
+        begun = time.perf_counter()
         windows = await asyncio.to_thread(control.decide, load, sessions, before, bounds, self.limits, priors)
+        self.meters.decide(windows.values(), time.perf_counter() - begun)
         await self._store.decide(verifier_id, windows.values(), keep_ms=2 * self._config.lease_ms)
         return tuple(windows.values())
 
@@ -227,6 +232,9 @@ class Handlers:
                 load_weight_ms=self._config.load_weight_ms,
             )
             if isinstance(placed, Placed):
+                logs.note(session=session.session_id)
+                log.info("placed on %s with epochs from %d", placed.primary.verifier_id, placed.epoch)
+                self.meters.place(resumed=session.floor > 0, standby=placed.standby is not None)
                 return self._opening(session, placed)
             alive += placed
         raise placement.refusal(fleet, need, alive)

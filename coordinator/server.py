@@ -11,6 +11,7 @@ from coordinator.config import EMBEDDED, CoordinatorConfig
 from coordinator.embedded import EmbeddedServer
 from coordinator.handlers import Handlers
 from coordinator.keyring import Keyring, load_or_create
+from coordinator.metrics import CoordinatorCollector
 from coordinator.releases.backup import Backup
 from coordinator.releases.handlers import ReleaseHandlers, ReleaseTerms
 from coordinator.releases.records import Rule
@@ -20,6 +21,7 @@ from coordinator.service import Health, add_services
 from coordinator.store import Store
 from coordinator.tenants import Access
 from outrider.core.errors import Unavailable
+from outrider.telemetry.families import registry
 from outrider.wire import channels
 from outrider.wire.publishers import trusted_keys
 
@@ -47,6 +49,12 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[str]:
         stack.push_async_callback(vitals.leave)
         task = asyncio.create_task(watch.forever(config.watch_interval_s))
         stack.push_async_callback(_cancelled, task)
+        if config.metrics:
+            from outrider.telemetry.door import serving  # needs starlette and uvicorn, as `_releases` does
+
+            figures = CoordinatorCollector(handlers.meters, store, releases)
+            door = serving(config.metrics, registry(figures), watch.ailing, figures.refresh)
+            await stack.enter_async_context(door)
         yield f"{config.listen.rpartition(':')[0]}:{port}"
 
 
@@ -81,6 +89,10 @@ class Watch:
         self._vitals = vitals
         self._embedded = embedded
         self._serving = True
+
+    def ailing(self) -> str:
+        """Why nobody should ask here for a session; empty where everybody may."""
+        return "" if self._serving else "the store does not answer"
 
     async def forever(self, interval_s: float) -> None:
         """Until cancelled."""

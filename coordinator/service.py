@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from coordinator.handlers import Handlers
 from coordinator.releases import codec as releases_codec
 from coordinator.releases.handlers import ReleaseHandlers
 from coordinator.tenants import Access, Metadata
+from outrider.telemetry import logs, traces
 from outrider.wire.status import abort
 from outrider.wire.ticket import target_to_proto
 from outrider.wire.v1 import coordinator_pb2 as pb
@@ -23,7 +25,7 @@ from outrider.wire.v1 import coordinator_pb2_grpc as stubs
 SERVICES = tuple(pb.DESCRIPTOR.services_by_name[name].full_name for name in ("Coordinator", "Registry", "Admin"))
 
 _Context = grpc.aio.ServicerContext[Any, Any]
-_S = TypeVar("_S")
+_S = TypeVar("_S", bound="_Servicer")
 _Q = TypeVar("_Q")
 _A = TypeVar("_A")
 
@@ -33,10 +35,17 @@ def _rpc(method: Callable[[_S, _Q, Metadata], Awaitable[_A]]) -> Callable[[_S, _
 
     @functools.wraps(method)
     async def wrapped(self: _S, request: _Q, context: _Context) -> _A:
+        metadata = tuple(context.invocation_metadata() or ())
+        logs.note(session=getattr(request, "session_id", ""), request=logs.given_request(metadata))
+        name, begun = method.__name__, time.perf_counter()
         try:
-            return await method(self, request, tuple(context.invocation_metadata() or ()))
+            with traces.span(f"outrider.coordinator.{name}", metadata):
+                return await method(self, request, metadata)
         except Exception as error:
+            self.meters.refuse(name, error)
             await abort(context, error)
+        finally:
+            self.meters.calls_s[name].add(time.perf_counter() - begun)
 
     return wrapped
 
@@ -44,6 +53,7 @@ def _rpc(method: Callable[[_S, _Q, Metadata], Awaitable[_A]]) -> Callable[[_S, _
 class _Servicer:
     def __init__(self, handlers: Handlers, releases: ReleaseHandlers, access: Access) -> None:
         self._handlers = handlers
+        self.meters = handlers.meters
         self._releases = releases
         self._access = access
 

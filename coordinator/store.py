@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -23,6 +24,7 @@ except ImportError as error:
     raise ImportError("the coordinator needs redis: pip install 'outrider[coordinator]'") from error
 
 from coordinator import keys, priors
+from coordinator.meters import StoreMeters
 from coordinator.records import (
     Candidate,
     Kind,
@@ -59,14 +61,20 @@ def _reaching(
 
     @functools.wraps(method)
     async def wrapped(self: Store, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        name, begun = method.__name__, time.perf_counter()
         try:
             return await method(self, *args, **kwargs)
         except _AWAY as error:
+            self.meters.failed[name, type(error).__name__] += 1
             raise self._unavailable(error) from error
         except exceptions.ResponseError as error:
-            if str(error).startswith(_AWAY_REPLIES):
+            reply = next((reply for reply in _AWAY_REPLIES if str(error).startswith(reply)), "")
+            self.meters.failed[name, reply or "ResponseError"] += 1
+            if reply:
                 raise self._unavailable(error) from error
             raise
+        finally:
+            self.meters.calls_s[name].add(time.perf_counter() - begun)
 
     return wrapped
 
@@ -77,6 +85,7 @@ class Store:
     def __init__(self, url: str, *, timeout_s: float = 2.0) -> None:
         """Connects at first use. Raises BadRequest for a URL that redis does not understand."""
         self.name = without_credentials(url)
+        self.meters = StoreMeters()
         try:
             pool = aioredis.BlockingConnectionPool.from_url(
                 url,

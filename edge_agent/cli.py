@@ -25,6 +25,8 @@ from edge_agent.releases.commands import add_commands
 from edge_agent.template import Message
 from outrider import __version__
 from outrider.core.errors import BadRequest, ModelRefused, OutriderError, VocabularyMismatch
+from outrider.telemetry import traces
+from outrider.telemetry.logs import FORMATS, LogFormat, configure
 
 EXIT_FAILED = 1
 """The request could not be served."""
@@ -47,11 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character must not end a generation
-    logging.basicConfig(
-        level=logging.DEBUG if args.verbose else logging.WARNING,
-        format="%(asctime)s edge %(levelname)s %(message)s",
-        stream=sys.stderr,
-    )
+    traces.configure("edge")
+    configure(_log_format(args), "edge", logging.DEBUG if args.verbose else logging.WARNING)
     try:
         asyncio.run(args.run(args))
     except KeyboardInterrupt:
@@ -150,6 +149,14 @@ async def _print(stream: CompletionStream, args: argparse.Namespace) -> str:
     return completion.text
 
 
+def _log_format(args: argparse.Namespace) -> LogFormat:
+    """A flag over the environment; settings that are wrong are told by the command itself."""
+    given: LogFormat | None = getattr(args, "log_format", None)
+    with contextlib.suppress(ValidationError):
+        return given or EdgeSettings().log_format
+    return "text"
+
+
 def _client(args: argparse.Namespace) -> AsyncClient:
     """Flags over environment over defaults."""
     names = ("target", "tls_ca", "tls", "insecure", "cache_dir", "draft", "coordinator", "verifier")
@@ -201,6 +208,7 @@ def _command(commands: Any, name: str, run: Callable[..., Any], text: str) -> ar
     here.add_argument("--cache-dir", type=Path, help="where artifacts are kept (default: the user's cache)")
     here.add_argument("--stats", action="store_true", help="print statistics to standard error")
     here.add_argument("--verbose", action="store_true", help="log everything to standard error")
+    here.add_argument("--log-format", choices=FORMATS, help="json: an object a line (default: text)")
     _add_sampling(parser.add_argument_group("what to generate"))
     return parser
 

@@ -35,6 +35,7 @@ from edge_agent.drafts import DraftPool
 from edge_agent.driver import SessionDriver
 from edge_agent.failover import Backoff, DirectRoute, GrantRoute, Hop, Route
 from edge_agent.kit import TargetKit, assemble, own_draft
+from edge_agent.metrics import EdgeMetrics
 from edge_agent.placement import UNLIKE, Coordinator, Likeness, Offer, Placement
 from edge_agent.releases.updater import Updater
 from edge_agent.request_run import chunks_of, driver_options, session_of
@@ -97,6 +98,7 @@ class AsyncClient:
         plan = update_plan(settings, self._coordinator_address, draft, cache, tls)
         self.updates = Updater(plan, self._offer_release) if plan is not None else None
         """What keeps the draft up to date; None where nothing does."""
+        self.metrics = EdgeMetrics()
         self._slots = asyncio.Semaphore(settings.max_sessions)
         self._preparing = asyncio.Lock()
         self._kit: TargetKit | None = None
@@ -199,6 +201,7 @@ class AsyncClient:
         statistics: Statistics,
     ) -> Chunks:
         async with contextlib.AsyncExitStack() as stack:
+            following = stack.enter_context(self.metrics.following(statistics))
             await stack.enter_async_context(self._slots)
             self._tasks.check_open()
             room = self._room or DraftRoom(None)
@@ -232,6 +235,7 @@ class AsyncClient:
             deliveries = await stack.enter_async_context(contextlib.aclosing(driver.deliveries()))
             chunks = await stack.enter_async_context(contextlib.aclosing(chunks_of(deliveries, kit, request)))
             async for chunk in chunks:
+                following.finish = chunk[1] or following.finish
                 yield chunk
 
     def _keep_until_done(self, driver: SessionDriver) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from outrider.telemetry.logs import LogFormat
+
 
 def default_cache() -> Path:
     """Where XDG wants caches."""
@@ -61,6 +63,8 @@ class EdgeSettings(BaseSettings):
     release_spread_s: float = Field(default=2.0, ge=0.0)
     """Devices that hear of a release at once ask for it at a random moment within this time."""
 
+    log_format: LogFormat = "text"
+    """json: an object a line, for machines."""
     max_sessions: int = Field(default=64, ge=1)
     """Requests served at once; further ones wait."""
     silence_s: float = Field(default=1.5, gt=0.0)

@@ -26,6 +26,7 @@ from edge_agent.worker import DraftFailed, DraftWorker
 from outrider.core.errors import InternalError, OutriderError, ProtocolViolation
 from outrider.core.protocol.device import Delivery, DeviceSession, ReattachNeeded
 from outrider.core.protocol.messages import MAX_VOCABULARY, Append, Commit, Directive, Finish, SessionLimits
+from outrider.telemetry import logs, traces
 from outrider.wire.codecs import Open, Opened, Ping
 
 log = logging.getLogger(__name__)
@@ -127,9 +128,13 @@ class SessionDriver:
 
     async def _run(self) -> None:
         """Attach until the sequence has ended; what cannot be mended reaches the client."""
+        logs.note(session=self._options.session_id)
         try:
-            while not self._session.finished:
-                await self._attach(await self._route.next())
+            with traces.span("outrider.device.session", session_id=self._options.session_id):
+                while not self._session.finished:
+                    hop = await self._route.next()
+                    with traces.span("outrider.device.attach", epoch=hop.epoch):
+                        await self._attach(hop)
         except OutriderError as error:
             self._queue.put_nowait(error)
         except Exception as error:
@@ -139,7 +144,7 @@ class SessionDriver:
     async def _attach(self, hop: Hop) -> None:
         """One stream from Open to its end. Returns where the session is over or another hop may help."""
         before = len(self._session.received)
-        self._statistics.attaches += 1
+        self._statistics.attached(hop.address)
         try:
             async with Stream(self._dial(hop), self._options.silence_s, self._statistics) as stream:
                 self._open(stream, hop)
@@ -194,6 +199,7 @@ class SessionDriver:
             case Directive():
                 self._replan(message)
             case Ping():
+                self._statistics.rtt_ms = message.rtt_ms
                 self._rtt_s = message.rtt_ms / 1000
                 self._replan(self._directive)
             case ReleaseNotice():

@@ -12,6 +12,7 @@ import grpc
 
 from edge_agent.failover import Grants
 from outrider.core.errors import Overloaded, Unavailable
+from outrider.telemetry.traces import call_metadata
 from outrider.wire.status import error_from_rpc
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import coordinator_pb2_grpc
@@ -80,7 +81,7 @@ class Coordinator:
 
     def __init__(self, channel: grpc.aio.Channel, api_key: str | None) -> None:
         self._stub = coordinator_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
-        self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
+        self._metadata = ((("authorization", f"Bearer {api_key}"),) if api_key else ()) + call_metadata()
 
     async def open(
         self, target: str, prompt_tokens: int = 0, *, patience_s: float = 0.0, like: Likeness = UNLIKE

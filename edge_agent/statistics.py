@@ -39,6 +39,12 @@ class Statistics:
     """Delivered tokens that a node of ours carried."""
     attaches: int = 0
     """Streams opened; more than one means that the session was resumed."""
+    failovers: int = 0
+    """Of them, those at another verifier than the one before."""
+    address: str = ""
+    """Of the last one's verifier."""
+    rtt_ms: float = 0.0
+    """As the verifier measured it last; 0 where it has not."""
     appends: int = 0
     bytes_up: int = 0
     """Payload bytes of messages sent, without gRPC's framing."""
@@ -69,6 +75,12 @@ class Statistics:
         self.tokens += count
         self.accepted += carried
         self.steps += 1
+
+    def attached(self, address: str) -> None:
+        """A stream was opened to the verifier at this address."""
+        self.attaches += 1
+        self.failovers += bool(self.address) and address != self.address
+        self.address = address
 
     def uses(self, draft: str, release: str) -> None:
         """It drafts with this from now on."""

@@ -13,6 +13,7 @@ import grpc
 from edge_agent.statistics import Statistics
 from outrider.core.errors import InternalError, Unavailable
 from outrider.core.protocol.messages import Append, Cancel, Commit, Directive
+from outrider.telemetry.traces import call_metadata
 from outrider.wire import codecs
 from outrider.wire.codecs import Open, Opened, Ping
 from outrider.wire.status import error_from_rpc
@@ -56,7 +57,7 @@ class Stream:
         self._pump: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._call = self._stub.Session()
+        self._call = self._stub.Session(metadata=call_metadata())
         pump = self._pump = asyncio.create_task(self._write())
         # A write that fails after the end would put an error of its own over the verifier's status (grpc issue 36066).
         self._call.add_done_callback(lambda _: pump.cancel())

@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import logging
 import os
 import signal
 import sys
@@ -19,6 +18,8 @@ from pydantic import ValidationError
 from cloud_verifier.distill import keys
 from cloud_verifier.distill.config import INSTALL, DistillConfig
 from outrider.core.errors import BadRequest, OutriderError
+from outrider.telemetry.families import registry
+from outrider.telemetry.logs import FORMATS, LogFormat, configure
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -28,7 +29,7 @@ EXIT_REFUSED = 3
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s distill %(levelname)s %(message)s", stream=sys.stderr)
+    configure(_log_format(options), "distill")
     try:
         raise SystemExit(options.run(options))
     except KeyboardInterrupt:
@@ -91,6 +92,9 @@ def _parser() -> argparse.ArgumentParser:
     key.add_argument("--file", type=Path, help="(default: the setting `key`)")
     key.set_defaults(run=_key)
 
+    run.add_argument("--metrics", metavar="HOST:PORT", help="serve /metrics and /healthz there (nowhere)")
+    for verb in (run, once):
+        verb.add_argument("--log-format", choices=FORMATS, help="json: an object a line (text)")
     for verb in (run, once, status, publish):
         verb.add_argument(
             "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting, above all others"
@@ -100,7 +104,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _config(options: argparse.Namespace) -> DistillConfig:
     """Raises BadRequest without the values, which may be secrets."""
-    given = {}
+    given: dict[str, Any] = {name: getattr(options, name, None) for name in ("metrics", "log_format")}
+    given = {name: value for name, value in given.items() if value is not None}
     for text in options.set:
         name, equals, value = text.partition("=")
         if not equals or name not in DistillConfig.model_fields:
@@ -121,6 +126,12 @@ def _value(name: str, text: str) -> Any:
         raise BadRequest(f"--set {name} is no JSON: {error}") from error
 
 
+def _log_format(options: argparse.Namespace) -> LogFormat:
+    """A flag over the environment. The commands that have no flag print what they say."""
+    given = getattr(options, "log_format", None) or os.environ.get("OUTRIDER_DISTILL_LOG_FORMAT", "text")
+    return "json" if given == "json" else "text"
+
+
 def _run_loop(config: DistillConfig) -> int:
     with contextlib.suppress(asyncio.CancelledError):
         asyncio.run(_run(config))
@@ -128,11 +139,24 @@ def _run_loop(config: DistillConfig) -> int:
 
 
 async def _run(config: DistillConfig) -> None:
-    async with _loop(config) as loop:
+    async with _loop(config) as loop, _watched(loop, config):
         work = asyncio.create_task(loop.run())
         for signum in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signum, work.cancel)
         await work
+
+
+@contextlib.asynccontextmanager
+async def _watched(loop: Any, config: DistillConfig) -> AsyncIterator[None]:
+    """Metrics are served, where they are asked for. Raises Unavailable for a taken address."""
+    if not config.metrics:
+        yield
+        return
+    from cloud_verifier.distill.metrics import DistillCollector
+    from outrider.telemetry.door import serving  # needs starlette and uvicorn
+
+    async with serving(config.metrics, registry(DistillCollector(loop, config)), lambda: ""):
+        yield
 
 
 async def _once(config: DistillConfig) -> int:

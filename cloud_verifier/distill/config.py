@@ -10,6 +10,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from cloud_verifier.distill.gate import Rule
 from cloud_verifier.distill.watch import WatchRule
+from outrider.telemetry.logs import LogFormat
 from outrider.wire.channels import ClientTls
 
 INSTALL = "distillation needs: pip install 'outrider[distill]'"
@@ -98,7 +99,12 @@ class DistillConfig(BaseSettings):
     """Of one stage; then the run is given up, and its traffic with it."""
     keep_runs: int = Field(3, ge=1)
     """Folders of past runs that are kept."""
+    metrics: str = ""
+    """HOST:PORT, or a port of this machine's loopback, where `run` serves /metrics and /healthz over plain HTTP;
+    nowhere where empty."""
     log_level: str = "INFO"
+    log_format: LogFormat = "text"
+    """json: an object a line, for machines. A stage's own log, in its run's folder, is for people."""
 
     @model_validator(mode="after")
     def _consistent(self) -> DistillConfig:

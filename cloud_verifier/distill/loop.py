@@ -11,6 +11,7 @@ import asyncio
 import logging
 import math
 import time
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,12 @@ class Loop:
         self._waiting: set[str] = set()
         """Classes that have fallen, of which there is too little to learn from so far."""
         self.state = self._file.load()
+        self.stage_s: defaultdict[str, float] = defaultdict(float)
+        """Seconds that stages have taken since this process began, as are the next two."""
+        self.results: Counter[str] = Counter()
+        """Runs that have ended, by what came of them."""
+        self.failures = 0
+        """Of stages, and of watching."""
         self._steps: Mapping[str, Callable[[Run], Awaitable[float]]] = {
             "dataset": self._build_dataset,
             "training": self._train,
@@ -141,7 +148,7 @@ class Loop:
             return self._config.poll_s
         if sum(one.tokens for one in look.seen.values()) < self.state.wanted:
             return self._config.poll_s
-        if (spent := self._spent()) >= 60 * self._config.daily_minutes:
+        if (spent := self.spent_s) >= 60 * self._config.daily_minutes:
             log.info("%s, but the last day's stages took %.0f minutes, which is the budget", cause.text, spent / 60)
             return self._config.poll_s
         self._begin(cause, look, incumbent)
@@ -321,6 +328,7 @@ class Loop:
             await self._stages.run(run.stage, self._folder(run).path)
         finally:
             now = self._clock()
+            self.stage_s[run.stage] += now - began
             recent = [(when, took) for when, took in self.state.spent if when > now - DAY_S]
             self._save(spent=(*recent, (now, now - began)))
 
@@ -329,6 +337,7 @@ class Loop:
         return 0.0
 
     def _failed(self, error: Exception) -> None:
+        self.failures += 1
         run = self.state.run
         if run is None:
             log.error("watching failed: %s", error)
@@ -355,6 +364,7 @@ class Loop:
         self._clear()
 
     def _end(self, run: Run, result: Result, reason: str) -> float:
+        self.results[result] += 1
         log.info("run %d ends: %s%s", run.number, result, f" ({reason})" if reason else "")
         outcome = Outcome(
             number=run.number,
@@ -384,8 +394,9 @@ class Loop:
     def _folder(self, run: Run) -> RunFolder:
         return self._folders.of(run.number)
 
-    def _spent(self) -> float:
-        """Seconds of stages within the last day."""
+    @property
+    def spent_s(self) -> float:
+        """Of stages within the last day."""
         return sum(took for when, took in self.state.spent if when > self._clock() - DAY_S)
 
     def _save(self, **changes: Any) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +25,7 @@ from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.kv_pool import KVPool
 from cloud_verifier.engine.ledger import StepLedger, StepWatch
 from cloud_verifier.engine.memory import SessionMemory, TenantOdds, fingerprint
+from cloud_verifier.engine.meters import STATES, EngineMeters
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.ordering import ORDERINGS, Ordering, at_half_price
 from cloud_verifier.engine.produced import Produced, Recording
@@ -44,6 +45,7 @@ from outrider.core.protocol.messages import Append, Attach, Cancel, Commit, Dire
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.step_cost import StepCost
 from outrider.core.walk import Batch, Walked
+from outrider.telemetry.logs import about
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +114,7 @@ class Engine:
         self.config = config or EngineConfig()
         self._clock = clock
         self._ledger = StepLedger(cost or StepCost({1: 1e-3}))
+        self._meters = self._ledger.meters
         self.ordering: Ordering = ORDERINGS[self.config.ordering]
         """Who gets the rows for nodes; may be changed between steps."""
         self._colocation = Colocation(colocated) if colocated else None
@@ -265,9 +268,16 @@ class Engine:
         """Tokens that `produced` should have told of and could not."""
         return self._recording.lost
 
+    @property
+    def meters(self) -> EngineMeters:
+        """To be read between steps."""
+        return self._meters
+
     def stats(self) -> EngineStats:
         """A snapshot."""
         ledger, own = self._ledger, self._colocation
+        live = {key: session.stats for key, session in self._live.items()}
+        states = Counter(session.state for session in self._live.values())
         return EngineStats(
             live_sessions=len(self._live),
             steps=self._steps,
@@ -291,7 +301,10 @@ class Engine:
             overran=self.model.pace.overran if self.model.pace else 0.0,
             tokens_per_s=self._rate.per_second(self._clock()),
             timing_ms=ledger.parts_ms,
-            sessions={**self._ended, **{key: session.stats for key, session in self._live.items()}},
+            dead=self._meters.dead + sum(session.dead for session in live.values()),
+            ignored=self._meters.ignored + sum(session.ignored for session in live.values()),
+            states={state: states[state] for state in STATES},
+            sessions={**self._ended, **live},
         )
 
     # A step: schedule (-> draft) -> forward -> walk -> commit
@@ -350,11 +363,14 @@ class Engine:
         prepared, now = [], self._clock()
         for grant in grants:
             session = self._live[grant.session_id]
+            if not session.had_rows:
+                self._meters.queue_s.add(now - session.began)
             session.begin(self._steps, now)
             try:
                 prepared.append(_Rows(session, *session.segment(grant)))
             except Exception as error:
-                log.exception("session %s fails before its step", session.session_id)
+                with about(session=session.session_id):
+                    log.exception("session %s fails before its step", session.session_id)
                 self._fail_all([session], f"its rows cannot be prepared: {type(error).__name__}")
         return prepared
 
@@ -405,7 +421,8 @@ class Engine:
                 try:
                     walked = rows.session.walk(rows.batch, logits[start : start + 1 + len(rows.batch.ids)])
                 except Exception as error:
-                    log.warning("session %s fails at its walk: %s", rows.session.session_id, error)
+                    with about(session=rows.session.session_id):
+                        log.warning("session %s fails at its walk: %s", rows.session.session_id, error)
                     self._fail_all([rows.session], str(error))
                 else:
                     if rows.session.record:
@@ -424,6 +441,7 @@ class Engine:
                 self._committed += len(walked.tokens)
                 self._rate.add(len(walked.tokens), now)
                 self._count(session, len(batch.ids), len(walked.rows))
+                self._meters.tokens(len(walked.tokens), now - session.last_commit, first=not session.protocol.position)
                 commit = session.commit(segment, batch, walked, now)
                 if not session.shared:
                     self._share(session)  # a prompt serves the others from now on, not only once this session is over
@@ -435,6 +453,8 @@ class Engine:
         else:
             self._evaluated += evaluated
             self._accepted += accepted
+            if evaluated:
+                self._meters.draft(accepted)
 
     # How sessions come and go
 
@@ -495,6 +515,7 @@ class Engine:
             self._colocation.release(session.session_id)
         del self._live[session.session_id]
         self._memory.keep(session.session_id, session.request, session.protocol.committed)
-        self._ended[session.session_id] = session.stats
+        self._ended[session.session_id] = stats = session.stats
+        self._meters.left(stats)
         while len(self._ended) > 2 * self.config.max_sessions:
             self._ended.popitem(last=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from time import perf_counter
 
+from cloud_verifier.engine.meters import EngineMeters
 from cloud_verifier.engine.stats import MovingAverage
 from outrider.core.step_cost import StepCost
 
@@ -44,6 +45,7 @@ class StepLedger:
     def __init__(self, cost: StepCost) -> None:
         self.cost = cost
         """What a forward pass costs; learns from every step."""
+        self.meters = EngineMeters()
         self._parts_s = {part: MovingAverage() for part in PARTS}
         self._between_s = MovingAverage()
         self._rows = MovingAverage()
@@ -65,6 +67,7 @@ class StepLedger:
     def enter(self, watch: StepWatch, *, rows: int, sessions: int, tokens: int, prefilled: bool) -> None:
         """A step that has gone well. tokens: that it committed."""
         parts = watch.parts_s()
+        self.meters.step(parts, rows)
         self.cost.observe(rows, sessions, sum(parts[part] for part in ("plan", "forward", "walk", "commit")))
         if prefilled:
             return

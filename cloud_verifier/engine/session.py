@@ -78,6 +78,8 @@ class EngineSession:
         self.shared = False
         """Whether its prompt is in the prefix cache."""
         self.last_commit = now
+        self.began = now
+        self.had_rows = False
         self.last_step = step
         """Number of the step in which it last had rows, or before which it came."""
         self._pool = pool
@@ -154,6 +156,7 @@ class EngineSession:
     def begin(self, step: int, now: float) -> None:
         """It has rows in the step that begins."""
         self.last_step = step
+        self.had_rows = True
         patience_s = 1e-3 * self.directive.patience_ms
         if patience_s and self.pending == 1 and not len(self.protocol.tree) and now >= self.last_commit + patience_s:
             self._in_vain += 1
@@ -182,6 +185,15 @@ class EngineSession:
     def drafts_nothing(self) -> bool:
         """Its device answers without a node, as one that has no draft."""
         return self._empty_answers >= EMPTY_ANSWERS and len(self.protocol.tree) == 0
+
+    @property
+    def state(self) -> str:
+        """One of meters.STATES."""
+        if not self.had_rows:
+            return "queued"
+        if self.pending > 1:
+            return "prefill"
+        return "decode" if self.protocol.may_step else "standing"
 
     def to_draft_for(self) -> Thin:
         """What a co-located draft needs to know."""

@@ -80,6 +80,11 @@ class EngineStats:
     """Tokens committed per second of the clock, over the last few seconds."""
     timing_ms: Mapping[str, float]
     """The parts of a step (ledger.PARTS); together they are step_ms."""
+    dead: int
+    """As in SessionStats, of all sessions so far, as is the next."""
+    ignored: int
+    states: Mapping[str, int]
+    """Live sessions by state (meters.STATES)."""
     sessions: Mapping[str, SessionStats]
     """Live ones, and ended ones that nobody has stopped yet."""
 

@@ -160,7 +160,7 @@ class SessionStats(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., steps: _Optional[int] = ..., committed: _Optional[int] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ..., verdicts: _Optional[bytes] = ..., draft_ms: _Optional[float] = ..., nodes_per_level: _Optional[float] = ..., guessed: _Optional[int] = ..., right: _Optional[int] = ..., draft_release: _Optional[str] = ...) -> None: ...
 
 class EngineStats(_message.Message):
-    __slots__ = ("live_sessions", "step_ms", "tokens_per_s", "kv_used", "kv_capacity", "sessions", "timing_ms", "prefix_hits", "prefix_tokens", "kv_cached", "node_ms", "step_cost_ms", "session_cost_ms", "kv_reserved", "price", "overran", "unrecorded")
+    __slots__ = ("live_sessions", "step_ms", "tokens_per_s", "kv_used", "kv_capacity", "sessions", "timing_ms", "prefix_hits", "prefix_tokens", "kv_cached", "node_ms", "step_cost_ms", "session_cost_ms", "kv_reserved", "price", "overran", "unrecorded", "meters")
     class TimingMsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -192,6 +192,7 @@ class EngineStats(_message.Message):
     PRICE_FIELD_NUMBER: _ClassVar[int]
     OVERRAN_FIELD_NUMBER: _ClassVar[int]
     UNRECORDED_FIELD_NUMBER: _ClassVar[int]
+    METERS_FIELD_NUMBER: _ClassVar[int]
     live_sessions: int
     step_ms: float
     tokens_per_s: float
@@ -209,4 +210,67 @@ class EngineStats(_message.Message):
     price: float
     overran: float
     unrecorded: int
-    def __init__(self, live_sessions: _Optional[int] = ..., step_ms: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., kv_used: _Optional[int] = ..., kv_capacity: _Optional[int] = ..., sessions: _Optional[_Iterable[_Union[SessionStats, _Mapping]]] = ..., timing_ms: _Optional[_Mapping[str, float]] = ..., prefix_hits: _Optional[int] = ..., prefix_tokens: _Optional[int] = ..., kv_cached: _Optional[int] = ..., node_ms: _Optional[float] = ..., step_cost_ms: _Optional[_Mapping[int, float]] = ..., session_cost_ms: _Optional[float] = ..., kv_reserved: _Optional[int] = ..., price: _Optional[float] = ..., overran: _Optional[float] = ..., unrecorded: _Optional[int] = ...) -> None: ...
+    meters: EngineMeters
+    def __init__(self, live_sessions: _Optional[int] = ..., step_ms: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., kv_used: _Optional[int] = ..., kv_capacity: _Optional[int] = ..., sessions: _Optional[_Iterable[_Union[SessionStats, _Mapping]]] = ..., timing_ms: _Optional[_Mapping[str, float]] = ..., prefix_hits: _Optional[int] = ..., prefix_tokens: _Optional[int] = ..., kv_cached: _Optional[int] = ..., node_ms: _Optional[float] = ..., step_cost_ms: _Optional[_Mapping[int, float]] = ..., session_cost_ms: _Optional[float] = ..., kv_reserved: _Optional[int] = ..., price: _Optional[float] = ..., overran: _Optional[float] = ..., unrecorded: _Optional[int] = ..., meters: _Optional[_Union[EngineMeters, _Mapping]] = ...) -> None: ...
+
+class Histogram(_message.Message):
+    __slots__ = ("counts", "sum")
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    SUM_FIELD_NUMBER: _ClassVar[int]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    sum: float
+    def __init__(self, counts: _Optional[_Iterable[int]] = ..., sum: _Optional[float] = ...) -> None: ...
+
+class EngineMeters(_message.Message):
+    __slots__ = ("steps", "committed", "prefilled", "drafts", "evaluated", "accepted", "accepted_by_position", "own_evaluated", "own_accepted", "dead", "ignored", "part_s", "step_s", "rows", "first_token_s", "token_s", "queue_s", "sessions")
+    class PartSEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class SessionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    PREFILLED_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    EVALUATED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_BY_POSITION_FIELD_NUMBER: _ClassVar[int]
+    OWN_EVALUATED_FIELD_NUMBER: _ClassVar[int]
+    OWN_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    DEAD_FIELD_NUMBER: _ClassVar[int]
+    IGNORED_FIELD_NUMBER: _ClassVar[int]
+    PART_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_S_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_S_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    steps: int
+    committed: int
+    prefilled: int
+    drafts: int
+    evaluated: int
+    accepted: int
+    accepted_by_position: _containers.RepeatedScalarFieldContainer[int]
+    own_evaluated: int
+    own_accepted: int
+    dead: int
+    ignored: int
+    part_s: _containers.ScalarMap[str, float]
+    step_s: Histogram
+    rows: Histogram
+    first_token_s: Histogram
+    token_s: Histogram
+    queue_s: Histogram
+    sessions: _containers.ScalarMap[str, int]
+    def __init__(self, steps: _Optional[int] = ..., committed: _Optional[int] = ..., prefilled: _Optional[int] = ..., drafts: _Optional[int] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ..., accepted_by_position: _Optional[_Iterable[int]] = ..., own_evaluated: _Optional[int] = ..., own_accepted: _Optional[int] = ..., dead: _Optional[int] = ..., ignored: _Optional[int] = ..., part_s: _Optional[_Mapping[str, float]] = ..., step_s: _Optional[_Union[Histogram, _Mapping]] = ..., rows: _Optional[_Union[Histogram, _Mapping]] = ..., first_token_s: _Optional[_Union[Histogram, _Mapping]] = ..., token_s: _Optional[_Union[Histogram, _Mapping]] = ..., queue_s: _Optional[_Union[Histogram, _Mapping]] = ..., sessions: _Optional[_Mapping[str, int]] = ...) -> None: ...

@@ -1,0 +1,107 @@
+"""What metrics cost: microseconds for what is counted per step, message and call, and for what a scrape takes.
+
+python -m benchmarks.meters [--quick]
+
+Each number is the least of several rounds of many calls. The last line of output is one JSON object; its keys are
+`step_us` (a step of 16 sessions), `message_us` (a message with nodes and its commit, at the front), `snapshot_us` (what
+the engine tells four times a second), `scrape_us` (a verifier's), and `store_us` (a coordinator's call to Redis).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+import timeit
+import types
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from prometheus_client.exposition import generate_latest
+
+from cloud_verifier.engine.ledger import PARTS
+from cloud_verifier.engine.meters import STATES, EngineMeters
+from cloud_verifier.front_meters import FrontMeters
+from cloud_verifier.meters_codec import meters_to_proto
+from cloud_verifier.metrics import VerifierCollector
+from cloud_verifier.session_stream import SessionStream
+from coordinator.meters import StoreMeters
+from outrider.telemetry.families import registry
+from outrider.wire.v1 import engine_pb2, session_pb2
+
+SESSIONS = 16
+ROUNDS = 7
+
+
+def per_call_us(call: Callable[[], object], calls: int) -> float:
+    """The least of several rounds: what the machine does beside only adds."""
+    return 1e6 * min(timeit.repeat(call, number=calls, repeat=ROUNDS)) / calls
+
+
+def step(meters: EngineMeters) -> Callable[[], None]:
+    """All that one step adds, each of its sessions with accepted nodes."""
+    parts = dict.fromkeys(PARTS, 0.004)
+
+    def count() -> None:
+        meters.step(parts, 5 * SESSIONS)
+        for _ in range(SESSIONS):
+            meters.draft(2)
+            meters.tokens(3, 0.05, first=False)
+
+    return count
+
+
+def message() -> Callable[[], None]:
+    """A message with nodes and the commit that has seen it, as the front counts them."""
+    stream: Any = SessionStream.__new__(SessionStream)
+    stream._meters, stream._unseen, stream._heard, stream.tokens = FrontMeters(), deque(), time.monotonic(), 0
+    append = session_pb2.Append(first_id=1, up=[0, 1, 1], token=[5, 6, 7])
+    commit = session_pb2.Commit(epoch=1, start=1, token=[5, 6], seen=3)
+
+    def count() -> None:
+        stream._note_append(append)
+        stream._note_commit(commit)
+
+    return count
+
+
+def snapshot(meters: EngineMeters) -> Callable[[], engine_pb2.EngineMeters]:
+    """As the engine tells it and the front reads it."""
+    names = ("steps", "committed", "prefilled", "evaluated", "accepted", "own_evaluated", "own_accepted", "dead")
+    stats: Any = types.SimpleNamespace(**dict.fromkeys(names, 1_000), ignored=0, states=dict.fromkeys(STATES, 4))
+    return lambda: engine_pb2.EngineMeters.FromString(meters_to_proto(meters, stats).SerializeToString())
+
+
+def scrape(told: engine_pb2.EngineMeters) -> Callable[[], bytes]:
+    host: Any = types.SimpleNamespace(stats=engine_pb2.EngineStats(meters=told), ended=asyncio.Event())
+    own = registry(VerifierCollector(host))
+    return lambda: generate_latest(own)
+
+
+def store() -> Callable[[], None]:
+    meters = StoreMeters()
+    return lambda: meters.calls_s["report"].add(time.perf_counter() - 1.0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the calls")
+    scale = 10 if parser.parse_args().quick else 1
+    meters = EngineMeters()
+    tell = snapshot(meters)
+    found = {
+        "step_us": per_call_us(step(meters), 5_000 // scale),
+        "message_us": per_call_us(message(), 50_000 // scale),
+        "snapshot_us": per_call_us(tell, 5_000 // scale),
+        "scrape_us": per_call_us(scrape(tell()), 500 // scale),
+        "store_us": per_call_us(store(), 100_000 // scale),
+    }
+    for name, microseconds in found.items():
+        print(f"{name:12} {microseconds:9.2f}")
+    print(json.dumps({name: round(microseconds, 2) for name, microseconds in found.items()}))
+
+
+if __name__ == "__main__":
+    main()

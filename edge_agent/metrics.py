@@ -1,0 +1,152 @@
+"""A device's metrics: what its requests' own statistics say, added up when somebody asks.
+
+Nothing is counted twice and nothing on the way of a token: a request that runs is read as it is, one that has ended is
+added to the sums. docs/metrics.md lists all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from prometheus_client.core import Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
+
+from edge_agent.statistics import Statistics
+from outrider.core.errors import OutriderError
+from outrider.core.histogram import STEP_S, WAIT_S, Histogram
+from outrider.telemetry.families import counter, gauge, histogram, registry
+
+_COUNTED = (
+    "tokens",
+    "steps",
+    "drafted",
+    "evaluated",
+    "accepted",
+    "appends",
+    "attaches",
+    "failovers",
+    "bytes_up",
+    "bytes_down",
+)
+"""Fields of Statistics that only grow."""
+
+
+@dataclass
+class Following:
+    """A request that runs."""
+
+    statistics: Statistics
+    finish: str = "cancelled"
+    """How it ended, once it has: a FinishReason."""
+
+
+@dataclass
+class _Ended:
+    """Sums over the requests that have ended."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    finishes: Counter[str] = field(default_factory=Counter)
+    """By FinishReason, or the class of the error."""
+    reattached: int = 0
+    draft_failures: int = 0
+    swaps: int = 0
+    first_token_s: Histogram = field(default_factory=lambda: Histogram(WAIT_S))
+    per_token_s: Histogram = field(default_factory=lambda: Histogram(STEP_S))
+    request_s: Histogram = field(default_factory=lambda: Histogram(WAIT_S))
+    rtt_s: Histogram = field(default_factory=lambda: Histogram(STEP_S))
+    answer_s: Histogram = field(default_factory=lambda: Histogram(STEP_S))
+
+    def add(self, one: Statistics, finish: str) -> None:
+        self.finishes[finish] += 1
+        self.counts.update(_counts(one))
+        self.reattached += max(0, one.attaches - 1)
+        self.draft_failures += bool(one.draft_failure)
+        self.swaps += len(one.swaps_s)
+        self.request_s.add(one.clock() - one.begun)
+        if one.first_token_s is not None:
+            self.first_token_s.add(one.first_token_s)
+        if one.tokens_per_s:
+            self.per_token_s.add(1.0 / one.tokens_per_s)
+        if one.rtt_ms:
+            self.rtt_s.add(one.rtt_ms / 1000)
+        for seconds in one.answers_s:
+            self.answer_s.add(seconds)
+
+
+class EdgeMetrics(Collector):
+    """Of one client. All on its event loop."""
+
+    def __init__(self) -> None:
+        self._following: dict[int, Following] = {}
+        self._ended = _Ended()
+        self._registry = registry(self)
+
+    def render(self) -> bytes:
+        """In Prometheus' text format, version 0.0.4."""
+        return generate_latest(self._registry)
+
+    @contextlib.contextmanager
+    def following(self, statistics: Statistics) -> Iterator[Following]:
+        """Count a request while the body runs it, and how it ends: by what it sets as `finish`, or by its error."""
+        one = Following(statistics)
+        self._following[id(one)] = one
+        try:
+            yield one
+        except Exception as error:
+            one.finish = type(error).__name__ if isinstance(error, OutriderError) else "InternalError"
+            raise
+        finally:
+            del self._following[id(one)]
+            self._ended.add(statistics, one.finish)
+
+    def collect(self) -> Iterator[Metric]:
+        live, ended = [one.statistics for one in self._following.values()], self._ended
+        counts = Counter(ended.counts)
+        for one in live:
+            counts.update(_counts(one))
+        name = "outrider_edge"
+        yield gauge(f"{name}_requests_running", "Requests under way", len(live))
+        yield counter(f"{name}_requests", "Requests that ended, by how", {**ended.finishes}, "finish")
+        yield from _speculation(counts)
+        yield counter(f"{name}_tokens", "Tokens delivered", counts["tokens"])
+        yield counter(f"{name}_steps", "Commits that brought tokens", counts["steps"])
+        yield counter(f"{name}_appends", "Messages with nodes, or word that none come", counts["appends"])
+        text = "Payload of sessions' messages"
+        link = {"up": counts["bytes_up"], "down": counts["bytes_down"]}
+        yield counter(f"{name}_link_bytes", text, link, "direction")
+        yield counter(f"{name}_attaches", "Streams opened", counts["attaches"])
+        again = ended.reattached + sum(max(0, one.attaches - 1) for one in live)
+        yield counter(f"{name}_reattaches", "Of them, those of sessions that had one before", again)
+        yield counter(f"{name}_failovers", "Of those, the ones at another verifier", counts["failovers"])
+        failures = ended.draft_failures + sum(bool(one.draft_failure) for one in live)
+        yield counter(f"{name}_draft_failures", "Requests whose draft failed", failures)
+        swaps = ended.swaps + sum(len(one.swaps_s) for one in live)
+        yield counter(f"{name}_draft_swaps", "Drafts replaced under way", swaps)
+        yield from self._times()
+
+    def _times(self) -> Iterator[Metric]:
+        name, ended = "outrider_edge", self._ended
+        yield histogram(f"{name}_time_to_first_token_seconds", "Since the call, of ended requests", ended.first_token_s)
+        text = "Mean time between tokens of an ended request"
+        yield histogram(f"{name}_time_per_output_token_seconds", text, ended.per_token_s)
+        yield histogram(f"{name}_request_seconds", "Whole requests", ended.request_s)
+        text = "Round trip to the verifier at a request's end"
+        yield histogram(f"{name}_rtt_seconds", text, ended.rtt_s)
+        text = "From a commit that left the verifier without nodes to the next ones sent"
+        yield histogram(f"{name}_answer_seconds", text, ended.answer_s)
+
+
+def _speculation(counts: Counter[str]) -> Iterator[Metric]:
+    name = "outrider_edge_spec_decode_num"
+    yield counter(f"{name}_draft_tokens", "Nodes sent", counts["drafted"])
+    yield counter(f"{name}_evaluated_tokens", "Nodes that the target evaluated", counts["evaluated"])
+    text = "Delivered tokens that a node of this device carried"
+    yield counter(f"{name}_accepted_tokens", text, counts["accepted"])
+
+
+def _counts(one: Statistics) -> dict[str, int]:
+    return {name: getattr(one, name) for name in _COUNTED}

@@ -1,0 +1,1 @@
+"""What a process tells those who run it: metrics for Prometheus, and logs."""

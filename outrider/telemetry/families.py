@@ -1,0 +1,63 @@
+"""Plain counts as Prometheus' metric families. Nothing is counted here: a scrape reads what the process has at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from outrider import __version__
+from outrider.core.histogram import Histogram
+
+Labelled = Mapping[str, float] | Mapping[tuple[str, str], float]
+"""Label values -> number. Whoever counts keeps them few: nothing that a client or a tenant has written is one."""
+
+
+def counter(name: str, text: str, value: float | Labelled, *labels: str) -> Metric:
+    """name: without `_total`, which the text format adds."""
+    return _filled(CounterMetricFamily(name, text, labels=labels), value)
+
+
+def gauge(name: str, text: str, value: float | Labelled | None, *labels: str) -> Metric:
+    """value: None, where it is not known, exports the name alone."""
+    return _filled(GaugeMetricFamily(name, text, labels=labels), {} if value is None else value)
+
+
+def histogram(name: str, text: str, value: Histogram | Mapping[str, Histogram], *labels: str) -> Metric:
+    family = HistogramMetricFamily(name, text, labels=labels)
+    parts = {(): value} if isinstance(value, Histogram) else {(label,): one for label, one in value.items()}
+    for label, one in parts.items():
+        bounds = [*map(str, one.bounds), "+Inf"]
+        family.add_metric(label, list(zip(bounds, accumulate(one.counts), strict=True)), one.sum)
+    return family
+
+
+def one_of(value: str, states: Iterable[str]) -> dict[str, float]:
+    """1 for the state that something is in, 0 for all others."""
+    return {state: float(state == value) for state in states}
+
+
+def registry(collector: Collector) -> CollectorRegistry:
+    """A process' own: its collector, its version, its CPU and memory."""
+    own = CollectorRegistry()
+    own.register(_Build())
+    own.register(collector)
+    ProcessCollector(registry=own)
+    return own
+
+
+class _Build(Collector):
+    def collect(self) -> Iterable[Metric]:
+        yield gauge("outrider_build_info", "Always 1", {__version__: 1.0}, "version")
+
+
+def _filled(family: CounterMetricFamily | GaugeMetricFamily, value: float | Labelled) -> Metric:
+    if isinstance(value, Mapping):
+        for label, number in value.items():
+            family.add_metric((label,) if isinstance(label, str) else label, number)
+    else:
+        family.add_metric((), value)
+    return family

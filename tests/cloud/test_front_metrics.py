@@ -1,0 +1,149 @@
+"""What the front counts of its streams, and what a scrape of a verifier shows."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client.exposition import generate_latest
+from scripted_engine import front, until
+
+from cloud_verifier.front_meters import ENDS, KINDS, FrontMeters, kind_of
+from cloud_verifier.metrics import VerifierCollector
+from cloud_verifier.service import FINISHES
+from cloud_verifier.traffic.runs import Counts
+from outrider.core.errors import Draining, InternalError, Overloaded
+from outrider.telemetry.families import registry
+from outrider.wire.v1 import engine_pb2, session_pb2
+
+
+@pytest.fixture
+async def plain(tmp_path):
+    async with front(tmp_path, ping_interval_s=0.05, max_sessions=2) as running:
+        yield running
+
+
+def scrape(running) -> dict[str, float]:
+    """name{labels} -> value, without our prefix."""
+    collector = VerifierCollector(running.host, running.service.meters, running.service, None, 2)
+    text = generate_latest(registry(collector)).decode()
+    lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
+    return {name.removeprefix("outrider_"): float(value) for name, _, value in lines}
+
+
+async def test_a_stream_that_runs_to_its_end_is_counted_by_its_finish(plain) -> None:
+    stream = await plain.open()
+    plain.engine.commit("s", 1, 0, [5], finish=session_pb2.FINISH_LENGTH)
+    while (await stream.read()).commit.finish != session_pb2.FINISH_LENGTH:
+        pass
+    await until(lambda: not plain.service.tenants)
+    found = scrape(plain)
+    assert found["streams_opened_total"] == 1
+    assert found['streams_ended_total{how="length"}'] == 1
+    assert found["streams_resumed_total"] == 0
+
+
+async def test_a_device_that_just_leaves_has_gone(plain) -> None:
+    stream = await plain.open()
+    stream.call.cancel()
+    await until(lambda: plain.service.meters.ended["gone"] == 1)
+    assert plain.service.meters.refused.total() == 0
+
+
+async def test_what_is_refused_before_a_token_is_counted_by_its_kind(plain) -> None:
+    stream = await plain.open()
+    plain.engine.fail("s", 1, Overloaded("no slots"))
+    await stream.refusal()
+    for session in ("a", "b"):
+        await plain.open(session)
+    await (await plain.open("c", wait=False)).refusal()
+    await until(lambda: scrape(plain).get('refusals_total{kind="Overloaded"}') == 2)
+    assert plain.service.meters.ended.total() == 0
+
+
+async def test_an_error_after_tokens_ended_a_stream_that_had_begun(plain) -> None:
+    stream = await plain.open()
+    plain.engine.commit("s", 1, 0, [5])
+    assert (await stream.read()).HasField("commit")
+    plain.engine.fail("s", 1, InternalError("a defect"))
+    await stream.refusal()
+    await until(lambda: plain.service.meters.ended["InternalError"] == 1)
+    assert plain.service.meters.refused.total() == 0
+
+
+async def test_nodes_are_timed_until_the_first_commit_that_has_seen_them(plain) -> None:
+    stream = await plain.open()
+    await stream.send(append=session_pb2.Append(first_id=1, up=[0, 1], token=[5, 6]))
+    await stream.send(append=session_pb2.Append(first_id=3, up=[1], token=[7]))
+    await stream.send(append=session_pb2.Append(first_id=4, idle=True))
+    await until(lambda: plain.service.meters.appends == 3)
+    for seen, timed in ((1, 0), (2, 1), (3, 2)):
+        plain.engine.say("s", 1, commit=session_pb2.Commit(epoch=1, start=seen - 1, token=[5], seen=seen))
+        assert (await stream.read()).HasField("commit")
+        assert plain.service.meters.append_commit_s.total == timed
+    assert plain.service.meters.nodes == 3
+    stream.call.cancel()
+
+
+async def test_round_trips_and_windows_are_counted_as_devices_have_them(plain) -> None:
+    stream = await plain.open()
+    ping = await stream.read(pings=True)
+    while ping.WhichOneof("kind") != "ping":
+        ping = await stream.read(pings=True)
+    await stream.send(pong=session_pb2.Pong(nonce=ping.ping.nonce))
+    await until(lambda: plain.service.meters.rtt_s.total == 1)
+    found = scrape(plain)
+    assert found["window_depth_sum"] == 24  # by the settings, in Opened
+    assert found["window_nodes_per_step_count"] == found["window_patience_seconds_count"] == 1
+    stream.call.cancel()
+
+
+async def test_what_the_engine_told_last_is_what_a_scrape_shows(plain) -> None:
+    meters = engine_pb2.EngineMeters(
+        drafts=3,
+        evaluated=9,
+        accepted=4,
+        accepted_by_position=[3, 1],
+        sessions={"decode": 2},
+        part_s={"forward": 0.5},
+        first_token_s=engine_pb2.Histogram(counts=[0, 1, *[0] * 12], sum=0.01),
+    )
+    plain.engine.say(
+        stats=engine_pb2.EngineStats(price=0.25, kv_reserved=64, kv_capacity=256, unrecorded=5, meters=meters)
+    )
+    await until(lambda: plain.host.stats.price == 0.25)
+    found = scrape(plain)
+    assert found["spec_decode_num_drafts_total"] == 3
+    assert found["spec_decode_num_draft_tokens_total"] == 9
+    assert found["spec_decode_num_accepted_tokens_total"] == 4
+    assert found['spec_decode_num_accepted_tokens_per_pos_total{position="0"}'] == 3
+    assert found['spec_decode_num_accepted_tokens_per_pos_total{position="1"}'] == 1
+    assert found['sessions{state="decode"}'] == 2
+    assert found['step_part_seconds_total{part="forward"}'] == 0.5
+    assert found['time_to_first_token_seconds_bucket{le="0.005"}'] == 0
+    assert found['time_to_first_token_seconds_bucket{le="0.01"}'] == 1
+    assert found["kv_cache_usage_ratio"] == 0.25
+    assert found['traffic_tokens_total{fate="dropped"}'] == 5
+
+
+def test_every_kind_of_end_is_exported_before_it_happens() -> None:
+    assert "Overloaded" in KINDS
+    assert set(FINISHES.values()) <= set(ENDS)
+    assert set(FrontMeters().refused) == set(KINDS)
+    assert kind_of(Draining("")) == "Draining"
+    assert kind_of(ValueError("")) in KINDS
+
+
+def test_the_traffic_logs_counts_are_all_told() -> None:
+    counts = {"recorded", "redacted", "refused", "dropped"}
+    assert counts == set(vars(Counts()))
+
+
+async def test_health_follows_the_verifiers_state(plain) -> None:
+    collector = VerifierCollector(plain.host, plain.service.meters)
+    assert collector.ailing() == "loading"
+    collector.service = plain.service
+    assert collector.ailing() == ""
+    plain.service.draining = True
+    assert collector.ailing() == "draining"
+    plain.engine.die()
+    await until(plain.host.ended.is_set)
+    assert collector.ailing() == "the engine has ended"

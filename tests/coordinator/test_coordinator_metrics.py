@@ -1,0 +1,158 @@
+"""A coordinator's metrics, scraped from one that runs on a real store."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import urllib.request
+
+import pytest
+from peers import until
+from releasing import guesses, name_of, publish, signed, steer
+
+from outrider.core.errors import BadRequest, Overloaded, Unavailable
+from outrider.telemetry import logs
+from outrider.wire.v1 import coordinator_pb2 as pb
+
+
+@pytest.fixture
+async def scraped(start, caplog):
+    """A coordinator, and its metrics as name{labels} -> value without our prefix."""
+    caplog.set_level("INFO")
+    peer = await start(metrics="0")
+    url = re.search(r"metrics at (\S+)", caplog.text).group(1)
+
+    async def scrape() -> dict[str, float]:
+        text = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=5).read().decode())
+        lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
+        return {name.removeprefix("outrider_coordinator_"): float(value) for name, _, value in lines}
+
+    return peer, scrape
+
+
+async def test_placements_are_counted_with_and_without_a_standby(scraped) -> None:
+    peer, scrape = scraped
+    await peer.join("v1")
+    opened = await peer.open()
+    await peer.join("v2")
+    await peer.open()
+    await peer.resume(opened, failed_verifiers=["v1"])
+    found = await scrape()
+    assert found['placements_total{kind="open",standby="no"}'] == 1
+    assert found['placements_total{kind="open",standby="yes"}'] == 1
+    assert found['placements_total{kind="resume",standby="yes"}'] == 1
+    assert found['rpc_seconds_count{rpc="OpenSession"}'] == 2
+    assert found['rpc_seconds_count{rpc="ResumeSession"}'] == 1
+    assert found['redis_seconds_count{operation="place"}'] == 3
+
+
+async def test_refusals_are_counted_by_call_and_kind(scraped, refused) -> None:
+    peer, scrape = scraped
+    await peer.join("v1", capacity=1)
+    await peer.open()
+    assert isinstance(await refused(peer.open()), Overloaded)
+    assert isinstance(await refused(peer.open(draft_release="no release")), BadRequest)
+    found = await scrape()
+    assert found['refusals_total{kind="Overloaded",rpc="OpenSession"}'] == 1
+    assert found['refusals_total{kind="BadRequest",rpc="OpenSession"}'] == 1
+
+
+async def test_the_fleet_is_what_verifiers_last_reported(scraped) -> None:
+    peer, scrape = scraped
+    await peer.join("v1", capacity=8)
+    await peer.join("v2", capacity=4)
+    opened = await peer.open()
+    await peer.report("v1", [opened.session_id])
+    await peer.report("v2", draining=True)
+
+    async def seen() -> bool:
+        return (await scrape()).get("sessions") == 1
+
+    await until(seen)
+    found = await scrape()
+    assert (found['verifiers{state="serving"}'], found['verifiers{state="draining"}']) == (1, 1)
+    assert found["session_capacity"] == 8
+    assert found["redis_up"] == 1
+    assert found['releases{state="canary"}'] == 0
+
+
+async def test_windows_that_were_decided_are_counted(scraped) -> None:
+    peer, scrape = scraped
+    await peer.join("v1")
+    opened = await peer.open()
+    session = pb.SessionReport(
+        session_id=opened.session_id, epoch=1, steps=40, committed=60, evaluated=90, accepted=30, rtt_ms=20.0,
+        verdicts=bytes([1] * 40), draft_ms=3.0, nodes_per_level=2.0,
+    )  # fmt: skip
+    await peer.report("v1", [session], step_ms=50.0, step_cost_ms={1: 40.0, 8: 45.0}, node_ms=0.7)
+    found = await scrape()
+    assert found["decide_seconds_count"] == 1
+    for name in ("window_k", "window_depth", "window_patience_seconds", "window_predicted_speedup"):
+        assert found[f"{name}_count"] == 1
+
+
+async def test_a_store_that_is_away_is_told_and_its_figures_are_left_out(scraped, redis, refused) -> None:
+    peer, scrape = scraped
+    await peer.join("v1")
+    assert (await scrape())["redis_up"] == 1
+    redis.stop(kill=True)
+    assert isinstance(await refused(peer.open()), Unavailable)
+
+    async def told() -> bool:
+        return (await scrape())["redis_up"] == 0
+
+    await until(told)
+    found = await scrape()
+    assert 'verifiers{state="serving"}' not in found
+    errors = {name: value for name, value in found.items() if name.startswith("redis_errors_total")}
+    assert any('operation="verifiers"' in name for name in errors)
+    assert all(re.fullmatch(r'redis_errors_total\{kind="\w+",operation="\w+"\}', name) for name in errors)
+
+
+class Listening(logging.Handler):
+    """Keeps what each line of a placement is about."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[str, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.getMessage().startswith("placed on"):
+            self.told.append((logs.session_id.get(), logs.request_id.get()))
+
+
+async def test_a_placement_is_logged_under_its_request_and_session(scraped) -> None:
+    peer, _ = scraped
+    await peer.join("v1")
+    listening = Listening()
+    handlers = logging.getLogger("coordinator.handlers")
+    handlers.addHandler(listening)
+    try:
+        request = ((logs.REQUEST_HEADER, "req-1"),)
+        opened = await peer.sessions.OpenSession(pb.OpenSessionRequest(), metadata=request)
+    finally:
+        handlers.removeHandler(listening)
+    assert listening.told == [(opened.session_id, "req-1")]
+
+
+async def test_a_releases_trial_is_told_with_its_evidence(scraped) -> None:
+    peer, scrape = scraped
+    await peer.join("v1")
+    await publish(peer, signed(1))  # the first of a target has nothing beside it
+    await steer(peer, 1, pb.RELEASE_ORDER_PROMOTE)
+    await publish(peer, signed(2))
+    sides = ((2, 10), (1, 20))
+    reports = [guesses(f"{version}-{i}", name_of(version), right, 40) for i in range(5) for version, right in sides]
+    await peer.report("v1", reports)
+
+    async def weighed() -> bool:
+        return (await scrape()).get('canary_samples{arm="canary",target="w"}', 0) > 0
+
+    await until(weighed)
+    found = await scrape()
+    assert (found['releases{state="stable"}'], found['releases{state="canary"}']) == (1, 1)
+    assert 0 <= found['canary_age_seconds{target="w"}'] < 60
+    right = [found[f'canary_right_ratio{{arm="{arm}",target="w"}}'] for arm in ("canary", "stable")]
+    assert right == pytest.approx([0.25, 0.5])
+    assert found['canary_log_evidence{target="w",way="worse"}'] > found['canary_log_evidence{target="w",way="better"}']

@@ -1,0 +1,85 @@
+"""A device's metrics are its requests' statistics, added up."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from edge_agent.metrics import EdgeMetrics
+from edge_agent.statistics import Statistics
+from outrider.core.errors import Overloaded
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def samples(metrics: EdgeMetrics) -> dict[str, float]:
+    lines = [line.rpartition(" ") for line in metrics.render().decode().splitlines() if not line.startswith("#")]
+    return {name.removeprefix("outrider_edge_"): float(value) for name, _, value in lines}
+
+
+def test_a_request_counts_while_it_runs_and_not_twice_when_it_has_ended(clock) -> None:
+    metrics, statistics = EdgeMetrics(), Statistics(clock)
+    with metrics.following(statistics) as following:
+        statistics.delivered(3, carried=2)
+        statistics.drafted += 5
+        during = samples(metrics)
+        following.finish = "length"
+    after = samples(metrics)
+    for name, value in (
+        ("tokens_total", 3),
+        ("spec_decode_num_accepted_tokens_total", 2),
+        ("spec_decode_num_draft_tokens_total", 5),
+    ):
+        assert (during[name], after[name]) == (value, value)
+    assert (during["requests_running"], after["requests_running"]) == (1, 0)
+    assert after['requests_total{finish="length"}'] == 1
+
+
+def test_times_are_those_of_requests_that_have_ended(clock) -> None:
+    metrics, statistics = EdgeMetrics(), Statistics(clock)
+    with metrics.following(statistics):
+        clock.now = 0.2
+        statistics.delivered(1, carried=0)
+        clock.now = 1.2
+        statistics.delivered(4, carried=3)
+        statistics.rtt_ms = 40.0
+        assert samples(metrics)["time_to_first_token_seconds_count"] == 0
+    after = samples(metrics)
+    assert after["time_to_first_token_seconds_sum"] == pytest.approx(0.2)
+    assert after["time_per_output_token_seconds_sum"] == pytest.approx(0.25)
+    assert after["request_seconds_sum"] == pytest.approx(1.2)
+    assert after["rtt_seconds_sum"] == pytest.approx(0.04)
+
+
+def test_a_request_that_fails_is_counted_by_its_error_and_one_that_is_left_as_cancelled(clock) -> None:
+    metrics = EdgeMetrics()
+    for error in (Overloaded("full"), ValueError("a defect")):
+        with contextlib.suppress(type(error)), metrics.following(Statistics(clock)):
+            raise error
+    with metrics.following(Statistics(clock)):
+        pass
+    found = samples(metrics)
+    for finish in ("Overloaded", "InternalError", "cancelled"):
+        assert found[f'requests_total{{finish="{finish}"}}'] == 1
+
+
+def test_attaches_elsewhere_are_failovers_and_all_but_the_first_reattaches(clock) -> None:
+    metrics, statistics = EdgeMetrics(), Statistics(clock)
+    with metrics.following(statistics):
+        for address in ("a:1", "a:1", "b:1"):
+            statistics.attached(address)
+        during = samples(metrics)
+    after = samples(metrics)
+    for found in (during, after):
+        assert (found["attaches_total"], found["reattaches_total"], found["failovers_total"]) == (3, 2, 1)

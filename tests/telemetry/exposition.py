@@ -1,0 +1,105 @@
+"""Reads what processes export and what documents name."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import types
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("pyarrow")
+
+from cloud_verifier.distill.metrics import DistillCollector
+from cloud_verifier.distill.state import State
+from cloud_verifier.metrics import VerifierCollector
+from coordinator.meters import CoordinatorMeters, StoreMeters
+from coordinator.metrics import CoordinatorCollector
+from edge_agent.metrics import EdgeMetrics
+from outrider.telemetry.families import registry
+from outrider.wire.v1 import engine_pb2
+
+
+@dataclass(frozen=True)
+class Family:
+    """One metric. name: as a sample of it is written, for a histogram without its suffix."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+
+    @property
+    def samples(self) -> tuple[str, ...]:
+        """Names by which PromQL finds it."""
+        if self.kind == "histogram":
+            return tuple(f"{self.name}_{suffix}" for suffix in ("bucket", "sum", "count"))
+        return (self.name,)
+
+
+def collectors() -> dict[str, Any]:
+    """Each process' collector, of a process that has just begun."""
+    host = types.SimpleNamespace(stats=engine_pb2.EngineStats(), ended=asyncio.Event())
+    loop = types.SimpleNamespace(state=State(), stage_s={}, results={}, failures=0, spent_s=0.0)
+    config = types.SimpleNamespace(daily_minutes=1.0)
+    return {
+        "verifier": VerifierCollector(host),  # type: ignore[arg-type]
+        "coordinator": CoordinatorCollector(CoordinatorMeters(StoreMeters()), None, None),  # type: ignore[arg-type]
+        "device": EdgeMetrics(),
+        "distillation": DistillCollector(loop, config),  # type: ignore[arg-type]
+    }
+
+
+def families(metrics: Iterable[Any]) -> Iterator[Family]:
+    for metric in metrics:
+        name = f"{metric.name}_total" if metric.type == "counter" else metric.name
+        yield Family(name, metric.type, tuple(metric._labelnames))
+
+
+def exported() -> dict[str, list[Family]]:
+    """By process, what a new one exports; every process its build."""
+    build = next(m for m in registry(EdgeMetrics()).collect() if m.name == "outrider_build_info")
+    found = {process: list(families(collector.collect())) for process, collector in collectors().items()}
+    return {"every process": list(families([build])), **found}
+
+
+def names_in(text: str) -> set[str]:
+    """Of the metrics that an exposition declares, as PromQL finds them."""
+    found: set[str] = set()
+    for name, kind in re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE):
+        found.update(Family(name, kind, ()).samples)
+    return found
+
+
+def samples_of(text: str) -> dict[str, float]:
+    """An exposition's samples, by name and labels as they are written."""
+    lines = [line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#")]
+    return {name: float(value) for name, _, value in lines}
+
+
+_PROMQL = {
+    *("sum", "max", "min", "avg", "count", "by", "without", "on", "ignoring", "group_left", "group_right"),
+    *("and", "or", "unless", "bool", "offset", "rate", "increase", "delta", "histogram_quantile", "up"),
+}
+
+
+def names_used(expression: str) -> set[str]:
+    """The metrics of a PromQL expression: every word in it that is no part of the language, no label and no value."""
+    bare = re.sub(r'"[^"]*"', "", expression)
+    bare = re.sub(r"\{[^}]*\}", "", bare)
+    bare = re.sub(r"\[[^\]]*\]", "", bare)
+    bare = re.sub(r"\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)", "", bare)
+    bare = re.sub(r"\boffset\s+\w+", "", bare)
+    return {word for word in re.findall(r"(?<![\w.$])[A-Za-z_:][\w:]*", bare) if word.lower() not in _PROMQL}
+
+
+def labels_used(expression: str) -> set[tuple[str, str]]:
+    """(metric, label) of every matcher in a PromQL expression."""
+    return {
+        (name, label)
+        for name, matchers in re.findall(r"([A-Za-z_:][\w:]*)\{([^}]*)\}", expression)
+        for label in re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", re.sub(r'"[^"]*"', '""', matchers))
+    }

