@@ -25,6 +25,7 @@ except ImportError as error:
 from coordinator import keys, priors
 from coordinator.records import (
     Candidate,
+    Heard,
     Kind,
     Load,
     Need,
@@ -32,12 +33,13 @@ from coordinator.records import (
     Prior,
     Registration,
     Seat,
+    Seated,
     SessionStats,
     SessionWindow,
     Verifier,
     WindowBounds,
 )
-from outrider.core.errors import BadRequest, Unavailable
+from outrider.core.errors import BadRequest, Killed, Unavailable
 from outrider.wire.ticket import Target
 
 SCRIPTS = Path(__file__).parent / "lua"
@@ -110,22 +112,24 @@ class Store:
     @_reaching
     async def report(
         self, verifier_id: str, instance: int, load: Load, sessions: Sequence[SessionStats], *, lease_ms: int
-    ) -> dict[str, Kind] | None:
+    ) -> Heard | None:
         """Renew the lease and the seats of the sessions listed, and keep what is said of them.
 
-        Returns session id -> kind, of those that have one; None where the lease is lost or someone else's.
+        None where the lease is lost or someone else's.
         """
         fields = _flat(_load_fields(load))
         ids = [session.session_id for session in sessions]
         arguments = [verifier_id, instance, lease_ms, lease_ms, len(fields), *fields, *ids]
         touched = [key(session_id) for session_id in ids for key in (keys.closed, keys.session)]
-        known, *facts = await self._run("report", [*_lease_keys(verifier_id), *touched], arguments)
+        leased = [*_lease_keys(verifier_id), keys.cordon(verifier_id)]
+        known, *found = await self._run("report", [*leased, *touched], arguments)
         if not known:
             return None
+        drain, killed, facts = found
         kinds = priors.kinds(ids, facts, [session.draft for session in sessions])
         for start in range(0, len(sessions), SESSIONS_AT_ONCE):
             await self._observe(verifier_id, sessions[start : start + SESSIONS_AT_ONCE], kinds, 2 * lease_ms)
-        return kinds
+        return Heard(kinds, tuple(killed), bool(drain))
 
     @_reaching
     async def priors(self, kinds: Iterable[Kind]) -> dict[Kind, Prior]:
@@ -187,34 +191,77 @@ class Store:
         return bool(await self._run("deregister", _lease_keys(verifier_id), [verifier_id, instance]))
 
     @_reaching
-    async def verifiers(self) -> list[Verifier]:
-        """Everybody with a valid lease, by id."""
-        ids: list[str] = sorted(await self._run("fleet", [keys.FLEET], []))
-        async with self._redis.pipeline(transaction=False) as pipe:
-            for verifier_id in ids:
-                pipe.hgetall(keys.verifier(verifier_id))
-                pipe.pttl(keys.verifier(verifier_id))
-            replies = await pipe.execute()
-        found = zip(ids, replies[::2], replies[1::2], strict=True)
-        return [_verifier(verifier_id, record, ttl) for verifier_id, record, ttl in found if record]
+    async def fleet(self) -> list[str]:
+        """Ids of all who have a valid lease, in order."""
+        return sorted(await self._run("fleet", [keys.FLEET], []))
 
     @_reaching
-    async def sessions(self, verifier_ids: Iterable[str], most: int) -> list[SessionStats]:
-        """Those that hold a seat on one of these verifiers, with what was last reported of them; `most` at most."""
-        ids = list(verifier_ids)
+    async def verifiers(self, ids: Sequence[str] | None = None) -> list[Verifier]:
+        """Those of these with a valid lease, by id; None: everybody."""
+        asked = await self.fleet() if ids is None else ids
         async with self._redis.pipeline(transaction=False) as pipe:
-            for verifier_id in ids:
-                pipe.zrange(keys.seats(verifier_id), 0, most - 1)
-            seats = await pipe.execute()
-            held = [(v, s) for v, sessions in zip(ids, seats, strict=True) for s in sessions][:most]
-            for _, session_id in held:
-                pipe.hgetall(keys.stats(session_id))
-                pipe.hget(keys.session(session_id), "tenant")
+            for verifier_id in asked:
+                pipe.hgetall(keys.verifier(verifier_id))
+                pipe.pttl(keys.verifier(verifier_id))
+                pipe.exists(keys.cordon(verifier_id))
             replies = await pipe.execute()
-        records = zip(held, replies[::2], replies[1::2], strict=True)
+        found = zip(asked, replies[::3], replies[1::3], replies[2::3], strict=True)
+        return [_verifier(verifier_id, record, ttl, cordon) for verifier_id, record, ttl, cordon in found if record]
+
+    @_reaching
+    async def steer(self, verifier_id: str, order: str, *, keep_ms: int) -> bool:
+        """`cordon`, `uncordon` or `drain`. False where nobody of this id is registered, nor has a cordon to be lifted."""
+        touched = [keys.verifier(verifier_id), keys.cordon(verifier_id)]
+        return bool(await self._run("steer", touched, [order, keep_ms]))
+
+    @_reaching
+    async def seated(self, verifier_ids: Sequence[str], most: int) -> tuple[list[tuple[str, str]], int]:
+        """(verifier id, session id) of those that hold a seat on one of these, `most` at most; how many there are."""
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for verifier_id in verifier_ids:
+                pipe.zrange(keys.seats(verifier_id), 0, most - 1)
+                pipe.zcard(keys.seats(verifier_id))
+            replies = await pipe.execute()
+        held = [(v, s) for v, sessions in zip(verifier_ids, replies[::2], strict=True) for s in sessions]
+        return held[:most], sum(replies[1::2])
+
+    @_reaching
+    async def seats_of(self, verifier_id: str) -> list[str]:
+        """Ids of all sessions that hold a seat there, in order."""
+        return sorted(await self._redis.zrange(keys.seats(verifier_id), 0, -1))
+
+    @_reaching
+    async def sessions(self, held: Iterable[tuple[str, str]]) -> list[Seated]:
+        """What is known of those of (verifier id, session id) that are there, and not on another verifier by now."""
+        asked = list(held)
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for _, session_id in asked:
+                pipe.hgetall(keys.stats(session_id))
+                pipe.hgetall(keys.session(session_id))
+            replies = await pipe.execute()
+        records = zip(asked, replies[::2], replies[1::2], strict=True)
+        found = [_seated(session_id, seat_on, stats, placed) for (seat_on, session_id), stats, placed in records]
         return [
-            _stats(session_id, verifier_id, record, tenant) for (verifier_id, session_id), record, tenant in records
+            seated for seated, (seat_on, _) in zip(found, asked, strict=True) if seated.stats.verifier_id == seat_on
         ]
+
+    @_reaching
+    async def where(self, session_id: str) -> tuple[str, ...]:
+        """Verifiers that may serve a session: the one that reports it, then the one where it was placed last."""
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.hget(keys.stats(session_id), "verifier")
+            pipe.hget(keys.session(session_id), "verifier")
+            return tuple(dict.fromkeys(name for name in await pipe.execute() if name))
+
+    @_reaching
+    async def kill_session(self, session_id: str, *, keep_ms: int) -> tuple[str, ...]:
+        """End a session for good: its seats are free, no ticket brings it back. Where it was; empty: it is not known."""
+        where = await self.where(session_id)
+        if where:
+            seats = [keys.seats(verifier_id) for verifier_id in where]
+            touched = [keys.session(session_id), keys.stats(session_id), keys.closed(session_id), *seats]
+            await self._run("kill", touched, [session_id, keep_ms])
+        return where
 
     @_reaching
     async def place(
@@ -230,13 +277,14 @@ class Store:
         session_ms: int,
         load_weight_ms: float,
     ) -> Placed | int:
-        """Take a seat, or return how many of the candidates are alive (and have no room).
+        """Take a seat, or return how many of the candidates are alive (and have no room). Raises Killed.
 
         `floor`: the greatest epoch that the asker knows; every epoch of the placement is greater.
         """
-        touched = [keys.session(session_id)]
+        touched = [keys.session(session_id), keys.closed(session_id)]
         for candidate in among:
-            touched += [keys.verifier(candidate.verifier_id), keys.seats(candidate.verifier_id)]
+            name = candidate.verifier_id
+            touched += [keys.verifier(name), keys.seats(name), keys.cordon(name)]
         weights, tokenizer = need.weights or ("", "")
         name = "" if need.weights else need.target  # weights bind, names may change
         arguments: list[Any] = [session_id, tenant, floor, span, seat_ms, session_ms, load_weight_ms]
@@ -245,6 +293,8 @@ class Store:
             arguments += [candidate.verifier_id, candidate.rtt_ms, int(candidate.failed)]
         reply = await self._run("place", touched, arguments)
         if not reply[0]:
+            if reply[1] < 0:
+                raise Killed(f"an operator has ended session {session_id}; it cannot be resumed")
             return int(reply[1])
         epoch, primary, record, standby, standby_record = reply
         return Placed(epoch, _seat(primary, record), _seat(standby, standby_record) if standby else None)
@@ -332,6 +382,10 @@ def _load_fields(load: Load) -> dict[str, Any]:
         "step_cost_ms": json.dumps(dict(load.step_cost_ms)),
         "session_cost_ms": load.session_cost_ms,
         "overran": load.overran,
+        "price": load.price,
+        "evaluated": load.evaluated,
+        "accepted": load.accepted,
+        "rtt_ms": load.rtt_ms,
     }
 
 
@@ -349,7 +403,7 @@ def _seat(verifier_id: str, flat: Sequence[str]) -> Seat:
     return Seat(verifier_id, record["address"], record["tls"] == "1", _target(record))
 
 
-def _verifier(verifier_id: str, record: Mapping[str, str], ttl_ms: int) -> Verifier:
+def _verifier(verifier_id: str, record: Mapping[str, str], ttl_ms: int, cordon: int) -> Verifier:
     registration = Registration(
         verifier_id,
         record["address"],
@@ -370,16 +424,20 @@ def _verifier(verifier_id: str, record: Mapping[str, str], ttl_ms: int) -> Verif
         {int(rows): ms for rows, ms in json.loads(record.get("step_cost_ms", "{}")).items()},
         float(record.get("session_cost_ms", 0)),
         float(record.get("overran", 0)),
+        float(record.get("price", 0)),
+        int(record.get("evaluated", 0)),
+        int(record.get("accepted", 0)),
+        float(record.get("rtt_ms", 0)),
     )
-    return Verifier(registration, load, max(ttl_ms, 0) / 1000)
+    return Verifier(registration, load, max(ttl_ms, 0) / 1000, bool(cordon))
 
 
-def _stats(session_id: str, seat_on: str, record: Mapping[str, str], tenant: str | None) -> SessionStats:
-    """A session that was placed and has not been reported yet has zeros."""
+def _seated(session_id: str, seat_on: str, record: Mapping[str, str], placed: Mapping[str, str]) -> Seated:
+    """record: what its verifier reports; empty where that has not come yet. placed: what it was placed as."""
     epoch, steps, committed, evaluated, accepted = (int(record.get(name, 0)) for name in _COUNTS)
-    return SessionStats(
+    stats = SessionStats(
         session_id,
-        record.get("tenant", tenant or ""),
+        record.get("tenant", placed.get("tenant", "")),
         record.get("verifier", seat_on),
         epoch,
         steps,
@@ -387,7 +445,10 @@ def _stats(session_id: str, seat_on: str, record: Mapping[str, str], tenant: str
         evaluated,
         accepted,
         float(record.get("rtt_ms", 0)),
+        draft=placed.get("draft", ""),
+        traffic=placed.get("traffic", ""),
     )
+    return Seated(stats, bool(record), placed.get("standby", ""))
 
 
 _COUNTS = ("epoch", "steps", "committed", "evaluated", "accepted")

@@ -32,6 +32,7 @@ CODES: Mapping[type[OutriderError], grpc.StatusCode] = {
     errors.PermissionDenied: Code.PERMISSION_DENIED,
     errors.NotFound: Code.NOT_FOUND,
     errors.Fenced: Code.ABORTED,
+    errors.Killed: Code.FAILED_PRECONDITION,  # final, also to a peer that does not know the name
     errors.Overloaded: Code.RESOURCE_EXHAUSTED,
     errors.Unavailable: Code.UNAVAILABLE,
     errors.Draining: Code.UNAVAILABLE,
