@@ -22,7 +22,7 @@ try:
 except ImportError as error:
     raise ImportError("the coordinator needs redis: pip install 'outrider[coordinator]'") from error
 
-from coordinator import keys, priors
+from coordinator import hashes, keys, priors
 from coordinator.records import (
     Candidate,
     Heard,
@@ -32,7 +32,6 @@ from coordinator.records import (
     Placed,
     Prior,
     Registration,
-    Seat,
     Seated,
     SessionStats,
     SessionWindow,
@@ -40,7 +39,6 @@ from coordinator.records import (
     WindowBounds,
 )
 from outrider.core.errors import BadRequest, Killed, Unavailable
-from outrider.wire.ticket import Target
 
 SCRIPTS = Path(__file__).parent / "lua"
 MAX_CONNECTIONS = 32
@@ -105,7 +103,7 @@ class Store:
     @_reaching
     async def register(self, registration: Registration, lease_ms: int) -> bool:
         """Start a lease. True where it replaced a live instance of the same id."""
-        fields = _flat(_registration_fields(registration))
+        fields = hashes.flat(hashes.of_registration(registration))
         arguments = [registration.verifier_id, registration.instance, lease_ms, *fields]
         return bool(await self._run("register", _lease_keys(registration.verifier_id), arguments))
 
@@ -117,7 +115,7 @@ class Store:
 
         None where the lease is lost or someone else's.
         """
-        fields = _flat(_load_fields(load))
+        fields = hashes.flat(hashes.of_load(load))
         ids = [session.session_id for session in sessions]
         arguments = [verifier_id, instance, lease_ms, lease_ms, len(fields), *fields, *ids]
         touched = [key(session_id) for session_id in ids for key in (keys.closed, keys.session)]
@@ -206,11 +204,13 @@ class Store:
                 pipe.exists(keys.cordon(verifier_id))
             replies = await pipe.execute()
         found = zip(asked, replies[::3], replies[1::3], replies[2::3], strict=True)
-        return [_verifier(verifier_id, record, ttl, cordon) for verifier_id, record, ttl, cordon in found if record]
+        return [
+            hashes.verifier(verifier_id, record, ttl, cordon) for verifier_id, record, ttl, cordon in found if record
+        ]
 
     @_reaching
     async def steer(self, verifier_id: str, order: str, *, keep_ms: int) -> bool:
-        """`cordon`, `uncordon` or `drain`. False where nobody of this id is registered, nor has a cordon to be lifted."""
+        """`cordon`, `uncordon` or `drain`. False where nobody of this id is registered or has a cordon to be lifted."""
         touched = [keys.verifier(verifier_id), keys.cordon(verifier_id)]
         return bool(await self._run("steer", touched, [order, keep_ms]))
 
@@ -228,7 +228,7 @@ class Store:
     @_reaching
     async def seats_of(self, verifier_id: str) -> list[str]:
         """Ids of all sessions that hold a seat there, in order."""
-        return sorted(await self._redis.zrange(keys.seats(verifier_id), 0, -1))
+        return sorted(map(str, await self._redis.zrange(keys.seats(verifier_id), 0, -1)))
 
     @_reaching
     async def sessions(self, held: Iterable[tuple[str, str]]) -> list[Seated]:
@@ -240,7 +240,7 @@ class Store:
                 pipe.hgetall(keys.session(session_id))
             replies = await pipe.execute()
         records = zip(asked, replies[::2], replies[1::2], strict=True)
-        found = [_seated(session_id, seat_on, stats, placed) for (seat_on, session_id), stats, placed in records]
+        found = [hashes.seated(session_id, seat_on, stats, placed) for (seat_on, session_id), stats, placed in records]
         return [
             seated for seated, (seat_on, _) in zip(found, asked, strict=True) if seated.stats.verifier_id == seat_on
         ]
@@ -255,7 +255,7 @@ class Store:
 
     @_reaching
     async def kill_session(self, session_id: str, *, keep_ms: int) -> tuple[str, ...]:
-        """End a session for good: its seats are free, no ticket brings it back. Where it was; empty: it is not known."""
+        """End a session for good: its seats are free, no ticket brings it back. Where it was; empty: it is unknown."""
         where = await self.where(session_id)
         if where:
             seats = [keys.seats(verifier_id) for verifier_id in where]
@@ -297,7 +297,7 @@ class Store:
                 raise Killed(f"an operator has ended session {session_id}; it cannot be resumed")
             return int(reply[1])
         epoch, primary, record, standby, standby_record = reply
-        return Placed(epoch, _seat(primary, record), _seat(standby, standby_record) if standby else None)
+        return Placed(epoch, hashes.seat(primary, record), hashes.seat(standby, standby_record) if standby else None)
 
     @_reaching
     async def close_session(self, session_id: str, served_by: str, *, lease_ms: int) -> None:
@@ -351,107 +351,6 @@ def without_credentials(url: str) -> str:
 
 def _lease_keys(verifier_id: str) -> list[str]:
     return [keys.verifier(verifier_id), keys.seats(verifier_id), keys.FLEET]
-
-
-def _registration_fields(r: Registration) -> dict[str, Any]:
-    t = r.target
-    return {
-        "address": r.address,
-        "tls": int(r.tls),
-        "capacity": r.capacity,
-        "name": t.name,
-        "weights_hash": t.weights_hash,
-        "tokenizer_hash": t.tokenizer_hash,
-        "dtype": t.dtype,
-        "backend": t.backend,
-        "hardware": t.hardware,
-        "class": t.numerics_class,
-    }
-
-
-def _load_fields(load: Load) -> dict[str, Any]:
-    return {
-        "live": load.live_sessions,
-        "step_ms": load.step_ms,
-        "kv_used": load.kv_used,
-        "kv_capacity": load.kv_capacity,
-        "tokens_per_s": load.tokens_per_s,
-        "draining": int(load.draining),
-        "node_ms": load.node_ms,
-        "timing_ms": json.dumps(dict(load.timing_ms)),
-        "step_cost_ms": json.dumps(dict(load.step_cost_ms)),
-        "session_cost_ms": load.session_cost_ms,
-        "overran": load.overran,
-        "price": load.price,
-        "evaluated": load.evaluated,
-        "accepted": load.accepted,
-        "rtt_ms": load.rtt_ms,
-    }
-
-
-def _flat(fields: Mapping[str, Any]) -> list[Any]:
-    return [item for pair in fields.items() for item in pair]
-
-
-def _target(record: Mapping[str, str]) -> Target:
-    names = ("name", "weights_hash", "tokenizer_hash", "dtype", "backend", "hardware")
-    return Target(*(record.get(name, "") for name in names))
-
-
-def _seat(verifier_id: str, flat: Sequence[str]) -> Seat:
-    record = dict(zip(flat[::2], flat[1::2], strict=True))
-    return Seat(verifier_id, record["address"], record["tls"] == "1", _target(record))
-
-
-def _verifier(verifier_id: str, record: Mapping[str, str], ttl_ms: int, cordon: int) -> Verifier:
-    registration = Registration(
-        verifier_id,
-        record["address"],
-        record["tls"] == "1",
-        _target(record),
-        int(record["capacity"]),
-        int(record["instance"]),
-    )
-    load = Load(
-        int(record.get("live", 0)),
-        float(record.get("step_ms", 0)),
-        int(record.get("kv_used", 0)),
-        int(record.get("kv_capacity", 0)),
-        float(record.get("tokens_per_s", 0)),
-        record.get("draining") == "1",
-        float(record.get("node_ms", 0)),
-        json.loads(record.get("timing_ms", "{}")),
-        {int(rows): ms for rows, ms in json.loads(record.get("step_cost_ms", "{}")).items()},
-        float(record.get("session_cost_ms", 0)),
-        float(record.get("overran", 0)),
-        float(record.get("price", 0)),
-        int(record.get("evaluated", 0)),
-        int(record.get("accepted", 0)),
-        float(record.get("rtt_ms", 0)),
-    )
-    return Verifier(registration, load, max(ttl_ms, 0) / 1000, bool(cordon))
-
-
-def _seated(session_id: str, seat_on: str, record: Mapping[str, str], placed: Mapping[str, str]) -> Seated:
-    """record: what its verifier reports; empty where that has not come yet. placed: what it was placed as."""
-    epoch, steps, committed, evaluated, accepted = (int(record.get(name, 0)) for name in _COUNTS)
-    stats = SessionStats(
-        session_id,
-        record.get("tenant", placed.get("tenant", "")),
-        record.get("verifier", seat_on),
-        epoch,
-        steps,
-        committed,
-        evaluated,
-        accepted,
-        float(record.get("rtt_ms", 0)),
-        draft=placed.get("draft", ""),
-        traffic=placed.get("traffic", ""),
-    )
-    return Seated(stats, bool(record), placed.get("standby", ""))
-
-
-_COUNTS = ("epoch", "steps", "committed", "evaluated", "accepted")
 
 
 def _read(kind: Callable[..., _T], written: str | bytes | None) -> _T | None:

@@ -1,5 +1,6 @@
-"""Tenants that operators create while the coordinator runs: in Redis, beside those of the settings, each with the hash of
-its key. The key itself is said once, when it is made.
+"""Tenants that operators create while the coordinator runs: in Redis, beside those of the settings.
+
+Of each there is the hash of its key; the key itself is said once, when it is made.
 
 Keys are random, with 256 bits, so a plain hash tells nothing about one, nor does the time that looking one up takes.
 """

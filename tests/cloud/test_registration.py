@@ -182,10 +182,12 @@ async def test_a_report_brings_what_sessions_are_told(registry):
     registry.directives = [pb.SessionDirective(session_id="s", epoch=7, directive=told)]
     async with serving(registry) as address, registration(address) as made:
         await made.register()
-        assert await made.report(pb.ReportRequest()) == [("s", 7, Directive(9, 8, 3, 0.25, 4))]
+        assert (await made.report(pb.ReportRequest())).steering == [("s", 7, Directive(9, 8, 3, 0.25, 4))]
         mad = session_pb2.Directive(price=2.0)
         registry.directives.insert(0, pb.SessionDirective(session_id="x", epoch=7, directive=mad))
-        assert await made.report(pb.ReportRequest()) == [("s", 7, Directive(9, 8, 3, 0.25, 4))]  # the other one holds
+        assert (await made.report(pb.ReportRequest())).steering == [
+            ("s", 7, Directive(9, 8, 3, 0.25, 4))
+        ]  # the other one holds
 
 
 async def test_a_report_brings_the_serial_of_the_releases(registry):
