@@ -60,8 +60,8 @@ def _told(error: grpc.aio.AioRpcError, coordinator: str, timeout_s: float) -> Ou
     match error.code():
         case grpc.StatusCode.DEADLINE_EXCEEDED if not marked:
             return Unavailable(
-                f"the coordinator at {coordinator} did not answer within {timeout_s:g} s; it may be overloaded: try again,"
-                " or it may want --tls or --ca"
+                f"the coordinator at {coordinator} did not answer within {timeout_s:g} s; it may be overloaded: try"
+                " again, or it may want --tls or --ca"
             )
         case grpc.StatusCode.UNAVAILABLE if not marked:
             return Unavailable(

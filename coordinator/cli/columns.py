@@ -13,20 +13,8 @@ _COST_ROWS = (1, 8, 32, 128, 512)
 
 
 def verifiers(found: Sequence[Document]) -> str:
-    columns = (
-        "VERIFIER",
-        "ADDRESS",
-        "TARGET",
-        "SESSIONS",
-        "TOKENS/S",
-        "STEP",
-        "NODE",
-        "PRICE",
-        "ACCEPTED",
-        "RTT",
-        "KV",
-    )
-    return table((*columns, "LEASE", "STATE"), list(map(_verifier, found)))
+    columns = ("VERIFIER", "ADDRESS", "TARGET", "SESSIONS", "TOKENS/S", "STEP", "NODE", "PRICE", "ACCEPTED", "RTT")
+    return table((*columns, "KV", "LEASE", "STATE"), list(map(_verifier, found)))
 
 
 def costs(found: Sequence[Document]) -> str:
@@ -36,19 +24,8 @@ def costs(found: Sequence[Document]) -> str:
 
 
 def sessions(found: Sequence[Document]) -> str:
-    columns = (
-        "SESSION",
-        "TENANT",
-        "VERIFIER",
-        "STATE",
-        "COMMITTED",
-        "TOKENS/STEP",
-        "ACCEPTED",
-        "RTT",
-        "DRAFT",
-        "CLASS",
-    )
-    return table(columns, list(map(_session, found)))
+    columns = ("SESSION", "TENANT", "VERIFIER", "STATE", "COMMITTED", "TOKENS/STEP", "ACCEPTED", "RTT", "DRAFT")
+    return table((*columns, "CLASS"), list(map(_session, found)))
 
 
 def windows(found: Sequence[Document]) -> str:

@@ -113,9 +113,8 @@ def _head(status: Mapping[str, Any]) -> Text:
 
 
 def _verifiers(found: Sequence[Mapping[str, Any]], rates: Rates) -> Table:
-    table = _table(
-        "VERIFIER", "STATE", "LOAD", "SESSIONS>", "TOKENS/S>", "", "STEP>", "PRICE>", "ACCEPTED>", "RTT>", "KV"
-    )
+    columns = ("VERIFIER", "STATE", "LOAD", "SESSIONS>", "TOKENS/S>", "", "STEP>", "PRICE>", "ACCEPTED>", "RTT>", "KV")
+    table = _table(*columns)
     for v in found:
         table.add_row(
             Text(clean(v["id"])),

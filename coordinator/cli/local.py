@@ -75,7 +75,7 @@ def _pair_options(parser: argparse.ArgumentParser) -> None:
 
 def shipped_pair() -> tuple[Path, Path]:
     """The demo pair in models/ of this checkout or of $OUTRIDER_MODELS. Raises BadRequest where there is none."""
-    folder = Path(os.environ.get("OUTRIDER_MODELS") or Path(__file__).resolve().parent.parent / "models")
+    folder = Path(os.environ.get("OUTRIDER_MODELS") or Path(__file__).resolve().parents[2] / "models")
     target, draft = folder / "target", folder / "draft.gguf"
     if not (target / "config.json").is_file() or not draft.is_file():
         raise BadRequest(

@@ -56,9 +56,8 @@ def _acceptances(before: _Counts, after: _Counts) -> list[tuple[str, float]]:
     """Sessions that end take their counts with them: what shrinks says nothing."""
     found = []
     for name, (evaluated, accepted) in after.items():
-        nodes, right = (
-            new - old for new, old in zip((evaluated, accepted), before.get(name, (evaluated, 0)), strict=True)
-        )
+        old = before.get(name, (evaluated, accepted))
+        nodes, right = evaluated - old[0], accepted - old[1]
         if nodes > 0 and 0 <= right <= nodes:
             found.append((name, right / nodes))
     return found
