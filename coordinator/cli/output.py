@@ -109,7 +109,7 @@ async def _show(options: argparse.Namespace, look: Look, timeout_s: float) -> No
     async with line(options, timeout_s=timeout_s) as ask:
         if interval_s is None:
             shown = await look(ask)
-            print(render(shown, options.output))
+            print(render(shown, options.output), flush=True)
             _note(shown.notice)
             return
         while True:

@@ -28,8 +28,8 @@ def add_parser(commands: Any) -> None:
     top = commands.add_parser(
         "top",
         help="a live view: verifiers, load, price, acceptance, round trips, tokens/s",
-        epilog="q or Ctrl-C ends it. Acceptance and tokens/s are of the time since the frame before; in the first frame, and"
-        " with --once, acceptance is of the live sessions' whole life and sessions have no tokens/s.",
+        epilog="q or Ctrl-C ends it. Acceptance and tokens/s are of the time since the frame before; in the first frame,"
+        " and with --once, acceptance is of the live sessions' whole life and sessions have no tokens/s.",
     )
     top.add_argument("-d", "--interval", type=seconds, default=WATCH_S, metavar="SECONDS", help=f"({WATCH_S:g})")
     top.add_argument("--once", action="store_true", help="print one frame and end")
@@ -37,7 +37,7 @@ def add_parser(commands: Any) -> None:
         "--sessions",
         type=at_most(1_000),
         metavar="N",
-        help=f"show so many, those that produce most first (what the terminal has room for; {ONCE_SESSIONS} with --once)",
+        help=f"show so many, the busiest first (what the terminal has room for; {ONCE_SESSIONS} with --once)",
     )
     link_options(top)
     top.set_defaults(run=_top)

@@ -69,10 +69,8 @@ async def _steer(options: argparse.Namespace, ask: Ask) -> Shown:
     notice = ""
     if options.verb == "uncordon" and known and known["draining"]:
         notice = "it is draining already, which cannot be taken back; what is started under its id next gets sessions"
-    done = _DONE[options.verb].format(id=options.verifier)
-    return Shown(
-        {"id": options.verifier, "order": options.verb, "verifier": known}, f"{options.verifier}: {done}", notice
-    )
+    document = {"id": options.verifier, "order": options.verb, "verifier": known}
+    return Shown(document, f"{options.verifier}: {_DONE[options.verb].format(id=options.verifier)}", notice)
 
 
 def _facts(v: documents.Document) -> str:
@@ -89,7 +87,7 @@ def _facts(v: documents.Document) -> str:
             "sessions": f"{v['sessions']} of {v['capacity']}",
             "tokens/s": f"{v['tokens_per_s']:.1f}",
             "price": f"{v['price']:.3f}",
-            "accepted": f"{columns.share(v['acceptance'])}, {v['accepted']} of {v['evaluated']} nodes of its live sessions",
+            "accepted": f"{columns.share(v['acceptance'])}, {v['accepted']} of its live sessions' {v['evaluated']} nodes",
             "round trip": f"{columns.ms(v['rtt_ms'])}, the median of its sessions",
             "KV": f"{v['kv_used']} of {v['kv_capacity']} slots",
             "step": f"{v['step_ms']:.1f} ms, and {v['node_ms']:.2f} ms for a node",
