@@ -28,7 +28,7 @@ def add_parser(commands: Any) -> None:
     top = commands.add_parser(
         "top",
         help="a live view: verifiers, load, price, acceptance, round trips, tokens/s",
-        epilog="q or Ctrl-C ends it. Acceptance and tokens/s are of the time since the frame before; in the first frame,"
+        epilog="q or Ctrl-C ends it. Acceptance and tokens/s are of the time since the frame before; in the first,"
         " and with --once, acceptance is of the live sessions' whole life and sessions have no tokens/s.",
     )
     top.add_argument("-d", "--interval", type=seconds, default=WATCH_S, metavar="SECONDS", help=f"({WATCH_S:g})")

@@ -87,7 +87,7 @@ def _facts(v: documents.Document) -> str:
             "sessions": f"{v['sessions']} of {v['capacity']}",
             "tokens/s": f"{v['tokens_per_s']:.1f}",
             "price": f"{v['price']:.3f}",
-            "accepted": f"{columns.share(v['acceptance'])}, {v['accepted']} of its live sessions' {v['evaluated']} nodes",
+            "accepted": f"{columns.share(v['acceptance'])}, {v['accepted']} of {v['evaluated']} nodes of live sessions",
             "round trip": f"{columns.ms(v['rtt_ms'])}, the median of its sessions",
             "KV": f"{v['kv_used']} of {v['kv_capacity']} slots",
             "step": f"{v['step_ms']:.1f} ms, and {v['node_ms']:.2f} ms for a node",

@@ -30,6 +30,8 @@ class Registry(coordinator_pb2_grpc.RegistryServicer):
         self.interval_ms = 100
         self.directives: list[pb.SessionDirective] = []
         self.release_serial = 0
+        self.killed: list[str] = []
+        self.drain = False
 
     async def Register(self, request, context):
         self.registrations.append(request)
@@ -45,6 +47,8 @@ class Registry(coordinator_pb2_grpc.RegistryServicer):
             public_keys=self.keys,
             directives=self.directives,
             release_serial=self.release_serial,
+            killed=self.killed,
+            drain=self.drain,
         )
 
     async def Deregister(self, request, context):
@@ -185,9 +189,19 @@ async def test_a_report_brings_what_sessions_are_told(registry):
         assert (await made.report(pb.ReportRequest())).steering == [("s", 7, Directive(9, 8, 3, 0.25, 4))]
         mad = session_pb2.Directive(price=2.0)
         registry.directives.insert(0, pb.SessionDirective(session_id="x", epoch=7, directive=mad))
-        assert (await made.report(pb.ReportRequest())).steering == [
-            ("s", 7, Directive(9, 8, 3, 0.25, 4))
-        ]  # the other one holds
+        told = await made.report(pb.ReportRequest())
+        assert told.steering == [("s", 7, Directive(9, 8, 3, 0.25, 4))]  # the other one holds
+
+
+async def test_a_report_brings_what_operators_have_said(registry):
+    async with serving(registry) as address, registration(address) as made:
+        await made.register()
+        told = await made.report(pb.ReportRequest())
+        assert (told.killed, told.drain) == ((), False)
+        registry.killed, registry.drain = ["s", "t"], True
+        told = await made.report(pb.ReportRequest())
+        assert (told.killed, told.drain) == (("s", "t"), True)
+    assert (await made.report(pb.ReportRequest())).drain is False  # nobody is there to say so
 
 
 async def test_a_report_brings_the_serial_of_the_releases(registry):
