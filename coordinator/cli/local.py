@@ -148,16 +148,29 @@ async def _up(options: argparse.Namespace) -> int:
         print(
             f"ready: coordinator at {cluster.address}, {len(cluster.verifiers)} verifier(s); Ctrl-C stops", flush=True
         )
-        children = [child for child in (cluster.coordinator, *cluster.verifiers) if child is not None]
-        exits: dict[asyncio.Future[int], Child] = {asyncio.create_task(child.wait()): child for child in children}
-        waiting: list[asyncio.Future[int]] = [stop, *exits]
-        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        failed = await _failing(stop, cluster)
+    for child in failed:
+        print(f"outrider: {child.name} ended by itself; see its messages above", file=sys.stderr)
+    return EXIT_FAILED if failed else 0
+
+
+async def _failing(stop: asyncio.Future[int], cluster: Cluster) -> list[Child]:
+    """Wait for the end, and return the child that has failed. None has where `stop` comes first, and where the last
+    verifier ends with 0, as one does that an operator has told to drain."""
+    children = [child for child in (cluster.coordinator, *cluster.verifiers) if child is not None]
+    exits: dict[asyncio.Future[int], Child] = {asyncio.create_task(child.wait()): child for child in children}
+    try:
+        while not stop.done() and len(exits) > 1:
+            done, _ = await asyncio.wait({stop, *exits}, return_when=asyncio.FIRST_COMPLETED)
+            ended = [(task.result(), exits.pop(task)) for task in done & exits.keys()]
+            if failed := [child for code, child in ended if code or child is cluster.coordinator]:
+                return failed
+            for _, child in ended:
+                print(f"{child.name} has drained and ended", flush=True)
+        return []
+    finally:
         for task in exits:
             task.cancel()
-        ended = [child for task, child in exits.items() if task in done]
-    for child in ended:
-        print(f"outrider: {child.name} ended by itself; see its messages above", file=sys.stderr)
-    return EXIT_FAILED if ended else 0
 
 
 async def _start(cluster: Cluster, options: argparse.Namespace, pair: Sequence[str]) -> bool:

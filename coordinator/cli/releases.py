@@ -10,7 +10,8 @@ from typing import Any
 
 from coordinator.admin import Ask
 from coordinator.cli import documents
-from coordinator.cli.output import Shown, output_options, show
+from coordinator.cli.output import LIMIT, MAX_LIMIT, Shown, output_options, show
+from coordinator.cli.values import at_most
 from coordinator.releases.overview import describe_release, describe_releases
 from outrider.core.errors import BadRequest
 from outrider.wire import manifest as manifests
@@ -39,10 +40,10 @@ def add_parser(commands: Any) -> None:
     releases = commands.add_parser(
         "releases",
         help="draft releases: list them, see the evidence, promote, roll back, pin, publish",
-        epilog="A coordinator with an admin token wants it in $OUTRIDER_ADMIN_TOKEN.",
     )
     verbs = releases.add_subparsers(required=True, metavar="VERB", dest="verb")
-    verbs.add_parser("list", help="all, the newest of each target first")
+    listed = verbs.add_parser("list", help="all, the newest of each target first")
+    listed.add_argument("--limit", type=at_most(MAX_LIMIT), default=LIMIT, metavar="N", help=f"show so many ({LIMIT})")
     verbs.add_parser("show", help="all that is known of one").add_argument("release", **_NAME)
     for verb, what in _HELP.items():
         verbs.add_parser(verb, help=what).add_argument("release", **_NAME)
@@ -62,7 +63,10 @@ _NAME: dict[str, Any] = {"metavar": "RELEASE", "help": "the beginning of its has
 async def _answer(options: argparse.Namespace, ask: Ask) -> Shown:
     match options.verb:
         case "list":
-            return _shown(list((await _list(ask)).releases))
+            known = list((await _list(ask)).releases)
+            cut = len(known) > options.limit
+            notice = f"{options.limit} of {len(known)} releases are shown; --limit N shows more" if cut else ""
+            return _shown(known[: options.limit], notice)
         case "show":
             found = list((await _list(ask, options.release)).releases)
             return Shown(_document(found), "\n\n".join(map(describe_release, found)))

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -60,7 +61,7 @@ async def _once(options: argparse.Namespace, screen: Any) -> None:
 
 
 async def _live(options: argparse.Namespace, screen: Any) -> None:
-    rates, known, trouble = Rates(), None, ""
+    rates, trouble = Rates(), ""
     async with line(options) as ask:
         known = await _look(options, ask)  # what is wrong from the start is told in a line, as everywhere
         rates.see(known, time.monotonic())
@@ -83,15 +84,16 @@ async def _look(options: argparse.Namespace, ask: Ask) -> documents.Document:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[asyncio.Event]:
-    """Set once somebody presses what ends it; a terminal gives keys at once meanwhile, and shows none."""
-    pressed = asyncio.Event()
+    """Set once somebody presses what ends it, or at SIGTERM; a terminal gives keys at once meanwhile, and shows none."""
+    pressed, loop = asyncio.Event(), asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, pressed.set)  # or the terminal would stay as it is
     if not sys.stdin.isatty():
         yield pressed
         return
     import termios  # not on every system, nor is a terminal there
     import tty
 
-    fd, loop = sys.stdin.fileno(), asyncio.get_running_loop()
+    fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
 
     def read() -> None:

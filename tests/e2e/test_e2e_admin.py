@@ -14,7 +14,7 @@ from system import ROOT, Failed, System
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 PROMPT = "class Stack:\n    def __init__(self):\n"
-OPTIONS = {"max_tokens": 900, "ignore_eos": True, "temperature": 0.8, "seed": 4}
+OPTIONS = {"max_tokens": 1800, "ignore_eos": True, "temperature": 0.8, "seed": 4}
 EARLY = 30
 DRAIN_S = 0.4
 
@@ -48,55 +48,54 @@ async def asked(system, *arguments: str) -> dict:
 
 
 async def begun(system, device):
-    """A request under way, and its session as the operator sees it."""
+    """A request under way, and its session as the coordinator sees it."""
     running = await device.begin(system.here, PROMPT, **OPTIONS)
     await running.until_tokens(EARLY)
-    async with asyncio.timeout(10):
-        while not (live := [s for s in (await asked(system, "sessions", "list"))["sessions"] if s["committed"]]):
-            pass
-    return running, live[0]
+    await system.until_status(lambda status: any(session.committed for session in status.sessions))
+    [session] = [session for session in (await system.status()).sessions if session.committed]
+    return running, session
 
 
 async def test_a_live_session_is_shown_with_its_verifier_and_what_it_does(cluster, device):
     running, session = await begun(cluster, device)
-    verifier = await asked(cluster, "verifiers", "show", session["verifier"])
+    verifier = await asked(cluster, "verifiers", "show", session.verifier_id)
     assert verifier["address"] == running.hops[0]
     assert verifier["sessions"] == 1
-    shown = await asked(cluster, "sessions", "show", session["id"])
-    assert shown["standby"] not in (None, session["verifier"])
+    shown = await asked(cluster, "sessions", "show", session.session_id)
+    assert shown["standby"] not in (None, session.verifier_id)
     assert shown["draft"]
     code, out, _ = await outrider(cluster, "top", "--once")
     assert code == 0
-    assert session["id"] in out
+    assert session.session_id in out
     await running.cancel()
     await running.done()
 
 
 async def test_a_cordoned_verifier_finishes_what_it_has_and_gets_nothing_new(cluster, device):
     running, session = await begun(cluster, device)
-    assert (await outrider(cluster, "verifiers", "cordon", session["verifier"]))[0] == 0
+    assert (await outrider(cluster, "verifiers", "cordon", session.verifier_id))[0] == 0
     await asyncio.sleep(0.5)  # five reports
-    assert (await asked(cluster, "verifiers", "show", session["verifier"]))["state"] == "cordoned"
+    assert (await asked(cluster, "verifiers", "show", session.verifier_id))["state"] == "cordoned"
     for _ in range(3):
         other = await device.begin(cluster.here, PROMPT, max_tokens=4)
         await other.done()
         assert other.hops[0] != running.hops[0]
     assert (await running.done())["attaches"] == 1
-    assert (await outrider(cluster, "verifiers", "uncordon", session["verifier"]))[0] == 0
-    assert (await asked(cluster, "verifiers", "show", session["verifier"]))["state"] == "serving"
+    assert (await outrider(cluster, "verifiers", "uncordon", session.verifier_id))[0] == 0
+    assert (await asked(cluster, "verifiers", "show", session.verifier_id))["state"] == "serving"
 
 
 async def test_a_killed_session_ends_with_a_final_error_at_once_and_its_place_is_free(cluster, device):
     running, session = await begun(cluster, device)
     killed = time.monotonic()
-    assert (await outrider(cluster, "sessions", "kill", session["id"]))[0] == 0
+    assert (await outrider(cluster, "sessions", "kill", session.session_id))[0] == 0
     with pytest.raises(Failed, match="operator") as caught:
         await running.done()
     assert caught.value.kind == "Killed"
     assert len(running.hops) == 1  # nowhere else did it try
     assert time.monotonic() - killed < 5.0
     await cluster.until_status(lambda s: not s.sessions and not any(v.live_sessions or v.kv_used for v in s.verifiers))
-    assert (await outrider(cluster, "sessions", "show", session["id"]))[0] == 3
+    assert (await outrider(cluster, "sessions", "show", session.session_id))[0] == 3
     await device.run(cluster.here, PROMPT, max_tokens=4)  # another one may come
 
 
@@ -125,7 +124,7 @@ async def test_a_drain_moves_sessions_without_a_loss_ends_the_process_and_leaves
     whole = (await device.run(cluster.here, PROMPT, **OPTIONS))["tokens"]
     running, session = await begun(cluster, device)
     leaving = cluster.verifier_at(running.hops[0])
-    code, out, _ = await outrider(cluster, "verifiers", "drain", session["verifier"])
+    code, out, _ = await outrider(cluster, "verifiers", "drain", session.verifier_id)
     assert code == 0
     assert "and ends" in out
     done = await running.done()
@@ -135,12 +134,12 @@ async def test_a_drain_moves_sessions_without_a_loss_ends_the_process_and_leaves
     assert await asyncio.wait_for(leaving.wait(), 10) == 0
     # What is started under its id next serves, and gets nothing before it is uncordoned.
     target, draft = cluster.pair
-    name = ("--verifier-id", session["verifier"])
+    name = ("--verifier-id", session.verifier_id)
     again = await cluster.cluster.start_verifier("--model", str(target), "--draft", str(draft), *name)
-    assert (await asked(cluster, "verifiers", "show", session["verifier"]))["state"] == "cordoned"
+    assert (await asked(cluster, "verifiers", "show", session.verifier_id))["state"] == "cordoned"
     for _ in range(3):
         other = await device.begin(cluster.here, PROMPT, max_tokens=4)
         await other.done()
         assert other.hops[0] != again.address
     assert again.running
-    assert (await outrider(cluster, "verifiers", "uncordon", session["verifier"]))[0] == 0
+    assert (await outrider(cluster, "verifiers", "uncordon", session.verifier_id))[0] == 0
