@@ -84,7 +84,7 @@ async def _look(options: argparse.Namespace, ask: Ask) -> documents.Document:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[asyncio.Event]:
-    """Set once somebody presses what ends it, or at SIGTERM; a terminal gives keys at once meanwhile, and shows none."""
+    """Set at SIGTERM, or when a key is pressed that ends it; a terminal gives keys at once, and shows none."""
     pressed, loop = asyncio.Event(), asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, pressed.set)  # or the terminal would stay as it is
     if not sys.stdin.isatty():
