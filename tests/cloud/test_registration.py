@@ -30,6 +30,7 @@ class Registry(coordinator_pb2_grpc.RegistryServicer):
         self.interval_ms = 100
         self.directives: list[pb.SessionDirective] = []
         self.release_serial = 0
+        self.refuse_reports: Exception | None = None
         self.killed: list[str] = []
         self.drain = False
 
@@ -42,6 +43,8 @@ class Registry(coordinator_pb2_grpc.RegistryServicer):
 
     async def Report(self, request, context):
         self.reports.append(request)
+        if self.refuse_reports is not None:
+            await abort(context, self.refuse_reports)
         return pb.ReportResponse(
             known=self.known,
             public_keys=self.keys,
@@ -201,7 +204,8 @@ async def test_a_report_brings_what_operators_have_said(registry):
         registry.killed, registry.drain = ["s", "t"], True
         told = await made.report(pb.ReportRequest())
         assert (told.killed, told.drain) == (("s", "t"), True)
-    assert (await made.report(pb.ReportRequest())).drain is False  # nobody is there to say so
+        registry.refuse_reports = Unauthenticated("not now")
+        assert not (await made.report(pb.ReportRequest())).drain
 
 
 async def test_a_report_brings_the_serial_of_the_releases(registry):

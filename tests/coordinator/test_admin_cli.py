@@ -12,10 +12,15 @@ import sys
 
 import pytest
 import yaml
+from peers import identity
 
 from coordinator import cli
 from coordinator.cli import top
+from outrider.core.errors import NotFound
+from outrider.wire import channels
+from outrider.wire.status import abort
 from outrider.wire.v1 import coordinator_pb2 as pb
+from outrider.wire.v1 import coordinator_pb2_grpc
 
 EVIL = "\x1b[2J\u202eevil"
 
@@ -212,19 +217,64 @@ async def test_a_long_list_is_cut_with_a_notice_and_goes_on_from_there(coordinat
     assert [line.split()[0] for line in out.splitlines()[1:]] == ["c", "d", "e"]
 
 
-async def test_names_from_elsewhere_cannot_steer_the_terminal(coordinator, outrider):
-    target = pb.RegisterRequest().target
-    target.name, target.weights_hash, target.tokenizer_hash = EVIL, "w", "t"
-    target.dtype = target.backend = target.hardware = "x"
-    await coordinator.join("v1", target=target)
-    for arguments in (("verifiers", "list"), ("verifiers", "show", "v1"), ("status",), ("top", "--once")):
-        for form in ((), ("-o", "json"), ("-o", "yaml")):
-            if arguments[0] == "top" and form:
-                continue
-            code, out, _ = await outrider(*arguments, *form)
-            assert code == 0
-            assert all(c.isprintable() or c == "\n" for c in out)
-    assert json.loads((await outrider("verifiers", "show", "v1", "-o", "json"))[1])["target"]["name"] == EVIL
+class Hostile(coordinator_pb2_grpc.AdminServicer):
+    """A coordinator that says what no real one lets in."""
+
+    verifier = pb.VerifierStatus(verifier_id=EVIL, address=EVIL, target=identity(name=EVIL, hardware=EVIL))
+    session = pb.SessionStatus(session_id=EVIL, tenant=EVIL, verifier_id=EVIL, traffic_class=EVIL, draft_release=EVIL)
+    window = pb.SessionWindow(session_id=EVIL, verifier_id=EVIL, reason=EVIL)
+
+    async def Status(self, request, context):
+        return pb.StatusResponse(verifiers=[self.verifier], sessions=[self.session], store=EVIL)
+
+    async def ListVerifiers(self, request, context):
+        return pb.ListVerifiersResponse(verifiers=[self.verifier], next="" if request.verifier_id else EVIL)
+
+    async def ListSessions(self, request, context):
+        return pb.ListSessionsResponse(sessions=[self.session])
+
+    async def ShowWindows(self, request, context):
+        return pb.ShowWindowsResponse(windows=[self.window])
+
+    async def ListTenants(self, request, context):
+        return pb.ListTenantsResponse(tenants=[pb.Tenant(name=EVIL)])
+
+    async def KillSession(self, request, context):
+        await abort(context, NotFound(EVIL))
+
+
+@pytest.fixture
+async def hostile():
+    server = channels.server()
+    coordinator_pb2_grpc.add_AdminServicer_to_server(Hostile(), server)
+    port = channels.bind(server, "127.0.0.1:0")
+    await server.start()
+    yield f"127.0.0.1:{port}"
+    await server.stop(0)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["verifiers", "list", "--limit", "1"],
+        ["verifiers", "show", "v"],
+        ["sessions", "list"],
+        ["sessions", "show", "s"],
+        ["sessions", "kill", "s"],
+        ["tenants", "list"],
+        ["window", "show"],
+        ["status"],
+        ["top", "--once"],
+    ],
+)
+async def test_what_a_coordinator_says_cannot_steer_the_terminal(hostile, capsys, words):
+    for form in ([],) if words[0] == "top" else ([], ["-o", "json"], ["-o", "yaml"]):
+        with pytest.raises(SystemExit):
+            await asyncio.to_thread(cli.main, [*words, *form, "--coordinator", hostile])
+        said = capsys.readouterr()
+        assert "evil" in said.out + said.err
+        assert all(c.isprintable() or c == "\n" for c in said.out + said.err)
+        assert len(said.out.splitlines()) < 100
 
 
 # --- what is done

@@ -8,6 +8,7 @@ import pytest
 from releasing import SIGNER, name_of, publish, signed, states, steer
 
 from coordinator import cli
+from coordinator.cli import local
 from coordinator.cli import releases as releases_cli
 from outrider.wire import manifest as manifests
 from outrider.wire.ticket import Signer
@@ -176,8 +177,8 @@ async def test_help_names_every_verb(capsys) -> None:
 def test_up_serves_drafts_from_its_state_directory_unless_the_environment_says_where(monkeypatch) -> None:
     for name in ("ARTIFACTS", "HTTP", "STATE_DIR"):
         monkeypatch.delenv(f"OUTRIDER_COORDINATOR_{name}", raising=False)
-    assert cli._served_drafts("/state") == ["--artifacts", "/state/artifacts", "--http", "127.0.0.1:0"]
+    assert local._served_drafts("/state") == ["--artifacts", "/state/artifacts", "--http", "127.0.0.1:0"]
     monkeypatch.setenv("OUTRIDER_COORDINATOR_STATE_DIR", "/other")
-    assert cli._served_drafts(None)[1] == "/other/artifacts"
+    assert local._served_drafts(None)[1] == "/other/artifacts"
     monkeypatch.setenv("OUTRIDER_COORDINATOR_HTTP", "127.0.0.1:9")
-    assert cli._served_drafts("/state") == []
+    assert local._served_drafts("/state") == []

@@ -60,7 +60,8 @@ async def test_a_revoked_key_opens_nothing_at_any_coordinator_and_what_is_open_g
         error = await refused(open_as(coordinator, key))
         assert isinstance(error, Unauthenticated)
         assert "unknown here" in str(error)
-    assert (await one.report("v1", [opened.session_id])).killed == []
+    report = pb.SessionReport(session_id=opened.session_id, tenant="acme")
+    assert (await one.report("v1", [report])).killed == []
     assert [s.tenant for s in (await two.status()).sessions] == ["acme"]
 
 
