@@ -105,7 +105,8 @@ def seated(session_id: str, seat_on: str, record: Mapping[str, str], placed: Map
         draft=placed.get("draft", ""),
         traffic=placed.get("traffic", ""),
     )
-    return Seated(stats, bool(record), placed.get("standby", ""))
+    standby = placed.get("standby", "")  # where its device is by now, if it had to go there
+    return Seated(stats, bool(record), standby if standby != stats.verifier_id else "")
 
 
 _COUNTS = ("epoch", "steps", "committed", "evaluated", "accepted")

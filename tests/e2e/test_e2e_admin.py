@@ -11,10 +11,12 @@ import pytest
 import pytest_asyncio
 from system import ROOT, Failed, System
 
+from outrider.wire.v1 import coordinator_pb2 as pb
+
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 PROMPT = "class Stack:\n    def __init__(self):\n"
-OPTIONS = {"max_tokens": 1800, "ignore_eos": True, "temperature": 0.8, "seed": 4}
+OPTIONS = {"max_tokens": 1500, "ignore_eos": True, "temperature": 0.8, "seed": 4}
 EARLY = 30
 DRAIN_S = 0.4
 
@@ -47,13 +49,18 @@ async def asked(system, *arguments: str) -> dict:
     return json.loads(out)
 
 
-async def begun(system, device):
+async def begun(system, device, **where):
     """A request under way, and its session as the coordinator sees it."""
-    running = await device.begin(system.here, PROMPT, **OPTIONS)
+    running = await device.begin({**system.here, **where}, PROMPT, **OPTIONS)
     await running.until_tokens(EARLY)
-    await system.until_status(lambda status: any(session.committed for session in status.sessions))
-    [session] = [session for session in (await system.status()).sessions if session.committed]
-    return running, session
+    found: list[pb.SessionStatus] = []
+
+    def alone(status: pb.StatusResponse) -> bool:
+        found[:] = status.sessions
+        return len(found) == 1 and found[0].committed > 0
+
+    await system.until_status(alone)
+    return running, found[0]
 
 
 async def test_a_live_session_is_shown_with_its_verifier_and_what_it_does(cluster, device):
@@ -80,6 +87,8 @@ async def test_a_cordoned_verifier_finishes_what_it_has_and_gets_nothing_new(clu
         other = await device.begin(cluster.here, PROMPT, max_tokens=4)
         await other.done()
         assert other.hops[0] != running.hops[0]
+    await running.until_tokens(len(running.tokens) + EARLY)
+    await running.cancel()
     assert (await running.done())["attaches"] == 1
     assert (await outrider(cluster, "verifiers", "uncordon", session.verifier_id))[0] == 0
     assert (await asked(cluster, "verifiers", "show", session.verifier_id))["state"] == "serving"
@@ -107,17 +116,19 @@ async def test_tenants_come_and_go_while_the_cluster_runs(pair, folder, tmp_path
         acme = {**fresh.here, "api_key": key.strip()}
         with pytest.raises(Failed, match="API key is missing"):
             await device.run(fresh.here, PROMPT, max_tokens=4)
-        running = await device.begin(acme, PROMPT, **OPTIONS)
-        await running.until_tokens(EARLY)
-        [session] = (await asked(fresh, "sessions", "list", "--tenant", "acme"))["sessions"]
-        assert session["tenant"] == "acme"
+        running, session = await begun(fresh, device, **acme)
+        assert session.tenant == "acme"
+        [listed] = (await asked(fresh, "sessions", "list", "--tenant", "acme"))["sessions"]
+        assert listed["id"] == session.session_id
         revoked = time.monotonic()
         assert (await outrider(fresh, "tenants", "revoke", "acme"))[0] == 0
         with pytest.raises(Failed, match="unknown here") as caught:
             await device.run(acme, PROMPT, max_tokens=4)
         assert caught.value.kind == "Unauthenticated"
         assert time.monotonic() - revoked < 10.0
-        assert len((await running.done())["tokens"]) == OPTIONS["max_tokens"]  # what was open goes on
+        await running.until_tokens(len(running.tokens) + EARLY)  # what was open goes on
+        await running.cancel()
+        await running.done()
 
 
 async def test_a_drain_moves_sessions_without_a_loss_ends_the_process_and_leaves_its_id_cordoned(cluster, device):
