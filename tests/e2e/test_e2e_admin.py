@@ -63,6 +63,13 @@ async def begun(system, device, **where):
     return running, found[0]
 
 
+async def goes_on(running) -> None:
+    """Return once a token has come that was committed after now."""
+    now = time.monotonic()
+    while running.times[-1] <= now:
+        await running.until_tokens(len(running.tokens) + 1)
+
+
 async def test_a_live_session_is_shown_with_its_verifier_and_what_it_does(cluster, device):
     running, session = await begun(cluster, device)
     verifier = await asked(cluster, "verifiers", "show", session.verifier_id)
@@ -87,7 +94,7 @@ async def test_a_cordoned_verifier_finishes_what_it_has_and_gets_nothing_new(clu
         other = await device.begin(cluster.here, PROMPT, max_tokens=4)
         await other.done()
         assert other.hops[0] != running.hops[0]
-    await running.until_tokens(len(running.tokens) + EARLY)
+    await goes_on(running)
     await running.cancel()
     assert (await running.done())["attaches"] == 1
     assert (await outrider(cluster, "verifiers", "uncordon", session.verifier_id))[0] == 0
@@ -102,13 +109,13 @@ async def test_a_killed_session_ends_with_a_final_error_at_once_and_its_place_is
         await running.done()
     assert caught.value.kind == "Killed"
     assert len(running.hops) == 1  # nowhere else did it try
-    assert time.monotonic() - killed < 5.0
+    assert time.monotonic() - killed < 10.0
     await cluster.until_status(lambda s: not s.sessions and not any(v.live_sessions or v.kv_used for v in s.verifiers))
     assert (await outrider(cluster, "sessions", "show", session.session_id))[0] == 3
     await device.run(cluster.here, PROMPT, max_tokens=4)  # another one may come
 
 
-async def test_tenants_come_and_go_while_the_cluster_runs(pair, folder, tmp_path, device):
+async def test_tenants_come_and_go_while_the_cluster_runs(pair, tmp_path, device):
     async with System(tmp_path, pair) as fresh:
         await fresh.settled()
         code, key, _ = await outrider(fresh, "tenants", "create", "acme")
@@ -126,7 +133,7 @@ async def test_tenants_come_and_go_while_the_cluster_runs(pair, folder, tmp_path
             await device.run(acme, PROMPT, max_tokens=4)
         assert caught.value.kind == "Unauthenticated"
         assert time.monotonic() - revoked < 10.0
-        await running.until_tokens(len(running.tokens) + EARLY)  # what was open goes on
+        await goes_on(running)
         await running.cancel()
         await running.done()
 
