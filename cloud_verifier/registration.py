@@ -13,6 +13,7 @@ import random
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import cryptography  # noqa: F401  # tickets are verified with it: told at start where it is missing
@@ -36,6 +37,17 @@ Steering = tuple[str, int, Directive]
 """Session id, epoch, and how far it shall speculate."""
 SOONEST = 0.1
 """Share of the report interval that passes at least between two reports, however many strange tickets come."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the coordinator answers to a report."""
+
+    steering: Sequence[Steering] = ()
+    killed: Sequence[str] = ()
+    """Sessions that an operator has ended."""
+    drain: bool = False
+    """An operator wants this process to drain and end."""
 
 
 class Registration:
@@ -93,8 +105,8 @@ class Registration:
                 log.warning("the coordinator at %s is not there yet: %s", self._coordinator, error)
                 await asyncio.sleep(RETRY_S * random.uniform(0.5, 1.5))
 
-    async def report(self, request: pb.ReportRequest) -> Sequence[Steering]:
-        """One report; how far sessions shall speculate. Registers again if the lease was lost; a coordinator that is
+    async def report(self, request: pb.ReportRequest) -> Told:
+        """One report, and what it was answered with. Registers again if the lease was lost; a coordinator that is
         away, or refuses, is no error."""
         self._wanted.clear()
         waiting, self._reported = self._reported, asyncio.get_running_loop().create_future()
@@ -106,7 +118,7 @@ class Registration:
         except OutriderError as error:
             self._meters.reports_failed += 1
             log.warning("report not delivered: %s", error)
-            return ()
+            return Told()
         finally:
             self._meters.report_s.add(time.perf_counter() - begun)
             waiting.set_result(None)
@@ -128,7 +140,7 @@ class Registration:
         self._interval_s = max(0.1, answer.report_interval_ms / 1000)
         self._public_keys = dict(answer.public_keys)
 
-    async def _report(self, request: pb.ReportRequest) -> Sequence[Steering]:
+    async def _report(self, request: pb.ReportRequest) -> Told:
         request.verifier_id = self._request.verifier_id
         request.instance = self._request.instance
         answer = await self._call(self._stub.Report, request)
@@ -138,7 +150,8 @@ class Registration:
         if not answer.known:
             log.info("the coordinator does not know this verifier; registering again")
             await self._register()
-        return [steering for told in answer.directives if (steering := _steering(told)) is not None]
+        steering = [steering for told in answer.directives if (steering := _steering(told)) is not None]
+        return Told(steering, tuple(answer.killed), answer.drain)
 
     async def _fresh_keys(self) -> None:
         """Wait for the report after now, which is asked for at once; however many ask, there is one."""

@@ -27,6 +27,7 @@ from cloud_verifier.traffic.runs import HELD
 from outrider.core.errors import (
     BadRequest,
     Draining,
+    Killed,
     Overloaded,
     PermissionDenied,
     ProtocolViolation,
@@ -166,6 +167,17 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         stream = self._streams.get(session_id)
         if stream is not None and stream.epoch == epoch:
             stream.steer(directive)
+
+    def kill(self, session_id: str) -> bool:
+        """An operator has ended the session: what is due to it goes first, its place is free at once. Whether it was
+        here."""
+        stream = self._streams.get(session_id)
+        if stream is None:
+            return False
+        log.info("session %s is ended by an operator", session_id)
+        stream.fail(Killed("an operator has ended the session; it is not to be resumed"))
+        self._leave(stream)
+        return True
 
     def announce(self, serial: int) -> None:
         """Draft releases are to be had up to this serial: devices that have not heard of it are told once."""

@@ -17,7 +17,7 @@ from cloud_verifier.engine_host import EngineHost, Inbox
 from cloud_verifier.front_meters import FrontMeters
 from cloud_verifier.pace import Pace
 from cloud_verifier.terms import Terms
-from outrider.core.errors import ProtocolViolation, Unavailable
+from outrider.core.errors import OutriderError, ProtocolViolation, Unavailable
 from outrider.core.protocol.messages import Directive
 from outrider.wire import codecs
 from outrider.wire.v1 import engine_pb2, session_pb2
@@ -135,6 +135,11 @@ class SessionStream:
             record=record,
         )
         self._host.send(self._request(start=start))
+
+    def fail(self, error: OutriderError) -> None:
+        """End the stream with `error`, after all that is due to the device already."""
+        if self._inbox is not None:
+            self._inbox.put_nowait(engine_pb2.EngineEvent(failure=ipc.failure_to_event(error)))
 
     def close(self) -> bool:
         """Give everything back. Whether this stream still owned its session."""

@@ -53,11 +53,14 @@ class Verifier:
         self._gate = Gate(self._progress)
         self._meters = FrontMeters()
         self._figures: VerifierCollector | None = None
+        self._ordered = asyncio.Event()
+        """An operator wants this process to drain and end."""
 
     async def run(self, stop: asyncio.Event, at_once: asyncio.Event | None = None) -> int:
-        """Serve until `stop` is set or the engine dies; the exit code. Raises OutriderError where it cannot start.
+        """Serve until `stop` is set, an operator says so or the engine dies; the exit code.
 
-        stop: take no new sessions, let the live ones go on for `drain_s`, hand over the others. at_once: do not wait.
+        stop: take no new sessions, let the live ones go on for `drain_s`, hand over the others; so does an operator's
+        order. at_once: do not wait. Raises OutriderError where it cannot start.
         """
         check_bind(self._config.listen, self._config.tls, self._config.insecure)
         self._check_open()
@@ -75,7 +78,7 @@ class Verifier:
     async def _serve(self, host: EngineHost, catalogue: Catalogue, stop: asyncio.Event, at_once: asyncio.Event) -> int:
         grpc_server = server()
         starting = asyncio.create_task(self._start(host, grpc_server, catalogue))
-        stopping = asyncio.create_task(stop.wait())
+        stopping = asyncio.create_task(_either(stop, self._ordered))
         ended = asyncio.create_task(host.ended.wait())
         try:
             # A model takes long to load and a coordinator may not be there: neither holds up a SIGTERM.
@@ -208,7 +211,7 @@ class Verifier:
         grpc_server: grpc.aio.Server,
         service: VerifierService,
         host: EngineHost,
-        stopping: asyncio.Task[bool],
+        stopping: asyncio.Task[None],
         at_once: asyncio.Event,
     ) -> int:
         reporting = asyncio.create_task(self._report(service, host))
@@ -250,8 +253,15 @@ class Verifier:
             await asyncio.Event().wait()
             return
         while True:
-            for session_id, epoch, directive in await self._registration.report(_report(service, host)):
+            told = await self._registration.report(_report(service, host))
+            for session_id, epoch, directive in told.steering:
                 service.steer(session_id, epoch, directive)
+            killed = [session_id for session_id in told.killed if service.kill(session_id)]
+            if killed:
+                self._registration.hurry()  # their places are free
+            if told.drain and not self._ordered.is_set():
+                log.info("an operator has told this verifier to drain and end")
+                self._ordered.set()
             service.announce(self._registration.release_serial)
             await self._registration.pause()
 
@@ -268,6 +278,16 @@ async def _watched(figures: VerifierCollector, address: str) -> AsyncIterator[No
         yield
 
 
+async def _either(*events: asyncio.Event) -> None:
+    """Return once one of them is set."""
+    waiting = {asyncio.create_task(event.wait()) for event in events}
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()
+
+
 async def _everybody(ticket: bytes) -> None:
     """Without a coordinator there are no tickets."""
 
@@ -282,6 +302,7 @@ def _report(service: VerifierService, host: EngineHost) -> coordinator_pb2.Repor
         step_cost_ms=stats.step_cost_ms,
         session_cost_ms=stats.session_cost_ms,
         overran=stats.overran,
+        price=min(1.0, max(0.0, stats.price)),
         kv_used=stats.kv_used,
         kv_capacity=stats.kv_capacity,
         tokens_per_s=stats.tokens_per_s,

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 
 from coordinator.records import (
-    MAX_LEVELS,
-    MAX_PATIENCE_MS,
-    MAX_PER_LEVEL,
-    Fleet,
     Grant,
     Load,
     Need,
@@ -19,9 +16,6 @@ from coordinator.records import (
     ResumeOrder,
     SessionStats,
     SessionWindow,
-    Verifier,
-    WindowBounds,
-    Windows,
 )
 from coordinator.window import control
 from outrider.core.errors import BadRequest
@@ -56,8 +50,8 @@ _SESSION_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 def need_from_proto(request: pb.OpenSessionRequest) -> Need:
-    _at_most("length of target", len(request.target), MAX_LABEL)
-    _at_most("prompt_tokens", request.prompt_tokens, MAX_PROMPT_TOKENS)
+    at_most("length of target", len(request.target), MAX_LABEL)
+    at_most("prompt_tokens", request.prompt_tokens, MAX_PROMPT_TOKENS)
     return Need(
         target=request.target,
         rtt_ms=_rtts(request.rtt_ms),
@@ -67,12 +61,12 @@ def need_from_proto(request: pb.OpenSessionRequest) -> Need:
 
 
 def resume_from_proto(request: pb.ResumeSessionRequest) -> ResumeOrder:
-    _at_most("entries in failed_verifiers", len(request.failed_verifiers), MAX_FAILED)
-    _at_most("last_epoch", request.last_epoch, MAX_EPOCH)
+    at_most("entries in failed_verifiers", len(request.failed_verifiers), MAX_FAILED)
+    at_most("last_epoch", request.last_epoch, MAX_EPOCH)
     return ResumeOrder(
         session_id=session_id(request.session_id),
         ticket=presented(request.ticket),
-        failed=frozenset(_verifier_id("failed_verifiers", name) for name in request.failed_verifiers),
+        failed=frozenset(verifier_id("failed_verifiers", name) for name in request.failed_verifiers),
         last_epoch=request.last_epoch,
         rtt_ms=_rtts(request.rtt_ms),
     )
@@ -87,17 +81,17 @@ def session_id(value: str) -> str:
 
 def presented(ticket: bytes) -> bytes:
     """A ticket of a size worth looking at."""
-    _at_most("bytes of ticket", len(ticket), MAX_TICKET_BYTES)
+    at_most("bytes of ticket", len(ticket), MAX_TICKET_BYTES)
     return ticket
 
 
 def registration_from_proto(request: pb.RegisterRequest) -> Registration:
-    _at_most("length of address", len(request.address), MAX_ADDRESS)
+    at_most("length of address", len(request.address), MAX_ADDRESS)
     _, port = split_address(request.address)
     _between("port of address", port, 1, 65_535)
     _between("capacity_sessions", request.capacity_sessions, 1, MAX_CAPACITY)
     return Registration(
-        verifier_id=_verifier_id("verifier_id", request.verifier_id),
+        verifier_id=verifier_id("verifier_id", request.verifier_id),
         address=request.address,
         tls=request.tls,
         target=target_from_proto(request.target),
@@ -108,11 +102,11 @@ def registration_from_proto(request: pb.RegisterRequest) -> Registration:
 
 def identity_from_proto(request: pb.ReportRequest | pb.DeregisterRequest) -> tuple[str, int]:
     """Verifier id and instance."""
-    return _verifier_id("verifier_id", request.verifier_id), _instance(request.instance)
+    return verifier_id("verifier_id", request.verifier_id), _instance(request.instance)
 
 
 def load_from_proto(request: pb.ReportRequest) -> Load:
-    _at_most("live_sessions", request.live_sessions, MAX_REPORTED_SESSIONS)
+    at_most("live_sessions", request.live_sessions, MAX_REPORTED_SESSIONS)
     return Load(
         live_sessions=request.live_sessions,
         step_ms=_measure("step_ms", request.step_ms, MAX_RATE),
@@ -125,23 +119,32 @@ def load_from_proto(request: pb.ReportRequest) -> Load:
         step_cost_ms=_step_cost(request.step_cost_ms),
         session_cost_ms=_measure("session_cost_ms", request.session_cost_ms, MAX_RATE),
         overran=_measure("overran", request.overran, 1.0),
+        price=_measure("price", request.price, 1.0),
+        evaluated=sum(session.evaluated for session in request.sessions),
+        accepted=sum(session.accepted for session in request.sessions),
+        rtt_ms=_typical([_measure("sessions.rtt_ms", session.rtt_ms, MAX_RATE) for session in request.sessions]),
     )
 
 
+def _typical(rtts_ms: Sequence[float]) -> float:
+    """The median of those that are measured; 0 where none is."""
+    return statistics.median([rtt_ms for rtt_ms in rtts_ms if rtt_ms] or [0.0])
+
+
 def _timing(timing_ms: Mapping[str, float]) -> dict[str, float]:
-    _at_most("entries in timing_ms", len(timing_ms), MAX_PARTS)
+    at_most("entries in timing_ms", len(timing_ms), MAX_PARTS)
     for part in timing_ms:
-        _at_most("length of a name in timing_ms", len(part), MAX_PART_NAME)
+        at_most("length of a name in timing_ms", len(part), MAX_PART_NAME)
     return {part: _measure(f"timing_ms of {part}", ms, MAX_RATE) for part, ms in sorted(timing_ms.items())}
 
 
 def _step_cost(step_cost_ms: Mapping[int, float]) -> dict[int, float]:
-    _at_most("entries in step_cost_ms", len(step_cost_ms), MAX_KNOTS)
+    at_most("entries in step_cost_ms", len(step_cost_ms), MAX_KNOTS)
     return {rows: _measure(f"step_cost_ms of {rows}", ms, MAX_RATE) for rows, ms in sorted(step_cost_ms.items())}
 
 
 def sessions_from_proto(request: pb.ReportRequest) -> tuple[SessionStats, ...]:
-    _at_most("entries in sessions", len(request.sessions), MAX_REPORTED_SESSIONS)
+    at_most("entries in sessions", len(request.sessions), MAX_REPORTED_SESSIONS)
     return tuple(_session_stats(request.verifier_id, report) for report in request.sessions)
 
 
@@ -170,73 +173,6 @@ def session_directive_to_proto(window: SessionWindow, limits: SessionLimits) -> 
     return pb.SessionDirective(session_id=window.session_id, epoch=window.epoch, directive=told)
 
 
-def bounds_from_proto(request: pb.BoundWindowRequest) -> tuple[str, WindowBounds | None]:
-    """Of which session ("" is every other one), and its bounds; None lifts them."""
-    of = session_id(request.session_id) if request.session_id else ""
-    if not request.HasField("bounds"):
-        return of, None
-    bounds = request.bounds
-    _at_most("bounds.depth", bounds.depth, MAX_LEVELS)
-    if bounds.k > bounds.depth:
-        raise BadRequest.bound(
-            "bounds.k", bounds.k, f"at most bounds.depth, {bounds.depth}: a step takes what is there"
-        )
-    patience_ms = bounds.patience_ms if bounds.HasField("patience_ms") else None
-    if patience_ms is not None and not 0.0 <= patience_ms <= MAX_PATIENCE_MS:
-        raise BadRequest.bound("bounds.patience_ms", patience_ms, f"between 0 and {MAX_PATIENCE_MS}")
-    per_level = bounds.nodes_per_level if bounds.HasField("nodes_per_level") else None
-    if per_level is not None and not 1.0 <= per_level <= MAX_PER_LEVEL:
-        raise BadRequest.bound("bounds.nodes_per_level", per_level, f"between 1 and {MAX_PER_LEVEL}")
-    return of, WindowBounds(bounds.k, bounds.depth, bounds.pinned, patience_ms, per_level)
-
-
-def windows_to_proto(windows: Windows) -> pb.ShowWindowsResponse:
-    everybody = windows.bounds.get("")
-    return pb.ShowWindowsResponse(
-        windows=[_window_to_proto(window, windows.bounds.get(window.session_id)) for window in windows.decided],
-        everybody=_bounds_to_proto(everybody) if everybody else None,
-    )
-
-
-def _window_to_proto(window: SessionWindow, bounds: WindowBounds | None) -> pb.SessionWindow:
-    return pb.SessionWindow(
-        session_id=window.session_id,
-        verifier_id=window.verifier_id,
-        k=window.k,
-        depth=window.depth,
-        patience_ms=window.patience_ms,
-        price=window.price,
-        speedup=window.speedup,
-        reason=window.reason,
-        rtt_ms=window.rtt_ms,
-        draft_ms=window.draft_ms,
-        verdicts=window.verdicts,
-        hits=window.hits,
-        bounds=_bounds_to_proto(bounds) if bounds else None,
-        tokens_per_step=window.tokens_per_step,
-        nodes_per_level=window.nodes_per_level,
-    )
-
-
-def _bounds_to_proto(bounds: WindowBounds) -> pb.WindowBounds:
-    return pb.WindowBounds(
-        k=bounds.k,
-        depth=bounds.depth,
-        pinned=bounds.pinned,
-        patience_ms=bounds.patience_ms,
-        nodes_per_level=bounds.nodes_per_level,
-    )
-
-
-def fleet_to_proto(fleet: Fleet) -> pb.StatusResponse:
-    return pb.StatusResponse(
-        verifiers=[_verifier_to_proto(v) for v in fleet.verifiers],
-        sessions=[_session_to_proto(s) for s in fleet.sessions],
-        store=fleet.store,
-        uptime_s=fleet.uptime_s,
-    )
-
-
 def _grant_to_proto(grant: Grant) -> pb.Grant:
     return pb.Grant(
         verifier_id=grant.seat.verifier_id,
@@ -246,40 +182,6 @@ def _grant_to_proto(grant: Grant) -> pb.Grant:
         epoch_first=grant.epoch_first,
         epoch_last=grant.epoch_last,
         numerics_class=grant.seat.target.numerics_class,
-    )
-
-
-def _verifier_to_proto(verifier: Verifier) -> pb.VerifierStatus:
-    registration, load = verifier.registration, verifier.load
-    return pb.VerifierStatus(
-        verifier_id=registration.verifier_id,
-        address=registration.address,
-        target=target_to_proto(registration.target),
-        capacity_sessions=registration.capacity,
-        live_sessions=load.live_sessions,
-        step_ms=load.step_ms,
-        tokens_per_s=load.tokens_per_s,
-        lease_s=verifier.lease_s,
-        draining=load.draining,
-        kv_used=load.kv_used,
-        kv_capacity=load.kv_capacity,
-        node_ms=load.node_ms,
-        timing_ms=load.timing_ms,
-        step_cost_ms=load.step_cost_ms,
-        session_cost_ms=load.session_cost_ms,
-        overran=load.overran,
-    )
-
-
-def _session_to_proto(session: SessionStats) -> pb.SessionStatus:
-    return pb.SessionStatus(
-        session_id=session.session_id,
-        tenant=session.tenant,
-        verifier_id=session.verifier_id,
-        epoch=session.epoch,
-        committed=session.committed,
-        tokens_per_step=session.committed / session.steps if session.steps else 0.0,
-        rtt_ms=session.rtt_ms,
     )
 
 
@@ -313,17 +215,17 @@ def _guesses(report: pb.SessionReport) -> tuple[int, int]:
 
 
 def _verdicts(verdicts: bytes) -> bytes:
-    _at_most("bytes of sessions.verdicts", len(verdicts), MAX_VERDICTS)
-    _at_most("a byte of sessions.verdicts", max(verdicts, default=0), HIT)
+    at_most("bytes of sessions.verdicts", len(verdicts), MAX_VERDICTS)
+    at_most("a byte of sessions.verdicts", max(verdicts, default=0), HIT)
     return verdicts
 
 
 def _rtts(rtt_ms: Mapping[str, float]) -> dict[str, float]:
-    _at_most("entries in rtt_ms", len(rtt_ms), MAX_RTTS)
-    return {_verifier_id("rtt_ms", name): _measure("rtt_ms", value, MAX_RTT_MS) for name, value in rtt_ms.items()}
+    at_most("entries in rtt_ms", len(rtt_ms), MAX_RTTS)
+    return {verifier_id("rtt_ms", name): _measure("rtt_ms", value, MAX_RTT_MS) for name, value in rtt_ms.items()}
 
 
-def _verifier_id(field: str, value: str) -> str:
+def verifier_id(field: str, value: str) -> str:
     if not _VERIFIER_ID.fullmatch(value):
         raise _bad_name(field, value, MAX_VERIFIER_ID)
     return value
@@ -353,7 +255,7 @@ def _measure(field: str, value: float, most: float) -> float:
     return value
 
 
-def _at_most(field: str, value: int, most: int) -> None:
+def at_most(field: str, value: int, most: int) -> None:
     if value > most:
         raise BadRequest.bound(field, value, f"at most {most}")
 

@@ -38,13 +38,15 @@ class CoordinatorConfig(BaseSettings):
     """Accept plain text and anonymous callers beyond this machine."""
 
     tenants_file: Path | None = None
-    """TOML, `[tenants]` with `name = "key"`. Without any key everybody is tenant "default"."""
+    """TOML, `[tenants]` with `name = "key"`. Without any key on loopback, or with `insecure`, everybody is tenant
+    "default" until `outrider tenants create` makes the first."""
     tenant_keys: dict[str, SecretStr] = Field(default_factory=dict)
     """The same from the environment, as JSON; adds to the file."""
     join_token: SecretStr | None = None
     """What a verifier must show to register: one that is let in receives devices' prompts."""
     admin_token: SecretStr | None = None
-    """What an operator must show. Without it Admin answers on loopback only."""
+    """What an operator must show. Without it Admin answers on loopback only; with it a coordinator beyond loopback may
+    start without tenants, since operators can create them."""
 
     lease_ms: int = Field(5_000, ge=100, le=600_000)
     """A verifier that is silent for so long gets no more sessions: five lost reports."""

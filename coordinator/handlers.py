@@ -30,6 +30,7 @@ from coordinator.records import (
     Seat,
     SessionStats,
     SessionWindow,
+    Told,
     Verifier,
     WindowBounds,
     Windows,
@@ -44,6 +45,9 @@ from outrider.wire import ticket
 from outrider.wire.ticket import Claims, Target
 
 log = logging.getLogger(__name__)
+
+STATUS_VERIFIERS = 1_000
+"""That one Status answer lists: about 500 bytes each."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ class Handlers:
     async def resume(self, tenant: str, order: ResumeOrder) -> Opening:
         """Place a session anew, above every epoch that its device, its ticket or the store knows of.
 
-        What its ticket says of drafts and recording goes on.
+        What its ticket says of drafts and recording goes on. Raises Killed for one that an operator has ended.
         """
         claims = await self._owner(tenant, order.session_id, order.ticket)
         need = Need(
@@ -148,14 +152,17 @@ class Handlers:
 
     async def report(
         self, verifier_id: str, instance: int, load: Load, sessions: Sequence[SessionStats]
-    ) -> tuple[SessionWindow, ...] | None:
-        """Renew a verifier's lease and its sessions' seats; how far they speculate. None: it has to register again."""
-        kinds = await self._store.report(verifier_id, instance, load, sessions, lease_ms=self._config.lease_ms)
-        if kinds is None:
+    ) -> Told | None:
+        """Renew a verifier's lease and its sessions' seats; what it is told. None: it has to register again."""
+        heard = await self._store.report(verifier_id, instance, load, sessions, lease_ms=self._config.lease_ms)
+        if heard is None:
             return None
-        if not self._config.window_control:
-            return ()
-        return await self._deciding.about(verifier_id, lambda: self._decide(verifier_id, load, sessions, kinds))
+        windows: tuple[SessionWindow, ...] = ()
+        if self._config.window_control:
+            windows = await self._deciding.about(
+                verifier_id, lambda: self._decide(verifier_id, load, sessions, heard.kinds)
+            )
+        return Told(windows, heard.killed, heard.drain)
 
     async def _decide(
         self, verifier_id: str, load: Load, sessions: Sequence[SessionStats], kinds: Mapping[str, Kind]
@@ -178,26 +185,27 @@ class Handlers:
 
     async def status(self) -> Fleet:
         """Everything at a glance."""
-        verifiers = await self._store.verifiers()
-        ids = [v.registration.verifier_id for v in verifiers]
-        sessions = await self._store.sessions(ids, self._config.status_sessions)
-        return Fleet(tuple(verifiers), tuple(sessions), self._store.name, time.monotonic() - self._started)
+        ids = await self._store.fleet()
+        verifiers = await self._store.verifiers(ids[:STATUS_VERIFIERS])
+        held, total = await self._store.seated(ids, self._config.status_sessions)
+        sessions = await self._store.sessions(held)
+        up_s = time.monotonic() - self._started
+        return Fleet(tuple(verifiers), tuple(sessions), self._store.name, up_s, len(ids), total)
 
     async def windows(self, session_id: str) -> Windows:
         """What was decided of one session's window, or of all ("") there are."""
-        ids = [verifier.registration.verifier_id for verifier in await self._store.verifiers()]
-        decided = [
-            window for window in (await self._store.windows(ids)).values() if session_id in ("", window.session_id)
-        ][: self._config.status_sessions]
+        everything = (await self._store.windows(await self._store.fleet())).values()
+        found = [window for window in everything if session_id in ("", window.session_id)]
+        decided = found[: self._config.status_sessions]
         asked = ["", session_id, *(window.session_id for window in decided)]
-        return Windows(tuple(decided), await self._store.bounds(asked))
+        return Windows(tuple(decided), await self._store.bounds(asked), len(found))
 
     async def bound(self, session_id: str, bounds: WindowBounds | None) -> None:
         """Allow a session's window so much, or every other's (""). Raises NotFound, or BadRequest."""
         if not self._config.window_control:
             raise BadRequest("this coordinator leaves windows to its verifiers (window_control is off)")
         if session_id and not await self._store.knows(session_id):
-            raise NotFound(f"no session {session_id}; `outrider status` lists them")
+            raise NotFound(f"no session {session_id}; `outrider sessions list` shows them")
         await self._store.bound(session_id, bounds, keep_ms=self._config.session_ms if session_id else None)
 
     @property

@@ -21,13 +21,20 @@ def seats(verifier_id: str) -> str:
     return f"{PREFIX}seats:{verifier_id}"
 
 
+def cordon(verifier_id: str) -> str:
+    """STRING: an operator wants no new sessions on this verifier; the instance that shall drain, or empty. Outlives
+    leases and instances; expires a while after the last report."""
+    return f"{PREFIX}cordon:{verifier_id}"
+
+
 def session(session_id: str) -> str:
     """HASH: whose session it is, of what kind, where it was placed, the last epoch given out; expires."""
     return f"{PREFIX}session:{session_id}"
 
 
 def closed(session_id: str) -> str:
-    """STRING: the session was closed a moment ago; a report that was on its way then must not bring it back."""
+    """STRING "1": the session was closed a moment ago; a report that was on its way then must not bring it back.
+    "killed": an operator has ended it; kept as long as one of its tickets proves anything."""
     return f"{PREFIX}closed:{session_id}"
 
 
@@ -55,6 +62,13 @@ def bounds(session_id: str) -> str:
     session, and does not expire."""
     return f"{PREFIX}bounds:{session_id}"
 
+
+TENANTS = PREFIX + "tenants"
+"""HASH name -> "when created, when revoked (ms of Redis TIME, 0: not), hash of the key ("": revoked)", of every tenant
+that an operator has created. Does not expire."""
+
+TENANT_KEYS = PREFIX + "tenant-keys"
+"""HASH hash of a key (SHA-256, hex) -> name of its tenant. Does not expire."""
 
 RELEASES = PREFIX + "releases"
 """HASH weights hash of a target -> its draft releases and what became of them, JSON. Does not expire."""

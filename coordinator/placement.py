@@ -68,10 +68,11 @@ def sole_target(fleet: Sequence[Verifier], wanted: str) -> str:
 
 
 def refusal(fleet: Sequence[Verifier], need: Need, alive: int) -> OutriderError:
-    """Why nobody took the session; `alive` verifiers would have fitted and are full or draining."""
+    """Why nobody took the session; `alive` verifiers would have fitted and are full, draining or cordoned."""
     if alive:
         return Overloaded(
-            f"all {alive} verifiers of target {need.target!r} are full or draining; ask again, or start another",
+            f"all {alive} verifiers of target {need.target!r} are full, draining or cordoned; ask again, or"
+            " start another",
             retry_after_s=1.0,
         )
     if need.weights is not None:

@@ -147,6 +147,13 @@ class Load:
     """And of each further session, beside its rows."""
     overran: float = 0.0
     """Of a paced verifier: share of its passes that took longer by themselves."""
+    price: float = 0.0
+    """What a node must be worth to be evaluated now, 0 to 1."""
+    evaluated: int = 0
+    """Nodes, of the live sessions since they began there; as is the next."""
+    accepted: int = 0
+    rtt_ms: float = 0.0
+    """The median of its sessions; 0 where none is measured."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +164,39 @@ class Verifier:
     load: Load
     lease_s: float
     """Until the lease ends unless it is renewed."""
+    cordoned: bool = False
+    """An operator lets no new sessions be placed there."""
+
+
+@dataclass(frozen=True)
+class Seated:
+    """A session that holds a place, with what was last reported of it: zeros while nothing was."""
+
+    stats: SessionStats
+    reported: bool
+    standby: str
+    """Verifier that its device goes to if this one fails; empty where there is none."""
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a report finds in the store."""
+
+    kinds: Mapping[str, Kind]
+    """By session id, of those that have one."""
+    killed: tuple[str, ...] = ()
+    """Sessions among those reported that an operator has ended."""
+    drain: bool = False
+    """An operator wants the instance that reports to drain."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a verifier is told in answer to its report; `killed` and `drain` as in Heard."""
+
+    windows: tuple[SessionWindow, ...] = ()
+    killed: tuple[str, ...] = ()
+    drain: bool = False
 
 
 @dataclass(frozen=True)
@@ -257,6 +297,8 @@ class Windows:
     decided: tuple[SessionWindow, ...]
     bounds: Mapping[str, WindowBounds]
     """By session id; those of "" are for all others."""
+    total: int = 0
+    """Of the decisions, those that are left out included."""
 
 
 @dataclass(frozen=True)
@@ -264,6 +306,9 @@ class Fleet:
     """Everything that `status` shows."""
 
     verifiers: tuple[Verifier, ...]
-    sessions: tuple[SessionStats, ...]
+    sessions: tuple[Seated, ...]
     store: str
     uptime_s: float
+    total_verifiers: int
+    """Those that are left out included, as in the next."""
+    total_sessions: int

@@ -12,6 +12,7 @@ from coordinator.embedded import EmbeddedServer
 from coordinator.handlers import Handlers
 from coordinator.keyring import Keyring, load_or_create
 from coordinator.metrics import CoordinatorCollector
+from coordinator.operators import Operators
 from coordinator.releases.backup import Backup
 from coordinator.releases.handlers import ReleaseHandlers, ReleaseTerms
 from coordinator.releases.records import Rule
@@ -19,6 +20,7 @@ from coordinator.releases.shelf import Shelf
 from coordinator.releases.store import ReleaseStore
 from coordinator.service import Health, add_services
 from coordinator.store import Store
+from coordinator.tenant_keys import TenantKeys
 from coordinator.tenants import Access
 from outrider.core.errors import Unavailable
 from outrider.telemetry.families import registry
@@ -31,16 +33,18 @@ log = logging.getLogger("coordinator")
 @contextlib.asynccontextmanager
 async def running(config: CoordinatorConfig) -> AsyncIterator[str]:
     """A coordinator that answers at the address yielded, until the body ends. Raises BadRequest or Unavailable."""
-    access = Access.from_config(config)
+    Access.from_config(config)  # what is wrong with it is told before anything starts
     keyring = Keyring(load_or_create(config.state_dir))
     async with contextlib.AsyncExitStack() as stack:
         embedded = stack.enter_context(EmbeddedServer()) if config.redis == EMBEDDED else None
         store = Store(embedded.url if embedded else config.redis, timeout_s=config.store_timeout_s)
         stack.push_async_callback(store.close)
-        handlers, vitals = Handlers(store, keyring, config), Health()
+        tenants = TenantKeys(store)
+        access = Access.from_config(config, tenants.holder)
+        handlers, operators, vitals = Handlers(store, keyring, config), Operators(store, config), Health()
         releases = await _releases(stack, store, config)
         server = channels.server(max_rpcs=config.max_rpcs)
-        add_services(server, handlers, releases, access, vitals)
+        add_services(server, handlers, releases, access, operators, tenants, vitals)
         port = channels.bind(server, config.listen, tls=config.tls, insecure=config.insecure)
         watch = Watch(handlers, releases, vitals, embedded)
         await watch.once()

@@ -11,10 +11,12 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from coordinator import codec
+from coordinator import admin_codec, codec
 from coordinator.handlers import Handlers
+from coordinator.operators import Operators
 from coordinator.releases import codec as releases_codec
 from coordinator.releases.handlers import ReleaseHandlers
+from coordinator.tenant_keys import TenantKeys
 from coordinator.tenants import Access, Metadata
 from outrider.telemetry import logs, traces
 from outrider.wire.status import abort
@@ -63,31 +65,31 @@ class CoordinatorServicer(_Servicer, stubs.CoordinatorServicer):
 
     @_rpc
     async def OpenSession(self, request: pb.OpenSessionRequest, metadata: Metadata) -> pb.OpenSessionResponse:
-        tenant = self._access.tenant(metadata)
+        tenant = await self._access.tenant(metadata)
         need, recording = codec.need_from_proto(request), self._access.recording(tenant)
         opening = await self._handlers.open(tenant, need, recording)
         return codec.opening_to_proto(opening, await self._releases.serial())
 
     @_rpc
     async def ResumeSession(self, request: pb.ResumeSessionRequest, metadata: Metadata) -> pb.OpenSessionResponse:
-        tenant = self._access.tenant(metadata)
+        tenant = await self._access.tenant(metadata)
         opening = await self._handlers.resume(tenant, codec.resume_from_proto(request))
         return codec.opening_to_proto(opening, await self._releases.serial())
 
     @_rpc
     async def CloseSession(self, request: pb.CloseSessionRequest, metadata: Metadata) -> pb.CloseSessionResponse:
-        tenant = self._access.tenant(metadata)
+        tenant = await self._access.tenant(metadata)
         await self._handlers.close(tenant, codec.session_id(request.session_id), codec.presented(request.ticket))
         return pb.CloseSessionResponse()
 
     @_rpc
     async def ListTargets(self, request: pb.ListTargetsRequest, metadata: Metadata) -> pb.ListTargetsResponse:
-        self._access.tenant(metadata)
+        await self._access.tenant(metadata)
         return pb.ListTargetsResponse(targets=map(target_to_proto, await self._handlers.targets()))
 
     @_rpc
     async def OfferRelease(self, request: pb.OfferReleaseRequest, metadata: Metadata) -> pb.OfferReleaseResponse:
-        self._access.tenant(metadata)
+        await self._access.tenant(metadata)
         return releases_codec.offer_to_proto(await self._releases.offer(*releases_codec.asking_from_proto(request)))
 
 
@@ -109,13 +111,18 @@ class RegistryServicer(_Servicer, stubs.RegistryServicer):
         self._access.verifier(metadata)
         verifier_id, instance = codec.identity_from_proto(request)
         load, sessions = codec.load_from_proto(request), codec.sessions_from_proto(request)
-        windows = await self._handlers.report(verifier_id, instance, load, sessions)
-        heard = sessions if windows is not None else ()
+        told = await self._handlers.report(verifier_id, instance, load, sessions)
+        serial = await self._releases.hear(verifier_id, sessions if told is not None else ())
+        keys = dict(self._handlers.membership.public_keys)
+        if told is None:
+            return pb.ReportResponse(public_keys=keys, release_serial=serial)
         return pb.ReportResponse(
-            known=windows is not None,
-            public_keys=dict(self._handlers.membership.public_keys),
-            directives=[codec.session_directive_to_proto(w, self._handlers.limits) for w in windows or ()],
-            release_serial=await self._releases.hear(verifier_id, heard),
+            known=True,
+            public_keys=keys,
+            directives=[codec.session_directive_to_proto(w, self._handlers.limits) for w in told.windows],
+            release_serial=serial,
+            drain=told.drain,
+            killed=told.killed,
         )
 
     @_rpc
@@ -128,21 +135,79 @@ class RegistryServicer(_Servicer, stubs.RegistryServicer):
 class AdminServicer(_Servicer, stubs.AdminServicer):
     """For operators."""
 
+    def __init__(
+        self,
+        handlers: Handlers,
+        releases: ReleaseHandlers,
+        access: Access,
+        operators: Operators,
+        tenants: TenantKeys,
+    ) -> None:
+        super().__init__(handlers, releases, access)
+        self._operators = operators
+        self._tenants = tenants
+
     @_rpc
     async def Status(self, request: pb.StatusRequest, metadata: Metadata) -> pb.StatusResponse:
         self._access.operator(metadata)
-        return codec.fleet_to_proto(await self._handlers.status())
+        return admin_codec.fleet_to_proto(await self._handlers.status())
+
+    @_rpc
+    async def ListVerifiers(self, request: pb.ListVerifiersRequest, metadata: Metadata) -> pb.ListVerifiersResponse:
+        self._access.operator(metadata)
+        found, after = await self._operators.verifiers(*admin_codec.verifiers_asked(request))
+        return pb.ListVerifiersResponse(verifiers=map(admin_codec.verifier_to_proto, found), next=after)
+
+    @_rpc
+    async def SteerVerifier(self, request: pb.SteerVerifierRequest, metadata: Metadata) -> pb.SteerVerifierResponse:
+        self._access.operator(metadata)
+        verifier = await self._operators.steer(*admin_codec.order_from_proto(request))
+        return pb.SteerVerifierResponse(verifier=admin_codec.verifier_to_proto(verifier) if verifier else None)
+
+    @_rpc
+    async def ListSessions(self, request: pb.ListSessionsRequest, metadata: Metadata) -> pb.ListSessionsResponse:
+        self._access.operator(metadata)
+        found, after = await self._operators.sessions(admin_codec.sessions_asked(request))
+        return pb.ListSessionsResponse(sessions=map(admin_codec.seated_to_proto, found), next=after)
+
+    @_rpc
+    async def KillSession(self, request: pb.KillSessionRequest, metadata: Metadata) -> pb.KillSessionResponse:
+        self._access.operator(metadata)
+        where = await self._operators.kill(codec.session_id(request.session_id))
+        return pb.KillSessionResponse(verifier_id=where)
+
+    @_rpc
+    async def CreateTenant(self, request: pb.CreateTenantRequest, metadata: Metadata) -> pb.CreateTenantResponse:
+        self._access.operator(metadata)
+        tenant, key = await self._tenants.create(request.name, self._access.configured)
+        return pb.CreateTenantResponse(tenant=admin_codec.tenant_to_proto(tenant), key=key)
+
+    @_rpc
+    async def ListTenants(self, request: pb.ListTenantsRequest, metadata: Metadata) -> pb.ListTenantsResponse:
+        self._access.operator(metadata)
+        after, limit = admin_codec.tenants_asked(request)
+        found, following = await self._tenants.listed(after, limit, self._access.configured)
+        anonymous = self._access.anonymous and not (await self._tenants.holder(None)).keyed
+        return pb.ListTenantsResponse(
+            tenants=map(admin_codec.tenant_to_proto, found), next=following, anonymous=anonymous
+        )
+
+    @_rpc
+    async def RevokeTenant(self, request: pb.RevokeTenantRequest, metadata: Metadata) -> pb.RevokeTenantResponse:
+        self._access.operator(metadata)
+        tenant = await self._tenants.revoke(request.name, self._access.configured)
+        return pb.RevokeTenantResponse(tenant=admin_codec.tenant_to_proto(tenant))
 
     @_rpc
     async def ShowWindows(self, request: pb.ShowWindowsRequest, metadata: Metadata) -> pb.ShowWindowsResponse:
         self._access.operator(metadata)
         asked = codec.session_id(request.session_id) if request.session_id else ""
-        return codec.windows_to_proto(await self._handlers.windows(asked))
+        return admin_codec.windows_to_proto(await self._handlers.windows(asked))
 
     @_rpc
     async def BoundWindow(self, request: pb.BoundWindowRequest, metadata: Metadata) -> pb.BoundWindowResponse:
         self._access.operator(metadata)
-        await self._handlers.bound(*codec.bounds_from_proto(request))
+        await self._handlers.bound(*admin_codec.bounds_from_proto(request))
         return pb.BoundWindowResponse()
 
     @_rpc
@@ -187,11 +252,18 @@ class Health:
 
 
 def add_services(
-    server: grpc.aio.Server, handlers: Handlers, releases: ReleaseHandlers, access: Access, vitals: Health
+    server: grpc.aio.Server,
+    handlers: Handlers,
+    releases: ReleaseHandlers,
+    access: Access,
+    operators: Operators,
+    tenants: TenantKeys,
+    vitals: Health,
 ) -> None:
     """Everything that a coordinator answers."""
+    admin = AdminServicer(handlers, releases, access, operators, tenants)
     stubs.add_CoordinatorServicer_to_server(CoordinatorServicer(handlers, releases, access), server)  # type: ignore[no-untyped-call]
     stubs.add_RegistryServicer_to_server(RegistryServicer(handlers, releases, access), server)  # type: ignore[no-untyped-call]
-    stubs.add_AdminServicer_to_server(AdminServicer(handlers, releases, access), server)  # type: ignore[no-untyped-call]
+    stubs.add_AdminServicer_to_server(admin, server)  # type: ignore[no-untyped-call]
     vitals.add_to(server)
     reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)

@@ -23,24 +23,24 @@ try:
 except ImportError as error:
     raise ImportError("the coordinator needs redis: pip install 'outrider[coordinator]'") from error
 
-from coordinator import keys, priors
+from coordinator import hashes, keys, priors
 from coordinator.meters import StoreMeters
 from coordinator.records import (
     Candidate,
+    Heard,
     Kind,
     Load,
     Need,
     Placed,
     Prior,
     Registration,
-    Seat,
+    Seated,
     SessionStats,
     SessionWindow,
     Verifier,
     WindowBounds,
 )
-from outrider.core.errors import BadRequest, Unavailable
-from outrider.wire.ticket import Target
+from outrider.core.errors import BadRequest, Killed, Unavailable
 
 SCRIPTS = Path(__file__).parent / "lua"
 MAX_CONNECTIONS = 32
@@ -112,29 +112,31 @@ class Store:
     @_reaching
     async def register(self, registration: Registration, lease_ms: int) -> bool:
         """Start a lease. True where it replaced a live instance of the same id."""
-        fields = _flat(_registration_fields(registration))
+        fields = hashes.flat(hashes.of_registration(registration))
         arguments = [registration.verifier_id, registration.instance, lease_ms, *fields]
         return bool(await self._run("register", _lease_keys(registration.verifier_id), arguments))
 
     @_reaching
     async def report(
         self, verifier_id: str, instance: int, load: Load, sessions: Sequence[SessionStats], *, lease_ms: int
-    ) -> dict[str, Kind] | None:
+    ) -> Heard | None:
         """Renew the lease and the seats of the sessions listed, and keep what is said of them.
 
-        Returns session id -> kind, of those that have one; None where the lease is lost or someone else's.
+        None where the lease is lost or someone else's.
         """
-        fields = _flat(_load_fields(load))
+        fields = hashes.flat(hashes.of_load(load))
         ids = [session.session_id for session in sessions]
         arguments = [verifier_id, instance, lease_ms, lease_ms, len(fields), *fields, *ids]
         touched = [key(session_id) for session_id in ids for key in (keys.closed, keys.session)]
-        known, *facts = await self._run("report", [*_lease_keys(verifier_id), *touched], arguments)
+        leased = [*_lease_keys(verifier_id), keys.cordon(verifier_id)]
+        known, *found = await self._run("report", [*leased, *touched], arguments)
         if not known:
             return None
+        drain, killed, facts = found
         kinds = priors.kinds(ids, facts, [session.draft for session in sessions])
         for start in range(0, len(sessions), SESSIONS_AT_ONCE):
             await self._observe(verifier_id, sessions[start : start + SESSIONS_AT_ONCE], kinds, 2 * lease_ms)
-        return kinds
+        return Heard(kinds, tuple(killed), bool(drain))
 
     @_reaching
     async def priors(self, kinds: Iterable[Kind]) -> dict[Kind, Prior]:
@@ -196,34 +198,79 @@ class Store:
         return bool(await self._run("deregister", _lease_keys(verifier_id), [verifier_id, instance]))
 
     @_reaching
-    async def verifiers(self) -> list[Verifier]:
-        """Everybody with a valid lease, by id."""
-        ids: list[str] = sorted(await self._run("fleet", [keys.FLEET], []))
-        async with self._redis.pipeline(transaction=False) as pipe:
-            for verifier_id in ids:
-                pipe.hgetall(keys.verifier(verifier_id))
-                pipe.pttl(keys.verifier(verifier_id))
-            replies = await pipe.execute()
-        found = zip(ids, replies[::2], replies[1::2], strict=True)
-        return [_verifier(verifier_id, record, ttl) for verifier_id, record, ttl in found if record]
+    async def fleet(self) -> list[str]:
+        """Ids of all who have a valid lease, in order."""
+        return sorted(await self._run("fleet", [keys.FLEET], []))
 
     @_reaching
-    async def sessions(self, verifier_ids: Iterable[str], most: int) -> list[SessionStats]:
-        """Those that hold a seat on one of these verifiers, with what was last reported of them; `most` at most."""
-        ids = list(verifier_ids)
+    async def verifiers(self, ids: Sequence[str] | None = None) -> list[Verifier]:
+        """Those of these with a valid lease, by id; None: everybody."""
+        asked = await self.fleet() if ids is None else ids
         async with self._redis.pipeline(transaction=False) as pipe:
-            for verifier_id in ids:
-                pipe.zrange(keys.seats(verifier_id), 0, most - 1)
-            seats = await pipe.execute()
-            held = [(v, s) for v, sessions in zip(ids, seats, strict=True) for s in sessions][:most]
-            for _, session_id in held:
-                pipe.hgetall(keys.stats(session_id))
-                pipe.hget(keys.session(session_id), "tenant")
+            for verifier_id in asked:
+                pipe.hgetall(keys.verifier(verifier_id))
+                pipe.pttl(keys.verifier(verifier_id))
+                pipe.exists(keys.cordon(verifier_id))
             replies = await pipe.execute()
-        records = zip(held, replies[::2], replies[1::2], strict=True)
+        found = zip(asked, replies[::3], replies[1::3], replies[2::3], strict=True)
         return [
-            _stats(session_id, verifier_id, record, tenant) for (verifier_id, session_id), record, tenant in records
+            hashes.verifier(verifier_id, record, ttl, cordon) for verifier_id, record, ttl, cordon in found if record
         ]
+
+    @_reaching
+    async def steer(self, verifier_id: str, order: str, *, keep_ms: int) -> bool:
+        """`cordon`, `uncordon` or `drain`. False where nobody of this id is registered or has a cordon to be lifted."""
+        touched = [keys.verifier(verifier_id), keys.cordon(verifier_id)]
+        return bool(await self._run("steer", touched, [order, keep_ms]))
+
+    @_reaching
+    async def seated(self, verifier_ids: Sequence[str], most: int) -> tuple[list[tuple[str, str]], int]:
+        """(verifier id, session id) of those that hold a seat on one of these, `most` at most; how many there are."""
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for verifier_id in verifier_ids:
+                pipe.zrange(keys.seats(verifier_id), 0, most - 1)
+                pipe.zcard(keys.seats(verifier_id))
+            replies = await pipe.execute()
+        held = [(v, s) for v, sessions in zip(verifier_ids, replies[::2], strict=True) for s in sessions]
+        return held[:most], sum(replies[1::2])
+
+    @_reaching
+    async def seats_of(self, verifier_id: str) -> list[str]:
+        """Ids of all sessions that hold a seat there, in order."""
+        return sorted(map(str, await self._redis.zrange(keys.seats(verifier_id), 0, -1)))
+
+    @_reaching
+    async def sessions(self, held: Iterable[tuple[str, str]]) -> list[Seated]:
+        """What is known of those of (verifier id, session id) that are there, and not on another verifier by now."""
+        asked = list(held)
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for _, session_id in asked:
+                pipe.hgetall(keys.stats(session_id))
+                pipe.hgetall(keys.session(session_id))
+            replies = await pipe.execute()
+        records = zip(asked, replies[::2], replies[1::2], strict=True)
+        found = [hashes.seated(session_id, seat_on, stats, placed) for (seat_on, session_id), stats, placed in records]
+        return [
+            seated for seated, (seat_on, _) in zip(found, asked, strict=True) if seated.stats.verifier_id == seat_on
+        ]
+
+    @_reaching
+    async def where(self, session_id: str) -> tuple[str, ...]:
+        """Verifiers that may serve a session: the one that reports it, then the one where it was placed last."""
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.hget(keys.stats(session_id), "verifier")
+            pipe.hget(keys.session(session_id), "verifier")
+            return tuple(dict.fromkeys(name for name in await pipe.execute() if name))
+
+    @_reaching
+    async def kill_session(self, session_id: str, *, keep_ms: int) -> tuple[str, ...]:
+        """End a session for good: its seats are free, no ticket brings it back. Where it was; empty: it is unknown."""
+        where = await self.where(session_id)
+        if where:
+            seats = [keys.seats(verifier_id) for verifier_id in where]
+            touched = [keys.session(session_id), keys.stats(session_id), keys.closed(session_id), *seats]
+            await self._run("kill", touched, [session_id, keep_ms])
+        return where
 
     @_reaching
     async def place(
@@ -239,13 +286,14 @@ class Store:
         session_ms: int,
         load_weight_ms: float,
     ) -> Placed | int:
-        """Take a seat, or return how many of the candidates are alive (and have no room).
+        """Take a seat, or return how many of the candidates are alive (and have no room). Raises Killed.
 
         `floor`: the greatest epoch that the asker knows; every epoch of the placement is greater.
         """
-        touched = [keys.session(session_id)]
+        touched = [keys.session(session_id), keys.closed(session_id)]
         for candidate in among:
-            touched += [keys.verifier(candidate.verifier_id), keys.seats(candidate.verifier_id)]
+            name = candidate.verifier_id
+            touched += [keys.verifier(name), keys.seats(name), keys.cordon(name)]
         weights, tokenizer = need.weights or ("", "")
         name = "" if need.weights else need.target  # weights bind, names may change
         arguments: list[Any] = [session_id, tenant, floor, span, seat_ms, session_ms, load_weight_ms]
@@ -254,9 +302,11 @@ class Store:
             arguments += [candidate.verifier_id, candidate.rtt_ms, int(candidate.failed)]
         reply = await self._run("place", touched, arguments)
         if not reply[0]:
+            if reply[1] < 0:
+                raise Killed(f"an operator has ended session {session_id}; it cannot be resumed")
             return int(reply[1])
         epoch, primary, record, standby, standby_record = reply
-        return Placed(epoch, _seat(primary, record), _seat(standby, standby_record) if standby else None)
+        return Placed(epoch, hashes.seat(primary, record), hashes.seat(standby, standby_record) if standby else None)
 
     @_reaching
     async def close_session(self, session_id: str, served_by: str, *, lease_ms: int) -> None:
@@ -310,96 +360,6 @@ def without_credentials(url: str) -> str:
 
 def _lease_keys(verifier_id: str) -> list[str]:
     return [keys.verifier(verifier_id), keys.seats(verifier_id), keys.FLEET]
-
-
-def _registration_fields(r: Registration) -> dict[str, Any]:
-    t = r.target
-    return {
-        "address": r.address,
-        "tls": int(r.tls),
-        "capacity": r.capacity,
-        "name": t.name,
-        "weights_hash": t.weights_hash,
-        "tokenizer_hash": t.tokenizer_hash,
-        "dtype": t.dtype,
-        "backend": t.backend,
-        "hardware": t.hardware,
-        "class": t.numerics_class,
-    }
-
-
-def _load_fields(load: Load) -> dict[str, Any]:
-    return {
-        "live": load.live_sessions,
-        "step_ms": load.step_ms,
-        "kv_used": load.kv_used,
-        "kv_capacity": load.kv_capacity,
-        "tokens_per_s": load.tokens_per_s,
-        "draining": int(load.draining),
-        "node_ms": load.node_ms,
-        "timing_ms": json.dumps(dict(load.timing_ms)),
-        "step_cost_ms": json.dumps(dict(load.step_cost_ms)),
-        "session_cost_ms": load.session_cost_ms,
-        "overran": load.overran,
-    }
-
-
-def _flat(fields: Mapping[str, Any]) -> list[Any]:
-    return [item for pair in fields.items() for item in pair]
-
-
-def _target(record: Mapping[str, str]) -> Target:
-    names = ("name", "weights_hash", "tokenizer_hash", "dtype", "backend", "hardware")
-    return Target(*(record.get(name, "") for name in names))
-
-
-def _seat(verifier_id: str, flat: Sequence[str]) -> Seat:
-    record = dict(zip(flat[::2], flat[1::2], strict=True))
-    return Seat(verifier_id, record["address"], record["tls"] == "1", _target(record))
-
-
-def _verifier(verifier_id: str, record: Mapping[str, str], ttl_ms: int) -> Verifier:
-    registration = Registration(
-        verifier_id,
-        record["address"],
-        record["tls"] == "1",
-        _target(record),
-        int(record["capacity"]),
-        int(record["instance"]),
-    )
-    load = Load(
-        int(record.get("live", 0)),
-        float(record.get("step_ms", 0)),
-        int(record.get("kv_used", 0)),
-        int(record.get("kv_capacity", 0)),
-        float(record.get("tokens_per_s", 0)),
-        record.get("draining") == "1",
-        float(record.get("node_ms", 0)),
-        json.loads(record.get("timing_ms", "{}")),
-        {int(rows): ms for rows, ms in json.loads(record.get("step_cost_ms", "{}")).items()},
-        float(record.get("session_cost_ms", 0)),
-        float(record.get("overran", 0)),
-    )
-    return Verifier(registration, load, max(ttl_ms, 0) / 1000)
-
-
-def _stats(session_id: str, seat_on: str, record: Mapping[str, str], tenant: str | None) -> SessionStats:
-    """A session that was placed and has not been reported yet has zeros."""
-    epoch, steps, committed, evaluated, accepted = (int(record.get(name, 0)) for name in _COUNTS)
-    return SessionStats(
-        session_id,
-        record.get("tenant", tenant or ""),
-        record.get("verifier", seat_on),
-        epoch,
-        steps,
-        committed,
-        evaluated,
-        accepted,
-        float(record.get("rtt_ms", 0)),
-    )
-
-
-_COUNTS = ("epoch", "steps", "committed", "evaluated", "accepted")
 
 
 def _read(kind: Callable[..., _T], written: str | bytes | None) -> _T | None:

@@ -10,7 +10,8 @@ import hashlib
 import hmac
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,32 @@ from outrider.core.errors import BadRequest, PermissionDenied, Unauthenticated
 from outrider.wire.channels import is_loopback
 
 DEFAULT_TENANT = "default"
+"""Who everybody is where no key is asked for; so nobody else can be."""
 MAX_SECRET = 512
 MIN_KEY = 16
 """Characters of an API key; shorter ones can be guessed."""
 _TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 Metadata = Iterable[tuple[str, str | bytes]]
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Of a key that was shown, among the tenants that operators have created."""
+
+    tenant: str = ""
+    """Empty where the key is nobody's."""
+    keyed: bool = False
+    """Whether any tenant was ever created: callers need a key then."""
+
+
+Lookup = Callable[[bytes | None], Awaitable[Holder]]
+"""Hash of a key that no tenant of the settings has (None: none was shown) -> whose it is. Raises Unavailable."""
+
+
+async def nobody_else(hashed: bytes | None) -> Holder:
+    """Where no tenants are created."""
+    return Holder()
 
 
 class Access:
@@ -39,19 +60,21 @@ class Access:
         *,
         open_house: bool,
         recording: Mapping[str, RecordingPolicy] | None = None,
+        lookup: Lookup = nobody_else,
     ) -> None:
         """`open_house`: whoever can connect is trusted where no secret is set (loopback, or --insecure).
 
         recording: by tenant; nothing is recorded of those that are left out.
         """
-        self._tenants = {_digest(key): tenant for tenant, key in tenants.items()}
+        self._tenants = {digest(key): tenant for tenant, key in tenants.items()}
         self._join = join_token
         self._admin = admin_token
         self._open_house = open_house
         self._recording = dict(recording or {})
+        self._lookup = lookup
 
     @classmethod
-    def from_config(cls, config: CoordinatorConfig) -> Access:
+    def from_config(cls, config: CoordinatorConfig, lookup: Lookup = nobody_else) -> Access:
         """Raises BadRequest for a key file that is wrong, or for an address where secrets are needed and missing."""
         tenants = {name: secret.get_secret_value() for name, secret in config.tenant_keys.items()}
         file = _read(config.tenants_file) if config.tenants_file is not None else {}
@@ -62,19 +85,40 @@ class Access:
         admin = config.admin_token.get_secret_value() if config.admin_token else ""
         open_house = config.insecure or is_loopback(config.listen)
         if not open_house:
-            _demand(tenants, "API keys for tenants", "--tenants FILE")
+            _demand(
+                tenants or admin,
+                "API keys for tenants, or an admin token to create some with",
+                "--tenants FILE or OUTRIDER_COORDINATOR_ADMIN_TOKEN",
+            )
             _demand(join, "a join token for verifiers", "OUTRIDER_COORDINATOR_JOIN_TOKEN")
-        return cls(tenants, join, admin, open_house=open_house, recording=recording)
+        return cls(tenants, join, admin, open_house=open_house, recording=recording, lookup=lookup)
 
-    def tenant(self, metadata: Metadata) -> str:
-        """The caller's tenant. Raises Unauthenticated."""
-        if not self._tenants:
+    @property
+    def configured(self) -> frozenset[str]:
+        """Names of the tenants that have a key by the settings."""
+        return frozenset(self._tenants.values())
+
+    async def tenant(self, metadata: Metadata) -> str:
+        """The caller's tenant. Raises Unauthenticated or Unavailable."""
+        secret = _shown(metadata)
+        shown = digest(secret) if secret else None
+        if shown is not None:
+            found = [tenant for known, tenant in self._tenants.items() if hmac.compare_digest(known, shown)]
+            if found:
+                return found[0]
+        holder = await self._lookup(shown)
+        if holder.tenant:
+            return holder.tenant
+        if not holder.keyed and self.anonymous:
             return DEFAULT_TENANT
-        shown = _digest(_bearer(metadata, "an API key"))
-        found = [tenant for known, tenant in self._tenants.items() if hmac.compare_digest(known, shown)]
-        if not found:
-            raise Unauthenticated("the API key is unknown here; ask the operator for one of your tenant's")
-        return found[0]
+        if shown is None:
+            raise _missing("an API key")
+        raise Unauthenticated("the API key is unknown here; ask the operator for one of your tenant's")
+
+    @property
+    def anonymous(self) -> bool:
+        """Whether callers need no key until a tenant is created."""
+        return self._open_house and not self._tenants
 
     def recording(self, tenant: str) -> RecordingPolicy:
         """What may be recorded of a tenant's sessions."""
@@ -95,22 +139,42 @@ class Access:
             )
 
 
+def tenant_name(name: str) -> str:
+    """Raises BadRequest for one that may not be."""
+    if not _TENANT.fullmatch(name):
+        raise BadRequest.bound("tenant", repr(name[:64]), "1 to 64 letters, digits, '.', '_' or '-'")
+    return name
+
+
+def digest(secret: str) -> bytes:
+    """By which a secret is compared and kept."""
+    return hashlib.sha256(secret.encode()).digest()
+
+
 def _bearer(metadata: Metadata, what: str) -> str:
+    secret = _shown(metadata)
+    if not secret:
+        raise _missing(what)
+    return secret
+
+
+def _shown(metadata: Metadata) -> str:
+    """The caller's secret, or empty."""
     for name, value in metadata:
         if name == "authorization" and isinstance(value, str):
             scheme, _, secret = value.partition(" ")
             if scheme.lower() == "bearer" and 0 < len(secret) <= MAX_SECRET:
                 return secret
-    raise Unauthenticated(f"{what} is missing; send the metadata `authorization: Bearer ...`")
+    return ""
+
+
+def _missing(what: str) -> Unauthenticated:
+    return Unauthenticated(f"{what} is missing; send the metadata `authorization: Bearer ...`")
 
 
 def _compare(known: str, shown: str, what: str) -> None:
-    if not hmac.compare_digest(_digest(known), _digest(shown)):
+    if not hmac.compare_digest(digest(known), digest(shown)):
         raise Unauthenticated(f"the {what} is wrong; compare it with the coordinator's")
-
-
-def _digest(secret: str) -> bytes:
-    return hashlib.sha256(secret.encode()).digest()
 
 
 def _demand(given: object, what: str, how: str) -> None:

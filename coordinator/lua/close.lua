@@ -5,5 +5,7 @@
 for i = 4, #KEYS do
   redis.call('ZREM', KEYS[i], ARGV[1])
 end
-redis.call('SET', KEYS[3], '1', 'PX', ARGV[2])
+if redis.call('GET', KEYS[3]) ~= 'killed' then
+  redis.call('SET', KEYS[3], '1', 'PX', ARGV[2])
+end
 return redis.call('DEL', KEYS[1], KEYS[2])

@@ -1,12 +1,13 @@
 -- Take a seat for a session, name a standby and use up a range of epochs for each, all in one step.
--- KEYS: 1 session:<id> HASH, then for each candidate, in the order of the caller's random draw:
---       verifier:<id> HASH, seats:<id> ZSET
+-- KEYS: 1 session:<id> HASH, 2 closed:<id> STRING, then for each candidate, in the order of the caller's random draw:
+--       verifier:<id> HASH, seats:<id> ZSET, cordon:<id> STRING
 -- ARGV: 1 session id, 2 tenant, 3 floor (greatest epoch known to whoever asks), 4 epochs in a range, 5 seat ms,
 --       6 session ms, 7 load weight ms, 8 target name ('' any), 9 weights hash ('' any), 10 tokenizer hash,
 --       11 preferred numerics class ('' none), 12 draft release and 13 traffic class ('' leaves what is known of them),
 --       then for each candidate: verifier id, rtt ms, failed (0 or 1)
 -- Returns {first epoch of the primary, its id, its HGETALL, the standby's id ('' none), its HGETALL},
---      or {0, number of candidates that are alive and serve this}: all of those are full or draining.
+--      or {0, number of candidates that are alive and serve this}: all of those are full, draining or cordoned,
+--      or {0, -1} where an operator has killed the session.
 local HEAD = 13
 local time = redis.call('TIME')
 local micros = tonumber(time[1]) * 1000000 + tonumber(time[2])
@@ -14,11 +15,13 @@ local now = math.floor(micros / 1000)
 local now_text = string.format('%.0f', now)
 local FIELDS = {'capacity', 'live', 'draining', 'name', 'weights_hash', 'tokenizer_hash', 'class'}
 
+if redis.call('GET', KEYS[2]) == 'killed' then return {0, -1} end
+
 local alive = 0
 
 -- A candidate that may take the session, or nil. Occupancy is what we placed or what the verifier says, if that is more.
 local function look(i, name, weights, tokenizer)
-  local record, seats = KEYS[2 * i], KEYS[2 * i + 1]
+  local record, seats, cordon = KEYS[3 * i], KEYS[3 * i + 1], KEYS[3 * i + 2]
   local v = redis.call('HMGET', record, unpack(FIELDS))
   if not v[1] then return nil end
   if (name ~= '' and v[4] ~= name) or (weights ~= '' and (v[5] ~= weights or v[6] ~= tokenizer)) then return nil end
@@ -27,7 +30,8 @@ local function look(i, name, weights, tokenizer)
   redis.call('ZREMRANGEBYSCORE', seats, '-inf', now_text)
   local used = math.max(redis.call('ZCARD', seats), tonumber(v[2] or '0'))
   local capacity = tonumber(v[1])
-  if used >= capacity and not redis.call('ZSCORE', seats, ARGV[1]) then return nil end
+  local closed_to_new = used >= capacity or redis.call('EXISTS', cordon) == 1
+  if closed_to_new and not redis.call('ZSCORE', seats, ARGV[1]) then return nil end
   local at = HEAD + 3 * (i - 1)
   return {
     i = i, id = ARGV[at + 1], failed = ARGV[at + 3] == '1',
@@ -74,8 +78,8 @@ local last = tonumber(redis.call('HGET', KEYS[1], 'epoch_last') or '0')
 local epoch = math.max(micros, last + 1, tonumber(ARGV[3]) + 1)
 
 local seat_end = string.format('%.0f', now + tonumber(ARGV[5]))
-redis.call('ZADD', KEYS[2 * primary.i + 1], seat_end, ARGV[1])
-redis.call('PEXPIRE', KEYS[2 * primary.i + 1], 86400000) -- only so that a verifier that never returns leaves nothing
+redis.call('ZADD', KEYS[3 * primary.i + 1], seat_end, ARGV[1])
+redis.call('PEXPIRE', KEYS[3 * primary.i + 1], 86400000) -- only so that a verifier that never returns leaves nothing
 redis.call('HSET', KEYS[1], 'tenant', ARGV[2], 'verifier', primary.id, 'standby', standby and standby.id or '',
   'weights', primary.weights, 'epoch_last', string.format('%.0f', epoch + 2 * span - 1))
 if ARGV[12] ~= '' then
@@ -84,6 +88,6 @@ end
 redis.call('PEXPIRE', KEYS[1], tonumber(ARGV[6]))
 
 return {
-  epoch, primary.id, redis.call('HGETALL', KEYS[2 * primary.i]),
-  standby and standby.id or '', standby and redis.call('HGETALL', KEYS[2 * standby.i]) or {},
+  epoch, primary.id, redis.call('HGETALL', KEYS[3 * primary.i]),
+  standby and standby.id or '', standby and redis.call('HGETALL', KEYS[3 * standby.i]) or {},
 }

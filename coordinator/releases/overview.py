@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from coordinator.overview import table
 from coordinator.releases.codec import state_from_proto
 from coordinator.releases.records import State
+from coordinator.text import facts, table
 from outrider.wire.manifest import Manifest, read_unverified
 from outrider.wire.v1 import coordinator_pb2 as pb
 
@@ -26,7 +26,7 @@ def describe_releases(releases: Sequence[pb.Release]) -> str:
 def describe_release(release: pb.Release) -> str:
     """All that is known of one."""
     manifest = read_unverified(release.manifest)
-    facts = {
+    known = {
         "release": manifest.digest,
         "version": str(manifest.version),
         "state": f"{_state(release)}, since {_when(release.since_unix)}",
@@ -39,8 +39,7 @@ def describe_release(release: pb.Release) -> str:
         **{f"gate: {name}": f"{value:g}" for name, value in sorted(manifest.metrics.items())},
         **(_evidence(release.evidence) if release.HasField("evidence") else {}),
     }
-    width = max(map(len, facts))
-    return "\n".join(f"{name.ljust(width)}  {value}" for name, value in facts.items())
+    return facts(known)
 
 
 def _row(release: pb.Release, manifest: Manifest) -> tuple[str, ...]:

@@ -8,6 +8,7 @@
     |-- PermissionDenied           a good ticket for somebody or something else
     |-- NotFound                   an unknown target, session or artifact
     |-- Fenced                     an epoch that a greater one has replaced
+    |-- Killed                     an operator has ended the session; asking again cannot help
     |-- Overloaded                 no room at present; `retry_after_s` says when to ask again
     |-- Unavailable                the peer cannot be reached, is loading or has gone; try another
     |   `-- Draining               a verifier that is about to end; another one takes the session
@@ -59,6 +60,10 @@ class NotFound(OutriderError):
 
 class Fenced(OutriderError):
     """A greater epoch owns the session."""
+
+
+class Killed(OutriderError):
+    """An operator has ended the session, for good."""
 
 
 class Overloaded(OutriderError):

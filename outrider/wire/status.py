@@ -18,7 +18,7 @@ import grpc
 from outrider.core import errors
 from outrider.core.errors import OutriderError
 
-__all__ = ["CODES", "abort", "aborting", "error_from_rpc"]
+__all__ = ["CODES", "ERROR_KEY", "abort", "aborting", "error_from_rpc"]
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,7 @@ CODES: Mapping[type[OutriderError], grpc.StatusCode] = {
     errors.PermissionDenied: Code.PERMISSION_DENIED,
     errors.NotFound: Code.NOT_FOUND,
     errors.Fenced: Code.ABORTED,
+    errors.Killed: Code.FAILED_PRECONDITION,  # final, also to a peer that does not know the name
     errors.Overloaded: Code.RESOURCE_EXHAUSTED,
     errors.Unavailable: Code.UNAVAILABLE,
     errors.Draining: Code.UNAVAILABLE,
@@ -58,7 +59,7 @@ _PLAIN: Mapping[grpc.StatusCode, type[OutriderError]] = {
 
 _BY_NAME = {cls.__name__: cls for cls in CODES}
 
-_ERROR_KEY = "outrider-error"
+ERROR_KEY = "outrider-error"
 _RETRY_KEY = "outrider-retry-after-s"
 _FIELD_KEY = "outrider-field-bin"  # bytes: a field may name what a peer sent
 
@@ -94,7 +95,7 @@ def error_from_rpc(error: grpc.RpcError) -> OutriderError:
     code: grpc.StatusCode = getattr(error, "code", lambda: Code.UNKNOWN)()
     message = str(getattr(error, "details", lambda: "")() or "")
     trailers = dict(getattr(error, "trailing_metadata", lambda: ())() or ())
-    cls = _BY_NAME.get(_text(trailers.get(_ERROR_KEY, "")))
+    cls = _BY_NAME.get(_text(trailers.get(ERROR_KEY, "")))
     if cls is None:
         return _plain(code, message)
     if issubclass(cls, errors.BadRequest):
@@ -122,7 +123,7 @@ def _name(error: OutriderError) -> str:
 
 
 def _trailers(error: OutriderError) -> tuple[tuple[str, str | bytes], ...]:
-    trailers: list[tuple[str, str | bytes]] = [(_ERROR_KEY, _name(error))]
+    trailers: list[tuple[str, str | bytes]] = [(ERROR_KEY, _name(error))]
     if isinstance(error, errors.BadRequest) and error.field:
         trailers.append((_FIELD_KEY, _clipped(error.field, MAX_FIELD_BYTES).encode()))
     if isinstance(error, errors.Overloaded) or (isinstance(error, errors.Unavailable) and error.retry_after_s):

@@ -30,6 +30,9 @@ class Registry(coordinator_pb2_grpc.RegistryServicer):
         self.interval_ms = 100
         self.directives: list[pb.SessionDirective] = []
         self.release_serial = 0
+        self.refuse_reports: Exception | None = None
+        self.killed: list[str] = []
+        self.drain = False
 
     async def Register(self, request, context):
         self.registrations.append(request)
@@ -40,11 +43,15 @@ class Registry(coordinator_pb2_grpc.RegistryServicer):
 
     async def Report(self, request, context):
         self.reports.append(request)
+        if self.refuse_reports is not None:
+            await abort(context, self.refuse_reports)
         return pb.ReportResponse(
             known=self.known,
             public_keys=self.keys,
             directives=self.directives,
             release_serial=self.release_serial,
+            killed=self.killed,
+            drain=self.drain,
         )
 
     async def Deregister(self, request, context):
@@ -182,10 +189,23 @@ async def test_a_report_brings_what_sessions_are_told(registry):
     registry.directives = [pb.SessionDirective(session_id="s", epoch=7, directive=told)]
     async with serving(registry) as address, registration(address) as made:
         await made.register()
-        assert await made.report(pb.ReportRequest()) == [("s", 7, Directive(9, 8, 3, 0.25, 4))]
+        assert (await made.report(pb.ReportRequest())).steering == [("s", 7, Directive(9, 8, 3, 0.25, 4))]
         mad = session_pb2.Directive(price=2.0)
         registry.directives.insert(0, pb.SessionDirective(session_id="x", epoch=7, directive=mad))
-        assert await made.report(pb.ReportRequest()) == [("s", 7, Directive(9, 8, 3, 0.25, 4))]  # the other one holds
+        told = await made.report(pb.ReportRequest())
+        assert told.steering == [("s", 7, Directive(9, 8, 3, 0.25, 4))]  # the other one holds
+
+
+async def test_a_report_brings_what_operators_have_said(registry):
+    async with serving(registry) as address, registration(address) as made:
+        await made.register()
+        told = await made.report(pb.ReportRequest())
+        assert (told.killed, told.drain) == ((), False)
+        registry.killed, registry.drain = ["s", "t"], True
+        told = await made.report(pb.ReportRequest())
+        assert (told.killed, told.drain) == (("s", "t"), True)
+        registry.refuse_reports = Unauthenticated("not now")
+        assert not (await made.report(pb.ReportRequest())).drain
 
 
 async def test_a_report_brings_the_serial_of_the_releases(registry):

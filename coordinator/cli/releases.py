@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coordinator.admin import Ask, line, link_options
+from coordinator.admin import Ask
+from coordinator.cli import documents
+from coordinator.cli.output import LIMIT, MAX_LIMIT, Shown, output_options, show
+from coordinator.cli.values import at_most
 from coordinator.releases.overview import describe_release, describe_releases
 from outrider.core.errors import BadRequest
 from outrider.wire import manifest as manifests
@@ -38,10 +40,10 @@ def add_parser(commands: Any) -> None:
     releases = commands.add_parser(
         "releases",
         help="draft releases: list them, see the evidence, promote, roll back, pin, publish",
-        epilog="A coordinator with an admin token wants it in $OUTRIDER_ADMIN_TOKEN.",
     )
     verbs = releases.add_subparsers(required=True, metavar="VERB", dest="verb")
-    verbs.add_parser("list", help="all, the newest of each target first")
+    listed = verbs.add_parser("list", help="all, the newest of each target first")
+    listed.add_argument("--limit", type=at_most(MAX_LIMIT), default=LIMIT, metavar="N", help=f"show so many ({LIMIT})")
     verbs.add_parser("show", help="all that is known of one").add_argument("release", **_NAME)
     for verb, what in _HELP.items():
         verbs.add_parser(verb, help=what).add_argument("release", **_NAME)
@@ -50,26 +52,24 @@ def add_parser(commands: Any) -> None:
     )
     publish = verbs.add_parser("publish", help="a manifest that its publisher signed")
     publish.add_argument("manifest", type=Path, metavar="FILE")
-    for parser in verbs.choices.values():
-        link_options(parser)
-        parser.set_defaults(run=lambda options: asyncio.run(_run(options)))
+    for name, parser in verbs.choices.items():
+        output_options(parser, watch=name in ("list", "show"))
+        parser.set_defaults(run=lambda options: show(options, lambda ask: _answer(options, ask), timeout_s=TIMEOUT_S))
 
 
 _NAME: dict[str, Any] = {"metavar": "RELEASE", "help": "the beginning of its hash"}
 
 
-async def _run(options: argparse.Namespace) -> int:
-    async with line(options, timeout_s=TIMEOUT_S) as ask:
-        print(await _answer(options, ask))
-    return 0
-
-
-async def _answer(options: argparse.Namespace, ask: Ask) -> str:
+async def _answer(options: argparse.Namespace, ask: Ask) -> Shown:
     match options.verb:
         case "list":
-            return describe_releases(list((await _list(ask)).releases))
+            known = list((await _list(ask)).releases)
+            cut = len(known) > options.limit
+            notice = f"{options.limit} of {len(known)} releases are shown; --limit N shows more" if cut else ""
+            return _shown(known[: options.limit], notice)
         case "show":
-            return "\n\n".join(map(describe_release, (await _list(ask, options.release)).releases))
+            found = list((await _list(ask, options.release)).releases)
+            return Shown(_document(found), "\n\n".join(map(describe_release, found)))
         case "publish":
             return await _publish(ask, _read(options.manifest, "manifest"))
         case "rollback" if options.key is not None:
@@ -77,23 +77,31 @@ async def _answer(options: argparse.Namespace, ask: Ask) -> str:
     return await _steer(ask, options.release, _ORDERS[options.verb])
 
 
+def _shown(releases: list[pb.Release], notice: str = "") -> Shown:
+    return Shown(_document(releases), describe_releases(releases), notice)
+
+
+def _document(releases: list[pb.Release]) -> documents.Document:
+    return {"releases": list(map(documents.release, releases))}
+
+
 async def _list(ask: Ask, release: str = "") -> pb.ListReleasesResponse:
     answer: pb.ListReleasesResponse = await ask("ListReleases", pb.ListReleasesRequest(release=release))
     return answer
 
 
-async def _steer(ask: Ask, release: str, order: pb.ReleaseOrder) -> str:
+async def _steer(ask: Ask, release: str, order: pb.ReleaseOrder) -> Shown:
     answer = await ask("SteerRelease", pb.SteerReleaseRequest(release=release, order=order))
-    return describe_releases([answer.release])
+    return _shown([answer.release])
 
 
-async def _publish(ask: Ask, raw: bytes) -> str:
+async def _publish(ask: Ask, raw: bytes) -> Shown:
     digest = read_unverified(raw).digest
     await ask("PublishRelease", pb.PublishReleaseRequest(manifest=raw))
-    return describe_releases((await _list(ask, digest)).releases[:1])
+    return _shown(list((await _list(ask, digest)).releases[:1]))
 
 
-async def _back(ask: Ask, name: str, key: Path) -> str:
+async def _back(ask: Ask, name: str, key: Path) -> Shown:
     """Devices take no older version: the draft before the stable one as the next version, at once for everybody."""
     signer = Signer.from_pem(_read(key, "key"))
     known = list((await _list(ask)).releases)
@@ -111,9 +119,10 @@ async def _back(ask: Ask, name: str, key: Path) -> str:
     await ask("PublishRelease", pb.PublishReleaseRequest(manifest=manifests.sign(again, signer)))
     released = (await _list(ask, again.digest)).releases[0]
     if released.state != pb.RELEASE_STATE_CANARY:
-        return (
-            f"{describe_releases([released])}\n\nanother release is on trial: roll it back, and this one goes on trial;"
-            f" `outrider releases promote {again.digest[:12]}` then gives it to everybody"
+        return _shown(
+            [released],
+            "another release is on trial: roll it back, and this one goes on trial;"
+            f" `outrider releases promote {again.digest[:12]}` then gives it to everybody",
         )
     return await _steer(ask, again.digest, pb.RELEASE_ORDER_PROMOTE)
 

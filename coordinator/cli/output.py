@@ -1,0 +1,141 @@
+"""How what was asked is shown: as a table, JSON or YAML, once or again and again."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from coordinator.admin import TIMEOUT_S, Ask, line, link_options
+from coordinator.cli.values import at_most, seconds
+from coordinator.text import clean
+from outrider.core.errors import Overloaded, Unavailable
+
+WATCH_S = 2.0
+PAGE = 1_000
+"""Entries that are asked for at once."""
+LIMIT = 500
+"""Entries that a list shows unless told otherwise."""
+MAX_LIMIT = 100_000
+_CLEAR = "\033[H\033[2J"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a command found."""
+
+    document: Mapping[str, Any]
+    """For JSON and YAML; its names and units stay as they are."""
+    text: str
+    """The same for people, without the details."""
+    notice: str = ""
+    """What is left out, or what to do next; goes to stderr."""
+
+
+Look = Callable[[Ask], Awaitable[Shown]]
+
+
+def output_options(parser: argparse.ArgumentParser, *, watch: bool = False) -> None:
+    """`-o`, the way to the coordinator and, for what can change, `--watch`."""
+    parser.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table", help="(table)")
+    if watch:
+        parser.add_argument(
+            "-w",
+            "--watch",
+            type=seconds,
+            nargs="?",
+            const=WATCH_S,
+            metavar="SECONDS",
+            help=f"again and again, until Ctrl-C; JSON comes as one line each time ({WATCH_S:g})",
+        )
+    link_options(parser)
+
+
+def page_options(parser: argparse.ArgumentParser) -> None:
+    """How much of a list."""
+    parser.add_argument("--limit", type=at_most(MAX_LIMIT), default=LIMIT, metavar="N", help=f"show so many ({LIMIT})")
+    parser.add_argument("--after", default="", metavar="NEXT", help="go on after what a list before has shown")
+
+
+def show(options: argparse.Namespace, look: Look, *, timeout_s: float = TIMEOUT_S) -> int:
+    """The exit code. Raises core errors."""
+    try:
+        asyncio.run(_show(options, look, timeout_s))
+    except KeyboardInterrupt:
+        if _interval_s(options) is None:
+            raise
+    return 0  # Ctrl-C is how watching ends
+
+
+async def pages(ask: Ask, method: str, request: Any, field: str, limit: int) -> tuple[list[Any], str]:
+    """The entries of a list in several answers, and where more would begin: "" where there are none."""
+    found: list[Any] = []
+    while True:
+        request.limit = min(PAGE, limit - len(found))
+        answer = await ask(method, request)
+        found += getattr(answer, field)
+        request.after = answer.next
+        if not answer.next or len(found) >= limit:
+            return found, answer.next
+
+
+def cut(what: str, shown: int, following: str) -> str:
+    """The notice of a list that goes on."""
+    if not following:
+        return ""
+    return f"{shown} {what} are shown, and there are more: --limit N shows more of them, --after {following} the next"
+
+
+def render(shown: Shown, form: str, *, one_of_many: bool = False) -> str:
+    """As text without control characters but line ends."""
+    if form == "json":
+        return json.dumps(shown.document, indent=None if one_of_many else 2)
+    if form == "yaml":
+        try:
+            import yaml
+        except ImportError as error:
+            raise ImportError("-o yaml needs PyYAML: pip install 'outrider[coordinator]'") from error
+        text: str = yaml.safe_dump(dict(shown.document), sort_keys=False, explicit_start=one_of_many)
+        return text.rstrip("\n")
+    return shown.text
+
+
+async def _show(options: argparse.Namespace, look: Look, timeout_s: float) -> None:
+    interval_s = _interval_s(options)
+    async with line(options, timeout_s=timeout_s) as ask:
+        if interval_s is None:
+            shown = await look(ask)
+            print(render(shown, options.output), flush=True)
+            _note(shown.notice)
+            return
+        while True:
+            await _once_more(options.output, look, ask)
+            await asyncio.sleep(interval_s)
+
+
+async def _once_more(form: str, look: Look, ask: Ask) -> None:
+    """A coordinator that is away for a moment is no reason to stop watching."""
+    try:
+        shown = await look(ask)
+    except (Unavailable, Overloaded) as error:
+        _note(str(error))
+        return
+    text = render(shown, form, one_of_many=True)
+    if form == "table":
+        text = f"{_CLEAR}{text}" if sys.stdout.isatty() else f"{text}\n"
+    print(text, flush=True)
+    _note(shown.notice)
+
+
+def _interval_s(options: argparse.Namespace) -> float | None:
+    interval_s: float | None = getattr(options, "watch", None)
+    return interval_s
+
+
+def _note(notice: str) -> None:
+    if notice:
+        print(f"outrider: {clean(notice)}", file=sys.stderr, flush=True)

@@ -1,0 +1,25 @@
+-- A tenant and the hash of its key. One that was revoked may be created anew; where there are too many, those that were
+-- revoked are forgotten.
+-- KEYS: 1 tenants HASH, 2 tenant-keys HASH
+-- ARGV: 1 name, 2 hash of its key, 3 tenants that are kept at most
+-- Returns when it was created (ms), 'exists', or 'full'.
+local known = redis.call('HGET', KEYS[1], ARGV[1])
+if known and string.match(known, '^%d+ 0 ') then
+  return 'exists'
+end
+if not known and redis.call('HLEN', KEYS[1]) >= tonumber(ARGV[3]) then
+  local all = redis.call('HGETALL', KEYS[1])
+  for i = 1, #all, 2 do
+    if not string.match(all[i + 1], '^%d+ 0 ') then
+      redis.call('HDEL', KEYS[1], all[i])
+    end
+  end
+  if redis.call('HLEN', KEYS[1]) >= tonumber(ARGV[3]) then
+    return 'full'
+  end
+end
+local time = redis.call('TIME')
+local now = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
+redis.call('HSET', KEYS[1], ARGV[1], now .. ' 0 ' .. ARGV[2])
+redis.call('HSET', KEYS[2], ARGV[2], ARGV[1])
+return now

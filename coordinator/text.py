@@ -1,0 +1,48 @@
+"""Text for people: tables and facts, in which what came from elsewhere cannot steer the terminal."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping, Sequence
+
+_SEPARATORS = ("Zl", "Zp")
+
+
+def clean(text: str) -> str:
+    r"""With control, format and unassigned characters as `\x1b` or `\u202e`; all others as they are."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_escaped(c) if _steers(c) else c for c in text)
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Of one line each, every column as wide as it needs."""
+    cells = [tuple(columns), *(tuple(map(clean, row)) for row in rows)]
+    widths = [max(_width(row[i]) for row in cells) for i in range(len(columns))]
+    return "\n".join(
+        "  ".join(cell + " " * (width - _width(cell)) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    )
+
+
+def facts(known: Mapping[str, str]) -> str:
+    """A name and a value on each line."""
+    width = max(map(len, known))
+    return "\n".join(f"{name.ljust(width)}  {clean(value)}".rstrip() for name, value in known.items())
+
+
+def _steers(c: str) -> bool:
+    category = unicodedata.category(c)
+    return category.startswith("C") or category in _SEPARATORS
+
+
+def _escaped(c: str) -> str:
+    code = ord(c)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _width(text: str) -> int:
+    """Columns of a terminal."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF") for c in text)

@@ -1,0 +1,467 @@
+"""`outrider verifiers|sessions|tenants|status|top` against a real coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+from peers import identity
+
+from coordinator import cli
+from coordinator.cli import top
+from outrider.core.errors import NotFound
+from outrider.wire import channels
+from outrider.wire.status import abort
+from outrider.wire.v1 import coordinator_pb2 as pb
+from outrider.wire.v1 import coordinator_pb2_grpc
+
+EVIL = "\x1b[2J\u202eevil"
+
+
+@pytest.fixture
+def outrider(coordinator, capsys):
+    """Run `outrider ...`; returns the exit code, what it printed and what it complained of."""
+
+    async def run(*arguments: object) -> tuple[int, str, str]:
+        words = [*map(str, arguments), "--coordinator", coordinator.address]
+        with pytest.raises(SystemExit) as ended:
+            await asyncio.to_thread(cli.main, words)
+        said = capsys.readouterr()
+        return ended.value.code, said.out, said.err
+
+    return run
+
+
+@pytest.fixture
+async def busy(coordinator):
+    """v1 with sessions a and b, v2 with none."""
+    for name in ("v1", "v2"):
+        await coordinator.join(name)
+    reports = [
+        pb.SessionReport(
+            session_id=i, tenant="ann", epoch=7, steps=10, committed=25, evaluated=40, accepted=10, rtt_ms=20.0
+        )
+        for i in "ab"
+    ]
+    load = {"step_ms": 10.0, "tokens_per_s": 81.0, "price": 0.25, "kv_used": 5, "kv_capacity": 10}
+    await coordinator.report("v1", reports, step_cost_ms={1: 9.5}, timing_ms={"forward": 8.0}, **load)
+    return coordinator
+
+
+# --- what is shown
+
+
+async def test_verifiers_are_listed_with_load_price_acceptance_and_state(busy, outrider):
+    code, out, err = await outrider("verifiers", "list")
+    assert (code, err) == (0, "")
+    head, one, two = out.splitlines()
+    assert head.split()[:4] == ["VERIFIER", "ADDRESS", "TARGET", "SESSIONS"]
+    assert re.match(
+        r"v1 +127\.0\.0\.1:\d+ +demo float32 +2/8 +81 +10\.0 ms .* 0\.25 +25% +20\.0 ms +5/10 .* serving", one
+    )
+    assert two.startswith("v2 ")
+
+
+async def test_one_verifier_is_shown_with_all_that_is_known(busy, outrider):
+    code, out, _ = await outrider("verifiers", "show", "v1")
+    assert code == 0
+    known = dict(line.split(None, 1) for line in out.splitlines() if len(line.split(None, 1)) == 2)
+    assert known["sessions"] == "2 of 8"
+    assert "forward 8.0 ms" in out
+    assert "1: 9.5 ms" in out
+    assert "20 of 80 nodes" in out
+
+
+async def test_sessions_are_listed_and_shown(busy, outrider):
+    code, out, _ = await outrider("sessions", "list")
+    assert code == 0
+    assert [line.split()[:6] for line in out.splitlines()[1:]] == [[i, "ann", "v1", "live", "25", "2.50"] for i in "ab"]
+    code, out, _ = await outrider("sessions", "show", "a")
+    assert code == 0
+    assert "25 tokens, 2.50 a step" in out
+    assert "25%, 10 of 40 nodes" in out
+
+
+async def test_what_there_is_none_of_is_said(outrider):
+    assert (await outrider("verifiers", "list"))[:2] == (0, "no verifier is registered\n")
+    assert (await outrider("sessions", "list"))[:2] == (0, "no session holds a place\n")
+    code, out, err = await outrider("tenants", "list")
+    assert (code, out) == (0, "no tenants\n")
+    assert "callers need no key" in err
+
+
+# --- JSON and YAML stay as they are
+
+VERIFIER = {
+    "id": "v1",
+    "address": "127.0.0.1:10001",
+    "state": "serving",
+    "cordoned": False,
+    "draining": False,
+    "target": {
+        "name": "demo",
+        "weights": "sha256:w",
+        "tokenizer": "sha256:t",
+        "dtype": "float32",
+        "backend": "sdpa",
+        "hardware": "cpu",
+    },
+    "sessions": 2,
+    "capacity": 8,
+    "tokens_per_s": 81.0,
+    "price": 0.25,
+    "evaluated": 80,
+    "accepted": 20,
+    "acceptance": 0.25,
+    "rtt_ms": 20.0,
+    "kv_used": 5,
+    "kv_capacity": 10,
+    "lease_s": 0,
+    "step_ms": 10.0,
+    "node_ms": 0.0,
+    "step_parts_ms": {"forward": 8.0},
+    "step_cost_ms": {"1": 9.5},
+    "session_cost_ms": 0.0,
+    "overran": 0.0,
+}
+SESSION = {
+    "id": "a",
+    "tenant": "ann",
+    "verifier": "v1",
+    "standby": None,
+    "state": "live",
+    "epoch": 7,
+    "committed": 25,
+    "tokens_per_step": 2.5,
+    "evaluated": 40,
+    "accepted": 10,
+    "acceptance": 0.25,
+    "rtt_ms": 20.0,
+    "draft": None,
+    "traffic_class": None,
+}
+
+
+async def read(outrider, *arguments: str) -> dict:
+    """What JSON says, once YAML has said the same."""
+    code, out, _ = await outrider(*arguments, "-o", "json")
+    assert code == 0
+    document = json.loads(out)
+    _, out, _ = await outrider(*arguments, "-o", "yaml")
+    again = yaml.safe_load(out)
+    for one in (document, again):
+        for verifier in [one, *one.get("verifiers", [])]:
+            if "lease_s" in verifier:
+                assert 0 < verifier["lease_s"] <= 5.0
+                verifier["lease_s"] = 0
+        if "uptime_s" in one:
+            assert one["uptime_s"] > 0
+            one["uptime_s"] = 0
+    assert again == document
+    return document
+
+
+async def test_json_and_yaml_of_verifiers_and_sessions_keep_their_names_and_units(busy, outrider):
+    listed = await read(outrider, "verifiers", "list")
+    assert (listed["verifiers"][0], listed["next"]) == (VERIFIER, None)
+    assert await read(outrider, "verifiers", "show", "v1") == VERIFIER
+    assert await read(outrider, "sessions", "list", "--limit", "1") == {"sessions": [SESSION], "next": "v1/a"}
+    assert await read(outrider, "sessions", "show", "a") == {**SESSION, "window": None}
+
+
+async def test_json_and_yaml_of_status_keep_their_names(busy, outrider):
+    status = await read(outrider, "status")
+    assert list(status) == [
+        *("coordinator", "uptime_s", "store", "verifiers", "sessions", "total_verifiers", "total_sessions")
+    ]
+    assert status["verifiers"][0] == VERIFIER
+    assert status["sessions"][0] == SESSION
+
+
+async def test_json_of_tenants_windows_and_what_was_done_keeps_its_names(busy, outrider):
+    _, out, _ = await outrider("tenants", "create", "acme", "-o", "json")
+    made = json.loads(out)
+    assert list(made) == ["name", "state", "created", "revoked", "configured", "key"]
+    assert (made["name"], made["state"], made["revoked"], made["configured"]) == ("acme", "active", None, False)
+    assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", made["created"])
+    listed = await read(outrider, "tenants", "list")
+    del made["key"]
+    assert listed == {"tenants": [made], "next": None, "anonymous": False}
+    _, out, _ = await outrider("window", "set", "--all", "--k", "2", "--depth", "4", "-o", "json")
+    bounds = {"k": 2, "depth": 4, "pinned": False, "patience_ms": None, "nodes_per_level": None}
+    assert json.loads(out) == {"session": None, "bounds": bounds}
+    assert await read(outrider, "window", "show") == {"everybody": bounds, "windows": [], "total": 0}
+    _, out, _ = await outrider("verifiers", "cordon", "v2", "-o", "json")
+    assert {name: json.loads(out)[name] for name in ("id", "order")} == {"id": "v2", "order": "cordon"}
+    assert json.loads(out)["verifier"]["state"] == "cordoned"
+    _, out, _ = await outrider("sessions", "kill", "a", "-o", "json")
+    assert json.loads(out) == {"id": "a", "verifier": "v1", "killed": True}
+    assert await read(outrider, "releases", "list") == {"releases": []}
+
+
+async def test_a_long_list_is_cut_with_a_notice_and_goes_on_from_there(coordinator, outrider):
+    await coordinator.join("v1")
+    await coordinator.report("v1", list("abcde"))
+    code, out, err = await outrider("sessions", "list", "--limit", "2")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()[1:]] == ["a", "b"]
+    assert "2 sessions are shown, and there are more: --limit N shows more of them, --after v1/b the next" in err
+    code, out, err = await outrider("sessions", "list", "--limit", "3", "--after", "v1/b")
+    assert [line.split()[0] for line in out.splitlines()[1:]] == ["c", "d", "e"]
+
+
+class Hostile(coordinator_pb2_grpc.AdminServicer):
+    """A coordinator that says what no real one lets in."""
+
+    verifier = pb.VerifierStatus(verifier_id=EVIL, address=EVIL, target=identity(name=EVIL, hardware=EVIL))
+    session = pb.SessionStatus(session_id=EVIL, tenant=EVIL, verifier_id=EVIL, traffic_class=EVIL, draft_release=EVIL)
+    window = pb.SessionWindow(session_id=EVIL, verifier_id=EVIL, reason=EVIL)
+
+    async def Status(self, request, context):
+        return pb.StatusResponse(verifiers=[self.verifier], sessions=[self.session], store=EVIL)
+
+    async def ListVerifiers(self, request, context):
+        return pb.ListVerifiersResponse(verifiers=[self.verifier], next="" if request.verifier_id else EVIL)
+
+    async def ListSessions(self, request, context):
+        return pb.ListSessionsResponse(sessions=[self.session])
+
+    async def ShowWindows(self, request, context):
+        return pb.ShowWindowsResponse(windows=[self.window])
+
+    async def ListTenants(self, request, context):
+        return pb.ListTenantsResponse(tenants=[pb.Tenant(name=EVIL)])
+
+    async def KillSession(self, request, context):
+        await abort(context, NotFound(EVIL))
+
+
+@pytest.fixture
+async def hostile():
+    server = channels.server()
+    coordinator_pb2_grpc.add_AdminServicer_to_server(Hostile(), server)
+    port = channels.bind(server, "127.0.0.1:0")
+    await server.start()
+    yield f"127.0.0.1:{port}"
+    await server.stop(0)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["verifiers", "list", "--limit", "1"],
+        ["verifiers", "show", "v"],
+        ["sessions", "list"],
+        ["sessions", "show", "s"],
+        ["sessions", "kill", "s"],
+        ["tenants", "list"],
+        ["window", "show"],
+        ["status"],
+        ["top", "--once"],
+    ],
+)
+async def test_what_a_coordinator_says_cannot_steer_the_terminal(hostile, capsys, words):
+    for form in ([],) if words[0] == "top" else ([], ["-o", "json"], ["-o", "yaml"]):
+        with pytest.raises(SystemExit):
+            await asyncio.to_thread(cli.main, [*words, *form, "--coordinator", hostile])
+        said = capsys.readouterr()
+        assert "evil" in said.out + said.err
+        assert all(c.isprintable() or c == "\n" for c in said.out + said.err)
+        assert len(said.out.splitlines()) < 100
+
+
+# --- what is done
+
+
+async def test_a_verifier_is_cordoned_shown_so_and_uncordoned(busy, outrider):
+    code, out, _ = await outrider("verifiers", "cordon", "v1")
+    assert code == 0
+    assert "outrider verifiers uncordon v1" in out
+    assert "cordoned" in (await outrider("verifiers", "list"))[1].splitlines()[1]
+    assert "cordoned" in (await outrider("status"))[1]
+    assert (await outrider("verifiers", "uncordon", "v1"))[0] == 0
+    assert "cordoned" not in (await outrider("verifiers", "list"))[1]
+
+
+async def test_a_drain_says_that_the_process_ends_and_the_id_stays_cordoned(busy, outrider):
+    code, out, _ = await outrider("verifiers", "drain", "v1")
+    assert code == 0
+    assert "and ends; its id stays cordoned until `outrider verifiers uncordon v1`" in out
+    assert (await busy.report("v1", ["a", "b"], draining=True)).drain
+    assert "draining" in (await outrider("verifiers", "list"))[1]
+    code, out, err = await outrider("verifiers", "uncordon", "v1")
+    assert code == 0
+    assert "draining already, which cannot be taken back" in err
+
+
+async def test_a_killed_session_is_listed_no_more(busy, outrider):
+    code, out, _ = await outrider("sessions", "kill", "a")
+    assert (code, out) == (0, "a: killed; verifier v1 ends it with its next report\n")
+    assert [line.split()[0] for line in (await outrider("sessions", "list"))[1].splitlines()[1:]] == ["b"]
+
+
+async def test_a_tenants_key_alone_goes_to_stdout_and_is_shown_once(busy, outrider):
+    code, key, err = await outrider("tenants", "create", "acme")
+    assert code == 0
+    assert re.fullmatch(r"outrider-[\w-]{43}\n", key)
+    assert "keep its key now" in err
+    code, out, _ = await outrider("tenants", "list")
+    assert out.splitlines()[1].split()[:2] == ["acme", "active"]
+    assert key.strip() not in out
+    code, out, _ = await outrider("tenants", "revoke", "acme")
+    assert code == 0
+    assert "outrider sessions list --tenant acme" in out
+    assert (await outrider("tenants", "list"))[1].splitlines()[1].split()[:2] == ["acme", "revoked"]
+
+
+# --- exit codes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "complaint"),
+    [
+        (("verifiers", "show", "v9"), 3, "outrider verifiers list"),
+        (("verifiers", "cordon", "v9"), 3, "outrider verifiers list"),
+        (("verifiers", "show", "a/b"), 2, "letters, digits"),
+        (("sessions", "show", "nobody"), 3, "outrider sessions list"),
+        (("sessions", "kill", "nobody"), 3, "outrider sessions list"),
+        (("sessions", "list", "--verifier", "v9"), 3, "outrider verifiers list"),
+        (("sessions", "list", "--limit", "0"), 2, "must be from 1 to"),
+        (("sessions", "list", "--after", "nonsense"), 2, "session_id"),
+        (("sessions", "list", "-o", "xml"), 2, "invalid choice"),
+        (("status", "--watch", "0"), 2, "0.1 to 3600"),
+        (("window", "show", "nobody"), 3, "outrider sessions list"),
+        (("window", "lift", "nobody"), 3, "outrider sessions list"),
+        (("tenants", "revoke", "nobody"), 3, "outrider tenants list"),
+        (("tenants", "create", "a b"), 2, "letters, digits"),
+        (("releases", "show", "abcdef"), 3, "no release"),
+    ],
+)
+async def test_what_is_wrong_ends_with_the_code_of_its_kind_and_the_way_out(busy, outrider, arguments, code, complaint):
+    ended, out, err = await outrider(*arguments)
+    assert (ended, out) == (code, "")
+    assert complaint in err
+    assert "Traceback" not in err
+
+
+async def test_without_the_admin_token_the_code_is_5_and_the_variable_is_named(start, capsys, monkeypatch):
+    coordinator = await start(admin_token="admin-token-0123456789")
+
+    async def status() -> tuple[int, str]:
+        with pytest.raises(SystemExit) as ended:
+            await asyncio.to_thread(cli.main, ["status", "--coordinator", coordinator.address])
+        return ended.value.code, capsys.readouterr().err
+
+    for token in ("", "wrong"):
+        monkeypatch.setenv("OUTRIDER_ADMIN_TOKEN", token)
+        code, err = await status()
+        assert code == 5
+        assert "OUTRIDER_ADMIN_TOKEN" in err
+    monkeypatch.setenv("OUTRIDER_ADMIN_TOKEN", "admin-token-0123456789")
+    assert (await status())[0] == 0
+
+
+def test_a_coordinator_that_is_not_there_is_code_4_with_what_to_look_at(capsys):
+    for arguments in (["verifiers", "list"], ["top", "--once"], ["status"]):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*arguments, "--coordinator", "127.0.0.1:1"])
+        assert ended.value.code == 4
+        assert "127.0.0.1:1 cannot be reached" in (err := capsys.readouterr().err)
+        assert "is it running" in err
+
+
+def test_help_tells_the_exit_codes(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    out = capsys.readouterr().out
+    assert [int(number) for number in re.findall(r"^  (\d) ", out, re.MULTILINE)] == [0, 1, 2, 3, 4, 5]
+
+
+# --- again and again, and top
+
+
+def command(coordinator, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "coordinator.cli", *arguments, "--coordinator", coordinator.address]
+
+
+async def test_watching_shows_what_has_changed_and_ends_well_with_ctrl_c(busy):
+    process = await asyncio.create_subprocess_exec(
+        *command(busy, "verifiers", "list", "-o", "json", "--watch", "0.1"), stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    async with asyncio.timeout(30):
+        first = json.loads(await process.stdout.readline())
+        assert [v["state"] for v in first["verifiers"]] == ["serving", "serving"]
+        order = pb.SteerVerifierRequest(verifier_id="v2", order=pb.VERIFIER_ORDER_CORDON)
+        await busy.admin.SteerVerifier(order)
+        while json.loads(await process.stdout.readline())["verifiers"][1]["state"] != "cordoned":
+            pass
+        process.send_signal(2)
+        await process.stdout.read()
+        assert await process.wait() == 0
+
+
+async def test_a_reader_that_has_enough_ends_it_without_a_traceback(busy):
+    line = " ".join(command(busy, "status", "--watch", "0.1"))
+    ran = await asyncio.to_thread(
+        subprocess.run, ["bash", "-c", f"{line} | head -1"], capture_output=True, text=True, timeout=30
+    )
+    assert "up" in ran.stdout
+    assert ran.stderr == ""
+
+
+async def test_top_prints_one_frame(busy, outrider):
+    code, out, _ = await outrider("top", "--once")
+    assert code == 0
+    assert re.search(r"verifiers 2 serving +sessions 2 of 16 +tokens/s 81 +accepted 25%", out)
+    assert re.search(r"v1 +serving +█+░+ +2/8 +81 .* 0\.25 +25% +20\.0 ms", out)
+    assert re.search(r"^a +ann +v1 +- +25 +2\.50 +25% +20\.0 ms", out, re.MULTILINE)
+    code, out, _ = await outrider("top", "--once", "--sessions", "1")
+    assert "and 1 more sessions" in out
+
+
+async def test_top_lives_in_a_terminal_until_q_and_leaves_it_as_it_was(busy):
+    ours, theirs = pty.openpty()
+    ends = {"stdin": theirs, "stdout": theirs, "stderr": theirs, "env": {**os.environ, "TERM": "xterm"}}
+    process = await asyncio.create_subprocess_exec(*command(busy, "top", "-d", "0.1"), **ends)
+    os.close(theirs)
+    said = b""
+    async with asyncio.timeout(30):
+        while said.count(b"outrider top") < 3:
+            said += await asyncio.to_thread(os.read, ours, 65_536)
+        os.write(ours, b"q")
+        reading = asyncio.create_task(asyncio.to_thread(rest_of, ours))
+        assert await process.wait() == 0
+        said += await reading
+    assert b"\x1b[?1049h" in said  # the other screen of the terminal
+    assert said.rfind(b"\x1b[?1049l") > said.rfind(b"\x1b[?1049h")  # and back
+    assert b"v1" in said
+    assert b"q quits" in said
+
+
+def rest_of(fd: int) -> bytes:
+    said = b""
+    try:
+        while data := os.read(fd, 65_536):
+            said += data
+    except OSError:  # nobody holds the other end any more
+        pass
+    os.close(fd)
+    return said
+
+
+def test_top_without_rich_names_what_to_install(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    monkeypatch.delitem(sys.modules, "coordinator.cli.frame", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["top", "--once"])
+    assert ended.value.code == 2
+    assert "pip install 'outrider[coordinator]'" in capsys.readouterr().err
+    assert top.ONCE_SESSIONS > 0

@@ -1,0 +1,73 @@
+"""Sessions that an operator ends."""
+
+import pytest
+
+from outrider.core.errors import BadRequest, Killed, NotFound, Overloaded
+from outrider.wire.v1 import coordinator_pb2 as pb
+
+
+async def kill(coordinator, session_id: str) -> str:
+    return (await coordinator.admin.KillSession(pb.KillSessionRequest(session_id=session_id))).verifier_id
+
+
+@pytest.fixture
+async def opened(coordinator):
+    """A session on v1, which has room for no other."""
+    await coordinator.join("v1", capacity=1)
+    session = await coordinator.open()
+    await coordinator.report("v1", [session.session_id])
+    return session
+
+
+async def test_the_verifier_is_told_with_each_report_that_still_lists_the_session(coordinator, opened):
+    assert await kill(coordinator, opened.session_id) == "v1"
+    for _ in range(2):
+        assert list((await coordinator.report("v1", [opened.session_id])).killed) == [opened.session_id]
+    assert list((await coordinator.report("v1")).killed) == []
+
+
+async def test_its_place_is_free_and_no_report_takes_it_again(coordinator, opened, refused):
+    assert isinstance(await refused(coordinator.open()), Overloaded)
+    await kill(coordinator, opened.session_id)
+    await coordinator.report("v1", [opened.session_id])
+    assert not (await coordinator.status()).sessions
+    await coordinator.report("v1")
+    await coordinator.open()
+
+
+async def test_no_ticket_of_it_brings_it_back(coordinator, opened, refused):
+    await kill(coordinator, opened.session_id)
+    assert isinstance(await refused(coordinator.resume(opened)), Killed)
+    await coordinator.close(opened)  # as its device does in the end
+    assert isinstance(await refused(coordinator.resume(opened)), Killed)
+
+
+async def test_one_that_went_on_by_its_standby_is_ended_there(coordinator, opened):
+    await coordinator.join("v2")
+    await kill(coordinator, opened.session_id)
+    assert list((await coordinator.report("v2", [opened.session_id])).killed) == [opened.session_id]
+
+
+async def test_one_whose_device_has_not_attached_yet_can_be_killed(coordinator):
+    await coordinator.join("v1")
+    session = await coordinator.open()
+    await kill(coordinator, session.session_id)
+    assert list((await coordinator.report("v1", [session.session_id])).killed) == [session.session_id]
+
+
+async def test_others_go_on(coordinator):
+    await coordinator.join("v1")
+    sessions = [(await coordinator.open()).session_id for _ in range(3)]
+    await coordinator.report("v1", sessions)
+    await kill(coordinator, sessions[1])
+    assert list((await coordinator.report("v1", sessions)).killed) == [sessions[1]]
+    assert {s.session_id for s in (await coordinator.status()).sessions} == {sessions[0], sessions[2]}
+
+
+async def test_one_that_is_not_there_is_not_found(coordinator, opened, refused):
+    await coordinator.close(opened)
+    for session_id in (opened.session_id, "nobody"):
+        error = await refused(kill(coordinator, session_id))
+        assert isinstance(error, NotFound)
+        assert "outrider sessions list" in str(error)
+    assert isinstance(await refused(kill(coordinator, "a b")), BadRequest)

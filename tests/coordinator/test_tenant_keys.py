@@ -1,0 +1,184 @@
+"""Tenants that operators create while coordinators run."""
+
+from __future__ import annotations
+
+import pytest
+import redis as redis_client
+
+from coordinator import keys
+from coordinator.config import CoordinatorConfig
+from coordinator.tenants import Access
+from outrider.core.errors import BadRequest, NotFound, Unauthenticated
+from outrider.wire.v1 import coordinator_pb2 as pb
+
+ADMIN = "admin-token-0123456789"
+GIVEN = "given-key-0123456789"
+
+
+def bearing(secret: str):
+    return (("authorization", f"Bearer {secret}"),)
+
+
+async def create(coordinator, name: str, metadata=()) -> pb.CreateTenantResponse:
+    return await coordinator.admin.CreateTenant(pb.CreateTenantRequest(name=name), metadata=metadata)
+
+
+async def revoke(coordinator, name: str) -> pb.Tenant:
+    return (await coordinator.admin.RevokeTenant(pb.RevokeTenantRequest(name=name))).tenant
+
+
+async def listed(coordinator, **request) -> pb.ListTenantsResponse:
+    return await coordinator.admin.ListTenants(pb.ListTenantsRequest(**request))
+
+
+async def open_as(coordinator, key: str):
+    return await coordinator.sessions.OpenSession(pb.OpenSessionRequest(), metadata=bearing(key))
+
+
+@pytest.fixture
+async def cluster(start):
+    """Two coordinators over one store, and a verifier."""
+    one, two = await start(), await start()
+    await one.join("v1", capacity=50)
+    return one, two
+
+
+async def test_a_created_key_opens_sessions_of_its_tenant_at_every_coordinator(cluster):
+    one, _ = cluster
+    made = await create(one, "acme")
+    assert made.tenant.name == "acme"
+    for coordinator in cluster:
+        assert coordinator.read((await open_as(coordinator, made.key)).primary).tenant == "acme"
+
+
+async def test_a_revoked_key_opens_nothing_at_any_coordinator_and_what_is_open_goes_on(cluster, refused):
+    one, two = cluster
+    key = (await create(one, "acme")).key
+    opened = await open_as(one, key)
+    assert (await revoke(one, "acme")).revoked_unix > 0
+    for coordinator in cluster:
+        error = await refused(open_as(coordinator, key))
+        assert isinstance(error, Unauthenticated)
+        assert "unknown here" in str(error)
+    report = pb.SessionReport(session_id=opened.session_id, tenant="acme")
+    assert (await one.report("v1", [report])).killed == []
+    assert [s.tenant for s in (await two.status()).sessions] == ["acme"]
+
+
+async def test_a_revoked_name_can_be_created_again_with_another_key(cluster, refused):
+    one, two = cluster
+    first = (await create(one, "acme")).key
+    error = await refused(create(two, "acme"))
+    assert isinstance(error, BadRequest)
+    assert "outrider tenants revoke acme" in str(error)
+    await revoke(one, "acme")
+    await revoke(two, "acme")  # once more changes nothing
+    second = (await create(two, "acme")).key
+    assert second != first
+    await open_as(one, second)
+    assert isinstance(await refused(open_as(one, first)), Unauthenticated)
+
+
+async def test_the_store_holds_no_key(cluster, redis):
+    key = (await create(cluster[0], "acme")).key
+    store = redis_client.Redis.from_url(redis.url)
+    kept = {name: str(store.hgetall(name)) for name in (keys.TENANTS, keys.TENANT_KEYS)}
+    assert all("acme" in said for said in kept.values())
+    assert all(key not in said and key.removeprefix("outrider-") not in said for said in kept.values())
+    assert len(key) >= 40
+
+
+async def test_the_first_tenant_ends_anonymity_and_its_end_does_not_bring_it_back(cluster, refused):
+    one, two = cluster
+    await one.open()
+    assert (await listed(one)).anonymous
+    await create(one, "acme")
+    for coordinator in cluster:
+        assert isinstance(await refused(coordinator.open()), Unauthenticated)
+        assert not (await listed(coordinator)).anonymous
+    await revoke(one, "acme")
+    assert isinstance(await refused(two.open()), Unauthenticated)
+
+
+async def test_keys_of_the_settings_and_created_ones_are_good_beside_one_another(start, refused):
+    coordinator = await start(tenant_keys={"given": GIVEN})
+    await coordinator.join("v1", capacity=50)
+    made = await create(coordinator, "made")
+    tenants = [coordinator.read((await open_as(coordinator, key)).primary).tenant for key in (GIVEN, made.key)]
+    assert tenants == ["given", "made"]
+    found = (await listed(coordinator)).tenants
+    assert [(t.name, t.configured, t.created_unix > 0) for t in found] == [
+        ("given", True, False),
+        ("made", False, True),
+    ]
+    assert "settings" in str(await refused(create(coordinator, "given")))
+    error = await refused(revoke(coordinator, "given"))
+    assert isinstance(error, BadRequest)
+    assert "settings" in str(error)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "ä", "\x1b[2J", "x" * 65, "a\n"])
+async def test_names_that_are_no_names_are_refused(coordinator, refused, name):
+    for call in (create, revoke):
+        assert isinstance(await refused(call(coordinator, name)), BadRequest)
+
+
+async def test_nobody_is_called_as_those_without_a_key(coordinator, refused):
+    error = await refused(create(coordinator, "default"))
+    assert isinstance(error, BadRequest)
+    assert "another name" in str(error)
+
+
+async def test_who_was_never_created_cannot_be_revoked(coordinator, refused):
+    assert isinstance(await refused(revoke(coordinator, "nobody")), NotFound)
+
+
+async def test_a_created_tenant_is_not_recorded_whatever_others_let(start):
+    coordinator = await start(recording_share=1.0, recording_prompts=True)
+    await coordinator.join("v1")
+    assert coordinator.read((await coordinator.open()).primary).keep_s > 0
+    key = (await create(coordinator, "acme")).key
+    claims = coordinator.read((await open_as(coordinator, key)).primary)
+    assert (claims.keep_s, claims.keep_prompts) == (0.0, False)
+
+
+async def test_only_operators_create_and_see_tenants(start, refused):
+    coordinator = await start(admin_token=ADMIN)
+    for call in (create(coordinator, "acme"), revoke(coordinator, "acme"), listed(coordinator)):
+        assert isinstance(await refused(call), Unauthenticated)
+    assert (await create(coordinator, "acme", bearing(ADMIN))).key
+
+
+async def test_beyond_loopback_an_admin_token_stands_in_for_keys_and_nobody_is_anonymous():
+    settings = {"listen": "0.0.0.0:7700", "join_token": "join-token-0123456789"}
+    with pytest.raises(BadRequest, match=r"admin token.*OUTRIDER_COORDINATOR_ADMIN_TOKEN"):
+        Access.from_config(CoordinatorConfig(**settings))
+    access = Access.from_config(CoordinatorConfig(**settings, admin_token=ADMIN))
+    assert not access.anonymous
+    with pytest.raises(Unauthenticated, match="API key is missing"):
+        await access.tenant(())
+    with pytest.raises(Unauthenticated, match="unknown here"):
+        await access.tenant(bearing("whatever-0123456789"))
+
+
+async def test_lists_come_in_pages_by_name(coordinator, refused):
+    for name in ("c", "a", "b"):
+        await create(coordinator, name)
+    first = await listed(coordinator, limit=2)
+    assert ([t.name for t in first.tenants], first.next) == (["a", "b"], "b")
+    rest = await listed(coordinator, limit=2, after=first.next)
+    assert ([t.name for t in rest.tenants], rest.next) == (["c"], "")
+    assert isinstance(await refused(listed(coordinator, limit=100_000)), BadRequest)
+    assert isinstance(await refused(listed(coordinator, after="a b")), BadRequest)
+
+
+async def test_where_there_are_too_many_those_that_were_revoked_are_forgotten(coordinator, refused, monkeypatch):
+    monkeypatch.setattr("coordinator.tenant_keys.MAX_TENANTS", 2)
+    await create(coordinator, "a")
+    await create(coordinator, "b")
+    error = await refused(create(coordinator, "c"))
+    assert isinstance(error, BadRequest)
+    assert "revoke one first" in str(error)
+    await revoke(coordinator, "a")
+    await create(coordinator, "c")
+    assert [t.name for t in (await listed(coordinator)).tenants] == ["b", "c"]

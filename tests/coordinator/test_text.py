@@ -1,0 +1,32 @@
+"""What is printed cannot steer a terminal, and columns stand."""
+
+import pytest
+
+from coordinator.text import clean, facts, table
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("plain", "plain"),
+        ("\x1b[2J", r"\x1b[2J"),
+        ("a\nb\r\tc", r"a\x0ab\x0d\x09c"),
+        ("\x9b31m", r"\x9b31m"),
+        ("\u202egpj.exe", r"\u202egpj.exe"),
+        ("a\u2028b\u200b", r"a\u2028b\u200b"),
+        ("\U000e0041", r"\U000e0041"),
+        ("Zoë 東京", "Zoë 東京"),
+    ],
+)
+def test_what_steers_a_terminal_is_shown_as_its_code(said, shown):
+    assert clean(said) == shown
+
+
+def test_columns_are_as_wide_as_the_widest_cell_and_lines_have_no_end_of_blanks():
+    assert table(("A", "LONG"), [("xyz", "1"), ("", "2")]) == "A    LONG\nxyz  1\n     2"
+    assert table(("A", "B"), [("東京", "1"), ("Zoë", "2")]).splitlines()[1:] == ["東京  1", "Zoë   2"]
+
+
+def test_a_name_that_holds_a_line_end_makes_no_line():
+    assert table(("A",), [("x\ny",)]).count("\n") == 1
+    assert facts({"name": "x\ny", "n": "1"}) == "name  x\\x0ay\nn     1"
