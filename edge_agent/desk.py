@@ -27,6 +27,8 @@ class Desk:
         self.successor: Drafting | None = None
         """Reads the sequence."""
         self._swapped: Callable[[bool], None] = _unheard
+        self._left_at: float | None = None
+        """When the one that was replaced last told something; None where the gap is known or there was none."""
 
     def begin(self, plan: Plan, ends: frozenset[int]) -> None:
         if self.present is not None:
@@ -75,20 +77,26 @@ class Desk:
         slower = self.successor.told >= _LATEST  # it will never know as much, and is to draft all the same
         return self.present is None or slower or self.successor.base >= self.present.base
 
-    def swap(self, plan: Plan, ends: frozenset[int]) -> float | None:
-        """The successor takes over. Returns the seconds from the last growth of the one to the first of the other."""
+    def swap(self, plan: Plan, ends: frozenset[int]) -> None:
+        """The successor takes over."""
         old, new = self.present, self.successor
         if new is None:
-            return None
+            return
         if old is not None:
             old.end()
+        self._left_at = old.heard_at if old is not None else None
         self.present, self.successor = new, None
         new.lead(plan, ends)
         swapped, self._swapped = self._swapped, _unheard
         swapped(True)
-        if old is None or old.heard_at is None or new.heard_at is None:
+
+    def gap(self) -> float | None:
+        """Once after each swap, as soon as it is known: seconds from the last growth of the one draft to the first of
+        the other that can go to the verifier."""
+        if self._left_at is None or self.present is None or self.present.heard_at is None:
             return None
-        return new.heard_at - old.heard_at
+        gap, self._left_at = self.present.heard_at - self._left_at, None
+        return gap
 
     def dismiss(self) -> None:
         """The successor is not wanted, or of no use."""

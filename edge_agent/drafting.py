@@ -126,6 +126,7 @@ class Drafting:
             self.replan(plan)
             return
         self._early = []  # in part it would be of no use: below what is missing nothing can be sent
+        self.heard_at = None
         self._intake = Intake(self._session, MAX_VOCABULARY)
         self.begin(plan, ends)
 

@@ -274,6 +274,8 @@ class SessionDriver:
             if not self._desk.ready:
                 return
             self._swap(drafting)
+        if (gap_s := self._desk.gap()) is not None:
+            self._statistics.swaps_s.append(gap_s)
         self._take_in()
         self._flush()
 
@@ -328,9 +330,7 @@ class SessionDriver:
             append = self._session.poll(resting=False)  # what the old one has guessed goes before the word that it left
             if append is not None:
                 self._send(self._stream, append)
-        gap_s = self._desk.swap(self._plan(), self._options.ends)
-        if gap_s is not None:
-            self._statistics.swaps_s.append(gap_s)
+        self._desk.swap(self._plan(), self._options.ends)
         self._use(new.lent)
 
     def _use(self, lent: Lent | None) -> None:

@@ -113,11 +113,12 @@ class Shelf:
         await self.change(self.state.gave_up(kind, reason, time.time()))
         good = self.state.current
         back = f"release {good.digest[:12]} (version {good.version})" if good else "the verifier's own draft"
+        day = "a day has passed, or " if kind == "worse" else ""  # it may have met texts that are none of its own
         self._refusals.note(
             kind,
             slot.manifest,
             f"release {slot.digest[:12]} (version {slot.version}) was given up: {reason}; back to {back}, and this one "
-            "is not taken again before `outrider-edge releases forget`",
+            f"is not taken again before {day}`outrider-edge releases forget`",
         )
 
     async def _look_in(self) -> DraftPool | None:
