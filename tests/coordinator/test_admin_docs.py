@@ -11,11 +11,8 @@ from coordinator.cli import command
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "admin.md").read_text()
 SHOWN = re.findall(r"^\$ (outrider .*)$", TEXT, re.MULTILINE)
-PIPED = [
-    part
-    for line in re.findall(r"^(outrider (?:verifiers|sessions) .*\S)$", TEXT, re.MULTILINE)
-    for part in re.split(r"\||&&", line)
-]
+LINES = re.findall(r"^(outrider (?:verifiers|sessions) .*\S)$", TEXT, re.MULTILINE)
+PIPED = [part for line in LINES for part in re.split(r"\||&&", line)]
 USED = [part.strip() for part in PIPED if part.strip().startswith("outrider ")]
 
 
