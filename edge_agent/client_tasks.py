@@ -31,11 +31,22 @@ class Tasks:
 
     async def unless_closed(self, work: Coroutine[Any, Any, _A]) -> _A:
         """What `work` returns. Closing cancels it; then BadRequest is raised."""
+        return await self._result(self.begin(work))
+
+    def begin(self, work: Coroutine[Any, Any, _A]) -> asyncio.Task[_A]:
+        """It goes on until it ends or the client is closed."""
         task = asyncio.create_task(work)
         self._waiting.add(task)
         task.add_done_callback(self._waiting.discard)
+        return task
+
+    async def result_of(self, task: asyncio.Task[_A]) -> _A:
+        """As `unless_closed`, of what was begun: it goes on where the caller is cancelled."""
+        return await self._result(asyncio.shield(task))
+
+    async def _result(self, work: asyncio.Future[_A]) -> _A:
         try:
-            return await task
+            return await work
         except asyncio.CancelledError:
             caller = asyncio.current_task()
             if caller is None or not caller.cancelling():

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypedDict, Unpack
 
-from edge_agent.checks import label, real, token_ids, truth, whole
+from edge_agent.checks import label, real, refuse, token_ids, truth, whole
 from edge_agent.statistics import Statistics, Usage
 from edge_agent.text import check_stops
+from edge_agent.timeout import DEFAULT_TIMEOUT, Timeout
 from outrider.core.errors import BadRequest
 from outrider.core.processors import SamplingParams
 from outrider.core.protocol.messages import MAX_GENERATED_TOKENS, MAX_PROMPT_TOKENS, MAX_STOP_TOKENS
@@ -17,11 +18,22 @@ from outrider.core.protocol.messages import MAX_GENERATED_TOKENS, MAX_PROMPT_TOK
 TOO_LONG = frozenset({"length of prompt", "prompt plus max_tokens"})
 """Fields of the BadRequest for a prompt that the target cannot hold."""
 
+MAX_RETRIES = 100
+DEFAULT_RETRIES = 2
+
 FinishReason = Literal["eos", "length", "stop", "cancelled"]
+Provenance = Literal["draft", "target"]
+"""Of a token: a guess of this device, or the target's own work. Either way it is what the target alone would say, but
+where `verified` is False."""
+Offline = Literal["raise", "draft_only"]
+"""What happens where no verifier can be reached: an error, or the draft model writes alone, marked `verified=False`."""
 
 
 class Options(TypedDict, total=False):
-    """Keyword arguments of `generate`, `stream` and `chat`; `SamplingParams` says what the sampling ones mean."""
+    """Keyword arguments of `generate`, `stream` and `chat`; `SamplingParams` says what the sampling ones mean.
+
+    timeout, retries, offline: as of the client, for this request.
+    """
 
     max_tokens: int
     temperature: float
@@ -36,6 +48,9 @@ class Options(TypedDict, total=False):
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     traffic_class: str
+    timeout: Timeout | float | None
+    retries: int
+    offline: Offline
 
 
 @dataclass(frozen=True)
@@ -48,7 +63,11 @@ class Request:
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
     traffic_class: str = ""
-    """The application's label for what it asks, empty for the client's: how guesses did is measured apart for each."""
+    """The application's label for what it asks: how guesses did is measured apart for each."""
+    timeout: Timeout = DEFAULT_TIMEOUT
+    retries: int = DEFAULT_RETRIES
+    """How often it may begin again before its first token."""
+    offline: Offline = "raise"
 
     @classmethod
     def of(cls, **options: Unpack[Options]) -> Request:
@@ -81,7 +100,23 @@ class Request:
             stop_token_ids,
             truth("ignore_eos", options.get("ignore_eos", False)),
             label("traffic_class", options.get("traffic_class", "")),
+            Timeout.of(options.get("timeout", DEFAULT_TIMEOUT)),
+            _retries(options.get("retries", DEFAULT_RETRIES)),
+            _offline(options.get("offline", "raise")),
         )
+
+
+def _retries(value: object) -> int:
+    retries = whole("retries", value)
+    if not 0 <= retries <= MAX_RETRIES:
+        raise BadRequest.bound("retries", retries, f"between 0 and {MAX_RETRIES}")
+    return retries
+
+
+def _offline(value: object) -> Offline:
+    if value == "raise" or value == "draft_only":
+        return value
+    return refuse("offline", value, '"raise" or "draft_only"')
 
 
 def prompt_of(prompt: object) -> str | tuple[int, ...]:
@@ -112,13 +147,24 @@ def check_ids(field: str, ids: Sequence[int], vocabulary_size: int) -> None:
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one Commit brought."""
+    """What one Commit brought, or the draft alone wrote."""
 
     text: str
     """May be empty: a character or a stop string may still be incomplete."""
     token_ids: tuple[int, ...]
     drafted: tuple[bool, ...]
-    """Per token, whether the device had guessed it."""
+    """Per token, whether it is a guess of this device, which the target evaluated and took; see `provenance`."""
+    verified: bool = True
+    """False: the draft alone wrote it, since no verifier could be reached; the target may have said something else."""
+
+    @property
+    def provenance(self) -> tuple[Provenance, ...]:
+        """Who wrote each token."""
+        return provenance_of(self.drafted)
+
+
+def provenance_of(drafted: Sequence[bool]) -> tuple[Provenance, ...]:
+    return tuple("draft" if own else "target" for own in drafted)
 
 
 @dataclass(frozen=True)
@@ -127,9 +173,18 @@ class Completion:
 
     text: str
     token_ids: tuple[int, ...]
+    drafted: tuple[bool, ...]
+    """As in Chunk."""
+    verified: bool
+    """Whether all of it is the target's; False where the draft has written some of it alone."""
     finish_reason: FinishReason
     usage: Usage
     seed: int
     """With the same target, prompt and parameters it gives the same tokens again."""
     session_id: str
     statistics: Statistics
+
+    @property
+    def provenance(self) -> tuple[Provenance, ...]:
+        """Who wrote each token."""
+        return provenance_of(self.drafted)

@@ -66,5 +66,8 @@ class EdgeSettings(BaseSettings):
     silence_s: float = Field(default=1.5, gt=0.0)
     """A verifier that says nothing for so long is dead: three heartbeats, which come every 0.5 s whatever its engine
     does. A false alarm costs a prompt read again on another verifier, never a token."""
+    offline_after_s: float = Field(default=5.0, ge=0.0)
+    """With `offline="draft_only"`: how long a session without progress looks for a verifier, before the draft goes on
+    alone."""
     resume_budget_s: float = Field(default=30.0, ge=0.0)
     """How long a session without progress looks for a verifier, or for room in the cluster, before it gives up."""

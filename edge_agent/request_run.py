@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+import contextlib
+from collections.abc import Sequence
 
 from edge_agent.completion import Chunk, FinishReason, Request, check_ids, check_prompt
 from edge_agent.completion_stream import Chunks
 from edge_agent.config import EdgeSettings
 from edge_agent.driver import DriverOptions
 from edge_agent.kit import TargetKit
+from edge_agent.sources.base import DraftTask
 from edge_agent.text import TextAssembler
-from outrider.core.protocol.device import Delivery, DeviceSession
+from edge_agent.tries import Deliveries
+from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Finish
 
 _REASONS: dict[Finish, FinishReason] = {
@@ -35,18 +38,26 @@ def session_of(kit: TargetKit, ids: Sequence[int], request: Request) -> DeviceSe
     )
 
 
+def draft_task(kit: TargetKit, ids: Sequence[int], request: Request, received: Sequence[int]) -> DraftTask:
+    """For a draft that goes on alone."""
+    return DraftTask(tuple(ids), tuple(received), request.sampling, request.max_tokens, ends_of(kit, request))
+
+
+def ends_of(kit: TargetKit, request: Request) -> frozenset[int]:
+    """Token ids that end the sequence."""
+    ends = frozenset(request.stop_token_ids)
+    return ends if request.ignore_eos else ends | frozenset(kit.description.eos_token_ids)
+
+
 def driver_options(
     kit: TargetKit, request: Request, settings: EdgeSettings, session_id: str, *, announced: str, release: str
 ) -> DriverOptions:
     """announced: the release that the session was opened with. release: the one that it begins with."""
-    ends = frozenset(request.stop_token_ids)
-    if not request.ignore_eos:
-        ends |= frozenset(kit.description.eos_token_ids)
     return DriverOptions(
         session_id=session_id,
         vocabulary_hash=kit.tokenizer.vocabulary_hash,
         vocabulary_size=kit.description.vocabulary_size,
-        ends=ends,
+        ends=ends_of(kit, request),
         silence_s=settings.silence_s,
         siblings=settings.siblings,
         release=release,
@@ -54,13 +65,16 @@ def driver_options(
     )
 
 
-async def chunks_of(deliveries: AsyncGenerator[Delivery, None], kit: TargetKit, request: Request) -> Chunks:
+async def chunks_of(deliveries: Deliveries, kit: TargetKit, request: Request) -> Chunks:
     """Text as it comes, up to a stop string, and why it ended with the last one."""
     assembler = TextAssembler(kit.tokenizer.table, kit.tokenizer.special, request.stop)
-    async for delivery in deliveries:
-        piece = assembler.feed(delivery.tokens, last=bool(delivery.finish))
-        chunk = Chunk(piece.text, delivery.tokens[: piece.tokens], delivery.drafted[: piece.tokens])
-        reason: FinishReason | None = "stop" if piece.stopped else _REASONS.get(delivery.finish)
-        yield chunk, reason
-        if piece.stopped:
-            return
+    async with contextlib.aclosing(deliveries):
+        async for delivery in deliveries:
+            piece = assembler.feed(delivery.tokens, last=bool(delivery.finish))
+            # What the draft wrote alone was not accepted by anybody; it is this device's all the same.
+            own = delivery.accepted if delivery.verified else delivery.drafted
+            chunk = Chunk(piece.text, delivery.tokens[: piece.tokens], own[: piece.tokens], delivery.verified)
+            reason: FinishReason | None = "stop" if piece.stopped else _REASONS.get(delivery.finish)
+            yield chunk, reason
+            if piece.stopped:
+                return

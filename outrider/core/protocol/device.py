@@ -30,9 +30,13 @@ class Delivery:
     tokens: tuple[int, ...]
     drafted: tuple[bool, ...]
     """Per token, whether a node of the device's tree carried it."""
+    accepted: tuple[bool, ...]
+    """Per token, whether the verifier had evaluated that node and took it; the others are the target's own work."""
     path: tuple[int, ...]
     """Nodes that carried the first tokens, from the old root down; they are no nodes any more."""
     finish: Finish
+    verified: bool = True
+    """False: the draft alone wrote it, and no target has seen it."""
 
 
 class DeviceSession:
@@ -151,17 +155,19 @@ class DeviceSession:
         self._said_idle = False
         tokens = commit.tokens[overlap:]
         drafted: list[bool] = []
+        accepted: list[bool] = []
         path: list[int] = []
-        for token in tokens:
+        for index, token in enumerate(tokens, start=overlap):
             carried = self.tree.advance(token)
             drafted.append(carried is not None)
+            accepted.append(carried is not None and self.was_sent(carried) and index < _most_accepted(commit))
             if carried is not None:
                 path.append(carried)
             self.received.append(token)
         self._forget_dropped()
         if commit.finish is not Finish.NONE:
             self._end(commit.finish)
-        return Delivery(tokens, tuple(drafted), tuple(path), commit.finish)
+        return Delivery(tokens, tuple(drafted), tuple(accepted), tuple(path), commit.finish)
 
     def cancel(self) -> Cancel | None:
         """Rule 8. None where the session is over already."""
@@ -210,3 +216,10 @@ class DeviceSession:
         self.finish = finish
         self.tree.clear()
         self._forget_dropped()
+
+
+def _most_accepted(commit: Commit) -> int:
+    """How many of its first tokens can be nodes that the step evaluated (rule 14): the one after them is the target's
+    alone, unless the sequence ended inside an accepted path."""
+    ended = commit.finish in (Finish.EOS, Finish.LENGTH)
+    return min(commit.evaluated, len(commit.tokens) - (0 if ended else 1))
