@@ -86,6 +86,11 @@ class Client:
         """What keeps the draft up to date; None where nothing does."""
         return self._client.updates
 
+    @property
+    def ready(self) -> bool:
+        """Whether what the target needs is loaded."""
+        return self._client.ready
+
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
         """The whole completion of a text or of token ids."""
         return self._thread.run(self._client.generate(prompt, **options))

@@ -193,6 +193,11 @@ class AsyncClient:
                     self.updates.run(self._room, self._own_draft)
             return dataclasses.replace(self._kit, drafts=self._room.pool)
 
+    @property
+    def ready(self) -> bool:
+        """Whether what the target needs is loaded."""
+        return self._room is not None
+
     # --- one request
 
     def _request(self, options: Options) -> Request:
@@ -217,6 +222,7 @@ class AsyncClient:
         self, kit: TargetKit, ids: Sequence[int], request: Request, statistics: Statistics, deadline: Deadline
     ) -> CompletionStream:
         """Nothing is asked of anybody before the first chunk is."""
+        request = request.after(len(ids), kit.description.max_sequence)
         session_of(kit, ids, request)  # what the target cannot take is refused now
 
         def attempt() -> Deliveries:

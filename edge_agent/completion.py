@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypedDict, Unpack
 
 from edge_agent.checks import label, real, refuse, token_ids, truth, whole
@@ -18,6 +18,8 @@ from outrider.core.protocol.messages import MAX_GENERATED_TOKENS, MAX_PROMPT_TOK
 TOO_LONG = frozenset({"length of prompt", "prompt plus max_tokens"})
 """Fields of the BadRequest for a prompt that the target cannot hold."""
 
+OPEN_END = 1024
+"""Tokens of a request that names no number."""
 MAX_RETRIES = 100
 DEFAULT_RETRIES = 2
 
@@ -35,7 +37,7 @@ class Options(TypedDict, total=False):
     timeout, retries, offline: as of the client, for this request.
     """
 
-    max_tokens: int
+    max_tokens: int | None
     temperature: float
     top_k: int
     top_p: float
@@ -68,16 +70,22 @@ class Request:
     retries: int = DEFAULT_RETRIES
     """How often it may begin again before its first token."""
     offline: Offline = "raise"
+    fits: bool = False
+    """Whether `max_tokens` becomes less where the target can hold no more after the prompt."""
 
     @classmethod
     def of(cls, **options: Unpack[Options]) -> Request:
-        """Defaults: 256 tokens, greedy, a random 64-bit seed. Raises BadRequest naming the option."""
+        """Defaults: 256 tokens, greedy, a random 64-bit seed. Raises BadRequest naming the option.
+
+        max_tokens None: OPEN_END of them, or as many as the target can hold where that is less.
+        """
         unknown = set(options) - set(Options.__annotations__)
         if unknown:
             raise BadRequest(
                 f"unknown option {sorted(unknown)[0]!r}; known are {', '.join(sorted(Options.__annotations__))}"
             )
-        max_tokens = whole("max_tokens", options.get("max_tokens", 256))
+        most = options.get("max_tokens", 256)
+        max_tokens = OPEN_END if most is None else whole("max_tokens", most)
         if not 1 <= max_tokens <= MAX_GENERATED_TOKENS:
             raise BadRequest.bound("max_tokens", max_tokens, f"between 1 and {MAX_GENERATED_TOKENS}")
         stop_token_ids = token_ids("stop_token_ids", options.get("stop_token_ids", ()))
@@ -103,7 +111,13 @@ class Request:
             Timeout.of(options.get("timeout", DEFAULT_TIMEOUT)),
             _retries(options.get("retries", DEFAULT_RETRIES)),
             _offline(options.get("offline", "raise")),
+            most is None,
         )
+
+    def after(self, prompt_tokens: int, max_sequence: int) -> Request:
+        """For a target that holds so many tokens, of which the prompt takes some; 0: nobody knows how many."""
+        left = max_sequence - prompt_tokens
+        return replace(self, max_tokens=left, fits=False) if self.fits and 0 < left < self.max_tokens else self
 
 
 def _retries(value: object) -> int:

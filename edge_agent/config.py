@@ -61,6 +61,13 @@ class EdgeSettings(BaseSettings):
     release_spread_s: float = Field(default=2.0, ge=0.0)
     """Devices that hear of a release at once ask for it at a random moment within this time."""
 
+    serve_listen: str = "127.0.0.1:8080"
+    """Where `outrider-edge serve` listens."""
+    serve_api_key: SecretStr | None = None
+    """What its clients must send; without one it serves this machine alone."""
+    serve_cors_origins: str = ""
+    """Origins whose pages may ask it, with commas between; "*" is any."""
+
     max_sessions: int = Field(default=64, ge=1)
     """Requests served at once; further ones wait."""
     silence_s: float = Field(default=1.5, gt=0.0)

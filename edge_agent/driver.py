@@ -198,7 +198,7 @@ class SessionDriver:
                 self._replan(message)
             case Ping():
                 self._rtt_s = message.rtt_ms / 1000
-                self._statistics.rtt_s = self._rtt_s
+                self._statistics.rtt_ms = message.rtt_ms
                 self._replan(self._directive)
             case ReleaseNotice():
                 self._options.notice(message.serial)

@@ -47,8 +47,8 @@ class Statistics:
     bytes_up: int = 0
     """Payload bytes of messages sent, without gRPC's framing."""
     bytes_down: int = 0
-    rtt_s: float = 0.0
-    """Round trip to the verifier as it measures it; 0 where it is not known."""
+    rtt_ms: float = 0.0
+    """Round trip as the verifier measured it last; 0 where it has not."""
     first_token_s: float | None = None
     last_token_s: float | None = None
     draft: str = ""

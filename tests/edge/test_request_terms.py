@@ -72,7 +72,7 @@ async def test_a_stream_tells_of_itself_while_it_runs(client: AsyncClient, verif
     async for _ in stream:
         seen.append(stream.statistics.tokens)
     assert seen == sorted(seen) and seen[0] < seen[-1] == 200
-    assert stream.statistics.rtt_s == 0.012
+    assert stream.statistics.rtt_ms == 12.0
 
 
 # --- how long it may take
