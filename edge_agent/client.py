@@ -232,6 +232,8 @@ class AsyncClient:
             pool = self._room.pool if self._room is not None else None
             if pool is None or not pool.has_model:
                 raise Unavailable(f"{cause}; and no draft model is here that could go on alone") from cause
+            if request.logprobs is not None:
+                raise Unavailable(f"{cause}; and only the target has log-probabilities") from cause
             statistics.uses(pool.name, pool.release)
             return pool.alone(draft_task(kit, ids, request, received), statistics.written_alone)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypedDict, Unpack
 
@@ -13,7 +13,13 @@ from edge_agent.text import check_stops
 from edge_agent.timeout import DEFAULT_TIMEOUT, Timeout
 from outrider.core.errors import BadRequest
 from outrider.core.processors import SamplingParams
-from outrider.core.protocol.messages import MAX_GENERATED_TOKENS, MAX_PROMPT_TOKENS, MAX_STOP_TOKENS
+from outrider.core.protocol.messages import (
+    MAX_GENERATED_TOKENS,
+    MAX_LOGPROBS,
+    MAX_PROMPT_TOKENS,
+    MAX_STOP_TOKENS,
+    TokenLogprobs,
+)
 
 TOO_LONG = frozenset({"length of prompt", "prompt plus max_tokens"})
 """Fields of the BadRequest for a prompt that the target cannot hold."""
@@ -34,6 +40,8 @@ Offline = Literal["raise", "draft_only"]
 class Options(TypedDict, total=False):
     """Keyword arguments of `generate`, `stream` and `chat`; `SamplingParams` says what the sampling ones mean.
 
+    logprobs: the target's log-probability of each token, with so many of its likeliest alternatives (0 to 20); None:
+    tell nothing, which is faster. logit_bias: token id -> what is added to its logit.
     timeout, retries, offline: as of the client, for this request.
     """
 
@@ -53,6 +61,8 @@ class Options(TypedDict, total=False):
     timeout: Timeout | float | None
     retries: int
     offline: Offline
+    logprobs: int | None
+    logit_bias: Mapping[int, float] | None
 
 
 @dataclass(frozen=True)
@@ -70,6 +80,7 @@ class Request:
     retries: int = DEFAULT_RETRIES
     """How often it may begin again before its first token."""
     offline: Offline = "raise"
+    logprobs: int | None = None
     fits: bool = False
     """Whether `max_tokens` becomes less where the target can hold no more after the prompt."""
 
@@ -103,6 +114,7 @@ class Request:
                 presence_penalty=real("presence_penalty", options.get("presence_penalty", 0.0)),
                 frequency_penalty=real("frequency_penalty", options.get("frequency_penalty", 0.0)),
                 seed=secrets.randbits(64) if seed is None else whole("seed", seed),
+                logit_bias=_bias(options.get("logit_bias")),
             ),
             check_stops(options.get("stop")),
             stop_token_ids,
@@ -111,6 +123,7 @@ class Request:
             Timeout.of(options.get("timeout", DEFAULT_TIMEOUT)),
             _retries(options.get("retries", DEFAULT_RETRIES)),
             _offline(options.get("offline", "raise")),
+            _logprobs(options.get("logprobs")),
             most is None,
         )
 
@@ -118,6 +131,23 @@ class Request:
         """For a target that holds so many tokens, of which the prompt takes some; 0: nobody knows how many."""
         left = max_sequence - prompt_tokens
         return replace(self, max_tokens=left, fits=False) if self.fits and 0 < left < self.max_tokens else self
+
+
+def _logprobs(value: object) -> int | None:
+    if value is None:
+        return None
+    count = whole("logprobs", value)
+    if not 0 <= count <= MAX_LOGPROBS:
+        raise BadRequest.bound("logprobs", count, f"between 0 and {MAX_LOGPROBS}, or None")
+    return count
+
+
+def _bias(value: object) -> tuple[tuple[int, float], ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, Mapping):
+        refuse("logit_bias", value, "a mapping of token ids to numbers")
+    return tuple((whole("a token id in logit_bias", k), real("a value in logit_bias", v)) for k, v in value.items())
 
 
 def _retries(value: object) -> int:
@@ -170,6 +200,8 @@ class Chunk:
     """Per token, whether it is a guess of this device, which the target evaluated and took; see `provenance`."""
     verified: bool = True
     """False: the draft alone wrote it, since no verifier could be reached; the target may have said something else."""
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    """Per token, where they were asked for."""
 
     @property
     def provenance(self) -> tuple[Provenance, ...]:
@@ -191,6 +223,8 @@ class Completion:
     """As in Chunk."""
     verified: bool
     """Whether all of it is the target's; False where the draft has written some of it alone."""
+    logprobs: tuple[TokenLogprobs, ...] | None
+    """As in Chunk."""
     finish_reason: FinishReason
     usage: Usage
     seed: int

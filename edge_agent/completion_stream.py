@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -11,6 +11,7 @@ from edge_agent.completion import Chunk, Completion, FinishReason
 from edge_agent.statistics import Statistics, Usage
 from edge_agent.timeout import Deadline
 from outrider.core.errors import OutriderError
+from outrider.core.protocol.messages import TokenLogprobs
 
 Chunks = AsyncGenerator[tuple[Chunk, FinishReason | None], None]
 
@@ -78,6 +79,7 @@ class CompletionStream:
             token_ids=token_ids,
             drafted=tuple(own for chunk in chunks for own in chunk.drafted),
             verified=all(chunk.verified for chunk in chunks),
+            logprobs=_together(chunks),
             finish_reason=self._reason or "cancelled",
             usage=Usage(self._prompt_tokens, len(token_ids)),
             seed=self._seed,
@@ -94,3 +96,10 @@ class CompletionStream:
             await self.aclose()
             raise
         return self.completion
+
+
+def _together(chunks: Sequence[Chunk]) -> tuple[TokenLogprobs, ...] | None:
+    """None where they were not asked for."""
+    if not chunks or any(chunk.logprobs is None for chunk in chunks):
+        return None
+    return tuple(one for chunk in chunks for one in chunk.logprobs or ())

@@ -28,6 +28,7 @@ def session_of(kit: TargetKit, ids: Sequence[int], request: Request) -> DeviceSe
     description = kit.description
     prompt = check_prompt(ids, request.max_tokens, description.vocabulary_size, description.max_sequence)
     check_ids("stop_token_ids", request.stop_token_ids, description.vocabulary_size)
+    check_ids("logit_bias", [token for token, _ in request.sampling.logit_bias], description.vocabulary_size)
     return DeviceSession(
         prompt,
         sampling=request.sampling,
@@ -35,6 +36,7 @@ def session_of(kit: TargetKit, ids: Sequence[int], request: Request) -> DeviceSe
         stop_token_ids=request.stop_token_ids,
         eos_token_ids=description.eos_token_ids,
         ignore_eos=request.ignore_eos,
+        logprobs=request.logprobs,
     )
 
 
@@ -73,7 +75,9 @@ async def chunks_of(deliveries: Deliveries, kit: TargetKit, request: Request) ->
             piece = assembler.feed(delivery.tokens, last=bool(delivery.finish))
             # What the draft wrote alone was not accepted by anybody; it is this device's all the same.
             own = delivery.accepted if delivery.verified else delivery.drafted
-            chunk = Chunk(piece.text, delivery.tokens[: piece.tokens], own[: piece.tokens], delivery.verified)
+            known = delivery.logprobs[: piece.tokens] if request.logprobs is not None else None
+            tokens = delivery.tokens[: piece.tokens]
+            chunk = Chunk(piece.text, tokens, own[: piece.tokens], delivery.verified, known)
             reason: FinishReason | None = "stop" if piece.stopped else _REASONS.get(delivery.finish)
             yield chunk, reason
             if piece.stopped:

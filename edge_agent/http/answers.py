@@ -9,10 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edge_agent.completion import Chunk, Completion, FinishReason
+from edge_agent.http.logprobs import Table, Teller
 from edge_agent.statistics import Statistics
-
-Table = Sequence[bytes]
-"""Raw bytes of every token id."""
 
 _REASONS: Mapping[FinishReason, str] = {"eos": "stop", "stop": "stop", "length": "length", "cancelled": "cancelled"}
 
@@ -27,11 +25,13 @@ class Answer:
     created: int = field(default_factory=lambda: int(time.time()))
     number: str = field(default_factory=lambda: secrets.token_hex(12))
 
-    def whole(self, completions: Sequence[Completion], prefixes: Sequence[str]) -> dict[str, Any]:
-        """prefixes: what comes before each text."""
+    def whole(
+        self, completions: Sequence[Completion], prefixes: Sequence[str], tellers: Sequence[Teller]
+    ) -> dict[str, Any]:
+        """prefixes: what comes before each text. tellers: of each one's log-probabilities."""
         choices = [
-            self._choice(i, completion, prefix)
-            for i, (completion, prefix) in enumerate(zip(completions, prefixes, strict=True))
+            self._choice(i, completion, prefix, teller.tell(completion.token_ids, completion.logprobs))
+            for i, (completion, prefix, teller) in enumerate(zip(completions, prefixes, tellers, strict=True))
         ]
         return {**self._head(chunk=False), "choices": choices}
 
@@ -39,21 +39,24 @@ class Answer:
         """Before a choice's first chunk."""
         return self._piece(choice, {"role": "assistant", "content": ""} if self.chat else prefix)
 
-    def goes_on(self, choice: int, chunk: Chunk, told: Mapping[str, Any] | None) -> dict[str, Any]:
+    def goes_on(self, choice: int, chunk: Chunk, teller: Teller, told: Mapping[str, Any] | None) -> dict[str, Any]:
         """told: more of the chunk, for `outrider`; what is not the target's word says so in any case."""
         more = {**(told or {}), **({} if chunk.verified else {"verified": False})}
-        return self._piece(choice, {"content": chunk.text} if self.chat else chunk.text, more=more)
+        said = {"content": chunk.text} if self.chat else chunk.text
+        return self._piece(choice, said, logprobs=teller.tell(chunk.token_ids, chunk.logprobs), more=more)
 
     def ends(self, choice: int, completion: Completion) -> dict[str, Any]:
         """After a choice's last chunk."""
         reason = _REASONS[completion.finish_reason]
-        return self._piece(choice, {} if self.chat else "", reason, outrider_of(completion))
+        return self._piece(choice, {} if self.chat else "", reason, more=outrider_of(completion))
 
     def usage(self, usage: Mapping[str, int]) -> dict[str, Any]:
         """After everything, where it was asked for."""
         return {**self._head(chunk=True), "choices": [], "usage": usage}
 
-    def _choice(self, index: int, completion: Completion, prefix: str) -> dict[str, Any]:
+    def _choice(
+        self, index: int, completion: Completion, prefix: str, logprobs: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
         text = prefix + completion.text
         said: dict[str, Any] = (
             {"message": {"role": "assistant", "content": text, "refusal": None}} if self.chat else {"text": text}
@@ -61,18 +64,23 @@ class Answer:
         return {
             "index": index,
             **said,
-            "logprobs": None,
+            "logprobs": logprobs,
             "finish_reason": _REASONS[completion.finish_reason],
             "outrider": outrider_of(completion),
         }
 
     def _piece(
-        self, index: int, said: object, reason: str | None = None, more: Mapping[str, Any] | None = None
+        self,
+        index: int,
+        said: object,
+        reason: str | None = None,
+        logprobs: Mapping[str, Any] | None = None,
+        more: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         choice = {
             "index": index,
             "delta" if self.chat else "text": said,
-            "logprobs": None,
+            "logprobs": logprobs,
             "finish_reason": reason,
         }
         if more:

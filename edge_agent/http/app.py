@@ -19,6 +19,7 @@ except ImportError as error:
     raise ImportError("`outrider-edge serve` needs fastapi and uvicorn: pip install 'outrider[edge]'") from error
 
 from edge_agent.client import AsyncClient
+from edge_agent.completion import Chunk
 from edge_agent.completion_stream import CompletionStream
 from edge_agent.http import answers
 from edge_agent.http.access import REQUEST_ID, Access
@@ -26,7 +27,9 @@ from edge_agent.http.answers import Answer
 from edge_agent.http.bodies import Body, ChatBody, CompletionBody
 from edge_agent.http.event_stream import DONE, ClientGone, Events, EventStream, event, unless_gone
 from edge_agent.http.generation import growing, whole
+from edge_agent.http.logprobs import Table, Teller
 from edge_agent.http.options import ServeOptions
+from edge_agent.http.page import page
 from edge_agent.http.problems import Json, Problem, problem_of
 from edge_agent.kit import TargetKit
 from edge_agent.text import Detokeniser
@@ -45,7 +48,11 @@ class _Asked:
     answer: Answer
     streams: Sequence[CompletionStream]
     prefixes: Sequence[str]
-    table: answers.Table
+    table: Table
+
+    def tellers(self) -> list[Teller]:
+        """Of each choice's log-probabilities."""
+        return [Teller(self.table, chat=self.answer.chat, offset=len(prefix)) for prefix in self.prefixes]
 
 
 def app_of(client: AsyncClient, options: ServeOptions) -> FastAPI:
@@ -85,6 +92,10 @@ def _add_models(app: FastAPI, client: AsyncClient) -> None:
 
 
 def _add_state(app: FastAPI, client: AsyncClient) -> None:
+    @app.get("/", response_model=None, include_in_schema=False)
+    def chat_page() -> Response:
+        return page()
+
     @app.get("/health", response_model=None)
     async def health() -> Response:
         """Whether the target is known and its draft loaded."""
@@ -129,7 +140,7 @@ async def _answer(asking: Awaitable[_Asked]) -> Response:
     asked = await asking
     if not asked.body.stream:
         completions = await whole(asked.streams)
-        content = asked.answer.whole(completions, asked.prefixes)
+        content = asked.answer.whole(completions, asked.prefixes, asked.tellers())
         return Json({**content, "usage": answers.usage_of(completions, _prompts(asked))})
     events = _events(asked)
     try:
@@ -157,6 +168,7 @@ async def _events(asked: _Asked) -> Events:
 async def _contents(asked: _Asked) -> AsyncGenerator[dict[str, Any], None]:
     """Every event's content; with `include_usage` all have the field."""
     answer, usage = asked.answer, {"usage": None} if asked.body.includes_usage else {}
+    provenance, tellers = asked.body.provenance, asked.tellers()
     begun: set[int] = set()
     async with contextlib.aclosing(growing(asked.streams)) as growth:
         async for grown in growth:
@@ -167,11 +179,16 @@ async def _contents(asked: _Asked) -> AsyncGenerator[dict[str, Any], None]:
                     yield {**answer.begins(choice, asked.prefixes[choice]), **usage}
             if grown.chunk is None:
                 yield {**answer.ends(choice, stream.completion), **usage}
-            elif grown.chunk.text or asked.body.provenance or not grown.chunk.verified:
-                told = answers.tokens_told(grown.chunk, stream.statistics, asked.table)
-                yield {**answer.goes_on(choice, grown.chunk, told if asked.body.provenance else None), **usage}
+            elif _worth_telling(grown.chunk) or provenance:
+                told = answers.tokens_told(grown.chunk, stream.statistics, asked.table) if provenance else None
+                yield {**answer.goes_on(choice, grown.chunk, tellers[choice], told), **usage}
     if usage:
         yield answer.usage(answers.usage_of([stream.completion for stream in asked.streams], _prompts(asked)))
+
+
+def _worth_telling(chunk: Chunk) -> bool:
+    """Half a character is no event."""
+    return bool(chunk.text or chunk.logprobs or not chunk.verified)
 
 
 def _prompts(asked: _Asked) -> list[int]:

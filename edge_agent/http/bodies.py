@@ -89,8 +89,6 @@ class Body(BaseModel):
                 raise unsupported(name)
         if self.stream_options is not None and not self.stream:
             raise Problem(400, "stream_options is only for stream=true", param="stream_options", code="invalid_value")
-        if self.logit_bias:
-            raise unsupported("logit_bias", " yet")
 
     def options(self, choice: int) -> Options:
         """Of the choice with this number: each has noise of its own. OpenAI's defaults where nothing is said."""
@@ -108,12 +106,26 @@ class Body(BaseModel):
         }
         options: Options = {"temperature": 1.0, "max_tokens": self.most_tokens(), "stop": self.stop}
         options.update({name: value for name, value in given.items() if value is not None})  # type: ignore[typeddict-item]
+        if self.logit_bias:
+            options["logit_bias"] = {_id(token): value for token, value in self.logit_bias.items()}
+        if (alternatives := self.alternatives()) is not None:
+            options["logprobs"] = alternatives
         if self.seed is not None:
             options["seed"] = (self.seed + choice) % 2**64
         return options
 
     def most_tokens(self) -> int | None:
         return self.max_tokens
+
+    def alternatives(self) -> int | None:
+        """To tell with each token's log-probability; None: tell nothing of them."""
+        return None
+
+
+def _id(token: str) -> int:
+    if not (token.isascii() and token.isdecimal()) or len(token) > 10:
+        raise Problem(400, f"logit_bias has the key {token[:40]!r}, must be a token id", param="logit_bias")
+    return int(token)
 
 
 class CompletionBody(Body):
@@ -135,10 +147,13 @@ class CompletionBody(Body):
     def most_tokens(self) -> int | None:
         return 16 if self.max_tokens is None else self.max_tokens
 
+    def alternatives(self) -> int | None:
+        return self.logprobs
+
     def refuse_unsupported(self) -> None:
         super().refuse_unsupported()
-        if self.logprobs is not None:
-            raise unsupported("logprobs", " yet")
+        if self.logprobs is not None and self.echo:
+            raise unsupported("logprobs", " together with echo")
         if not 1 <= len(self.prompts) * self.choices <= MAX_CHOICES:
             raise Problem(
                 400,
@@ -177,10 +192,11 @@ class ChatBody(Body):
 
     def refuse_unsupported(self) -> None:
         super().refuse_unsupported()
-        if self.logprobs:
-            raise unsupported("logprobs", " yet")
-        if self.top_logprobs:
-            raise unsupported("top_logprobs", " yet")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise Problem(400, "top_logprobs needs logprobs=true", param="top_logprobs", code="invalid_value")
+
+    def alternatives(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     def turns(self) -> list[Message]:
         """For the target's template. Raises Problem naming the message."""
