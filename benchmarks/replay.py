@@ -109,7 +109,6 @@ class LightClient(AsyncClient):
         """It says nothing more to anybody."""
 
     async def _assemble(self) -> TargetKit:
-        self._kit = self._ready_kit
         return self._ready_kit
 
     async def _place(self, prompt_tokens: int = 0, like: Likeness = UNLIKE) -> Placement | None:

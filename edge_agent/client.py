@@ -35,10 +35,11 @@ from edge_agent.drafts import DraftPool
 from edge_agent.driver import SessionDriver
 from edge_agent.failover import Backoff, DirectRoute, GrantRoute, Hop, Route
 from edge_agent.kit import Books, TargetKit, assemble, own_draft
-from edge_agent.placement import UNLIKE, Coordinator, Likeness, Offer, Placement
+from edge_agent.placement import UNLIKE, Coordinator, Likeness, Placement
+from edge_agent.preparation import Preparation
 from edge_agent.releases.updater import Updater
 from edge_agent.remembered import Memory, NoVerifier
-from edge_agent.request_run import chunks_of, draft_task, driver_options, session_of
+from edge_agent.request_run import chunks_of, driver_options, patience_s, session_of, written_alone
 from edge_agent.statistics import Statistics
 from edge_agent.template import Message, check_messages
 from edge_agent.timeout import DEFAULT_TIMEOUT, Deadline, Timeout
@@ -107,14 +108,14 @@ class AsyncClient:
         self._memory = Memory(cache / "targets", self._coordinator_address or self._verifier_address, self._target)
         self._options = draft_options(settings)
         plan = update_plan(settings, self._coordinator_address, draft, cache, tls)
-        self.updates = Updater(plan, self._offer_release) if plan is not None else None
+        self.updates = (
+            Updater(plan, lambda *asked: self._coordinator().offer_release(*asked)) if plan is not None else None
+        )
         """What keeps the draft up to date; None where nothing does."""
         self._slots = asyncio.Semaphore(settings.max_sessions)
-        self._preparing = asyncio.Lock()
-        self._assembly: asyncio.Task[TargetKit] | None = None
-        self._kit: TargetKit | None = None
-        self._room: DraftRoom | None = None
         self._tasks = Tasks()
+        self._preparation = Preparation(self._tasks)
+        self._room: DraftRoom | None = None
         self._streams: weakref.WeakSet[CompletionStream] = weakref.WeakSet()
         self._drivers: set[SessionDriver] = set()
 
@@ -139,9 +140,9 @@ class AsyncClient:
             await self.updates.close()
         if self._room is not None:
             await self._room.close()
-        elif self._kit is not None:
-            await self._kit.close()
-        self._kit = self._room = None
+        elif self._preparation.kit is not None:
+            await self._preparation.kit.close()
+        self._preparation.kit = self._room = None
         await self._channels.close()
 
     # --- what it is for
@@ -181,17 +182,12 @@ class AsyncClient:
 
         Its `drafts` are those in use now. Whoever leaves before it is done does not stop it: the next one finds it.
         """
-        async with self._preparing:
-            self._tasks.check_open()
-            if self._kit is None:
-                if self._assembly is None or self._assembly.done():
-                    self._assembly = self._tasks.begin(self._assemble())
-                self._kit = await self._tasks.result_of(self._assembly)
-            if self._room is None:
-                self._room = DraftRoom(self._kit.drafts)
-                if self.updates is not None:
-                    self.updates.run(self._room, self._own_draft)
-            return dataclasses.replace(self._kit, drafts=self._room.pool)
+        kit = await self._preparation.of(self._assemble)
+        if self._room is None:
+            self._room = DraftRoom(kit.drafts)
+            if self.updates is not None:
+                self.updates.run(self._room, self._own_draft)
+        return dataclasses.replace(kit, drafts=self._room.pool)
 
     @property
     def ready(self) -> bool:
@@ -212,11 +208,9 @@ class AsyncClient:
                 remembered = self._memory.recall() if request.offline == "draft_only" else None
                 if remembered is None:
                     raise
-                async with self._preparing:
-                    self._kit = self._kit or await self._tasks.unless_closed(
-                        self._assembled(NoVerifier(remembered, error))
-                    )
-                return await self.prepare()
+                cause = error
+            await self._preparation.of(lambda: self._assembled(NoVerifier(remembered, cause)))
+            return await self.prepare()
 
     def _start(
         self, kit: TargetKit, ids: Sequence[int], request: Request, statistics: Statistics, deadline: Deadline
@@ -230,12 +224,7 @@ class AsyncClient:
 
         def alone(received: Sequence[int], cause: Unavailable) -> Deliveries:
             pool = self._room.pool if self._room is not None else None
-            if pool is None or not pool.has_model:
-                raise Unavailable(f"{cause}; and no draft model is here that could go on alone") from cause
-            if request.logprobs is not None:
-                raise Unavailable(f"{cause}; and only the target has log-probabilities") from cause
-            statistics.uses(pool.name, pool.release)
-            return pool.alone(draft_task(kit, ids, request, received), statistics.written_alone)
+            return written_alone(kit, ids, request, statistics, pool, received, cause)
 
         if request.offline == "draft_only":
             deliveries = unless_unreachable(attempt(), alone)
@@ -264,7 +253,7 @@ class AsyncClient:
         async with contextlib.AsyncExitStack() as stack:
             self._tasks.check_open()
             room = self._room or DraftRoom(None)
-            like = self._like(room.pool, request)
+            like = Likeness(room.pool.release if room.pool else "", request.traffic_class)
             placement = await self._tasks.unless_closed(self._place(len(session.prompt), like))
             if placement is not None:
                 stack.callback(self._close_session, placement)
@@ -282,26 +271,17 @@ class AsyncClient:
                 statistics.session_id,
                 announced=like.draft,
                 release=lent.release if lent else "",
+                notice=self.updates.notice if self.updates is not None else None,
             )
-            if self.updates is not None:
-                options = dataclasses.replace(options, notice=self.updates.notice)
-            route = self._route(placement, self._budget_s(request))
+            route = self._route(placement, patience_s(self._settings, request))
             driver = SessionDriver(session, route, self._dial, seat.worker, options, statistics)
             room.begin(seat, driver)
             self._drivers.add(driver)
             stack.callback(self._drivers.discard, driver)
-            stack.callback(self._keep_until_done, driver)
+            stack.callback(self._tasks.keep_rest_of, driver)
             deliveries = await stack.enter_async_context(contextlib.aclosing(driver.deliveries()))
             async for delivery in deliveries:
                 yield delivery
-
-    def _budget_s(self, request: Request) -> float:
-        budget_s = self._settings.resume_budget_s
-        return budget_s if request.offline == "raise" else min(budget_s, self._settings.offline_after_s)
-
-    def _keep_until_done(self, driver: SessionDriver) -> None:
-        if driver.winding_down is not None:
-            self._tasks.keep(driver.winding_down)
 
     # --- where to
 
@@ -326,9 +306,6 @@ class AsyncClient:
     def _coordinator(self) -> Coordinator:
         return Coordinator(self._channels.get(self._coordinator_address, tls=self._tls), self._api_key)
 
-    def _like(self, drafts: DraftPool | None, request: Request) -> Likeness:
-        return Likeness(drafts.release if drafts else "", request.traffic_class)
-
     async def _place(self, prompt_tokens: int = 0, like: Likeness = UNLIKE) -> Placement | None:
         """A session at the coordinator; None without one."""
         if not self._coordinator_address:
@@ -343,21 +320,17 @@ class AsyncClient:
         ticket = placement.grants.grants[0].ticket if placement.grants.grants else b""
         self._tasks.in_background(self._coordinator().close(placement.grants.session_id, ticket))
 
-    async def _offer_release(self, weights_hash: str, device_id: str, in_use: str) -> Offer:
-        return await self._coordinator().offer_release(weights_hash, device_id, in_use)
-
     # --- the target's kit
 
     async def _assemble(self) -> TargetKit:
         """Everything for the target, from the verifiers that a session would attach to."""
         async with self._library() as library:
-            self._kit = kit = await self._assembled(library)
+            kit = await self._assembled(library)
         self._memory.keep(kit.description)
         return kit
 
     async def _assembled(self, books: Books) -> TargetKit:
-        begin = self.updates.begin if self.updates is not None else None
-        return await assemble(books, self._cache, self._draft, self._options, begin)
+        return await assemble(books, self._cache, self._draft, self._options, self.updates and self.updates.begin)
 
     async def _own_draft(self) -> DraftPool | None:
         """The draft that the target's verifiers offer. Raises core errors where it cannot be had at the moment."""

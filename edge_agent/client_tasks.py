@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Collection, Coroutine
 from typing import Any, TypeVar
 
+from edge_agent.driver import SessionDriver
 from outrider.core.errors import BadRequest, OutriderError
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,11 @@ class Tasks:
         """It outlives its request, and closing waits for it a while."""
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+    def keep_rest_of(self, driver: SessionDriver) -> None:
+        """What is left of a session's work after its last delivery."""
+        if driver.winding_down is not None:
+            self.keep(driver.winding_down)
 
     def in_background(self, work: Awaitable[None]) -> None:
         async def quietly() -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from edge_agent.completion import Chunk, FinishReason, Request, check_ids, check_prompt
 from edge_agent.completion_stream import Chunks
 from edge_agent.config import EdgeSettings
+from edge_agent.drafts import DraftPool
 from edge_agent.driver import DriverOptions
 from edge_agent.kit import TargetKit
 from edge_agent.sources.base import DraftTask
+from edge_agent.statistics import Statistics
 from edge_agent.text import TextAssembler
 from edge_agent.tries import Deliveries
+from outrider.core.errors import Unavailable
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Finish
 
@@ -40,21 +43,50 @@ def session_of(kit: TargetKit, ids: Sequence[int], request: Request) -> DeviceSe
     )
 
 
-def draft_task(kit: TargetKit, ids: Sequence[int], request: Request, received: Sequence[int]) -> DraftTask:
-    """For a draft that goes on alone."""
-    return DraftTask(tuple(ids), tuple(received), request.sampling, request.max_tokens, ends_of(kit, request))
-
-
 def ends_of(kit: TargetKit, request: Request) -> frozenset[int]:
     """Token ids that end the sequence."""
     ends = frozenset(request.stop_token_ids)
     return ends if request.ignore_eos else ends | frozenset(kit.description.eos_token_ids)
 
 
+def written_alone(
+    kit: TargetKit,
+    ids: Sequence[int],
+    request: Request,
+    statistics: Statistics,
+    pool: DraftPool | None,
+    received: Sequence[int],
+    cause: Unavailable,
+) -> Deliveries:
+    """What the draft makes of the tokens received, where no verifier can be reached. Raises Unavailable where it may or
+    can not. cause: why none can."""
+    if pool is None or not pool.has_model:
+        raise Unavailable(f"{cause}; and no draft model is here that could go on alone") from cause
+    if request.logprobs is not None:
+        raise Unavailable(f"{cause}; and only the target has log-probabilities") from cause
+    statistics.uses(pool.name, pool.release)
+    task = DraftTask(tuple(ids), tuple(received), request.sampling, request.max_tokens, ends_of(kit, request))
+    return pool.alone(task, statistics.written_alone)
+
+
+def patience_s(settings: EdgeSettings, request: Request) -> float:
+    """How long a session without progress looks for a verifier."""
+    budget_s = settings.resume_budget_s
+    return budget_s if request.offline == "raise" else min(budget_s, settings.offline_after_s)
+
+
 def driver_options(
-    kit: TargetKit, request: Request, settings: EdgeSettings, session_id: str, *, announced: str, release: str
+    kit: TargetKit,
+    request: Request,
+    settings: EdgeSettings,
+    session_id: str,
+    *,
+    announced: str,
+    release: str,
+    notice: Callable[[int], None] | None,
 ) -> DriverOptions:
-    """announced: the release that the session was opened with. release: the one that it begins with."""
+    """announced: the release that the session was opened with. release: the one that it begins with. notice: hears of
+    other releases."""
     return DriverOptions(
         session_id=session_id,
         vocabulary_hash=kit.tokenizer.vocabulary_hash,
@@ -64,6 +96,7 @@ def driver_options(
         siblings=settings.siblings,
         release=release,
         announced=announced,
+        notice=notice or (lambda _: None),
     )
 
 

@@ -189,3 +189,29 @@ async def test_a_key_is_read_from_the_environment(settled: System, folder: Path)
         assert (await web.get("v1/models")).status_code == 401
         answer = await web.get("v1/models", headers={"authorization": "Bearer sesame"})
         assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("complete", "accepted of"),
+        ("provenance", "drafted here"),
+        ("likely", "of b'"),
+        ("openai_chat", "tokens"),
+    ],
+)
+async def test_an_example_runs(settled: System, url: str, folder: Path, module: str, said: str) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", f"examples.{module}", *([f"{url}v1"] if module == "openai_chat" else [])),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "OUTRIDER_EDGE_COORDINATOR": settled.cluster.address,
+            "OUTRIDER_EDGE_CACHE_DIR": str(folder / "cache"),
+        },
+    )
+    out, err = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0, err.decode()
+    assert said in out.decode()

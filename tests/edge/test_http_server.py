@@ -163,7 +163,7 @@ async def test_an_answer_of_no_stated_length_is_as_long_as_the_target_can_hold(
 ) -> None:
     verifier.script.step_s = 0.0005
     kit = await client.prepare()
-    client._kit = kit.__class__(
+    client._preparation.kit = kit.__class__(
         kit.description.__class__(**{**vars(kit.description), "max_sequence": 60}), kit.tokenizer, kit.template, None
     )
     answer = await openai.chat.completions.create(
