@@ -33,7 +33,7 @@ from edge_agent.describe import Library
 from edge_agent.draft_room import DraftRoom
 from edge_agent.drafts import DraftPool
 from edge_agent.driver import SessionDriver
-from edge_agent.failover import Backoff, DirectRoute, GrantRoute, Hop, Route
+from edge_agent.failover import FIRST_CONTACT_S, Backoff, DirectRoute, GrantRoute, Hop, Route
 from edge_agent.kit import Books, TargetKit, assemble, own_draft
 from edge_agent.placement import UNLIKE, Coordinator, Likeness, Placement
 from edge_agent.preparation import Preparation
@@ -49,9 +49,6 @@ from outrider.core.protocol.device import DeviceSession
 from outrider.wire.channels import ClientTls
 
 Prompt = str | Sequence[int]
-
-_FIRST_CONTACT_S = 3.5
-"""How long a verifier that stands alone is looked for: its address is rather wrong than it just restarts."""
 
 
 class AsyncClient:
@@ -330,7 +327,8 @@ class AsyncClient:
         return kit
 
     async def _assembled(self, books: Books) -> TargetKit:
-        return await assemble(books, self._cache, self._draft, self._options, self.updates and self.updates.begin)
+        begin = self.updates.begin if self.updates is not None else None
+        return await assemble(books, self._cache, self._draft, self._options, begin)
 
     async def _own_draft(self) -> DraftPool | None:
         """The draft that the target's verifiers offer. Raises core errors where it cannot be had at the moment."""
@@ -343,7 +341,7 @@ class AsyncClient:
         budget_s = self._settings.resume_budget_s
         placement = await self._place()
         if placement is None:
-            budget_s = min(budget_s, _FIRST_CONTACT_S)
+            budget_s = min(budget_s, FIRST_CONTACT_S)
         try:
             yield Library(self._route(placement, budget_s), self._dial_bulk)
         finally:
