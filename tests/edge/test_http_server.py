@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,15 @@ async def test_health_is_not_well_before_the_target_is_known(tmp_path: Path) -> 
         assert (await web.get("health")).status_code == 503
         answer = await web.post("v1/completions", json={"prompt": "x"})
         assert answer.status_code == 503 and problem(answer)["code"] == "unavailable"
+
+
+async def test_the_chat_page_asks_nobody_but_this_server(web: httpx.AsyncClient) -> None:
+    answer = await web.get("")
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "connect-src 'self'" in answer.headers["content-security-policy"]
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert "//" not in re.sub(r"(?m)^//.*$", "", answer.text)  # no address of anybody's
+    assert 'fetch("v1/chat/completions"' in answer.text and "provenance: true" in answer.text
 
 
 # --- what it refuses
