@@ -114,25 +114,26 @@ def _add_state(app: FastAPI, client: AsyncClient) -> None:
 
 async def _texts(client: AsyncClient, body: CompletionBody) -> _Asked:
     body.refuse_unsupported()
-    kit = await client.prepare()
-    _check_model(body.model, kit)
-    streams: list[CompletionStream] = []
-    prefixes: list[str] = []
-    for prompt in body.prompts:
-        prefix = _echoed(prompt, kit) if body.echo else ""
-        for _ in range(body.choices):
-            streams.append(await client.stream(prompt, **body.options(len(streams))))
-            prefixes.append(prefix)
+    prompts = [prompt for prompt in body.prompts for _ in range(body.choices)]
+    streams = [await client.stream(prompt, **body.options(choice)) for choice, prompt in enumerate(prompts)]
+    kit = await _checked_kit(client, body)
+    prefixes = [_echoed(prompt, kit) if body.echo else "" for prompt in prompts]
     return _Asked(body, _answer_of(kit, chat=False), streams, prefixes, kit.tokenizer.table)
 
 
 async def _chats(client: AsyncClient, body: ChatBody) -> _Asked:
     body.refuse_unsupported()
     turns = body.turns()
+    streams = [await client.stream_chat(turns, **body.options(choice)) for choice in range(body.choices)]
+    kit = await _checked_kit(client, body)
+    return _Asked(body, _answer_of(kit, chat=True), streams, [""] * len(streams), kit.tokenizer.table)
+
+
+async def _checked_kit(client: AsyncClient, body: Body) -> TargetKit:
+    """The target, which a stream has loaded; nothing was asked of it yet. Raises Problem where another one is meant."""
     kit = await client.prepare()
     _check_model(body.model, kit)
-    streams = [await client.stream_chat(turns, **body.options(choice)) for choice in range(body.choices)]
-    return _Asked(body, _answer_of(kit, chat=True), streams, [""] * len(streams), kit.tokenizer.table)
+    return kit
 
 
 async def _answer(asking: Awaitable[_Asked]) -> Response:

@@ -202,8 +202,9 @@ def test_every_field_of_our_messages_is_on_the_wire_and_the_other_way_round():
         (Open, pb.Open),
         (Opened, pb.Opened),
     ]:
-        singular = {"tokens": "token"} if ours is Commit else {}
-        assert {singular.get(f.name, f.name) for f in fields(ours)} == set(theirs.DESCRIPTOR.fields_by_name)
+        singular = {"tokens": "token", "logprobs": "logprob"} if ours is Commit else {"logit_bias": "bias"}
+        flat = {"bias_id", "top_id", "top_logprob"}  # what stands beside another field of the wire, of the same length
+        assert {singular.get(f.name, f.name) for f in fields(ours)} == set(theirs.DESCRIPTOR.fields_by_name) - flat
     # The epoch of an Append is its stream's, and parents are told by how far above their children they are.
     told = {"tokens": "token", "parents": "up"}
     ours_of_append = {told.get(f.name, f.name) for f in fields(Append)} - {"epoch"}
@@ -338,21 +339,45 @@ REFUSED: list[tuple[Callable[[Any], object], Any, str, object, str]] = [
     ),
     (codecs.commit_from_proto, good_commit(finish=9), "commit.finish", 9, "one of [0, 1, 2, 3]"),
     (codecs.commit_from_proto, good_commit(token=[1, 2], logprob=[-1.0]), "commit.logprob", 1, "0 or 2"),
-    (codecs.commit_from_proto, good_commit(token=[1], logprob=[math.nan]), "a log-probability", "nan", "at most 0"),
-    (codecs.commit_from_proto, good_commit(token=[1], logprob=[0.5]), "a log-probability", 0.5, "at most 0"),
-    (codecs.commit_from_proto, good_commit(token=[1], logprob=[-math.inf]), "a log-probability", "-inf", "at most 0"),
-    (codecs.commit_from_proto, good_commit(top_id=[1], top_logprob=[-1.0]), "commit.top_id", "1 and 1", "equal"),
+    (
+        codecs.commit_from_proto,
+        good_commit(token=[1], logprob=[math.nan]),
+        "a log-probability in the commit",
+        "nan",
+        "a number of at most 0",
+    ),
+    (
+        codecs.commit_from_proto,
+        good_commit(token=[1], logprob=[0.5]),
+        "a log-probability in the commit",
+        0.5,
+        "a number of at most 0",
+    ),
+    (
+        codecs.commit_from_proto,
+        good_commit(token=[1], logprob=[-math.inf]),
+        "a log-probability in the commit",
+        "-inf",
+        "a number of at most 0",
+    ),
+    (
+        codecs.commit_from_proto,
+        good_commit(top_id=[1], top_logprob=[-1.0]),
+        "lengths of commit.top_id and commit.top_logprob",
+        "1 and 1",
+        "equal",
+    ),
     (
         codecs.commit_from_proto,
         good_commit(token=[1, 1], logprob=[-1.0, -1.0], top_id=[1] * 3, top_logprob=[-1.0] * 3),
-        "commit.top_id",
+        "lengths of commit.top_id and commit.top_logprob",
         "3 and 3",
-        "as many for each of 2 tokens",
+        "equal, and as many for each of 2 tokens",
     ),
     (
         codecs.commit_from_proto,
         good_commit(token=[1], logprob=[-1.0], top_id=[1] * 21, top_logprob=[-1.0] * 21),
-        "alternatives",
+        "alternatives in commit.top_id",
         21,
         "between 0 and 20",
     ),
