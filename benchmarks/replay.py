@@ -101,7 +101,7 @@ class LightClient(AsyncClient):
     """The SDK's client with a kit that is there already. One per session: each is a device of its own."""
 
     def __init__(self, kit: TargetKit, **options: Any) -> None:
-        super().__init__(draft=None, **options)
+        super().__init__(draft=None, retries=0, **options)
         self._ready_kit = kit
         self.refused_s: list[float] = []
         self.session_id = ""
@@ -109,7 +109,6 @@ class LightClient(AsyncClient):
         """It says nothing more to anybody."""
 
     async def _assemble(self) -> TargetKit:
-        self._kit = self._ready_kit
         return self._ready_kit
 
     async def _place(self, prompt_tokens: int = 0, like: Likeness = UNLIKE) -> Placement | None:

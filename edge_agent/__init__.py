@@ -1,20 +1,57 @@
 """The device: drafts ahead, streams guesses to a verifier, and delivers the target's own tokens.
 
-Importing it loads neither llama.cpp nor a tokenizer; both are loaded when a target is first used.
+`AsyncClient` and `Client` are the same client, for callers that await and for callers that block. Importing this loads
+neither llama.cpp nor a tokenizer; both are loaded when a target is first used.
 """
 
+from edge_agent.blocking import Client
+from edge_agent.blocking_stream import BlockingStream
 from edge_agent.client import AsyncClient
 from edge_agent.completion import Chunk, Completion
 from edge_agent.completion_stream import CompletionStream
 from edge_agent.config import EdgeSettings
 from edge_agent.statistics import Statistics, Usage
+from edge_agent.timeout import Timeout
+from outrider.core.errors import (
+    BadRequest,
+    Draining,
+    Fenced,
+    InternalError,
+    ModelRefused,
+    NotFound,
+    OutriderError,
+    Overloaded,
+    PermissionDenied,
+    ProtocolViolation,
+    TimedOut,
+    Unauthenticated,
+    Unavailable,
+    VocabularyMismatch,
+)
 
 __all__ = [
     "AsyncClient",
+    "BadRequest",
+    "BlockingStream",
     "Chunk",
+    "Client",
     "Completion",
     "CompletionStream",
+    "Draining",
     "EdgeSettings",
+    "Fenced",
+    "InternalError",
+    "ModelRefused",
+    "NotFound",
+    "OutriderError",
+    "Overloaded",
+    "PermissionDenied",
+    "ProtocolViolation",
     "Statistics",
+    "TimedOut",
+    "Timeout",
+    "Unauthenticated",
+    "Unavailable",
     "Usage",
+    "VocabularyMismatch",
 ]

@@ -37,9 +37,11 @@ EXIT_BROKEN_PIPE = 141
 """Nobody reads what we print; as a program that SIGPIPE ends."""
 
 _NONE = "none"
+_OFFLINE = "draft_only: where no verifier can be reached the draft writes alone, unverified (default: raise)"
 _ENVIRONMENT = (
     "The API key that a coordinator may ask for is read from OUTRIDER_EDGE_API_KEY, where no list of processes shows "
-    "it; every other setting has a variable too, such as OUTRIDER_EDGE_COORDINATOR."
+    "it, and the key that clients of `serve` must send from OUTRIDER_EDGE_SERVE_API_KEY; every other setting has a "
+    "variable too, such as OUTRIDER_EDGE_COORDINATOR."
 )
 
 
@@ -83,6 +85,23 @@ async def _chat(args: argparse.Namespace) -> None:
             messages.append({"role": "assistant", "content": answer})
             if args.message is not None:
                 return
+
+
+async def _serve(args: argparse.Namespace) -> None:
+    from edge_agent.http.options import ServeOptions
+    from edge_agent.http.serve import serve
+
+    settings = _settings(args)
+    key = settings.serve_api_key
+    options = ServeOptions(
+        listen=args.listen or settings.serve_listen,
+        api_key=key.get_secret_value() if key is not None else None,
+        cors_origins=tuple(args.cors_origin or filter(None, settings.serve_cors_origins.split(","))),
+        insecure=settings.insecure,
+    )
+    options.check()
+    async with _client(args, **_terms(args)) as client:
+        await serve(client, options)
 
 
 async def _answer(client: AsyncClient, messages: list[Message], options: Options) -> CompletionStream:
@@ -157,21 +176,31 @@ def _log_format(args: argparse.Namespace) -> LogFormat:
     return "text"
 
 
-def _client(args: argparse.Namespace) -> AsyncClient:
-    """Flags over environment over defaults."""
+def _settings(args: argparse.Namespace) -> EdgeSettings:
+    """Flags over environment over defaults. Raises BadRequest."""
     names = ("target", "tls_ca", "tls", "insecure", "cache_dir", "draft", "coordinator", "verifier")
     given: dict[str, Any] = {name: value for name in names if (value := getattr(args, name)) is not None}
     if args.coordinator or args.verifier:
         given = {"coordinator": "", "verifier": "", **given}
     try:
-        settings = EdgeSettings(**given)
+        return EdgeSettings(**given)
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']} (got {e['input']!r})" for e in error.errors())
         raise BadRequest(problems) from error
+
+
+def _client(args: argparse.Namespace, **terms: Any) -> AsyncClient:
+    """terms: what its requests have in common."""
+    settings = _settings(args)
     draft = None if settings.draft in ("", _NONE) else settings.draft
     if draft not in (None, "auto", LOOKUP) and not Path(str(draft)).is_file():
         raise BadRequest(f"--draft is {draft!r}, must be auto, lookup, none or a GGUF file", field="draft")
-    return AsyncClient(draft=draft, settings=settings)
+    return AsyncClient(draft=draft, settings=settings, **terms)
+
+
+def _terms(args: argparse.Namespace) -> dict[str, Any]:
+    names = ("timeout", "retries", "offline")
+    return {name: value for name in names if (value := getattr(args, name)) is not None}
 
 
 def _options(args: argparse.Namespace) -> Options:
@@ -189,11 +218,17 @@ def _parser() -> argparse.ArgumentParser:
     chat = _command(commands, "chat", _chat, "talk, one message per line; a single one with --message")
     chat.add_argument("--message", help="say this, print the answer and leave")
     chat.add_argument("--system", default="", help="what the assistant is told first")
+    serve = _command(commands, "serve", _serve, "an OpenAI-compatible HTTP server on this device", sampling=False)
+    here = serve.add_argument_group("serving")
+    here.add_argument("--listen", help="HOST:PORT (default: 127.0.0.1:8080); beyond loopback it needs a key")
+    here.add_argument("--cors-origin", action="append", help='let pages of this origin ask; "*" is any')
     add_commands(commands)
     return parser
 
 
-def _command(commands: Any, name: str, run: Callable[..., Any], text: str) -> argparse.ArgumentParser:
+def _command(
+    commands: Any, name: str, run: Callable[..., Any], text: str, *, sampling: bool = True
+) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text, epilog=_ENVIRONMENT)
     parser.set_defaults(run=run)
     where = parser.add_argument_group("where to")
@@ -206,10 +241,15 @@ def _command(commands: Any, name: str, run: Callable[..., Any], text: str) -> ar
     here = parser.add_argument_group("on this device")
     here.add_argument("--draft", help="auto, lookup, none, or a GGUF file (default: auto)")
     here.add_argument("--cache-dir", type=Path, help="where artifacts are kept (default: the user's cache)")
-    here.add_argument("--stats", action="store_true", help="print statistics to standard error")
     here.add_argument("--verbose", action="store_true", help="log everything to standard error")
     here.add_argument("--log-format", choices=FORMATS, help="json: an object a line (default: text)")
-    _add_sampling(parser.add_argument_group("what to generate"))
+    terms = parser.add_argument_group("each request")
+    terms.add_argument("--timeout", type=float, help="seconds that it may take (default: 600, 120 to the first token)")
+    terms.add_argument("--retries", type=int, help="how often it may begin again before its first token (default: 2)")
+    terms.add_argument("--offline", choices=("raise", "draft_only"), help=_OFFLINE)
+    if sampling:
+        here.add_argument("--stats", action="store_true", help="print statistics to standard error")
+        _add_sampling(parser.add_argument_group("what to generate"))
     return parser
 
 

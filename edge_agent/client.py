@@ -16,39 +16,40 @@ import grpc
 
 from edge_agent.artifacts import ArtifactCache
 from edge_agent.channels import Channels
-from edge_agent.checks import label
 from edge_agent.client_options import (
     addresses,
     check_arguments,
     checked_key,
+    defaults,
     draft_options,
     from_environment,
     update_plan,
 )
 from edge_agent.client_tasks import Tasks
-from edge_agent.completion import Completion, Options, Request, prompt_of
+from edge_agent.completion import DEFAULT_RETRIES, Completion, Offline, Options, Request, prompt_of
 from edge_agent.completion_stream import Chunks, CompletionStream
 from edge_agent.config import EdgeSettings
 from edge_agent.describe import Library
 from edge_agent.draft_room import DraftRoom
 from edge_agent.drafts import DraftPool
 from edge_agent.driver import SessionDriver
-from edge_agent.failover import Backoff, DirectRoute, GrantRoute, Hop, Route
-from edge_agent.kit import TargetKit, assemble, own_draft
+from edge_agent.failover import FIRST_CONTACT_S, Backoff, DirectRoute, GrantRoute, Hop, Route
+from edge_agent.kit import Books, TargetKit, assemble, own_draft
 from edge_agent.metrics import EdgeMetrics
-from edge_agent.placement import UNLIKE, Coordinator, Likeness, Offer, Placement
+from edge_agent.placement import UNLIKE, Coordinator, Likeness, Placement
+from edge_agent.preparation import Preparation
 from edge_agent.releases.updater import Updater
-from edge_agent.request_run import chunks_of, driver_options, session_of
+from edge_agent.remembered import Memory, NoVerifier
+from edge_agent.request_run import chunks_of, driver_options, patience_s, session_of, written_alone
 from edge_agent.statistics import Statistics
 from edge_agent.template import Message, check_messages
-from outrider.core.errors import ModelRefused
+from edge_agent.timeout import DEFAULT_TIMEOUT, Deadline, Timeout
+from edge_agent.tries import Deliveries, persistent, unless_unreachable
+from outrider.core.errors import ModelRefused, Unavailable
 from outrider.core.protocol.device import DeviceSession
 from outrider.wire.channels import ClientTls
 
 Prompt = str | Sequence[int]
-
-_FIRST_CONTACT_S = 3.5
-"""How long a verifier that stands alone is looked for: its address is rather wrong than it just restarts."""
 
 
 class AsyncClient:
@@ -63,6 +64,11 @@ class AsyncClient:
     for tunnels and proxies. `traffic_class` names what is asked for, such as "code", where a request does not: a new
     session starts from what verifiers measured of those of the same draft and class. `settings` holds what has no
     argument. Every error is one of outrider.core.errors.
+
+    Each request may say otherwise: timeout: seconds in all, or a Timeout, with one until the first token; then TimedOut
+    is raised. retries: how often a request may begin again that failed before its first token; a later failure loses
+    nothing, the session goes on elsewhere. offline: "draft_only" lets the draft model write alone where no verifier can
+    be reached; each chunk and the completion then say `verified=False`.
     """
 
     def __init__(
@@ -78,6 +84,9 @@ class AsyncClient:
         cache_dir: str | Path | None = None,
         reroute: Mapping[str, str] | None = None,
         traffic_class: str = "",
+        timeout: Timeout | float | None = DEFAULT_TIMEOUT,
+        retries: int = DEFAULT_RETRIES,
+        offline: Offline = "raise",
         settings: EdgeSettings | None = None,
     ) -> None:
         check_arguments(coordinator, verifier, target, draft, cache_dir)
@@ -86,7 +95,7 @@ class AsyncClient:
         self._target = settings.target if target is None else target
         self._draft = draft
         self._reroute = dict(reroute or {})
-        self._traffic_class = label("traffic_class", traffic_class)
+        self._defaults = defaults(traffic_class, timeout, retries, offline)
         self._api_key = checked_key(settings, api_key)
         if tls is None and (settings.tls or settings.tls_ca):
             tls = ClientTls(settings.tls_ca)
@@ -94,16 +103,18 @@ class AsyncClient:
         self._channels = Channels(tls, insecure=settings.insecure if insecure is None else insecure)
         cache = Path(cache_dir or settings.cache_dir)
         self._cache = ArtifactCache(cache / "artifacts")
+        self._memory = Memory(cache / "targets", self._coordinator_address or self._verifier_address, self._target)
         self._options = draft_options(settings)
         plan = update_plan(settings, self._coordinator_address, draft, cache, tls)
-        self.updates = Updater(plan, self._offer_release) if plan is not None else None
+        self.updates = (
+            Updater(plan, lambda *asked: self._coordinator().offer_release(*asked)) if plan is not None else None
+        )
         """What keeps the draft up to date; None where nothing does."""
         self.metrics = EdgeMetrics()
         self._slots = asyncio.Semaphore(settings.max_sessions)
-        self._preparing = asyncio.Lock()
-        self._kit: TargetKit | None = None
-        self._room: DraftRoom | None = None
         self._tasks = Tasks()
+        self._preparation = Preparation(self._tasks)
+        self._room: DraftRoom | None = None
         self._streams: weakref.WeakSet[CompletionStream] = weakref.WeakSet()
         self._drivers: set[SessionDriver] = set()
 
@@ -128,9 +139,9 @@ class AsyncClient:
             await self.updates.close()
         if self._room is not None:
             await self._room.close()
-        elif self._kit is not None:
-            await self._kit.close()
-        self._kit = self._room = None
+        elif self._preparation.kit is not None:
+            await self._preparation.kit.close()
+        self._preparation.kit = self._room = None
         await self._channels.close()
 
     # --- what it is for
@@ -141,11 +152,11 @@ class AsyncClient:
 
     async def stream(self, prompt: Prompt, **options: Unpack[Options]) -> CompletionStream:
         """The completion in chunks, as the verifier commits them."""
-        request, given = Request.of(**options), prompt_of(prompt)
-        statistics = Statistics()
-        kit = await self.prepare()
+        request, given = self._request(options), prompt_of(prompt)
+        statistics, deadline = Statistics(), Deadline(request.timeout)
+        kit = await self._kit_for(request, deadline)
         ids = kit.tokenizer.encode_prompt(given) if isinstance(given, str) else given
-        return self._start(kit, ids, request, statistics)
+        return self._start(kit, ids, request, statistics, deadline)
 
     async def chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Completion:
         """The assistant's answer to messages with `role` and `content`, in the target's own template."""
@@ -153,9 +164,9 @@ class AsyncClient:
 
     async def stream_chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> CompletionStream:
         """The assistant's answer in chunks. Raises ModelRefused for a target without a chat template."""
-        request, messages = Request.of(**options), check_messages(messages)
-        statistics = Statistics()
-        kit = await self.prepare()
+        request, messages = self._request(options), check_messages(messages)
+        statistics, deadline = Statistics(), Deadline(request.timeout)
+        kit = await self._kit_for(request, deadline)
         if kit.template is None:
             raise ModelRefused(f"the target {kit.description.target.name} has no chat template; use generate")
         tokenizer = kit.tokenizer
@@ -163,49 +174,87 @@ class AsyncClient:
         ids = await asyncio.to_thread(
             kit.template.tokenise, messages, tokenizer.encode, tokenizer.encode_plain, tokenizer.controls
         )
-        return self._start(kit, ids, request, statistics)
+        return self._start(kit, ids, request, statistics, deadline)
 
     async def prepare(self) -> TargetKit:
         """Fetch and load what the target needs, once; the first request does it otherwise.
 
-        Its `drafts` are those in use now.
+        Its `drafts` are those in use now. Whoever leaves before it is done does not stop it: the next one finds it.
         """
-        async with self._preparing:
-            self._tasks.check_open()
-            if self._kit is None or self._room is None:
-                self._kit = await self._tasks.unless_closed(self._assemble())
-                self._room = DraftRoom(self._kit.drafts)
-                if self.updates is not None:
-                    self.updates.run(self._room, self._own_draft)
-            return dataclasses.replace(self._kit, drafts=self._room.pool)
+        kit = await self._preparation.of(self._assemble)
+        if self._room is None:
+            self._room = DraftRoom(kit.drafts)
+            if self.updates is not None:
+                self.updates.run(self._room, self._own_draft)
+        return dataclasses.replace(kit, drafts=self._room.pool)
+
+    @property
+    def ready(self) -> bool:
+        """Whether what the target needs is loaded."""
+        return self._room is not None
 
     # --- one request
 
-    def _start(self, kit: TargetKit, ids: Sequence[int], request: Request, statistics: Statistics) -> CompletionStream:
+    def _request(self, options: Options) -> Request:
+        merged: Options = {**self._defaults, **options}
+        return Request.of(**merged)
+
+    async def _kit_for(self, request: Request, deadline: Deadline) -> TargetKit:
+        async with deadline.holds(first_token=True):
+            try:
+                return await self.prepare()
+            except Unavailable as error:
+                remembered = self._memory.recall() if request.offline == "draft_only" else None
+                if remembered is None:
+                    raise
+                cause = error
+            await self._preparation.of(lambda: self._assembled(NoVerifier(remembered, cause)))
+            return await self.prepare()
+
+    def _start(
+        self, kit: TargetKit, ids: Sequence[int], request: Request, statistics: Statistics, deadline: Deadline
+    ) -> CompletionStream:
         """Nothing is asked of anybody before the first chunk is."""
-        session = session_of(kit, ids, request)
+        request = request.after(len(ids), kit.description.max_sequence)
+        session_of(kit, ids, request)  # what the target cannot take is refused now
+
+        def attempt() -> Deliveries:
+            return self._attempt(kit, session_of(kit, ids, request), request, statistics)
+
+        def alone(received: Sequence[int], cause: Unavailable) -> Deliveries:
+            pool = self._room.pool if self._room is not None else None
+            return written_alone(kit, ids, request, statistics, pool, received, cause)
+
+        if request.offline == "draft_only":
+            deliveries = unless_unreachable(attempt(), alone)
+        else:
+            deliveries = persistent(attempt, request.retries, self._settings.resume_budget_s)
         stream = CompletionStream(
-            self._run(kit, session, request, statistics),
-            prompt_tokens=len(session.prompt),
+            self._run(chunks_of(deliveries, kit, request), statistics),
+            prompt_tokens=len(ids),
             seed=request.sampling.seed,
             statistics=statistics,
+            deadline=deadline,
         )
         self._streams.add(stream)
         return stream
 
-    async def _run(
-        self,
-        kit: TargetKit,
-        session: DeviceSession,
-        request: Request,
-        statistics: Statistics,
-    ) -> Chunks:
+    async def _run(self, chunks: Chunks, statistics: Statistics) -> Chunks:
+        """The chunks, when there is a slot for the request."""
+        with self.metrics.following(statistics) as following:
+            async with self._slots, contextlib.aclosing(chunks):
+                async for chunk in chunks:
+                    following.finish = chunk[1] or following.finish
+                    yield chunk
+
+    async def _attempt(
+        self, kit: TargetKit, session: DeviceSession, request: Request, statistics: Statistics
+    ) -> Deliveries:
+        """One try at verifiers."""
         async with contextlib.AsyncExitStack() as stack:
-            following = stack.enter_context(self.metrics.following(statistics))
-            await stack.enter_async_context(self._slots)
             self._tasks.check_open()
             room = self._room or DraftRoom(None)
-            like = self._like(room.pool, request)
+            like = Likeness(room.pool.release if room.pool else "", request.traffic_class)
             placement = await self._tasks.unless_closed(self._place(len(session.prompt), like))
             if placement is not None:
                 stack.callback(self._close_session, placement)
@@ -223,24 +272,17 @@ class AsyncClient:
                 statistics.session_id,
                 announced=like.draft,
                 release=lent.release if lent else "",
+                notice=self.updates.notice if self.updates is not None else None,
             )
-            if self.updates is not None:
-                options = dataclasses.replace(options, notice=self.updates.notice)
-            route = self._route(placement, self._settings.resume_budget_s)
+            route = self._route(placement, patience_s(self._settings, request))
             driver = SessionDriver(session, route, self._dial, seat.worker, options, statistics)
             room.begin(seat, driver)
             self._drivers.add(driver)
             stack.callback(self._drivers.discard, driver)
-            stack.callback(self._keep_until_done, driver)
+            stack.callback(self._tasks.keep_rest_of, driver)
             deliveries = await stack.enter_async_context(contextlib.aclosing(driver.deliveries()))
-            chunks = await stack.enter_async_context(contextlib.aclosing(chunks_of(deliveries, kit, request)))
-            async for chunk in chunks:
-                following.finish = chunk[1] or following.finish
-                yield chunk
-
-    def _keep_until_done(self, driver: SessionDriver) -> None:
-        if driver.winding_down is not None:
-            self._tasks.keep(driver.winding_down)
+            async for delivery in deliveries:
+                yield delivery
 
     # --- where to
 
@@ -265,9 +307,6 @@ class AsyncClient:
     def _coordinator(self) -> Coordinator:
         return Coordinator(self._channels.get(self._coordinator_address, tls=self._tls), self._api_key)
 
-    def _like(self, drafts: DraftPool | None, request: Request) -> Likeness:
-        return Likeness(drafts.release if drafts else "", request.traffic_class or self._traffic_class)
-
     async def _place(self, prompt_tokens: int = 0, like: Likeness = UNLIKE) -> Placement | None:
         """A session at the coordinator; None without one."""
         if not self._coordinator_address:
@@ -282,17 +321,18 @@ class AsyncClient:
         ticket = placement.grants.grants[0].ticket if placement.grants.grants else b""
         self._tasks.in_background(self._coordinator().close(placement.grants.session_id, ticket))
 
-    async def _offer_release(self, weights_hash: str, device_id: str, in_use: str) -> Offer:
-        return await self._coordinator().offer_release(weights_hash, device_id, in_use)
-
     # --- the target's kit
 
     async def _assemble(self) -> TargetKit:
         """Everything for the target, from the verifiers that a session would attach to."""
-        begin = self.updates.begin if self.updates is not None else None
         async with self._library() as library:
-            self._kit = kit = await assemble(library, self._cache, self._draft, self._options, begin)
+            kit = await self._assembled(library)
+        self._memory.keep(kit.description)
         return kit
+
+    async def _assembled(self, books: Books) -> TargetKit:
+        begin = self.updates.begin if self.updates is not None else None
+        return await assemble(books, self._cache, self._draft, self._options, begin)
 
     async def _own_draft(self) -> DraftPool | None:
         """The draft that the target's verifiers offer. Raises core errors where it cannot be had at the moment."""
@@ -305,7 +345,7 @@ class AsyncClient:
         budget_s = self._settings.resume_budget_s
         placement = await self._place()
         if placement is None:
-            budget_s = min(budget_s, _FIRST_CONTACT_S)
+            budget_s = min(budget_s, FIRST_CONTACT_S)
         try:
             yield Library(self._route(placement, budget_s), self._dial_bulk)
         finally:

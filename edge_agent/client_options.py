@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from edge_agent.checks import refuse, text
+from edge_agent.completion import Offline, Options, Request
 from edge_agent.config import EdgeSettings
 from edge_agent.cpu_share import CpuShare
 from edge_agent.drafts import DraftOptions
@@ -15,6 +16,7 @@ from edge_agent.kit import AUTO
 from edge_agent.releases.check import Terms
 from edge_agent.releases.follower import UpdatePlan
 from edge_agent.releases.store import FOLDER
+from edge_agent.timeout import Timeout
 from outrider.core.errors import BadRequest
 from outrider.wire.channels import ClientTls
 from outrider.wire.publishers import trusted_keys
@@ -28,6 +30,13 @@ def check_arguments(coordinator: object, verifier: object, target: object, draft
     for field, value in {"draft": draft, "cache_dir": cache_dir}.items():
         if not isinstance(value, str | os.PathLike | None):
             refuse(field, value, "a text or a path")
+
+
+def defaults(traffic_class: str, timeout: Timeout | float | None, retries: int, offline: Offline) -> Options:
+    """What the client's requests are asked with where they do not say otherwise. Raises BadRequest."""
+    options = Options(traffic_class=traffic_class, timeout=timeout, retries=retries, offline=offline)
+    Request.of(**options)
+    return options
 
 
 def addresses(settings: EdgeSettings, coordinator: str | None, verifier: str | None) -> tuple[str, str]:

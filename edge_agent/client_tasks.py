@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Collection, Coroutine
 from typing import Any, TypeVar
 
+from edge_agent.driver import SessionDriver
 from outrider.core.errors import BadRequest, OutriderError
 
 log = logging.getLogger(__name__)
@@ -31,11 +32,22 @@ class Tasks:
 
     async def unless_closed(self, work: Coroutine[Any, Any, _A]) -> _A:
         """What `work` returns. Closing cancels it; then BadRequest is raised."""
+        return await self._result(self.begin(work))
+
+    def begin(self, work: Coroutine[Any, Any, _A]) -> asyncio.Task[_A]:
+        """It goes on until it ends or the client is closed."""
         task = asyncio.create_task(work)
         self._waiting.add(task)
         task.add_done_callback(self._waiting.discard)
+        return task
+
+    async def result_of(self, task: asyncio.Task[_A]) -> _A:
+        """As `unless_closed`, of what was begun: it goes on where the caller is cancelled."""
+        return await self._result(asyncio.shield(task))
+
+    async def _result(self, work: asyncio.Future[_A]) -> _A:
         try:
-            return await task
+            return await work
         except asyncio.CancelledError:
             caller = asyncio.current_task()
             if caller is None or not caller.cancelling():
@@ -46,6 +58,11 @@ class Tasks:
         """It outlives its request, and closing waits for it a while."""
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+    def keep_rest_of(self, driver: SessionDriver) -> None:
+        """What is left of a session's work after its last delivery."""
+        if driver.winding_down is not None:
+            self.keep(driver.winding_down)
 
     def in_background(self, work: Awaitable[None]) -> None:
         async def quietly() -> None:

@@ -3,27 +3,49 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, TypedDict, Unpack
 
-from edge_agent.checks import label, real, token_ids, truth, whole
+from edge_agent.checks import label, real, refuse, token_ids, truth, whole
 from edge_agent.statistics import Statistics, Usage
 from edge_agent.text import check_stops
+from edge_agent.timeout import DEFAULT_TIMEOUT, Timeout
 from outrider.core.errors import BadRequest
 from outrider.core.processors import SamplingParams
-from outrider.core.protocol.messages import MAX_GENERATED_TOKENS, MAX_PROMPT_TOKENS, MAX_STOP_TOKENS
+from outrider.core.protocol.messages import (
+    MAX_GENERATED_TOKENS,
+    MAX_LOGPROBS,
+    MAX_PROMPT_TOKENS,
+    MAX_STOP_TOKENS,
+    TokenLogprobs,
+)
 
 TOO_LONG = frozenset({"length of prompt", "prompt plus max_tokens"})
 """Fields of the BadRequest for a prompt that the target cannot hold."""
 
+OPEN_END = 1024
+"""Tokens of a request that names no number."""
+MAX_RETRIES = 100
+DEFAULT_RETRIES = 2
+
 FinishReason = Literal["eos", "length", "stop", "cancelled"]
+Provenance = Literal["draft", "target"]
+"""Of a token: a guess of this device, or the target's own work. Either way it is what the target alone would say, but
+where `verified` is False."""
+Offline = Literal["raise", "draft_only"]
+"""What happens where no verifier can be reached: an error, or the draft model writes alone, marked `verified=False`."""
 
 
 class Options(TypedDict, total=False):
-    """Keyword arguments of `generate`, `stream` and `chat`; `SamplingParams` says what the sampling ones mean."""
+    """Keyword arguments of `generate`, `stream` and `chat`; `SamplingParams` says what the sampling ones mean.
 
-    max_tokens: int
+    logprobs: the target's log-probability of each token, with so many of its likeliest alternatives (0 to 20); None:
+    tell nothing, which is faster. logit_bias: token id -> what is added to its logit.
+    timeout, retries, offline: as of the client, for this request.
+    """
+
+    max_tokens: int | None
     temperature: float
     top_k: int
     top_p: float
@@ -36,6 +58,11 @@ class Options(TypedDict, total=False):
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     traffic_class: str
+    timeout: Timeout | float | None
+    retries: int
+    offline: Offline
+    logprobs: int | None
+    logit_bias: Mapping[int, float] | None
 
 
 @dataclass(frozen=True)
@@ -48,17 +75,28 @@ class Request:
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
     traffic_class: str = ""
-    """The application's label for what it asks, empty for the client's: how guesses did is measured apart for each."""
+    """The application's label for what it asks: how guesses did is measured apart for each."""
+    timeout: Timeout = DEFAULT_TIMEOUT
+    retries: int = DEFAULT_RETRIES
+    """How often it may begin again before its first token."""
+    offline: Offline = "raise"
+    logprobs: int | None = None
+    fits: bool = False
+    """Whether `max_tokens` becomes less where the target can hold no more after the prompt."""
 
     @classmethod
     def of(cls, **options: Unpack[Options]) -> Request:
-        """Defaults: 256 tokens, greedy, a random 64-bit seed. Raises BadRequest naming the option."""
+        """Defaults: 256 tokens, greedy, a random 64-bit seed. Raises BadRequest naming the option.
+
+        max_tokens None: OPEN_END of them, or as many as the target can hold where that is less.
+        """
         unknown = set(options) - set(Options.__annotations__)
         if unknown:
             raise BadRequest(
                 f"unknown option {sorted(unknown)[0]!r}; known are {', '.join(sorted(Options.__annotations__))}"
             )
-        max_tokens = whole("max_tokens", options.get("max_tokens", 256))
+        most = options.get("max_tokens", 256)
+        max_tokens = OPEN_END if most is None else whole("max_tokens", most)
         if not 1 <= max_tokens <= MAX_GENERATED_TOKENS:
             raise BadRequest.bound("max_tokens", max_tokens, f"between 1 and {MAX_GENERATED_TOKENS}")
         stop_token_ids = token_ids("stop_token_ids", options.get("stop_token_ids", ()))
@@ -76,12 +114,53 @@ class Request:
                 presence_penalty=real("presence_penalty", options.get("presence_penalty", 0.0)),
                 frequency_penalty=real("frequency_penalty", options.get("frequency_penalty", 0.0)),
                 seed=secrets.randbits(64) if seed is None else whole("seed", seed),
+                logit_bias=_bias(options.get("logit_bias")),
             ),
             check_stops(options.get("stop")),
             stop_token_ids,
             truth("ignore_eos", options.get("ignore_eos", False)),
             label("traffic_class", options.get("traffic_class", "")),
+            Timeout.of(options.get("timeout", DEFAULT_TIMEOUT)),
+            _retries(options.get("retries", DEFAULT_RETRIES)),
+            _offline(options.get("offline", "raise")),
+            _logprobs(options.get("logprobs")),
+            most is None,
         )
+
+    def after(self, prompt_tokens: int, max_sequence: int) -> Request:
+        """For a target that holds so many tokens, of which the prompt takes some; 0: nobody knows how many."""
+        left = max_sequence - prompt_tokens
+        return replace(self, max_tokens=left, fits=False) if self.fits and 0 < left < self.max_tokens else self
+
+
+def _logprobs(value: object) -> int | None:
+    if value is None:
+        return None
+    count = whole("logprobs", value)
+    if not 0 <= count <= MAX_LOGPROBS:
+        raise BadRequest.bound("logprobs", count, f"between 0 and {MAX_LOGPROBS}, or None")
+    return count
+
+
+def _bias(value: object) -> tuple[tuple[int, float], ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, Mapping):
+        refuse("logit_bias", value, "a mapping of token ids to numbers")
+    return tuple((whole("a token id in logit_bias", k), real("a value in logit_bias", v)) for k, v in value.items())
+
+
+def _retries(value: object) -> int:
+    retries = whole("retries", value)
+    if not 0 <= retries <= MAX_RETRIES:
+        raise BadRequest.bound("retries", retries, f"between 0 and {MAX_RETRIES}")
+    return retries
+
+
+def _offline(value: object) -> Offline:
+    if value == "raise" or value == "draft_only":
+        return value
+    return refuse("offline", value, '"raise" or "draft_only"')
 
 
 def prompt_of(prompt: object) -> str | tuple[int, ...]:
@@ -112,13 +191,26 @@ def check_ids(field: str, ids: Sequence[int], vocabulary_size: int) -> None:
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one Commit brought."""
+    """What one Commit brought, or the draft alone wrote."""
 
     text: str
     """May be empty: a character or a stop string may still be incomplete."""
     token_ids: tuple[int, ...]
     drafted: tuple[bool, ...]
-    """Per token, whether the device had guessed it."""
+    """Per token, whether it is a guess of this device, which the target evaluated and took; see `provenance`."""
+    verified: bool = True
+    """False: the draft alone wrote it, since no verifier could be reached; the target may have said something else."""
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    """Per token, where they were asked for."""
+
+    @property
+    def provenance(self) -> tuple[Provenance, ...]:
+        """Who wrote each token."""
+        return provenance_of(self.drafted)
+
+
+def provenance_of(drafted: Sequence[bool]) -> tuple[Provenance, ...]:
+    return tuple("draft" if own else "target" for own in drafted)
 
 
 @dataclass(frozen=True)
@@ -127,9 +219,20 @@ class Completion:
 
     text: str
     token_ids: tuple[int, ...]
+    drafted: tuple[bool, ...]
+    """As in Chunk."""
+    verified: bool
+    """Whether all of it is the target's; False where the draft has written some of it alone."""
+    logprobs: tuple[TokenLogprobs, ...] | None
+    """As in Chunk."""
     finish_reason: FinishReason
     usage: Usage
     seed: int
     """With the same target, prompt and parameters it gives the same tokens again."""
     session_id: str
     statistics: Statistics
+
+    @property
+    def provenance(self) -> tuple[Provenance, ...]:
+        """Who wrote each token."""
+        return provenance_of(self.drafted)

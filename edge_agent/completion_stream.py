@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from types import TracebackType
 from typing import Self
 
 from edge_agent.completion import Chunk, Completion, FinishReason
 from edge_agent.statistics import Statistics, Usage
+from edge_agent.timeout import Deadline
 from outrider.core.errors import OutriderError
+from outrider.core.protocol.messages import TokenLogprobs
 
 Chunks = AsyncGenerator[tuple[Chunk, FinishReason | None], None]
 
@@ -23,36 +25,35 @@ class CompletionStream:
     print(stream.completion.usage)
 
     `async with stream:` around the loop waits until a cancelled session has been told so; without it a `break` cancels
-    in the background.
+    in the background. `statistics` are live: those of what has come so far.
     """
 
-    def __init__(self, chunks: Chunks, *, prompt_tokens: int, seed: int, statistics: Statistics):
+    def __init__(self, chunks: Chunks, *, prompt_tokens: int, seed: int, statistics: Statistics, deadline: Deadline):
         self._chunks = chunks
         self._pulling = asyncio.Lock()
         """Held while a chunk is awaited: a generator that runs cannot be closed."""
         self._prompt_tokens = prompt_tokens
-        self._texts: list[str] = []
-        self._ids: list[int] = []
+        self._deadline = deadline
+        self._taken: list[Chunk] = []
         self._reason: FinishReason | None = None
         self._seed = seed
         self.statistics = statistics
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
         try:
-            while (chunk := await self._next()) is not None:
+            while (chunk := await self.next()) is not None:
                 yield chunk
         finally:
             await self.aclose()
 
-    async def _next(self) -> Chunk | None:
-        """The next chunk, None at the end."""
-        async with self._pulling:
+    async def next(self) -> Chunk | None:
+        """The next chunk, None at the end; whoever leaves before it calls `aclose`."""
+        async with self._pulling, self._deadline.holds(first_token=not self._taken):
             item = await anext(self._chunks, None)
         if item is None:
             return None
         chunk, self._reason = item
-        self._texts.append(chunk.text)
-        self._ids += chunk.token_ids
+        self._taken.append(chunk)
         return chunk
 
     async def aclose(self) -> None:
@@ -71,11 +72,16 @@ class CompletionStream:
     @property
     def completion(self) -> Completion:
         """All that has come so far; `cancelled` where the sequence had not ended."""
+        chunks = self._taken
+        token_ids = tuple(token for chunk in chunks for token in chunk.token_ids)
         return Completion(
-            text="".join(self._texts),
-            token_ids=tuple(self._ids),
+            text="".join(chunk.text for chunk in chunks),
+            token_ids=token_ids,
+            drafted=tuple(own for chunk in chunks for own in chunk.drafted),
+            verified=all(chunk.verified for chunk in chunks),
+            logprobs=_together(chunks),
             finish_reason=self._reason or "cancelled",
-            usage=Usage(self._prompt_tokens, len(self._ids)),
+            usage=Usage(self._prompt_tokens, len(token_ids)),
             seed=self._seed,
             session_id=self.statistics.session_id,
             statistics=self.statistics,
@@ -90,3 +96,10 @@ class CompletionStream:
             await self.aclose()
             raise
         return self.completion
+
+
+def _together(chunks: Sequence[Chunk]) -> tuple[TokenLogprobs, ...] | None:
+    """None where they were not asked for."""
+    if not chunks or any(chunk.logprobs is None for chunk in chunks):
+        return None
+    return tuple(one for chunk in chunks for one in chunk.logprobs or ())

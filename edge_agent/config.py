@@ -65,10 +65,20 @@ class EdgeSettings(BaseSettings):
 
     log_format: LogFormat = "text"
     """json: an object a line, for machines."""
+    serve_listen: str = "127.0.0.1:8080"
+    """Where `outrider-edge serve` listens."""
+    serve_api_key: SecretStr | None = None
+    """What its clients must send; without one it serves this machine alone."""
+    serve_cors_origins: str = ""
+    """Origins whose pages may ask it, with commas between; "*" is any."""
+
     max_sessions: int = Field(default=64, ge=1)
     """Requests served at once; further ones wait."""
     silence_s: float = Field(default=1.5, gt=0.0)
     """A verifier that says nothing for so long is dead: three heartbeats, which come every 0.5 s whatever its engine
     does. A false alarm costs a prompt read again on another verifier, never a token."""
+    offline_after_s: float = Field(default=5.0, ge=0.0)
+    """With `offline="draft_only"`: how long a session without progress looks for a verifier, before the draft goes on
+    alone."""
     resume_budget_s: float = Field(default=30.0, ge=0.0)
     """How long a session without progress looks for a verifier, or for room in the cluster, before it gives up."""

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -17,13 +18,18 @@ from edge_agent.drafter import Drafter, Voice
 from edge_agent.growth import Widths
 from edge_agent.health import Health
 from edge_agent.placement import Measured
+from edge_agent.solo import written
+from edge_agent.sources.base import DraftTask
 from edge_agent.sources.prompt_lookup import PromptLookup
+from edge_agent.tries import Deliveries
 from edge_agent.worker import DraftWorker
+from outrider.core.errors import ModelRefused
 from outrider.core.survival import Calibrator
 from outrider.core.vocabulary import compare_token_tables
 
 if TYPE_CHECKING:
-    from outrider.llama import LlamaModel
+    from edge_agent.sources.llama_source import LlamaSource
+    from outrider.llama import LlamaModel, TreeContext
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +80,8 @@ class DraftPool:
         self._share = options.share or CpuShare(options.cpu_share, options.threads)
         self._idle: list[DraftWorker] = []
         self._workers: list[DraftWorker] = []
+        self._alone: ThreadPoolExecutor | None = None
+        """The thread of those that write without a verifier."""
         self._lent = 0
         self._returned = asyncio.Event()
         """Set whenever no worker is lent out."""
@@ -149,6 +157,20 @@ class DraftPool:
         self._idle.append(worker)
         self._came_back()
 
+    async def alone(self, task: DraftTask, wrote: Callable[[], None]) -> Deliveries:
+        """What the model itself writes, only where `has_model`; see `solo.written`. wrote: called for each token."""
+        if self._alone is None:
+            self._alone = ThreadPoolExecutor(1, "outrider-solo")
+        self._lent += 1
+        self._returned.clear()
+        try:
+            async with contextlib.aclosing(written(task, self._own_source, self._alone)) as deliveries:
+                async for delivery in deliveries:
+                    wrote()
+                    yield delivery
+        finally:
+            self._came_back()
+
     async def warm_up(self) -> None:
         """Start the first worker now rather than in the first request."""
         async with self.borrow():
@@ -166,6 +188,8 @@ class DraftPool:
     ) -> None:
         for worker in self._workers:
             await asyncio.to_thread(worker.close)
+        if self._alone is not None:
+            await asyncio.to_thread(self._alone.shutdown)
         if self._model is not None:
             self._model.close()
 
@@ -189,20 +213,17 @@ class DraftPool:
         return self._model_worker(self._model, lookup if self._options.prompt_lookup else None)
 
     def _model_worker(self, model: LlamaModel, lookup: Voice | None) -> DraftWorker:
-        from edge_agent.sources.llama_source import LlamaSource
-        from outrider.llama import TreeContext, measure_widths
+        from outrider.llama import measure_widths
 
         held: list[TreeContext] = []
 
         def build() -> Drafter:
             """On the worker's thread, which owns the context from then on."""
-            size = min(self._options.context, model.n_ctx_train)
-            context = TreeContext(model, n_ctx=size, threads=self._options.threads)
+            source, context = self._source(model)
             held.append(context)
             if self._widths is None:
                 self._widths = Widths.measured(measure_widths(context, WIDTHS))
                 log.info("draft %s: ms per decode by width: %s", self.name, _in_ms(self._widths))
-            source = LlamaSource(context, shared_vocabulary=self._shared)
             return Drafter(Voice(source, *self._of_model), lookup, self._widths, health=self.health)
 
         def release() -> None:
@@ -210,6 +231,22 @@ class DraftPool:
                 context.close()
 
         return DraftWorker(build, release, self._share, failed=self.health.failed)
+
+    def _own_source(self) -> tuple[LlamaSource, Callable[[], None]]:
+        """For one text, on the thread that calls."""
+        if self._model is None:
+            raise ModelRefused(f"the draft {self.name} has no model that could write alone")
+        source, context = self._source(self._model)
+        return source, context.close
+
+    def _source(self, model: LlamaModel) -> tuple[LlamaSource, TreeContext]:
+        """The thread that calls owns the context."""
+        from edge_agent.sources.llama_source import LlamaSource
+        from outrider.llama import TreeContext
+
+        size = min(self._options.context, model.n_ctx_train)
+        context = TreeContext(model, n_ctx=size, threads=self._options.threads)
+        return LlamaSource(context, shared_vocabulary=self._shared), context
 
 
 def _load(path: Path, target_table: Sequence[bytes], options: DraftOptions, digest: str) -> tuple[LlamaModel, int, str]:

@@ -81,6 +81,8 @@ class SessionDriver:
         self._queue: asyncio.Queue[Delivery | OutriderError] = asyncio.Queue()
         self._stream: Stream | None = None
         self._directive = Directive()
+        self._attached = False
+        """Whether it ever was."""
         self._may_append = False
         self._limited = False
         """Whether the limits are the verifier's own, from a ticket or from Opened."""
@@ -122,7 +124,7 @@ class SessionDriver:
     def cancel(self) -> None:
         """End the session from outside: `deliveries` ends with a cancelled one, whatever it waits for."""
         self._stop()
-        self._queue.put_nowait(Delivery((), (), (), Finish.CANCELLED))
+        self._queue.put_nowait(Delivery((), (), (), (), Finish.CANCELLED))
 
     # --- attaching
 
@@ -166,7 +168,8 @@ class SessionDriver:
         self._stream = stream
         self._may_append = hop.limits is not None
         self._limited = self._limited or self._may_append
-        if self._statistics.attaches == 1:
+        if not self._attached:
+            self._attached = True
             self._desk.begin(self._plan(), self._options.ends)
         if self._may_append:
             self._begin_appending(stream)
@@ -245,7 +248,7 @@ class SessionDriver:
         self._statistics.evaluated += commit.evaluated
         now, plan = asyncio.get_running_loop().time(), self._plan()
         if delivery.tokens:
-            self._statistics.delivered(len(delivery.tokens), sum(delivery.drafted))
+            self._statistics.delivered(len(delivery.tokens), sum(delivery.accepted), sum(delivery.drafted))
         if delivery.tokens or delivery.finish:
             self._queue.put_nowait(delivery)
         if self._session.finished:
@@ -313,7 +316,7 @@ class SessionDriver:
         """
         if self._session.finished:
             swapped(False)
-        elif lent is None or not self._statistics.attaches:  # nothing has been read yet
+        elif lent is None or not self._attached:  # nothing has been read yet
             self._desk.replace(lent)
             self._use(lent)
             swapped(True)

@@ -25,6 +25,8 @@ from outrider.wire.v1 import coordinator_pb2 as pb
 
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 3.0
+FIRST_CONTACT_S = 3.5
+"""How long a verifier that stands alone is looked for: its address is rather wrong than it just restarts."""
 
 
 @dataclass(frozen=True)

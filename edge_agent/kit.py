@@ -7,9 +7,10 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from edge_agent.artifacts import ArtifactCache, ArtifactRef
-from edge_agent.describe import Description, Library
+from edge_agent.artifacts import ArtifactCache, ArtifactRef, Fetch
+from edge_agent.describe import Description
 from edge_agent.drafts import DraftOptions, DraftPool
 from edge_agent.health import Health
 from edge_agent.releases.shelf import Load
@@ -24,6 +25,15 @@ LOOKUP = "lookup"
 AUTO = "auto"
 
 Begin = Callable[[Target, Load], Awaitable[DraftPool | None]]
+
+
+class Books(Protocol):
+    """Where a target's description and artifacts come from: verifiers, or what is left of them on this device."""
+
+    async def describe(self) -> Description: ...
+
+    @property
+    def fetch(self) -> Fetch: ...
 
 
 @dataclass(frozen=True)
@@ -41,7 +51,7 @@ class TargetKit:
 
 
 async def assemble(
-    library: Library,
+    library: Books,
     cache: ArtifactCache,
     draft: str | Path | None,
     options: DraftOptions,
@@ -85,7 +95,7 @@ async def assemble(
 
 
 async def _template(
-    ref: ArtifactRef, library: Library, cache: ArtifactCache, description: Description, tokenizer: TargetTokenizer
+    ref: ArtifactRef, library: Books, cache: ArtifactCache, description: Description, tokenizer: TargetTokenizer
 ) -> ChatTemplate:
     path = await cache.get(ref, library.fetch)
     variables = _guessed_tokens(description, tokenizer)
@@ -109,7 +119,7 @@ def _guessed_tokens(description: Description, tokenizer: TargetTokenizer) -> dic
 
 async def _drafts(
     description: Description,
-    library: Library,
+    library: Books,
     cache: ArtifactCache,
     tokenizer: TargetTokenizer,
     draft: str | Path | None,
@@ -125,7 +135,7 @@ async def _drafts(
 
 
 async def offered_draft(
-    description: Description, library: Library, cache: ArtifactCache, tokenizer: TargetTokenizer, options: DraftOptions
+    description: Description, library: Books, cache: ArtifactCache, tokenizer: TargetTokenizer, options: DraftOptions
 ) -> DraftPool | None:
     """As `own_draft`, and None where it cannot be fetched."""
     try:
@@ -138,7 +148,7 @@ async def offered_draft(
 
 
 async def own_draft(
-    description: Description, library: Library, cache: ArtifactCache, tokenizer: TargetTokenizer, options: DraftOptions
+    description: Description, library: Books, cache: ArtifactCache, tokenizer: TargetTokenizer, options: DraftOptions
 ) -> DraftPool | None:
     """The verifier's own draft; look-up where it has none, None where it cannot be used.
 

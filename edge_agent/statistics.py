@@ -36,7 +36,11 @@ class Statistics:
     drafted: int = 0
     """Nodes sent."""
     accepted: int = 0
-    """Delivered tokens that a node of ours carried."""
+    """Delivered tokens that were a guess of ours: the target had evaluated it, and took it."""
+    guessed: int = 0
+    """Delivered tokens that we had guessed, also those whose guess the target had not seen yet."""
+    unverified: int = 0
+    """Delivered tokens that the draft wrote alone."""
     attaches: int = 0
     """Streams opened; more than one means that the session was resumed."""
     failovers: int = 0
@@ -66,14 +70,15 @@ class Statistics:
     def __post_init__(self) -> None:
         self.begun = self.clock()
 
-    def delivered(self, count: int, carried: int) -> None:
-        """One Commit's tokens, `carried` of them guessed."""
+    def delivered(self, count: int, accepted: int, guessed: int = 0) -> None:
+        """One Commit's tokens: of them our guesses that the target took, and all that we had guessed."""
         now = self.clock() - self.begun
         if self.first_token_s is None:
             self.first_token_s, self._first_tokens = now, count
         self.last_token_s = now
         self.tokens += count
-        self.accepted += carried
+        self.accepted += accepted
+        self.guessed += guessed
         self.steps += 1
 
     def attached(self, address: str) -> None:
@@ -82,9 +87,19 @@ class Statistics:
         self.failovers += bool(self.address) and address != self.address
         self.address = address
 
+    def written_alone(self) -> None:
+        """A token of the draft's own."""
+        self.tokens += 1
+        self.unverified += 1
+
     def uses(self, draft: str, release: str) -> None:
         """It drafts with this from now on."""
         self.draft, self.release, self.draft_failure = draft, release, ""
+
+    @property
+    def acceptance(self) -> float:
+        """Of the guesses that the target has evaluated, the share that it took; 0 where there was none."""
+        return min(1.0, self.accepted / self.evaluated) if self.evaluated else 0.0
 
     @property
     def tokens_per_step(self) -> float:

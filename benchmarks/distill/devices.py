@@ -117,7 +117,7 @@ async def ask(client: AsyncClient, number: int, kind: str, prompt: str, options:
     return Answer(
         *(number, kind, prompt, options, begun, time.time()),
         tokens=list(done.token_ids),
-        guessed=told.accepted,
+        guessed=told.guessed,
         steps=told.steps,
         attaches=told.attaches,
         swaps_s=told.swaps_s,

@@ -12,6 +12,7 @@ import torch
 from cloud_verifier.engine.batch import Segment
 from cloud_verifier.engine.colocated import Thin
 from cloud_verifier.engine.kv_pool import KVPool, Slots, SlotTable
+from cloud_verifier.engine.logprobs import logprobs_of
 from cloud_verifier.engine.memory import Fingerprint, fingerprint
 from cloud_verifier.engine.ordering import Worth
 from cloud_verifier.engine.sampling import Sampler
@@ -19,7 +20,7 @@ from cloud_verifier.engine.scheduler import Candidate, Grant
 from cloud_verifier.engine.stats import Acceptance, MovingAverage, SessionStats
 from outrider.core.counts import TokenCounts
 from outrider.core.errors import InternalError
-from outrider.core.protocol.messages import Append, Attach, Commit, Directive, Finish, SessionLimits
+from outrider.core.protocol.messages import Append, Attach, Commit, Directive, Finish, SessionLimits, TokenLogprobs
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.tree import TokenTree
 from outrider.core.walk import Batch, Walked, batch_of, walk
@@ -102,6 +103,8 @@ class EngineSession:
         self._odds = ChildOdds(odds)
         self._ranked: list[tuple[float, int]] | None = None
         """(survival, id) of its nodes within the window, the best first; None after a change."""
+        self._logprobs: tuple[TokenLogprobs, ...] = ()
+        """Of the walk that is not committed yet, where the device asks for them."""
         self._ignored = 0
         self._outside: set[int] = set()
         """Ids of nodes in the tree that were found outside the window, so that each is counted once."""
@@ -338,7 +341,12 @@ class EngineSession:
         def target_token(row: int, path: Sequence[int]) -> int:
             return self._sampler.choose(logits[row], batch.position + len(path), self._counts, path)
 
-        return walk(batch, target_token, self.protocol.ends)
+        walked = walk(batch, target_token, self.protocol.ends)
+        top = self.protocol.attach.logprobs
+        if top is not None:
+            rows = (0, *walked.rows)[: len(walked.tokens)]
+            self._logprobs = logprobs_of(logits, rows, walked.tokens, top)
+        return walked
 
     def keep_chain(self, segment: Segment) -> None:
         """A part of the prompt is through."""
@@ -353,6 +361,8 @@ class EngineSession:
         own = self.thin
         if own:
             commit = replace(commit, evaluated=0)  # none of them was the device's
+        if self._logprobs:
+            commit, self._logprobs = replace(commit, logprobs=self._logprobs), ()
         self._ranked = self._offered = None
         rows = [*range(segment.chain), *(segment.chain - 1 + row for row in walked.rows)]
         self.table.extend(segment.slots[rows])

@@ -12,6 +12,7 @@
     |-- Overloaded                 no room at present; `retry_after_s` says when to ask again
     |-- Unavailable                the peer cannot be reached, is loading or has gone; try another
     |   `-- Draining               a verifier that is about to end; another one takes the session
+    |-- TimedOut                   the request's own time is over
     |-- ModelRefused               a model or draft that cannot be served, with the reason
     `-- InternalError              a defect on our side
 
@@ -84,6 +85,18 @@ class Unavailable(OutriderError):
 
 class Draining(Unavailable):
     """The verifier is about to end: another one takes the session, now."""
+
+
+class TimedOut(OutriderError):
+    """The request took longer than its caller allows.
+
+    `seconds`: that time. `first_token`: whether it was the time until the first token.
+    """
+
+    def __init__(self, message: str, *, seconds: float = 0.0, first_token: bool = False) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+        self.first_token = first_token
 
 
 class ModelRefused(OutriderError):

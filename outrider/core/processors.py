@@ -1,4 +1,4 @@
-"""Logits processors, in one stated order: penalties, temperature, top-k, top-p, min-p.
+"""Logits processors, in one stated order: penalties, bias, temperature, top-k, top-p, min-p.
 
 Both sides use them: the target's decide the output, the draft's only the guesses.
 """
@@ -17,6 +17,9 @@ from outrider.core.counts import TokenCounts
 from outrider.core.errors import BadRequest
 
 Logits = NDArray[np.float64]
+
+MAX_BIASES = 300
+"""Token ids whose logits one request may change; as OpenAI has it."""
 
 _REACHES = (4.0, 10.0, math.inf)
 """Nats below the most likely token within which its nucleus is looked for, the narrowest first."""
@@ -41,6 +44,8 @@ class SamplingParams:
     """Subtract this for each time that the token occurred; 0 is off."""
     seed: int = 0
     """64 bits; with the prompt's hash it keys the noise."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, what is added to its logit); -100 bans a token as good as certainly."""
 
     def __post_init__(self) -> None:
         _within("temperature", self.temperature, 0.0, 100.0)
@@ -51,6 +56,7 @@ class SamplingParams:
         _within("presence_penalty", self.presence_penalty, -100.0, 100.0)
         _within("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
         _within("seed", self.seed, 0, 2**64 - 1)
+        _check_bias(self.logit_bias)
         if self.top_p == 0.0:
             raise BadRequest.bound("top_p", self.top_p, "greater than 0 (use temperature=0 for greedy)")
         if 0.0 < self.temperature < 1e-3:
@@ -62,8 +68,13 @@ class SamplingParams:
 
     @property
     def penalised(self) -> bool:
-        """Whether the tokens that occurred matter."""
-        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        """Whether the logits are changed before anything else, mostly by the tokens that occurred."""
+        return bool(
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.logit_bias
+        )
 
 
 def _within(field: str, value: float, low: float, high: float) -> None:
@@ -74,8 +85,18 @@ def _within(field: str, value: float, low: float, high: float) -> None:
         raise BadRequest.bound(field, value, f"between {low} and {high}")
 
 
+def _check_bias(bias: tuple[tuple[int, float], ...]) -> None:
+    if len(bias) > MAX_BIASES:
+        raise BadRequest.bound("number of ids in logit_bias", len(bias), f"at most {MAX_BIASES}")
+    for token, value in bias:
+        _within("a token id in logit_bias", token, 0, 2**31 - 1)
+        _within("a value in logit_bias", value, -100.0, 100.0)
+    if len({token for token, _ in bias}) < len(bias):
+        raise BadRequest("logit_bias names a token id twice", field="logit_bias")
+
+
 def penalise(logits: Logits, params: SamplingParams, counts: TokenCounts, path: Iterable[int] = ()) -> Logits:
-    """Apply the penalties to logits `[V]`; returns a new array, or `logits` itself where no penalty is on.
+    """Apply penalties and bias to logits `[V]`; returns a new array, or `logits` itself where none is on.
 
     counts: occurrences in prompt and output. path: the node's own ancestors, which are output if the node is reached.
     """
@@ -88,6 +109,9 @@ def penalise(logits: Logits, params: SamplingParams, counts: TokenCounts, path: 
         ids = np.fromiter(on_path.keys(), dtype=np.int64, count=len(on_path))
         times = np.fromiter(on_path.values(), dtype=np.float64, count=len(on_path))
         _penalise_ids(out, logits, params, ids, times)
+    for token, value in params.logit_bias:
+        if token < out.shape[0]:
+            out[token] += value
     return out
 
 

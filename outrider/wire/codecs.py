@@ -6,6 +6,7 @@ can show. Every refusal is a BadRequest that names field, value and bound.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from outrider.core.processors import SamplingParams
 from outrider.core.protocol.messages import (
     MAX_APPEND_NODES,
     MAX_GENERATED_TOKENS,
+    MAX_LOGPROBS,
     MAX_PROMPT_TOKENS,
     MAX_SESSION_ID,
     MAX_STOP_TOKENS,
@@ -27,6 +29,7 @@ from outrider.core.protocol.messages import (
     Directive,
     Finish,
     SessionLimits,
+    TokenLogprobs,
 )
 from outrider.wire.v1 import session_pb2 as pb
 
@@ -35,6 +38,8 @@ MAX_HASH_BYTES = 64
 _MAX_ID = 2**63 - 1
 _MAX_CAP = 65_536
 _MIN_STEP_MS = 1e-3
+_MOST_LOGPROB = 1e-3
+"""Rounding may leave a little more than 0."""
 _LABEL = re.compile(r"[A-Za-z0-9._-]{0,64}")
 """A name of the application's or of a release: it may become part of a key."""
 
@@ -80,10 +85,14 @@ def sampling_to_proto(params: SamplingParams) -> pb.Sampling:
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
         seed=params.seed,
+        bias_id=[token for token, _ in params.logit_bias],
+        bias=[value for _, value in params.logit_bias],
     )
 
 
 def sampling_from_proto(message: pb.Sampling) -> SamplingParams:
+    if len(message.bias) != len(message.bias_id):
+        raise BadRequest.bound("length of sampling.bias", len(message.bias), f"{len(message.bias_id)}, that of bias_id")
     return SamplingParams(
         temperature=message.temperature,
         top_k=message.top_k,
@@ -93,6 +102,7 @@ def sampling_from_proto(message: pb.Sampling) -> SamplingParams:
         presence_penalty=message.presence_penalty,
         frequency_penalty=message.frequency_penalty,
         seed=message.seed,
+        logit_bias=tuple(zip(message.bias_id, message.bias, strict=True)),
     )
 
 
@@ -105,6 +115,7 @@ def attach_to_proto(attach: Attach) -> pb.Attach:
         max_tokens=attach.max_tokens,
         stop_token_ids=attach.stop_token_ids,
         ignore_eos=attach.ignore_eos,
+        logprobs=attach.logprobs,
     )
 
 
@@ -115,6 +126,8 @@ def attach_from_proto(message: pb.Attach, *, vocabulary_size: int) -> Attach:
     _between("attach.max_tokens", message.max_tokens, 1, MAX_GENERATED_TOKENS)
     _between("length of attach.tokens", len(message.tokens), 0, message.max_tokens)
     _between("length of attach.stop_token_ids", len(message.stop_token_ids), 0, MAX_STOP_TOKENS)
+    _between("attach.logprobs", message.logprobs, 0, MAX_LOGPROBS)
+    _ids("attach.sampling.bias_id", message.sampling.bias_id, vocabulary_size)
     return Attach(
         epoch=message.epoch,
         prompt=_ids("attach.prompt", message.prompt, vocabulary_size),
@@ -123,6 +136,7 @@ def attach_from_proto(message: pb.Attach, *, vocabulary_size: int) -> Attach:
         max_tokens=message.max_tokens,
         stop_token_ids=_ids("attach.stop_token_ids", message.stop_token_ids, vocabulary_size),
         ignore_eos=message.ignore_eos,
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
     )
 
 
@@ -167,6 +181,9 @@ def commit_to_proto(commit: Commit) -> pb.Commit:
         seen=commit.seen,
         finish=pb.Finish.Name(commit.finish),
         evaluated=commit.evaluated,
+        logprob=[one.logprob for one in commit.logprobs],
+        top_id=[token for one in commit.logprobs for token, _ in one.top],
+        top_logprob=[value for one in commit.logprobs for _, value in one.top],
     )
 
 
@@ -186,7 +203,28 @@ def commit_from_proto(message: pb.Commit, *, vocabulary_size: int = MAX_VOCABULA
         seen=message.seen,
         finish=Finish(message.finish),
         evaluated=message.evaluated,
+        logprobs=_logprobs(message, vocabulary_size),
     )
+
+
+def _logprobs(message: pb.Commit, vocabulary_size: int) -> tuple[TokenLogprobs, ...]:
+    """Of every token or of none, each with as many alternatives."""
+    count, told = len(message.logprob), len(message.top_id)
+    if count not in (0, len(message.token)):
+        raise BadRequest.bound("length of commit.logprob", count, f"0 or {len(message.token)}, that of commit.token")
+    if len(message.top_logprob) != told or (told % count if count else told):
+        raise BadRequest.bound(
+            "lengths of commit.top_id and commit.top_logprob",
+            f"{told} and {len(message.top_logprob)}",
+            f"equal, and as many for each of {count} tokens",
+        )
+    each = told // count if count else 0
+    _between("alternatives in commit.top_id", each, 0, MAX_LOGPROBS)
+    for value in (*message.logprob, *message.top_logprob):
+        if not -math.inf < value <= _MOST_LOGPROB:
+            raise BadRequest.bound("a log-probability in the commit", value, "a number of at most 0")
+    tops = tuple(zip(_ids("commit.top_id", message.top_id, vocabulary_size), message.top_logprob, strict=True))
+    return tuple(TokenLogprobs(value, tops[i * each : (i + 1) * each]) for i, value in enumerate(message.logprob))
 
 
 def cancel_to_proto(cancel: Cancel) -> pb.Cancel:

@@ -13,12 +13,12 @@ import random
 import sys
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from outrider.core.errors import ProtocolViolation
 from outrider.core.protocol.device import DeviceSession, ReattachNeeded
-from outrider.core.protocol.messages import Append, Attach, Cancel, Commit, Finish, SessionLimits
+from outrider.core.protocol.messages import Append, Attach, Cancel, Commit, Finish, SessionLimits, TokenLogprobs
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.tree import ROOT
 from outrider.core.walk import Batch, Walked, walk
@@ -103,6 +103,11 @@ def draw_scenario(rng: random.Random) -> Scenario:
     )
 
 
+def logprobs_of(position: int, token: int) -> TokenLogprobs:
+    """What any verifier says of a token there."""
+    return TokenLogprobs(-float(position), ((token, -0.5),))
+
+
 class Target:
     """The next token as a deterministic function of the prefix, on verifier 0 or 1."""
 
@@ -174,8 +179,13 @@ class World:
         self.machine = machine
         self.trace = trace
         self.target = Target(scenario, int(self.random() * 2**32))
-        self.device = machine.device(PROMPT, max_tokens=scenario.max_tokens, eos_token_ids=(EOS,))
+        logprobs = 1 if self.target.salt % 2 else None  # every other schedule asks for them
+        self.device = machine.device(PROMPT, max_tokens=scenario.max_tokens, eos_token_ids=(EOS,), logprobs=logprobs)
         self.delivered: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        """Of each delivered token, where they were asked for."""
+        self.rows: dict[tuple[int, int], int] = {}
+        """(epoch, start) of a Commit -> nodes that its step accepted"""
         self.cancelled = False
         self.resting = False
         self.dirty = False
@@ -366,11 +376,18 @@ class World:
             self._demand(allowed, f"token {token} after {self.delivered} is not the target's")
             self._demand(EOS not in self.delivered, "a token came after EOS")
             self.delivered.append(token)
+        self.logprobs += delivery.logprobs if delivery else ()
+        asked = [] if device.logprobs is None else [logprobs_of(p, t) for p, t in enumerate(self.delivered)]
+        self._demand(self.logprobs == asked, "log-probabilities are missing, doubled or another token's")
         self._demand(device.received == self.delivered, "the delivered tokens are not those received, once, in order")
         if stream is not self.stream or before is not Finish.NONE:
             self.happened["a Commit was ignored"] += 1
             self._demand(delivery is None, "a Commit of another epoch or after the end had an effect")
             return
+        if len(delivery.tokens) == len(commit.tokens) > 0:
+            inner = len(commit.tokens) - 1  # the last one may be a node where the sequence ends
+            rows = min(self.rows.get((commit.epoch, commit.start), 0), inner)
+            self._demand(sum(delivery.accepted[:inner]) == rows, "the device errs about what was accepted of its nodes")
         self.happened["a Commit overlapped"] += len(delivery.tokens) < len(commit.tokens)
         self.happened["the path ended in EOS"] += commit.finish is Finish.EOS and len(commit.tokens) > 1
         self.happened["the path ended by length"] += commit.finish is Finish.LENGTH and len(commit.tokens) > 1
@@ -468,6 +485,10 @@ class World:
             batch, lambda _, path: self.target.token((*prefix, *path), stream.server), session.ends
         )
         commit = session.commit(batch, walked)
+        self.rows[commit.epoch, commit.start] = len(walked.rows)
+        if session.attach.logprobs is not None:
+            told = enumerate(commit.tokens, start=commit.start)
+            commit = replace(commit, logprobs=tuple(logprobs_of(position, token) for position, token in told))
         whole = (*prefix, *walked.tokens)
         if stream.server and any(self.target.token(whole[:i]) != whole[i] for i in range(len(prefix), len(whole))):
             self.happened["a tie went the other way"] += 1

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from outrider.core.errors import Fenced, NotFound, OutriderError, Unavailable, VocabularyMismatch
-from outrider.core.protocol.messages import Commit, Directive, Finish, SessionLimits
+from outrider.core.protocol.messages import Commit, Directive, Finish, SessionLimits, TokenLogprobs
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.tokenizer_json import token_table
 from outrider.core.vocabulary import vocabulary_hash
@@ -187,7 +187,11 @@ class _Live:
                 paths[row] = [*paths[parent], token]
             walked = walk(batch, lambda row, _: script.target([*before, *paths[row]]), self.session.ends)  # noqa: B023
             self.last_commit = time.monotonic()
-            self.commit(self.session.commit(batch, walked))
+            commit = self.session.commit(batch, walked)
+            if (top := self.session.attach.logprobs) is not None:
+                told = enumerate(commit.tokens, start=commit.start)
+                commit = replace(commit, logprobs=tuple(logprobs_of(at, token, top) for at, token in told))
+            self.commit(commit)
 
     async def _until_due(self) -> None:
         """Nodes, an idle device, or the end of patience; never while frozen or too far ahead."""
@@ -300,6 +304,11 @@ class _Servicer(session_pb2_grpc.VerifierServicer):
             ours = vocabulary_hash(token_table(script.tokenizer_json))
             if opening.vocabulary_hash != ours:
                 raise VocabularyMismatch("another token table")
+
+
+def logprobs_of(position: int, token: int, top: int) -> TokenLogprobs:
+    """What a fake target says of a token: powers of two, which any float keeps."""
+    return TokenLogprobs(-(2.0 ** -(position % 8)), tuple((token + i, -(2.0**i)) for i in range(top)))
 
 
 def hash_of(data: bytes) -> str:

@@ -105,7 +105,7 @@ async def test_the_draft_changes_how_fast_the_tokens_come_and_nothing_else(
         assert await run.tokens_of() == continuation(PROMPT, 120)
         if quality == 1.0:
             assert run.statistics.tokens_per_step > 2.0
-            assert run.statistics.accepted > 100
+            assert run.statistics.accepted >= 120 - run.statistics.steps  # a step adds one token of the target's own
 
 
 async def test_a_draft_that_breaks_leaves_a_session_that_streams_on(verifier: FakeVerifier, channels: Channels) -> None:

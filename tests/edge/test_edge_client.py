@@ -19,7 +19,7 @@ import edge_agent
 from edge_agent import AsyncClient, EdgeSettings
 from edge_agent.cli import main
 from edge_agent.tokens import TargetTokenizer
-from outrider.core.errors import BadRequest, ModelRefused, VocabularyMismatch
+from outrider.core.errors import BadRequest, ModelRefused, OutriderError, VocabularyMismatch
 
 TEXT = "def grüße(name):\n    return f'Grüße, {name}! 🙂'\n\nprint(grüße('Welt'))\n"
 TEMPLATE = "{% for m in messages %}<|user|>{{ m.content }}<|end|>{% endfor %}"
@@ -346,16 +346,20 @@ def test_the_command_lines_errors_are_readable(
 
 
 def test_the_public_names_are_those_that_are_listed() -> None:
-    assert sorted(edge_agent.__all__) == [
+    errors = {name for name in edge_agent.__all__ if issubclass(getattr(edge_agent, name), OutriderError)}
+    assert sorted(set(edge_agent.__all__) - errors) == [
         "AsyncClient",
+        "BlockingStream",
         "Chunk",
+        "Client",
         "Completion",
         "CompletionStream",
         "EdgeSettings",
         "Statistics",
+        "Timeout",
         "Usage",
     ]
-    assert all(hasattr(edge_agent, name) for name in edge_agent.__all__)
+    assert len(errors) == 14
 
 
 def test_a_device_imports_neither_torch_nor_the_other_applications() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from outrider.core.processors import SamplingParams
 from outrider.core.protocol.messages import (
     MAX_APPEND_NODES,
     MAX_GENERATED_TOKENS,
+    MAX_LOGPROBS,
     MAX_PROMPT_TOKENS,
     MAX_SESSION_ID,
     MAX_STOP_TOKENS,
@@ -30,6 +31,7 @@ from outrider.core.protocol.messages import (
     Directive,
     Finish,
     SessionLimits,
+    TokenLogprobs,
 )
 from outrider.wire import codecs
 from outrider.wire.codecs import MAX_HASH_BYTES, MAX_TICKET_BYTES, Open, Opened
@@ -55,6 +57,7 @@ sampling = st.builds(
     presence_penalty=st.floats(-100.0, 100.0),
     frequency_penalty=st.floats(-100.0, 100.0),
     seed=st.integers(0, 2**64 - 1),
+    logit_bias=st.dictionaries(ids, st.floats(-100.0, 100.0), max_size=5).map(lambda found: tuple(found.items())),
 )
 attaches = st.builds(
     Attach,
@@ -65,6 +68,7 @@ attaches = st.builds(
     max_tokens=st.integers(20, MAX_GENERATED_TOKENS),
     stop_token_ids=st.lists(ids, max_size=MAX_STOP_TOKENS).map(tuple),
     ignore_eos=st.booleans(),
+    logprobs=st.none() | st.integers(0, MAX_LOGPROBS),
 )
 limits = st.builds(SessionLimits, caps, caps, caps, st.integers(1, 65_536))
 steps_ms = st.just(0.0) | st.floats(1e-3, 1e6)
@@ -78,6 +82,16 @@ commits = st.builds(
     finish=st.sampled_from(Finish),
     evaluated=caps,
 )
+log_probs = st.floats(-1e4, 0.0, width=32)
+
+
+@st.composite
+def told_commits(draw: st.DrawFn) -> Commit:
+    """With log-probabilities."""
+    commit, each = draw(commits), draw(st.integers(0, MAX_LOGPROBS))
+    top = st.lists(st.tuples(ids, log_probs), min_size=each, max_size=each).map(tuple)
+    one = st.builds(TokenLogprobs, log_probs, top)
+    return replace(commit, logprobs=tuple(draw(one) for _ in commit.tokens))
 
 
 @st.composite
@@ -137,7 +151,7 @@ def test_an_append_survives(value):
     assert append_from(over_the_wire(codecs.append_to_proto(value)), value.epoch) == value
 
 
-@given(commits)
+@given(commits | told_commits())
 def test_a_commit_survives(value):
     assert codecs.commit_from_proto(over_the_wire(codecs.commit_to_proto(value))) == value
 
@@ -188,8 +202,9 @@ def test_every_field_of_our_messages_is_on_the_wire_and_the_other_way_round():
         (Open, pb.Open),
         (Opened, pb.Opened),
     ]:
-        singular = {"tokens": "token"} if ours is Commit else {}
-        assert {singular.get(f.name, f.name) for f in fields(ours)} == set(theirs.DESCRIPTOR.fields_by_name)
+        singular = {"tokens": "token", "logprobs": "logprob"} if ours is Commit else {"logit_bias": "bias"}
+        flat = {"bias_id", "top_id", "top_logprob"}  # what stands beside another field of the wire, of the same length
+        assert {singular.get(f.name, f.name) for f in fields(ours)} == set(theirs.DESCRIPTOR.fields_by_name) - flat
     # The epoch of an Append is its stream's, and parents are told by how far above their children they are.
     told = {"tokens": "token", "parents": "up"}
     ours_of_append = {told.get(f.name, f.name) for f in fields(Append)} - {"epoch"}
@@ -323,6 +338,50 @@ REFUSED: list[tuple[Callable[[Any], object], Any, str, object, str]] = [
         f"between 0 and {MAX_GENERATED_TOKENS}",
     ),
     (codecs.commit_from_proto, good_commit(finish=9), "commit.finish", 9, "one of [0, 1, 2, 3]"),
+    (codecs.commit_from_proto, good_commit(token=[1, 2], logprob=[-1.0]), "commit.logprob", 1, "0 or 2"),
+    (
+        codecs.commit_from_proto,
+        good_commit(token=[1], logprob=[math.nan]),
+        "a log-probability in the commit",
+        "nan",
+        "a number of at most 0",
+    ),
+    (
+        codecs.commit_from_proto,
+        good_commit(token=[1], logprob=[0.5]),
+        "a log-probability in the commit",
+        0.5,
+        "a number of at most 0",
+    ),
+    (
+        codecs.commit_from_proto,
+        good_commit(token=[1], logprob=[-math.inf]),
+        "a log-probability in the commit",
+        "-inf",
+        "a number of at most 0",
+    ),
+    (
+        codecs.commit_from_proto,
+        good_commit(top_id=[1], top_logprob=[-1.0]),
+        "lengths of commit.top_id and commit.top_logprob",
+        "1 and 1",
+        "equal",
+    ),
+    (
+        codecs.commit_from_proto,
+        good_commit(token=[1, 1], logprob=[-1.0, -1.0], top_id=[1] * 3, top_logprob=[-1.0] * 3),
+        "lengths of commit.top_id and commit.top_logprob",
+        "3 and 3",
+        "equal, and as many for each of 2 tokens",
+    ),
+    (
+        codecs.commit_from_proto,
+        good_commit(token=[1], logprob=[-1.0], top_id=[1] * 21, top_logprob=[-1.0] * 21),
+        "alternatives in commit.top_id",
+        21,
+        "between 0 and 20",
+    ),
+    (attach_from, good_attach(logprobs=21), "attach.logprobs", 21, "between 0 and 20"),
     (codecs.limits_from_proto, good_limits(nodes=65_537), "limits.nodes", 65_537, "between 0 and 65536"),
     (codecs.limits_from_proto, good_limits(depth=65_537), "limits.depth", 65_537, "between 0 and 65536"),
     (codecs.limits_from_proto, good_limits(in_flight=65_537), "limits.in_flight", 65_537, "between 0 and 65536"),

@@ -15,6 +15,7 @@ from outrider.core.protocol.messages import (
     Commit,
     Finish,
     SessionLimits,
+    TokenLogprobs,
 )
 from outrider.core.tree import ROOT, TokenTree
 
@@ -30,9 +31,15 @@ class Delivery:
     tokens: tuple[int, ...]
     drafted: tuple[bool, ...]
     """Per token, whether a node of the device's tree carried it."""
+    accepted: tuple[bool, ...]
+    """Per token, whether the verifier had evaluated that node and took it; the others are the target's own work."""
     path: tuple[int, ...]
     """Nodes that carried the first tokens, from the old root down; they are no nodes any more."""
     finish: Finish
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of each token, where they were asked for."""
+    verified: bool = True
+    """False: the draft alone wrote it, and no target has seen it."""
 
 
 class DeviceSession:
@@ -50,12 +57,14 @@ class DeviceSession:
         stop_token_ids: Sequence[int] = (),
         eos_token_ids: Sequence[int] = (),
         ignore_eos: bool = False,
+        logprobs: int | None = None,
     ) -> None:
         self.prompt = tuple(prompt)
         self.sampling = sampling or SamplingParams()
         self.max_tokens = max_tokens
         self.stop_token_ids = tuple(stop_token_ids)
         self.ignore_eos = ignore_eos
+        self.logprobs = logprobs
         self.limits = SessionLimits()
         self.epoch = 0
         self.received: list[int] = []
@@ -95,6 +104,7 @@ class DeviceSession:
             max_tokens=self.max_tokens,
             stop_token_ids=self.stop_token_ids,
             ignore_eos=self.ignore_eos,
+            logprobs=self.logprobs,
         )
 
     def may_extend(self, parent: int) -> bool:
@@ -147,21 +157,29 @@ class DeviceSession:
             raise ProtocolViolation(f"a commit at position {commit.start} changes tokens that were delivered")
         if (end := commit.start + len(commit.tokens)) > self.max_tokens:
             raise ProtocolViolation(f"a commit ends at {end}, must be at most {self.max_tokens}, the tokens asked for")
+        if len(commit.logprobs) != (0 if self.logprobs is None else len(commit.tokens)):
+            raise ProtocolViolation(
+                f"a commit of {len(commit.tokens)} tokens has {len(commit.logprobs)} log-probabilities, must be "
+                f"{'none' if self.logprobs is None else 'as many'}; is the verifier older?"
+            )
         self._seen = max(self._seen, commit.seen)
         self._said_idle = False
         tokens = commit.tokens[overlap:]
         drafted: list[bool] = []
+        accepted: list[bool] = []
         path: list[int] = []
-        for token in tokens:
+        for index, token in enumerate(tokens, start=overlap):
             carried = self.tree.advance(token)
             drafted.append(carried is not None)
+            accepted.append(carried is not None and self.was_sent(carried) and index < _most_accepted(commit))
             if carried is not None:
                 path.append(carried)
             self.received.append(token)
         self._forget_dropped()
         if commit.finish is not Finish.NONE:
             self._end(commit.finish)
-        return Delivery(tokens, tuple(drafted), tuple(path), commit.finish)
+        known = commit.logprobs[overlap:]
+        return Delivery(tokens, tuple(drafted), tuple(accepted), tuple(path), commit.finish, known)
 
     def cancel(self) -> Cancel | None:
         """Rule 8. None where the session is over already."""
@@ -210,3 +228,10 @@ class DeviceSession:
         self.finish = finish
         self.tree.clear()
         self._forget_dropped()
+
+
+def _most_accepted(commit: Commit) -> int:
+    """How many of its first tokens can be nodes that the step evaluated (rule 14): the one after them is the target's
+    alone, unless the sequence ended inside an accepted path."""
+    ended = commit.finish in (Finish.EOS, Finish.LENGTH)
+    return min(commit.evaluated, len(commit.tokens) - (0 if ended else 1))

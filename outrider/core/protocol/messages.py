@@ -17,6 +17,8 @@ MAX_APPEND_NODES = 1_024
 MAX_SESSION_ID = 128
 MAX_VERIFIER_ID = 64
 MAX_VOCABULARY = 1 << 24
+MAX_LOGPROBS = 20
+"""Alternatives per token, as OpenAI has it."""
 
 
 class Finish(enum.IntEnum):
@@ -72,6 +74,18 @@ class Attach:
     stop_token_ids: tuple[int, ...] = ()
     """Token ids that end the sequence as EOS does, beside the target's own."""
     ignore_eos: bool = False
+    logprobs: int | None = None
+    """Likeliest alternatives to tell with each token's log-probability, 0 to MAX_LOGPROBS; None: tell nothing."""
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """What the target itself thought of a position: before penalties, bias, temperature and filters."""
+
+    logprob: float
+    """Natural logarithm of the token's probability."""
+    top: tuple[tuple[int, float], ...] = ()
+    """(token id, log-probability) of the likeliest, the likeliest first."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +114,8 @@ class Commit:
     finish: Finish = Finish.NONE
     evaluated: int = 0
     """Nodes that this step's forward pass covered; 0 is a plain step."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of each token, where Attach asked for them."""
 
 
 @dataclass(frozen=True)

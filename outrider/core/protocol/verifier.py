@@ -34,7 +34,9 @@ class VerifierSession:
             frozenset() if attach.ignore_eos else frozenset(eos_token_ids)
         )
         received = list(attach.tokens)
-        self.committed = list(kept) if list(kept[: len(received)]) == received else received
+        # What was kept is without its log-probabilities: tokens that must have some are computed again.
+        usable = attach.logprobs is None and list(kept[: len(received)]) == received
+        self.committed = list(kept) if usable else received
         self.base = len(received)
         self.seen = 0
         self.idle = False

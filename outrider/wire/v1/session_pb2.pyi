@@ -47,7 +47,7 @@ class ServerMessage(_message.Message):
     def __init__(self, commit: _Optional[_Union[Commit, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., directive: _Optional[_Union[Directive, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., release: _Optional[_Union[ReleaseNotice, _Mapping]] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed")
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "bias_id", "bias")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +56,8 @@ class Sampling(_message.Message):
     PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
     FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    BIAS_ID_FIELD_NUMBER: _ClassVar[int]
+    BIAS_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
@@ -64,10 +66,12 @@ class Sampling(_message.Message):
     presence_penalty: float
     frequency_penalty: float
     seed: int
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., seed: _Optional[int] = ...) -> None: ...
+    bias_id: _containers.RepeatedScalarFieldContainer[int]
+    bias: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., bias_id: _Optional[_Iterable[int]] = ..., bias: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Attach(_message.Message):
-    __slots__ = ("epoch", "prompt", "tokens", "sampling", "max_tokens", "stop_token_ids", "ignore_eos")
+    __slots__ = ("epoch", "prompt", "tokens", "sampling", "max_tokens", "stop_token_ids", "ignore_eos", "logprobs")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +79,7 @@ class Attach(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     prompt: _containers.RepeatedScalarFieldContainer[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -82,7 +87,8 @@ class Attach(_message.Message):
     max_tokens: int
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     ignore_eos: bool
-    def __init__(self, epoch: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ...) -> None: ...
+    logprobs: int
+    def __init__(self, epoch: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., logprobs: _Optional[int] = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("session_id", "ticket", "attach", "vocabulary_hash")
@@ -123,20 +129,26 @@ class Append(_message.Message):
     def __init__(self, first_id: _Optional[int] = ..., base: _Optional[int] = ..., up: _Optional[_Iterable[int]] = ..., token: _Optional[_Iterable[int]] = ..., idle: bool = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("epoch", "start", "token", "seen", "finish", "evaluated")
+    __slots__ = ("epoch", "start", "token", "seen", "finish", "evaluated", "logprob", "top_id", "top_logprob")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     SEEN_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     EVALUATED_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    TOP_ID_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROB_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     start: int
     token: _containers.RepeatedScalarFieldContainer[int]
     seen: int
     finish: Finish
     evaluated: int
-    def __init__(self, epoch: _Optional[int] = ..., start: _Optional[int] = ..., token: _Optional[_Iterable[int]] = ..., seen: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., evaluated: _Optional[int] = ...) -> None: ...
+    logprob: _containers.RepeatedScalarFieldContainer[float]
+    top_id: _containers.RepeatedScalarFieldContainer[int]
+    top_logprob: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, epoch: _Optional[int] = ..., start: _Optional[int] = ..., token: _Optional[_Iterable[int]] = ..., seen: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., evaluated: _Optional[int] = ..., logprob: _Optional[_Iterable[float]] = ..., top_id: _Optional[_Iterable[int]] = ..., top_logprob: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("epoch",)

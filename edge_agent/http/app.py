@@ -1,0 +1,282 @@
+"""The routes of the OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+try:
+    from fastapi import FastAPI
+    from fastapi.exceptions import RequestValidationError
+    from starlette.exceptions import HTTPException
+    from starlette.middleware import Middleware
+    from starlette.middleware.cors import CORSMiddleware
+    from starlette.requests import Request
+    from starlette.responses import Response
+except ImportError as error:
+    raise ImportError("`outrider-edge serve` needs fastapi and uvicorn: pip install 'outrider[edge]'") from error
+
+from edge_agent.client import AsyncClient
+from edge_agent.completion import Chunk
+from edge_agent.completion_stream import CompletionStream
+from edge_agent.http import answers
+from edge_agent.http.access import REQUEST_ID, Access
+from edge_agent.http.answers import Answer
+from edge_agent.http.bodies import Body, ChatBody, CompletionBody
+from edge_agent.http.event_stream import DONE, ClientGone, Events, EventStream, event, unless_gone
+from edge_agent.http.generation import growing, whole
+from edge_agent.http.logprobs import Table, Teller
+from edge_agent.http.options import ServeOptions
+from edge_agent.http.page import page
+from edge_agent.http.problems import Json, Problem, problem_of
+from edge_agent.kit import TargetKit
+from edge_agent.text import Detokeniser
+from outrider import __version__
+from outrider.core.errors import OutriderError
+
+_GONE = 499
+"""What nginx calls a request whose client has closed: nobody reads it but the log."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A request that was begun: its choices, each with what comes before its text."""
+
+    body: Body
+    answer: Answer
+    streams: Sequence[CompletionStream]
+    prefixes: Sequence[str]
+    table: Table
+
+    def tellers(self) -> list[Teller]:
+        """Of each choice's log-probabilities."""
+        return [Teller(self.table, chat=self.answer.chat, offset=len(prefix)) for prefix in self.prefixes]
+
+
+def app_of(client: AsyncClient, options: ServeOptions) -> FastAPI:
+    """The application; whoever runs it owns the client."""
+    app = FastAPI(title="Outrider", version=__version__, middleware=_middleware(options), docs_url=None, redoc_url=None)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http_problem)
+    app.add_exception_handler(Exception, _problem)
+    for expected in (Problem, OutriderError, ClientGone):
+        app.add_exception_handler(expected, _problem)
+    _add_completions(app, client)
+    _add_models(app, client)
+    _add_state(app, client)
+    return app
+
+
+def _add_completions(app: FastAPI, client: AsyncClient) -> None:
+    @app.post("/v1/completions", response_model=None)
+    async def completions(body: CompletionBody, request: Request) -> Response:
+        return await unless_gone(request, _answer(_texts(client, body)))
+
+    @app.post("/v1/chat/completions", response_model=None)
+    async def chat_completions(body: ChatBody, request: Request) -> Response:
+        return await unless_gone(request, _answer(_chats(client, body)))
+
+
+def _add_models(app: FastAPI, client: AsyncClient) -> None:
+    @app.get("/v1/models", response_model=None)
+    async def models() -> Response:
+        return Json({"object": "list", "data": [_model(await client.prepare())]})
+
+    @app.get("/v1/models/{name:path}", response_model=None)
+    async def model(name: str) -> Response:
+        kit = await client.prepare()
+        _check_model(name, kit)
+        return Json(_model(kit))
+
+
+def _add_state(app: FastAPI, client: AsyncClient) -> None:
+    @app.get("/", response_model=None, include_in_schema=False)
+    def chat_page() -> Response:
+        return page()
+
+    @app.get("/health", response_model=None)
+    async def health() -> Response:
+        """Whether the target is known and its draft loaded."""
+        return Json({"status": "ok"}) if client.ready else Json({"status": "loading"}, 503)
+
+    metrics = getattr(client, "metrics", None)
+    if metrics is not None:
+
+        @app.get("/metrics", response_model=None)
+        async def exposition() -> Response:
+            return Response(metrics.render(), media_type="text/plain; version=0.0.4")
+
+
+# --- a request
+
+
+async def _texts(client: AsyncClient, body: CompletionBody) -> _Asked:
+    body.refuse_unsupported()
+    prompts = [prompt for prompt in body.prompts for _ in range(body.choices)]
+    streams = [await client.stream(prompt, **body.options(choice)) for choice, prompt in enumerate(prompts)]
+    kit = await _checked_kit(client, body)
+    prefixes = [_echoed(prompt, kit) if body.echo else "" for prompt in prompts]
+    return _Asked(body, _answer_of(kit, chat=False), streams, prefixes, kit.tokenizer.table)
+
+
+async def _chats(client: AsyncClient, body: ChatBody) -> _Asked:
+    body.refuse_unsupported()
+    turns = body.turns()
+    streams = [await client.stream_chat(turns, **body.options(choice)) for choice in range(body.choices)]
+    kit = await _checked_kit(client, body)
+    return _Asked(body, _answer_of(kit, chat=True), streams, [""] * len(streams), kit.tokenizer.table)
+
+
+async def _checked_kit(client: AsyncClient, body: Body) -> TargetKit:
+    """The target, which a stream has loaded; nothing was asked of it yet. Raises Problem where another one is meant."""
+    kit = await client.prepare()
+    _check_model(body.model, kit)
+    return kit
+
+
+async def _answer(asking: Awaitable[_Asked]) -> Response:
+    """The whole answer, or its first event with the rest to come."""
+    asked = await asking
+    if not asked.body.stream:
+        completions = await whole(asked.streams)
+        content = asked.answer.whole(completions, asked.prefixes, asked.tellers())
+        return Json({**content, "usage": answers.usage_of(completions, _prompts(asked))})
+    events = _events(asked)
+    try:
+        return EventStream(await anext(events), events)
+    except BaseException:
+        await events.aclose()
+        raise
+
+
+async def _events(asked: _Asked) -> Events:
+    """What fails before the first chunk is raised, later it is an event."""
+    begun = False
+    try:
+        async with contextlib.aclosing(_contents(asked)) as contents:
+            async for content in contents:
+                begun = True
+                yield event(content)
+    except Exception as error:
+        if not begun:
+            raise
+        yield event(problem_of(error).body)
+    yield DONE
+
+
+async def _contents(asked: _Asked) -> AsyncGenerator[dict[str, Any], None]:
+    """Every event's content; with `include_usage` all have the field."""
+    answer, usage = asked.answer, {"usage": None} if asked.body.includes_usage else {}
+    provenance, tellers = asked.body.provenance, asked.tellers()
+    begun: set[int] = set()
+    async with contextlib.aclosing(growing(asked.streams)) as growth:
+        async for grown in growth:
+            choice, stream = grown.choice, asked.streams[grown.choice]
+            if choice not in begun:
+                begun.add(choice)
+                if answer.chat or asked.prefixes[choice]:
+                    yield {**answer.begins(choice, asked.prefixes[choice]), **usage}
+            if grown.chunk is None:
+                yield {**answer.ends(choice, stream.completion), **usage}
+            elif _worth_telling(grown.chunk) or provenance:
+                told = answers.tokens_told(grown.chunk, stream.statistics, asked.table) if provenance else None
+                yield {**answer.goes_on(choice, grown.chunk, tellers[choice], told), **usage}
+    if usage:
+        yield answer.usage(answers.usage_of([stream.completion for stream in asked.streams], _prompts(asked)))
+
+
+def _worth_telling(chunk: Chunk) -> bool:
+    """Half a character is no event."""
+    return bool(chunk.text or chunk.logprobs or not chunk.verified)
+
+
+def _prompts(asked: _Asked) -> list[int]:
+    """The tokens of each prompt."""
+    return [stream.completion.usage.prompt_tokens for stream in asked.streams[:: asked.body.choices]]
+
+
+def _echoed(prompt: str | list[int], kit: TargetKit) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    detokeniser = Detokeniser(kit.tokenizer.table, kit.tokenizer.special)
+    return "".join(detokeniser.feed(token) for token in prompt if token >= 0) + detokeniser.flush()
+
+
+# --- the target as a model
+
+
+def _answer_of(kit: TargetKit, *, chat: bool) -> Answer:
+    return Answer(kit.description.target.name, _fingerprint(kit), chat)
+
+
+def _fingerprint(kit: TargetKit) -> str:
+    return f"fp_{kit.description.target.weights_hash.removeprefix('sha256:')[:16]}"
+
+
+def _check_model(name: str | None, kit: TargetKit) -> None:
+    """Raises Problem for another model; none is this one."""
+    known = kit.description.target.name
+    if name and name != known:
+        raise Problem(
+            404,
+            f"the model {name[:200]!r} does not exist here; there is {known!r}",
+            param="model",
+            code="model_not_found",
+        )
+
+
+def _model(kit: TargetKit) -> dict[str, Any]:
+    description = kit.description
+    return {
+        "id": description.target.name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "outrider",
+        "max_model_len": description.max_sequence,
+        "draft": kit.drafts.name if kit.drafts is not None else None,
+    }
+
+
+# --- errors
+
+
+async def _problem(_: Request, error: Exception) -> Response:
+    if isinstance(error, ClientGone):
+        return Response(status_code=_GONE)
+    return problem_of(error).response()
+
+
+async def _http_problem(_: Request, error: Exception) -> Response:
+    """What the router finds: an unknown path, a wrong method, a body that cannot be read."""
+    if not isinstance(error, HTTPException):
+        return problem_of(error).response()
+    if isinstance(error.__cause__, Problem):  # of a body that was cut off while it was read
+        return error.__cause__.response()
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_value")
+    return Problem(error.status_code, str(error.detail), code=code, headers=dict(error.headers or {})).response()
+
+
+async def _invalid(_: Request, error: Exception) -> Response:
+    """The first field that is wrong, by name."""
+    found = error.errors() if isinstance(error, RequestValidationError) else []
+    first = found[0] if found else {"loc": ("body",), "msg": "the body cannot be read"}
+    where = ".".join(str(part) for part in first["loc"][1:] if not str(part).startswith("list["))
+    message = f"{where or 'body'}: {first['msg']}"
+    return Problem(400, message, param=where or None, code="invalid_value").response()
+
+
+def _middleware(options: ServeOptions) -> list[Middleware]:
+    """Outermost first: refusals have CORS headers, too, or a page could not read them."""
+    access = Middleware(Access, api_key=options.api_key, max_body_bytes=options.max_body_bytes)
+    if not options.cors_origins:
+        return [access]
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=list(options.cors_origins),
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=[REQUEST_ID],
+    )
+    return [cors, access]

@@ -1,0 +1,217 @@
+"""What OpenAI's clients ask: fields that are heeded, some that are refused by name, and the rest, which is ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from edge_agent.completion import Options
+from edge_agent.http.problems import Problem, unsupported
+from edge_agent.template import Message
+
+MAX_CHOICES = 64
+"""Of one request, over all its prompts."""
+
+_HARMLESS: Mapping[str, tuple[Any, ...]] = {
+    "audio": (),
+    "best_of": (1,),
+    "chat_template": (),
+    "continue_final_message": (False,),
+    "add_generation_prompt": (True,),
+    "documents": ([],),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "modalities": (["text"],),
+    "prediction": (),
+    "prompt_logprobs": (),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "use_beam_search": (False,),
+    "web_search_options": (),
+}
+"""Fields that would change the answer, and the values besides null with which they change nothing."""
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    include_usage: bool | None = None
+
+
+class Body(BaseModel):
+    """What both kinds of completions have. Unknown fields are ignored; null is as if a field were not there."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    traffic_class: str | None = None
+    provenance: bool | None = None
+    """Whether each chunk tells of its tokens, who wrote them."""
+
+    @property
+    def choices(self) -> int:
+        """Asked for, for each prompt."""
+        return self.n or 1
+
+    @property
+    def includes_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def refuse_unsupported(self) -> None:
+        """Raises Problem naming the field."""
+        for name, value in (self.model_extra or {}).items():
+            if name in _HARMLESS and value is not None and value not in _HARMLESS[name]:
+                raise unsupported(name)
+        if self.stream_options is not None and not self.stream:
+            raise Problem(400, "stream_options is only for stream=true", param="stream_options", code="invalid_value")
+
+    def options(self, choice: int) -> Options:
+        """Of the choice with this number: each has noise of its own. OpenAI's defaults where nothing is said."""
+        given = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": 0 if self.top_k == -1 else self.top_k,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "stop_token_ids": self.stop_token_ids,
+            "ignore_eos": self.ignore_eos,
+            "traffic_class": self.traffic_class,
+        }
+        options: Options = {"temperature": 1.0, "max_tokens": self.most_tokens(), "stop": self.stop}
+        options.update({name: value for name, value in given.items() if value is not None})  # type: ignore[typeddict-item]
+        if self.logit_bias:
+            options["logit_bias"] = {_id(token): value for token, value in self.logit_bias.items()}
+        if (alternatives := self.alternatives()) is not None:
+            options["logprobs"] = alternatives
+        if self.seed is not None:
+            options["seed"] = (self.seed + choice) % 2**64
+        return options
+
+    def most_tokens(self) -> int | None:
+        return self.max_tokens
+
+    def alternatives(self) -> int | None:
+        """To tell with each token's log-probability; None: tell nothing of them."""
+        return None
+
+
+def _id(token: str) -> int:
+    if not (token.isascii() and token.isdecimal()) or len(token) > 10:
+        raise Problem(400, f"logit_bias has the key {token[:40]!r}, must be a token id", param="logit_bias")
+    return int(token)
+
+
+class CompletionBody(Body):
+    """POST /v1/completions"""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    echo: bool | None = None
+    logprobs: int | None = None
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """One or more."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return self.prompt  # type: ignore[return-value]
+
+    def most_tokens(self) -> int | None:
+        return 16 if self.max_tokens is None else self.max_tokens
+
+    def alternatives(self) -> int | None:
+        return self.logprobs
+
+    def refuse_unsupported(self) -> None:
+        super().refuse_unsupported()
+        if self.logprobs is not None and self.echo:
+            raise unsupported("logprobs", " together with echo")
+        if not 1 <= len(self.prompts) * self.choices <= MAX_CHOICES:
+            raise Problem(
+                400,
+                f"prompts times n are {len(self.prompts)} x {self.choices}, must be between 1 and {MAX_CHOICES}",
+                param="prompt",
+                code="invalid_value",
+            )
+
+
+class Part(BaseModel):
+    """Of a message's content."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[Part] | None = None
+
+
+class ChatBody(Body):
+    """POST /v1/chat/completions"""
+
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    def most_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def refuse_unsupported(self) -> None:
+        super().refuse_unsupported()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise Problem(400, "top_logprobs needs logprobs=true", param="top_logprobs", code="invalid_value")
+
+    def alternatives(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def turns(self) -> list[Message]:
+        """For the target's template. Raises Problem naming the message."""
+        return [_turn(f"messages[{i}]", message) for i, message in enumerate(self.messages)]
+
+
+def _turn(field: str, message: ChatMessage) -> Message:
+    if message.role in ("tool", "function") or (message.model_extra or {}).get("tool_calls"):
+        raise unsupported(f"{field}.role" if message.role in ("tool", "function") else f"{field}.tool_calls")
+    role = "system" if message.role == "developer" else message.role
+    if isinstance(message.content, str):
+        return {"role": role, "content": message.content}
+    texts = []
+    for i, part in enumerate(message.content or ()):
+        if part.type != "text" or part.text is None:
+            raise unsupported(f"{field}.content[{i}]", f" unless it is text; its type is {part.type[:40]!r}")
+        texts.append(part.text)
+    return {"role": role, "content": "".join(texts)}

@@ -1,0 +1,21 @@
+"""How sure the target was: each token with its probability and the likeliest others.
+
+python -m examples.likely
+"""
+
+import math
+
+from edge_agent import Client
+
+
+def main() -> None:
+    with Client() as client:
+        table = client.prepare().tokenizer.table
+        completion = client.generate("Question: What is 6 times 7?\nAnswer:", max_tokens=12, logprobs=3)
+        for token, known in zip(completion.token_ids, completion.logprobs or (), strict=True):
+            others = ", ".join(f"{table[other]!r} {math.exp(value):.2f}" for other, value in known.top)
+            print(f"{table[token]!r:16} {math.exp(known.logprob):.2f}   of {others}")
+
+
+if __name__ == "__main__":
+    main()

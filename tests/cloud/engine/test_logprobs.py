@@ -1,0 +1,123 @@
+"""The target's log-probabilities, as a plain softmax over plain logits has them, whatever draft and attaches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from rig import Rig, adversary, client, guesses, nothing, perfect, prompt_of
+from tiny_targets import VOCAB, Reference
+
+from cloud_verifier.engine.engine import Committed
+from cloud_verifier.engine.logprobs import LEAST, logprobs_of
+from cloud_verifier.engine.model import TargetModel
+from outrider.core.processors import SamplingParams
+from outrider.core.protocol.messages import TokenLogprobs
+
+Target = Callable[[str], TargetModel]
+Plain = Callable[[str], Reference]
+
+SAMPLED = SamplingParams(temperature=0.7, top_k=20, repetition_penalty=1.3, seed=4, logit_bias=((3, 2.0), (5, -100.0)))
+
+
+def plain(reference: Reference, prompt: list[int], output: list[int]) -> torch.Tensor:
+    """Log-probabilities `[n, V]` at each generated position."""
+    with torch.inference_mode():
+        logits = reference.module(torch.tensor([prompt + output[:-1]])).logits[0, len(prompt) - 1 :]
+    return torch.log_softmax(logits.float(), dim=-1)
+
+
+def collected(rig: Rig, name: str) -> dict[int, TokenLogprobs]:
+    """Run to the end; by position what came with the tokens of session `name`."""
+    found: dict[int, TokenLogprobs] = {}
+    while not rig.clients[name].ended:
+        for event in rig.turn():
+            if isinstance(event, Committed) and event.session_id == name:
+                assert len(event.commit.logprobs) == len(event.commit.tokens)
+                found.update(enumerate(event.commit.logprobs, start=event.commit.start))
+    return found
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("drafter", ["nothing", "perfect", "guesses", "adversary"])
+def test_they_are_the_targets_own_before_everything_that_sampling_does(
+    drafter: str, sampling: SamplingParams, target: Target, reference: Plain
+) -> None:
+    prompt = prompt_of(17)
+    expected = reference("llama").generate(prompt, 24, sampling, ignore_eos=True)
+    draft = {"nothing": nothing, "guesses": guesses}.get(drafter) or {"perfect": perfect, "adversary": adversary}[
+        drafter
+    ](expected)
+    rig = Rig(target("llama"))
+    rig.attach("s", client(prompt, draft, sampling=sampling, ignore_eos=True, logprobs=3))
+    rig.attach("beside", client(prompt_of(9), guesses))
+    found = collected(rig, "s")
+    assert rig.clients["s"].device.received == expected and sorted(found) == list(range(24))
+    truth = plain(reference("llama"), prompt, expected)
+    for position, token in enumerate(expected):
+        best, ids = truth[position].topk(3)
+        assert found[position].logprob == pytest.approx(float(truth[position, token]), abs=1e-4)
+        assert [value for _, value in found[position].top] == pytest.approx(best.tolist(), abs=1e-4)
+        assert found[position].top[0][0] == int(ids[0])
+
+
+def test_a_session_that_is_attached_again_gets_each_tokens_once(target: Target, reference: Plain) -> None:
+    prompt = prompt_of(12)
+    expected = reference("llama").generate(prompt, 24, ignore_eos=True)
+    rig = Rig(target("llama"))
+    one = client(prompt, perfect(expected), ignore_eos=True, logprobs=1)
+    rig.attach("s", one)
+    known: list[TokenLogprobs] = []
+    for turn in range(200):
+        if one.ended:
+            break
+        if turn % 4 == 3:  # what was committed meanwhile never reaches the device
+            rig.engine.step()
+            rig.attach("s", one)
+            continue
+        one.draft(one.device, rig.rng)
+        while (append := one.device.poll(resting=True)) is not None:
+            rig.engine.append("s", append)
+        for event in rig.engine.step():
+            if isinstance(event, Committed) and (delivery := one.device.on_commit(event.commit)) is not None:
+                known += delivery.logprobs
+        rig.clock.now += 0.001
+    assert one.device.received == expected and len(known) == 24
+    truth = plain(reference("llama"), prompt, expected)
+    for position, token in enumerate(expected):
+        assert known[position].logprob == pytest.approx(float(truth[position, token]), abs=1e-4)
+
+
+def test_sessions_that_ask_for_none_get_none(target: Target) -> None:
+    rig = Rig(target("llama"))
+    rig.attach("s", client(prompt_of(5), guesses))
+    while not rig.clients["s"].ended:
+        assert all(not event.commit.logprobs for event in rig.turn() if isinstance(event, Committed))
+
+
+def test_no_alternatives_are_none_and_more_than_there_are_ids_are_all() -> None:
+    logits = torch.randn(3, VOCAB)
+    [bare] = logprobs_of(logits, [1], [7], 0)
+    assert bare.top == () and bare.logprob == pytest.approx(float(logits[1].log_softmax(0)[7]), abs=1e-5)
+    [whole] = logprobs_of(logits[:, :4], [2], [0], 20)
+    assert len(whole.top) == 4 and sum(2.718281828**value for _, value in whole.top) == pytest.approx(1.0, abs=1e-4)
+
+
+def test_a_token_without_a_chance_has_a_number_that_any_json_takes() -> None:
+    logits = torch.tensor([[0.0, -torch.inf]])
+    assert logprobs_of(logits, [0], [1], 2)[0] == TokenLogprobs(LEAST, ((0, 0.0), (1, LEAST)))
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(logit_bias=((3, 50.0),)), SAMPLED], ids=["greedy", "sampled"])
+def test_a_bias_changes_what_is_said_and_a_draft_does_not(
+    sampling: SamplingParams, target: Target, reference: Plain
+) -> None:
+    prompt = prompt_of(11)
+    expected = reference("qwen3").generate(prompt, 20, sampling, ignore_eos=True)
+    for draft in (nothing, adversary(expected)):
+        rig = Rig(target("qwen3"))
+        rig.attach("s", client(prompt, draft, max_tokens=20, sampling=sampling, ignore_eos=True))
+        rig.run()
+        assert rig.clients["s"].device.received == expected
+    assert 5 not in expected if sampling is SAMPLED else set(expected) == {3}

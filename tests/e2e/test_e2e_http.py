@@ -1,0 +1,236 @@
+"""`outrider-edge serve` as a process, in front of the real cluster, asked by the unmodified `openai` package."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
+from system import ROOT, System
+
+from edge_agent import AsyncClient, Client
+from outrider.wire.v1 import coordinator_pb2 as pb
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
+
+PROMPT = 'def read_lines(path):\n    """Return the lines of a file."""\n'
+TOKENS = 40
+
+
+@contextlib.asynccontextmanager
+async def server(system: System, folder: Path, *flags: str, **environment: str) -> AsyncIterator[tuple[str, int]]:
+    """(URL, process id) of one that runs."""
+    command = ("-m", "edge_agent.cli", "serve", "--coordinator", system.cluster.address, "--listen", "127.0.0.1:0")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, *command, "--cache-dir", str(folder / "cache"), *flags),
+        stdout=asyncio.subprocess.PIPE,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+    )
+    assert process.stdout is not None
+    try:
+        line = (await asyncio.wait_for(process.stdout.readline(), 30)).decode()
+        found = re.search(r"http://\S+/", line)
+        assert found, line
+        yield found[0], process.pid
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait(), 20) == 0
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def url(system: System, folder: Path) -> AsyncIterator[str]:
+    async with server(system, folder) as (address, _):
+        async with httpx.AsyncClient(base_url=address) as web:
+            for _ in range(200):
+                if (await web.get("health")).status_code == 200:
+                    break
+                await asyncio.sleep(0.1)
+        yield address
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def openai(url: str) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=f"{url}v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+async def until_free(system: System) -> None:
+    """No verifier has a session, nor a place taken by one."""
+
+    def free(status: pb.StatusResponse) -> bool:
+        return not any(v.live_sessions or v.kv_used for v in status.verifiers)
+
+    await system.until_status(free)
+
+
+async def until_live(system: System, count: int) -> None:
+    await system.until_status(lambda status: sum(v.live_sessions for v in status.verifiers) >= count)
+
+
+async def test_what_it_says_is_what_the_sdk_says(settled: System, openai: AsyncOpenAI, folder: Path) -> None:
+    model = (await openai.models.list()).data[0].id
+    asked = {"max_tokens": TOKENS, "temperature": 0.8, "seed": 11}
+    answer = await openai.completions.create(model=model, prompt=PROMPT, **asked)  # type: ignore[call-overload]
+    async with AsyncClient(coordinator=settled.cluster.address, cache_dir=folder / "cache") as client:
+        own = await client.generate(PROMPT, max_tokens=TOKENS, temperature=0.8, seed=11)
+    assert answer.choices[0].text == own.text
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (
+        own.usage.prompt_tokens,
+        own.usage.completion_tokens,
+    )
+    assert answer.choices[0].outrider["statistics"]["accepted"] > 0
+    again = await openai.completions.create(model=model, prompt=PROMPT, **asked)  # type: ignore[call-overload]
+    assert again.choices[0].text == own.text
+
+
+async def test_streams_are_the_whole_answer_in_pieces(settled: System, openai: AsyncOpenAI) -> None:
+    messages = [{"role": "user", "content": "What is 6 times 7?"}]
+    asked = {"model": "", "messages": messages, "max_tokens": TOKENS, "temperature": 0, "stop": ["\n\n"]}
+    whole = await openai.chat.completions.create(**asked)  # type: ignore[call-overload]
+    stream = await openai.chat.completions.create(  # type: ignore[call-overload]
+        **asked, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].usage == whole.usage and chunks[-1].choices == []
+    assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
+    # The package's own helper understands it, too; it takes the end by length for an error, so this one stops.
+    asked = {**asked, "model": whole.model, "stop": [text[8:10]]}
+    async with openai.chat.completions.stream(**asked) as helped:  # type: ignore[arg-type]
+        final = await helped.get_final_completion()
+    assert final.choices[0].message.content == text[: text.index(text[8:10])]
+
+
+async def test_log_probabilities_are_those_of_the_target_and_the_greedy_token_is_the_likeliest(
+    settled: System, openai: AsyncOpenAI
+) -> None:
+    answer = await openai.completions.create(model="", prompt=PROMPT, max_tokens=24, temperature=0, logprobs=3)
+    told = answer.choices[0].logprobs
+    assert told and told.tokens and told.token_logprobs and told.top_logprobs
+    for own, top in zip(told.token_logprobs, told.top_logprobs, strict=True):
+        assert top and own == max(top.values()) <= 0.0
+    assert "".join(told.tokens).startswith(answer.choices[0].text)  # an end token is no text
+
+
+async def test_the_blocking_package_and_several_choices(settled: System, url: str) -> None:
+    def ask() -> list[str]:
+        with OpenAI(base_url=f"{url}v1", api_key="none") as openai:
+            answer = openai.completions.create(model="", prompt=PROMPT, n=3, seed=3, max_tokens=16)
+            texts: dict[int, str] = {}
+            for chunk in openai.completions.create(model="", prompt=PROMPT, n=3, seed=3, max_tokens=16, stream=True):
+                index = chunk.choices[0].index
+                texts[index] = texts.get(index, "") + chunk.choices[0].text
+            assert [texts[i] for i in range(3)] == [choice.text for choice in answer.choices]
+            return [choice.text for choice in answer.choices]
+
+    assert len(set(await asyncio.to_thread(ask))) == 3
+
+
+async def test_errors_are_the_packages_own(settled: System, openai: AsyncOpenAI) -> None:
+    with pytest.raises(NotFoundError):
+        await openai.completions.create(model="gpt-4", prompt="x")
+    with pytest.raises(BadRequestError) as caught:
+        await openai.chat.completions.create(
+            model="",
+            messages=[{"role": "user", "content": "x"}],
+            tools=[{"type": "function", "function": {"name": "f"}}],
+        )
+    assert caught.value.param == "tools"
+    with pytest.raises(BadRequestError) as caught:
+        await openai.completions.create(model="", prompt="word " * 20_000)
+    assert caught.value.code == "context_length_exceeded"
+
+
+async def test_a_client_that_goes_away_frees_its_place_at_the_verifier(settled: System, openai: AsyncOpenAI) -> None:
+    stream = await openai.completions.create(
+        model="", prompt=PROMPT, n=2, max_tokens=600, stream=True, extra_body={"ignore_eos": True}
+    )
+    async for _ in stream:
+        break
+    await until_live(settled, 1)
+    await stream.close()
+    await until_free(settled)
+
+
+async def test_a_request_of_the_sdk_that_is_left_or_runs_out_of_time_frees_its_place(
+    settled: System, folder: Path
+) -> None:
+    def ask() -> None:
+        with Client(coordinator=settled.cluster.address, cache_dir=folder / "cache") as client:
+            client.prepare()
+            for _ in client.stream(PROMPT, max_tokens=600, ignore_eos=True):
+                break
+
+    await asyncio.to_thread(ask)
+    await until_free(settled)
+    async with AsyncClient(coordinator=settled.cluster.address, cache_dir=folder / "cache") as client:
+        await client.prepare()
+        running = asyncio.create_task(client.generate(PROMPT, max_tokens=600, ignore_eos=True))
+        await until_live(settled, 1)
+        running.cancel()
+        await until_free(settled)
+
+
+async def test_a_key_is_read_from_the_environment(settled: System, folder: Path) -> None:
+    async with (
+        server(settled, folder, OUTRIDER_EDGE_SERVE_API_KEY="sesame") as (address, _),
+        httpx.AsyncClient(base_url=address, timeout=30) as web,
+    ):
+        assert (await web.get("v1/models")).status_code == 401
+        answer = await web.get("v1/models", headers={"authorization": "Bearer sesame"})
+        assert answer.status_code == 200
+
+
+async def output(system: System, folder: Path, *command: str) -> str:
+    """What a program says that finds the cluster in its environment."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, *command),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "OUTRIDER_EDGE_COORDINATOR": system.cluster.address,
+            "OUTRIDER_EDGE_CACHE_DIR": str(folder / "cache"),
+        },
+    )
+    out, err = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0, err.decode()
+    return out.decode()
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("complete", "accepted of"),
+        ("provenance", "drafted here"),
+        ("likely", "of b'"),
+        ("openai_chat", "tokens"),
+    ],
+)
+async def test_an_example_runs(settled: System, url: str, folder: Path, module: str, said: str) -> None:
+    where = [f"{url}v1"] if module == "openai_chat" else []
+    assert said in await output(settled, folder, "-m", f"examples.{module}", *where)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/sdk.md", "docs/http.md"])
+async def test_the_python_in_the_docs_runs(settled: System, url: str, folder: Path, page: str) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        here = block.replace("127.0.0.1:7700", settled.cluster.address).replace("http://127.0.0.1:8080/", url)
+        assert (await output(settled, folder, "-c", here)).strip()

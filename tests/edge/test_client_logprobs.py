@@ -1,0 +1,124 @@
+"""Log-probabilities at the SDK and over HTTP: one for each token, through broken streams and stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from fake_verifier import FakeVerifier, logprobs_of
+from openai import AsyncOpenAI, BadRequestError
+from reciter import TEXT, recital
+
+from edge_agent import AsyncClient, EdgeSettings
+from edge_agent.http.options import ServeOptions
+from edge_agent.http.serve import serving
+from outrider.core.errors import BadRequest, ProtocolViolation, Unavailable
+from outrider.core.protocol.device import DeviceSession
+from outrider.core.protocol.messages import Commit, SessionLimits
+
+SETTINGS = EdgeSettings(offline_after_s=0.2, silence_s=0.5)
+
+
+@pytest.fixture
+async def verifier(tiny_gguf: Path) -> AsyncIterator[FakeVerifier]:
+    async with FakeVerifier(recital(tiny_gguf)) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(verifier: FakeVerifier, tmp_path: Path) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path, settings=SETTINGS) as made:
+        yield made
+
+
+@pytest.fixture
+async def openai(client: AsyncClient) -> AsyncIterator[AsyncOpenAI]:
+    async with (
+        serving(client, ServeOptions("127.0.0.1:0")) as url,
+        AsyncOpenAI(base_url=f"{url}v1", api_key="none", max_retries=0) as made,
+    ):
+        yield made
+
+
+async def test_each_token_has_its_own(client: AsyncClient) -> None:
+    completion = await client.generate("x", max_tokens=50, logprobs=2)
+    expected = tuple(logprobs_of(at, token, 2) for at, token in enumerate(completion.token_ids))
+    assert completion.logprobs == expected
+    assert (await client.generate("x", max_tokens=5)).logprobs is None
+    bare = (await client.generate("x", max_tokens=5, logprobs=0)).logprobs
+    assert bare is not None and [one.top for one in bare] == [()] * 5
+
+
+async def test_broken_streams_neither_lose_nor_double_one(client: AsyncClient, verifier: FakeVerifier) -> None:
+    verifier.script.step_s = 0.01
+    stream = await client.stream("x", max_tokens=200, logprobs=1)
+    at = 0
+    async for chunk in stream:
+        at += len(chunk.token_ids)
+        if at % 20 < len(chunk.token_ids):
+            verifier.drop_streams()
+    completion = stream.completion
+    assert completion.statistics.attaches > 3 and len(completion.token_ids) == 200
+    assert completion.logprobs == tuple(logprobs_of(p, token, 1) for p, token in enumerate(completion.token_ids))
+
+
+async def test_a_stop_string_cuts_them_with_the_tokens(client: AsyncClient) -> None:
+    completion = await client.generate("x", max_tokens=500, logprobs=0, stop="Grü")
+    assert completion.logprobs is not None and len(completion.logprobs) == len(completion.token_ids)
+
+
+async def test_a_verifier_that_tells_none_is_refused_rather_than_believed() -> None:
+    device = DeviceSession((1, 2), max_tokens=5, logprobs=0)
+    device.attach(1, SessionLimits())
+    with pytest.raises(ProtocolViolation, match="older"):
+        device.on_commit(Commit(1, 0, (3,), 0))
+    assert device.received == []
+
+
+async def test_the_draft_alone_has_none_to_tell(client: AsyncClient, verifier: FakeVerifier) -> None:
+    await client.prepare()
+    await verifier.kill()
+    with pytest.raises(Unavailable, match="only the target has log-probabilities"):
+        await client.generate("x", max_tokens=5, logprobs=1, offline="draft_only")
+
+
+@pytest.mark.parametrize("wrong", [-1, 21, 1.5, True])
+async def test_numbers_out_of_bounds_are_refused(client: AsyncClient, wrong: int) -> None:
+    with pytest.raises(BadRequest, match="logprobs"):
+        await client.generate("x", logprobs=wrong)
+
+
+async def test_chat_tells_them_as_openai_does(openai: AsyncOpenAI) -> None:
+    asked = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 30, "temperature": 0}
+    whole = await openai.chat.completions.create(**asked, logprobs=True, top_logprobs=2)  # type: ignore[call-overload]
+    told = whole.choices[0].logprobs.content
+    assert len(told) == 30 and all(len(one.top_logprobs) == 2 for one in told)
+    assert b"".join(bytes(one.bytes) for one in told).decode(errors="replace") == whole.choices[0].message.content
+    assert told[0].logprob == -1.0 and told[0].token == TEXT[0]
+    streamed = []
+    async for chunk in await openai.chat.completions.create(**asked, logprobs=True, stream=True):  # type: ignore
+        if chunk.choices[0].logprobs:
+            streamed += chunk.choices[0].logprobs.content
+    assert [one.logprob for one in streamed] == [one.logprob for one in told] and not streamed[0].top_logprobs
+    with pytest.raises(BadRequestError, match="top_logprobs"):
+        await openai.chat.completions.create(**asked, top_logprobs=2)  # type: ignore[call-overload]
+
+
+async def test_completions_tell_them_in_their_older_shape(openai: AsyncOpenAI) -> None:
+    answer = await openai.completions.create(model="fake", prompt="x", max_tokens=25, temperature=0, logprobs=1)
+    told, text = answer.choices[0].logprobs, answer.choices[0].text
+    assert told and told.tokens and told.text_offset and told.token_logprobs and told.top_logprobs
+    assert len(told.tokens) == len(told.token_logprobs) == len(told.top_logprobs) == 25
+    for token, offset in zip(told.tokens, told.text_offset, strict=True):
+        assert token.startswith("bytes:") or text[offset : offset + len(token)] == token
+    with pytest.raises(BadRequestError, match="echo"):
+        await openai.completions.create(model="fake", prompt="x", logprobs=1, echo=True)
+
+
+async def test_a_bias_reaches_the_target(openai: AsyncOpenAI, verifier: FakeVerifier) -> None:
+    await openai.completions.create(model="fake", prompt="x", max_tokens=1, logit_bias={"7": -100, "9": 1.5})  # type: ignore
+    assert verifier.opens[-1].attach.sampling.logit_bias == ((7, -100.0), (9, 1.5))
+    for wrong in ({"x": 1.0}, {"7": 101.0}, {"99999999": 1.0}):
+        with pytest.raises(BadRequestError, match="logit_bias"):
+            await openai.completions.create(model="fake", prompt="x", max_tokens=1, logit_bias=wrong)  # type: ignore

@@ -1,0 +1,74 @@
+"""The blocking client is the awaiting one: same arguments, methods and types, none missing on either side."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import edge_agent
+from edge_agent import AsyncClient, BlockingStream, Client, CompletionStream
+from outrider.core import errors
+
+TWINS = {
+    "__aenter__": "__enter__",
+    "__aexit__": "__exit__",
+    "__aiter__": "__iter__",
+    "aclose": "close",
+}
+
+
+def surface(cls: type) -> dict[str, Callable[..., Any]]:
+    """Public methods and the protocols' own."""
+    kept = {"__init__", *TWINS, *TWINS.values()}
+    return {
+        name: member
+        for name, member in vars(cls).items()
+        if (name in kept or not name.startswith("_")) and (inspect.isfunction(member) or isinstance(member, property))
+    }
+
+
+def shape(method: Any) -> list[tuple[str, Any, Any, str]]:
+    """Parameters with kinds, defaults and types; the types as text, those of streams by one name."""
+    function = method.fget if isinstance(method, property) else method
+    signature = inspect.signature(function)
+    told = [(p.name, p.kind, p.default, same(p.annotation)) for p in signature.parameters.values()]
+    return [*told, ("return", None, None, same(signature.return_annotation))]
+
+
+def same(annotation: Any) -> str:
+    return str(annotation).replace("BlockingStream", "CompletionStream").replace("AsyncIterator", "Iterator")
+
+
+def test_the_blocking_client_lacks_no_method_and_has_no_other() -> None:
+    theirs = {TWINS.get(name, name) for name in surface(AsyncClient)} | {"updates"}  # there it is an attribute
+    assert set(surface(Client)) == theirs
+
+
+@pytest.mark.parametrize("name", sorted(surface(AsyncClient)))
+def test_methods_of_both_clients_take_and_give_the_same(name: str) -> None:
+    assert shape(getattr(Client, TWINS.get(name, name))) == shape(getattr(AsyncClient, name))
+
+
+@pytest.mark.parametrize("name", sorted(set(surface(CompletionStream)) - {"__init__"}))
+def test_streams_of_both_clients_have_the_same_methods(name: str) -> None:
+    theirs = surface(BlockingStream)
+    assert set(theirs) - {"__init__"} >= {TWINS.get(name, name)}
+    assert shape(theirs[TWINS.get(name, name)]) == shape(surface(CompletionStream)[name])
+
+
+def test_every_error_of_the_tree_is_among_the_public_names() -> None:
+    def below(cls: type) -> set[str]:
+        return {cls.__name__}.union(*(below(sub) for sub in cls.__subclasses__() if sub.__module__ == errors.__name__))
+
+    assert below(errors.OutriderError) <= set(edge_agent.__all__)
+
+
+def test_options_are_typed_alike_where_clients_and_requests_have_them() -> None:
+    client = typing.get_type_hints(AsyncClient.__init__)
+    request = typing.get_type_hints(edge_agent.completion.Options)
+    for name in ("timeout", "retries", "offline", "traffic_class"):
+        assert client[name] == request[name]

@@ -1,0 +1,92 @@
+"""schemathesis on the HTTP server: whatever is sent, no answer is a server's error."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from reciter import Threaded, in_thread, recital
+from schemathesis import GenerationMode
+
+from edge_agent import AsyncClient
+from edge_agent.http.options import ServeOptions
+from edge_agent.http.serve import serving
+
+EXAMPLES = 40
+SHORT = 4
+"""Tokens: what is under test is what comes before them."""
+
+
+@pytest.fixture(scope="module")
+def verifier(tiny_gguf: Path) -> Iterator[Threaded]:
+    with in_thread(recital(tiny_gguf)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def url(verifier: Threaded, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    told: list[str] = []
+    ready, done = threading.Event(), asyncio.Event()
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def serve() -> None:
+        loops.append(asyncio.get_running_loop())
+        where = {"verifier": verifier.address, "cache_dir": tmp_path_factory.mktemp("cache")}
+        async with AsyncClient(**where) as client, serving(client, ServeOptions("127.0.0.1:0")) as address:
+            await client.prepare()
+            told.append(address)
+            ready.set()
+            await done.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+    thread.start()
+    assert ready.wait(30)
+    yield told[0]
+    loops[0].call_soon_threadsafe(done.set)
+    thread.join(10)
+
+
+def shortened(body: Any) -> Any:
+    """The same with few tokens, where it would be many."""
+    if not isinstance(body, dict):
+        return body
+    for name in ("max_tokens", "max_completion_tokens"):
+        value = body.get(name)
+        if value is None or (isinstance(value, int) and value > SHORT):
+            body[name] = SHORT
+    return body
+
+
+def statuses_of(operation: Any, mode: GenerationMode) -> set[int]:
+    """Of the answers to many requests."""
+    found: set[int] = set()
+
+    @given(case=operation.as_strategy(generation_mode=mode))
+    @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    def send(case: Any) -> None:
+        case.body = shortened(case.body)
+        answer = case.call(timeout=30)
+        found.add(answer.status_code)
+        assert answer.status_code < 500, (answer.status_code, answer.content)
+        if answer.status_code >= 400:
+            assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+    send()
+    return found
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode))
+def test_nothing_that_is_sent_is_the_servers_fault(url: str, mode: GenerationMode) -> None:
+    schema = schemathesis.openapi.from_url(f"{url}openapi.json")
+    operations = [found.ok() for found in schema.get_all_operations()]
+    told = {one.label: statuses_of(one, mode) for one in operations if mode is GenerationMode.POSITIVE or one.body}
+    if mode is GenerationMode.POSITIVE:
+        assert 200 in told["POST /v1/completions"] and 200 in told["GET /v1/models"]
+    else:
+        assert told["POST /v1/completions"] >= {400}

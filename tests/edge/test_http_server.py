@@ -1,0 +1,414 @@
+"""The OpenAI-compatible server over a real socket, in front of a scripted target."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fake_verifier import FakeVerifier
+from openai import AsyncOpenAI, AuthenticationError, BadRequestError, InternalServerError, NotFoundError, RateLimitError
+from reciter import TEXT, recital
+
+from edge_agent import AsyncClient, EdgeSettings
+from edge_agent.cli import main
+from edge_agent.http.options import ServeOptions
+from edge_agent.http.serve import serving
+from outrider.core.errors import BadRequest, Overloaded
+
+LOCAL = "127.0.0.1:0"
+SETTINGS = EdgeSettings(resume_budget_s=0.5, offline_after_s=0.3, silence_s=0.5)
+
+
+@pytest.fixture
+async def verifier(tiny_gguf: Path) -> AsyncIterator[FakeVerifier]:
+    async with FakeVerifier(recital(tiny_gguf)) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(verifier: FakeVerifier, tmp_path: Path) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path, settings=SETTINGS) as made:
+        yield made
+
+
+@pytest.fixture
+async def url(client: AsyncClient) -> AsyncIterator[str]:
+    async with serving(client, ServeOptions(LOCAL)) as address:
+        await client.prepare()
+        yield address
+
+
+@pytest.fixture
+async def openai(url: str) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=f"{url}v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture
+async def web(url: str) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=url, timeout=20) as made:
+        yield made
+
+
+async def until_free(verifier: FakeVerifier) -> None:
+    for _ in range(300):
+        if not verifier.live:
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("the session was not cancelled")
+
+
+def problem(answer: httpx.Response) -> dict[str, Any]:
+    """The error, of whose shape no key may be missing."""
+    body = answer.json()
+    assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
+    return body["error"]
+
+
+# --- what it answers
+
+
+async def test_a_completion_is_the_targets_text_with_usage_and_figures(openai: AsyncOpenAI) -> None:
+    answer = await openai.completions.create(model="fake", prompt="x", max_tokens=30, temperature=0)
+    choice = answer.choices[0]
+    assert choice.text == TEXT[: len(choice.text)] and choice.finish_reason == "length"
+    assert answer.usage and answer.usage.completion_tokens == 30
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 30
+    told = choice.outrider  # type: ignore[attr-defined]
+    assert told["statistics"]["tokens"] == 30 and told["verified"] is True and told["session_id"]
+
+
+async def test_chat_streams_in_openais_order(openai: AsyncOpenAI) -> None:
+    chunks = [
+        chunk
+        async for chunk in await openai.chat.completions.create(
+            model="fake",
+            messages=[{"role": "user", "content": "hello"}],
+            max_completion_tokens=25,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    ]
+    assert chunks[0].choices[0].delta.role == "assistant"
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == TEXT[: len(text)] != ""
+    *rest, ending, usage = chunks
+    assert ending.choices[0].finish_reason == "length" and ending.choices[0].outrider["statistics"]["accepted"] >= 0  # type: ignore
+    assert usage.choices == [] and usage.usage and usage.usage.completion_tokens == 25
+    assert all(chunk.usage is None for chunk in (*rest, ending)) and len({chunk.id for chunk in chunks}) == 1
+
+
+async def test_a_stop_string_ends_a_stream_and_frees_the_verifier(openai: AsyncOpenAI, verifier: FakeVerifier) -> None:
+    stream = await openai.completions.create(
+        model="fake", prompt="x", max_tokens=900, stop=["🙂"], stream=True, temperature=0
+    )
+    pieces = [chunk.choices[0] async for chunk in stream]
+    assert "".join(piece.text for piece in pieces) == TEXT[: TEXT.index("🙂")]
+    assert pieces[-1].finish_reason == "stop"
+    await until_free(verifier)
+
+
+async def test_prompts_may_be_many_and_token_ids_and_be_echoed(openai: AsyncOpenAI, verifier: FakeVerifier) -> None:
+    answer = await openai.completions.create(model="fake", prompt=["ab", "c"], max_tokens=3, n=2, echo=True, seed=5)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert [choice.text[:2] for choice in answer.choices[:2]] == ["ab", "ab"]
+    assert answer.usage and answer.usage.completion_tokens == 12
+    prompts = [opening.attach.prompt for opening in verifier.opens]
+    assert answer.usage.prompt_tokens == sum(map(len, set(prompts)))
+    seeds = {opening.attach.sampling.seed for opening in verifier.opens}
+    assert seeds == {5, 6, 7, 8}  # each choice has noise of its own
+    ids = list(prompts[0])
+    answer = await openai.completions.create(model="fake", prompt=ids, max_tokens=1, echo=True)
+    assert answer.choices[0].text.startswith("ab") or answer.choices[0].text.startswith("c")
+    assert verifier.opens[-1].attach.prompt == tuple(ids)
+
+
+async def test_choices_grow_side_by_side_in_a_stream(openai: AsyncOpenAI) -> None:
+    stream = await openai.completions.create(model="fake", prompt="x", max_tokens=12, n=3, stream=True, echo=True)
+    texts = {0: "", 1: "", 2: ""}
+    async for chunk in stream:
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert set(texts.values()) == {f"x{TEXT}"[: len(texts[0])]}
+
+
+async def test_parameters_reach_the_target_and_openais_defaults_hold(
+    openai: AsyncOpenAI, verifier: FakeVerifier
+) -> None:
+    await openai.chat.completions.create(
+        model="fake",
+        messages=[{"role": "developer", "content": [{"type": "text", "text": "a"}]}, {"role": "user", "content": "b"}],
+        top_p=0.9,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        seed=-1,
+        extra_body={"top_k": 7, "min_p": 0.1, "ignore_eos": True, "stop_token_ids": [3], "unheard_of": {"a": 1}},
+        user="somebody",
+        max_tokens=4,
+    )
+    attach = verifier.opens[-1].attach
+    sampling = attach.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (1.0, 0.9, 7, 0.1)
+    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.seed) == (0.5, -0.5, 2**64 - 1)
+    assert attach.ignore_eos and attach.stop_token_ids == (3,) and attach.max_tokens == 4
+
+
+async def test_an_answer_of_no_stated_length_is_as_long_as_the_target_can_hold(
+    openai: AsyncOpenAI, verifier: FakeVerifier, client: AsyncClient
+) -> None:
+    verifier.script.step_s = 0.0005
+    kit = await client.prepare()
+    client._preparation.kit = kit.__class__(
+        kit.description.__class__(**{**vars(kit.description), "max_sequence": 60}), kit.tokenizer, kit.template, None
+    )
+    answer = await openai.chat.completions.create(
+        model="fake", messages=[{"role": "user", "content": "b"}], temperature=0
+    )
+    assert answer.usage and answer.usage.total_tokens == 60
+
+
+async def test_provenance_is_told_per_token_where_it_is_asked_for(openai: AsyncOpenAI) -> None:
+    stream = await openai.completions.create(
+        model="fake", prompt="x", max_tokens=150, stream=True, temperature=0, extra_body={"provenance": True}
+    )
+    tokens: list[dict[str, Any]] = []
+    async for chunk in stream:
+        told = getattr(chunk.choices[0], "outrider", None)
+        tokens += (told or {}).get("tokens", [])
+        ending = chunk
+    assert bytes(b for token in tokens for b in token["bytes"]).decode(errors="ignore").startswith(TEXT)
+    own = sum(token["provenance"] == "draft" for token in tokens)
+    assert own == ending.choices[0].outrider["statistics"]["accepted"] > 0  # type: ignore[attr-defined]
+
+
+# --- models and state
+
+
+async def test_the_target_is_the_one_model(openai: AsyncOpenAI, web: httpx.AsyncClient) -> None:
+    assert [model.id async for model in openai.models.list()] == ["fake"]
+    assert (await openai.models.retrieve("fake")).owned_by == "outrider"
+    with pytest.raises(NotFoundError, match="does not exist here"):
+        await openai.models.retrieve("gpt-4")
+    with pytest.raises(NotFoundError) as caught:
+        await openai.completions.create(model="gpt-4", prompt="x")
+    assert caught.value.code == "model_not_found" and caught.value.param == "model"
+    assert (await web.get("health")).json() == {"status": "ok"}
+
+
+async def test_health_is_not_well_before_the_target_is_known(tmp_path: Path) -> None:
+    async with (
+        AsyncClient(verifier="127.0.0.1:1", cache_dir=tmp_path, settings=SETTINGS) as client,
+        serving(client, ServeOptions(LOCAL)) as url,
+        httpx.AsyncClient(base_url=url) as web,
+    ):
+        assert (await web.get("health")).status_code == 503
+        answer = await web.post("v1/completions", json={"prompt": "x"})
+        assert answer.status_code == 503 and problem(answer)["code"] == "unavailable"
+
+
+async def test_the_chat_page_asks_nobody_but_this_server(web: httpx.AsyncClient) -> None:
+    answer = await web.get("")
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "connect-src 'self'" in answer.headers["content-security-policy"]
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert "//" not in re.sub(r"(?m)^//.*$", "", answer.text)  # no address of anybody's
+    assert 'fetch("v1/chat/completions"' in answer.text and "provenance: true" in answer.text
+
+
+# --- what it refuses
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"messages": [{"role": "tool", "content": "1"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
+    ],
+)
+async def test_what_it_does_not_heed_is_refused_by_name(
+    web: httpx.AsyncClient, more: dict[str, Any], param: str
+) -> None:
+    answer = await web.post("v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}], **more})
+    assert answer.status_code == 400
+    told = problem(answer)
+    assert (told["param"], told["code"], told["type"]) == (param, "unsupported_parameter", "invalid_request_error")
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [{"tools": []}, {"tools": None}, {"response_format": {"type": "text"}}, {"tool_choice": "none"}, {"store": True}],
+)
+async def test_what_changes_nothing_is_let_pass(web: httpx.AsyncClient, harmless: dict[str, Any]) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, **harmless}
+    assert (await web.post("v1/chat/completions", json=body)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
+        ({"prompt": "x", "temperature": "hot"}, "temperature"),
+        ({"prompt": "x", "temperature": -1}, "temperature"),
+        ({"prompt": "x", "n": 65}, "n"),
+        ({"prompt": ["x"] * 33, "n": 2}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": {"a": 1}}, "prompt"),
+        ({}, "prompt"),
+        ({"prompt": "x", "stop": [""]}, "a stop string"),
+        ({"prompt": "x", "stream_options": {"include_usage": True}}, "stream_options"),
+        ({"prompt": [1, 2, 10**9]}, "a token id in prompt"),
+        ({"prompt": "\ud800"}, "text"),
+    ],
+)
+async def test_wrong_values_are_refused_with_the_field(
+    web: httpx.AsyncClient, body: dict[str, Any], param: str
+) -> None:
+    answer = await web.post("v1/completions", content=json.dumps(body), headers={"content-type": "application/json"})
+    assert answer.status_code == 400, answer.text
+    assert str(problem(answer)["param"]).split(".")[0] == param
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[" * 100_000, b"[]", b"", b'{"prompt": NaN}'])
+async def test_bodies_that_are_no_request_are_refused(web: httpx.AsyncClient, content: bytes) -> None:
+    answer = await web.post("v1/completions", content=content, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    problem(answer)
+
+
+async def test_other_paths_and_methods_have_errors_of_the_same_shape(web: httpx.AsyncClient) -> None:
+    assert problem(await web.get("v1/nothing"))["code"] == "not_found"
+    assert problem(await web.get("v1/completions"))["code"] == "method_not_allowed"
+
+
+async def test_a_prompt_that_is_too_long_says_so_as_openai_does(openai: AsyncOpenAI) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        await openai.completions.create(model="fake", prompt="x" * 9000)
+    assert caught.value.code == "context_length_exceeded"
+
+
+async def test_a_cluster_without_room_is_429_and_says_when_to_come_back(
+    web: httpx.AsyncClient, openai: AsyncOpenAI, verifier: FakeVerifier
+) -> None:
+    verifier.script.refuse = Overloaded("no room", retry_after_s=0.9)
+    for stream in (False, True):
+        answer = await web.post("v1/completions", json={"prompt": "x", "stream": stream})
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+        assert problem(answer)["code"] == "overloaded"
+    with pytest.raises(RateLimitError):
+        await openai.completions.create(model="fake", prompt="x")
+
+
+async def test_an_error_in_mid_stream_is_told_as_an_event(openai: AsyncOpenAI, verifier: FakeVerifier) -> None:
+    verifier.script.step_s = 0.02
+    stream = await openai.completions.create(model="fake", prompt="x", max_tokens=2000, stream=True)
+    with pytest.raises(Exception, match=r"Failed to connect|Connection") as caught:
+        async for chunk in stream:
+            if chunk.choices[0].text:
+                await verifier.kill()
+    assert type(caught.value).__module__.startswith("openai")
+
+
+async def test_text_that_the_draft_writes_alone_says_so_in_every_chunk(
+    client: AsyncClient, openai: AsyncOpenAI, verifier: FakeVerifier
+) -> None:
+    await verifier.kill()
+    client._defaults["offline"] = "draft_only"
+    stream = await openai.completions.create(model="fake", prompt="x", max_tokens=5, stream=True, temperature=0)
+    async for chunk in stream:
+        assert chunk.choices[0].outrider["verified"] is False  # type: ignore[attr-defined]
+    client._defaults["offline"] = "raise"
+    with pytest.raises(InternalServerError) as caught:
+        await openai.completions.create(model="fake", prompt="x", max_tokens=5)
+    assert caught.value.status_code == 503
+
+
+# --- who may ask
+
+
+async def test_a_client_that_goes_away_cancels_its_request(web: httpx.AsyncClient, verifier: FakeVerifier) -> None:
+    verifier.script.step_s = 0.01
+    for stream in (True, False):
+        body = {"prompt": "x", "max_tokens": 4000, "stream": stream, "n": 2}
+        if stream:
+            async with web.stream("POST", "v1/completions", json=body) as answer:
+                async for _ in answer.aiter_lines():
+                    break
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                await web.post("v1/completions", json=body, timeout=0.3)
+        await until_free(verifier)
+
+
+async def test_request_ids_are_echoed_or_made(web: httpx.AsyncClient) -> None:
+    assert (await web.get("health", headers={"x-request-id": "mine-1"})).headers["x-request-id"] == "mine-1"
+    made = {(await web.get("health")).headers["x-request-id"] for _ in range(2)}
+    assert len(made) == 2
+    assert len((await web.get("health", headers={"x-request-id": "a" * 500})).headers["x-request-id"]) == 32
+
+
+async def test_a_key_is_asked_for_where_one_is_set_and_pages_may_ask_where_they_are_allowed(
+    client: AsyncClient,
+) -> None:
+    options = ServeOptions(LOCAL, api_key="sesame", cors_origins=("https://chat.example",))
+    async with serving(client, options) as url:
+        async with AsyncOpenAI(base_url=f"{url}v1", api_key="wrong", max_retries=0) as stranger:
+            with pytest.raises(AuthenticationError):
+                await stranger.models.list()
+        async with AsyncOpenAI(base_url=f"{url}v1", api_key="sesame") as friend:
+            assert (await friend.models.list()).data
+        async with httpx.AsyncClient(base_url=url) as web:
+            assert (await web.get("health")).status_code != 401
+            origin = {"origin": "https://chat.example"}
+            refused = await web.get("v1/models", headers=origin)
+            assert refused.status_code == 401
+            assert refused.headers["access-control-allow-origin"] == "https://chat.example"
+            asks = {
+                **origin,
+                "access-control-request-method": "POST",
+                "access-control-request-headers": "authorization",
+            }
+            assert (await web.options("v1/completions", headers=asks)).status_code == 200
+            other = await web.get("health", headers={"origin": "https://evil.example"})
+            assert "access-control-allow-origin" not in other.headers
+
+
+async def test_a_body_that_is_too_large_is_not_read(client: AsyncClient) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        for _ in range(100):
+            yield b"x" * 1000
+
+    async with (
+        serving(client, ServeOptions(LOCAL, max_body_bytes=2000)) as url,
+        httpx.AsyncClient(base_url=url) as web,
+    ):
+        for content in (b"x" * 3000, endless()):
+            answer = await web.post("v1/completions", content=content, headers={"content-type": "application/json"})
+            assert answer.status_code == 413
+            assert problem(answer)["code"] == "too_large"
+
+
+@pytest.mark.parametrize(
+    "options", [ServeOptions("0.0.0.0:0"), ServeOptions("example.org:80"), ServeOptions("nonsense")]
+)
+def test_an_address_beyond_this_machine_needs_a_key(options: ServeOptions) -> None:
+    with pytest.raises(BadRequest):
+        options.check()
+    ServeOptions("0.0.0.0:0", api_key="k").check()
+    ServeOptions("0.0.0.0:0", insecure=True).check()
+
+
+def test_the_command_refuses_to_serve_others_without_a_key(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["serve", "--listen", "0.0.0.0:0", "--verifier", "127.0.0.1:1"])
+    assert exit_.value.code == 2
+    assert "OUTRIDER_EDGE_SERVE_API_KEY" in capsys.readouterr().err
