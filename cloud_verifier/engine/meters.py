@@ -52,6 +52,8 @@ class EngineMeters:
         """A session's commit. gap_s: since the one before, or where it is the first since the session's begin."""
         if first:
             self.first_token_s.add(gap_s)
+            if count > 1:
+                self.token_s.add(0.0, count - 1)  # with the first
         else:
             self.token_s.add(gap_s / count, count)
 

@@ -38,7 +38,6 @@ def client() -> AsyncClient:
         ("seed", 2**64),
         ("max_tokens", True),
         ("max_tokens", 2.0),
-        ("max_tokens", None),
         ("stop_token_ids", 5),
         ("stop_token_ids", None),
         ("stop_token_ids", [1.5]),

@@ -31,7 +31,7 @@ def samples(metrics: EdgeMetrics) -> dict[str, float]:
 def test_a_request_counts_while_it_runs_and_not_twice_when_it_has_ended(clock) -> None:
     metrics, statistics = EdgeMetrics(), Statistics(clock)
     with metrics.following(statistics) as following:
-        statistics.delivered(3, carried=2)
+        statistics.delivered(3, accepted=2)
         statistics.drafted += 5
         during = samples(metrics)
         following.finish = "length"
@@ -50,9 +50,9 @@ def test_times_are_those_of_requests_that_have_ended(clock) -> None:
     metrics, statistics = EdgeMetrics(), Statistics(clock)
     with metrics.following(statistics):
         clock.now = 0.2
-        statistics.delivered(1, carried=0)
+        statistics.delivered(1, accepted=0)
         clock.now = 1.2
-        statistics.delivered(4, carried=3)
+        statistics.delivered(4, accepted=3)
         statistics.rtt_ms = 40.0
         assert samples(metrics)["time_to_first_token_seconds_count"] == 0
     after = samples(metrics)
