@@ -79,6 +79,7 @@ async def run(system: System, scale: Scale, story: Story, result: Result, kept: 
         texts = await gain.written(plain, pair, scale.heldout, scale.heldout_tokens)
         judge_gain(await asyncio.to_thread(measured, system, stable, texts, story), scale, story, result)
         bad = await asyncio.to_thread(safety.prepare, system, scale, texts, stable)
+        kept.names[digest_of(bad.file)] = "worse draft"
         fleet.order("arithmetic")
         await kills.kill_redis(system, fleet, story)
         result.rolled_back = await safety.worse(system, fleet, scale, story, bad, stable)

@@ -35,7 +35,7 @@ async def kill_coordinator(system: System, fleet: Fleet, story: Story) -> None:
     """In the midst of sessions and of a trial; a new one starts over the same Redis."""
     await asyncio.sleep(_UNDER_WAY_S)
     before = lines(await system.releases())
-    killed = story.tell(f"kill -9 of the coordinator, with {said(before)}")
+    killed = story.tell(f"kill -9 of the coordinator, with {said(before)}", "coordinator killed")
     await system.kill_coordinator()
     await asyncio.sleep(AWAY_S)
     await system.start_coordinator()
@@ -46,7 +46,7 @@ async def kill_redis(system: System, fleet: Fleet, story: Story) -> None:
     """With all its data."""
     await asyncio.sleep(_UNDER_WAY_S)
     before = lines(await system.releases())
-    killed = story.tell(f"kill -9 of Redis with all its data, with {said(before)}")
+    killed = story.tell(f"kill -9 of Redis with all its data, with {said(before)}", "Redis killed")
     system.redis.stop(kill=True)
     await asyncio.sleep(AWAY_S)
     system.redis.start()

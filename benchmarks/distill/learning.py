@@ -42,13 +42,15 @@ async def turn(system: System, fleet: Fleet, scale: Scale, story: Story) -> int:
     story.tell("eight devices ask for code")
     await until(lambda: "code" in system.state().usual, scale.start_s, "the loop knows what is usual for code")
     usual = system.state().usual["code"]
-    turned = story.tell(f"traffic turns to arithmetic after {fleet.tokens} tokens; usual on code: {usual:.2f}")
+    turned = story.tell(
+        f"traffic turns to arithmetic after {fleet.tokens} tokens; usual on code: {usual:.2f}", "arithmetic"
+    )
     fleet.order("arithmetic")
     await until(lambda: system.state().run is not None, scale.start_s, "the loop notices")
     run = system.state().run
     if run is None:
         raise Unavailable("the run ended as soon as it had begun")
-    noticed = story.tell(f"the loop begins run {run.number} by itself: {run.cause}")
+    noticed = story.tell(f"the loop begins run {run.number} by itself: {run.cause}", "a run begins")
     story.check("the loop notices", "arithmetic is why", run.cause, "arithmetic" in run.cause)
     story.tell(f"that took {noticed - turned:.0f} s of new traffic")
     return run.number
@@ -63,7 +65,7 @@ async def train(system: System, number: int, scale: Scale, story: Story) -> Cut:
     await until(lambda: last_step(folder) >= begin + _STEPS_FIRST, _STAGE_S, "training beyond it")
     before = curve(folder)
     pid = system.kill_trainer()
-    story.tell(f"kill -9 of the trainer ({pid}) at step {last_step(folder)} of {scale.steps}")
+    story.tell(f"kill -9 of the trainer ({pid}) at step {last_step(folder)} of {scale.steps}", "trainer killed")
     await until(lambda: resumed(folder / "training.log") is not None, _STAGE_S, "the training goes on")
     from_step = resumed(folder / "training.log") or 0
     cut = Cut(int(before[-1]["step"]), from_step, lost_seconds(before, from_step))
@@ -79,7 +81,8 @@ async def train(system: System, number: int, scale: Scale, story: Story) -> Cut:
     await until((folder / job.DONE).exists, scale.start_s, "the training is over")
     done = json.loads((folder / job.DONE).read_text())
     story.tell(
-        f"trained: {done['step']} steps, {done['tokens']} tokens, {done['seconds']} s; {done['heldout_overlap']}"
+        f"trained: {done['step']} steps, {done['tokens']} tokens, {done['seconds']} s; {done['heldout_overlap']}",
+        "trained",
     )
     return cut
 
@@ -90,7 +93,7 @@ async def published(system: System, scale: Scale, story: Story) -> str:
     run = system.state().run
     if run is None:
         raise Unavailable(f"the run ended before its canary: {outcome(system.state().history)}")
-    story.tell(f"the gate let it pass; release {run.release[:12]} is published")
+    story.tell(f"the gate let it pass; release {run.release[:12]} is published", "on trial")
     return run.release
 
 
@@ -98,7 +101,7 @@ async def decided(system: System, scale: Scale, story: Story) -> Outcome:
     """Wait for what the canary says."""
     await until(lambda: system.state().run is None, scale.canary_s + _STAGE_S, "the canary's decision")
     last = system.state().history[-1]
-    story.tell(f"release {last.release[:12]} is {last.result}: {last.reason}")
+    story.tell(f"release {last.release[:12]} is {last.result}: {last.reason}", last.result)
     return last
 
 

@@ -29,11 +29,12 @@ def acceptance(
     for (release, kind), points in sorted(binned(answers, begun).items()):
         label = f"{names.get(release, release[:12] or 'no draft')}, {kind}"
         axes.plot(*zip(*points, strict=True), marker=".", label=label)
-    for number, event in enumerate(events):
-        axes.axvline(event.unix - begun, color="grey", alpha=0.25, linewidth=0.8)
-        axes.text(event.unix - begun, 1.0 - 0.03 * (number % 8), event.text[:42], fontsize=6, alpha=0.8)
-    axes.set(xlabel="seconds", ylabel="share of tokens that the device had guessed", ylim=(0.0, 1.03))
-    axes.legend(loc="lower right")
+    for number, event in enumerate(event for event in events if event.mark):
+        axes.axvline(event.unix - begun, color="grey", alpha=0.4, linewidth=0.8)
+        height = 0.02 + 0.24 * (number % 2)  # neighbours in time stand apart
+        axes.text(event.unix - begun, height, event.mark, rotation=90, ha="right", va="bottom", fontsize=8)
+    axes.set(xlabel="seconds", ylabel="share of tokens that the device had guessed", ylim=(0.0, 1.1))
+    axes.legend(loc="upper left", ncols=4)
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=100)
     return path

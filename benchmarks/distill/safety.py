@@ -49,16 +49,16 @@ async def worse(system: System, fleet: Fleet, scale: Scale, story: Story, bad: B
     """Publish it; returns whether it was rolled back within its window."""
     digest = digest_of(bad.file)
     await system.distill("publish", str(bad.file), "--parent", stable)
-    began = story.tell(f"published on purpose: {digest[:12]}, {bad.figures}")
+    began = story.tell(f"published on purpose: {digest[:12]}, {bad.figures}", "a worse draft on trial")
     known = await _decided(system, digest, scale.canary_s + _GRACE_S)
     took = time.time() - began
     back = known is not None and known.state == ROLLED_BACK
-    story.tell(f"release {digest[:12]}: {known.state}, {known.reason}" if known else f"{digest[:12]} is not decided")
+    said = f"{known.state}, {known.reason}" if known else "undecided"
+    story.tell(f"release {digest[:12]}: {said}", known.state.replace("_", " ") if known else "")
     await learning.adopted(fleet, stable, _BACK_S, story)
     tried = {answer.device for answer in fleet.answers if answer.release == digest}
     gave_up = sum(answer.refused.get("worse", 0) > 0 for answer in _latest(fleet.answers))
     now = (await system.releases()).get(stable)
-    said = f"{known.state}, {known.reason}" if known else "undecided"
     tried_by_some = 0 < len(tried) < DEVICES
     story.check(
         "a worse draft",

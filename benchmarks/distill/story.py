@@ -26,6 +26,8 @@ class Event:
 
     unix: float
     text: str
+    mark: str
+    """What it is called in a plot; empty where it is none of its milestones."""
 
 
 class Story:
@@ -38,10 +40,10 @@ class Story:
         self.outages: list[tuple[float, float]] = []
         """(begin, end) in Unix seconds of what was killed on purpose."""
 
-    def tell(self, text: str) -> float:
+    def tell(self, text: str, mark: str = "") -> float:
         """Returns the time, in Unix seconds."""
         now = time.time()
-        self.events.append(Event(now, text))
+        self.events.append(Event(now, text, mark))
         print(f"{now - self.begun:7.1f} s  {text}", flush=True)
         return now
 

@@ -44,7 +44,10 @@ def same(annotation: Any) -> str:
 
 
 def test_the_blocking_client_lacks_no_method_and_has_no_other() -> None:
-    theirs = {TWINS.get(name, name) for name in surface(AsyncClient)} | {"updates", "metrics"}  # there they are attributes
+    theirs = {TWINS.get(name, name) for name in surface(AsyncClient)} | {
+        "updates",
+        "metrics",
+    }  # there they are attributes
     assert set(surface(Client)) == theirs
 
 
