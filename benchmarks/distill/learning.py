@@ -42,9 +42,8 @@ async def turn(system: System, fleet: Fleet, scale: Scale, story: Story) -> int:
     story.tell("eight devices ask for code")
     await until(lambda: "code" in system.state().usual, scale.start_s, "the loop knows what is usual for code")
     usual = system.state().usual["code"]
-    turned = story.tell(
-        f"traffic turns to arithmetic after {fleet.tokens} tokens; usual on code: {usual:.2f}", "arithmetic"
-    )
+    said = f"traffic turns to arithmetic after {fleet.tokens} tokens; usual on code: {usual:.2f}"
+    turned = story.tell(said, "arithmetic")
     fleet.order("arithmetic")
     await until(lambda: system.state().run is not None, scale.start_s, "the loop notices")
     run = system.state().run
