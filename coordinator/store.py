@@ -51,6 +51,8 @@ SESSIONS_AT_ONCE = 256
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _AWAY = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ReadOnlyError, exceptions.ClusterDownError)
+_BY_NAME = "run"
+"""The method that is given what it does."""
 _AWAY_REPLIES = ("LOADING", "MASTERDOWN", "OOM", "BUSY", "NOREPLICAS", "TRYAGAIN", "MISCONF")
 
 
@@ -62,6 +64,8 @@ def _reaching(
     @functools.wraps(method)
     async def wrapped(self: Store, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         name, begun = method.__name__, time.perf_counter()
+        if name == _BY_NAME:
+            name = str(args[0])  # the script's, of which there are as few
         try:
             return await method(self, *args, **kwargs)
         except _AWAY as error:
