@@ -114,7 +114,7 @@ def _from_json(data: dict[str, Any]) -> Recording:
         call=Call(
             name=call["name"],
             prompt=tuple(call["prompt"]),
-            sampling=SamplingParams(**call["sampling"]),
+            sampling=_sampling(call["sampling"]),
             max_tokens=call["max_tokens"],
             output=tuple(call["output"]),
             ignore_eos=call["ignore_eos"],
@@ -125,3 +125,7 @@ def _from_json(data: dict[str, Any]) -> Recording:
             for position, path, proposals in answers
         },
     )
+
+
+def _sampling(data: dict[str, Any]) -> SamplingParams:
+    return SamplingParams(**{**data, "logit_bias": tuple((token, bias) for token, bias in data["logit_bias"])})

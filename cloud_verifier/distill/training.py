@@ -77,6 +77,10 @@ def main() -> None:
     except (TrainingFailed, CheckpointRefused, GgufRefused, ValidationError, OSError, ValueError) as error:
         log.error("training failed: %s", error)
         code = 1 if isinstance(error, OSError) else HOPELESS
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        # At an ordinary exit a thread of gloo's that is still there aborts the process, one time in many.
+        logging.shutdown()
+        os._exit(code)
     sys.exit(code)
 
 
