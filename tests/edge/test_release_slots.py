@@ -7,7 +7,9 @@ import json
 import logging
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -113,6 +115,22 @@ def test_only_what_is_clearly_worse_is_called_so(before: Score, now: Score, verd
 
 
 # --- on disk
+
+
+@pytest.fixture(autouse=True)
+def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[SlotStore]]:
+    """All stores of a test; what it leaves open is closed."""
+    stores: list[SlotStore] = []
+    original = SlotStore.open
+
+    def opening(*arguments: Any) -> SlotStore:
+        stores.append(original(*arguments))
+        return stores[-1]
+
+    monkeypatch.setattr(SlotStore, "open", opening)
+    yield stores
+    for one in stores:
+        one.close()
 
 
 @pytest.fixture
