@@ -124,7 +124,7 @@ class Bench:
 
     async def _colocated(self, name: str, depth: int, pauses: bool) -> Arm:
         options = ["--colocated-draft", str(self._draft), "--colocated-depth", str(depth)]
-        cluster, where = await self._cluster(*options, *([] if pauses else ["--colocated-always"]))
+        cluster, where = await self._cluster(*options, *([] if pauses else ["--no-colocated-pauses"]))
         return Arm(name, await self._swarm(where), cluster, False)
 
     async def _cluster(self, *options: str, steered: bool = False) -> tuple[Cluster, Where]:

@@ -116,8 +116,9 @@ def over_http(web: httpx.AsyncClient, tokens: int) -> Arm:
 async def server(verifier: str) -> AsyncIterator[str]:
     """The URL of `outrider-edge serve`."""
     command = (sys.executable, "-m", "edge_agent.cli", "serve", "--verifier", verifier, "--draft", "none")
+    quiet = ("--log-level", "WARNING")  # a line for each request would hide the figures
     process = await asyncio.create_subprocess_exec(
-        *command, "--listen", "127.0.0.1:0", stdout=asyncio.subprocess.PIPE, cwd=harness.ROOT
+        *command, *quiet, "--listen", "127.0.0.1:0", stdout=asyncio.subprocess.PIPE, cwd=harness.ROOT
     )
     try:
         line = await process.stdout.readline() if process.stdout is not None else b""

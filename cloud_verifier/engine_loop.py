@@ -172,7 +172,7 @@ class EngineLoop:
                         draft_ms=session.draft_ms,
                         nodes_per_level=session.nodes_per_level,
                         draft_release=session.draft_release,
-                        guessed=session.guessed,
+                        positions=session.positions,
                         right=session.right,
                     )
                     for session_id, session in stats.sessions.items()

@@ -42,7 +42,7 @@ MAX_PART_NAME = 32
 MAX_RATE = 1e9
 MAX_VERDICTS = 1_024
 MOST_PER_LEVEL = 16.0
-MAX_GUESSES = 2**40
+MAX_POSITIONS = 2**40
 """Of a session: exact in a double (Lua), and more than any makes."""
 _VERIFIER_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _LABEL = re.compile(r"[A-Za-z0-9._-]{0,64}")
@@ -187,7 +187,7 @@ def _grant_to_proto(grant: Grant) -> pb.Grant:
 
 def _session_stats(verifier_id: str, report: pb.SessionReport) -> SessionStats:
     _label("sessions.tenant", report.tenant)
-    guessed, right = _guesses(report)
+    positions, right = _judged(report)
     return SessionStats(
         session_id=session_id(report.session_id),
         tenant=report.tenant,
@@ -204,14 +204,14 @@ def _session_stats(verifier_id: str, report: pb.SessionReport) -> SessionStats:
         nodes_per_level=min(_measure("sessions.nodes_per_level", report.nodes_per_level, MAX_RATE), MOST_PER_LEVEL),
         draft=report.draft_release if _LABEL.fullmatch(report.draft_release) else "",
         traffic=report.traffic_class if _LABEL.fullmatch(report.traffic_class) else "",
-        guessed=guessed,
+        positions=positions,
         right=right,
     )
 
 
-def _guesses(report: pb.SessionReport) -> tuple[int, int]:
+def _judged(report: pb.SessionReport) -> tuple[int, int]:
     """What a device does and says is no fault of the report: counts that cannot be are none, as is a name above."""
-    return (report.guessed, report.right) if report.right <= report.guessed <= MAX_GUESSES else (0, 0)
+    return (report.positions, report.right) if report.right <= report.positions <= MAX_POSITIONS else (0, 0)
 
 
 def _verdicts(verdicts: bytes) -> bytes:

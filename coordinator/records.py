@@ -45,10 +45,10 @@ class SessionStats:
     """Release that its device says it drafts with; empty where it does not, or its verifier does not tell."""
     traffic: str = ""
     """Class, by its ticket."""
-    guessed: int = 0
-    """Positions since it has drafted with this release, for which it guessed; of them the next."""
+    positions: int = 0
+    """Since the first guess with this release was judged, those without a guess among them; of them the next."""
     right: int = 0
-    """First guesses that were right."""
+    """Whose first guess was right."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +156,9 @@ class Load:
     """The median of its sessions; 0 where none is measured."""
 
 
+VERIFIER_STATES = ("serving", "cordoned", "draining")
+
+
 @dataclass(frozen=True)
 class Verifier:
     """A registered verifier with a valid lease."""
@@ -166,6 +169,11 @@ class Verifier:
     """Until the lease ends unless it is renewed."""
     cordoned: bool = False
     """An operator lets no new sessions be placed there."""
+
+    @property
+    def state(self) -> str:
+        """One of VERIFIER_STATES; new sessions are placed on those that serve alone."""
+        return "draining" if self.load.draining else "cordoned" if self.cordoned else "serving"
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@
 
 Eight devices draft with the narrow draft and ask for code, then for sums. The loop notices, trains, gates, publishes;
 the canary decides; live sessions swap. Then a worse draft is published on purpose, and devices are lied to. Trainer,
-coordinator and Redis are killed on the way. The questions that devices ask (benchmarks.questions) are none of those
-that are measured with (benchmarks/prompts). The tenant has agreed to its prompts being kept: a draft learns from
+loop, coordinator and Redis are killed on the way. The questions that devices ask (benchmarks.questions) are none of
+those that are measured with (benchmarks/prompts). The tenant has agreed to its prompts being kept: a draft learns from
 answers alone, and reads what was asked as context. Under 25 minutes on two cores; `--quick` under 5, which is too
 little traffic to promise how much is learnt.
 

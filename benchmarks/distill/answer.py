@@ -18,6 +18,8 @@ class Answer:
     """As given to `AsyncClient.generate`: the same again gives the same tokens."""
     begun: float
     ended: float
+    first: float = 0.0
+    """When its first token was there."""
     tokens: list[int] = field(default_factory=list)
     guessed: int = 0
     """Of the tokens, those that the device had guessed."""

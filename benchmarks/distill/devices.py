@@ -116,6 +116,7 @@ async def ask(client: AsyncClient, number: int, kind: str, prompt: str, options:
     told = done.statistics
     return Answer(
         *(number, kind, prompt, options, begun, time.time()),
+        first=begun + (told.first_token_s or 0.0),
         tokens=list(done.token_ids),
         guessed=told.guessed,
         steps=told.steps,

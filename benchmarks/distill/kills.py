@@ -15,15 +15,14 @@ from outrider.core.errors import Unavailable
 
 AWAY_S = 1.0
 """Between a kill and the new start."""
-_BACK_S = 30.0
+_BACK_S = 40.0
+"""More than the pause of a device that has asked just before."""
 _OPENING_S = 2.0
 """A request that began so long before a kill may not have had a session yet."""
 _SETTLING_S = 5.0
 """After a new start, until verifiers have registered with it."""
-_UNDER_WAY_S = 4.0
-"""Of requests before a kill: with none in the midst of their answers, nothing is shown."""
 _ANSWERS = 8
-"""Requests begun after a new start that must be answered."""
+"""Requests begun after a new start that must be answered; and before a kill, which comes in the midst of others."""
 
 
 def lines(known: Mapping[str, Known]) -> dict[str, tuple[int, str]]:
@@ -33,7 +32,7 @@ def lines(known: Mapping[str, Known]) -> dict[str, tuple[int, str]]:
 
 async def kill_coordinator(system: System, fleet: Fleet, story: Story) -> None:
     """In the midst of sessions and of a trial; a new one starts over the same Redis."""
-    await asyncio.sleep(_UNDER_WAY_S)
+    await _answered(time.time(), fleet)
     before = lines(await system.releases())
     killed = story.tell(f"kill -9 of the coordinator, with {said(before)}", "coordinator killed")
     await system.kill_coordinator()
@@ -44,7 +43,7 @@ async def kill_coordinator(system: System, fleet: Fleet, story: Story) -> None:
 
 async def kill_redis(system: System, fleet: Fleet, story: Story) -> None:
     """With all its data."""
-    await asyncio.sleep(_UNDER_WAY_S)
+    await _answered(time.time(), fleet)
     before = lines(await system.releases())
     killed = story.tell(f"kill -9 of Redis with all its data, with {said(before)}", "Redis killed")
     system.redis.stop(kill=True)
@@ -109,8 +108,8 @@ async def _answered(began: float, fleet: Fleet) -> int:
 
 
 def went_through(answers: Sequence[Answer], killed: float) -> int:
-    """Requests that had a session at `killed`, in Unix seconds, and were answered after it."""
-    return sum(not a.error and a.begun < killed - _OPENING_S and a.ended > killed for a in answers)
+    """Requests that had tokens at `killed`, in Unix seconds, and were answered after it."""
+    return sum(not a.error and 0.0 < a.first < killed < a.ended for a in answers)
 
 
 def unexcused(answers: Sequence[Answer], outages: Sequence[tuple[float, float]]) -> list[Answer]:

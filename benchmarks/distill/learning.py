@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,11 @@ class Cut:
     lost_s: float
     """Training that was done twice."""
 
+    @classmethod
+    def of(cls, before: Sequence[dict[str, Any]], from_step: int) -> Cut:
+        """before: the curve at the kill."""
+        return cls(int(before[-1]["step"]), from_step, lost_seconds(before, from_step))
+
 
 async def turn(system: System, fleet: Fleet, scale: Scale, story: Story) -> int:
     """Ask for code until the loop knows what is usual, then for sums until it begins a run; returns its number."""
@@ -55,35 +60,38 @@ async def turn(system: System, fleet: Fleet, scale: Scale, story: Story) -> int:
     return run.number
 
 
-async def train(system: System, number: int, scale: Scale, story: Story) -> Cut:
-    """Wait for the training, kill it, see it go on; returns when it is over."""
+async def train(system: System, number: int, scale: Scale, story: Story) -> None:
+    """Wait for the training, kill it twice, see it go on; returns when it is over."""
     folder = system.run_folder(number)
     saved = folder / "checkpoint" / "state.safetensors"
     await until(saved.exists, _STAGE_S, "the training's first checkpoint")
-    begin = last_step(folder)
-    await until(lambda: last_step(folder) >= begin + _STEPS_FIRST, _STAGE_S, "training beyond it")
-    before = curve(folder)
-    pid = system.kill_trainer()
-    story.tell(f"kill -9 of the trainer ({pid}) at step {last_step(folder)} of {scale.steps}", "trainer killed")
-    await until(lambda: resumed(folder / "training.log") is not None, _STAGE_S, "the training goes on")
-    from_step = resumed(folder / "training.log") or 0
-    cut = Cut(int(before[-1]["step"]), from_step, lost_seconds(before, from_step))
-    window = float(scale.training["save_seconds"])
-    longest = max((b["seconds"] - a["seconds"] for a, b in itertools.pairwise(before)), default=0.0)
-    story.tell(f"it goes on by itself from step {cut.from_step}")
-    story.check(
-        "a killed trainer",
-        f"at most {window:.0f} s and a step or measurement ({longest:.1f} s) of training lost, and the loop goes on",
-        f"{cut.at_step - cut.from_step} steps, {cut.lost_s:.1f} s",
-        cut.from_step > 0 and cut.lost_s <= window + longest,
-    )
+    await _cut("the trainer", system.kill_trainer, folder, scale, story)
+    await _cut("the loop", system.kill_loop, folder, scale, story)
     await until((folder / job.DONE).exists, scale.start_s, "the training is over")
     done = json.loads((folder / job.DONE).read_text())
     story.tell(
         f"trained: {done['step']} steps, {done['tokens']} tokens, {done['seconds']} s; {done['heldout_overlap']}",
         "trained",
     )
-    return cut
+
+
+async def _cut(what: str, kill: Callable[[], Awaitable[int]], folder: Path, scale: Scale, story: Story) -> None:
+    begin, log = last_step(folder), folder / "training.log"
+    await until(lambda: last_step(folder) >= begin + _STEPS_FIRST, _STAGE_S, "some steps of training")
+    before, begun = curve(folder), len(resumed(log))
+    pid = await kill()
+    story.tell(f"kill -9 of {what} ({pid}) at step {before[-1]['step']} of {scale.steps}", f"{what} killed")
+    await until(lambda: len(resumed(log)) > begun, _STAGE_S, "the training goes on")
+    cut = Cut.of(before, resumed(log)[-1])
+    window = float(scale.training["save_seconds"])
+    longest = max((b["seconds"] - a["seconds"] for a, b in itertools.pairwise(before)), default=0.0)
+    story.tell(f"it goes on by itself from step {cut.from_step}")
+    story.check(
+        f"{what}, killed in training",
+        f"at most {window:.0f} s and a step or measurement ({longest:.1f} s) of training lost, and the loop goes on",
+        f"{cut.at_step - cut.from_step} steps, {cut.lost_s:.1f} s",
+        cut.from_step > 0 and cut.lost_s <= window + longest,
+    )
 
 
 async def published(system: System, scale: Scale, story: Story) -> str:
@@ -130,10 +138,10 @@ def last_step(folder: Path) -> int:
     return int(lines[-1]["step"]) if lines else 0
 
 
-def resumed(log: Path) -> int | None:
-    """Step from which a training that was begun again went on, by its own words."""
+def resumed(log: Path) -> list[int]:
+    """Steps from which a training that was begun again went on, by its own words."""
     found = re.findall(r"going on from step (\d+)", log.read_text(errors="replace") if log.exists() else "")
-    return int(found[-1]) if found else None
+    return [int(step) for step in found]
 
 
 def lost_seconds(lines: Sequence[dict[str, Any]], step: int) -> float:

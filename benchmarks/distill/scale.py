@@ -32,7 +32,7 @@ class Scale:
     canary_bound: float = 0.05
     canary_alpha: float = 0.01
     session_samples: int = 4
-    heldout: int = 22
+    heldout: int = 60
     """Prompts of each kind that are measured with."""
     heldout_tokens: int = 128
     compared: int = 150
@@ -69,10 +69,10 @@ QUICK = Scale(
     request_tokens=96,
     pause_s=15.0,
     canary_s=60.0,
-    canary_bound=0.25,
+    canary_bound=0.1,
     canary_alpha=0.1,
     session_samples=8,
-    noise=0.35,
+    noise=0.6,
     heldout=10,
     heldout_tokens=64,
     compared=30,

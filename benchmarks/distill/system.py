@@ -105,7 +105,7 @@ class System:
 
     @property
     def loop_runs(self) -> bool:
-        """Whether the loop's process, the first one, still lives."""
+        """Whether its process, the one that was started last, still lives."""
         return self._loop is not None and self._loop.returncode is None
 
     def state(self) -> State:
@@ -115,13 +115,19 @@ class System:
     def run_folder(self, number: int) -> Path:
         return self.state_dir / "runs" / str(number)
 
-    def kill_trainer(self) -> int:
+    async def kill_loop(self) -> int:
+        """SIGKILL to the loop, and a new one in its place, as its supervisor would; returns the pid of the old one."""
+        process = self._running_loop()
+        process.kill()
+        await process.wait()
+        await self._start_loop()
+        return process.pid
+
+    async def kill_trainer(self) -> int:
         """SIGKILL to the loop's child that trains; returns its pid. Raises Unavailable where there is none."""
-        if self._loop is None:
-            raise Unavailable("the loop has not begun")
-        for pid in children_of(self._loop.pid):
+        for pid in children_of(self._running_loop().pid):
             with contextlib.suppress(OSError):
-                if _TRAINER in Path(f"/proc/{pid}/cmdline").read_bytes():
+                if _trains(pid):
                     os.kill(pid, signal.SIGKILL)
                     return pid
         raise Unavailable("the loop has no child that trains")
@@ -148,6 +154,11 @@ class System:
         """Their ends, for whoever has to find out why."""
         for log in sorted(self.logs.glob("*.log")) + sorted(self.state_dir.glob("runs/*/*.log")):
             print(f"--- end of {log.name}\n{log.read_text(errors='replace')[-1500:]}", file=sys.stderr)
+
+    def _running_loop(self) -> asyncio.subprocess.Process:
+        if self._loop is None:
+            raise Unavailable("the loop has not begun")
+        return self._loop
 
     async def _start_loop(self) -> None:
         with (self.logs / "loop.log").open("ab") as log:
@@ -208,6 +219,10 @@ def children_of(pid: int) -> list[int]:
             if folder.name.isdigit() and parent_of((folder / "stat").read_text()) == pid:
                 found.append(int(folder.name))
     return found
+
+
+def _trains(pid: int) -> bool:
+    return _TRAINER in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def parent_of(stat: str) -> int:

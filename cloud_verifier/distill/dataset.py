@@ -15,8 +15,10 @@ import hashlib
 import os
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -123,71 +125,31 @@ def build(log: Source, folder: Path, plan: DatasetPlan, now: float) -> DatasetCa
 
     Reads the log twice, so that the target's distributions are held only of what is chosen.
     """
-    outlines = [Outline.of(passage) for passage in log.read(plan.since_unix, now)]
-    if not outlines:
-        raise DatasetEmpty("the traffic log holds no passage: is recording on for any tenant?")
-    read = sum(len(one.tokens) for one in outlines)
-    outlines = [one for one in outlines if one.expires_unix > now + plan.lasts_s]
-    if not outlines:
-        raise DatasetEmpty(
-            f"all of the traffic log expires within {plan.lasts_s / 60:.0f} minutes, which a run may take: let tenants'"
-            " recordings be kept for longer, or lower train_minutes and stage_minutes"
-        )
-    expiring = read - sum(len(one.tokens) for one in outlines)
+    outlines, expiring = _lasting(log, plan, now)
     newest = max(outlines, key=lambda one: one.time_unix)
     weights_hash = plan.weights_hash or newest.weights_hash
     ours = [outline for outline in outlines if outline.weights_hash == weights_hash]
-    told_apart = _class_names(ours, plan)
-    ours = [dataclasses.replace(one, traffic_class=told_apart[one.traffic_class]) for one in ours]
-    pieces, left_out = _pieces(ours, plan)
-    left_out["expiring"] = expiring
-    left_out["other_target"] = sum(len(one.tokens) for one in outlines) - sum(len(one.tokens) for one in ours)
-    held_out, to_watch, to_learn = _split(pieces, plan)
-    measured, _ = select(held_out, plan.limits(plan.heldout_tokens, by_class=True))
-    watched, _ = select(to_watch, plan.limits(plan.heldout_tokens, by_class=True))
-    unlike = _unlike(to_learn, [*measured, *watched], plan)
-    left_out["held_out"] = sum(piece.learnt for piece in to_learn) - sum(piece.learnt for piece in unlike)
-    learnt, dropped = select(unlike, plan.limits(plan.tokens, by_class=False))
-    if not learnt or not measured or not watched:
-        raise DatasetEmpty(
-            f"the traffic log holds {len({one.session_id for one in ours})} sessions of this target, with"
-            f" {len(learnt)} texts to learn from, {len(watched)} to watch and {len(measured)} to measure on; all are"
-            " needed"
-        )
-    filling = Filling([*learnt, *watched, *measured], plan.top)
+    named = _class_names(ours, plan)
+    chosen = _choose([dataclasses.replace(one, traffic_class=named[one.traffic_class]) for one in ours], plan)
+    filling = Filling([*chosen.learnt, *chosen.watched, *chosen.measured], plan.top)
     for passage in log.read(plan.since_unix, now):
-        if passage.weights_hash == weights_hash and passage.expires_unix > now + plan.lasts_s:
-            name = told_apart.get(passage.traffic_class)
-            if name is not None:  # else it has come since
-                filling.take(
-                    passage if name == passage.traffic_class else dataclasses.replace(passage, traffic_class=name)
-                )
-    # The log may have lost passages since the choice.
-    learnt, watched, measured = ([one for one in some if filling.covers(one)] for some in (learnt, watched, measured))
-    if not learnt or not measured or not watched:
+        lasts = passage.expires_unix > now + plan.lasts_s
+        if lasts and passage.weights_hash == weights_hash and passage.traffic_class in named:  # else it has come since
+            filling.take(dataclasses.replace(passage, traffic_class=named[passage.traffic_class]))
+    chosen = chosen.that(filling.covers)  # the log may have lost passages since the choice
+    if not chosen.enough:
         raise DatasetEmpty("the traffic log lost what was chosen while it was read: it is shrunk or expired too often")
-    if folder.exists():
-        shutil.rmtree(folder)
-    save_texts(folder / "train", [filling.text(piece) for piece in learnt])
-    save_texts(folder / "watched", [filling.text(piece) for piece in watched])
-    save_texts(folder / "heldout", [filling.text(piece) for piece in measured])
-    card = DatasetCard(
+    card = _card(
+        chosen,
+        plan,
         built_unix=now,
-        expires_unix=min(piece.expires_unix for piece in (*learnt, *watched, *measured)),
         weights_hash=weights_hash,
         newest_unix=newest.time_unix,
-        train=_counts((piece.traffic_class, age(piece, plan.fresh_since_unix), piece.learnt) for piece in learnt),
-        heldout=dict(_sums((piece.traffic_class, piece.learnt) for piece in measured)),
-        heldout_sessions=dict(
-            Counter(name for name, _ in {(piece.traffic_class, piece.session_id) for piece in measured})
+        left_out=dict(
+            chosen.left_out + Counter(expiring=expiring, other_target=_tokens(outlines) - _tokens(ours)),
         ),
-        tenants=_counts((piece.traffic_class, piece.tenant, piece.learnt) for piece in learnt),
-        left_out=dict(left_out + dropped),
-        texts=len(learnt),
-        plan=plan,
     )
-    (folder / (CARD + ".partial")).write_text(card.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    os.replace(folder / (CARD + ".partial"), folder / CARD)
+    _write(folder, chosen, filling, card)
     return card
 
 
@@ -209,6 +171,91 @@ def train(folder: Path) -> list[Text]:
 def read_card(folder: Path) -> DatasetCard:
     """Raises OSError for a folder without a card: its dataset was never finished."""
     return DatasetCard.model_validate_json((folder / CARD).read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """Pieces of the log, by what becomes of them."""
+
+    learnt: Sequence[Stretch]
+    watched: Sequence[Stretch]
+    measured: Sequence[Stretch]
+    left_out: Counter[str]
+    """Reason -> tokens."""
+
+    @property
+    def enough(self) -> bool:
+        return bool(self.learnt and self.watched and self.measured)
+
+    def that(self, covered: Callable[[Stretch], bool]) -> _Chosen:
+        """Those alone that are."""
+        learnt, watched, measured = (
+            [piece for piece in pieces if covered(piece)] for pieces in (self.learnt, self.watched, self.measured)
+        )
+        return _Chosen(learnt, watched, measured, self.left_out)
+
+
+def _lasting(log: Source, plan: DatasetPlan, now: float) -> tuple[list[Outline], int]:
+    """What can be used for as long as a run takes, and the tokens of what expires before. Raises DatasetEmpty."""
+    outlines = [Outline.of(passage) for passage in log.read(plan.since_unix, now)]
+    if not outlines:
+        raise DatasetEmpty("the traffic log holds no passage: is recording on for any tenant?")
+    lasting = [one for one in outlines if one.expires_unix > now + plan.lasts_s]
+    if not lasting:
+        raise DatasetEmpty(
+            f"all of the traffic log expires within {plan.lasts_s / 60:.0f} minutes, which a run may take: let tenants'"
+            " recordings be kept for longer, or lower train_minutes and stage_minutes"
+        )
+    return lasting, _tokens(outlines) - _tokens(lasting)
+
+
+def _choose(outlines: Sequence[Outline], plan: DatasetPlan) -> _Chosen:
+    """Raises DatasetEmpty where nothing is left to learn from, to watch or to measure on."""
+    pieces, left_out = _pieces(outlines, plan)
+    held_out, to_watch, to_learn = _split(pieces, plan)
+    measured, _ = select(held_out, plan.limits(plan.heldout_tokens, by_class=True))
+    watched, _ = select(to_watch, plan.limits(plan.heldout_tokens, by_class=True))
+    unlike = _unlike(to_learn, [*measured, *watched], plan)
+    left_out["held_out"] = sum(piece.learnt for piece in to_learn) - sum(piece.learnt for piece in unlike)
+    learnt, dropped = select(unlike, plan.limits(plan.tokens, by_class=False))
+    chosen = _Chosen(learnt, watched, measured, left_out + dropped)
+    if not chosen.enough:
+        raise DatasetEmpty(
+            f"the traffic log holds {len({one.session_id for one in outlines})} sessions of this target, with"
+            f" {len(learnt)} texts to learn from, {len(watched)} to watch and {len(measured)} to measure on; all are"
+            " needed"
+        )
+    return chosen
+
+
+def _card(chosen: _Chosen, plan: DatasetPlan, **of_log: Any) -> DatasetCard:
+    learnt, measured = chosen.learnt, chosen.measured
+    return DatasetCard(
+        expires_unix=min(piece.expires_unix for piece in (*learnt, *chosen.watched, *measured)),
+        train=_counts((piece.traffic_class, age(piece, plan.fresh_since_unix), piece.learnt) for piece in learnt),
+        heldout=dict(_sums((piece.traffic_class, piece.learnt) for piece in measured)),
+        heldout_sessions=dict(
+            Counter(name for name, _ in {(piece.traffic_class, piece.session_id) for piece in measured})
+        ),
+        tenants=_counts((piece.traffic_class, piece.tenant, piece.learnt) for piece in learnt),
+        texts=len(learnt),
+        plan=plan,
+        **of_log,
+    )
+
+
+def _write(folder: Path, chosen: _Chosen, filling: Filling, card: DatasetCard) -> None:
+    """The card comes last: without it there is no dataset."""
+    if folder.exists():
+        shutil.rmtree(folder)
+    for name, pieces in (("train", chosen.learnt), ("watched", chosen.watched), ("heldout", chosen.measured)):
+        save_texts(folder / name, [filling.text(piece) for piece in pieces])
+    (folder / (CARD + ".partial")).write_text(card.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    os.replace(folder / (CARD + ".partial"), folder / CARD)
+
+
+def _tokens(outlines: Iterable[Outline]) -> int:
+    return sum(len(one.tokens) for one in outlines)
 
 
 def _class_names(outlines: Iterable[Outline], plan: DatasetPlan) -> dict[str, str]:

@@ -13,7 +13,7 @@ A step commits what the shape got right and the target's own next token.
 from __future__ import annotations
 
 import itertools
-import statistics
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,10 @@ CONTEXT = 1_024
 UNPROMPTED = 8
 """First tokens of a text at which no guess counts: the prompt, from which a draft would know, is often not recorded. A
 prompt that is stands before the text's `first`, and takes their place."""
-_ROUNDS = 5
+_ROUNDS = 25
+_LEAST_ROUNDS = 3
+_TIMED_S = 10.0
+"""After so many seconds no further round begins."""
 _HELD = 128
 """Tokens that a draft holds while its decodes are timed."""
 
@@ -84,7 +87,8 @@ class Measured:
 
     texts: tuple[TextCounts, ...]
     candidate_ms: float
-    """Milliseconds for a token, one at a time, with `_HELD` tokens held: the median of rounds that took turns."""
+    """Milliseconds for a token, one at a time, with `_HELD` tokens held: the best of rounds that took turns, since
+    what else runs on the machine only adds to it."""
     incumbent_ms: float
 
 
@@ -163,8 +167,11 @@ def _ranks(tokens: Sequence[int], reader: TextReader) -> Ranks:
 def _timed(new: LlamaModel, old: LlamaModel) -> tuple[float, float]:
     """Milliseconds for one token of each."""
     with _holding(new) as ours, _holding(old) as theirs:
-        rounds = [[measure_widths(context, (1,))[1] for context in (ours, theirs)] for _ in range(_ROUNDS)]
-    ours_s, theirs_s = (statistics.median(seconds) for seconds in zip(*rounds, strict=True))
+        rounds: list[tuple[float, float]] = []
+        until = time.monotonic() + _TIMED_S
+        while len(rounds) < _ROUNDS and (len(rounds) < _LEAST_ROUNDS or time.monotonic() < until):
+            rounds.append((measure_widths(ours, (1,))[1], measure_widths(theirs, (1,))[1]))
+    ours_s, theirs_s = map(min, zip(*rounds, strict=True))
     return 1e3 * ours_s, 1e3 * theirs_s
 
 

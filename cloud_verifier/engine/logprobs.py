@@ -12,6 +12,17 @@ LEAST = -9999.0
 """In place of the logarithm of 0, as OpenAI has it."""
 
 
+def likeliest(logits: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Ids `[n, K]`, the likeliest first, their log-probabilities, and the logarithm `[n, 1]` of the sum of all exps.
+
+    logits: `[n, V]`; computed in float32. K is `top`, or V where that is less.
+    """
+    logits = logits.float()
+    best, ids = logits.topk(min(top, logits.shape[1]), dim=1)
+    total = logits.logsumexp(dim=1, keepdim=True)
+    return ids, best - total, total
+
+
 @torch.inference_mode()
 def logprobs_of(
     logits: torch.Tensor, rows: Sequence[int], tokens: Sequence[int], top: int
@@ -23,8 +34,8 @@ def logprobs_of(
     chosen = torch.tensor(list(rows), device=logits.device)
     values = logits.index_select(0, chosen).float()
     own = values.gather(1, torch.tensor(list(tokens), device=logits.device).unsqueeze(1))
-    best, ids = values.topk(min(top, values.shape[1]), dim=1)
-    log_probs = (torch.cat([own, best], dim=1) - values.logsumexp(dim=1, keepdim=True)).clamp(LEAST, 0.0)
+    ids, best, total = likeliest(values, top)
+    log_probs = torch.cat([own - total, best], dim=1).clamp(LEAST, 0.0)
     return tuple(
         TokenLogprobs(first, tuple(zip(alternatives, rest, strict=True)))
         for (first, *rest), alternatives in zip(log_probs.tolist(), ids.tolist(), strict=True)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from cloud_verifier.engine.logprobs import likeliest
 from cloud_verifier.engine.session import EngineSession
 from outrider.core.tree import ROOT, TokenTree
 from outrider.core.walk import Walked
@@ -140,20 +141,10 @@ def _told(noted: Sequence[tuple[torch.Tensor, Visit]], top: int) -> _Told:
     return _unpacked(torch.cat(parts))
 
 
-@torch.inference_mode()
-def distributions(logits: torch.Tensor, top: int) -> _Told:
-    """The likeliest ids `[n, K]` of each row, their log-probabilities, and the probability `[n]` of the others.
-
-    logits: `[n, V]`. What is computed is the float32 log-softmax, of which only these K are written down.
-    """
-    return _unpacked(_packed(logits, top))
-
-
 def _packed(logits: torch.Tensor, top: int) -> torch.Tensor:
     """`[n, K + K + 1]`; a float32 has every id, since they are below MAX_VOCABULARY, 2^24."""
-    logits = logits.float()
-    best, ids = logits.topk(min(top, logits.shape[1]), dim=1)
-    log_probs = (best - logits.logsumexp(dim=1, keepdim=True)).clamp_min(LEAST_LOG_PROB)
+    ids, log_probs, _ = likeliest(logits, top)
+    log_probs = log_probs.clamp_min(LEAST_LOG_PROB)
     tail = (1.0 - log_probs.exp().sum(dim=1, keepdim=True)).clamp_min(0.0)
     return torch.cat([ids.float(), log_probs, tail], dim=1)
 

@@ -127,7 +127,7 @@ class EngineSession:
             draft_ms=1e3 * self._draft_s.value,
             nodes_per_level=self._per_level.value,
             draft_release=self.draft,
-            guessed=self.protocol.verdicts.judged,
+            positions=self.protocol.verdicts.positions,
             right=self.protocol.verdicts.right,
         )
 

@@ -33,10 +33,10 @@ class SessionStats:
     """A level's guess and its siblings; 0 where no node was evaluated."""
     draft_release: str = ""
     """That its device says it drafts with."""
-    guessed: int = 0
-    """Positions for which that draft guessed, as far as its guesses came to be judged."""
+    positions: int = 0
+    """Since its first guess with that draft was judged, those without a guess among them."""
     right: int = 0
-    """Of them, those where its first guess was right."""
+    """Of them, those where the first guess was right."""
 
 
 @dataclass(frozen=True)

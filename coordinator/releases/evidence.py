@@ -34,7 +34,7 @@ STAKE = 0.9
 GUESSES = 4
 """As many groups without a difference are supposed to have been before the first one, of which is also the next."""
 VARIANCE = 0.03
-"""Of a group's difference: shares of right guesses over stretches, so a mixture of texts and chance."""
+"""Of a group's difference: shares of positions guessed right over stretches, so a mixture of texts and chance."""
 ASIDE = 0.1
 """Of a tenant's capital, what is never staked: so no tenant's samples undo what the others' have shown."""
 TAKING_PART = 8

@@ -216,6 +216,6 @@ def _words(state: State) -> str:
 
 def _figures(e: Evidence) -> str:
     return (
-        f"{e.canary_right:.1%} of first guesses right in {e.canary_samples} samples,"
+        f"{e.canary_right:.1%} of positions guessed right in {e.canary_samples} samples,"
         f" {e.stable_right:.1%} in {e.stable_samples} beside it"
     )

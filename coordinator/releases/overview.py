@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from coordinator.releases.codec import state_from_proto
 from coordinator.releases.records import State
-from coordinator.text import facts, table
+from outrider.core.text import facts, table
 from outrider.wire.manifest import Manifest, read_unverified
 from outrider.wire.v1 import coordinator_pb2 as pb
 
@@ -56,7 +56,7 @@ def _row(release: pb.Release, manifest: Manifest) -> tuple[str, ...]:
 
 def _evidence(e: pb.ReleaseEvidence) -> dict[str, str]:
     return {
-        "measured": f"{e.canary_right:.1%} of first guesses right in {e.canary_samples} samples,"
+        "measured": f"{e.canary_right:.1%} of positions guessed right in {e.canary_samples} samples,"
         f" {e.stable_right:.1%} in {e.stable_samples} beside it",
         "evidence": f"that it is not worse e^{e.log_better:.1f}, that it is worse e^{e.log_worse:.1f}",
     }

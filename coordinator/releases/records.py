@@ -39,7 +39,7 @@ class Evidence:
     """That had any of the other side near enough to be compared with, as is the next."""
     stable_samples: int = 0
     canary_right: float = 0.0
-    """Share of first guesses that were right, as is the next, over the groups that were compared."""
+    """Share of positions whose first guess was right, as is the next, over the groups that were compared."""
     stable_right: float = 0.0
     log_better: float = 0.0
     """Natural logarithm of an e-value: that it is better than the bound allows, over all classes."""
@@ -101,7 +101,7 @@ class Rule:
     share: float
     """Of the devices that get it."""
     bound: float
-    """Of the share of right first guesses: a canary may be worse by less than this."""
+    """Of the share of positions guessed right: a canary may be worse by less than this."""
     alpha: float
     """Most probability of a wrong decision, however often the evidence is looked at."""
     window_s: float
@@ -134,21 +134,21 @@ class Trial:
 
 @dataclass(frozen=True)
 class Sample:
-    """A stretch of one session's guesses with one release."""
+    """A stretch of one session's positions with one release."""
 
     canary: bool
     tenant: str
     traffic: str
     """Class, by the application."""
     right: int
-    guessed: int
+    positions: int
     at_s: float
     """When it was reported, by Redis' clock."""
 
     @property
     def value(self) -> float:
-        """Share of first guesses that were right, from 0 to 1."""
-        return self.right / self.guessed
+        """Share of positions whose first guess was right, from 0 to 1."""
+        return self.right / self.positions
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ from coordinator.store import SESSIONS_AT_ONCE, Store
 from outrider.core.errors import Unavailable
 
 LEAST = 32
-"""Guesses of a stretch: fewer say little."""
+"""Positions of a stretch: fewer say little."""
 MOST = 8_192
 """Of one that is believed: a report comes each second, and no session is so quick."""
 FRESH = 256
-"""Guesses that a session may have made when it is first seen and still be taken for a new one."""
+"""Positions that a session may have when it is first seen and still be taken for a new one."""
 TENANT_SAMPLES = 2_048
 """On either side, so that no tenant fills a trial; then neither of its sides gets more."""
 ARM_SAMPLES = 4_096
@@ -102,7 +102,7 @@ class ReleaseStore:
         arguments += [per_session, TENANT_SAMPLES, ARM_SAMPLES, KEEP_SAMPLES_MS, KEEP_STRETCH_MS]
         for s in lot:
             touched.append(keys.stretch(s.session_id))
-            arguments += [trial.arm(s.draft), s.draft, f"{s.epoch:020d}", s.tenant, s.traffic, s.guessed, s.right]
+            arguments += [trial.arm(s.draft), s.draft, f"{s.epoch:020d}", s.tenant, s.traffic, s.positions, s.right]
         return int(await self._store.run("release_sample", touched, arguments))
 
     async def samples(self, weights: str, version: int, known: int = 0) -> list[Sample] | None:
@@ -155,7 +155,7 @@ def _states(line: Line) -> list[tuple[int, State]]:
 
 def _sample(text: str) -> Sample | None:
     try:
-        arm, tenant, traffic, right, guessed, ms = text.split(":")
-        return Sample(arm == "c", tenant, traffic, int(right), int(guessed), int(ms) / 1000.0)
+        arm, tenant, traffic, right, positions, ms = text.split(":")
+        return Sample(arm == "c", tenant, traffic, int(right), int(positions), int(ms) / 1000.0)
     except ValueError:
         return None

@@ -7,6 +7,7 @@ guesses, or whose guesses are worth no row, goes on being judged.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 MISS, SIBLING, HIT, UNKNOWN = 0, 1, 2, 3
@@ -23,19 +24,23 @@ class Verdicts:
         self._end = position
         self._most = most
         self._kept = bytearray()
-        self.judged = 0
-        """Positions of whose guesses the first one was judged, since `restart`."""
+        self.positions = 0
+        """From the first guess on that was judged since `restart`, also those without one: an unsure draft guesses
+        less."""
         self.right = 0
-        """Of them, those where it was right."""
+        """Of them, those where the first guess was right."""
+        self._counted_from: float = math.inf
+        """Positions from here on count when they are settled; those before, when a late guess for them is judged."""
 
     def restart(self) -> None:
         """The device guesses with another draft from now on, which is counted from 0."""
-        self.judged = self.right = 0
+        self.positions = self.right = 0
+        self._counted_from = math.inf
 
     def settle(self, token: int, guesses: Iterable[int], counts: bool = True) -> None:
         """The next position's token is committed. guesses: those that were there, the first one first.
 
-        counts: whether the first one came from the draft in use.
+        counts: whether the first one came from the draft in use; such a position counts, as does one without a guess.
         """
         verdict = UNKNOWN
         for order, guess in enumerate(guesses):
@@ -45,7 +50,9 @@ class Verdicts:
             verdict = MISS
         self._kept.append(verdict)
         self._end += 1
-        if counts and verdict != UNKNOWN:
+        if verdict == UNKNOWN:
+            self.positions += self._end > self._counted_from
+        elif counts:
             self._count(verdict == HIT)
         if len(self._kept) > 2 * self._most:
             del self._kept[: -self._most]
@@ -58,7 +65,10 @@ class Verdicts:
         before = self._kept[index]
         if before == UNKNOWN:
             self._kept[index] = HIT if right else MISS
-            self._count(right)
+            if position < self._counted_from:
+                self._count(right)
+            else:
+                self.right += right
         elif before == MISS and right:
             self._kept[index] = SIBLING
 
@@ -67,5 +77,6 @@ class Verdicts:
         return bytes(self._kept[-self._most :]).translate(None, _NOT_GUESSED)
 
     def _count(self, right: bool) -> None:
-        self.judged += 1
+        self.positions += 1
         self.right += right
+        self._counted_from = min(self._counted_from, self._end)

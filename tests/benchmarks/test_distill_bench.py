@@ -103,11 +103,11 @@ def test_training_beyond_the_checkpoint_is_what_a_kill_lost() -> None:
 
 def test_where_a_training_went_on_is_read_from_its_own_words(tmp_path: Path) -> None:
     log = tmp_path / "training.log"
-    assert learning.resumed(log) is None
+    assert learning.resumed(log) == []
     log.write_text("10:00:01 step 4\n")
-    assert learning.resumed(log) is None
+    assert learning.resumed(log) == []
     log.write_text("10:00:01 going on from step 4\n10:01:00 going on from step 9\n")
-    assert learning.resumed(log) == 9
+    assert learning.resumed(log) == [4, 9]
 
 
 def test_a_line_of_the_curve_that_is_not_whole_is_left_out(tmp_path: Path) -> None:
@@ -136,18 +136,18 @@ def test_a_failure_is_excused_only_by_an_outage_in_which_it_began() -> None:
 
 
 def test_only_requests_in_their_midst_say_that_a_kill_was_survived() -> None:
-    def one(begun: float, ended: float, error: str = "") -> Answer:
-        return Answer(0, "code", "", {}, begun, ended, error=error)
+    def one(first: float, ended: float, error: str = "") -> Answer:
+        return Answer(0, "code", "", {}, 90.0, ended, first=first, error=error)
 
-    under_way, over, later, new, failed = one(90, 101), one(80, 99), one(99, 105), one(101, 102), one(90, 101, "gone")
-    assert kills.went_through([under_way, over, later, new, failed], 100.0) == 1
+    under_way, over, opening, failed = one(99, 101), one(91, 99), one(100.5, 105), one(0, 101, "gone")
+    assert kills.went_through([under_way, over, opening, failed], 100.0) == 1
 
 
 @pytest.mark.parametrize(
     ("state", "reason", "found"),
     [
-        ("rolled_back", "worse than the bound of 0.05 allows: 60.0% of first guesses right", True),
-        ("rolled_back", "undecided after 240 s: 72.8% of first guesses right", False),
+        ("rolled_back", "worse than the bound of 0.05 allows: 60.0% of positions guessed right", True),
+        ("rolled_back", "undecided after 240 s: 72.8% of positions guessed right", False),
         ("stable", "not worse than the bound", False),
     ],
 )

@@ -57,7 +57,7 @@ def version_of(offer: pb.OfferReleaseResponse) -> int:
     return manifests.read_unverified(offer.manifest).version if offer.manifest else 0
 
 
-def guesses(session_id: str, draft: str, right: int, guessed: int, **changes) -> pb.SessionReport:
+def guesses(session_id: str, draft: str, right: int, positions: int, **changes) -> pb.SessionReport:
     """Cumulative counts of a session."""
-    fields = {"epoch": 5, "tenant": "default", "draft_release": draft, "guessed": guessed, "right": right}
+    fields = {"epoch": 5, "tenant": "default", "draft_release": draft, "positions": positions, "right": right}
     return pb.SessionReport(session_id=session_id, **(fields | changes))

@@ -275,10 +275,10 @@ async def test_another_targets_sessions_do_not_count(trial) -> None:
 
 @pytest.mark.parametrize(
     "nonsense",
-    [{"guessed": 10, "right": 11}, {"guessed": 2**63, "right": 1}, {"draft": "no such name!"}],
+    [{"positions": 10, "right": 11}, {"positions": 2**63, "right": 1}, {"draft": "no such name!"}],
 )
 async def test_a_session_with_nonsense_is_no_sample_and_no_fault_of_the_report(trial, nonsense) -> None:
-    answer = await trial.report("v1", [guesses("s", **{"draft": name_of(2), "right": 20, "guessed": 40, **nonsense})])
+    answer = await trial.report("v1", [guesses("s", **{"draft": name_of(2), "right": 20, "positions": 40, **nonsense})])
     assert answer.known
     assert (await listed(trial, name_of(2)))[0].evidence.canary_samples == 0
 

@@ -33,14 +33,14 @@ class Sessions:
         self.trial = trial
         self.per_session = per_session
 
-    async def report(self, guessed: int, right: int, draft: str = NEW, **changes: object) -> int:
+    async def report(self, positions: int, right: int, draft: str = NEW, **changes: object) -> int:
         fields = {"session_id": "s", "tenant": "acme", "verifier_id": "v1", "epoch": 5, "traffic": "code"}
-        stats = SessionStats(**{**fields, "draft": draft, "guessed": guessed, "right": right, **changes})
+        stats = SessionStats(**{**fields, "draft": draft, "positions": positions, "right": right, **changes})
         return await self.releases.sample("w", self.trial, [stats], self.per_session)
 
     async def taken(self) -> list[tuple[bool, int, int]]:
         found = await self.releases.samples("w", self.trial.version)
-        return [(sample.canary, sample.right, sample.guessed) for sample in found or ()]
+        return [(sample.canary, sample.right, sample.positions) for sample in found or ()]
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def sessions(releases) -> Sessions:
     return Sessions(releases)
 
 
-async def test_a_stretch_of_32_guesses_is_a_sample_and_a_shorter_one_goes_on(sessions) -> None:
+async def test_a_stretch_of_32_positions_is_a_sample_and_a_shorter_one_goes_on(sessions) -> None:
     assert await sessions.report(20, 15) == 0
     assert await sessions.report(31, 20) == 0
     assert await sessions.report(40, 25) == 1
@@ -148,11 +148,11 @@ async def test_samples_say_when_they_came_and_what_cannot_be_read_is_left_out(se
     assert 0.0 <= second.at_s - first.at_s < 10.0
 
 
-@pytest.mark.parametrize(("guessed", "right"), [(80, 60), (100_000, 50_000)], ids=["too many right", "too quick"])
-async def test_counts_that_cannot_be_are_no_sample_and_what_follows_counts_again(sessions, guessed, right) -> None:
+@pytest.mark.parametrize(("positions", "right"), [(80, 60), (100_000, 50_000)], ids=["too many right", "too quick"])
+async def test_counts_that_cannot_be_are_no_sample_and_what_follows_counts_again(sessions, positions, right) -> None:
     await sessions.report(40, 5)
-    assert await sessions.report(guessed, right) == 0
-    assert await sessions.report(guessed + 40, right + 30) == 1
+    assert await sessions.report(positions, right) == 0
+    assert await sessions.report(positions + 40, right + 30) == 1
     assert await sessions.taken() == [(True, 5, 40), (True, 30, 40)]
 
 
@@ -180,7 +180,7 @@ async def test_a_report_of_many_sessions_is_taken_in_lots(sessions, releases, mo
         return await run(self, script, touched, arguments)
 
     monkeypatch.setattr(Store, "run", counted)
-    many = [SessionStats(f"s{i}", "acme", "v1", 5, draft=NEW, guessed=40, right=20) for i in range(600)]
+    many = [SessionStats(f"s{i}", "acme", "v1", 5, draft=NEW, positions=40, right=20) for i in range(600)]
     assert await releases.sample("w", TRIAL, many, 4) == 600
     assert sum(lots) == 600
     assert max(lots) == SESSIONS_AT_ONCE

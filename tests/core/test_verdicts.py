@@ -70,16 +70,56 @@ def test_positions_are_counted_once_and_by_the_first_guess() -> None:
     verdicts = Verdicts()
     for guesses in ([7], [8, 7], [8], []):
         verdicts.settle(7, guesses)
-    assert (verdicts.judged, verdicts.right) == (3, 1)
+    assert (verdicts.positions, verdicts.right) == (4, 1)
     verdicts.late(3, right=True)  # nobody had guessed there
     verdicts.late(3, right=False)
     verdicts.late(2, right=True)  # the first guess was another
-    assert (verdicts.judged, verdicts.right) == (4, 2)
+    assert (verdicts.positions, verdicts.right) == (4, 2)
     verdicts.settle(7, [7], counts=False)
-    assert (verdicts.judged, verdicts.right) == (4, 2)
+    assert (verdicts.positions, verdicts.right) == (4, 2)
     verdicts.restart()
-    assert (verdicts.judged, verdicts.right) == (0, 0)
+    assert (verdicts.positions, verdicts.right) == (0, 0)
     assert verdicts.known() == bytes([HIT, SIBLING, SIBLING, HIT, HIT])
+
+
+def test_positions_count_from_the_first_guess_on_that_is_judged() -> None:
+    verdicts = Verdicts()
+    for guesses in ([], [], [8], [], [7]):
+        verdicts.settle(7, guesses)
+    assert (verdicts.positions, verdicts.right) == (3, 1)
+    verdicts.late(1, right=True)  # from before: it counts with its own guess
+    assert (verdicts.positions, verdicts.right) == (4, 2)
+    verdicts.late(3, right=True)  # its position has been counted
+    assert (verdicts.positions, verdicts.right) == (4, 3)
+
+
+def test_a_late_guess_may_be_the_first_one_that_is_judged() -> None:
+    verdicts = Verdicts()
+    for _ in range(3):
+        verdicts.settle(7, [])
+    verdicts.late(1, right=False)
+    verdicts.settle(7, [])
+    assert (verdicts.positions, verdicts.right) == (2, 0)
+    verdicts.restart()
+    verdicts.settle(7, [])
+    assert (verdicts.positions, verdicts.right) == (0, 0)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["settle", "late", "restart"]), st.integers(0, 40), st.booleans()), max_size=60)
+)
+def test_no_position_counts_twice_nor_is_right_without_counting(calls: list[tuple[str, int, bool]]) -> None:
+    verdicts = Verdicts()
+    settled = 0
+    for name, position, flag in calls:
+        if name == "settle":
+            verdicts.settle(7, [7] if flag else [])
+            settled += 1
+        elif name == "late":
+            verdicts.late(position, right=flag)
+        else:
+            verdicts.restart()
+    assert verdicts.right <= verdicts.positions <= settled
 
 
 def test_guesses_of_the_draft_before_do_not_count_for_the_next_one() -> None:
@@ -89,7 +129,7 @@ def test_guesses_of_the_draft_before_do_not_count_for_the_next_one() -> None:
     session.append(Append(1, 3, 0, (2, 0), (7, 9)))  # 7 below 6, and 9 beside 5: not the first there
     for token in (5, 6):
         session.commit(session.batch(()), Walked((token,), ()))
-    assert (session.verdicts.judged, session.verdicts.right) == (0, 0)
+    assert (session.verdicts.positions, session.verdicts.right) == (0, 0)
     session.commit(session.batch(()), Walked((7,), ()))
-    assert (session.verdicts.judged, session.verdicts.right) == (1, 1)
+    assert (session.verdicts.positions, session.verdicts.right) == (1, 1)
     assert session.verdicts.known() == bytes([HIT, HIT, HIT])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import json
 import os
 import signal
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from demanded import demand
 from tiny_targets import SHAPE
 
 from cloud_verifier.engine import orders, parallel
@@ -33,12 +33,7 @@ TIMEOUT_S = 100
 
 @pytest.fixture
 def needs_accelerate() -> None:
-    """Skip here, fail where everything is required."""
-    if importlib.util.find_spec("accelerate") is None:
-        what = "accelerate is not installed, and transformers needs it to split a model"
-        if os.environ.get("OUTRIDER_REQUIRE_SERVICES") == "1":
-            pytest.fail(what)
-        pytest.skip(what)
+    demand("accelerate", "a model that transformers splits")
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,10 +16,12 @@ from tiny_targets import EOS, VOCAB, Reference
 from cloud_verifier.engine import produced as module
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.produced import LEAST_LOG_PROB, Produced, depths_right, distributions
+from cloud_verifier.engine.produced import LEAST_LOG_PROB, Produced, Recording, depths_right
+from cloud_verifier.engine.session import EngineSession
 from outrider.core.processors import SamplingParams
 from outrider.core.protocol.messages import Append, Directive
 from outrider.core.tree import ROOT, TokenTree
+from outrider.core.walk import Walked
 
 Target = Callable[[str], TargetModel]
 Plain = Callable[[str], Reference]
@@ -212,25 +215,37 @@ def test_another_draft_is_named_and_counted_from_there(target: Target, reference
     rig.engine.step()
     [first] = rig.engine.produced()
     stats = rig.engine.stats().sessions["s"]
-    assert (first.visit.draft, stats.draft_release, stats.guessed, stats.right) == ("r1", "r1", 1, 0)
+    assert (first.visit.draft, stats.draft_release, stats.positions, stats.right) == ("r1", "r1", 1, 0)
 
     rig.engine.append("s", Append(1, 2, 1, (0,), (wrong[1],)))  # of the old draft, still
     rig.engine.drafts_with("s", "r2")
     rig.engine.step()
     stats = rig.engine.stats().sessions["s"]
-    assert (stats.draft_release, stats.guessed, stats.right) == ("r2", 0, 0)
+    assert (stats.draft_release, stats.positions, stats.right) == ("r2", 0, 0)
 
     rig.engine.append("s", Append(1, 3, 2, (0, 3), (expected[2], wrong[3])))
     rig.engine.step()
     rig.engine.step()
     stats = rig.engine.stats().sessions["s"]
-    assert (stats.guessed, stats.right) == (2, 1)
+    assert (stats.positions, stats.right) == (3, 1)
     assert rig.engine.produced()[0].visit.draft == "r2"
     rig.engine.drafts_with("nobody", "r3")  # of one that has gone
 
 
+def recorded(logits: torch.Tensor, top: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What is told of each row: ids and log-probabilities `[n, K]`, tail `[n]`."""
+    recording = Recording(top)
+    protocol = SimpleNamespace(tree=TokenTree(), epoch=1, position=0)
+    session = cast(EngineSession, SimpleNamespace(session_id="s", draft="", protocol=protocol))
+    for row in range(len(logits)):
+        recording.note(session, Walked((0,), ()), logits, row)
+    told = recording.take()
+    ids, log_probs = (np.concatenate([getattr(one, name) for one in told]) for name in ("top_ids", "top_log_probs"))
+    return ids, log_probs, np.concatenate([one.tail for one in told])
+
+
 def test_more_than_the_vocabulary_is_the_vocabulary() -> None:
-    ids, log_probs, tail = distributions(torch.tensor([[0.0, 2.0, float("-inf")]]), 8)
+    ids, log_probs, tail = recorded(torch.tensor([[0.0, 2.0, float("-inf")]]), 8)
     assert ids.tolist() == [[1, 0, 2]]
     np.testing.assert_allclose(log_probs, [[-0.126928, -2.126928, LEAST_LOG_PROB]], rtol=1e-5)
     assert 0.0 <= tail[0] < 1e-6
@@ -238,7 +253,7 @@ def test_more_than_the_vocabulary_is_the_vocabulary() -> None:
 
 def test_bfloat16_logits_are_summed_in_float32() -> None:
     logits = torch.randn(3, 5_000, generator=torch.manual_seed(1)).bfloat16()
-    ids, log_probs, tail = distributions(logits, 4)
+    ids, log_probs, tail = recorded(logits, 4)
     expected = logits.float().log_softmax(-1)
     np.testing.assert_allclose(log_probs, expected.gather(1, torch.tensor(ids.astype(np.int64))), atol=1e-5)
     np.testing.assert_allclose(tail, 1.0 - expected.topk(4).values.exp().sum(1), atol=1e-5)
