@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -145,7 +146,8 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             stream.announce(self._releases)  # how old what its device knows is, nobody can tell
             watching = asyncio.create_task(self._leave_when_silent(stream))
             yield self._opened(stream)
-            async with contextlib.aclosing(stream.messages(requests, self._note_rtt)) as messages:
+            leave = functools.partial(self._leave, stream)
+            async with contextlib.aclosing(stream.messages(requests, self._note_rtt, leave)) as messages:
                 async for message in messages:
                     yield message
         except DecodeError:

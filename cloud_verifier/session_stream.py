@@ -31,6 +31,8 @@ CHANGE = 0.25
 """Share by which step time or price must have changed before a device is told again."""
 STEERED_S = 10.0
 """How long the coordinator's word holds: it says it again every second as long as it means it."""
+FAREWELL_S = 1.0
+"""How long a device has to close its side after its last Commit."""
 MAX_PINGS = 64
 """Unanswered ones whose times are kept."""
 MAX_UNSEEN = 256
@@ -156,10 +158,11 @@ class SessionStream:
             await asyncio.sleep(left_s)
 
     async def messages(
-        self, requests: Requests, on_rtt: Callable[[str, float], None]
+        self, requests: Requests, on_rtt: Callable[[str, float], None], on_last: Callable[[], None]
     ) -> AsyncGenerator[session_pb2.ServerMessage, None]:
         """Commits, pings, directives and notices until the sequence ends. Raises what ended the session otherwise.
 
+        on_last: called when the last Commit is on its way. The stream ends when the device has closed its side.
         A device that has closed its side can still receive: it gets what comes before its silence ends the session.
         """
         if self._inbox is None:
@@ -176,6 +179,9 @@ class SessionStream:
                 if message is not None:
                     yield message
                     if message.commit.finish != session_pb2.FINISH_NONE:
+                        on_last()
+                        # A device on grpc.aio that writes just when its stream ends loses what it has not read yet.
+                        await asyncio.wait({reading}, timeout=FAREWELL_S)
                         return
                 pinged = self._until_ping() <= 0
                 if pinged:

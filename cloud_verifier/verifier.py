@@ -322,7 +322,7 @@ def _report(service: VerifierService, host: EngineHost) -> coordinator_pb2.Repor
                 nodes_per_level=session.nodes_per_level,
                 draft_release=session.draft_release,
                 traffic_class=service.traffic_class(session.session_id),
-                guessed=session.guessed,
+                positions=session.positions,
                 right=session.right,
             )
             for session in stats.sessions

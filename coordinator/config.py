@@ -1,16 +1,19 @@
 """What a coordinator can be told, built once where the process starts.
 
-Flags override the environment (OUTRIDER_COORDINATOR_<FIELD>), which overrides the defaults.
+Flags override the environment (OUTRIDER_COORDINATOR_<FIELD>), which overrides the table [coordinator] of a file
+(`outrider.settings`), which overrides the defaults.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from outrider.core.protocol.messages import SessionLimits
+from outrider.settings.layers import Flag
 from outrider.telemetry.logs import LogFormat
 from outrider.wire.channels import ServerTls
 
@@ -20,12 +23,15 @@ DEFAULT_STATE = "~/.outrider/coordinator"
 
 
 class CoordinatorConfig(BaseSettings):
-    """Frozen. Times end in _ms or _s, which is their unit."""
+    """Frozen. Times end in _ms or _s, which is their unit. What stands below a field is its text in help and docs."""
 
-    model_config = SettingsConfigDict(env_prefix="OUTRIDER_COORDINATOR_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(
+        env_prefix="OUTRIDER_COORDINATOR_", frozen=True, extra="forbid", use_attribute_docstrings=True
+    )
 
     listen: str = "127.0.0.1:7700"
-    """HOST:PORT; port 0 takes any free one. Loopback by default, so that nothing is open by accident."""
+    """HOST:PORT where devices, verifiers and operators ask; port 0 takes any free one. Loopback by default, so that
+    nothing is open by accident."""
     redis: str = EMBEDDED
     """A redis://, rediss:// or unix:// URL; `embedded` starts a server that forgets everything at the end."""
     state_dir: Path = Path(DEFAULT_STATE)
@@ -34,14 +40,15 @@ class CoordinatorConfig(BaseSettings):
     tls_cert: Path | None = None
     """PEM chain; with `tls_key` it turns TLS on."""
     tls_key: Path | None = None
+    """PEM private key of `tls_cert`."""
     insecure: bool = False
     """Accept plain text and anonymous callers beyond this machine."""
 
-    tenants_file: Path | None = None
-    """TOML, `[tenants]` with `name = "key"`. Without any key on loopback, or with `insecure`, everybody is tenant
-    "default" until `outrider tenants create` makes the first."""
+    tenants_file: Annotated[Path | None, Flag("--tenants")] = None
+    """TOML file of API keys, `[tenants]` with `name = "key"`. Without any key on loopback, or with `insecure`,
+    everybody is tenant "default" until `outrider tenants create` makes the first."""
     tenant_keys: dict[str, SecretStr] = Field(default_factory=dict)
-    """The same from the environment, as JSON; adds to the file."""
+    """The same without a file, {"name": "key"}; in the environment as JSON. Adds to `tenants_file`."""
     join_token: SecretStr | None = None
     """What a verifier must show to register: one that is let in receives devices' prompts."""
     admin_token: SecretStr | None = None
@@ -49,66 +56,75 @@ class CoordinatorConfig(BaseSettings):
     start without tenants, since operators can create them."""
 
     lease_ms: int = Field(5_000, ge=100, le=600_000)
-    """A verifier that is silent for so long gets no more sessions: five lost reports."""
+    """A verifier that is silent for so many milliseconds gets no more sessions: five lost reports."""
     report_interval_ms: int = Field(1_000, ge=20, le=60_000)
-    """How often verifiers report: fresh enough for placement, one Redis round trip each."""
+    """Milliseconds between two reports of a verifier: fresh enough for placement, one Redis round trip each."""
     seat_grace_ms: int = Field(30_000, ge=100, le=600_000)
-    """A seat is kept so long for a device that has not attached yet: two slow connection attempts."""
+    """Milliseconds that a seat is kept for a device that has not attached yet: two slow connection attempts."""
     ticket_ttl_s: float = Field(3_600.0, gt=0, le=86_400)
-    """Only attaching needs a valid ticket, so this bounds what a stolen one is worth."""
+    """Seconds that a ticket lets a device attach to a verifier. Only that needs a valid one, so this bounds what a
+    stolen one is worth."""
     resume_grace_s: float = Field(86_400.0, ge=0, le=2_592_000)
-    """A ticket proves ownership to ResumeSession for so long after its expiry: a stream may outlive its ticket."""
+    """Seconds after its expiry for which a ticket still proves whose a session is, to have it placed again: a stream
+    may outlive its ticket."""
     epoch_span: int = Field(256, ge=1, le=65_536)
     """Attaches that one grant allows: reconnects on one verifier without asking us."""
     load_weight_ms: float = Field(100.0, ge=0, le=60_000)
-    """Round trip for which a full verifier is as good as an empty one: a full batch about doubles a 100 ms step."""
+    """Milliseconds of round trip for which a full verifier is as good as an empty one: a full batch about doubles a 100
+    ms step."""
     unknown_rtt_ms: float = Field(50.0, ge=0, le=60_000)
-    """Assumed where a device has measured none: a neighbouring region."""
+    """Round trip in milliseconds that is assumed where a device has measured none: a neighbouring region."""
 
     window_nodes: int = Field(SessionLimits.nodes, ge=0, le=1_024)
-    """W, D, F and C of the tickets: nodes held, depth, ids in flight, run-ahead. Directives move below them."""
+    """W of the tickets: nodes that a device may hold. How far sessions speculate is decided below this and the next
+    three."""
     window_depth: int = Field(SessionLimits.depth, ge=0, le=1_024)
+    """D: tokens that a device may draft beyond the last committed one."""
     window_in_flight: int = Field(SessionLimits.in_flight, ge=0, le=4_096)
+    """F: nodes sent whose fate the device does not know yet."""
     window_run_ahead: int = Field(SessionLimits.run_ahead, ge=1, le=4_096)
+    """C: tokens that a verifier may commit beyond what the device is known to have received."""
 
     window_control: bool = True
     """Tell sessions how far to speculate, by what verifiers measure; without it each verifier's own setting stands."""
 
     recording_share: float = Field(0.0, ge=0, le=1)
-    """Of the sessions, whose produced text verifiers may record, in a cluster without tenants. With tenants each has
-    its own, `[recording.NAME]` in the tenants file. Nothing is recorded of those that nobody has asked."""
+    """Share of the sessions, from 0 to 1, whose produced text verifiers may record, in a cluster without tenants. With
+    tenants each has its own, `[recording.NAME]` in the tenants file. Nothing is recorded of those that nobody has
+    asked."""
     recording_keep_days: float = Field(30.0, gt=0, le=3_650)
-    """How long at most what was recorded is kept."""
+    """Days that what was recorded is kept at most."""
     recording_prompts: bool = False
     """Whether prompts may be recorded too: a consent of its own, since they are what users wrote."""
 
     artifacts: Path | None = None
     """Folder of draft files, each named by its hash; devices fetch them over HTTP."""
     http: str = ""
-    """HOST:PORT at which they are served, with the certificate above if there is one; port 0 takes any free one."""
+    """HOST:PORT at which `artifacts` is served, with the certificate above if there is one; port 0 takes any free
+    one."""
     artifacts_url: str = ""
-    """What devices put before `artifacts/HASH.gguf`: where a proxy or another name stands before `http`."""
+    """URL that devices put before `artifacts/HASH.gguf`, where a proxy or another name stands before `http`."""
     release_keys: str = ""
     """Publishers whose releases are taken: hex of raw public keys, or files of them, with commas between. Empty leaves
     it to the admin token; devices decide for themselves whom they believe."""
     canary_share: float = Field(0.25, gt=0, lt=1)
-    """Of the devices, that try a release: the harm of a bad one, and the speed of the decision."""
+    """Share of the devices, from 0 to 1, that try a release: the harm of a bad one, and the speed of the decision."""
     canary_bound: float = Field(0.05, gt=0, lt=1)
-    """Of the share of first guesses that are right: a release is stable once it is shown to be worse by less."""
+    """A release is stable once its share of positions guessed right, from 0 to 1, is shown to be worse by less."""
     canary_alpha: float = Field(0.01, gt=0, lt=0.5)
-    """Probability of a wrong decision, at most."""
+    """Probability of a wrong decision about a release, at most."""
     canary_window_s: float = Field(3_600.0, gt=0, le=2_592_000)
-    """A canary that is not decided by then is rolled back."""
+    """Seconds after which a release that is still on trial is rolled back."""
     canary_session_samples: int = Field(1, ge=1, le=64)
-    """That one session gives to each side. Those of one session resemble one another, so with more of them decisions
-    are quicker and `canary_alpha` is no longer kept exactly."""
+    """Samples that one session gives to each side of a trial. Those of one session resemble one another, so with more
+    of them decisions are quicker and `canary_alpha` is no longer kept exactly."""
 
     store_timeout_s: float = Field(2.0, gt=0, le=60)
-    """Longest wait for one Redis command; callers retry elsewhere after that."""
+    """Longest wait for one Redis command, in seconds; callers retry elsewhere after that."""
     watch_interval_s: float = Field(1.0, gt=0, le=60)
-    """How often the store is probed for the health service and the public keys are exchanged."""
+    """Seconds between two probes of Redis, for the health service and the public keys are exchanged."""
     stop_grace_s: float = Field(3.0, ge=0, le=600)
-    """Calls in progress may take so long to finish after SIGTERM; all of ours are short."""
+    """Seconds that calls in progress may take to finish after SIGTERM; all of ours are short."""
     max_rpcs: int = Field(1_024, ge=1, le=65_536)
     """Calls at once; more are shed with RESOURCE_EXHAUSTED."""
     status_sessions: int = Field(1_000, ge=0, le=10_000)
@@ -116,9 +132,10 @@ class CoordinatorConfig(BaseSettings):
     metrics: str = ""
     """HOST:PORT, or a port of this machine's loopback, where /metrics and /healthz are served over plain HTTP; nowhere
     where empty. They tell of load and speeds, of no session and no tenant."""
-    log_level: str = "INFO"
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """What is less than this is not logged."""
     log_format: LogFormat = "text"
-    """json: an object a line, for machines."""
+    """text: lines for people. json: an object a line, for machines."""
 
     @model_validator(mode="after")
     def _consistent(self) -> CoordinatorConfig:

@@ -6,15 +6,12 @@ import argparse
 import asyncio
 import contextlib
 import io
-import logging
 import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-
-from pydantic import ValidationError
 
 from edge_agent.client import AsyncClient
 from edge_agent.completion import TOO_LONG, Options
@@ -23,11 +20,14 @@ from edge_agent.config import EdgeSettings
 from edge_agent.kit import LOOKUP
 from edge_agent.releases.commands import add_commands
 from edge_agent.template import Message
+from edge_agent.timeout import DEFAULT_TIMEOUT
 from outrider import __version__
 from outrider.core.errors import BadRequest, ModelRefused, OutriderError, VocabularyMismatch
+from outrider.settings.options import add_config_options, add_settings, choices_of, epilog, layers_of, settle
 from outrider.telemetry import traces
-from outrider.telemetry.logs import FORMATS, LogFormat, configure
+from outrider.telemetry.logs import LogFormat, configure
 
+PROGRAM = "outrider-edge"
 EXIT_FAILED = 1
 """The request could not be served."""
 EXIT_REFUSED = 2
@@ -37,22 +37,24 @@ EXIT_BROKEN_PIPE = 141
 """Nobody reads what we print; as a program that SIGPIPE ends."""
 
 _NONE = "none"
-_OFFLINE = "draft_only: where no verifier can be reached the draft writes alone, unverified (default: raise)"
-_ENVIRONMENT = (
-    "The API key that a coordinator may ask for is read from OUTRIDER_EDGE_API_KEY, where no list of processes shows "
-    "it, and the key that clients of `serve` must send from OUTRIDER_EDGE_SERVE_API_KEY; every other setting has a "
-    "variable too, such as OUTRIDER_EDGE_COORDINATOR."
+_OFFLINE = "draft_only: where no verifier can be reached the draft writes alone, unverified [default: raise]"
+_WHERE_TO = ("coordinator", "verifier", "target", "tls", "tls_ca", "insecure")
+_HERE = ("draft", "cache_dir", "log_format")
+_SERVING = (
+    *("serve_listen", "serve_without_key", "serve_cors_origins", "serve_stop_s"),
+    *("serve_timeout_s", "serve_retries", "serve_offline", "serve_log_level"),
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script."""
-    args = _parser().parse_args(arguments)
+    args = parser().parse_args(arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character must not end a generation
     traces.configure("edge")
-    configure(_log_format(args), "edge", logging.DEBUG if args.verbose else logging.WARNING)
+    form, level = _logging(args)
+    configure(form, "edge", level)
     try:
         asyncio.run(args.run(args))
     except KeyboardInterrupt:
@@ -68,14 +70,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 async def _generate(args: argparse.Namespace) -> None:
+    settings = _settings(args)
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
-    async with _client(args) as client:
+    async with _client(args, settings) as client:
         await _print(await client.stream(prompt, **_options(args)), args)
 
 
 async def _chat(args: argparse.Namespace) -> None:
     messages: list[Message] = [{"role": "system", "content": args.system}] if args.system else []
-    async with _client(args) as client:
+    async with _client(args, _settings(args)) as client:
         await client.prepare()
         while (line := await _ask(args)) is not None:
             if not line.strip():
@@ -91,16 +94,10 @@ async def _serve(args: argparse.Namespace) -> None:
     from edge_agent.http.options import ServeOptions
     from edge_agent.http.serve import serve
 
-    settings = _settings(args)
-    key = settings.serve_api_key
-    options = ServeOptions(
-        listen=args.listen or settings.serve_listen,
-        api_key=key.get_secret_value() if key is not None else None,
-        cors_origins=tuple(args.cors_origin or filter(None, settings.serve_cors_origins.split(","))),
-        insecure=settings.insecure,
-    )
+    settings = settle(EdgeSettings, args, PROGRAM, lambda settings: ServeOptions.of(settings).check())
+    options = ServeOptions.of(settings)
     options.check()
-    async with _client(args, **_terms(args)) as client:
+    async with _client(args, settings, **_terms(settings)) as client:
         await serve(client, options)
 
 
@@ -168,39 +165,36 @@ async def _print(stream: CompletionStream, args: argparse.Namespace) -> str:
     return completion.text
 
 
-def _log_format(args: argparse.Namespace) -> LogFormat:
-    """A flag over the environment; settings that are wrong are told by the command itself."""
-    given: LogFormat | None = getattr(args, "log_format", None)
-    with contextlib.suppress(ValidationError):
-        return given or EdgeSettings().log_format
-    return "text"
+def _logging(args: argparse.Namespace) -> tuple[LogFormat, str]:
+    """Format and level. Settings that are wrong are told by the command itself."""
+    form: LogFormat = "text"
+    level = "WARNING"
+    with contextlib.suppress(BadRequest):
+        layers = layers_of(EdgeSettings, args)
+        form = "json" if layers.raw("log_format") == "json" else "text"
+        asked = layers.raw("serve_log_level")
+        if args.run is _serve and asked in choices_of(EdgeSettings.model_fields["serve_log_level"]):
+            level = str(asked)
+    return form, "DEBUG" if args.verbose else level
 
 
 def _settings(args: argparse.Namespace) -> EdgeSettings:
-    """Flags over environment over defaults. Raises BadRequest."""
-    names = ("target", "tls_ca", "tls", "insecure", "cache_dir", "draft", "coordinator", "verifier")
-    given: dict[str, Any] = {name: value for name in names if (value := getattr(args, name)) is not None}
-    if args.coordinator or args.verifier:
-        given = {"coordinator": "", "verifier": "", **given}
-    try:
-        return EdgeSettings(**given)
-    except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']} (got {e['input']!r})" for e in error.errors())
-        raise BadRequest(problems) from error
+    """Raises BadRequest."""
+    return settle(EdgeSettings, args, PROGRAM)
 
 
-def _client(args: argparse.Namespace, **terms: Any) -> AsyncClient:
+def _client(args: argparse.Namespace, settings: EdgeSettings, **terms: Any) -> AsyncClient:
     """terms: what its requests have in common."""
-    settings = _settings(args)
     draft = None if settings.draft in ("", _NONE) else settings.draft
     if draft not in (None, "auto", LOOKUP) and not Path(str(draft)).is_file():
         raise BadRequest(f"--draft is {draft!r}, must be auto, lookup, none or a GGUF file", field="draft")
     return AsyncClient(draft=draft, settings=settings, **terms)
 
 
-def _terms(args: argparse.Namespace) -> dict[str, Any]:
-    names = ("timeout", "retries", "offline")
-    return {name: value for name in names if (value := getattr(args, name)) is not None}
+def _terms(settings: EdgeSettings) -> dict[str, Any]:
+    """What a server's requests have in common."""
+    timeout = DEFAULT_TIMEOUT if settings.serve_timeout_s is None else settings.serve_timeout_s
+    return {"timeout": timeout, "retries": settings.serve_retries, "offline": settings.serve_offline}
 
 
 def _options(args: argparse.Namespace) -> Options:
@@ -209,65 +203,72 @@ def _options(args: argparse.Namespace) -> Options:
     return options
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="outrider-edge", description=__doc__, epilog=_ENVIRONMENT)
-    parser.add_argument("--version", action="version", version=f"outrider-edge {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog=PROGRAM, description=__doc__, epilog=epilog(EdgeSettings))
+    made.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}", help="print it and leave")
+    commands = made.add_subparsers(required=True, metavar="COMMAND")
     generate = _command(commands, "generate", _generate, "continue a text")
-    generate.add_argument("prompt", help='the text to continue; "-" reads it from standard input')
+    generate.add_argument("prompt", metavar="PROMPT", help='the text to continue; "-" reads it from standard input')
     chat = _command(commands, "chat", _chat, "talk, one message per line; a single one with --message")
-    chat.add_argument("--message", help="say this, print the answer and leave")
-    chat.add_argument("--system", default="", help="what the assistant is told first")
+    chat.add_argument("--message", help="say this, print the answer and leave [default: ask]")
+    chat.add_argument("--system", default="", help="what the assistant is told first [default: nothing]")
     serve = _command(commands, "serve", _serve, "an OpenAI-compatible HTTP server on this device", sampling=False)
-    here = serve.add_argument_group("serving")
-    here.add_argument("--listen", help="HOST:PORT (default: 127.0.0.1:8080); beyond loopback it needs a key")
-    here.add_argument("--cors-origin", action="append", help='let pages of this origin ask; "*" is any')
+    add_settings(serve.add_argument_group("serving"), EdgeSettings, _SERVING)
     add_commands(commands)
-    return parser
+    return made
 
 
 def _command(
     commands: Any, name: str, run: Callable[..., Any], text: str, *, sampling: bool = True
 ) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text, epilog=_ENVIRONMENT)
-    parser.set_defaults(run=run)
-    where = parser.add_argument_group("where to")
-    where.add_argument("--coordinator", help="host:port; it names the verifier")
-    where.add_argument("--verifier", help="host:port of one verifier, instead of a coordinator")
-    where.add_argument("--target", help="name of the target, where the cluster serves several")
-    where.add_argument("--tls", action="store_true", default=None, help="speak TLS with gRPC's own authorities")
-    where.add_argument("--tls-ca", type=Path, help="speak TLS, trusting this PEM file")
-    where.add_argument("--insecure", action="store_true", default=None, help="allow plain text beyond loopback")
-    here = parser.add_argument_group("on this device")
-    here.add_argument("--draft", help="auto, lookup, none, or a GGUF file (default: auto)")
-    here.add_argument("--cache-dir", type=Path, help="where artifacts are kept (default: the user's cache)")
+    made: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text, epilog=epilog(EdgeSettings))
+    made.usage = f"%(prog)s [OPTION ...]{' PROMPT' if name == 'generate' else ''}"
+    made.set_defaults(run=run)
+    add_settings(made.add_argument_group("where to"), EdgeSettings, _WHERE_TO)
+    here = made.add_argument_group("on this device")
+    add_config_options(here, EdgeSettings)
+    add_settings(here, EdgeSettings, _HERE)
     here.add_argument("--verbose", action="store_true", help="log everything to standard error")
-    here.add_argument("--log-format", choices=FORMATS, help="json: an object a line (default: text)")
-    terms = parser.add_argument_group("each request")
-    terms.add_argument("--timeout", type=float, help="seconds that it may take (default: 600, 120 to the first token)")
-    terms.add_argument("--retries", type=int, help="how often it may begin again before its first token (default: 2)")
-    terms.add_argument("--offline", choices=("raise", "draft_only"), help=_OFFLINE)
+    seldom = EdgeSettings.model_fields.keys() - {*_WHERE_TO, *_HERE, *_SERVING}
+    add_settings(made.add_argument_group("seldom needed"), EdgeSettings, seldom)
     if sampling:
         here.add_argument("--stats", action="store_true", help="print statistics to standard error")
-        _add_sampling(parser.add_argument_group("what to generate"))
-    return parser
+        _add_terms(made.add_argument_group("each request"))
+        _add_sampling(made.add_argument_group("what to generate"))
+    return made
+
+
+def _add_terms(group: Any) -> None:
+    """What a server has in its settings, of one request."""
+    group.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help="that it may take [default: 600, 120 to the first token]"
+    )
+    group.add_argument(
+        "--retries", type=int, metavar="N", help="how often it may begin again before its first token [default: 2]"
+    )
+    group.add_argument("--offline", choices=("raise", "draft_only"), help=_OFFLINE)
 
 
 def _add_sampling(group: Any) -> None:
-    group.add_argument("--max-tokens", type=int, help="at most so many (default: 256)")
-    group.add_argument("--temperature", type=float, help="0 is greedy (default)")
-    group.add_argument("--top-k", type=int, help="keep the k most likely tokens; 0 is off")
-    group.add_argument("--top-p", type=float, help="keep the most likely tokens with so much probability; 1 is off")
-    group.add_argument("--min-p", type=float, help="drop tokens less likely than this share of the first; 0 is off")
-    group.add_argument("--repetition-penalty", type=float, help="1 is off")
-    group.add_argument("--presence-penalty", type=float, help="0 is off")
-    group.add_argument("--frequency-penalty", type=float, help="0 is off")
-    group.add_argument("--seed", type=int, help="64 bits; random unless given")
-    group.add_argument("--stop", action="append", help="end before this text; may be given several times")
+    def add(flag: str, kind: type, text: str) -> None:
+        group.add_argument(flag, type=kind, metavar="N" if kind is int else "X", help=text)
+
+    add("--max-tokens", int, "generate so many tokens at most [default: 256]")
+    add("--temperature", float, "0 is greedy, 1 the target's own distribution [default: 0]")
+    add("--top-k", int, "keep the N most likely tokens; 0 is off [default: 0]")
+    add("--top-p", float, "keep the most likely tokens with so much probability; 1 is off [default: 1]")
+    add("--min-p", float, "drop tokens less likely than this share of the first; 0 is off [default: 0]")
+    add("--repetition-penalty", float, "makes tokens that were used less likely; 1 is off [default: 1]")
+    add("--presence-penalty", float, "taken once from the score of a token that was generated; 0 is off [default: 0]")
+    add("--frequency-penalty", float, "taken for each time that it was generated; 0 is off [default: 0]")
+    add("--seed", int, "64 bits; the same one gives the same text [default: random]")
+    group.add_argument(
+        "--stop", action="append", metavar="TEXT", help="end before this; may be given several times [default: none]"
+    )
 
 
 def _tell(error: Exception, code: int) -> int:
-    print(f"outrider-edge: {error}", file=sys.stderr)
+    print(f"{PROGRAM}: {error}", file=sys.stderr)
     return code
 
 

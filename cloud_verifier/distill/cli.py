@@ -9,18 +9,18 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
-
-from pydantic import ValidationError
 
 from cloud_verifier.distill import keys
 from cloud_verifier.distill.config import INSTALL, DistillConfig
 from outrider.core.errors import BadRequest, OutriderError
+from outrider.settings.options import add_config_options, add_settings, epilog, layers_of, settle
 from outrider.telemetry.families import registry
-from outrider.telemetry.logs import FORMATS, LogFormat, configure
+from outrider.telemetry.logs import LogFormat, configure
 
+PROGRAM = "outrider-distill"
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_REFUSED = 3
@@ -28,28 +28,35 @@ EXIT_REFUSED = 3
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     configure(_log_format(options), "distill")
     try:
         raise SystemExit(options.run(options))
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGINT) from None
     except ImportError as error:
-        print(f"outrider-distill: {error}; {INSTALL}", file=sys.stderr)
+        print(f"{PROGRAM}: {error}; {INSTALL}", file=sys.stderr)
         raise SystemExit(EXIT_USAGE) from error
     except OutriderError as error:
-        print(f"outrider-distill: {error}", file=sys.stderr)
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
         raise SystemExit(EXIT_USAGE if isinstance(error, BadRequest) else EXIT_FAILED) from error
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="outrider-distill",
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog=PROGRAM,
         description=__doc__,
-        epilog="Settings come from OUTRIDER_DISTILL_<NAME>, as cloud_verifier/distill/config.py lists them, or --set.",
+        epilog="The settings of `run`, `once`, `status` and `publish`: outrider-distill run --help",
     )
-    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    verbs = made.add_subparsers(required=True, metavar="VERB")
 
+    _add_loop(verbs)
+    _add_stages(verbs)
+    _add_publishing(verbs)
+    return made
+
+
+def _add_loop(verbs: Any) -> None:
     run = verbs.add_parser("run", help="the loop, until SIGTERM or Ctrl-C")
     run.set_defaults(run=lambda options: _run_loop(_config(options)))
     once = verbs.add_parser(
@@ -60,76 +67,91 @@ def _parser() -> argparse.ArgumentParser:
     once.set_defaults(run=lambda options: asyncio.run(_once(_config(options))))
     status = verbs.add_parser("status", help="where the loop is, what came of its runs, and the releases")
     status.set_defaults(run=lambda options: asyncio.run(_status(_config(options))))
+    for verb in (run, once, status):
+        _add_settings(verb, DistillConfig.model_fields.keys())
 
+
+def _add_stages(verbs: Any) -> None:
+    """What the loop does, one by one."""
     train = verbs.add_parser("train", help="train in a run's folder, by its plan.json; goes on where it stopped")
-    train.add_argument("folder", type=Path, metavar="RUN_DIR")
+    train.add_argument("folder", type=Path, metavar="RUN_DIR", help="folder of the run, which holds its plan.json")
     train.set_defaults(run=_train)
 
     export = verbs.add_parser("export", help="a Hugging Face draft as a quantised GGUF file, checked")
     export.add_argument("--model", type=Path, required=True, help="folder of the draft")
     export.add_argument("--tokenizer", type=Path, required=True, help="folder of the target")
     export.add_argument("--out", type=Path, required=True, help="GGUF file to write")
-    export.add_argument("--kind", default="Q8_0", help="quantisation (Q8_0)")
-    export.add_argument("--widen", action="append", default=[], metavar="PATTERN", help="tensors that may be wider")
+    export.add_argument(
+        "--kind", default="Q8_0", help="quantisation: F32, F16, Q8_0, Q6_K, Q4_K_M or Q4_0 [default: Q8_0]"
+    )
+    export.add_argument(
+        "--widen",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="tensors that may be stored wider [default: none]",
+    )
     export.set_defaults(run=_export)
 
     gate = verbs.add_parser("gate", help="measure a draft against another on held-out text, and judge it")
     gate.add_argument("--candidate", type=Path, required=True, help="GGUF file")
     gate.add_argument("--incumbent", type=Path, required=True, help="GGUF file that it must beat")
     gate.add_argument("--dataset", type=Path, required=True, help="folder that a dataset was built in")
-    gate.add_argument("--fresh", action="append", metavar="CLASS", help="must win on these together (default: on all)")
-    gate.add_argument("--threads", type=int, default=1)
+    gate.add_argument(
+        "--fresh",
+        action="append",
+        metavar="CLASS",
+        help="traffic class; the draft must win on those given together [default: all]",
+    )
+    gate.add_argument("--threads", type=int, default=1, help="CPU threads [default: 1]")
     gate.set_defaults(run=_gate)
 
+
+def _add_publishing(verbs: Any) -> None:
     publish = verbs.add_parser("publish", help="sign a draft and publish it as the newest release")
-    publish.add_argument("file", type=Path, help="GGUF file")
-    publish.add_argument("--quantization", default="Q8_0", help="to be told in the manifest (Q8_0)")
-    publish.add_argument("--parent", default="", metavar="HASH", help="hex digest of the draft that it came from")
-    publish.add_argument("--verdict", type=Path, metavar="JSON", help="what the gate said, for the manifest's metrics")
+    publish.add_argument("file", type=Path, metavar="FILE", help="GGUF file")
+    publish.add_argument(
+        "--quantization", default="Q8_0", help="of the file, to be told in the manifest [default: Q8_0]"
+    )
+    publish.add_argument(
+        "--parent", default="", metavar="HASH", help="hex digest of the draft that it came from [default: none]"
+    )
+    publish.add_argument(
+        "--verdict",
+        type=Path,
+        metavar="JSON",
+        help="file of what `gate` printed, for the manifest's metrics [default: none]",
+    )
     publish.set_defaults(run=lambda options: asyncio.run(_publish(_config(options), options)))
+    # It says by an option of its own how its file is quantised.
+    _add_settings(publish, DistillConfig.model_fields.keys() - {"quantization"}, " FILE")
 
     key = verbs.add_parser("key", help="make a publisher's key, or show the public half of the one there is")
-    key.add_argument("--file", type=Path, help="(default: the setting `key`)")
+    key.add_argument(
+        "--file", type=Path, help="PEM file of the key [default: the setting `key`] [env: OUTRIDER_DISTILL_KEY]"
+    )
     key.set_defaults(run=_key)
+    add_config_options(key, DistillConfig, check=False)
 
-    run.add_argument("--metrics", metavar="HOST:PORT", help="serve /metrics and /healthz there (nowhere)")
-    for verb in (run, once):
-        verb.add_argument("--log-format", choices=FORMATS, help="json: an object a line (text)")
-    for verb in (run, once, status, publish):
-        verb.add_argument(
-            "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting, above all others"
-        )
-    return parser
+
+def _add_settings(verb: argparse.ArgumentParser, names: Collection[str], operands: str = "") -> None:
+    verb.epilog = " ".join(filter(None, (verb.epilog, epilog(DistillConfig))))
+    verb.usage = f"%(prog)s [OPTION ...]{operands}"
+    add_config_options(verb, DistillConfig)
+    add_settings(verb, DistillConfig, names)
 
 
 def _config(options: argparse.Namespace) -> DistillConfig:
-    """Raises BadRequest without the values, which may be secrets."""
-    given: dict[str, Any] = {name: getattr(options, name, None) for name in ("metrics", "log_format")}
-    given = {name: value for name, value in given.items() if value is not None}
-    for text in options.set:
-        name, equals, value = text.partition("=")
-        if not equals or name not in DistillConfig.model_fields:
-            raise BadRequest(f"--set {name!r} is no NAME=VALUE of a setting; see cloud_verifier/distill/config.py")
-        given[name] = _value(name, value)
-    try:
-        return DistillConfig(**given)
-    except ValidationError as error:
-        problems = [f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors()]
-        raise BadRequest(f"{'; '.join(problems)}; set OUTRIDER_DISTILL_<NAME> or give --set NAME=VALUE") from None
-
-
-def _value(name: str, text: str) -> Any:
-    """Lists and objects are JSON."""
-    try:
-        return json.loads(text) if text[:1] in ("[", "{") else text
-    except ValueError as error:
-        raise BadRequest(f"--set {name} is no JSON: {error}") from error
+    """Raises BadRequest without the values of secrets."""
+    return settle(DistillConfig, options, PROGRAM)
 
 
 def _log_format(options: argparse.Namespace) -> LogFormat:
-    """A flag over the environment. The commands that have no flag print what they say."""
-    given = getattr(options, "log_format", None) or os.environ.get("OUTRIDER_DISTILL_LOG_FORMAT", "text")
-    return "json" if given == "json" else "text"
+    """Settings that are wrong are told by the command itself; one without settings prints what it says."""
+    with contextlib.suppress(BadRequest):
+        if hasattr(options, "config") and layers_of(DistillConfig, options).raw("log_format") == "json":
+            return "json"
+    return "text"
 
 
 def _run_loop(config: DistillConfig) -> int:
@@ -166,7 +188,7 @@ async def _once(config: DistillConfig) -> int:
         try:
             outcome = await loop.once()
         except StageFailed as error:
-            print(f"outrider-distill: {error}", file=sys.stderr)
+            print(f"{PROGRAM}: {error}", file=sys.stderr)
             return EXIT_FAILED
         print(loop.where if outcome is None else f"run {outcome.number}: {outcome.result} {outcome.reason}".rstrip())
     return 0 if outcome is None or outcome.result in ("stable", "waiting") else EXIT_REFUSED
@@ -222,7 +244,7 @@ def _export(options: argparse.Namespace) -> int:
     try:
         done = export(options.model, options.tokenizer, options.out, options.kind, widened=options.widen)
     except ExportError as error:
-        print(f"outrider-distill: {error}", file=sys.stderr)
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
         return EXIT_FAILED
     print(f"{done.path}: {done.size} bytes, {_counted(done.types)}; {done.probes} strings split as by the tokenizer")
     return 0
@@ -241,9 +263,7 @@ def _gate(options: argparse.Namespace) -> int:
 
 def _key(options: argparse.Namespace) -> int:
     """The key's file alone is asked for: nothing else needs to be set up yet."""
-    path: Path = options.file or Path(
-        os.environ.get("OUTRIDER_DISTILL_KEY") or DistillConfig.model_fields["key"].default
-    )
+    path: Path = options.file or Path(layers_of(DistillConfig, options).raw("key"))
     made: Callable[[Path], Any] = keys.load if path.expanduser().exists() else keys.create
     print(made(path).public_key.hex())
     return 0

@@ -1,4 +1,5 @@
-"""What `outrider-distill` can be told, built once where the process starts. Flags override OUTRIDER_DISTILL_*."""
+"""What `outrider-distill` can be told, built once where the process starts. Flags override OUTRIDER_DISTILL_* in the
+environment, which overrides the table [distill] of a file (`outrider.settings`)."""
 
 from __future__ import annotations
 
@@ -17,10 +18,12 @@ INSTALL = "distillation needs: pip install 'outrider[distill]'"
 
 
 class DistillConfig(BaseSettings):
-    """Every field says its unit. What a stage needs is written beside its run, so that a changed setting takes effect
-    with the next run."""
+    """Every field says its unit; what stands below it is its text in help and docs. What a stage needs is written
+    beside its run, so that a changed setting takes effect with the next run."""
 
-    model_config = SettingsConfigDict(env_prefix="OUTRIDER_DISTILL_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="OUTRIDER_DISTILL_", frozen=True, extra="forbid", use_attribute_docstrings=True
+    )
 
     traffic: str
     """Directory or fsspec URL of the traffic log that verifiers write."""
@@ -31,13 +34,14 @@ class DistillConfig(BaseSettings):
     artifacts: Path
     """Folder that the coordinator, or a web server, serves drafts from."""
     key: Path = Path("~/.outrider/distill/publisher-key.pem")
-    """The publisher's key; `outrider-distill key` makes one."""
+    """File of the publisher's key; `outrider-distill key` makes one."""
     state_dir: Path = Path("~/.outrider/distill")
-    """Runs, and where the loop is: a killed one goes on from here."""
+    """Folder of the runs, and of where the loop is: a killed one goes on from here."""
 
     coordinator: str = "127.0.0.1:7700"
-    """HOST:PORT."""
+    """HOST:PORT of the coordinator, which is told of releases."""
     admin_token: SecretStr = SecretStr("")
+    """What the coordinator asks of its operators, where it does."""
     tls: bool = False
     """Speak TLS with the coordinator, trusting the public authorities."""
     coordinator_ca: Path | None = None
@@ -46,17 +50,18 @@ class DistillConfig(BaseSettings):
     """Allow plain text beyond loopback."""
 
     poll_s: float = Field(10.0, gt=0)
-    """Between two looks at the traffic, or at the canary."""
+    """Seconds between two looks at the traffic, or at the canary."""
     fresh_tokens: int = Field(200_000, ge=1)
     """Recorded tokens after which a new draft is trained in any case."""
     alarm_tokens: int = Field(20_000, ge=1)
-    """Of one class, after which its acceptance is judged."""
+    """Recorded tokens of one class after which its acceptance is judged."""
     alarm_fall: float = Field(0.1, gt=0, lt=1)
-    """Acceptance so much below what was usual is reason to train."""
+    """Acceptance, from 0 to 1, that is so much below what was usual is reason to train."""
     run_tokens: int = Field(60_000, ge=0)
-    """Of the class that has fallen; with less no run begins before `fresh_tokens`: from less a draft learns less."""
+    """Recorded tokens of the class that has fallen; with less no run begins before `fresh_tokens`: from less a draft
+    learns less."""
     housekeeping_s: float = Field(3_600.0, gt=0)
-    """How often the traffic log is compacted and what has expired is deleted."""
+    """Seconds after which the traffic log is compacted and what has expired is deleted, again and again."""
 
     threads: int = Field(1, ge=1, le=1024)
     """CPU threads of each stage."""
@@ -65,46 +70,57 @@ class DistillConfig(BaseSettings):
     ranks: int = Field(1, ge=1, le=64)
     """Processes that train together, each on its GPU; more than one run under torchrun."""
     train_minutes: float = Field(30.0, gt=0)
-    """Of one training."""
+    """Minutes of one training."""
     stage_minutes: float = Field(30.0, gt=0)
-    """Of each other stage; one that takes longer hangs, and is ended. Training gets as much beyond `train_minutes`."""
+    """Minutes of each other stage; one that takes longer hangs, and is ended. Training gets as much beyond
+    `train_minutes`."""
     daily_minutes: float = Field(1_440.0, gt=0)
-    """Of all stages within 24 hours; no run is begun beyond it."""
+    """Minutes of all stages within 24 hours; no run is begun beyond it."""
 
     loss: Literal["kl", "tv", "hybrid"] = "hybrid"
+    """What training lessens: Kullback-Leibler divergence, total variation, or both."""
     lora_rank: int = Field(0, ge=0, le=1024)
-    """0 trains all weights."""
+    """Rank of the LoRA adapters that are trained; 0 trains all weights."""
     seed: int = 0
+    """Of what is random in a run."""
     dataset_options: dict[str, Any] = Field(default_factory=dict)
     """Further fields of the dataset's plan (`dataset.DatasetPlan`), as JSON."""
     training_options: dict[str, Any] = Field(default_factory=dict)
     """Further fields of the training plan (`plan.TrainingPlan`), as JSON: rates, batches, steps instead of minutes."""
     quantization: Literal["Q8_0", "Q6_K", "Q4_K_M", "Q4_0", "F16"] = "Q8_0"
+    """How the published file stores the draft's weights."""
     widened: tuple[str, ...] = ()
     """Patterns of tensors that may be stored wider, since their rows do not fit the quantisation's blocks."""
 
     gate_gain: float = Field(Rule.gain, ge=0)
-    """See `gate.Rule`, as for the next five."""
+    """Share, from 0 to 1, by which tokens per step must be more on the fresh classes (`gate.Rule`)."""
     gate_loss: float = Field(Rule.loss, gt=0, lt=1)
+    """Share, from 0 to 1, by which they may be fewer on any class."""
     gate_slower: float = Field(Rule.slower, gt=0)
+    """Times the present draft's time for a token that the new one may take."""
     gate_confidence: float = Field(Rule.confidence, ge=0.5, lt=1)
+    """One-sided confidence, from 0.5 to 1, of each bound."""
     gate_texts: int = Field(Rule.sessions, ge=1)
-    """Sessions, however many texts each is cut into."""
+    """Fewest sessions of what is judged. Sessions, however many texts each is cut into."""
     gate_positions: int = Field(Rule.positions, ge=1)
+    """Fewest positions of a class that is judged by itself."""
 
     retry_s: float = Field(30.0, gt=0)
-    """Wait after a stage failed; twice as long after each further failure."""
+    """Seconds that a failed stage waits; twice as long after each further failure."""
     retry_max_s: float = Field(3_600.0, gt=0)
+    """Seconds that it waits at most."""
     attempts: int = Field(5, ge=1)
-    """Of one stage; then the run is given up, and its traffic with it."""
+    """Attempts of one stage; then the run is given up, and its traffic with it."""
     keep_runs: int = Field(3, ge=1)
     """Folders of past runs that are kept."""
     metrics: str = ""
     """HOST:PORT, or a port of this machine's loopback, where `run` serves /metrics and /healthz over plain HTTP;
     nowhere where empty."""
-    log_level: str = "INFO"
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """What is less than this is not logged."""
     log_format: LogFormat = "text"
-    """json: an object a line, for machines. A stage's own log, in its run's folder, is for people."""
+    """text: lines for people. json: an object a line, for machines. A stage's own log, in its run's folder, is for
+    people."""
 
     @model_validator(mode="after")
     def _consistent(self) -> DistillConfig:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from coordinator.cli.documents import Document
-from coordinator.text import table
+from outrider.core.text import table
 
 SHORT = 12
 """Letters of a hash that are shown."""

@@ -8,11 +8,11 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from coordinator.cli import local, releases, sessions, status, tenants, top, verifiers, window
-from coordinator.text import clean
+from coordinator.cli import config, local, releases, sessions, status, tenants, top, verifiers, window
 from outrider import __version__
 from outrider.core import errors
 from outrider.core.errors import OutriderError
+from outrider.core.text import clean
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -60,25 +60,25 @@ def exit_code(error: Exception) -> int:
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     """`passed_on` is for another program: all that `chat` does not know, and what follows `--` of `up`."""
-    parser = _parser()
+    made = parser()
     cut = arguments.index("--") if "--" in arguments else len(arguments)
-    options, unknown = parser.parse_known_args(arguments[:cut])
+    options, unknown = made.parse_known_args(arguments[:cut])
     if options.command == "chat":
         options.passed_on = [*unknown, *arguments[cut:]]
     elif unknown or (options.command != "up" and cut < len(arguments)):
-        parser.error(f"unrecognized arguments: {' '.join([*unknown, *arguments[cut:]])}")
+        made.error(f"unrecognized arguments: {' '.join([*unknown, *arguments[cut:]])}")
     else:
         options.passed_on = list(arguments[cut + 1 :])
     return options
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
         prog="outrider", description=__doc__, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--version", action="version", version=f"outrider {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
+    made.add_argument("--version", action="version", version=f"outrider {__version__}", help="print it and leave")
+    commands = made.add_subparsers(required=True, metavar="COMMAND", dest="command")
     local.add_parsers(commands)
-    for noun in (status, top, verifiers, sessions, window, releases, tenants):
+    for noun in (status, top, verifiers, sessions, window, releases, tenants, config):
         noun.add_parser(commands)
-    return parser
+    return made

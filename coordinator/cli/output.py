@@ -12,8 +12,8 @@ from typing import Any
 
 from coordinator.admin import TIMEOUT_S, Ask, line, link_options
 from coordinator.cli.values import at_most, seconds
-from coordinator.text import clean
 from outrider.core.errors import Overloaded, Unavailable
+from outrider.core.text import clean
 
 WATCH_S = 2.0
 PAGE = 1_000
@@ -39,9 +39,15 @@ class Shown:
 Look = Callable[[Ask], Awaitable[Shown]]
 
 
+def form_option(parser: argparse.ArgumentParser) -> None:
+    """`-o`."""
+    text = "how to print what was found [default: table]"
+    parser.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table", help=text)
+
+
 def output_options(parser: argparse.ArgumentParser, *, watch: bool = False) -> None:
     """`-o`, the way to the coordinator and, for what can change, `--watch`."""
-    parser.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table", help="(table)")
+    form_option(parser)
     if watch:
         parser.add_argument(
             "-w",
@@ -50,15 +56,20 @@ def output_options(parser: argparse.ArgumentParser, *, watch: bool = False) -> N
             nargs="?",
             const=WATCH_S,
             metavar="SECONDS",
-            help=f"again and again, until Ctrl-C; JSON comes as one line each time ({WATCH_S:g})",
+            help="again and again, until Ctrl-C; JSON comes as one line each time "
+            f"[default: once; {WATCH_S:g} without SECONDS]",
         )
     link_options(parser)
 
 
 def page_options(parser: argparse.ArgumentParser) -> None:
     """How much of a list."""
-    parser.add_argument("--limit", type=at_most(MAX_LIMIT), default=LIMIT, metavar="N", help=f"show so many ({LIMIT})")
-    parser.add_argument("--after", default="", metavar="NEXT", help="go on after what a list before has shown")
+    parser.add_argument(
+        "--limit", type=at_most(MAX_LIMIT), default=LIMIT, metavar="N", help=f"show so many [default: {LIMIT}]"
+    )
+    parser.add_argument(
+        "--after", default="", metavar="NEXT", help="go on after what a list before has shown [default: begin]"
+    )
 
 
 def show(options: argparse.Namespace, look: Look, *, timeout_s: float = TIMEOUT_S) -> int:
@@ -107,28 +118,32 @@ def render(shown: Shown, form: str, *, one_of_many: bool = False) -> str:
 async def _show(options: argparse.Namespace, look: Look, timeout_s: float) -> None:
     interval_s = _interval_s(options)
     async with line(options, timeout_s=timeout_s) as ask:
+        shown = await look(ask)  # what is wrong from the start ends it
         if interval_s is None:
-            shown = await look(ask)
             print(render(shown, options.output), flush=True)
-            _note(shown.notice)
+            note(shown.notice)
             return
         while True:
-            await _once_more(options.output, look, ask)
-            await asyncio.sleep(interval_s)
+            _print_one(shown, options.output)
+            shown = await _next(look, ask, interval_s)
 
 
-async def _once_more(form: str, look: Look, ask: Ask) -> None:
+async def _next(look: Look, ask: Ask, interval_s: float) -> Shown:
     """A coordinator that is away for a moment is no reason to stop watching."""
-    try:
-        shown = await look(ask)
-    except (Unavailable, Overloaded) as error:
-        _note(str(error))
-        return
+    while True:
+        await asyncio.sleep(interval_s)
+        try:
+            return await look(ask)
+        except (Unavailable, Overloaded) as error:
+            note(str(error))
+
+
+def _print_one(shown: Shown, form: str) -> None:
     text = render(shown, form, one_of_many=True)
     if form == "table":
         text = f"{_CLEAR}{text}" if sys.stdout.isatty() else f"{text}\n"
     print(text, flush=True)
-    _note(shown.notice)
+    note(shown.notice)
 
 
 def _interval_s(options: argparse.Namespace) -> float | None:
@@ -136,6 +151,7 @@ def _interval_s(options: argparse.Namespace) -> float | None:
     return interval_s
 
 
-def _note(notice: str) -> None:
+def note(notice: str) -> None:
+    """To stderr, unless it is empty."""
     if notice:
         print(f"outrider: {clean(notice)}", file=sys.stderr, flush=True)

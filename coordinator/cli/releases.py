@@ -43,15 +43,20 @@ def add_parser(commands: Any) -> None:
     )
     verbs = releases.add_subparsers(required=True, metavar="VERB", dest="verb")
     listed = verbs.add_parser("list", help="all, the newest of each target first")
-    listed.add_argument("--limit", type=at_most(MAX_LIMIT), default=LIMIT, metavar="N", help=f"show so many ({LIMIT})")
+    listed.add_argument(
+        "--limit", type=at_most(MAX_LIMIT), default=LIMIT, metavar="N", help=f"show so many [default: {LIMIT}]"
+    )
     verbs.add_parser("show", help="all that is known of one").add_argument("release", **_NAME)
     for verb, what in _HELP.items():
         verbs.add_parser(verb, help=what).add_argument("release", **_NAME)
     verbs.choices["rollback"].add_argument(
-        "--key", type=Path, metavar="PEM", help="the publisher's, to sign the draft before a stable one again"
+        "--key",
+        type=Path,
+        metavar="PEM",
+        help="key of the publisher, to sign the draft before a stable one again [default: none]",
     )
     publish = verbs.add_parser("publish", help="a manifest that its publisher signed")
-    publish.add_argument("manifest", type=Path, metavar="FILE")
+    publish.add_argument("manifest", type=Path, metavar="FILE", help="as `outrider-distill publish` writes it")
     for name, parser in verbs.choices.items():
         output_options(parser, watch=name in ("list", "show"))
         parser.set_defaults(run=lambda options: show(options, lambda ask: _answer(options, ask), timeout_s=TIMEOUT_S))

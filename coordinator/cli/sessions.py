@@ -8,7 +8,7 @@ from typing import Any
 from coordinator.admin import Ask
 from coordinator.cli import columns, documents
 from coordinator.cli.output import Shown, cut, output_options, page_options, pages, show
-from coordinator.text import facts
+from outrider.core.text import facts
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 
@@ -16,8 +16,8 @@ def add_parser(commands: Any) -> None:
     sessions = commands.add_parser("sessions", help="list them, show one, kill one")
     verbs = sessions.add_subparsers(required=True, metavar="VERB", dest="verb")
     listed = verbs.add_parser("list", help="those that hold a place, by verifier and id")
-    listed.add_argument("--verifier", default="", metavar="VERIFIER", help="those on this one")
-    listed.add_argument("--tenant", default="", metavar="TENANT", help="those of this one")
+    listed.add_argument("--verifier", default="", metavar="VERIFIER", help="those on this one [default: all]")
+    listed.add_argument("--tenant", default="", metavar="TENANT", help="those of this one [default: all]")
     page_options(listed)
     output_options(listed, watch=True)
     listed.set_defaults(run=lambda options: show(options, lambda ask: _list(options, ask)))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from coordinator.admin import Ask
+from coordinator.admin import Ask, link_of
 from coordinator.cli import columns, documents
 from coordinator.cli.output import Shown, output_options, show
-from coordinator.text import clean
+from outrider.core.text import clean
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 
@@ -19,8 +19,9 @@ def add_parser(commands: Any) -> None:
 
 
 async def _status(options: argparse.Namespace, ask: Ask) -> Shown:
-    known = documents.status(options.coordinator, await ask("Status", pb.StatusRequest()))
-    head = f"coordinator {options.coordinator}, up {known['uptime_s']:.0f} s, store {known['store']}"
+    coordinator = link_of(options).coordinator
+    known = documents.status(coordinator, await ask("Status", pb.StatusRequest()))
+    head = f"coordinator {coordinator}, up {known['uptime_s']:.0f} s, store {known['store']}"
     verifiers, sessions = known["verifiers"], known["sessions"]
     tables = (columns.verifiers(verifiers), columns.costs(verifiers), columns.sessions(sessions))
     return Shown(known, "\n\n".join((clean(head), *tables)), _left_out(known))

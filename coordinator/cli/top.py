@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from coordinator.admin import Ask, line, link_options
+from coordinator.admin import Ask, line, link_of, link_options
 from coordinator.cli import documents
 from coordinator.cli.output import WATCH_S
 from coordinator.cli.rates import Rates
@@ -32,13 +32,20 @@ def add_parser(commands: Any) -> None:
         epilog="q or Ctrl-C ends it. Acceptance and tokens/s are of the time since the frame before; in the first,"
         " and with --once, acceptance is of the live sessions' whole life and sessions have no tokens/s.",
     )
-    top.add_argument("-d", "--interval", type=seconds, default=WATCH_S, metavar="SECONDS", help=f"({WATCH_S:g})")
+    top.add_argument(
+        "-d",
+        "--interval",
+        type=seconds,
+        default=WATCH_S,
+        metavar="SECONDS",
+        help=f"between two frames [default: {WATCH_S:g}]",
+    )
     top.add_argument("--once", action="store_true", help="print one frame and end")
     top.add_argument(
         "--sessions",
         type=at_most(1_000),
         metavar="N",
-        help=f"show so many, the busiest first (what the terminal has room for; {ONCE_SESSIONS} with --once)",
+        help=f"show so many, the busiest first [default: what the terminal has room for; {ONCE_SESSIONS} with --once]",
     )
     link_options(top)
     top.set_defaults(run=_top)
@@ -79,7 +86,7 @@ async def _live(options: argparse.Namespace, screen: Any) -> None:
 
 
 async def _look(options: argparse.Namespace, ask: Ask) -> documents.Document:
-    return documents.status(options.coordinator, await ask("Status", pb.StatusRequest()))
+    return documents.status(link_of(options).coordinator, await ask("Status", pb.StatusRequest()))
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 from coordinator.admin import Ask
 from coordinator.cli import columns, documents
 from coordinator.cli.output import Shown, cut, output_options, page_options, pages, show
-from coordinator.text import facts
+from outrider.core.text import facts
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 _ORDERS = {

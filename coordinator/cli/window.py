@@ -19,7 +19,7 @@ def add_parser(commands: Any) -> None:
     window = commands.add_parser("window", help="how far sessions speculate: see why, pin it or bound it")
     verbs = window.add_subparsers(required=True, metavar="VERB", dest="verb")
     shown = verbs.add_parser("show", help="what was decided, from what, and why")
-    shown.add_argument("session", nargs="?", default="", metavar="SESSION", help="its id (default: all)")
+    shown.add_argument("session", nargs="?", default="", metavar="SESSION", help="its id [default: all]")
     output_options(shown, watch=True)
     shown.set_defaults(run=lambda options: show(options, lambda ask: _show(options, ask)))
     bound = verbs.add_parser("set", help="allow no more than this")
@@ -35,12 +35,19 @@ def add_parser(commands: Any) -> None:
         verb.add_argument(
             "--k",
             type=levels,
+            metavar="N",
             required=True,
             help="levels that one step verifies, each a guess and its siblings; 0 is plain streaming",
         )
-        verb.add_argument("--depth", type=levels, required=True, help="levels that the device drafts ahead; at least k")
-    pin.add_argument("--patience-ms", type=milliseconds, help="how long a step waits for guesses (default: as decided)")
-    pin.add_argument("--per-level", type=per_level, help="nodes of a level, its siblings counted (default: as seen)")
+        verb.add_argument(
+            "--depth", type=levels, metavar="N", required=True, help="levels that the device drafts ahead; at least k"
+        )
+    pin.add_argument(
+        "--patience-ms", type=milliseconds, metavar="MS", help="how long a step waits for guesses [default: as decided]"
+    )
+    pin.add_argument(
+        "--per-level", type=per_level, metavar="X", help="nodes of a level, its siblings counted [default: as seen]"
+    )
 
 
 async def _show(options: argparse.Namespace, ask: Ask) -> Shown:

@@ -53,7 +53,9 @@ def test_the_join_token_is_never_printed(monkeypatch, complaint):
 
 
 def test_a_bad_value_is_told_by_its_name(complaint):
-    assert "threads: Input should be greater than or equal to 1" in complaint("--model", "m", "--threads", "0")
+    assert "--threads: Input should be greater than or equal to 1, got '0'" in complaint(
+        "--model", "m", "--threads", "0"
+    )
 
 
 def test_the_help_names_the_environment(capsys):
@@ -61,7 +63,7 @@ def test_the_help_names_the_environment(capsys):
         parse(["--help"])
     said = " ".join(capsys.readouterr().out.split())
     assert "OUTRIDER_VERIFIER_JOIN_TOKEN" in said
-    assert "OUTRIDER_VERIFIER_<NAME>" in said
+    assert "[env: OUTRIDER_VERIFIER_THREADS]" in said
 
 
 @pytest.mark.parametrize("half", ["--tls-cert", "--tls-key"])
@@ -75,7 +77,7 @@ def test_half_of_a_certificate_is_refused(complaint, half):
         ({"NODES": "129", "WINDOW_NODES": "9"}, "nodes is 129, must be at most in_flight, which is 128"),
         ({"NODES": "40"}, "window_nodes is 48, must be at most nodes, which is 40"),
         ({"DEPTH": "20"}, "window_depth is 24, must be at most depth, which is 20"),
-        ({"VERIFIER_ID": "v" * 65}, "verifier_id: String should have at most 64 characters"),
+        ({"VERIFIER_ID": "v" * 65}, "OUTRIDER_VERIFIER_VERIFIER_ID: String should have at most 64 characters"),
         ({"VERIFIER_ID": "a\nb"}, "verifier_id holds what cannot be printed"),
     ],
 )
@@ -175,7 +177,7 @@ def test_a_log_or_a_hook_that_cannot_be_is_refused_before_the_model_is_read(tmp_
 
 def test_a_hook_is_named_by_module_and_function(monkeypatch, complaint):
     monkeypatch.setenv("OUTRIDER_VERIFIER_TRAFFIC_REDACT", "/etc/hook.py")
-    assert "traffic_redact: String should match pattern" in complaint("--model", "m")
+    assert "OUTRIDER_VERIFIER_TRAFFIC_REDACT: String should match pattern" in complaint("--model", "m")
 
 
 def test_only_recording_needs_pyarrow(tmp_path):

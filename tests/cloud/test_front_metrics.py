@@ -34,7 +34,7 @@ async def test_a_stream_that_runs_to_its_end_is_counted_by_its_finish(plain) -> 
     plain.engine.commit("s", 1, 0, [5], finish=session_pb2.FINISH_LENGTH)
     while (await stream.read()).commit.finish != session_pb2.FINISH_LENGTH:
         pass
-    await until(lambda: not plain.service.tenants)
+    await until(lambda: plain.service.meters.ended.total() == 1)
     found = scrape(plain)
     assert found["streams_opened_total"] == 1
     assert found['streams_ended_total{how="length"}'] == 1

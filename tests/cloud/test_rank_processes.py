@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import os
 import shutil
 import signal
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from demanded import demand
 from scripted_engine import Stream, until
 from test_engine_host import PROMPT, start, tokens_of
 from tiny_targets import Reference, save_tiny
@@ -32,12 +32,7 @@ START_S = 90.0
 
 @pytest.fixture(autouse=True)
 def needs_accelerate() -> None:
-    """Skip here, fail where everything is required."""
-    if importlib.util.find_spec("accelerate") is None:
-        what = "accelerate is not installed, and transformers needs it to split a model"
-        if os.environ.get("OUTRIDER_REQUIRE_SERVICES") == "1":
-            pytest.fail(what)
-        pytest.skip(what)
+    demand("accelerate", "a model that transformers splits")
 
 
 @contextlib.asynccontextmanager

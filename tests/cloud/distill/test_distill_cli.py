@@ -47,10 +47,17 @@ def test_the_keys_place_may_come_from_the_environment(call, tmp_path: Path, monk
 def test_missing_and_wrong_settings_are_told_by_name(call) -> None:
     status, _, told = call("once")
     assert status == 2 and "traffic: Field required" in told and "OUTRIDER_DISTILL_" in told
-    status, _, told = call("once", "--set", "trafic=/x")
-    assert status == 2 and "'trafic'" in told
-    status, _, told = call("once", "--set", 'training_options={"steps"')
-    assert status == 2 and "no JSON" in told
+    status, _, told = call("once", "--trafic", "/x")
+    assert status == 2 and "--trafic" in told
+    status, _, told = call("once", "--training-options", '{"steps"')
+    assert status == 2 and "--training-options: Input should be a valid dictionary" in told
+
+
+def test_the_keys_place_may_come_from_a_file(call, tmp_path: Path) -> None:
+    file = tmp_path / "outrider.toml"
+    file.write_text(f"[distill]\nkey = '{tmp_path / 'by-file.pem'}'")
+    assert call("key", "--config", str(file))[0] == 0
+    assert (tmp_path / "by-file.pem").is_file()
 
 
 def test_settings_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

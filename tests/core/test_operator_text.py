@@ -2,7 +2,7 @@
 
 import pytest
 
-from coordinator.text import clean, facts, table
+from outrider.core.text import clean, facts, table
 
 
 @pytest.mark.parametrize(

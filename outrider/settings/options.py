@@ -1,0 +1,147 @@
+"""Flags made of a settings model: the text of each is the setting's own, with its default and its variable."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings
+
+from outrider.settings import report
+from outrider.settings.file import VARIABLE, named, table_of
+from outrider.settings.layers import Layers, Repeated, flag_of, variable_of
+from outrider.settings.problems import is_secret
+
+S = TypeVar("S", bound=BaseSettings)
+_DEST = "setting:"
+"""Before the names of settings in a namespace, which holds other options of the same name."""
+_UNITS = {"_ms": "MS", "_s": "SECONDS", "_minutes": "MINUTES", "_days": "DAYS", "_bytes": "BYTES"}
+_RATE = "_per_s"
+_TYPES = {int: "N", float: "X", Path: "PATH", dict: "JSON", tuple: "JSON"}
+
+
+def add_settings(parser: Any, cls: type[BaseSettings], names: Collection[str] | None = None) -> None:
+    """A flag for each of these settings, or for all; secrets have none. parser: or a group of one."""
+    for name, field in cls.model_fields.items():
+        flag = flag_of(cls, name)
+        if not flag or (names is not None and name not in names):
+            continue
+        text = described(cls, name).replace("%", "%%")
+        given: dict[str, Any] = {"dest": f"{_DEST}{name}", "default": None, "help": text}
+        choices = choices_of(field)
+        if field.annotation is bool:
+            given["action"] = argparse.BooleanOptionalAction
+        elif choices:
+            given["choices"] = choices
+        else:
+            given["metavar"] = form_of(name, field)
+        if any(isinstance(mark, Repeated) for mark in field.metadata):
+            given["action"] = "append"
+        parser.add_argument(flag, **given)
+
+
+def add_config_options(parser: Any, cls: type[BaseSettings], *, check: bool = True) -> None:
+    """`--config`, and `--check-config` where the command calls `settle`."""
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help=f"TOML file whose table [{table_of(cls)}] holds settings, below flags and environment "
+        f"[default: none] [env: {VARIABLE}]",
+    )
+    if check:
+        parser.add_argument(
+            "--check-config",
+            nargs="?",
+            choices=report.FORMS,
+            const="table",
+            help="start nothing; show every setting, where it came from, and all that is wrong",
+        )
+
+
+def epilog(cls: type[BaseSettings]) -> str:
+    """What holds for all settings of a process."""
+    secrets = [variable_of(cls, name) for name, field in cls.model_fields.items() if is_secret(field)]
+    return (
+        f"An option that names an environment variable may be given there, or by its name with underscores in the "
+        f"table [{table_of(cls)}] of the --config file. Flags come before the environment, the environment before the "
+        f"file. Secrets have no flag, since lists of processes would show them: {', '.join(secrets)}."
+    )
+
+
+def flags_of(cls: type[BaseSettings], options: argparse.Namespace) -> dict[str, Any]:
+    """The settings that a command line gives, by name."""
+    given = {name: getattr(options, f"{_DEST}{name}", None) for name in cls.model_fields}
+    return {name: _read(cls, name, value) for name, value in given.items() if value is not None}
+
+
+def layers_of(cls: type[S], options: argparse.Namespace) -> Layers[S]:
+    """The settings that a command line asks for. Raises BadRequest for a file that cannot be read."""
+    return Layers(cls, flags_of(cls, options), named(options.config))
+
+
+def settle(cls: type[S], options: argparse.Namespace, program: str, check: Callable[[S], object] | None = None) -> S:
+    """The settings, once what is hardly meant has been told on stderr; with --check-config the report, and the end.
+
+    check: raises BadRequest for what is wrong beyond the model. Raises BadRequest, and SystemExit after a report.
+    """
+    layers = layers_of(cls, options)
+    if options.check_config:
+        found = report.of(layers, check)
+        print(found.render(options.check_config), flush=True)
+        for line in found.complaints:
+            print(f"{program}: {line}", file=sys.stderr)
+        raise SystemExit(0 if found.good else 2)
+    config = layers.load()
+    for warning in layers.warnings():
+        print(f"{program}: warning: {warning}", file=sys.stderr, flush=True)
+    return config
+
+
+def _read(cls: type[BaseSettings], name: str, given: Any) -> Any:
+    """A flag's value; JSON that is none is left to the model to refuse."""
+    if isinstance(given, list):
+        return ",".join(given)
+    if form_of(name, cls.model_fields[name]) == "JSON":
+        with contextlib.suppress(ValueError):
+            return json.loads(given)
+    return given
+
+
+def described(cls: type[BaseSettings], name: str) -> str:
+    """A setting's text with its default and its variable."""
+    field = cls.model_fields[name]
+    text = " ".join((field.description or "").split())
+    return f"{text} [default: {default_of(field)}] [env: {variable_of(cls, name)}]"
+
+
+def default_of(field: FieldInfo) -> str:
+    """As the file would say it, without quotes; a user's home is `~`."""
+    if field.is_required():
+        return "none, must be given"
+    value = field.get_default(call_default_factory=True, validated_data={})
+    if is_secret(field) or value is None or value == "":
+        return "none"
+    if isinstance(value, bool | dict | tuple):
+        return json.dumps(value)
+    return str(value).replace(str(Path.home()), "~")
+
+
+def choices_of(field: FieldInfo) -> tuple[str, ...]:
+    """Of a setting that takes one of a few words; () for all others."""
+    return get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+
+
+def form_of(name: str, field: FieldInfo) -> str:
+    """What stands for its value in a help text."""
+    kinds = {get_origin(kind) or kind for kind in (field.annotation, *get_args(field.annotation))}
+    unit = next((unit for end, unit in _UNITS.items() if name.endswith(end) and not name.endswith(_RATE)), "")
+    if str in kinds and "HOST:PORT" in (field.description or ""):
+        return "HOST:PORT"
+    return unit or next((form for kind, form in _TYPES.items() if kind in kinds), "TEXT")

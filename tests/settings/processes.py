@@ -1,0 +1,103 @@
+"""The four processes as their users start them, and their settings."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic_settings import BaseSettings
+
+from cloud_verifier import app as verifier_app
+from cloud_verifier.config import VerifierConfig
+from cloud_verifier.distill import cli as distill_cli
+from cloud_verifier.distill.config import DistillConfig
+from coordinator import app as coordinator_app
+from coordinator.config import CoordinatorConfig
+from edge_agent import cli as edge_cli
+from edge_agent.config import EdgeSettings
+
+
+@dataclass(frozen=True)
+class Process:
+    """One of them."""
+
+    name: str
+    model: type[BaseSettings]
+    command: tuple[str, ...]
+    """What follows `python -m`."""
+    parser: Callable[[], Any]
+    needs: Mapping[str, str]
+    """Settings that must be given."""
+    numbers: tuple[str, str, str]
+    """Three of its settings that are whole numbers, and take 1 to 9."""
+
+
+PROCESSES = (
+    Process(
+        "coordinator",
+        CoordinatorConfig,
+        ("coordinator.app",),
+        coordinator_app.parser,
+        {},
+        ("max_rpcs", "epoch_span", "status_sessions"),
+    ),
+    Process(
+        "verifier",
+        VerifierConfig,
+        ("cloud_verifier.app",),
+        verifier_app.parser,
+        {"model": "m"},
+        ("threads", "max_sessions", "colocated_depth"),
+    ),
+    Process(
+        "edge",
+        EdgeSettings,
+        ("edge_agent.cli", "serve"),
+        edge_cli.parser,
+        {},
+        ("draft_workers", "draft_threads", "siblings"),
+    ),
+    Process(
+        "distill",
+        DistillConfig,
+        ("cloud_verifier.distill.cli", "run"),
+        distill_cli.parser,
+        dict.fromkeys(("traffic", "target", "draft", "artifacts"), "x"),
+        ("threads", "ranks", "attempts"),
+    ),
+)
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's, without settings, and with these."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("OUTRIDER_")} | more
+
+
+def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """`python -m` and this, in an environment without other settings."""
+    return subprocess.run(
+        [sys.executable, "-m", *command], capture_output=True, text=True, timeout=120, env=environment(**variables)
+    )
+
+
+def told(ran: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
+    """What --check-config json says of each setting."""
+    return {setting["name"]: setting for setting in json.loads(ran.stdout)["settings"]}
+
+
+def toml(path: Path, **tables: Mapping[str, Any]) -> Path:
+    """A file with these tables; strings and JSON's numbers and lists are the same in TOML."""
+    lines = [
+        line
+        for name, values in tables.items()
+        for line in (f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items()))
+    ]
+    path.write_text("\n".join(lines))
+    path.chmod(0o600)
+    return path

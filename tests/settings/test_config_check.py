@@ -1,0 +1,153 @@
+"""`outrider config check`: every table, without starting anything."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from processes import PROCESSES, run, toml
+
+from coordinator.cli import config
+from outrider.settings.file import VARIABLE
+
+SECRET = "hush-hush-hush-hush"
+COMMAND = ("coordinator.cli", "config", "check")
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toml(
+        tmp_path_factory.mktemp("good") / "o.toml",
+        coordinator={"redis": f"redis://me:{SECRET}@host", "admin_token": SECRET},
+        verifier={"threads": 4, "join_token": SECRET},
+    )
+
+
+def test_what_is_right_is_shown_with_its_source_and_without_secrets(good: Path) -> None:
+    ran = run(*COMMAND, str(good), "-o", "json", OUTRIDER_COORDINATOR_MAX_RPCS="9", OUTRIDER_EDGE_API_KEY=SECRET)
+    assert ran.returncode == 0, ran.stderr
+    assert SECRET not in ran.stdout + ran.stderr
+    document = json.loads(ran.stdout)
+    assert (document["file"], document["problems"], document["warnings"]) == (str(good), [], [])
+    shown = {
+        f"{process['process']}.{setting['name']}": (setting["value"], setting["source"])
+        for process in document["processes"]
+        for setting in process["settings"]
+    }
+    assert shown["coordinator.redis"] == ("redis://me:********@host", "file")
+    assert shown["coordinator.admin_token"] == ("********", "file")
+    assert shown["coordinator.join_token"] == (None, "default")
+    assert shown["coordinator.max_rpcs"] == (9, "environment")
+    assert shown["verifier.threads"] == (4, "file")
+    assert shown["edge.api_key"] == ("********", "environment")
+    assert len(shown) == sum(len(process.model.model_fields) for process in PROCESSES)
+
+
+def test_what_only_a_command_line_can_give_is_said_and_is_no_error(good: Path) -> None:
+    ran = run(*COMMAND, **{VARIABLE: str(good)})
+    assert ran.returncode == 0
+    assert ran.stderr == "outrider: verifier needs model besides, from its command line\n"
+    lines = {line.split()[0]: line.split()[1:] for line in ran.stdout.splitlines()}
+    assert lines["SETTING"] == ["VALUE", "SOURCE"]
+    assert lines["verifier.model"] == ["-", "missing"]
+    assert lines["verifier.threads"] == ["4", "file"]
+    assert lines["coordinator.lease_ms"] == ["5000", "default"]
+
+
+def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+    file = toml(
+        tmp_path / "o.toml",
+        coordinator={"lease_ms": 1, "lissten": "x"},
+        verifier={"model": "m", "threads": "four"},
+        edge={"serve_listen": "0.0.0.0:8080"},
+        distil={"threads": 1},
+    )
+    ran = run(*COMMAND, str(file), "-o", "yaml", OUTRIDER_DISTILL_RANKS="0")
+    assert ran.returncode == 2
+    said = ran.stderr.splitlines()
+    assert said == [f"outrider: {problem}" for problem in yaml.safe_load(ran.stdout)["problems"]] + [
+        "outrider: distill needs traffic, target, draft, artifacts besides, from its command line"
+    ]
+    for part in (
+        f"{file}: [distil]: no such table; the nearest is distill",
+        f"{file}: [coordinator] lease_ms: Input should be greater than or equal to 100, got 1",
+        f"{file}: [coordinator] lissten: no such setting; the nearest is listen",
+        f"{file}: [verifier] threads: Input should be a valid integer",
+        "OUTRIDER_DISTILL_RANKS: Input should be greater than or equal to 1, got '0'",
+    ):
+        assert len([line for line in said if part in line]) == 1, part
+
+
+def test_what_would_be_refused_at_the_start_is_refused(tmp_path: Path) -> None:
+    file = toml(tmp_path / "o.toml", coordinator={"listen": "0.0.0.0:7700"}, edge={"serve_listen": "0.0.0.0:8080"})
+    ran = run(*COMMAND, str(file))
+    assert ran.returncode == 2
+    assert "coordinator: listening beyond loopback needs API keys" in ran.stderr
+    assert "edge: listen is 0.0.0.0:8080: others than this machine could use the cluster" in ran.stderr
+
+
+def test_a_file_that_cannot_be_read_is_said_once(tmp_path: Path) -> None:
+    ran = run(*COMMAND, str(tmp_path / "absent.toml"))
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr == f"outrider: {tmp_path / 'absent.toml'} cannot be read: No such file or directory\n"
+
+
+def test_a_process_that_is_not_installed_is_said_to_be_unchecked(monkeypatch, capsys) -> None:
+    there = {"edge": config.PROCESSES["edge"], "verifier": ("nosuch.module",)}
+    monkeypatch.setattr(config, "PROCESSES", there)
+    monkeypatch.setenv("PYTHONWARNINGS", "")
+    with pytest.raises(SystemExit) as ended:
+        config_main("-o", "json")
+    assert ended.value.code == 0
+    told = capsys.readouterr()
+    assert "outrider: verifier is unchecked: " in told.err and "No module named 'nosuch'" in told.err
+    edge, verifier = json.loads(told.out)["processes"]
+    assert edge["checked"] and not verifier["checked"] and verifier["settings"] == []
+
+
+@pytest.mark.parametrize("source", ["file", "environment"])
+def test_settings_of_a_process_that_is_not_installed_are_an_error(source, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(config, "PROCESSES", {"verifier": ("nosuch.module",)})
+    file = toml(
+        tmp_path / "o.toml", **({"verifier": {"threads": 4}} if source == "file" else {"edge": {"siblings": 2}})
+    )
+    if source == "environment":
+        monkeypatch.setenv("OUTRIDER_VERIFIER_THREADS", "4")
+    named = "OUTRIDER_VERIFIER_THREADS" if source == "environment" else f"{file}: [verifier]"
+    with pytest.raises(SystemExit) as ended:
+        config_main(str(file), "-o", "json")
+    assert ended.value.code == 2
+    told = capsys.readouterr()
+    assert json.loads(told.out)["problems"] == [f"verifier: has settings that cannot be checked here: {named}"]
+    assert "No module named 'nosuch'" in told.err
+
+
+def test_a_process_that_fails_to_answer_is_an_error(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(config, "PROCESSES", {"verifier": ("json.tool",)})  # knows no --check-config
+    with pytest.raises(SystemExit) as ended:
+        config_main()
+    assert ended.value.code == 2
+    told = capsys.readouterr()
+    assert "outrider: verifier: could not be checked\n" in told.err
+    assert "outrider: verifier is unchecked: " in told.err
+
+
+def config_main(*arguments: str) -> None:
+    from coordinator.cli import main
+
+    main(["config", "check", *arguments])
+
+
+def test_one_process_is_checked_with_its_flags(tmp_path: Path) -> None:
+    file = toml(tmp_path / "o.toml", verifier={"threads": 4})
+    flags = ("--model", "m", "--kv-slots", "512")
+    right = run("cloud_verifier.app", "--config", str(file), *flags, "--check-config")
+    assert (right.returncode, right.stderr) == (0, "")
+    lines = {line.split()[0]: line.split()[1:] for line in right.stdout.splitlines()}
+    assert (lines["model"], lines["threads"], lines["kv_slots"]) == (["m", "flag"], ["4", "file"], ["512", "flag"])
+    wrong = run("cloud_verifier.app", "--config", str(file), "--kv-slots", "1", "--check-config")
+    assert wrong.returncode == 2
+    assert "outrider-verifier: --kv-slots: Input should be greater than or equal to 256" in wrong.stderr
+    assert "outrider-verifier: model: Field required" in wrong.stderr

@@ -1,0 +1,146 @@
+"""What is wrong with settings is said with its place, what was got and what is near; secrets are not said."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from processes import PROCESSES, run, toml
+
+from cloud_verifier.config import VerifierConfig
+from coordinator.config import CoordinatorConfig
+from outrider.settings.layers import Layers
+from outrider.settings.problems import WrongSettings
+
+SECRET = "hush-hush"
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("OUTRIDER_")]:
+        monkeypatch.delenv(name)
+
+
+def refusal(cls, flags=None, file: Path | None = None) -> list[str]:
+    """Every problem."""
+    with pytest.raises(WrongSettings) as caught:
+        Layers(cls, flags or {}, file).load()
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_a_wrong_value_is_told_with_its_source_and_what_was_got(tmp_path: Path, monkeypatch) -> None:
+    file = toml(tmp_path / "o.toml", verifier={"model": "m", "kv_slots": "many"})
+    monkeypatch.setenv("OUTRIDER_VERIFIER_MAX_SESSIONS", "0")
+    assert refusal(VerifierConfig, {"threads": "four"}, file) == [
+        "--threads: Input should be a valid integer, unable to parse string as an integer, got 'four'",
+        f"{file}: [verifier] kv_slots: Input should be a valid integer, unable to parse string as an integer, got"
+        " 'many'",
+        "OUTRIDER_VERIFIER_MAX_SESSIONS: Input should be greater than or equal to 1, got '0'",
+    ]
+
+
+def test_an_unknown_key_or_table_is_told_with_what_is_near(tmp_path: Path) -> None:
+    file = toml(tmp_path / "o.toml", coordinator={"lissten": "x"}, verifer={"a": 1}, nothing={"a": 1})
+    assert refusal(CoordinatorConfig, {}, file) == [
+        f"{file}: [verifer]: no such table; the nearest is verifier; tables are coordinator, verifier, edge, distill",
+        f"{file}: [nothing]: no such table; tables are coordinator, verifier, edge, distill",
+        f"{file}: [coordinator] lissten: no such setting; the nearest is listen",
+    ]
+
+
+def test_a_setting_outside_its_table_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "o.toml"
+    file.write_text('listen = "x"\nverifier = 3')
+    said = refusal(CoordinatorConfig, {}, file)
+    assert said[0].startswith(f"{file}: [listen]: no such table")
+    assert said[1] == f"{file}: [verifier]: must be a table of settings, got 3"
+
+
+def test_a_missing_setting_is_told_with_all_ways_to_give_it() -> None:
+    assert refusal(VerifierConfig) == [
+        "model: Field required; give it as --model, OUTRIDER_VERIFIER_MODEL or in [verifier] of a --config file"
+    ]
+
+
+def test_settings_are_held_against_one_another_although_one_is_missing() -> None:
+    missing, contradiction = refusal(VerifierConfig, {"tls_cert": "c.pem"})
+    assert missing.startswith("model: Field required")
+    assert contradiction == "verifier: tls_cert and tls_key go together: give both or neither"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ADMIN_TOKN", SECRET),
+        ("TENANT_KEYS", f'["{SECRET}"]'),
+        ("TENANT_KEYS", SECRET),
+        ("TENANT_KEYS", f'{{"a": ["{SECRET}"]}}'),
+    ],
+)
+def test_no_complaint_repeats_a_secret(tmp_path: Path, monkeypatch, name: str, value: str) -> None:
+    monkeypatch.setenv(f"OUTRIDER_COORDINATOR_{name}", value)
+    file = toml(tmp_path / "o.toml", coordinator={"admin_tokn": SECRET, "join_token": [SECRET], "lease_ms": 0})
+    layers = Layers(CoordinatorConfig, {"redis": f"redis://me:{SECRET}@host"}, file)
+    _, problems = layers.attempt()
+    assert len(problems) >= 3
+    assert SECRET not in "".join([*map(str, problems), *layers.warnings()])
+
+
+def test_what_a_url_holds_is_no_more_shown_than_another_secret() -> None:
+    [said] = refusal(CoordinatorConfig, {"lease_ms": f"redis://me:{SECRET}@host"})
+    assert SECRET not in said and "redis://me:********@host" in said
+
+
+def test_a_name_that_steers_a_terminal_is_shown_escaped(tmp_path: Path) -> None:
+    file = tmp_path / "o.toml"
+    file.write_text('[coordinator]\n"\\u001b[2J" = 1')
+    [said] = refusal(CoordinatorConfig, {}, file)
+    assert "\x1b" not in said and "\\x1b[2J" in said
+
+
+# --- warnings
+
+
+def test_a_secret_in_a_file_that_everybody_can_read_is_warned_of(tmp_path: Path) -> None:
+    file = toml(tmp_path / "o.toml", coordinator={"admin_token": SECRET})
+    assert list(Layers(CoordinatorConfig, {}, file).warnings()) == []
+    file.chmod(0o644)
+    [said] = Layers(CoordinatorConfig, {}, file).warnings()
+    assert said == (
+        f"{file} holds admin_token and everybody on this machine can read it: chmod o-r {file}, or set"
+        " OUTRIDER_COORDINATOR_ADMIN_TOKEN in the environment"
+    )
+
+
+def test_a_file_without_secrets_may_be_read_by_everybody(tmp_path: Path) -> None:
+    file = toml(tmp_path / "o.toml", coordinator={"max_rpcs": 9, "admin_token": ""}, verifier={"join_token": SECRET})
+    file.chmod(0o644)
+    assert list(Layers(CoordinatorConfig, {}, file).warnings()) == []
+
+
+def test_a_variable_that_no_setting_has_is_warned_of(monkeypatch) -> None:
+    monkeypatch.setenv("OUTRIDER_VERIFIER_THREDS", "4")
+    monkeypatch.setenv("OUTRIDER_VERIFIER_XYZZY", "4")
+    assert list(Layers(VerifierConfig).warnings()) == [
+        "OUTRIDER_VERIFIER_THREDS is set, and there is no such setting; the nearest is OUTRIDER_VERIFIER_THREADS",
+        "OUTRIDER_VERIFIER_XYZZY is set, and there is no such setting",
+    ]
+
+
+@pytest.mark.parametrize(
+    "name", ["PORT", "SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_GRPC", "PORT_7700_TCP", "PORT_7700_TCP_ADDR"]
+)
+def test_what_kubernetes_sets_for_a_service_of_our_name_is_no_mistake(monkeypatch, name: str) -> None:
+    monkeypatch.setenv(f"OUTRIDER_COORDINATOR_{name}", "tcp://10.0.0.1:7700")
+    assert list(Layers(CoordinatorConfig).warnings()) == []
+    assert all(name.lower() not in process.model.model_fields for process in PROCESSES)
+
+
+def test_a_process_warns_on_stderr_and_goes_on(tmp_path: Path) -> None:
+    file = toml(tmp_path / "o.toml", verifier={"model": str(tmp_path / "absent"), "join_token": SECRET})
+    file.chmod(0o644)
+    ran = run("cloud_verifier.app", "--config", str(file))
+    assert ran.returncode == 2
+    assert ran.stderr.startswith(f"outrider-verifier: warning: {file} holds join_token")
+    assert "absent" in ran.stderr and SECRET not in ran.stderr
