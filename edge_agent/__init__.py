@@ -29,6 +29,7 @@ from outrider.core.errors import (
     Unavailable,
     VocabularyMismatch,
 )
+from outrider.wire.channels import ClientTls
 
 __all__ = [
     "AsyncClient",
@@ -36,6 +37,7 @@ __all__ = [
     "BlockingStream",
     "Chunk",
     "Client",
+    "ClientTls",
     "Completion",
     "CompletionStream",
     "Draining",

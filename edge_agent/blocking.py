@@ -22,11 +22,17 @@ from outrider.wire.channels import ClientTls
 
 
 class Client:
-    """As AsyncClient, whose arguments, methods, types and errors it has. Any number of threads may use one.
+    """As AsyncClient, whose arguments, methods, types and errors it has, for code that blocks. A context manager.
 
-    with Client(verifier="127.0.0.1:7000") as client:
-        completion = client.generate("def add(a, b):", max_tokens=64)
+        from edge_agent import Client
 
+        with Client(coordinator="127.0.0.1:7700") as client:
+            print(client.generate("def add(a, b):", max_tokens=64).text)
+            with client.stream("def add(a, b):", max_tokens=64) as stream:
+                for chunk in stream:
+                    print(chunk.text, end="", flush=True)
+
+    Any number of threads may use one.
     Ctrl-C cancels the request that its thread waits for. A client that nobody closes is closed with the process.
     """
 
@@ -98,7 +104,7 @@ class Client:
         return self._client.ready
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
-        """The whole completion of a text or of token ids."""
+        """The whole completion of a text or of token ids. `options` are those of Options."""
         return self._thread.run(self._client.generate(prompt, **options))
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> BlockingStream:

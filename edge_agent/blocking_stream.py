@@ -13,12 +13,7 @@ from edge_agent.statistics import Statistics
 
 
 class BlockingStream:
-    """Iterate over it for chunks; leave the iteration early, or the context, to cancel.
-
-    with client.stream("def add(a, b):") as stream:
-        for chunk in stream:
-            print(chunk.text, end="")
-    print(stream.completion.usage)
+    """Of `Client.stream`: iterate over it for chunks; leave the iteration early, or the context, to cancel.
 
     `with stream:` around the loop cancels at its end at the latest; without it a `break` does so where the iteration is
     collected, which CPython does at once.
@@ -55,6 +50,11 @@ class BlockingStream:
     def statistics(self) -> Statistics:
         """Live: those of what has come so far."""
         return self._stream.statistics
+
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        """The prompt as the target reads it. Given as a prompt they mean the same, and are not made anew."""
+        return self._stream.prompt_token_ids
 
     @property
     def completion(self) -> Completion:

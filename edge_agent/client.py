@@ -22,7 +22,6 @@ from edge_agent.client_options import (
     checked_key,
     defaults,
     draft_options,
-    from_environment,
     update_plan,
 )
 from edge_agent.client_tasks import Tasks
@@ -40,35 +39,68 @@ from edge_agent.placement import UNLIKE, Coordinator, Likeness, Placement
 from edge_agent.preparation import Preparation
 from edge_agent.releases.updater import Updater
 from edge_agent.remembered import Memory, NoVerifier
-from edge_agent.request_run import chunks_of, driver_options, patience_s, session_of, written_alone
+from edge_agent.request_run import (
+    chunks_of,
+    driver_options,
+    ids_of_chat,
+    ids_of_text,
+    patience_s,
+    session_of,
+    written_alone,
+)
 from edge_agent.statistics import Statistics
 from edge_agent.template import Message, check_messages
 from edge_agent.timeout import DEFAULT_TIMEOUT, Deadline, Timeout
 from edge_agent.tries import Deliveries, persistent, unless_unreachable
-from outrider.core.errors import ModelRefused, Unavailable
+from outrider.core.errors import Unavailable
 from outrider.core.protocol.device import DeviceSession
+from outrider.settings.layers import from_environment
 from outrider.wire.channels import ClientTls
 
 Prompt = str | Sequence[int]
 
 
 class AsyncClient:
-    """A client of one cluster (`coordinator`) or of one verifier (`verifier`); both are "host:port".
+    """A client of one cluster or of one verifier, for code that awaits. An async context manager.
 
-    async with AsyncClient(verifier="127.0.0.1:7000") as client:
-        completion = await client.generate("def add(a, b):", max_tokens=64)
+        import asyncio
 
+        from edge_agent import AsyncClient
+
+
+        async def main() -> None:
+            async with AsyncClient(coordinator="127.0.0.1:7700") as client:
+                completion = await client.generate("def add(a, b):", max_tokens=64)
+                print(completion.text)
+                async with await client.stream("def add(a, b):", max_tokens=64) as stream:
+                    async for chunk in stream:
+                        print(chunk.text, end="", flush=True)
+
+
+        asyncio.run(main())
+
+    Every error is an OutriderError. The draft is loaded once and shared by the client's sessions.
+
+    coordinator, verifier: "host:port" of a cluster, or of one verifier instead.
+    target: its name, where the cluster serves several.
     draft: "auto" fetches the one that the target offers, and keeps it up to date where `settings` name publishers to
-    trust; None is plain cloud streaming, "lookup" guesses from the text alone, else the path of a GGUF file. The model
-    is loaded once and shared by the client's sessions. `reroute` maps a verifier's address to the one to dial instead,
-    for tunnels and proxies. `traffic_class` names what is asked for, such as "code", where a request does not: a new
-    session starts from what verifiers measured of those of the same draft and class. `settings` holds what has no
-    argument. Every error is one of outrider.core.errors.
+    trust; None is plain cloud streaming, "lookup" guesses from the text alone, else the path of a GGUF file.
+    api_key: the tenant's, for a coordinator that asks for one.
+    tls: speak TLS, with whom to trust; None is plain text.
+    insecure: allow plain text beyond loopback.
+    cache_dir: where tokenizers and drafts are kept.
+    reroute: a verifier's address -> the one to dial instead, for tunnels and proxies.
+    settings: what has no argument; those of the environment where None.
 
-    Each request may say otherwise: timeout: seconds in all, or a Timeout, with one until the first token; then TimedOut
-    is raised. retries: how often a request may begin again that failed before its first token; a later failure loses
-    nothing, the session goes on elsewhere. offline: "draft_only" lets the draft model write alone where no verifier can
-    be reached; each chunk and the completion then say `verified=False`.
+    Each request may say otherwise of these:
+
+    traffic_class: what is asked for, such as "code": a new session starts from what verifiers measured of those of the
+    same draft and class.
+    timeout: seconds in all, or a Timeout, with one until the first token; then TimedOut is raised. None: no end.
+    retries: how often a request may begin again that failed before its first token; a later failure loses nothing, the
+    session goes on elsewhere.
+    offline: "draft_only" lets the draft model write alone where no verifier can be reached; each chunk and the
+    completion then say `verified=False`. "raise" raises Unavailable.
     """
 
     def __init__(
@@ -90,7 +122,7 @@ class AsyncClient:
         settings: EdgeSettings | None = None,
     ) -> None:
         check_arguments(coordinator, verifier, target, draft, cache_dir)
-        self._settings = settings = settings or from_environment()
+        self._settings = settings = settings or from_environment(EdgeSettings)
         self._coordinator_address, self._verifier_address = addresses(settings, coordinator, verifier)
         self._target = settings.target if target is None else target
         self._draft = draft
@@ -147,7 +179,7 @@ class AsyncClient:
     # --- what it is for
 
     async def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
-        """The whole completion of a text or of token ids."""
+        """The whole completion of a text or of token ids. `options` are those of Options."""
         return await (await self.stream(prompt, **options)).drain()
 
     async def stream(self, prompt: Prompt, **options: Unpack[Options]) -> CompletionStream:
@@ -155,7 +187,7 @@ class AsyncClient:
         request, given = self._request(options), prompt_of(prompt)
         statistics, deadline = Statistics(), Deadline(request.timeout)
         kit = await self._kit_for(request, deadline)
-        ids = kit.tokenizer.encode_prompt(given) if isinstance(given, str) else given
+        ids = await asyncio.to_thread(ids_of_text, kit, given) if isinstance(given, str) else given
         return self._start(kit, ids, request, statistics, deadline)
 
     async def chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Completion:
@@ -167,13 +199,7 @@ class AsyncClient:
         request, messages = self._request(options), check_messages(messages)
         statistics, deadline = Statistics(), Deadline(request.timeout)
         kit = await self._kit_for(request, deadline)
-        if kit.template is None:
-            raise ModelRefused(f"the target {kit.description.target.name} has no chat template; use generate")
-        tokenizer = kit.tokenizer
-        # Off the event loop: a template is somebody else's program.
-        ids = await asyncio.to_thread(
-            kit.template.tokenise, messages, tokenizer.encode, tokenizer.encode_plain, tokenizer.controls
-        )
+        ids = await asyncio.to_thread(ids_of_chat, kit, messages)
         return self._start(kit, ids, request, statistics, deadline)
 
     async def prepare(self) -> TargetKit:
@@ -231,7 +257,7 @@ class AsyncClient:
             deliveries = persistent(attempt, request.retries, self._settings.resume_budget_s)
         stream = CompletionStream(
             self._run(chunks_of(deliveries, kit, request), statistics),
-            prompt_tokens=len(ids),
+            prompt_token_ids=tuple(ids),
             seed=request.sampling.seed,
             statistics=statistics,
             deadline=deadline,

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from edge_agent.checks import refuse, text
 from edge_agent.completion import Offline, Options, Request
 from edge_agent.config import EdgeSettings
@@ -56,17 +54,6 @@ def checked_key(settings: EdgeSettings, key: object) -> str | None:
     if key is None or (isinstance(key, str) and key.isascii() and key.isprintable()):
         return key
     raise BadRequest("api_key must be a text of printable ASCII characters alone", field="api_key")
-
-
-def from_environment() -> EdgeSettings:
-    """Raises BadRequest for a variable with a wrong value."""
-    try:
-        return EdgeSettings()
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = str(first["loc"][0])
-        variable = f"{EdgeSettings.model_config['env_prefix']}{field}".upper()
-        raise BadRequest(f"{variable} is {first['input']!r}: {first['msg']}", field=field) from error
 
 
 def draft_options(settings: EdgeSettings) -> DraftOptions:

@@ -38,11 +38,17 @@ Offline = Literal["raise", "draft_only"]
 
 
 class Options(TypedDict, total=False):
-    """Keyword arguments of `generate`, `stream` and `chat`; `SamplingParams` says what the sampling ones mean.
+    """Keyword arguments of `generate`, `stream`, `chat` and `stream_chat`; SamplingParams explains those of sampling.
 
+    max_tokens: 256 unless told; None: 1,024, or what the target can still hold.
+    seed: 64 bits; random unless told.
+    stop: texts that end the output, and are not in it.
+    stop_token_ids: ids that end it as the target's own end does; at most 64.
+    ignore_eos: go on past the target's own end.
     logprobs: the target's log-probability of each token, with so many of its likeliest alternatives (0 to 20); None:
-    tell nothing, which is faster. logit_bias: token id -> what is added to its logit.
-    timeout, retries, offline: as of the client, for this request.
+    tell nothing, which is faster.
+    logit_bias: token id -> what is added to its logit.
+    traffic_class, timeout, retries, offline: as of the client, for this request.
     """
 
     max_tokens: int | None
@@ -165,13 +171,30 @@ def _offline(value: object) -> Offline:
 
 def prompt_of(prompt: object) -> str | tuple[int, ...]:
     """A text or token ids. Raises BadRequest for anything else."""
-    return prompt if isinstance(prompt, str) else token_ids("prompt", prompt)
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, list | tuple):
+        _check_length(len(prompt))  # before a look at each
+    return token_ids("prompt", prompt)
+
+
+def check_text(text: str, longest: int, max_sequence: int) -> None:
+    """Raises BadRequest for a text that is too long whatever its tokens are, which are not known yet.
+
+    longest: bytes of the target's longest token. max_sequence: 0 where nobody knows it.
+    """
+    tokens = min(max_sequence or MAX_PROMPT_TOKENS, MAX_PROMPT_TOKENS)
+    if len(text) > tokens * longest:  # a character is at least a byte
+        raise BadRequest.bound(
+            "length of prompt",
+            f"{len(text)} characters",
+            f"at most {tokens * longest}, {tokens} of the target's longest tokens; shorten it",
+        )
 
 
 def check_prompt(ids: Sequence[int], max_tokens: int, vocabulary_size: int, max_sequence: int) -> tuple[int, ...]:
     """The prompt's ids, if the target can take them. Raises BadRequest."""
-    if not 1 <= len(ids) <= MAX_PROMPT_TOKENS:
-        raise BadRequest.bound("length of prompt", f"{len(ids)} tokens", f"between 1 and {MAX_PROMPT_TOKENS}")
+    _check_length(len(ids))
     check_ids("prompt", ids, vocabulary_size)
     if max_sequence and len(ids) + max_tokens > max_sequence:
         raise BadRequest.bound(
@@ -180,6 +203,12 @@ def check_prompt(ids: Sequence[int], max_tokens: int, vocabulary_size: int, max_
             f"at most {max_sequence}, which is all that the target can hold",
         )
     return tuple(ids)
+
+
+def _check_length(tokens: int) -> None:
+    """Of a prompt. Raises BadRequest."""
+    if not 1 <= tokens <= MAX_PROMPT_TOKENS:
+        raise BadRequest.bound("length of prompt", f"{tokens} tokens", f"between 1 and {MAX_PROMPT_TOKENS}")
 
 
 def check_ids(field: str, ids: Sequence[int], vocabulary_size: int) -> None:
@@ -218,7 +247,9 @@ class Completion:
     """A finished request."""
 
     text: str
+    """Of the output, without the prompt and without a stop text."""
     token_ids: tuple[int, ...]
+    """The same as ids."""
     drafted: tuple[bool, ...]
     """As in Chunk."""
     verified: bool
@@ -226,10 +257,12 @@ class Completion:
     logprobs: tuple[TokenLogprobs, ...] | None
     """As in Chunk."""
     finish_reason: FinishReason
+    """"eos" (the target's own end, or a stop id), "length", "stop" (a stop text) or "cancelled"."""
     usage: Usage
     seed: int
     """With the same target, prompt and parameters it gives the same tokens again."""
     session_id: str
+    """Its name at coordinator and verifier, as in their logs."""
     statistics: Statistics
 
     @property

@@ -17,22 +17,25 @@ Chunks = AsyncGenerator[tuple[Chunk, FinishReason | None], None]
 
 
 class CompletionStream:
-    """Iterate over it for chunks; leave the iteration early, or the context, to cancel.
-
-    stream = await client.stream("def add(a, b):")
-    async for chunk in stream:
-        print(chunk.text, end="")
-    print(stream.completion.usage)
+    """Of `AsyncClient.stream`: iterate over it for chunks; leave the iteration early, or the context, to cancel.
 
     `async with stream:` around the loop waits until a cancelled session has been told so; without it a `break` cancels
-    in the background. `statistics` are live: those of what has come so far.
+    in the background. `statistics` are live: those of what has come so far, as is `completion`.
     """
 
-    def __init__(self, chunks: Chunks, *, prompt_tokens: int, seed: int, statistics: Statistics, deadline: Deadline):
+    def __init__(
+        self,
+        chunks: Chunks,
+        *,
+        prompt_token_ids: tuple[int, ...],
+        seed: int,
+        statistics: Statistics,
+        deadline: Deadline,
+    ) -> None:
         self._chunks = chunks
         self._pulling = asyncio.Lock()
         """Held while a chunk is awaited: a generator that runs cannot be closed."""
-        self._prompt_tokens = prompt_tokens
+        self._prompt_token_ids = prompt_token_ids
         self._deadline = deadline
         self._taken: list[Chunk] = []
         self._reason: FinishReason | None = None
@@ -70,6 +73,11 @@ class CompletionStream:
         await self.aclose()
 
     @property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        """The prompt as the target reads it. Given as a prompt they mean the same, and are not made anew."""
+        return self._prompt_token_ids
+
+    @property
     def completion(self) -> Completion:
         """All that has come so far; `cancelled` where the sequence had not ended."""
         chunks = self._taken
@@ -81,7 +89,7 @@ class CompletionStream:
             verified=all(chunk.verified for chunk in chunks),
             logprobs=_together(chunks),
             finish_reason=self._reason or "cancelled",
-            usage=Usage(self._prompt_tokens, len(token_ids)),
+            usage=Usage(len(self._prompt_token_ids), len(token_ids)),
             seed=self._seed,
             session_id=self.statistics.session_id,
             statistics=self.statistics,

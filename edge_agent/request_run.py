@@ -1,11 +1,11 @@
-"""One request's parts: the session that it asks for, its driver's options, and its text out of what is delivered."""
+"""One request's parts: its prompt's ids, its session, its driver's options, and its text out of what is delivered."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
 
-from edge_agent.completion import Chunk, FinishReason, Request, check_ids, check_prompt
+from edge_agent.completion import Chunk, FinishReason, Request, check_ids, check_prompt, check_text
 from edge_agent.completion_stream import Chunks
 from edge_agent.config import EdgeSettings
 from edge_agent.drafts import DraftPool
@@ -13,9 +13,10 @@ from edge_agent.driver import DriverOptions
 from edge_agent.kit import TargetKit
 from edge_agent.sources.base import DraftTask
 from edge_agent.statistics import Statistics
+from edge_agent.template import Message
 from edge_agent.text import TextAssembler
 from edge_agent.tries import Deliveries
-from outrider.core.errors import Unavailable
+from outrider.core.errors import ModelRefused, Unavailable
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Finish
 
@@ -24,6 +25,33 @@ _REASONS: dict[Finish, FinishReason] = {
     Finish.LENGTH: "length",
     Finish.CANCELLED: "cancelled",
 }
+
+
+def ids_of_text(kit: TargetKit, text: str) -> list[int]:
+    """Of a prompt. Not for the event loop: a long text takes seconds. Raises BadRequest."""
+    return _bounded(kit, kit.tokenizer.encode_prompt)(text)
+
+
+def ids_of_chat(kit: TargetKit, messages: Sequence[Message]) -> list[int]:
+    """Of messages in the target's template. Not for the event loop: a template is somebody else's program.
+
+    Raises ModelRefused for a target without one, BadRequest.
+    """
+    if kit.template is None:
+        raise ModelRefused(f"the target {kit.description.target.name} has no chat template; use generate")
+    tokenizer = kit.tokenizer
+    encode, encode_plain = _bounded(kit, tokenizer.encode), _bounded(kit, tokenizer.encode_plain)
+    return kit.template.tokenise(messages, encode, encode_plain, tokenizer.controls)
+
+
+def _bounded(kit: TargetKit, encode: Callable[[str], list[int]]) -> Callable[[str], list[int]]:
+    """The same, but a text that the target cannot hold is refused before the work."""
+
+    def encoded(text: str) -> list[int]:
+        check_text(text, kit.tokenizer.longest, kit.description.max_sequence)
+        return encode(text)
+
+    return encoded
 
 
 def session_of(kit: TargetKit, ids: Sequence[int], request: Request) -> DeviceSession:

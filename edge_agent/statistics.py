@@ -16,7 +16,9 @@ class Usage:
     """Tokens, as they would be billed; what a stop string cut off is not in it."""
 
     prompt_tokens: int
+    """As the target's tokenizer counts, template and all."""
     completion_tokens: int
+    """Of the output."""
 
 
 @dataclass
@@ -50,11 +52,15 @@ class Statistics:
     rtt_ms: float = 0.0
     """As the verifier measured it last; 0 where it has not."""
     appends: int = 0
+    """Messages sent, with nodes or with word that none come."""
     bytes_up: int = 0
     """Payload bytes of messages sent, without gRPC's framing."""
     bytes_down: int = 0
+    """The same of messages received."""
     first_token_s: float | None = None
+    """When the first tokens came; None before they have."""
     last_token_s: float | None = None
+    """When the last ones did."""
     draft: str = ""
     """What drafted last: a file's name, "lookup" or "" for none."""
     release: str = ""
@@ -103,6 +109,7 @@ class Statistics:
 
     @property
     def tokens_per_step(self) -> float:
+        """1 is streaming."""
         return self.tokens / self.steps if self.steps else 0.0
 
     @property

@@ -20,6 +20,8 @@ class TargetTokenizer:
             raise ImportError("the device needs tokenizers: pip install 'outrider[edge]'") from error
         self.table = token_table(data)
         """Raw bytes of every id."""
+        self.longest = max(map(len, self.table), default=0)
+        """Bytes of the longest token."""
         try:
             self._tokenizer = Tokenizer.from_buffer(data)
             self._plain = Tokenizer.from_buffer(data)
@@ -54,7 +56,9 @@ class TargetTokenizer:
 
     def _ids(self, tokenizer: object, text: str, *, added: bool) -> list[int]:
         try:
-            return list(tokenizer.encode(text, add_special_tokens=added).ids)  # type: ignore[attr-defined]
+            # A batch, since that gives the interpreter's lock up: a long text would stop every other thread.
+            (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=added)  # type: ignore[attr-defined]
+            return list(encoding.ids)
         except (TypeError, UnicodeEncodeError) as error:
             raise BadRequest(f"the text cannot be tokenised: {error}; remove lone surrogates", field="text") from error
         except BaseException as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,8 @@ from edge_agent.completion import Chunk, Completion, FinishReason
 from edge_agent.http.logprobs import Table, Teller
 from edge_agent.statistics import Statistics
 
-_REASONS: Mapping[FinishReason, str] = {"eos": "stop", "stop": "stop", "length": "length", "cancelled": "cancelled"}
+REASONS: Mapping[FinishReason, str] = {"eos": "stop", "stop": "stop", "length": "length", "cancelled": "length"}
+"""In OpenAI's words, which have none for an answer that was cancelled: it is cut short."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Answer:
 
     def ends(self, choice: int, completion: Completion) -> dict[str, Any]:
         """After a choice's last chunk."""
-        reason = _REASONS[completion.finish_reason]
+        reason = REASONS[completion.finish_reason]
         return self._piece(choice, {} if self.chat else "", reason, more=outrider_of(completion))
 
     def usage(self, usage: Mapping[str, int]) -> dict[str, Any]:
@@ -65,7 +66,7 @@ class Answer:
             "index": index,
             **said,
             "logprobs": logprobs,
-            "finish_reason": _REASONS[completion.finish_reason],
+            "finish_reason": REASONS[completion.finish_reason],
             "outrider": outrider_of(completion),
         }
 
@@ -129,11 +130,18 @@ def figures(statistics: Statistics) -> dict[str, Any]:
     }
 
 
-def tokens_told(chunk: Chunk, statistics: Statistics, table: Table) -> dict[str, Any]:
-    """Who wrote each of a chunk's tokens, with its bytes (a character may be spread over several), and how it goes."""
+def tokens_told(chunk: Chunk, statistics: Statistics, table: Table, silent: Collection[int]) -> dict[str, Any]:
+    """Who wrote each of a chunk's tokens, with its bytes (a character may be spread over several), and how it goes.
+
+    silent: ids that are no text, and have no bytes.
+    """
     return {
         "tokens": [
-            {"id": token, "bytes": list(table[token]) if token < len(table) else [], "provenance": provenance}
+            {
+                "id": token,
+                "bytes": [] if token in silent or token >= len(table) else list(table[token]),
+                "provenance": provenance,
+            }
             for token, provenance in zip(chunk.token_ids, chunk.provenance, strict=True)
         ],
         "statistics": figures(statistics),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from dataclasses import dataclass
@@ -14,27 +15,29 @@ try:
     from starlette.middleware import Middleware
     from starlette.middleware.cors import CORSMiddleware
     from starlette.requests import Request
-    from starlette.responses import Response
+    from starlette.responses import PlainTextResponse, Response
 except ImportError as error:
     raise ImportError("`outrider-edge serve` needs fastapi and uvicorn: pip install 'outrider[edge]'") from error
 
 from edge_agent.client import AsyncClient
 from edge_agent.completion import Chunk
 from edge_agent.completion_stream import CompletionStream
-from edge_agent.http import answers
-from edge_agent.http.access import REQUEST_ID, Access
+from edge_agent.http import answers, schema
+from edge_agent.http.access import Access
 from edge_agent.http.answers import Answer
 from edge_agent.http.bodies import Body, ChatBody, CompletionBody
 from edge_agent.http.event_stream import DONE, ClientGone, Events, EventStream, event, unless_gone
 from edge_agent.http.generation import growing, whole
-from edge_agent.http.logprobs import Table, Teller
+from edge_agent.http.logprobs import Teller
 from edge_agent.http.options import ServeOptions
 from edge_agent.http.page import page
-from edge_agent.http.problems import Json, Problem, problem_of
+from edge_agent.http.problems import Json, Problem, invalid, problem_of
 from edge_agent.kit import TargetKit
 from edge_agent.text import Detokeniser
+from edge_agent.tokens import TargetTokenizer
 from outrider import __version__
 from outrider.core.errors import OutriderError
+from outrider.telemetry.logs import REQUEST_HEADER
 
 _GONE = 499
 """What nginx calls a request whose client has closed: nobody reads it but the log."""
@@ -48,11 +51,11 @@ class _Asked:
     answer: Answer
     streams: Sequence[CompletionStream]
     prefixes: Sequence[str]
-    table: Table
+    tokenizer: TargetTokenizer
 
     def tellers(self) -> list[Teller]:
         """Of each choice's log-probabilities."""
-        return [Teller(self.table, chat=self.answer.chat, offset=len(prefix)) for prefix in self.prefixes]
+        return [Teller(self.tokenizer.table, chat=self.answer.chat, offset=len(prefix)) for prefix in self.prefixes]
 
 
 def app_of(client: AsyncClient, options: ServeOptions) -> FastAPI:
@@ -60,31 +63,30 @@ def app_of(client: AsyncClient, options: ServeOptions) -> FastAPI:
     app = FastAPI(title="Outrider", version=__version__, middleware=_middleware(options), docs_url=None, redoc_url=None)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_problem)
-    app.add_exception_handler(Exception, _problem)
     for expected in (Problem, OutriderError, ClientGone):
         app.add_exception_handler(expected, _problem)
-    _add_completions(app, client)
+    _add_completions(app, client, options)
     _add_models(app, client)
     _add_state(app, client)
     return app
 
 
-def _add_completions(app: FastAPI, client: AsyncClient) -> None:
-    @app.post("/v1/completions", response_model=None)
+def _add_completions(app: FastAPI, client: AsyncClient, options: ServeOptions) -> None:
+    @app.post("/v1/completions", response_model=None, responses=schema.told(schema.Completion, streams=True))
     async def completions(body: CompletionBody, request: Request) -> Response:
-        return await unless_gone(request, _answer(_texts(client, body)))
+        return await unless_gone(request, _answer(_texts(client, body, options), options))
 
-    @app.post("/v1/chat/completions", response_model=None)
+    @app.post("/v1/chat/completions", response_model=None, responses=schema.told(schema.ChatCompletion, streams=True))
     async def chat_completions(body: ChatBody, request: Request) -> Response:
-        return await unless_gone(request, _answer(_chats(client, body)))
+        return await unless_gone(request, _answer(_chats(client, body, options), options))
 
 
 def _add_models(app: FastAPI, client: AsyncClient) -> None:
-    @app.get("/v1/models", response_model=None)
+    @app.get("/v1/models", response_model=None, responses=schema.told(schema.Models))
     async def models() -> Response:
         return Json({"object": "list", "data": [_model(await client.prepare())]})
 
-    @app.get("/v1/models/{name:path}", response_model=None)
+    @app.get("/v1/models/{name:path}", response_model=None, responses=schema.told(schema.Model))
     async def model(name: str) -> Response:
         kit = await client.prepare()
         _check_model(name, kit)
@@ -96,37 +98,59 @@ def _add_state(app: FastAPI, client: AsyncClient) -> None:
     def chat_page() -> Response:
         return page()
 
-    @app.get("/health", response_model=None)
+    @app.get("/health", response_model=None, responses={200: {"model": schema.Health}, 503: {"model": schema.Health}})
     async def health() -> Response:
         """Whether the target is known and its draft loaded."""
         return Json({"status": "ok"}) if client.ready else Json({"status": "loading"}, 503)
 
-    metrics = getattr(client, "metrics", None)
-    if metrics is not None:
-
-        @app.get("/metrics", response_model=None)
-        async def exposition() -> Response:
-            return Response(metrics.render(), media_type="text/plain; version=0.0.4")
+    @app.get("/metrics", response_model=None, response_class=PlainTextResponse)
+    async def exposition() -> Response:
+        return Response(client.metrics.render(), media_type="text/plain; version=0.0.4")
 
 
 # --- a request
 
 
-async def _texts(client: AsyncClient, body: CompletionBody) -> _Asked:
+async def _texts(client: AsyncClient, body: CompletionBody, options: ServeOptions) -> _Asked:
     body.refuse_unsupported()
-    prompts = [prompt for prompt in body.prompts for _ in range(body.choices)]
-    streams = [await client.stream(prompt, **body.options(choice)) for choice, prompt in enumerate(prompts)]
+    _check_choices(body, len(body.prompts), options.max_choices)
+    streams: list[CompletionStream] = []
+    for prompt in body.prompts:
+        streams.append(await client.stream(prompt, **body.options(len(streams))))
+        await _add_choices(client, body, streams)
     kit = await _checked_kit(client, body)
-    prefixes = [_echoed(prompt, kit) if body.echo else "" for prompt in prompts]
-    return _Asked(body, _answer_of(kit, chat=False), streams, prefixes, kit.tokenizer.table)
+    told = [_echoed(prompt, kit) if body.echo else "" for prompt in body.prompts]
+    prefixes = [prefix for prefix in told for _ in range(body.choices)]
+    return _Asked(body, _answer_of(kit, chat=False), streams, prefixes, kit.tokenizer)
 
 
-async def _chats(client: AsyncClient, body: ChatBody) -> _Asked:
+async def _chats(client: AsyncClient, body: ChatBody, options: ServeOptions) -> _Asked:
     body.refuse_unsupported()
-    turns = body.turns()
-    streams = [await client.stream_chat(turns, **body.options(choice)) for choice in range(body.choices)]
+    _check_choices(body, 1, options.max_choices)
+    streams = [await client.stream_chat(body.turns(), **body.options(0))]
+    await _add_choices(client, body, streams)
     kit = await _checked_kit(client, body)
-    return _Asked(body, _answer_of(kit, chat=True), streams, [""] * len(streams), kit.tokenizer.table)
+    return _Asked(body, _answer_of(kit, chat=True), streams, [""] * len(streams), kit.tokenizer)
+
+
+def _check_choices(body: Body, prompts: int, most: int) -> None:
+    """Raises Problem for a request that would leave no place for others."""
+    if prompts * body.choices > most:
+        raise Problem(
+            400,
+            f"prompts times n are {prompts} x {body.choices}, must be at most {most}, half of what this server does at "
+            "once; ask in several requests, or serve with more --max-sessions",
+            param="n" if body.choices > 1 else "prompt",
+            code="invalid_value",
+        )
+
+
+async def _add_choices(client: AsyncClient, body: Body, streams: list[CompletionStream]) -> None:
+    """The other choices of the last stream's prompt, whose ids are made once."""
+    ids = streams[-1].prompt_token_ids
+    for choice in range(len(streams), len(streams) + body.choices - 1):
+        await asyncio.sleep(0)  # many ids take a while to check: other sessions first
+        streams.append(await client.stream(ids, **body.options(choice)))
 
 
 async def _checked_kit(client: AsyncClient, body: Body) -> TargetKit:
@@ -136,7 +160,7 @@ async def _checked_kit(client: AsyncClient, body: Body) -> TargetKit:
     return kit
 
 
-async def _answer(asking: Awaitable[_Asked]) -> Response:
+async def _answer(asking: Awaitable[_Asked], options: ServeOptions) -> Response:
     """The whole answer, or its first event with the rest to come."""
     asked = await asking
     if not asked.body.stream:
@@ -145,7 +169,7 @@ async def _answer(asking: Awaitable[_Asked]) -> Response:
         return Json({**content, "usage": answers.usage_of(completions, _prompts(asked))})
     events = _events(asked)
     try:
-        return EventStream(await anext(events), events)
+        return EventStream(await anext(events), events, options.stall_s)
     except BaseException:
         await events.aclose()
         raise
@@ -162,7 +186,7 @@ async def _events(asked: _Asked) -> Events:
     except Exception as error:
         if not begun:
             raise
-        yield event(problem_of(error).body)
+        yield event(problem_of(error, chat=asked.answer.chat).body)
     yield DONE
 
 
@@ -181,10 +205,15 @@ async def _contents(asked: _Asked) -> AsyncGenerator[dict[str, Any], None]:
             if grown.chunk is None:
                 yield {**answer.ends(choice, stream.completion), **usage}
             elif _worth_telling(grown.chunk) or provenance:
-                told = answers.tokens_told(grown.chunk, stream.statistics, asked.table) if provenance else None
+                told = _told(asked, grown.chunk, stream) if provenance else None
                 yield {**answer.goes_on(choice, grown.chunk, tellers[choice], told), **usage}
     if usage:
         yield answer.usage(answers.usage_of([stream.completion for stream in asked.streams], _prompts(asked)))
+
+
+def _told(asked: _Asked, chunk: Chunk, stream: CompletionStream) -> dict[str, Any]:
+    tokenizer = asked.tokenizer
+    return answers.tokens_told(chunk, stream.statistics, tokenizer.table, tokenizer.special)
 
 
 def _worth_telling(chunk: Chunk) -> bool:
@@ -242,34 +271,33 @@ def _model(kit: TargetKit) -> dict[str, Any]:
 # --- errors
 
 
-async def _problem(_: Request, error: Exception) -> Response:
+async def _problem(request: Request, error: Exception) -> Response:
     if isinstance(error, ClientGone):
         return Response(status_code=_GONE)
-    return problem_of(error).response()
+    return problem_of(error, chat=request.scope["path"].startswith("/v1/chat/")).response()
 
 
-async def _http_problem(_: Request, error: Exception) -> Response:
+async def _http_problem(request: Request, error: Exception) -> Response:
     """What the router finds: an unknown path, a wrong method, a body that cannot be read."""
     if not isinstance(error, HTTPException):
         return problem_of(error).response()
     if isinstance(error.__cause__, Problem):  # of a body that was cut off while it was read
         return error.__cause__.response()
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_value")
-    return Problem(error.status_code, str(error.detail), code=code, headers=dict(error.headers or {})).response()
+    message = str(error.detail)
+    if error.status_code in (404, 405):
+        message = f"{request.method} {request.scope['path'][:200]} is not served here; GET /openapi.json tells what is"
+    return Problem(error.status_code, message, code=code, headers=dict(error.headers or {})).response()
 
 
 async def _invalid(_: Request, error: Exception) -> Response:
     """The first field that is wrong, by name."""
-    found = error.errors() if isinstance(error, RequestValidationError) else []
-    first = found[0] if found else {"loc": ("body",), "msg": "the body cannot be read"}
-    where = ".".join(str(part) for part in first["loc"][1:] if not str(part).startswith("list["))
-    message = f"{where or 'body'}: {first['msg']}"
-    return Problem(400, message, param=where or None, code="invalid_value").response()
+    return invalid(error.errors() if isinstance(error, RequestValidationError) else []).response()
 
 
 def _middleware(options: ServeOptions) -> list[Middleware]:
     """Outermost first: refusals have CORS headers, too, or a page could not read them."""
-    access = Middleware(Access, api_key=options.api_key, max_body_bytes=options.max_body_bytes)
+    access = Middleware(Access, options=options)
     if not options.cors_origins:
         return [access]
     cors = Middleware(
@@ -277,6 +305,6 @@ def _middleware(options: ServeOptions) -> list[Middleware]:
         allow_origins=list(options.cors_origins),
         allow_methods=["GET", "POST"],
         allow_headers=["*"],
-        expose_headers=[REQUEST_ID],
+        expose_headers=[REQUEST_HEADER],
     )
     return [cors, access]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from edge_agent.completion import Options
 from edge_agent.http.problems import Problem, unsupported
@@ -15,30 +15,51 @@ MAX_CHOICES = 64
 """Of one request, over all its prompts."""
 
 _HARMLESS: Mapping[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
+    "allowed_token_ids": ([],),
     "audio": (),
+    "bad_words": ([],),
     "best_of": (1,),
     "chat_template": (),
+    "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
-    "add_generation_prompt": (True,),
     "documents": ([],),
     "function_call": ("none", "auto"),
     "functions": ([],),
+    "grammar": ("",),
     "guided_choice": (),
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
+    "include_stop_str_in_output": (False,),
+    "json_schema": ({},),
+    "logits_processors": ([],),
+    "min_tokens": (0,),
     "modalities": (["text"],),
     "prediction": (),
+    "prompt_embeds": (),
     "prompt_logprobs": (),
+    "reasoning_effort": ("none",),
     "response_format": ({"type": "text"},),
+    "skip_special_tokens": (True,),
+    "structural_tag": (),
     "structured_outputs": (),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
+    "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "web_search_options": (),
 }
 """Fields that would change the answer, and the values besides null with which they change nothing."""
+
+
+def _integral(value: object) -> object:
+    """JSON has one kind of number: 16.0 is an integer."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_integral)]
 
 
 class StreamOptions(BaseModel):
@@ -53,21 +74,21 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     model: str | None = None
-    max_tokens: int | None = None
+    max_tokens: Whole | None = None
     temperature: float | None = None
     top_p: float | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    n: Annotated[Whole, Field(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: str | list[str] | None = None
-    seed: int | None = None
+    seed: Whole | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    top_k: int | None = None
+    top_k: Whole | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[Whole] | None = None
     ignore_eos: bool | None = None
     traffic_class: str | None = None
     provenance: bool | None = None
@@ -133,7 +154,7 @@ class CompletionBody(Body):
 
     prompt: str | list[str] | list[int] | list[list[int]]
     echo: bool | None = None
-    logprobs: int | None = None
+    logprobs: Whole | None = None
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
@@ -183,9 +204,9 @@ class ChatBody(Body):
     """POST /v1/chat/completions"""
 
     messages: list[ChatMessage]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Whole | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Whole | None = None
 
     def most_tokens(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,18 @@ from outrider.core.errors import BadRequest, OutriderError
 log = logging.getLogger(__name__)
 
 INVALID = "invalid_request_error"
+_PROMPT = TOO_LONG | {"prompt", "text", "content", "a token id in prompt"}
+"""Fields of the SDK's errors that mean what is to be continued, which a request calls by the kind it is of."""
+_FIELDS: Mapping[str, str] = {
+    "a stop string": "stop",
+    "number of stop strings": "stop",
+    "a token id in stop_token_ids": "stop_token_ids",
+    "number of stop_token_ids": "stop_token_ids",
+    "a token id in logit_bias": "logit_bias",
+    "a value in logit_bias": "logit_bias",
+    "number of ids in logit_bias": "logit_bias",
+}
+"""Others of them that a request calls otherwise."""
 
 
 class Json(Response):
@@ -53,18 +66,51 @@ def unsupported(param: str, why: str = "") -> Problem:
     return Problem(400, message, param=param, code="unsupported_parameter")
 
 
-def problem_of(error: Exception) -> Problem:
-    """How an error is told. What nobody raised on purpose goes to the log."""
+def invalid(found: Sequence[Mapping[str, Any]]) -> Problem:
+    """The first of what pydantic finds wrong with a body."""
+    if not found:
+        return Problem(400, "the body cannot be read", code="invalid_value")
+    first = found[0]
+    if first["type"] == "json_invalid":
+        why = f"{first['ctx']['error']} at character {first['loc'][1]}"
+        return Problem(400, f"the body is no JSON: {why}", code="invalid_value")
+    within = first["loc"][1:]
+    param = str(within[0]) if within else None
+    return Problem(400, f"{_path(within) or 'body'}: {first['msg']}", param=param, code="invalid_value")
+
+
+def _path(within: Sequence[int | str]) -> str:
+    """As far as the request's own names lead: a type that was tried comes after them."""
+    path = ""
+    for part in within:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part == "str" or part.startswith("list["):
+            break
+        else:
+            path += f".{part}" if path else part
+    return path
+
+
+def problem_of(error: Exception, *, chat: bool = False) -> Problem:
+    """How an error is told, of a chat or of another request. What nobody raised on purpose goes to the log."""
     match error:
         case Problem():
             return error
+        case errors.VocabularyMismatch():
+            return Problem(500, str(error), "server_error", code="vocabulary_mismatch")
+        case errors.ProtocolViolation():
+            return Problem(502, str(error), "upstream_error", code="protocol_violation")
         case BadRequest():
             code = "context_length_exceeded" if error.field in TOO_LONG else "invalid_value"
-            return Problem(400, str(error), param=error.field or None, code=code)
+            return Problem(400, str(error), param=_param(error.field, chat), code=code)
         case errors.ModelRefused():
             return Problem(400, str(error), code="model_refused")
         case errors.NotFound():
             return Problem(404, str(error), code="not_found")
+        case errors.Killed():
+            # No 5xx: clients repeat those by themselves, and the request would be back.
+            return Problem(410, str(error), "upstream_error", code="session_killed")
         case errors.Overloaded():
             return Problem(429, str(error), "rate_limit_error", code="overloaded", headers=_later(error.retry_after_s))
         case errors.Unavailable():
@@ -79,6 +125,15 @@ def problem_of(error: Exception) -> Problem:
             return Problem(500, str(error), "server_error", code="internal_error")
     log.error("a request failed", exc_info=error)
     return Problem(500, "the server failed; its log says why", "server_error", code="internal_error")
+
+
+def _param(field: str, chat: bool) -> str | None:
+    """The request's name for what the SDK calls so."""
+    if field in _PROMPT:
+        return "messages" if chat else "prompt"
+    if chat and field == "logprobs":
+        return "top_logprobs"
+    return _FIELDS.get(field, field) or None
 
 
 def _later(seconds: float) -> dict[str, str]:

@@ -13,6 +13,7 @@ from edge_agent.config import EdgeSettings
 from edge_agent.releases.slots import Slot, State
 from edge_agent.releases.store import FOLDER, SlotStore, folders, read
 from outrider.core.errors import BadRequest
+from outrider.settings.options import add_config_options, add_settings, layers_of
 
 
 def add_commands(commands: Any) -> None:
@@ -24,7 +25,8 @@ def add_commands(commands: Any) -> None:
         ("forget", _forget, "give releases that were refused another try"),
     ):
         verb = verbs.add_parser(name, help=does, description=does)
-        verb.add_argument("--cache-dir", type=Path, help="where the client keeps its cache (default: the user's)")
+        add_settings(verb, EdgeSettings, ("cache_dir",))
+        add_config_options(verb, EdgeSettings, check=False)
         verb.add_argument("--verbose", action="store_true", help="log everything to standard error")
         verb.set_defaults(run=run)
 
@@ -74,4 +76,5 @@ def _trial(state: State) -> str:
 
 
 def _root(args: argparse.Namespace) -> Path:
-    return Path(args.cache_dir or EdgeSettings().cache_dir) / FOLDER
+    """Raises BadRequest."""
+    return layers_of(EdgeSettings, args).load().cache_dir / FOLDER

@@ -5,11 +5,9 @@ A door of its own, apart from what devices reach, and on this machine unless its
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 try:
     import uvicorn
@@ -17,14 +15,13 @@ try:
     from starlette.requests import Request
     from starlette.responses import PlainTextResponse, Response
     from starlette.routing import Route
+
+    from outrider.wire import web
 except ImportError as error:
     raise ImportError("metrics over HTTP need: pip install starlette uvicorn") from error
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-
-from outrider.core.errors import Unavailable
-from outrider.wire.channels import split_address
 
 log = logging.getLogger(__name__)
 
@@ -49,21 +46,11 @@ async def serving(
 
     address: HOST:PORT, or a port of this machine's loopback alone.
     """
-    with _listening(address) as listener:
-        server = _Server(_config(application(registry, ailing, refresh)))
-        task = asyncio.create_task(server.serve(sockets=[listener]))
-        try:
-            while not server.started:
-                if task.done():
-                    raise Unavailable(f"serving metrics at {address} failed") from task.exception()
-                await asyncio.sleep(0.01)
-            host, port = listener.getsockname()[:2]
-            url = f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics"
-            log.info("metrics at %s", url)
-            yield url
-        finally:
-            server.should_exit = True
-            await asyncio.wait({task})
+    where = f"{HERE}:{address}" if address.isdigit() else address
+    async with web.serving(_config(application(registry, ailing, refresh)), where, "metrics") as port:
+        url = f"{web.url(where, port)}metrics"
+        log.info("metrics at %s", url)
+        yield url
 
 
 def application(registry: CollectorRegistry, ailing: Ailing, refresh: Refresh | None = None) -> Starlette:
@@ -81,34 +68,12 @@ def application(registry: CollectorRegistry, ailing: Ailing, refresh: Refresh | 
     return Starlette(routes=[Route("/metrics", metrics), Route("/healthz", health)])
 
 
-class _Server(uvicorn.Server):
-    """Ends when it is told to: signals are the process' own."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 def _config(app: Starlette) -> uvicorn.Config:
-    return uvicorn.Config(
+    return web.config(
         app,
         http="h11",
-        ws="none",
-        lifespan="off",
-        log_config=None,
         log_level="warning",
-        access_log=False,
-        server_header=False,
         limit_concurrency=MAX_CONNECTIONS,
         timeout_keep_alive=IDLE_S,
         timeout_graceful_shutdown=STOP_S,
     )
-
-
-def _listening(address: str) -> socket.socket:
-    host, port = split_address(f"{HERE}:{address}" if address.isdigit() else address)
-    try:
-        kind, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(where[:2], family=kind)
-    except OSError as error:
-        raise Unavailable(f"metrics: cannot listen on {address}: {error.strerror}; is the port taken?") from error

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar, Token
 from datetime import UTC, datetime
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 LogFormat = Literal["text", "json"]
 FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
@@ -22,6 +22,9 @@ REQUEST_HEADER = "x-request-id"
 MAX_ID = 128
 """Characters of an id that came from outside: more, or others than these, are no id."""
 _ID = re.compile(rf"[\w.:-]{{1,{MAX_ID}}}", re.ASCII)
+
+_CONTROLS = (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)
+_ESCAPES = {code: chr(code).encode("unicode_escape").decode() for code in _CONTROLS}
 
 session_id: ContextVar[str] = ContextVar("session_id", default="")
 """Of the session that the current task works for, as is the next."""
@@ -74,14 +77,20 @@ def configure(form: LogFormat, process: str, level: int | str = logging.INFO) ->
 
 
 class Lines(logging.Formatter):
-    """For people: time, process, level, message; then what it is about, where that is known."""
+    """For people: time, process, level, message; then what it is about, where that is known.
+
+    Control characters come escaped: what a peer sent makes no line of its own, and does nothing to a terminal.
+    """
 
     def __init__(self, process: str) -> None:
         super().__init__(f"%(asctime)s {process} %(levelname)s %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         known = "".join(f" {name}={value}" for name, value in _about() if value not in record.message)
-        return f"{super().formatMessage(record)}{f' [{known[1:]}]' if known else ''}"
+        return f"{super().formatMessage(record)}{f' [{known[1:]}]' if known else ''}".translate(_ESCAPES)
+
+    def formatException(self, ei: Any) -> str:
+        return "\n".join(line.translate(_ESCAPES) for line in super().formatException(ei).split("\n"))
 
 
 class JsonLines(logging.Formatter):

@@ -1,9 +1,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from fake_verifier import FakeVerifier
+from reciter import recital
+
+from edge_agent import AsyncClient, EdgeSettings
+from edge_agent.http.options import ServeOptions
+from edge_agent.http.serve import serving
 
 # The GGUF writer of the llama tests, for the tests of the draft on llama.cpp.
 sys.path.insert(0, str(Path(__file__).parents[1] / "llama"))
@@ -15,3 +22,29 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tiny_gguf import write_tiny_llama
 
     return write_tiny_llama(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
+
+
+@pytest.fixture
+async def verifier(tiny_gguf: Path) -> AsyncIterator[FakeVerifier]:
+    async with FakeVerifier(recital(tiny_gguf)) as running:
+        yield running
+
+
+@pytest.fixture
+def edge_settings() -> EdgeSettings:
+    """Of `client`; a module may have its own."""
+    return EdgeSettings(resume_budget_s=0.5, offline_after_s=0.3, silence_s=0.5)
+
+
+@pytest.fixture
+async def client(verifier: FakeVerifier, tmp_path: Path, edge_settings: EdgeSettings) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path, settings=edge_settings) as made:
+        yield made
+
+
+@pytest.fixture
+async def url(client: AsyncClient) -> AsyncIterator[str]:
+    """Of `outrider-edge serve` over it, with the target loaded."""
+    async with serving(client, ServeOptions("127.0.0.1:0")) as address:
+        await client.prepare()
+        yield address

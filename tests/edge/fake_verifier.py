@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
+import pytest
 
 from outrider.core.errors import Fenced, NotFound, OutriderError, Unavailable, VocabularyMismatch
 from outrider.core.protocol.messages import Commit, Directive, Finish, SessionLimits, TokenLogprobs
@@ -68,6 +69,8 @@ class FakeVerifier:
         self.address = ""
         self.live: dict[str, VerifierSession] = {}
         self.opens: list[Open] = []
+        self.metadata: list[dict[str, Any]] = []
+        """Of each stream's call."""
         self.pongs = 0
         self.in_use: list[tuple[str, int, str]] = []
         """(session, tokens committed then, release) as devices said with DraftInUse"""
@@ -99,10 +102,10 @@ class FakeVerifier:
             await self._server.stop(0)
             self._server = None
 
-    def drop_streams(self) -> None:
+    def drop_streams(self, error: OutriderError | None = None) -> None:
         """Break every stream, go on listening."""
         for live in self._streams:
-            live.fail(Unavailable("the stream was dropped"))
+            live.fail(error or Unavailable("the stream was dropped"))
 
     def tell_of_releases(self, serial: int) -> None:
         for live in self._streams:
@@ -265,6 +268,7 @@ class _Servicer(session_pb2_grpc.VerifierServicer):
         verifier, script = self._verifier, self._verifier.script
         live: _Live | None = None
         tasks: list[asyncio.Task[None]] = []
+        verifier.metadata.append(dict(context.invocation_metadata()))
         try:
             first = await anext(requests)
             opening = codecs.open_from_proto(first.open, vocabulary_size=script.vocabulary_size)
@@ -318,3 +322,21 @@ def hash_of(data: bytes) -> str:
 def patient(script: Script, **directive: Any) -> Script:
     """The script with another directive."""
     return replace(script, directive=replace(script.directive, **directive))
+
+
+async def until_free(verifier: FakeVerifier) -> None:
+    """Fails where its sessions do not end."""
+    await _until(lambda: not verifier.live, "the session was not cancelled")
+
+
+async def until_live(verifier: FakeVerifier) -> None:
+    """Fails where no session is begun."""
+    await _until(lambda: bool(verifier.live), "no session was begun")
+
+
+async def _until(true: Callable[[], bool], otherwise: str) -> None:
+    for _ in range(300):
+        if true():
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail(otherwise)

@@ -30,14 +30,14 @@ def reciting(tokens: Sequence[int]) -> Callable[[Sequence[int]], int]:
     return target
 
 
-def recital(draft: Path | None = None) -> Script:
+def recital(draft: Path | None = None, text: str = TEXT) -> Script:
     """draft: the GGUF that it offers."""
     tokenizer = TargetTokenizer(tokenizer_json())
     artifacts = {"template": TEMPLATE.encode()}
     if draft is not None:
         artifacts["draft"] = draft.read_bytes()
     return Script(
-        reciting(tokenizer.encode_plain(TEXT)),
+        reciting(tokenizer.encode_plain(text)),
         vocabulary_size=len(tokenizer.table),
         tokenizer_json=tokenizer_json(),
         artifacts=artifacts,

@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 from fake_verifier import FakeVerifier, logprobs_of
 from openai import AsyncOpenAI, BadRequestError
-from reciter import TEXT, recital
+from reciter import TEXT
 
-from edge_agent import AsyncClient, EdgeSettings
+from edge_agent import AsyncClient
 from edge_agent.http.options import ServeOptions
 from edge_agent.http.serve import serving
 from outrider.core.errors import BadRequest, ProtocolViolation, Unavailable
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Commit, SessionLimits
-
-SETTINGS = EdgeSettings(offline_after_s=0.2, silence_s=0.5)
-
-
-@pytest.fixture
-async def verifier(tiny_gguf: Path) -> AsyncIterator[FakeVerifier]:
-    async with FakeVerifier(recital(tiny_gguf)) as running:
-        yield running
-
-
-@pytest.fixture
-async def client(verifier: FakeVerifier, tmp_path: Path) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path, settings=SETTINGS) as made:
-        yield made
 
 
 @pytest.fixture

@@ -37,6 +37,11 @@ def reciting(tokens: Sequence[int]) -> object:
     return target
 
 
+@pytest.fixture
+def edge_settings() -> EdgeSettings:
+    return EdgeSettings()
+
+
 @pytest.fixture(scope="module")
 def tokenizer(tiny_gguf: Path) -> TargetTokenizer:
     return TargetTokenizer(tokenizer_json())
@@ -57,12 +62,6 @@ def script(tokenizer: TargetTokenizer, tiny_gguf: Path) -> Iterator[Script]:
 async def verifier(script: Script) -> AsyncIterator[FakeVerifier]:
     async with FakeVerifier(script) as running:
         yield running
-
-
-@pytest.fixture
-async def client(verifier: FakeVerifier, tmp_path: Path) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path) as made:
-        yield made
 
 
 async def test_text_comes_out_whole_and_equal_to_plain_streaming(
@@ -352,6 +351,7 @@ def test_the_public_names_are_those_that_are_listed() -> None:
         "BlockingStream",
         "Chunk",
         "Client",
+        "ClientTls",
         "Completion",
         "CompletionStream",
         "EdgeSettings",

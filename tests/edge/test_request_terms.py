@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from fake_verifier import FakeVerifier, Script
+from fake_verifier import FakeVerifier, Script, until_free
 from reciter import TEXT, recital
 
 from edge_agent import AsyncClient, EdgeSettings, Timeout
@@ -22,6 +22,11 @@ SETTINGS = EdgeSettings(offline_after_s=0.2, silence_s=0.5, resume_budget_s=1.0)
 
 
 @pytest.fixture
+def edge_settings() -> EdgeSettings:
+    return SETTINGS
+
+
+@pytest.fixture
 def script(tiny_gguf: Path) -> Script:
     return recital(tiny_gguf)
 
@@ -30,20 +35,6 @@ def script(tiny_gguf: Path) -> Script:
 async def verifier(script: Script) -> AsyncIterator[FakeVerifier]:
     async with FakeVerifier(script) as running:
         yield running
-
-
-@pytest.fixture
-async def client(verifier: FakeVerifier, tmp_path: Path) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path, settings=SETTINGS) as made:
-        yield made
-
-
-async def until_free(verifier: FakeVerifier) -> None:
-    for _ in range(300):
-        if not verifier.live:
-            return
-        await asyncio.sleep(0.01)
-    pytest.fail("the session was not cancelled")
 
 
 # --- who wrote a token

@@ -1,0 +1,69 @@
+"""A web server inside a process whose event loop and signals are its own: uvicorn, which ends when it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import uvicorn
+
+from outrider.core.errors import Unavailable
+from outrider.wire.channels import split_address
+
+
+def config(app: Any, **settings: Any) -> uvicorn.Config:
+    """What all of them have in common; settings: of uvicorn, besides."""
+    common: dict[str, Any] = {
+        "ws": "none",
+        "lifespan": "off",
+        "log_config": None,
+        "access_log": False,
+        "server_header": False,
+    }
+    return uvicorn.Config(app, **(common | settings))
+
+
+@contextlib.asynccontextmanager
+async def serving(config: uvicorn.Config, address: str, what: str) -> AsyncIterator[int]:
+    """Serve at HOST:PORT until the body ends; yields the port. what: is served, for messages.
+
+    Raises BadRequest for an address that is none, Unavailable for one that cannot be had.
+    """
+    with _listening(address, what) as listener:
+        server = _Server(config)
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            while not server.started:
+                if task.done():
+                    raise Unavailable(f"{what}: serving at {address} failed") from task.exception()
+                await asyncio.sleep(0.01)
+            yield int(listener.getsockname()[1])
+        finally:
+            server.should_exit = True
+            await asyncio.wait({task})
+
+
+def url(address: str, port: int, *, tls: bool = False) -> str:
+    """Of what is served there, with "/" at its end."""
+    host, _ = split_address(address)
+    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}/"
+
+
+class _Server(uvicorn.Server):
+    """Signals are the process's."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _listening(address: str, what: str) -> socket.socket:
+    host, port = split_address(address)
+    try:
+        kind, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(where[:2], family=kind)
+    except OSError as error:
+        raise Unavailable(f"{what}: cannot listen on {address}: {error.strerror}; is the port taken?") from error

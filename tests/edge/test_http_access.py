@@ -1,0 +1,217 @@
+"""Who may ask the OpenAI-compatible server, and what a request is called on its way to the verifier."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+from collections.abc import AsyncIterator, Iterator
+
+import httpx
+import pytest
+from fake_verifier import FakeVerifier
+from openai import AsyncOpenAI, AuthenticationError
+
+from edge_agent import AsyncClient, EdgeSettings
+from edge_agent.cli import main
+from edge_agent.http.options import ServeOptions
+from edge_agent.http.serve import serving
+from outrider.core.errors import BadRequest
+from outrider.telemetry import logs
+
+LOCAL = "127.0.0.1:0"
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+
+
+@pytest.fixture
+def edge_settings() -> EdgeSettings:
+    return EdgeSettings()
+
+
+@pytest.fixture
+async def web(client: AsyncClient) -> AsyncIterator[httpx.AsyncClient]:
+    async with serving(client, ServeOptions(LOCAL)) as url, httpx.AsyncClient(base_url=url, timeout=20) as made:
+        await client.prepare()
+        yield made
+
+
+@pytest.fixture
+def said() -> Iterator[io.StringIO]:
+    """What the server logs, as people read it."""
+    lines, server = io.StringIO(), logging.getLogger("edge_agent.http")
+    handler, level = logging.StreamHandler(lines), server.level
+    handler.setFormatter(logs.Lines("edge"))
+    server.addHandler(handler)
+    server.setLevel(logging.INFO)
+    yield lines
+    server.removeHandler(handler)
+    server.setLevel(level)
+
+
+async def lines_of(said: io.StringIO, about: str = " in ") -> list[str]:
+    """Once a request's own line is there, which may come after its answer."""
+    for _ in range(300):
+        if about in said.getvalue():
+            return said.getvalue().splitlines()
+        await asyncio.sleep(0.01)
+    pytest.fail(f"nothing was logged with {about!r}")
+
+
+# --- by which name
+
+
+@pytest.mark.parametrize("wrong", ["a" * 500, "two words", 'x"y'])
+async def test_request_ids_are_echoed_or_made(web: httpx.AsyncClient, wrong: str) -> None:
+    assert (await web.get("health", headers={"x-request-id": "mine-1"})).headers["x-request-id"] == "mine-1"
+    made = {(await web.get("health")).headers["x-request-id"] for _ in range(2)}
+    assert len(made) == 2
+    assert len((await web.get("health", headers={"x-request-id": wrong})).headers["x-request-id"]) == 32
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_requests_id_is_in_the_log_and_in_the_call_to_the_verifier(
+    web: httpx.AsyncClient, verifier: FakeVerifier, said: io.StringIO, stream: bool
+) -> None:
+    body = {"prompt": "x", "max_tokens": 3, "stream": stream}
+    answer = await web.post("v1/completions", json=body, headers={"x-request-id": "mine-2"})
+    assert answer.status_code == 200
+    assert verifier.metadata[-1]["x-request-id"] == "mine-2"
+    [line] = await lines_of(said)
+    assert "POST /v1/completions 200 in " in line
+    assert line.endswith("[request=mine-2]")
+
+
+async def test_the_trace_of_a_request_goes_on_at_the_verifier(web: httpx.AsyncClient, verifier: FakeVerifier) -> None:
+    pytest.importorskip("opentelemetry.trace")
+    parent = f"00-{TRACE}-b7ad6b7169203331-01"
+    await web.post("v1/completions", json={"prompt": "x", "max_tokens": 3}, headers={"traceparent": parent})
+    assert verifier.metadata[-1]["traceparent"].split("-")[1] == TRACE
+
+
+async def test_a_path_cannot_forge_a_line_of_the_log(web: httpx.AsyncClient, said: io.StringIO) -> None:
+    await web.get("v1/models/x%0a2026-01-01 edge ERROR forged%1b[31m%c2%9b" + "y" * 1000)
+    [line] = await lines_of(said)
+    assert r"GET /v1/models/x\n2026-01-01 edge ERROR forged\x1b[31m\x9by" in line
+    assert line.isprintable()
+    assert len(line) < 400
+
+
+async def test_what_nobody_expected_is_told_and_logged_under_the_requests_id(
+    web: httpx.AsyncClient, client: AsyncClient, said: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken() -> None:
+        raise RuntimeError("nobody expected this")
+
+    monkeypatch.setattr(client, "prepare", broken)
+    answer = await web.get("v1/models", headers={"x-request-id": "mine-3"})
+    assert (answer.status_code, answer.headers["x-request-id"]) == (500, "mine-3")
+    assert answer.json()["error"]["code"] == "internal_error"
+    first, second, *_, last = await lines_of(said, "GET /v1/models 500")
+    assert first.endswith("a request failed [request=mine-3]")
+    assert second.startswith("Traceback")
+    assert last.endswith("[request=mine-3]")
+
+
+async def test_whoever_asks_for_the_head_gets_the_head_alone(web: httpx.AsyncClient) -> None:
+    for path in ("", "health", "metrics", "v1/models"):
+        answer = await web.head(path)
+        assert (answer.status_code, answer.content) == (200, b"")
+    assert (await web.head("v1/completions")).status_code == 405
+
+
+# --- who
+
+
+async def test_a_key_is_asked_for_where_one_is_set_and_pages_may_ask_where_they_are_allowed(
+    client: AsyncClient,
+) -> None:
+    options = ServeOptions(LOCAL, api_key="sesame", cors_origins=("https://chat.example",))
+    async with serving(client, options) as url:
+        async with AsyncOpenAI(base_url=f"{url}v1", api_key="wrong", max_retries=0) as stranger:
+            with pytest.raises(AuthenticationError):
+                await stranger.models.list()
+        async with AsyncOpenAI(base_url=f"{url}v1", api_key="sesame") as friend:
+            assert (await friend.models.list()).data
+        async with httpx.AsyncClient(base_url=url) as web:
+            assert (await web.get("health")).status_code != 401
+            origin = {"origin": "https://chat.example"}
+            refused = await web.get("v1/models", headers=origin)
+            assert refused.status_code == 401
+            assert refused.headers["access-control-allow-origin"] == "https://chat.example"
+            asks = {
+                **origin,
+                "access-control-request-method": "POST",
+                "access-control-request-headers": "authorization",
+            }
+            assert (await web.options("v1/completions", headers=asks)).status_code == 200
+            other = await web.get("health", headers={"origin": "https://evil.example"})
+            assert "access-control-allow-origin" not in other.headers
+
+
+async def test_a_body_that_is_too_large_is_not_read(client: AsyncClient) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        for _ in range(100):
+            yield b"x" * 1000
+
+    async with (
+        serving(client, ServeOptions(LOCAL, max_body_bytes=2000)) as url,
+        httpx.AsyncClient(base_url=url) as web,
+    ):
+        for content in (b"x" * 3000, endless()):
+            answer = await web.post("v1/completions", content=content, headers={"content-type": "application/json"})
+            assert answer.status_code == 413
+            assert answer.json()["error"]["code"] == "too_large"
+
+
+@pytest.mark.parametrize(
+    "options", [ServeOptions("0.0.0.0:0"), ServeOptions("example.org:80"), ServeOptions("nonsense")]
+)
+def test_an_address_beyond_this_machine_needs_a_key(options: ServeOptions) -> None:
+    with pytest.raises(BadRequest):
+        options.check()
+    ServeOptions("0.0.0.0:0", api_key="k").check()
+    ServeOptions("0.0.0.0:0", without_key=True).check()
+
+
+def test_the_command_refuses_to_serve_others_without_a_key(capsys: pytest.CaptureFixture[str]) -> None:
+    """Plain text to the cluster is another matter."""
+    with pytest.raises(SystemExit) as exit_:
+        main(["serve", "--listen", "0.0.0.0:0", "--verifier", "127.0.0.1:1", "--insecure"])
+    assert exit_.value.code == 2
+    told = capsys.readouterr().err
+    assert "OUTRIDER_EDGE_SERVE_API_KEY" in told
+    assert "--serve-without-key" in told
+
+
+def test_origins_may_have_blanks_between_them() -> None:
+    settings = EdgeSettings(serve_cors_origins="https://a.example, https://b.example,")
+    assert ServeOptions.of(settings).cors_origins == ("https://a.example", "https://b.example")
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("LocalHost:8080", 200),
+        ("127.0.0.1:1", 200),
+        ("[::1]:8080", 200),
+        ("evil.example", 403),
+        ("evil.example:8080", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("[::1", 403),
+    ],
+)
+async def test_without_a_key_a_page_cannot_come_in_by_a_name_of_its_own(
+    web: httpx.AsyncClient, host: str, status: int
+) -> None:
+    answer = await web.get("v1/models", headers={"host": host})
+    assert answer.status_code == status
+    if status == 403:
+        assert answer.json()["error"]["code"] == "unknown_host"
+
+
+@pytest.mark.parametrize("options", [ServeOptions(LOCAL, api_key="sesame"), ServeOptions(LOCAL, without_key=True)])
+async def test_with_a_key_or_a_leave_it_may_be_asked_by_any_name(client: AsyncClient, options: ServeOptions) -> None:
+    headers = {"host": "device.example", "authorization": "Bearer sesame"}
+    async with serving(client, options) as url, httpx.AsyncClient(base_url=url, headers=headers) as web:
+        assert (await web.get("v1/models")).status_code == 200

@@ -1,0 +1,169 @@
+"""`outrider-edge serve` at its beginning and its end: what it waits for, what it gives up at, what it lets finish."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from fake_verifier import FakeVerifier, Script
+from reciter import in_thread, recital
+from scripted import tokenizer_json
+
+from edge_agent import AsyncClient, EdgeSettings
+from edge_agent.cli import main
+from edge_agent.http.options import ServeOptions
+from edge_agent.http.serve import serve, serving
+
+LOCAL = "127.0.0.1:0"
+IMPATIENT = EdgeSettings(resume_budget_s=0.2)
+
+
+def of_another_vocabulary(draft: Path) -> Script:
+    """The target's tokenizer has two letters swapped that its draft has not."""
+    data = json.loads(tokenizer_json())
+    vocab = data["model"]["vocab"]
+    vocab["A"], vocab["B"] = vocab["B"], vocab["A"]
+    script = recital(draft)
+    script.tokenizer_json = json.dumps(data).encode()
+    return script
+
+
+async def url_of(capsys: pytest.CaptureFixture[str]) -> str:
+    """Where `serve` says that it serves."""
+    said = ""
+    for _ in range(500):
+        said += capsys.readouterr().out
+        if "serving at " in said and said.endswith("v1\n"):
+            return said.split("serving at ")[1].removesuffix("v1\n")
+        await asyncio.sleep(0.01)
+    pytest.fail(f"it does not serve: {said!r}")
+
+
+async def health_of(url: str, wanted: int) -> int:
+    """What /health answers once it is what is wanted, or at the end of the wait."""
+    status = 0
+    async with httpx.AsyncClient(base_url=url) as web:
+        for _ in range(1000):
+            status = (await web.get("health")).status_code
+            if status == wanted:
+                break
+            await asyncio.sleep(0.01)
+    return status
+
+
+def test_a_draft_that_does_not_fit_ends_it_with_the_exit_code_of_generate(
+    tiny_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with in_thread(of_another_vocabulary(tiny_gguf)) as verifier:
+        where = ["--verifier", verifier.address, "--cache-dir", str(tmp_path)]
+        said = []
+        for command in (["serve", "--listen", LOCAL], ["generate", "x"]):
+            with pytest.raises(SystemExit) as exit_:
+                main([*command, *where])
+            assert exit_.value.code == 2
+            said.append(capsys.readouterr().err)
+    assert said[0].splitlines()[-1] == said[1].splitlines()[-1]
+    assert "differ" in said[0] and "Traceback" not in said[0]
+
+
+async def test_a_defect_while_loading_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken() -> None:
+        raise RuntimeError("nobody has thought of this")
+
+    async with AsyncClient(verifier="127.0.0.1:1", cache_dir=tmp_path) as client:
+        monkeypatch.setattr(client, "prepare", broken)
+        with pytest.raises(RuntimeError, match="nobody has thought"):
+            await asyncio.wait_for(serve(client, ServeOptions(LOCAL)), 10)
+
+
+async def test_a_verifier_that_is_not_there_yet_is_waited_for_until_a_signal_ends_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    late = FakeVerifier(recital())
+    await late.start()
+    address = late.address
+    await late.kill()
+    async with AsyncClient(verifier=address, cache_dir=tmp_path, draft=None, settings=IMPATIENT) as client:
+        running = asyncio.create_task(serve(client, ServeOptions(LOCAL)))
+        url = await url_of(capsys)
+        assert await health_of(url, 503) == 503
+        await late.start(address)
+        assert await health_of(url, 200) == 200
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await asyncio.wait_for(running, 10) is None
+    await late.kill()
+
+
+async def test_it_can_be_ended_while_it_waits_for_a_verifier(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with AsyncClient(verifier="127.0.0.1:1", cache_dir=tmp_path, settings=IMPATIENT) as client:
+        running = asyncio.create_task(serve(client, ServeOptions(LOCAL)))
+        assert await health_of(await url_of(capsys), 503) == 503
+        os.kill(os.getpid(), signal.SIGINT)
+        assert await asyncio.wait_for(running, 10) is None
+
+
+async def streamed(url: str, begun: asyncio.Event, tokens: int = 60) -> bytes:
+    """All that comes of a stream, until its end or until it is cut."""
+    came = b""
+    try:
+        async with (
+            httpx.AsyncClient(base_url=url, timeout=30) as web,
+            web.stream("POST", "v1/completions", json={"prompt": "x", "max_tokens": tokens, "stream": True}) as answer,
+        ):
+            async for data in answer.aiter_bytes():
+                came += data
+                begun.set()
+    except httpx.TransportError:
+        pass
+    return came
+
+
+@pytest.mark.parametrize(("stop_s", "whole"), [(20.0, True), (0.2, False)])
+async def test_a_stream_under_way_has_so_long_as_the_setting_says(tmp_path: Path, stop_s: float, whole: bool) -> None:
+    script = recital()
+    script.step_s = 0.03  # without a draft a token a step: 2 s
+    begun = asyncio.Event()
+    async with (
+        FakeVerifier(script) as verifier,
+        AsyncClient(verifier=verifier.address, cache_dir=tmp_path, draft=None) as client,
+    ):
+        async with serving(client, ServeOptions(LOCAL, stop_s=stop_s)) as url:
+            reading = asyncio.create_task(streamed(url, begun))
+            await asyncio.wait_for(begun.wait(), 10)
+        assert (b"data: [DONE]" in await reading) is whole
+
+
+async def test_a_signal_lets_requests_finish_and_a_second_one_does_not(tmp_path: Path) -> None:
+    script = recital()
+    script.step_s = 0.03
+    async with FakeVerifier(script) as verifier:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "edge_agent.cli", "serve", "--listen", LOCAL, "--draft", "none"),
+            *("--verifier", verifier.address, "--cache-dir", str(tmp_path)),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        said = (await asyncio.wait_for(process.stdout.readline(), 30)).decode()
+        url, begun = said.removeprefix("serving at ").removesuffix("v1\n"), asyncio.Event()
+        reading = asyncio.create_task(streamed(url, begun, 2000))
+        await asyncio.wait_for(begun.wait(), 20)
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(reading), 0.5)
+        process.send_signal(signal.SIGINT)
+        assert await asyncio.wait_for(process.wait(), 10) == 130
+        assert b"[DONE]" not in await reading
+
+
+def test_the_time_at_the_end_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ServeOptions.of(EdgeSettings()).stop_s == 20.0
+    monkeypatch.setenv("OUTRIDER_EDGE_SERVE_STOP_S", "3.5")
+    assert ServeOptions.of(EdgeSettings()).stop_s == 3.5

@@ -1,0 +1,107 @@
+"""Prompts that take long to tokenise: nobody waits for others', and what no target can hold is not tokenised at all."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_verifier import FakeVerifier
+from reciter import recital
+
+from edge_agent import AsyncClient, BadRequest
+from edge_agent.completion import check_text, prompt_of
+from outrider.core.protocol.messages import MAX_PROMPT_TOKENS
+
+LONG = "a few words, " * 75_000
+"""Tokenising it takes a second or so, and gives more tokens than any prompt may have."""
+
+
+@pytest.fixture
+async def verifier() -> AsyncIterator[FakeVerifier]:
+    script = recital()
+    script.max_sequence = 1 << 20
+    async with FakeVerifier(script) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(verifier: FakeVerifier, tmp_path: Path) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path, draft=None) as made:
+        await made.prepare()
+        yield made
+
+
+async def timed(work: Awaitable[Any]) -> tuple[float, float]:
+    """(seconds that it took to be refused as too long, the longest in which nothing else could go on)"""
+    longest = 0.0
+
+    async def watch() -> None:
+        nonlocal longest
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.002)
+            longest = max(longest, time.monotonic() - before)
+
+    watching = asyncio.create_task(watch())
+    await asyncio.sleep(0.01)
+    begun = time.monotonic()
+    with pytest.raises(BadRequest, match=r"length of prompt is \d+ tokens"):
+        await work
+    took = time.monotonic() - begun
+    await asyncio.sleep(0.01)
+    watching.cancel()
+    return took, longest
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client: client.stream(LONG),
+        lambda client: client.stream_chat([{"role": "user", "content": LONG}]),
+    ],
+    ids=["text", "chat"],
+)
+async def test_other_sessions_go_on_while_a_long_prompt_is_tokenised(
+    client: AsyncClient, ask: Callable[[AsyncClient], Awaitable[Any]]
+) -> None:
+    took, longest = await timed(ask(client))
+    assert longest < took / 3
+
+
+async def test_a_text_of_more_characters_than_the_target_holds_is_not_tokenised(
+    client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = (await client.prepare()).tokenizer
+    most = MAX_PROMPT_TOKENS * max(map(len, tokenizer.table))
+    for name in ("encode", "encode_plain", "encode_prompt"):
+        monkeypatch.setattr(tokenizer, name, lambda text: pytest.fail("it was tokenised"))
+    for asked in (client.stream("x" * (most + 1)), client.stream_chat([{"role": "user", "content": "x" * most}])):
+        with pytest.raises(BadRequest, match=f"characters, must be at most {most}") as caught:
+            await asked
+        assert caught.value.field == "length of prompt"
+
+
+def test_the_bound_on_a_text_is_what_the_longest_tokens_could_spell() -> None:
+    check_text("x" * 50, longest=5, max_sequence=10)
+    with pytest.raises(BadRequest, match="51 characters"):
+        check_text("x" * 51, longest=5, max_sequence=10)
+    check_text("x" * MAX_PROMPT_TOKENS, longest=1, max_sequence=0)
+    with pytest.raises(BadRequest):
+        check_text("x" * (MAX_PROMPT_TOKENS + 1), longest=1, max_sequence=0)
+
+
+def test_too_many_token_ids_are_refused_before_a_look_at_each() -> None:
+    with pytest.raises(BadRequest, match=f"{MAX_PROMPT_TOKENS + 1} tokens"):
+        prompt_of(["no id"] * (MAX_PROMPT_TOKENS + 1))
+
+
+async def test_a_streams_prompt_may_be_asked_again_as_ids(client: AsyncClient, verifier: FakeVerifier) -> None:
+    stream = await client.stream("hello", max_tokens=2)
+    await stream.drain()
+    await client.generate(stream.prompt_token_ids, max_tokens=2)
+    first, again = (opening.attach.prompt for opening in verifier.opens)
+    assert first == again == stream.prompt_token_ids != ()
