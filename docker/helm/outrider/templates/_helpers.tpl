@@ -1,0 +1,95 @@
+{{/* Before the names of all objects. */}}
+{{- define "outrider.name" -}}
+{{- $name := ternary .Release.Name (printf "%s-outrider" .Release.Name) (contains "outrider" .Release.Name) -}}
+{{- $name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* The helpers below are given a dict: root, and component (coordinator, verifier, edge). */}}
+{{- define "outrider.selector" -}}
+app.kubernetes.io/name: outrider
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{- define "outrider.metadata" -}}
+name: {{ include "outrider.name" .root }}-{{ .component }}
+namespace: {{ .root.Release.Namespace }}
+labels:
+  {{- include "outrider.labels" . | nindent 2 }}
+{{- end -}}
+
+{{- define "outrider.labels" -}}
+{{ include "outrider.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
+{{- end -}}
+
+{{/* What all pods have in common. The Services' own variables (enableServiceLinks) would look like settings. */}}
+{{- define "outrider.pod" -}}
+{{- $values := index .root.Values .component -}}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- with .root.Values.image.pullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 10001
+  runAsGroup: 10001
+  seccompProfile: {type: RuntimeDefault}
+topologySpreadConstraints:
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels: {{- include "outrider.selector" . | nindent 8 }}
+{{- with $values.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $values.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "outrider.container" -}}
+name: {{ .component }}
+image: {{ .root.Values.image.prefix }}outrider-{{ .component }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}
+imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{/* Settings of one's own, as variables. */}}
+{{- define "outrider.env" -}}
+{{- range $name, $value := . }}
+- {name: {{ $name }}, value: {{ $value | quote }}}
+{{- end }}
+{{- end -}}
+
+{{/* A variable from the Secret; given: root, name, key, optional. */}}
+{{- define "outrider.secret" -}}
+- name: {{ .name }}
+  valueFrom:
+    secretKeyRef:
+      name: {{ .root.Values.existingSecret }}
+      key: {{ .key }}
+      {{- if .optional }}
+      optional: true
+      {{- end }}
+{{- end -}}
+
+{{/* Ready for work? Kubernetes' gRPC probes speak no TLS; with it the same is asked at the door of the metrics. */}}
+{{- define "outrider.ready" -}}
+{{- if .root.Values.tls.enabled -}}
+httpGet: {path: /healthz, port: metrics}
+{{- else -}}
+grpc: {port: {{ .port }}}
+{{- end -}}
+{{- end -}}
+
+{{- define "outrider.coordinator" -}}
+{{ include "outrider.name" . }}-coordinator.{{ .Release.Namespace }}.svc:7700
+{{- end -}}

@@ -1,0 +1,56 @@
+# syntax=docker/dockerfile:1
+# docker build -f docker/verifier.Dockerfile -t outrider-verifier .
+# For NVIDIA GPUs: --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 --build-arg PACKAGES="gcc libc6-dev"
+ARG PYTHON=3.11-slim-bookworm
+
+FROM python:${PYTHON} AS build
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1
+WORKDIR /src
+COPY constraints.txt ./
+# torch alone comes from its own index, which also has old copies of what it needs.
+RUN --mount=type=cache,target=/root/.cache/pip \
+    python -m venv --without-pip /opt/outrider \
+    && pip --python /opt/outrider/bin/python install -c constraints.txt --no-deps --index-url "$TORCH_INDEX" torch
+COPY pyproject.toml README.md LICENSE ./
+COPY outrider outrider
+COPY edge_agent edge_agent
+COPY cloud_verifier cloud_verifier
+COPY coordinator coordinator
+RUN --mount=type=cache,target=/root/.cache/pip \
+    pip --python /opt/outrider/bin/python install -c constraints.txt '.[verifier]'
+
+FROM python:${PYTHON}
+ARG VERSION=0.1.0
+LABEL org.opencontainers.image.title="outrider-verifier" \
+      org.opencontainers.image.description="Outrider: serves one target model to many devices" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.licenses="Apache-2.0"
+# Of Debian. None for CPUs; on a GPU triton compiles what it calls the driver by when it starts.
+ARG PACKAGES=
+# hadolint ignore=DL3008,SC2086
+RUN useradd --uid 10001 --home-dir /var/lib/outrider --create-home --shell /usr/sbin/nologin outrider \
+    && if [ -n "$PACKAGES" ]; then \
+        apt-get update \
+        && apt-get install -y --no-install-recommends $PACKAGES \
+        && rm -rf /var/lib/apt/lists/*; \
+    fi
+COPY --from=build /opt/outrider /opt/outrider
+# Caches of compiled kernels go where a read-only container can write.
+ENV PATH=/opt/outrider/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    HF_HUB_OFFLINE=1 \
+    HF_HOME=/tmp/huggingface \
+    TRITON_CACHE_DIR=/tmp/triton \
+    TORCHINDUCTOR_CACHE_DIR=/tmp/inductor \
+    OUTRIDER_VERIFIER_LISTEN=0.0.0.0:7710 \
+    OUTRIDER_VERIFIER_METRICS=0.0.0.0:9110
+USER 10001:10001
+WORKDIR /var/lib/outrider
+EXPOSE 7710 9110
+# Drains: OUTRIDER_VERIFIER_DRAIN_S seconds at most, which docker's stop timeout must exceed.
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30m --start-interval=2s \
+    CMD ["python", "-m", "outrider.telemetry.probe", "9110"]
+ENTRYPOINT ["outrider-verifier"]

@@ -1,0 +1,82 @@
+"""What a rendered chart's objects say to one another, and values that switch everything on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Object = dict[str, Any]
+
+EVERYTHING: Object = {
+    "image": {"prefix": "registry.example/llm/", "tag": "1.2.3", "pullSecrets": [{"name": "pull"}]},
+    "tls": {"enabled": True},
+    "coordinator": {
+        "replicas": 3,
+        "artifacts": {"existingClaim": "drafts", "url": "https://drafts.example/"},
+        "env": {"OUTRIDER_COORDINATOR_LOG_FORMAT": "json", "OUTRIDER_COORDINATOR_WINDOW_CONTROL": False},
+        "extraArgs": ["--canary-share=0.1"],
+        "service": {"type": "LoadBalancer", "annotations": {"example.com/a": "b"}},
+    },
+    "verifier": {
+        "gpus": 2,
+        "drainSeconds": 300,
+        "extraArgs": ["--tensor-parallel=2"],
+        "env": {"OUTRIDER_VERIFIER_TOKEN_BUDGET": 1024},
+        "external": {"domain": "llm.example", "annotations": {"example.com/c": "d"}},
+        "runtimeClassName": "nvidia",
+        "nodeSelector": {"gpu": "h200"},
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+    },
+    "edge": {"enabled": True, "env": {"OUTRIDER_EDGE_DRAFT_THREADS": 2}},
+    "autoscaling": {"enabled": True, "minReplicas": 2, "maxReplicas": 5},
+    "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+    "networkPolicy": {"verifierEgress": [{"ports": [{"port": 443}]}]},
+}
+
+
+def of_kind(objects: list[Object], *kinds: str) -> list[Object]:
+    return [found for found in objects if found["kind"] in kinds]
+
+
+def workloads(objects: list[Object]) -> dict[str, Object]:
+    """Pod templates, by component."""
+    found = [each["spec"]["template"] for each in of_kind(objects, "Deployment", "StatefulSet")]
+    return {template["metadata"]["labels"]["app.kubernetes.io/component"]: template for template in found}
+
+
+def container_of(template: Object) -> Object:
+    [container] = template["spec"]["containers"]
+    found: Object = container
+    return found
+
+
+def ports_of(template: Object) -> dict[str, int]:
+    return {port["name"]: port["containerPort"] for port in container_of(template)["ports"]}
+
+
+def probes_of(template: Object) -> dict[str, Object]:
+    return {name: probe for name, probe in container_of(template).items() if name.endswith("Probe")}
+
+
+def arguments_of(template: Object) -> list[str]:
+    """As the container gets them in pod `pod-0`."""
+    return [argument.replace("$(POD_NAME)", "pod-0") for argument in container_of(template)["args"]]
+
+
+def environment_of(template: Object) -> dict[str, str]:
+    """Variables, with something in place of what comes from elsewhere."""
+    found: dict[str, str] = {}
+    for variable in container_of(template).get("env", ()):
+        source = variable.get("valueFrom", {}).get("secretKeyRef", {})
+        placeholder = '{"device": "0123456789abcdef"}' if source.get("key") == "tenant-keys" else "redis://redis:6379/0"
+        found[variable["name"]] = variable.get("value", placeholder if source else "pod-0")
+    return found
+
+
+def chosen(selector: dict[str, str], templates: dict[str, Object]) -> list[str]:
+    """Components whose pods the selector takes."""
+    wanted = {name: value for name, value in selector.items() if not name.startswith("statefulset.kubernetes.io/")}
+    return [
+        component
+        for component, template in templates.items()
+        if wanted.items() <= template["metadata"]["labels"].items()
+    ]

@@ -1,0 +1,89 @@
+"""The images, as far as their files tell without an engine."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable
+
+import pytest
+from container_files import DOCKER, IMAGES, ROOT, Image, settings, strange_variables
+
+from outrider import __version__
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+COMPILERS = ("g++", "gcc", "cmake", "make", "build-essential")
+NEEDED = {
+    "coordinator": {},
+    "verifier": {"OUTRIDER_VERIFIER_MODEL": "/models/target"},
+    "edge": {"OUTRIDER_EDGE_COORDINATOR": "coordinator:7700"},
+}
+"""What a user must say besides."""
+
+images = pytest.mark.parametrize("image", [Image.read(name) for name in IMAGES], ids=IMAGES)
+
+
+def test_the_linter_finds_nothing(tool: Callable[..., str]) -> None:
+    assert tool("hadolint", *(str(DOCKER / f"{name}.Dockerfile") for name in IMAGES)) == ""
+
+
+@images
+def test_an_image_has_its_own_extra_alone_and_pinned_packages(image: Image) -> None:
+    installs = [run for run in image.runs if "pip --python" in run]
+    assert re.findall(r"'\.\[([^]]*)\]'", " ".join(installs)) == [image.name]
+    assert all("install -c constraints.txt" in run for run in installs)
+    assert image.name in PROJECT["optional-dependencies"]
+
+
+@images
+def test_what_runs_has_no_compiler_no_installer_and_no_root(image: Image) -> None:
+    words = " ".join(image.all("RUN")).split()
+    assert not {*COMPILERS, "pip"} & set(words)
+    assert image.one("USER") == "10001:10001"
+    assert any("useradd --uid 10001" in run for run in image.all("RUN"))
+    assert image.all("COPY") == ["--from=build /opt/outrider /opt/outrider"]
+
+
+@images
+def test_the_build_sees_every_package_and_no_model_test_or_secret(image: Image) -> None:
+    allowed = re.findall(r"^!(\S+)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE)
+    assert (ROOT / ".dockerignore").read_text().splitlines()[1] == "*"
+    copied = {word for rest in image.all("COPY", stage=0) for word in rest.split()[:-1]}
+    assert copied == set(allowed)
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert set(packages["packages"]) <= copied
+    assert all((ROOT / name).exists() for name in copied)
+
+
+@images
+def test_the_entry_point_is_a_program_of_the_project(image: Image) -> None:
+    assert image.entrypoint[0] in PROJECT["scripts"]
+    assert image.name in image.entrypoint[0]
+
+
+@images
+def test_the_image_own_variables_are_settings_that_hold(image: Image) -> None:
+    assert strange_variables(image.environment) == []
+    config = settings(image.name, image.command, {**image.environment, **NEEDED[image.name]})
+    listen = config.serve_listen if image.name == "edge" else config.listen
+    port = int(listen.removeprefix("0.0.0.0:"))
+    door = port if image.name == "edge" else int(config.metrics.removeprefix("0.0.0.0:"))
+    assert image.ports == {port, door}
+    assert image.healthcheck[:4] == ["python", "-m", "outrider.telemetry.probe", str(door)]
+
+
+@images
+def test_it_is_stopped_by_the_signal_that_drains(image: Image) -> None:
+    assert image.one("STOPSIGNAL") == "SIGTERM"
+
+
+@images
+def test_labels_tell_name_licence_and_this_version(image: Image) -> None:
+    labels = image.one("LABEL")
+    assert f'image.title="outrider-{image.name}"' in labels
+    assert f'image.licenses="{PROJECT["license"]}"' in labels
+    assert f"VERSION={__version__}" in image.all("ARG")
+
+
+def test_no_package_hides_behind_the_folder() -> None:
+    assert list(DOCKER.rglob("__init__.py")) == []
