@@ -1,0 +1,111 @@
+"""Every command of README and docs is run as it stands there, or is on a short list of those that are run by hand."""
+
+from __future__ import annotations
+
+import ast
+import json
+import tomllib
+from pathlib import Path
+
+import by_hand
+import pytest
+import shapes
+import yaml
+from pages import COMMANDS, DATA, PAGES, PROMPT, SHELL, Block, Step, blocks, steps
+from stages import STAGES, Stage
+from terminal import Network, Terminal
+
+STARTERS = ("outrider up", "outrider-coordinator ")
+"""A page with one of these has a cluster of its own; the others find one that runs."""
+
+
+def commands(page: str) -> list[Step]:
+    """Of a page, all that stands in blocks of commands."""
+    return [step for block in blocks(page) if block.language in COMMANDS for step in steps(block)]
+
+
+def run(page: str) -> list[Step]:
+    """Of a page, what is not left to hands."""
+    return [step for step in commands(page) if by_hand.reason(page, step.command) is None]
+
+
+def starts_its_own(page: str) -> bool:
+    return any(step.command.startswith(STARTERS) for step in run(page))
+
+
+OWN = [page for page in PAGES if run(page) and starts_its_own(page)]
+OTHERS = [page for page in PAGES if run(page) and not starts_its_own(page)]
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("page", OWN)
+def test_a_page_works_from_its_first_command_to_its_last(page: str, able: None, folder: Path) -> None:
+    with Network() as network, Terminal(network, folder) as terminal:
+        assert misfits(page, terminal) == []
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("page", OTHERS)
+def test_a_page_works_beside_a_running_cluster(page: str, shared: Network, folder: Path) -> None:
+    with Terminal(shared, folder) as terminal:
+        assert misfits(page, terminal) == []
+
+
+def misfits(page: str, terminal: Terminal) -> list[str]:
+    """What is wrong with the first command that did not do what the page says; later ones may build on it."""
+    with STAGES.get(page, Stage)(terminal) as stage:
+        for step in run(page):
+            if found := misfits_of(step, terminal, stage):
+                return found
+    return []
+
+
+def misfits_of(step: Step, terminal: Terminal, stage: Stage) -> list[str]:
+    """Run it, and hold status and output against the page."""
+    command = stage.real(step.command)
+    said = terminal.python(command) if step.block.language == "python" else terminal.type(command)
+    if said is None:
+        return []  # it runs on
+    found = list(shapes.misfits(step.shown, said.out + said.err)) if step.shown is not None else []
+    if said.code != stage.status(step):
+        found.append(f"exit status {said.code}, must be {stage.status(step)}")
+    if "Traceback" in said.err:
+        found.append("a traceback")
+    if step.block.language == "python" and "print(" in command and not said.out.strip():
+        found.append("it printed nothing")
+    return [f"{step.block.place}: {command}", *found, said.out[-3000:], said.err[-3000:]] if found else []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_block_is_in_a_language_that_is_either_run_or_data(page: str) -> None:
+    assert [block.place for block in blocks(page) if block.language not in (*COMMANDS, *DATA)] == []
+
+
+def test_no_command_hides_in_a_block_of_plain_text() -> None:
+    programs = ("outrider", "pip ", "make ", "curl ", "python -m", "docker ", "helm ", "kubectl ", PROMPT)
+    for page in PAGES:
+        for block in blocks(page):
+            if block.language in DATA:
+                starting = [line for line in block.text.splitlines() if line.startswith(programs)]
+                assert starting == [], block.place
+
+
+def test_what_is_left_to_hands_is_what_it_says() -> None:
+    left = [(page, step) for page in PAGES for step in commands(page) if by_hand.reason(page, step.command)]
+    assert left
+    assert {f"{s.block.place}: {by_hand.wrong(s.command)}" for _, s in left if by_hand.wrong(s.command)} == set()
+    assert by_hand.stale([(page, step.command) for page, step in left]) == []
+
+
+def test_most_commands_are_run() -> None:
+    every = [step for page in PAGES for step in commands(page)]
+    assert len([step for page in PAGES for step in run(page)]) > 0.6 * len(every)
+
+
+@pytest.mark.parametrize("block", [b for p in PAGES for b in blocks(p)], ids=lambda block: block.place)
+def test_a_block_of_data_can_be_read(block: Block) -> None:
+    readers = {"json": json.loads, "toml": tomllib.loads, "yaml": yaml.safe_load, "python": ast.parse}
+    if block.language in readers:
+        assert readers[block.language](block.text) is not None
+    elif block.language in SHELL:
+        assert steps(block)

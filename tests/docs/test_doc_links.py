@@ -1,0 +1,86 @@
+"""What pages point at is there: other pages, their sections, files of the repository, modules, settings."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+from pages import PAGES, ROOT, blocks, text_of
+
+ALL = (*PAGES, "ARCHITECTURE.md", "CHANGELOG.md")
+FOLDERS = {path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0] != "."}
+MADE = {"docker/.env"}
+"""What a reader makes."""
+_LINK = re.compile(r"\[[^\]\n]+\]\(([^)\s]+)\)")
+_CODE = re.compile(r"`([^`\n]+)`")
+_MODULE = re.compile(r"(?:python -m |`)((?:benchmarks|examples|models)\.[a-z_.]+)")
+
+
+def prose(page: str) -> str:
+    """A page without its fenced blocks."""
+    text = text_of(page)
+    for block in blocks(page):
+        text = text.replace(block.text, "", 1) if block.text else text
+    return text
+
+
+def anchors(path: Path) -> set[str]:
+    """Of the sections of a page, as GitHub makes them."""
+    heads = re.findall(r"^#+ (.+)$", prose(path.relative_to(ROOT).as_posix()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", ALL)
+def test_a_link_leads_somewhere(page: str) -> None:
+    dead = []
+    for link in _LINK.findall(prose(page)):
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = link.partition("#")
+        found = ((ROOT / page).parent / path).resolve() if path else ROOT / page
+        if not found.exists() or (anchor and anchor not in anchors(found)):
+            dead.append(link)
+    assert dead == []
+
+
+@pytest.mark.parametrize("page", ALL)
+def test_a_file_that_is_named_is_there(page: str) -> None:
+    named = {code for code in _CODE.findall(prose(page)) if re.fullmatch(r"[\w./-]+", code)}
+    paths = {code.rstrip("/") for code in named if code.split("/")[0] in FOLDERS and "/" in code} - MADE
+    assert {path for path in paths if not (ROOT / path).exists() and not _named_elsewhere(path)} == set()
+
+
+def _named_elsewhere(path: str) -> bool:
+    """ARCHITECTURE.md writes files below the folder of which it speaks."""
+    return any(ROOT.glob(f"*/{path}"))
+
+
+@pytest.mark.parametrize("page", ALL)
+def test_a_module_that_is_named_is_there(page: str) -> None:
+    names = {name.rstrip(".") for name in _MODULE.findall(text_of(page))}
+    assert {name for name in names if not _is_there(name)} == set()
+
+
+def _is_there(name: str) -> bool:
+    """A module, or something in one."""
+    try:
+        if importlib.util.find_spec(name) is not None:
+            return True
+    except ModuleNotFoundError:
+        pass
+    return importlib.util.find_spec(name.rpartition(".")[0]) is not None
+
+
+def test_every_page_of_the_docs_can_be_found_from_the_readme() -> None:
+    linked = {link.partition("#")[0] for link in _LINK.findall(text_of("README.md"))}
+    assert {page for page in PAGES if page.startswith("docs/")} - linked == set()
+
+
+def test_every_benchmark_is_on_the_page_of_benchmarks() -> None:
+    text = text_of("docs/benchmarks.md")
+    programs = [path for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()]
+    names = {path.stem for path in programs if "worker" not in path.stem}
+    names |= {path.parent.name for path in (ROOT / "benchmarks").glob("*/__main__.py")}
+    assert {name for name in names if f"`python -m benchmarks.{name}`" not in text} == set()

@@ -1,0 +1,82 @@
+"""docs/protocol.md tells a stranger the same errors and bounds as the code has."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from pages import text_of
+
+from cloud_verifier.config import VerifierConfig
+from edge_agent.config import EdgeSettings
+from edge_agent.failover import Step, after
+from outrider.core.errors import OutriderError
+from outrider.core.processors import MAX_BIASES, SamplingParams
+from outrider.core.protocol import messages
+from outrider.wire import channels, codecs
+from outrider.wire.status import CODES
+
+TEXT = text_of("docs/protocol.md")
+ROWS = dict(re.findall(r"^\| `?([^|]+?)`? \| ([^|]+) \|", TEXT, re.MULTILINE))
+STEPS = {Step.HERE: "here", Step.ELSEWHERE: "elsewhere", Step.NOWHERE: "nowhere"}
+TOLD = {
+    error: (status, next_)
+    for error, status, next_ in re.findall(r"^\| `(\w+)` \| ([A-Z_]+) \| (\w+)", TEXT, re.MULTILINE)
+}
+
+
+def test_every_error_is_told_with_its_status_and_what_a_device_does_next():
+    named = {cls for cls in CODES if cls is not OutriderError}
+    assert {cls.__name__: (CODES[cls].name, STEPS[after(cls("..."))]) for cls in named} == TOLD
+
+
+@pytest.mark.parametrize(
+    ("field", "bound"),
+    [
+        ("open.session_id", messages.MAX_SESSION_ID),
+        ("open.ticket", codecs.MAX_TICKET_BYTES),
+        ("open.vocabulary_hash", codecs.MAX_HASH_BYTES),
+        ("attach.prompt", messages.MAX_PROMPT_TOKENS),
+        ("attach.max_tokens", messages.MAX_GENERATED_TOKENS),
+        ("attach.stop_token_ids", messages.MAX_STOP_TOKENS),
+        ("attach.logprobs", messages.MAX_LOGPROBS),
+        ("sampling.bias", MAX_BIASES),
+        ("nodes of an Append", messages.MAX_APPEND_NODES),
+    ],
+)
+def test_a_bound_is_the_one_in_the_code(field, bound):
+    assert str(bound) in re.findall(r"\d+", ROWS[field])
+
+
+@pytest.mark.parametrize(
+    ("name", "inside", "outside"),
+    [
+        ("temperature", (0.0, 0.001, 100.0), (0.0005, 101.0, -1.0)),
+        ("top_p", (0.01, 1.0), (0.0, 1.1)),
+        ("min_p", (0.0, 1.0), (-0.1, 1.1)),
+        ("top_k", (0, 2**31 - 1), (-1, 2**31)),
+        ("repetition_penalty", (0.01, 100.0), (0.0, 101.0)),
+        ("presence_penalty", (-100.0, 100.0), (-101.0, 101.0)),
+        ("frequency_penalty", (-100.0, 100.0), (-101.0, 101.0)),
+    ],
+)
+def test_sampling_is_bounded_as_told(name, inside, outside):
+    assert any(name in field for field in ROWS)
+    for value in inside:
+        SamplingParams(**{name: value})
+    for value in outside:
+        with pytest.raises(OutriderError):
+            SamplingParams(**{name: value})
+
+
+def test_what_is_said_of_the_transport_is_so():
+    config = VerifierConfig.model_fields
+    assert f"at most {channels.MAX_MESSAGE_BYTES >> 20} MiB, metadata {channels.MAX_METADATA_BYTES >> 10} KiB" in TEXT
+    assert f"within {config['open_timeout_s'].default:.0f} s" in TEXT
+    assert config["ping_interval_s"].default == 0.5
+    assert f"silence_timeout_s` ({config['silence_timeout_s'].default:.0f} s)" in TEXT
+    pace, burst = config["stream_messages_per_s"].default, config["stream_burst"].default
+    assert f"at {pace:.0f} messages a second after a burst of {burst}" in TEXT
+    device = EdgeSettings.model_fields
+    assert f"{device['silence_s'].default} s" in TEXT
+    assert f"after {device['resume_budget_s'].default:.0f} s without progress" in TEXT
