@@ -7,7 +7,7 @@ PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 RUN    := $(VENV)/.installed-to-run
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test lint proto bench install
+.PHONY: demo test lint proto reference bench install
 
 install: $(STAMP)
 
@@ -32,9 +32,14 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.stubs --check
+	$(BIN)/python -m tools.settings --check
+	$(BIN)/python -m tools.reference --check
 
 proto: $(STAMP)
 	$(BIN)/python -m tools.stubs
+
+reference: $(STAMP)
+	$(BIN)/python -m tools.reference
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.lossless --quick

@@ -14,6 +14,7 @@ from typing import Self
 
 from coordinator.embedded import tied_to_this_process
 from outrider.core.errors import Unavailable
+from outrider.settings.file import VARIABLE
 
 START_TIMEOUT_S = 180.0
 """Enough for the models of the demo; a large one takes minutes to be read and tested."""
@@ -21,7 +22,7 @@ STOP_TIMEOUT_S = 15.0
 _READY = "listening on "
 
 
-_SETTINGS = ("OUTRIDER_EDGE_", "OUTRIDER_COORDINATOR_", "OUTRIDER_VERIFIER_")
+_SETTINGS = ("OUTRIDER_EDGE_", "OUTRIDER_COORDINATOR_", "OUTRIDER_VERIFIER_", VARIABLE)
 
 
 def stand_apart(scratch: Path, *, prefix_cache: bool = True) -> None:

@@ -6,10 +6,8 @@ against the hash of a signed manifest, so nothing here has to be believed.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 try:
     import uvicorn
@@ -20,11 +18,12 @@ try:
     from starlette.routing import Route
 
     from coordinator import connection
+    from outrider.wire import web
 except ImportError as error:
     raise ImportError("serving drafts needs starlette and uvicorn: pip install 'outrider[coordinator]'") from error
 
 from coordinator.releases.shelf import Shelf
-from outrider.core.errors import BadRequest, Unavailable
+from outrider.core.errors import BadRequest
 from outrider.wire.channels import ServerTls, check_bind, split_address
 
 MAX_CONNECTIONS = 256
@@ -69,41 +68,16 @@ async def serving(
         raise BadRequest(
             f"artifacts folder {shelf.folder} cannot be made: {error.strerror}", field="artifacts"
         ) from error
-    with _listening(address) as listener:
-        server = _Server(_config(shelf, tls))
-        task = asyncio.create_task(server.serve(sockets=[listener]))
-        try:
-            while not server.started:
-                if task.done():
-                    raise Unavailable(f"serving drafts at {address} failed") from task.exception()
-                await asyncio.sleep(0.01)
-            port = listener.getsockname()[1]
-            shown = f"[{host}]" if ":" in host else host
-            yield url or f"{'https' if tls else 'http'}://{shown}:{port}/"
-        finally:
-            server.should_exit = True
-            await asyncio.wait({task})
-
-
-class _Server(uvicorn.Server):
-    """Ends when it is told to: signals are the coordinator's."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+    async with web.serving(_config(shelf, tls), address, "drafts") as port:
+        yield url or web.url(address, port, tls=tls is not None)
 
 
 def _config(shelf: Shelf, tls: ServerTls | None) -> uvicorn.Config:
     try:
-        config = uvicorn.Config(
+        config = web.config(
             application(shelf),
             http=connection.Connection,
-            ws="none",
-            lifespan="off",
-            log_config=None,
             log_level="warning",
-            access_log=False,
-            server_header=False,
             limit_concurrency=MAX_CONNECTIONS,
             timeout_keep_alive=int(connection.REQUEST_S),
             timeout_graceful_shutdown=STOP_S,
@@ -114,12 +88,3 @@ def _config(shelf: Shelf, tls: ServerTls | None) -> uvicorn.Config:
     except OSError as error:  # ssl.SSLError is one
         raise BadRequest(f"TLS certificate and key cannot be used: {error}", field="tls") from error
     return config
-
-
-def _listening(address: str) -> socket.socket:
-    host, port = split_address(address)
-    try:
-        kind, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(where[:2], family=kind)
-    except OSError as error:
-        raise Unavailable(f"cannot listen on {address}: {error.strerror}; is the port taken?") from error

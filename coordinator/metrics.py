@@ -15,7 +15,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from coordinator.meters import CoordinatorMeters
-from coordinator.records import Verifier
+from coordinator.records import VERIFIER_STATES, Verifier
 from coordinator.releases import metrics as drafts
 from coordinator.releases.handlers import ReleaseHandlers
 from coordinator.releases.records import Release
@@ -101,14 +101,13 @@ class CoordinatorCollector(Collector):
         yield histogram(f"{name}_predicted_speedup", f"Over streaming, {what}", meters.speedup)
 
     def _fleet(self, verifiers: Sequence[Verifier] | None) -> Iterator[Metric]:
-        name, known = "outrider_coordinator", verifiers or ()
-        serving = [verifier for verifier in known if not verifier.load.draining]
-        states = {"serving": len(serving), "draining": len(known) - len(serving)}
+        name, states = "outrider_coordinator", () if verifiers is None else VERIFIER_STATES
+        by_state = {state: [one for one in verifiers or () if one.state == state] for state in states}
         text = "Verifiers with a lease, by state"
-        yield gauge(f"{name}_verifiers", text, {} if verifiers is None else states, "state")
-        live = sum(verifier.load.live_sessions for verifier in known)
-        text = "Live sessions, as verifiers last reported"
-        yield gauge(f"{name}_sessions", text, None if verifiers is None else live)
-        places = sum(verifier.registration.capacity for verifier in serving)
+        yield gauge(f"{name}_verifiers", text, {state: len(found) for state, found in by_state.items()}, "state")
+        live = {state: sum(one.load.live_sessions for one in found) for state, found in by_state.items()}
+        text = "Live sessions, as verifiers last reported, by the state of theirs"
+        yield gauge(f"{name}_sessions", text, live, "state")
+        places = sum(one.registration.capacity for one in by_state.get("serving", ()))
         text = "Sessions that those serving can have at once"
         yield gauge(f"{name}_session_capacity", text, None if verifiers is None else places)

@@ -12,6 +12,7 @@ import sys
 
 import pytest
 import yaml
+from certificate import self_signed
 from peers import identity
 
 from coordinator import cli
@@ -368,8 +369,34 @@ async def test_without_the_admin_token_the_code_is_5_and_the_variable_is_named(s
     assert (await status())[0] == 0
 
 
+async def test_the_environment_says_which_coordinator_to_ask_and_how(start, capsys, monkeypatch, tmp_path):
+    peer = await start(admin_token="admin-token-0123456789")
+    tls = self_signed(tmp_path)
+    safe = await start(tls_cert=tls.cert, tls_key=tls.key)
+
+    async def status(*flags: str, **variables: object) -> tuple[int, str, str]:
+        with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
+            for name, value in variables.items():
+                patch.setenv(f"OUTRIDER_ADMIN_{name}", str(value))
+            await asyncio.to_thread(cli.main, ["status", *flags])
+        said = capsys.readouterr()
+        return ended.value.code, said.out, said.err
+
+    token = "admin-token-0123456789"
+    code, out, _ = await status(COORDINATOR=peer.address, TOKEN=token)
+    assert (code, out.split()[:2]) == (0, ["coordinator", f"{peer.address},"])
+    assert (await status("--coordinator", peer.address, COORDINATOR="127.0.0.1:1", TOKEN=token))[0] == 0
+    assert (await status(COORDINATOR=safe.address))[0] == 4
+    assert (await status(COORDINATOR=safe.address, CA=tls.cert))[0] == 0
+    assert (await status(COORDINATOR=safe.address, TLS="true"))[0] == 4  # not of a public authority
+    assert (await status("--no-tls", COORDINATOR=peer.address, TLS="true", TOKEN=token))[0] == 0
+    code, out, err = await status(TLS="perhaps")
+    assert (code, out) == (2, "")
+    assert "OUTRIDER_ADMIN_TLS: Input should be a valid boolean" in err
+
+
 def test_a_coordinator_that_is_not_there_is_code_4_with_what_to_look_at(capsys):
-    for arguments in (["verifiers", "list"], ["top", "--once"], ["status"]):
+    for arguments in (["verifiers", "list"], ["top", "--once"], ["status"], ["status", "--watch"]):
         with pytest.raises(SystemExit) as ended:
             cli.main([*arguments, "--coordinator", "127.0.0.1:1"])
         assert ended.value.code == 4

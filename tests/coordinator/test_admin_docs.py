@@ -23,8 +23,8 @@ def test_a_command_of_the_page_is_one_that_there_is(line):
 
 
 def test_every_verb_of_every_noun_is_on_the_page():
-    nouns = _choices(command._parser())
-    for noun in ("verifiers", "sessions", "tenants", "window", "releases"):
+    nouns = _choices(command.parser())
+    for noun in ("verifiers", "sessions", "tenants", "window", "releases", "config"):
         verbs = "\\|".join(_choices(nouns[noun]))
         assert f"| `outrider {noun} {verbs}` |" in TEXT
     assert all(f"outrider {alone}" in TEXT for alone in ("status", "top"))

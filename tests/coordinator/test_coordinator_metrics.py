@@ -67,7 +67,7 @@ async def test_the_fleet_is_what_verifiers_last_reported(scraped) -> None:
     await peer.report("v2", draining=True)
 
     async def seen() -> bool:
-        return (await scrape()).get("sessions") == 1
+        return (await scrape()).get('sessions{state="serving"}') == 1
 
     await until(seen)
     found = await scrape()
@@ -75,6 +75,27 @@ async def test_the_fleet_is_what_verifiers_last_reported(scraped) -> None:
     assert found["session_capacity"] == 8
     assert found["redis_up"] == 1
     assert found['releases{state="canary"}'] == 0
+
+
+async def test_a_cordoned_verifier_serves_no_new_sessions_and_has_no_places(scraped) -> None:
+    peer, scrape = scraped
+    await peer.join("v1", capacity=8)
+    await peer.join("v2", capacity=4)
+    opened = await peer.open()
+    await peer.report("v1", [opened.session_id])
+    await peer.report("v2")
+    for name in ("v1", "v2"):
+        order = pb.SteerVerifierRequest(verifier_id=name, order=pb.VERIFIER_ORDER_CORDON)
+        await peer.admin.SteerVerifier(order)
+
+    async def seen() -> bool:
+        return (await scrape()).get('verifiers{state="cordoned"}') == 2
+
+    await until(seen)
+    found = await scrape()
+    assert (found['verifiers{state="serving"}'], found['verifiers{state="draining"}']) == (0, 0)
+    assert (found['sessions{state="serving"}'], found['sessions{state="cordoned"}']) == (0, 1)
+    assert found["session_capacity"] == 0
 
 
 async def test_windows_that_were_decided_are_counted(scraped) -> None:

@@ -27,7 +27,7 @@ async def attempt(call):
 
 
 async def test_fifty_concurrent_opens_over_two_coordinators_fill_every_seat_and_no_more(start):
-    one, two = await start(), await start()
+    one, two = await start(lease_ms=60_000), await start(lease_ms=60_000)
     capacity = {"v1": 7, "v2": 11, "v3": 5}
     for verifier_id, seats in capacity.items():
         await one.join(verifier_id, capacity=seats)

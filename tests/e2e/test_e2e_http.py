@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import re
-import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,10 +12,10 @@ import httpx
 import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
+from serving_process import NOTHING, ready_server, server, taken, until_live
 from system import ROOT, System
 
-from edge_agent import AsyncClient, Client
-from outrider.wire.v1 import coordinator_pb2 as pb
+from edge_agent import AsyncClient, Client, TimedOut
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
@@ -26,38 +23,9 @@ PROMPT = 'def read_lines(path):\n    """Return the lines of a file."""\n'
 TOKENS = 40
 
 
-@contextlib.asynccontextmanager
-async def server(system: System, folder: Path, *flags: str, **environment: str) -> AsyncIterator[tuple[str, int]]:
-    """(URL, process id) of one that runs."""
-    command = ("-m", "edge_agent.cli", "serve", "--coordinator", system.cluster.address, "--listen", "127.0.0.1:0")
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, *command, "--cache-dir", str(folder / "cache"), *flags),
-        stdout=asyncio.subprocess.PIPE,
-        cwd=ROOT,
-        env={**os.environ, **environment},
-    )
-    assert process.stdout is not None
-    try:
-        line = (await asyncio.wait_for(process.stdout.readline(), 30)).decode()
-        found = re.search(r"http://\S+/", line)
-        assert found, line
-        yield found[0], process.pid
-        process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(process.wait(), 20) == 0
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def url(system: System, folder: Path) -> AsyncIterator[str]:
-    async with server(system, folder) as (address, _):
-        async with httpx.AsyncClient(base_url=address) as web:
-            for _ in range(200):
-                if (await web.get("health")).status_code == 200:
-                    break
-                await asyncio.sleep(0.1)
+    async with ready_server(system, folder) as address:
         yield address
 
 
@@ -65,19 +33,6 @@ async def url(system: System, folder: Path) -> AsyncIterator[str]:
 async def openai(url: str) -> AsyncIterator[AsyncOpenAI]:
     async with AsyncOpenAI(base_url=f"{url}v1", api_key="none", max_retries=0) as made:
         yield made
-
-
-async def until_free(system: System) -> None:
-    """No verifier has a session, nor a place taken by one."""
-
-    def free(status: pb.StatusResponse) -> bool:
-        return not any(v.live_sessions or v.kv_used for v in status.verifiers)
-
-    await system.until_status(free)
-
-
-async def until_live(system: System, count: int) -> None:
-    await system.until_status(lambda status: sum(v.live_sessions for v in status.verifiers) >= count)
 
 
 async def test_what_it_says_is_what_the_sdk_says(settled: System, openai: AsyncOpenAI, folder: Path) -> None:
@@ -163,10 +118,10 @@ async def test_a_client_that_goes_away_frees_its_place_at_the_verifier(settled: 
         break
     await until_live(settled, 1)
     await stream.close()
-    await until_free(settled)
+    assert await taken(settled) == NOTHING
 
 
-async def test_a_request_of_the_sdk_that_is_left_or_runs_out_of_time_frees_its_place(
+async def test_a_request_of_the_sdk_that_is_left_or_runs_out_of_time_or_is_cancelled_frees_its_place(
     settled: System, folder: Path
 ) -> None:
     def ask() -> None:
@@ -176,13 +131,18 @@ async def test_a_request_of_the_sdk_that_is_left_or_runs_out_of_time_frees_its_p
                 break
 
     await asyncio.to_thread(ask)
-    await until_free(settled)
+    assert await taken(settled) == NOTHING
     async with AsyncClient(coordinator=settled.cluster.address, cache_dir=folder / "cache") as client:
         await client.prepare()
-        running = asyncio.create_task(client.generate(PROMPT, max_tokens=600, ignore_eos=True))
+        running = asyncio.create_task(client.generate(PROMPT, max_tokens=1_500, ignore_eos=True, timeout=1.0))
+        await until_live(settled, 1)
+        with pytest.raises(TimedOut):
+            await running
+        assert await taken(settled) == NOTHING
+        running = asyncio.create_task(client.generate(PROMPT, max_tokens=1_500, ignore_eos=True))
         await until_live(settled, 1)
         running.cancel()
-        await until_free(settled)
+        assert await taken(settled) == NOTHING
 
 
 async def test_a_key_is_read_from_the_environment(settled: System, folder: Path) -> None:
@@ -225,12 +185,3 @@ async def output(system: System, folder: Path, *command: str) -> str:
 async def test_an_example_runs(settled: System, url: str, folder: Path, module: str, said: str) -> None:
     where = [f"{url}v1"] if module == "openai_chat" else []
     assert said in await output(settled, folder, "-m", f"examples.{module}", *where)
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/sdk.md", "docs/http.md"])
-async def test_the_python_in_the_docs_runs(settled: System, url: str, folder: Path, page: str) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
-    assert blocks
-    for block in blocks:
-        here = block.replace("127.0.0.1:7700", settled.cluster.address).replace("http://127.0.0.1:8080/", url)
-        assert (await output(settled, folder, "-c", here)).strip()

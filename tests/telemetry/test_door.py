@@ -90,7 +90,7 @@ async def test_a_port_alone_is_on_loopback() -> None:
 async def test_a_taken_address_and_one_that_is_none_are_refused_with_a_reason() -> None:
     async with serving("0", registry(Some()), lambda: "") as url:
         port = url.split(":")[2].split("/")[0]
-        with pytest.raises(Unavailable, match=f"cannot listen on {port}"):
+        with pytest.raises(Unavailable, match=f"metrics: cannot listen on 127.0.0.1:{port}: "):
             await serving(port, registry(Some()), lambda: "").__aenter__()
     with pytest.raises(BadRequest, match="must be HOST:PORT"):
         await serving("nowhere", registry(Some()), lambda: "").__aenter__()

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import logging
+import sys
 import warnings
 from collections.abc import Iterator
 from datetime import datetime
@@ -113,3 +114,18 @@ def test_a_line_for_people_ends_with_what_it_is_about_unless_it_says_so() -> Non
     assert text_of("done", session="s-1").endswith(" tester INFO done [session=s-1]")
     assert text_of("session s-1 is done", session="s-1").endswith(" tester INFO session s-1 is done")
     assert text_of("done").endswith(" tester INFO done")
+
+
+def test_what_was_sent_from_outside_makes_no_line_for_people() -> None:
+    line = text_of("GET /x\n2026-01-01 00:00:00 edge ERROR forged\x1b[31m\x9b\u2028\r")
+    assert line.endswith(r" tester INFO GET /x\n2026-01-01 00:00:00 edge ERROR forged\x1b[31m\x9b\u2028\r")
+
+
+def test_a_traceback_keeps_its_lines_and_loses_its_control_characters() -> None:
+    try:
+        raise ValueError("\x1b[31mred")
+    except ValueError:
+        record = logging.LogRecord("a", logging.ERROR, "a.py", 1, "it failed", (), sys.exc_info())
+    lines = logs.Lines("tester").format(record).splitlines()
+    assert lines[0].endswith("it failed")
+    assert lines[-1] == r"ValueError: \x1b[31mred"

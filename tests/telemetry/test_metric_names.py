@@ -84,6 +84,17 @@ def test_every_alert_says_how_bad_it_is_and_where_to_read_on() -> None:
         assert "What to do" in section, rule["alert"]
 
 
+def test_a_section_says_how_bad_it_is_after_how_long_and_at_least_one_thing_to_do() -> None:
+    sections = _sections((ROOT / "docs" / "operations.md").read_text())
+    for rule in alerts():
+        section = sections[rule["alert"]]
+        when = f"for {rule['for']}" if "for" in rule else "at once"
+        assert section.strip().startswith(f"*{rule['labels']['severity']}, {when}.*"), rule["alert"]
+        means, _, to_do = section.partition("**What to do.**")
+        assert len(means.split("**What it means.**")[1].split()) >= 10, rule["alert"]
+        assert re.findall(r"^- \S+", to_do, re.MULTILINE), rule["alert"]
+
+
 def test_no_section_is_about_an_alert_that_is_gone() -> None:
     sections = _sections((ROOT / "docs" / "operations.md").read_text())
     assert {name for name in sections if name.startswith("Outrider")} == {rule["alert"] for rule in alerts()}

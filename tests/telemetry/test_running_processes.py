@@ -233,7 +233,7 @@ async def distilling(watched: Watched, pair: tuple[Path, Path]) -> AsyncIterator
         "state_dir": watched.folder / "distill",
         "coordinator": watched.cluster.address,
     }
-    given = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+    given = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", str(value))]
     with (watched.folder / "distill.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(
             *(*DISTILL, "run", "--metrics", "0", "--log-format", "json", *given), stderr=log

@@ -1,0 +1,57 @@
+"""The health check of a container, against the door of a process."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from outrider.telemetry.door import serving
+from outrider.telemetry.probe import ailing, main
+
+
+async def test_a_process_is_healthy_while_it_may_be_sent_work_and_says_why_it_may_not() -> None:
+    why = ""
+    async with serving("0", CollectorRegistry(), lambda: why) as url:
+        port = int(url.split(":")[2].split("/")[0])
+        assert await asyncio.to_thread(ailing, port) == ""
+        why = "draining"
+        assert await asyncio.to_thread(ailing, port) == "503: draining"
+        assert (await asyncio.to_thread(ailing, port, "/other")).startswith("404")
+
+
+def test_nobody_who_answers_is_no_health(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        assert main([str(port)]) == 1
+    assert capsys.readouterr().out.startswith(f"no answer at 127.0.0.1:{port}: ")
+
+
+def test_one_who_talks_something_else_is_no_health() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(5)
+
+        async def ask() -> str:
+            asking = asyncio.create_task(asyncio.to_thread(ailing, listener.getsockname()[1]))
+            peer, _ = await asyncio.to_thread(listener.accept)
+            with peer:
+                peer.sendall(b"+PONG\r\n")
+            return await asking
+
+        assert "no answer" in asyncio.run(ask())
+
+
+@pytest.mark.parametrize("arguments", [[], ["http"], ["-1"], ["1", "/", "2"]])
+def test_a_wrong_command_line_is_told(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert "usage" in capsys.readouterr().err
+
+
+def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://192.0.2.1:1")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    assert "refused" in ailing(port)
