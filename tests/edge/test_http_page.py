@@ -12,7 +12,7 @@ from reciter import TEXT, recital
 from scripted import tokenizer_json
 from selenium.webdriver.common.keys import Keys
 
-from edge_agent import AsyncClient
+from edge_agent import AsyncClient, EdgeSettings
 from edge_agent.http.options import ServeOptions
 from edge_agent.http.serve import serving
 from edge_agent.tokens import TargetTokenizer

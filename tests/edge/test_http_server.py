@@ -25,7 +25,7 @@ from openai.types import CompletionChoice
 from openai.types.chat.chat_completion import Choice
 from reciter import TEXT
 
-from edge_agent import AsyncClient
+from edge_agent import AsyncClient, EdgeSettings
 from edge_agent.completion import FinishReason
 from edge_agent.http.answers import REASONS
 from edge_agent.http.options import ServeOptions

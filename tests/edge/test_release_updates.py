@@ -174,7 +174,7 @@ async def test_after_a_new_attach_the_verifier_hears_again_which_draft_it_is(wor
     async with world.client() as client:
         stream, running = await begun(client)
         new = world.publish(1)
-        await until(lambda: stream.statistics.release == new)
+        await until(lambda: stream.statistics.release == new and len(world.verifier.in_use) == 1)
         world.verifier.drop_streams()
         await until(lambda: stream.statistics.attaches == 2)
         assert list((await running).token_ids) == continuation(PROMPT, TOKENS)
