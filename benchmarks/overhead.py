@@ -3,8 +3,10 @@
 All three ask the same verifier, directly, for the same tokens without a draft, one request at a time: `stream` opens
 the gRPC stream itself and answers Commits as the protocol asks, `sdk` is AsyncClient, `http` reads server-sent events
 of `outrider-edge serve`, a process beside this one, with httpx. The verifier has one core, all of the device the other.
-Arms are interleaved. A figure is the median over prompts and rounds: milliseconds from the request to its first token,
-and from the first token to the last for each token; a ratio is the median of the ratios within a prompt and round.
+Arms take turns in an order drawn anew for each prompt. Prompts are such whose first token has text: by HTTP one without
+is no event. A figure is the median over prompts and rounds: milliseconds from the request to its first token, and from
+there to the last for each token; a ratio is the median of the ratios within a prompt and round. `nothing` is GET
+/health of the same server: what an HTTP request costs here that asks for nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
 import re
 import statistics
 import sys
@@ -44,15 +47,14 @@ class Took:
 
     first: float
     per_token: float
-    tokens: int
 
 
 Arm = Callable[[tuple[int, ...]], Awaitable[Took]]
 
 
-def took(begun: float, first: float, count_after: int, total: int) -> Took:
+def took(begun: float, first: float, count_after: int) -> Took:
     """count_after: tokens after those that came first."""
-    return Took(first - begun, (time.perf_counter() - first) / max(1, count_after), total)
+    return Took(first - begun, (time.perf_counter() - first) / max(1, count_after))
 
 
 def over_stream(link: grpc.aio.Channel, tokens: int) -> Arm:
@@ -75,7 +77,7 @@ def over_stream(link: grpc.aio.Channel, tokens: int) -> Arm:
                         stream.append(append)
         if not first:
             raise Unavailable("the verifier ended a request without a token")
-        return took(begun, first, len(session.received) - early, len(session.received))
+        return took(begun, first, len(session.received) - early)
 
     return ask
 
@@ -87,7 +89,7 @@ def over_sdk(client: AsyncClient, tokens: int) -> Arm:
             if not first and chunk.token_ids:
                 first, early = time.perf_counter(), len(chunk.token_ids)
             total += len(chunk.token_ids)
-        return took(begun, first, total - early, total)
+        return took(begun, first, total - early)
 
     return ask
 
@@ -107,7 +109,16 @@ def over_http(web: httpx.AsyncClient, tokens: int) -> Arm:
                 first = first or time.perf_counter()
                 if choice["finish_reason"]:
                     total = choice["outrider"]["statistics"]["tokens"]
-        return took(begun, first, total - 1, total)
+        return took(begun, first, total - 1)
+
+    return ask
+
+
+def of_nothing(web: httpx.AsyncClient) -> Arm:
+    async def ask(_: tuple[int, ...]) -> Took:
+        begun = time.perf_counter()
+        (await web.get("health")).raise_for_status()
+        return Took(time.perf_counter() - begun, 0.0)
 
     return ask
 
@@ -135,10 +146,11 @@ async def server(verifier: str) -> AsyncIterator[str]:
 async def measure(arms: dict[str, Arm], prompts: list[tuple[int, ...]], rounds: int) -> dict[str, list[Took]]:
     """Every arm asks for every prompt in every round; a round before is not counted."""
     told: dict[str, list[Took]] = {name: [] for name in arms}
+    order = random.Random(0)
     for turn in range(rounds + 1):
         for prompt in prompts:
-            for name, arm in arms.items():
-                one = await arm(prompt)
+            for name in order.sample(list(arms), len(arms)):
+                one = await arms[name](prompt)
                 if turn:
                     told[name].append(one)
     return told
@@ -150,6 +162,8 @@ def ratio(above: list[float], below: list[float]) -> float:
 
 def figures(told: dict[str, list[Took]]) -> dict[str, float]:
     """The last line's."""
+    nothing = statistics.median(one.first for one in told.pop("nothing"))
+    print(f"nothing             {1000 * nothing:7.2f} ms")
     first = {name: [one.first for one in all_] for name, all_ in told.items()}
     rest = {name: [one.per_token for one in all_] for name, all_ in told.items()}
     for name in told:
@@ -166,7 +180,7 @@ def figures(told: dict[str, list[Took]]) -> dict[str, float]:
 
 
 async def run(pair: Pair, *, quick: bool) -> dict[str, float]:
-    tokens, rounds = (QUICK_TOKENS, QUICK_ROUNDS) if quick else (TOKENS, ROUNDS)
+    tokens, rounds, prompts = (QUICK_TOKENS, QUICK_ROUNDS, QUICK_PROMPTS) if quick else (TOKENS, ROUNDS, PROMPTS)
     core, device_core = harness.cores()
     async with harness.cluster(prefix_cache=False) as cluster:
         verifier = await cluster.start_verifier("--model", str(pair.target), cores=(core,))
@@ -178,12 +192,16 @@ async def run(pair: Pair, *, quick: bool) -> dict[str, float]:
             httpx.AsyncClient(base_url=url, timeout=60) as web,
         ):
             kit = await client.prepare()
-            chosen = harness.prompts("heldout")[: QUICK_PROMPTS if quick else PROMPTS]
-            ids = [tuple(kit.tokenizer.encode_prompt(prompt.text)) for prompt in chosen]
+            ids: list[tuple[int, ...]] = []
+            for prompt in harness.prompts("heldout"):
+                some = tuple(kit.tokenizer.encode_prompt(prompt.text))
+                if len(ids) < prompts and (await client.generate(some, max_tokens=1, ignore_eos=True)).text:
+                    ids.append(some)
             arms = {
                 "stream": over_stream(link, tokens),
                 "sdk": over_sdk(client, tokens),
                 "http": over_http(web, tokens),
+                "nothing": of_nothing(web),
             }
             told = await measure(arms, ids, rounds)
     return figures(told)
