@@ -64,6 +64,10 @@ def _listening(address: str, what: str) -> socket.socket:
     host, port = split_address(address)
     try:
         kind, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(where[:2], family=kind)
+        listener = socket.create_server(where[:2], family=kind)
     except OSError as error:
         raise Unavailable(f"{what}: cannot listen on {address}: {error.strerror}; is the port taken?") from error
+    # Connections inherit it. asyncio sets it for sockets that name TCP as their protocol, and this one does not: an
+    # answer's second packet would wait for the first to be acknowledged, which its reader puts off by 40 ms.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
