@@ -83,6 +83,7 @@ class EdgeMetrics(Collector):
     def __init__(self) -> None:
         self._following: dict[int, Following] = {}
         self._ended = _Ended()
+        self._answered: Counter[tuple[str, str]] = Counter()
         self._registry = registry(self)
 
     def render(self) -> bytes:
@@ -102,6 +103,10 @@ class EdgeMetrics(Collector):
         finally:
             del self._following[id(one)]
             self._ended.add(statistics, one.finish)
+
+    def answered(self, path: str, status: int) -> None:
+        """Count an HTTP request. path: of its route, since a client could make up any number of others."""
+        self._answered[path, str(status)] += 1
 
     def collect(self) -> Iterator[Metric]:
         live, ended = [one.statistics for one in self._following.values()], self._ended
@@ -126,6 +131,8 @@ class EdgeMetrics(Collector):
         yield counter(f"{name}_draft_failures", "Requests whose draft failed", failures)
         swaps = ended.swaps + sum(len(one.swaps_s) for one in live)
         yield counter(f"{name}_draft_swaps", "Drafts replaced under way", swaps)
+        text = "HTTP requests answered, by route and status"
+        yield counter(f"{name}_http_requests", text, {**self._answered}, "path", "code")
         yield from self._times()
 
     def _times(self) -> Iterator[Metric]:

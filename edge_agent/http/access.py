@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edge_agent.http.options import ServeOptions
 from edge_agent.http.problems import Problem, problem_of
+from edge_agent.metrics import EdgeMetrics
 from outrider.telemetry import logs, traces
 
 log = logging.getLogger(__name__)
@@ -31,9 +32,10 @@ class Access:
     Who asks for the head alone gets that of GET; what comes after it is the server's to drop.
     """
 
-    def __init__(self, app: ASGIApp, options: ServeOptions) -> None:
+    def __init__(self, app: ASGIApp, options: ServeOptions, metrics: EdgeMetrics) -> None:
         self._app = app
         self._options = options
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -59,6 +61,7 @@ class Access:
                 await problem_of(error).response()(asked, receive, tell)
             finally:
                 span.note(request_id=name, status=status)
+                self._metrics.answered(_route(asked), status)
                 _log(scope, status, time.monotonic() - begun)
 
     async def _answer(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
@@ -115,6 +118,11 @@ def _strange(host: str) -> Problem:
         "OUTRIDER_EDGE_SERVE_API_KEY, or allow it with --serve-without-key",
         code="unknown_host",
     )
+
+
+def _route(scope: Scope) -> str:
+    """The path that the router has found; "" for a request that found none, or was refused before."""
+    return str(getattr(scope.get("route"), "path", ""))
 
 
 def _host(given: str) -> str:

@@ -60,7 +60,9 @@ class _Asked:
 
 def app_of(client: AsyncClient, options: ServeOptions) -> FastAPI:
     """The application; whoever runs it owns the client."""
-    app = FastAPI(title="Outrider", version=__version__, middleware=_middleware(options), docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="Outrider", version=__version__, middleware=_middleware(client, options), docs_url=None, redoc_url=None
+    )
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_problem)
     for expected in (Problem, OutriderError, ClientGone):
@@ -295,9 +297,9 @@ async def _invalid(_: Request, error: Exception) -> Response:
     return invalid(error.errors() if isinstance(error, RequestValidationError) else []).response()
 
 
-def _middleware(options: ServeOptions) -> list[Middleware]:
+def _middleware(client: AsyncClient, options: ServeOptions) -> list[Middleware]:
     """Outermost first: refusals have CORS headers, too, or a page could not read them."""
-    access = Middleware(Access, options=options)
+    access = Middleware(Access, options=options, metrics=client.metrics)
     if not options.cors_origins:
         return [access]
     cors = Middleware(

@@ -215,3 +215,26 @@ async def test_with_a_key_or_a_leave_it_may_be_asked_by_any_name(client: AsyncCl
     headers = {"host": "device.example", "authorization": "Bearer sesame"}
     async with serving(client, options) as url, httpx.AsyncClient(base_url=url, headers=headers) as web:
         assert (await web.get("v1/models")).status_code == 200
+
+
+# --- what is counted
+
+
+async def test_answers_are_counted_by_route_and_status(web: httpx.AsyncClient) -> None:
+    for path in ("v1/models", "v1/models/other", "v1/made/up", "health", "health"):
+        await web.get(path)
+    await web.post("v1/completions", json={})
+    await web.get("health", headers={"host": "elsewhere"})
+    counted = dict(
+        line.rsplit(" ", 1)
+        for line in (await web.get("metrics")).text.splitlines()
+        if line.startswith("outrider_edge_http_requests_total")
+    )
+    assert {name.partition("{")[2]: float(value) for name, value in counted.items()} == {
+        'code="200",path="/v1/models"}': 1,
+        'code="404",path="/v1/models/{name:path}"}': 1,
+        'code="404",path=""}': 1,
+        'code="200",path="/health"}': 2,
+        'code="400",path="/v1/completions"}': 1,
+        'code="403",path=""}': 1,
+    }
