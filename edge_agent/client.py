@@ -281,7 +281,7 @@ class AsyncClient:
             self._tasks.check_open()
             room = self._room or DraftRoom(None)
             like = Likeness(room.pool.release if room.pool else "", request.traffic_class)
-            placement = await self._tasks.unless_closed(self._place(len(session.prompt), like))
+            placement = await self._placed(len(session.prompt), like)
             if placement is not None:
                 stack.callback(self._close_session, placement)
                 if room.pool is not None and room.pool.release == like.draft and placement.measured:
@@ -331,7 +331,8 @@ class AsyncClient:
         return self._channels.get(self._reroute.get(hop.address, hop.address), tls=hop.tls, bulk=True)
 
     def _coordinator(self) -> Coordinator:
-        return Coordinator(self._channels.get(self._coordinator_address, tls=self._tls), self._api_key)
+        channel = self._channels.get(self._coordinator_address, tls=self._tls)
+        return Coordinator(channel, self._api_key, self._tasks.in_background)
 
     async def _place(self, prompt_tokens: int = 0, like: Likeness = UNLIKE) -> Placement | None:
         """A session at the coordinator; None without one."""
@@ -343,9 +344,22 @@ class AsyncClient:
             self.updates.notice(placement.release_serial)
         return placement
 
+    async def _placed(self, prompt_tokens: int, like: Likeness) -> Placement | None:
+        """As `_place`, unless the client is closed. Whoever is cancelled meanwhile leaves no session behind."""
+        placing = self._tasks.begin(self._place(prompt_tokens, like))
+        try:
+            return await self._tasks.result_of(placing)
+        except asyncio.CancelledError:
+            placing.cancel()
+            placing.add_done_callback(self._close_unused)
+            raise
+
+    def _close_unused(self, placing: asyncio.Task[Placement | None]) -> None:
+        if not placing.cancelled() and placing.exception() is None and (placement := placing.result()) is not None:
+            self._close_session(placement)
+
     def _close_session(self, placement: Placement) -> None:
-        ticket = placement.grants.grants[0].ticket if placement.grants.grants else b""
-        self._tasks.in_background(self._coordinator().close(placement.grants.session_id, ticket))
+        self._tasks.in_background(self._coordinator().close(placement.grants.session_id, placement.grants.ticket))
 
     # --- the target's kit
 

@@ -13,8 +13,8 @@ from outrider.core.errors import BadRequest, OutriderError
 log = logging.getLogger(__name__)
 
 _A = TypeVar("_A")
-_CLOSE_S = 2.0
-"""How long closing waits for sessions to end."""
+_CLOSE_S = 1.0
+"""How long closing waits for sessions to end, and for the coordinator to hear of it."""
 
 
 class Tasks:
@@ -30,10 +30,6 @@ class Tasks:
         if self.closed:
             raise BadRequest("the client is closed; make another one")
 
-    async def unless_closed(self, work: Coroutine[Any, Any, _A]) -> _A:
-        """What `work` returns. Closing cancels it; then BadRequest is raised."""
-        return await self._result(self.begin(work))
-
     def begin(self, work: Coroutine[Any, Any, _A]) -> asyncio.Task[_A]:
         """It goes on until it ends or the client is closed."""
         task = asyncio.create_task(work)
@@ -42,12 +38,9 @@ class Tasks:
         return task
 
     async def result_of(self, task: asyncio.Task[_A]) -> _A:
-        """As `unless_closed`, of what was begun: it goes on where the caller is cancelled."""
-        return await self._result(asyncio.shield(task))
-
-    async def _result(self, work: asyncio.Future[_A]) -> _A:
+        """Of what was begun, which goes on where its caller is cancelled. Raises BadRequest where closing ends it."""
         try:
-            return await work
+            return await asyncio.shield(task)
         except asyncio.CancelledError:
             caller = asyncio.current_task()
             if caller is None or not caller.cancelling():

@@ -144,6 +144,11 @@ class Grants:
     session_id: str
     grants: tuple[pb.Grant, ...]
 
+    @property
+    def ticket(self) -> bytes:
+        """The first; empty where there is none."""
+        return self.grants[0].ticket if self.grants else b""
+
 
 Resume = Callable[[bytes, Sequence[str], int], Awaitable[Grants]]
 """(any ticket of the session, verifiers that failed, greatest epoch used) -> new grants"""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 
@@ -76,10 +76,17 @@ UNLIKE = Likeness()
 """Any other session."""
 
 
-class Coordinator:
-    """Calls the coordinator with the tenant's API key. Raises core errors."""
+InBackground = Callable[[Coroutine[Any, Any, None]], None]
 
-    def __init__(self, channel: grpc.aio.Channel, api_key: str | None) -> None:
+
+class Coordinator:
+    """Calls the coordinator with the tenant's API key. Raises core errors.
+
+    in_background: runs what nobody waits for, and forgives it core errors.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel, api_key: str | None, in_background: InBackground) -> None:
+        self._in_background = in_background
         self._stub = coordinator_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
         self._metadata = ((("authorization", f"Bearer {api_key}"),) if api_key else ()) + call_metadata()
 
@@ -88,21 +95,30 @@ class Coordinator:
     ) -> Placement:
         """Place a session on a verifier that serves `target` ("": the cluster's only one).
 
-        A cluster without room is asked again when it says, for at most `patience_s`; then Overloaded is raised.
+        A cluster without room is asked again when it says, for at most `patience_s`; then Overloaded is raised. Whoever
+        is cancelled while the coordinator answers has the session closed once it is open.
         """
         request = pb.OpenSessionRequest(
             target=target, prompt_tokens=prompt_tokens, draft_release=like.draft, traffic_class=like.traffic
         )
         until = time.monotonic() + patience_s
         while True:
+            opening = asyncio.ensure_future(self._open_once(request))
             try:
-                answer = await self._open_once(request)
+                answer = await asyncio.shield(opening)
                 return Placement(_grants(answer), answer.target, _measured(answer), answer.release_serial)
+            except asyncio.CancelledError:
+                self._in_background(self._give_back(opening))
+                raise
             except Overloaded as error:
                 pause_s = max(error.retry_after_s, _LEAST_PAUSE_S)
                 if not time.monotonic() + pause_s <= until:  # also where the pause is no number
                     raise
             await asyncio.sleep(pause_s)
+
+    async def _give_back(self, opening: Awaitable[pb.OpenSessionResponse]) -> None:
+        placed = _grants(await opening)
+        await self.close(placed.session_id, placed.ticket)
 
     async def _open_once(self, request: pb.OpenSessionRequest) -> pb.OpenSessionResponse:
         try:

@@ -94,7 +94,7 @@ async def closed_at_once(client: AsyncClient, waiting: list[asyncio.Task[object]
     begun = time.monotonic()
     await client.close()
     results = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 1.0)
-    assert time.monotonic() - begun < 1.5
+    assert time.monotonic() - begun < 2.5  # a coordinator that hangs is waited for a second, on a busy machine
     assert all(isinstance(result, BadRequest) and "closed" in str(result) for result in results), results
 
 
@@ -162,3 +162,47 @@ async def test_a_caller_that_is_cancelled_is_not_told_of_anything_else(
         await waiting
     coordinator.answering.set()
     assert (await client.generate([1, 2], max_tokens=5)).usage.completion_tokens == 5
+
+
+async def test_a_session_that_is_opened_for_nobody_any_more_is_closed(
+    client: AsyncClient, verifiers: tuple[FakeVerifier, FakeVerifier], coordinator: FakeCoordinator
+) -> None:
+    await client.prepare()
+    coordinator.answering.clear()
+    waiting = begin(client)
+    await until(lambda: coordinator.opened == 1 + len(waiting))
+    for one in waiting:
+        one.cancel()
+    await asyncio.wait(waiting)
+    coordinator.answering.set()
+    await until(lambda: len(coordinator.closed) == coordinator.opened)
+    assert not verifiers[0].opens and not verifiers[1].opens
+
+
+async def test_a_request_that_waits_for_room_asks_no_more_once_it_is_cancelled(
+    client: AsyncClient, coordinator: FakeCoordinator
+) -> None:
+    await client.prepare()
+    coordinator.refuse = Overloaded("no room", retry_after_s=0.1)
+    (waiting,) = begin(client, 1)
+    await until(lambda: coordinator.opened == 3)
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    asked = coordinator.opened
+    await asyncio.sleep(0.3)
+    assert coordinator.opened <= asked + 1  # the one that was under way
+
+
+async def test_whenever_a_request_is_cancelled_its_session_is_closed(
+    client: AsyncClient, coordinator: FakeCoordinator
+) -> None:
+    await client.prepare()
+    for turn in range(60):
+        (asking,) = begin(client, 1)
+        await asyncio.sleep(turn * 0.0002)
+        for _ in range(turn % 7):
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait({asking})
+    await until(lambda: len(coordinator.closed) == coordinator.opened)
+    assert len(set(coordinator.closed)) == coordinator.opened > 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -30,7 +31,7 @@ class World:
 
     async def library(self, budget_s: float = 5.0) -> Library:
         """Of a session that was placed; quick to lose patience."""
-        calls = Coordinator(self.channels.get(self.coordinator.address, tls=False), None)
+        calls = Coordinator(self.channels.get(self.coordinator.address, tls=False), None, asyncio.ensure_future)
         grants = (await calls.open("")).grants
 
         async def resume(ticket: bytes, failed: object, last_epoch: int) -> object:

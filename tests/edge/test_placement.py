@@ -1,5 +1,6 @@
 """Opening a session at a coordinator that is away, or has just come back."""
 
+import asyncio
 import itertools
 import time
 
@@ -12,6 +13,8 @@ from outrider.wire import channels
 from outrider.wire.status import abort
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import coordinator_pb2_grpc
+
+ensure = asyncio.ensure_future
 
 
 class Opens(coordinator_pb2_grpc.CoordinatorServicer):
@@ -43,7 +46,7 @@ async def serving(address: str, opens: Opens | None = None) -> tuple[grpc.aio.Se
 async def test_a_coordinator_that_has_come_back_is_found_although_its_channel_failed_before():
     server, port = await serving("127.0.0.1:0")
     async with channels.channel(f"127.0.0.1:{port}") as channel:
-        coordinator = Coordinator(channel, None)
+        coordinator = Coordinator(channel, None, ensure)
         assert (await coordinator.open("")).grants.session_id == "s"
         await server.stop(0)
         with pytest.raises(Unavailable):
@@ -57,7 +60,7 @@ async def test_a_session_is_asked_for_by_draft_and_class_and_what_was_measured_o
     opens = Opens()
     server, port = await serving("127.0.0.1:0", opens)
     async with channels.channel(f"127.0.0.1:{port}") as channel:
-        coordinator = Coordinator(channel, None)
+        coordinator = Coordinator(channel, None, ensure)
         opens.prior = pb.Prior(first=0.75, sibling=0.5, observations=8)
         placed = await coordinator.open("", like=Likeness("d", "code"))
         assert placed.measured == Measured(0.75, 0.5, 8)
@@ -75,7 +78,7 @@ async def test_a_coordinator_that_stays_away_is_said_to_be_unreachable():
     async with channels.channel(f"127.0.0.1:{port}") as channel:
         begun = time.monotonic()
         with pytest.raises(Unavailable, match="connect"):
-            await Coordinator(channel, None).open("")
+            await Coordinator(channel, None, ensure).open("")
         assert time.monotonic() - begun < 10
 
 
@@ -83,7 +86,7 @@ async def test_a_full_cluster_is_asked_again_when_it_says():
     opens = Opens(full=2)
     server, port = await serving("127.0.0.1:0", opens)
     async with channels.channel(f"127.0.0.1:{port}") as channel:
-        assert (await Coordinator(channel, None).open("", patience_s=5.0)).grants.session_id == "s"
+        assert (await Coordinator(channel, None, ensure).open("", patience_s=5.0)).grants.session_id == "s"
     pauses = [later - earlier for earlier, later in itertools.pairwise(opens.asked)]
     assert len(pauses) == 2 and all(0.15 < pause < 2.0 for pause in pauses)
     await server.stop(0)
@@ -95,6 +98,6 @@ async def test_a_cluster_that_stays_full_is_told_when_patience_is_over(patience_
     server, port = await serving("127.0.0.1:0", opens)
     async with channels.channel(f"127.0.0.1:{port}") as channel:
         with pytest.raises(Overloaded, match="no room"):
-            await Coordinator(channel, None).open("", patience_s=patience_s)
+            await Coordinator(channel, None, ensure).open("", patience_s=patience_s)
     assert 1 <= len(opens.asked) <= asked
     await server.stop(0)
