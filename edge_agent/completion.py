@@ -207,8 +207,10 @@ def check_prompt(ids: Sequence[int], max_tokens: int, vocabulary_size: int, max_
 
 def _check_length(tokens: int) -> None:
     """Of a prompt. Raises BadRequest."""
-    if not 1 <= tokens <= MAX_PROMPT_TOKENS:
-        raise BadRequest.bound("length of prompt", f"{tokens} tokens", f"between 1 and {MAX_PROMPT_TOKENS}")
+    if not tokens:
+        raise BadRequest("the prompt is empty, must have at least one token", field="prompt")
+    if tokens > MAX_PROMPT_TOKENS:
+        raise BadRequest.bound("length of prompt", f"{tokens} tokens", f"at most {MAX_PROMPT_TOKENS}")
 
 
 def check_ids(field: str, ids: Sequence[int], vocabulary_size: int) -> None:

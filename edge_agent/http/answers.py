@@ -111,7 +111,7 @@ def outrider_of(completion: Completion) -> dict[str, Any]:
 
 
 def figures(statistics: Statistics) -> dict[str, Any]:
-    """Counts of tokens and nodes so far; times in milliseconds."""
+    """Counts of tokens and nodes so far; times in milliseconds, None where there is no measurement yet."""
     first = statistics.first_token_s
     return {
         "draft": statistics.draft,
@@ -124,7 +124,7 @@ def figures(statistics: Statistics) -> dict[str, Any]:
         "accepted": statistics.accepted,
         "acceptance": round(statistics.acceptance, 4),
         "unverified": statistics.unverified,
-        "rtt_ms": round(statistics.rtt_ms, 3),
+        "rtt_ms": round(statistics.rtt_ms, 3) or None,
         "first_token_ms": None if first is None else round(1000 * first, 2),
         "attaches": statistics.attaches,
     }

@@ -145,7 +145,8 @@ class Body(BaseModel):
 
 def _id(token: str) -> int:
     if not (token.isascii() and token.isdecimal()) or len(token) > 10:
-        raise Problem(400, f"logit_bias has the key {token[:40]!r}, must be a token id", param="logit_bias")
+        message = f"logit_bias has the key {token[:40]!r}, must be a token id"
+        raise Problem(400, message, param="logit_bias", code="invalid_value")
     return int(token)
 
 

@@ -75,8 +75,12 @@ def invalid(found: Sequence[Mapping[str, Any]]) -> Problem:
         why = f"{first['ctx']['error']} at character {first['loc'][1]}"
         return Problem(400, f"the body is no JSON: {why}", code="invalid_value")
     within = first["loc"][1:]
-    param = str(within[0]) if within else None
-    return Problem(400, f"{_path(within) or 'body'}: {first['msg']}", param=param, code="invalid_value")
+    if not within:
+        return Problem(
+            400, "the body must be a JSON object, sent with `content-type: application/json`", code="invalid_value"
+        )
+    param = str(within[0])
+    return Problem(400, f"{_path(within)}: {first['msg']}", param=param, code="invalid_value")
 
 
 def _path(within: Sequence[int | str]) -> str:
@@ -116,6 +120,12 @@ def problem_of(error: Exception, *, chat: bool = False) -> Problem:
         case errors.Unavailable():
             headers = _later(error.retry_after_s)
             return Problem(503, str(error), "service_unavailable_error", code="unavailable", headers=headers)
+        case errors.TimedOut() if error.seconds:
+            what = "no token came within" if error.first_token else "the request took longer than"
+            message = (
+                f"{what} {error.seconds:g} s, which is all that this server gives it (outrider-edge serve --timeout)"
+            )
+            return Problem(504, message, "timeout_error", code="timeout")
         case errors.TimedOut():
             return Problem(504, str(error), "timeout_error", code="timeout")
         case errors.Unauthenticated() | errors.PermissionDenied():

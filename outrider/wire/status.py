@@ -111,6 +111,11 @@ def error_from_rpc(error: grpc.RpcError) -> OutriderError:
 def _plain(code: grpc.StatusCode, message: str) -> OutriderError:
     if code is Code.RESOURCE_EXHAUSTED and "larger than max" in message:
         return errors.BadRequest(message)  # gRPC's own bound on a message: sending it again cannot help
+    if code is Code.UNIMPLEMENTED:
+        message = (
+            f"the peer does not serve this call ({message}): is it a verifier where a coordinator is meant, or the"
+            " other way round, or of another version?"
+        )
     cls = _PLAIN.get(code, errors.InternalError)
     return cls(message or f"the call ended with {code.name}")
 

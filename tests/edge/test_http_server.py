@@ -277,6 +277,9 @@ async def test_what_changes_nothing_is_let_pass(web: httpx.AsyncClient, harmless
         ({"prompt": "x", "stop": ["a"] * 100}, "stop"),
         ({"prompt": "x", "stop_token_ids": [-1]}, "stop_token_ids"),
         ({"prompt": "x", "logit_bias": {"1": 500}}, "logit_bias"),
+        ({"prompt": "x", "logit_bias": {"a": 5}}, "logit_bias"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
         ({"prompt": "x", "max_tokens": 16.5}, "max_tokens"),
         ({"prompt": "x", "stream_options": {"include_usage": True}}, "stream_options"),
         ({"prompt": [1, 2, 10**9]}, "prompt"),
@@ -289,7 +292,7 @@ async def test_wrong_values_are_refused_with_the_field(
 ) -> None:
     answer = await web.post("v1/completions", content=json.dumps(body), headers={"content-type": "application/json"})
     assert answer.status_code == 400, answer.text
-    assert problem(answer)["param"] == param
+    assert (problem(answer)["param"], problem(answer)["code"]) == (param, "invalid_value")
 
 
 @pytest.mark.parametrize(
@@ -325,6 +328,29 @@ async def test_bodies_that_are_no_request_are_refused(web: httpx.AsyncClient, co
     answer = await web.post("v1/completions", content=content, headers={"content-type": "application/json"})
     assert answer.status_code == 400
     assert problem(answer)["param"] in (None, "prompt")
+
+
+async def test_json_that_is_not_called_so_is_refused_with_what_to_say(web: httpx.AsyncClient) -> None:
+    content = b'{"prompt": "x"}'
+    answer = await web.post(
+        "v1/completions", content=content, headers={"content-type": "application/x-www-form-urlencoded"}
+    )
+    assert answer.status_code == 400
+    assert "`content-type: application/json`" in problem(answer)["message"]
+
+
+async def test_a_request_that_takes_too_long_is_told_the_servers_own_bound(
+    verifier: FakeVerifier, tmp_path: Path, edge_settings: EdgeSettings
+) -> None:
+    async with (
+        AsyncClient(verifier=verifier.address, cache_dir=tmp_path, settings=edge_settings, timeout=0.4) as client,
+        serving(client, ServeOptions(LOCAL)) as url,
+        httpx.AsyncClient(base_url=url) as web,
+    ):
+        await client.prepare()
+        answer = await web.post("v1/completions", json={"prompt": "x", "max_tokens": 4_000})
+        assert (answer.status_code, problem(answer)["code"]) == (504, "timeout")
+        assert "0.4 s" in problem(answer)["message"] and "--timeout" in problem(answer)["message"]
 
 
 async def test_a_body_that_is_no_json_is_said_to_be_none(web: httpx.AsyncClient) -> None:

@@ -55,6 +55,19 @@ async def test_the_field_of_a_bad_request_comes_back_even_if_it_is_no_ascii():
     assert back.field == "größe"
 
 
+async def test_a_call_that_the_peer_does_not_serve_says_what_may_be_wrong() -> None:
+    server = channels.server()
+    port = channels.bind(server, "127.0.0.1:0")
+    await server.start()
+    async with channels.channel(f"127.0.0.1:{port}") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary(METHOD)(b"")
+    await server.stop(None)
+    back = status.error_from_rpc(caught.value)
+    assert type(back) is errors.BadRequest
+    assert "the peer does not serve this call" in str(back) and "a verifier where a coordinator is meant" in str(back)
+
+
 @pytest.mark.parametrize("cls", [errors.Overloaded, errors.Unavailable])
 async def test_the_time_to_ask_again_comes_back(cls):
     back = await sent(cls("not now", retry_after_s=0.125))
