@@ -109,8 +109,8 @@ class Statistics:
 
     @property
     def tokens_per_step(self) -> float:
-        """1 is streaming."""
-        return self.tokens / self.steps if self.steps else 0.0
+        """Of the target's tokens; 1 is streaming."""
+        return (self.tokens - self.unverified) / self.steps if self.steps else 0.0
 
     @property
     def tokens_per_s(self) -> float:
@@ -136,7 +136,8 @@ class Statistics:
         if len(self.release) == _DIGEST:
             draft += f" (release {self.release[:12]})"
         return (
-            f"{self.tokens} tokens in {self.steps} steps ({self.tokens_per_step:.2f} per step), "
+            f"{self.tokens} tokens{f', {self.unverified} of them unverified,' if self.unverified else ''} in "
+            f"{self.steps} steps ({self.tokens_per_step:.2f} per step), "
             f"{self.tokens_per_s:.1f} tokens/s, first after {ttft}; draft {draft}: {self.accepted} accepted of "
             f"{self.drafted} sent; {self.bytes_up} bytes up, {self.bytes_down} down; {self.attaches} attach"
             f"{'' if self.attaches == 1 else 'es'}"

@@ -17,7 +17,7 @@ from coordinator.cli import documents
 from coordinator.cli.output import WATCH_S
 from coordinator.cli.rates import Rates
 from coordinator.cli.values import at_most, seconds
-from outrider.core.errors import Overloaded, Unavailable
+from outrider.core.errors import BadRequest, Overloaded, Unavailable
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 ONCE_SESSIONS = 20
@@ -55,6 +55,8 @@ def _top(options: argparse.Namespace) -> int:
     """The exit code. Raises core errors, and ImportError without rich."""
     from coordinator.cli.frame import Screen  # needs rich, which nothing else does
 
+    if not (options.once or sys.stdout.isatty()):
+        raise BadRequest("top needs a terminal to draw in; --once prints one frame, `outrider status --watch` goes on")
     screen = Screen()
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_once(options, screen) if options.once else _live(options, screen))

@@ -55,7 +55,8 @@ class _Asked:
 
     def tellers(self) -> list[Teller]:
         """Of each choice's log-probabilities."""
-        return [Teller(self.tokenizer.table, chat=self.answer.chat, offset=len(prefix)) for prefix in self.prefixes]
+        table, silent = self.tokenizer.table, self.tokenizer.special
+        return [Teller(table, silent, chat=self.answer.chat, offset=len(prefix)) for prefix in self.prefixes]
 
 
 def app_of(client: AsyncClient, options: ServeOptions) -> FastAPI:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from outrider.core.protocol.messages import TokenLogprobs
@@ -13,10 +13,12 @@ Table = Sequence[bytes]
 
 
 class Teller:
-    """Of one choice, in the order of its tokens. offset: characters of text before its first one."""
+    """Of one choice, in the order of its tokens. silent: ids that are no text. offset: characters of text before its
+    first one."""
 
-    def __init__(self, table: Table, *, chat: bool, offset: int = 0) -> None:
+    def __init__(self, table: Table, silent: Collection[int] = (), *, chat: bool, offset: int = 0) -> None:
         self._table = table
+        self._silent = silent
         self._chat = chat
         self._offset = offset
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -54,6 +56,10 @@ class Teller:
 
     def _passed(self, token: int) -> int:
         """Where the token's text begins."""
-        begins = self._offset
-        self._offset += len(self._decoder.decode(self._bytes(token)))
+        if token in self._silent:
+            return self._offset
+        raw, (cut, _) = self._bytes(token), self._decoder.getstate()
+        replaced = bool(cut and raw) and raw[0] & 0xC0 != 0x80  # the character before is not finished by this token
+        begins = self._offset + replaced
+        self._offset += len(self._decoder.decode(raw))
         return begins

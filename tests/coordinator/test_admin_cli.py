@@ -473,6 +473,12 @@ async def test_top_lives_in_a_terminal_until_q_and_leaves_it_as_it_was(busy):
     assert b"q quits" in said
 
 
+async def test_top_without_a_terminal_says_what_to_do(outrider):
+    code, out, err = await outrider("top")
+    assert (code, out) == (2, "")
+    assert "needs a terminal" in err and "--once" in err
+
+
 def rest_of(fd: int) -> bytes:
     said = b""
     try:

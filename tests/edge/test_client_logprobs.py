@@ -10,11 +10,12 @@ from openai import AsyncOpenAI, BadRequestError
 from reciter import TEXT
 
 from edge_agent import AsyncClient
+from edge_agent.http.logprobs import Teller
 from edge_agent.http.options import ServeOptions
 from edge_agent.http.serve import serving
 from outrider.core.errors import BadRequest, ProtocolViolation, Unavailable
 from outrider.core.protocol.device import DeviceSession
-from outrider.core.protocol.messages import Commit, SessionLimits
+from outrider.core.protocol.messages import Commit, SessionLimits, TokenLogprobs
 
 
 @pytest.fixture
@@ -107,3 +108,19 @@ async def test_a_bias_reaches_the_target(openai: AsyncOpenAI, verifier: FakeVeri
     for wrong in ({"x": 1.0}, {"7": 101.0}, {"99999999": 1.0}):
         with pytest.raises(BadRequestError, match="logit_bias"):
             await openai.completions.create(model="fake", prompt="x", max_tokens=1, logit_bias=wrong)  # type: ignore
+
+
+@pytest.mark.parametrize(
+    ("pieces", "offsets"),
+    [
+        ([b"ab", b"c", b"d"], [3, 5, 6]),
+        ([b"\xe2", b"\x82\xac", b"x"], [3, 3, 4]),  # a character of two tokens
+        ([b"\xc9", b" y", b"x"], [3, 4, 6]),  # one that is never finished: U+FFFD
+        ([b"a", b"<end>", b"x"], [3, 4, 4]),  # no text
+    ],
+)
+def test_offsets_are_those_of_the_text_that_is_told(pieces: list[bytes], offsets: list[int]) -> None:
+    silent = {i for i, piece in enumerate(pieces) if piece == b"<end>"}
+    teller = Teller(pieces, silent, chat=False, offset=3)
+    told = [teller.tell([i], [TokenLogprobs(-1.0, ())]) for i in range(len(pieces))]
+    assert [one["text_offset"][0] for one in told if one] == offsets

@@ -228,7 +228,9 @@ async def test_a_verifier_that_goes_in_mid_sequence_leaves_its_part_verified_and
             await verifier.kill()
     assert len(verified) == 300 and verified == sorted(verified, reverse=True) and verified[29] and not verified[-1]
     first = verified.index(False)
-    assert stream.completion.statistics.unverified == 300 - first
+    statistics = stream.completion.statistics
+    assert statistics.unverified == 300 - first
+    assert f"300 tokens, {300 - first} of them unverified, in {statistics.steps} steps" in statistics.summary()
     assert stream.completion.text.startswith(TEXT[:20]) and not stream.completion.verified
 
 

@@ -23,3 +23,11 @@ def test_one_delivery_alone_has_no_rate() -> None:
     assert statistics.tokens_per_s == 0.0
     statistics.delivered(5, 4)
     assert statistics.tokens_per_s == 0.0
+
+
+def test_what_the_draft_wrote_alone_is_no_token_of_a_step() -> None:
+    statistics = Statistics(clock=lambda: 1.0)
+    statistics.delivered(5, 4)
+    for _ in range(20):
+        statistics.written_alone()
+    assert (statistics.tokens, statistics.tokens_per_step) == (25, 5.0)
