@@ -31,7 +31,7 @@ def config(redis, tmp_path) -> Callable[..., CoordinatorConfig]:
             "redis": redis.url,
             "state_dir": Path(tmp_path) / "state",
             "watch_interval_s": 0.05,
-            "store_timeout_s": 10.0,  # the tests that Redis fails in kill it; a busy machine takes its time
+            "store_timeout_s": 10.0,  # a busy machine takes its time
             "stop_grace_s": 0.2,
             **changes,
         }

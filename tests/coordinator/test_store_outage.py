@@ -49,7 +49,8 @@ async def test_while_redis_is_dead_every_call_is_unavailable_in_words_and_works_
     assert (await coordinator.resume(opened)).primary.epoch_first > opened.primary.epoch_last
 
 
-async def test_a_redis_that_hangs_is_unavailable_within_the_timeout(coordinator, redis, refused):
+async def test_a_redis_that_hangs_is_unavailable_within_the_timeout(start, redis, refused):
+    coordinator = await start(store_timeout_s=0.5)
     await coordinator.join("v1")
     os.kill(redis.pid, signal.SIGSTOP)
     try:
