@@ -12,7 +12,7 @@ COPY cloud_verifier cloud_verifier
 COPY coordinator coordinator
 RUN --mount=type=cache,target=/root/.cache/pip \
     python -m venv --without-pip /opt/outrider \
-    && pip --python /opt/outrider/bin/python install -c constraints.txt '.[coordinator]'
+    && pip --python /opt/outrider/bin/python install -c constraints.txt '.[coordinator,otel]'
 
 FROM python:${PYTHON}
 ARG VERSION=0.1.0

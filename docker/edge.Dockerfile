@@ -21,7 +21,7 @@ COPY edge_agent edge_agent
 COPY cloud_verifier cloud_verifier
 COPY coordinator coordinator
 RUN --mount=type=cache,target=/root/.cache/pip \
-    pip --python /opt/outrider/bin/python install -c constraints.txt '.[edge]'
+    pip --python /opt/outrider/bin/python install -c constraints.txt '.[edge,otel]'
 
 FROM python:${PYTHON}
 ARG VERSION=0.1.0

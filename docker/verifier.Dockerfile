@@ -18,7 +18,7 @@ COPY edge_agent edge_agent
 COPY cloud_verifier cloud_verifier
 COPY coordinator coordinator
 RUN --mount=type=cache,target=/root/.cache/pip \
-    pip --python /opt/outrider/bin/python install -c constraints.txt '.[verifier]'
+    pip --python /opt/outrider/bin/python install -c constraints.txt '.[verifier,otel]'
 
 FROM python:${PYTHON}
 ARG VERSION=0.1.0

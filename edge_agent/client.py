@@ -51,7 +51,7 @@ from edge_agent.request_run import (
 from edge_agent.statistics import Statistics
 from edge_agent.template import Message, check_messages
 from edge_agent.timeout import DEFAULT_TIMEOUT, Deadline, Timeout
-from edge_agent.tries import Deliveries, persistent, unless_unreachable
+from edge_agent.tries import AT_VERIFIERS, Deliveries, persistent, unless_unreachable
 from outrider.core.errors import Unavailable
 from outrider.core.protocol.device import DeviceSession
 from outrider.settings.layers import from_environment
@@ -166,9 +166,9 @@ class AsyncClient:
         self._tasks.closed = True
         for driver in self._drivers:
             driver.cancel()
-        await self._tasks.end([stream.aclose() for stream in self._streams])
         if self.updates is not None:
             await self.updates.close()
+        await self._tasks.end([stream.aclose() for stream in self._streams])
         if self._room is not None:
             await self._room.close()
         elif self._preparation.kit is not None:
@@ -251,10 +251,11 @@ class AsyncClient:
             pool = self._room.pool if self._room is not None else None
             return written_alone(kit, ids, request, statistics, pool, received, cause)
 
+        within_s = self._settings.resume_budget_s
         if request.offline == "draft_only":
-            deliveries = unless_unreachable(attempt(), alone)
+            deliveries = unless_unreachable(persistent(attempt, request.retries, within_s, AT_VERIFIERS), alone)
         else:
-            deliveries = persistent(attempt, request.retries, self._settings.resume_budget_s)
+            deliveries = persistent(attempt, request.retries, within_s)
         stream = CompletionStream(
             self._run(chunks_of(deliveries, kit, request), statistics),
             prompt_token_ids=tuple(ids),

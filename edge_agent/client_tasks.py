@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 _A = TypeVar("_A")
 _CLOSE_S = 1.0
-"""How long closing waits for sessions to end, and for the coordinator to hear of it."""
+"""How long closing waits for sessions to end, and then for the coordinator to hear of it."""
 
 
 class Tasks:
@@ -62,7 +62,7 @@ class Tasks:
             try:
                 await work
             except OutriderError as error:
-                log.info("closing a session: %s", error)
+                log.info("giving a session back: %s", error)
 
         self.keep(asyncio.ensure_future(quietly()))
 

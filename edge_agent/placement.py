@@ -103,13 +103,9 @@ class Coordinator:
         )
         until = time.monotonic() + patience_s
         while True:
-            opening = asyncio.ensure_future(self._open_once(request))
             try:
-                answer = await asyncio.shield(opening)
+                answer = await self._open_once(request)
                 return Placement(_grants(answer), answer.target, _measured(answer), answer.release_serial)
-            except asyncio.CancelledError:
-                self._in_background(self._give_back(opening))
-                raise
             except Overloaded as error:
                 pause_s = max(error.retry_after_s, _LEAST_PAUSE_S)
                 if not time.monotonic() + pause_s <= until:  # also where the pause is no number
@@ -132,8 +128,12 @@ class Coordinator:
 
     async def _open(self, request: pb.OpenSessionRequest, *, wait: bool, timeout_s: float) -> pb.OpenSessionResponse:
         call = self._stub.OpenSession(request, timeout=timeout_s, metadata=self._metadata, wait_for_ready=wait)
-        answer: pb.OpenSessionResponse = await self._call(call)
-        return answer
+        opening: asyncio.Task[pb.OpenSessionResponse] = asyncio.create_task(self._call(call))
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            self._in_background(self._give_back(opening))
+            raise
 
     async def resume(self, session_id: str, ticket: bytes, failed: Sequence[str], last_epoch: int) -> Grants:
         """New grants with greater epochs for a session whose verifiers are gone."""

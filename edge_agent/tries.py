@@ -9,19 +9,24 @@ import random
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 
-from outrider.core.errors import InternalError, Overloaded, Unavailable
+from outrider.core.errors import InternalError, OutriderError, Overloaded, Unavailable
 from outrider.core.protocol.device import Delivery
 
 log = logging.getLogger(__name__)
 
 Deliveries = AsyncGenerator[Delivery, None]
 
-_MENDABLE = (InternalError, Overloaded, Unavailable)
-"""What another try may not meet again."""
+Mendable = tuple[type[OutriderError], ...]
+AT_VERIFIERS: Mendable = (InternalError, Overloaded)
+"""What another try at verifiers may not meet again."""
+MENDABLE: Mendable = (*AT_VERIFIERS, Unavailable)
+"""The same, where nobody else can write."""
 _FIRST_PAUSE_S, _MOST_PAUSE_S = 0.5, 8.0
 
 
-async def persistent(begin: Callable[[], Deliveries], retries: int, within_s: float) -> Deliveries:
+async def persistent(
+    begin: Callable[[], Deliveries], retries: int, within_s: float, mendable: Mendable = MENDABLE
+) -> Deliveries:
     """What a try brings; one that fails before its first token begins again, so often and so long after the first.
 
     What fails later is not begun again: a session goes on elsewhere by itself, with all that it has received.
@@ -35,7 +40,7 @@ async def persistent(begin: Callable[[], Deliveries], retries: int, within_s: fl
                     came = True
                     yield delivery
             return
-        except _MENDABLE as error:
+        except mendable as error:
             pause_s = max(_pause_s(tries), _asked_for(error))
             tries += 1
             if came or tries > retries or time.monotonic() + pause_s - begun > within_s:

@@ -61,7 +61,8 @@ class Access:
                 await problem_of(error).response()(asked, receive, tell)
             finally:
                 span.note(request_id=name, status=status)
-                self._metrics.answered(_route(asked), status)
+                if status:
+                    self._metrics.answered(_route(asked), status)
                 _log(scope, status, time.monotonic() - begun)
 
     async def _answer(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:

@@ -58,8 +58,9 @@ class Teller:
         """Where the token's text begins."""
         if token in self._silent:
             return self._offset
-        raw, (cut, _) = self._bytes(token), self._decoder.getstate()
-        replaced = bool(cut and raw) and raw[0] & 0xC0 != 0x80  # the character before is not finished by this token
+        cut, _ = self._decoder.getstate()
+        text = self._decoder.decode(self._bytes(token))
+        replaced = bool(cut) and text.startswith("\ufffd")  # a character before that this token does not finish
         begins = self._offset + replaced
-        self._offset += len(self._decoder.decode(raw))
+        self._offset += len(text)
         return begins

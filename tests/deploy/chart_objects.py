@@ -17,9 +17,10 @@ EVERYTHING: Object = {
         "service": {"type": "LoadBalancer", "annotations": {"example.com/a": "b"}},
     },
     "verifier": {
-        "gpus": 2,
+        "gpus": 1,
+        "imageTag": "1.2.3-cuda",
         "drainSeconds": 300,
-        "extraArgs": ["--tensor-parallel=2"],
+        "extraArgs": ["--max-sessions=16"],
         "env": {"OUTRIDER_VERIFIER_TOKEN_BUDGET": 1024},
         "external": {"domain": "llm.example", "annotations": {"example.com/c": "d"}},
         "runtimeClassName": "nvidia",

@@ -28,9 +28,9 @@ def test_the_linter_finds_nothing(tool: Callable[..., str]) -> None:
 
 
 @images
-def test_an_image_has_its_own_extra_alone_and_pinned_packages(image: Image) -> None:
+def test_an_image_has_its_own_extra_that_for_traces_and_pinned_packages(image: Image) -> None:
     installs = [run for run in image.runs if "pip --python" in run]
-    assert re.findall(r"'\.\[([^]]*)\]'", " ".join(installs)) == [image.name]
+    assert re.findall(r"'\.\[([^]]*)\]'", " ".join(installs)) == [f"{image.name},otel"]
     assert all("install -c constraints.txt" in run for run in installs)
     assert image.name in PROJECT["optional-dependencies"]
 

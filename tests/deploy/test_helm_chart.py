@@ -257,11 +257,15 @@ def test_a_verifier_has_time_to_drain(chart: Callable[..., list[Object]], values
     assert drain_s < int(found[1]) < template["spec"]["terminationGracePeriodSeconds"]
 
 
-def test_gpus_are_asked_for_and_used(chart: Callable[..., list[Object]]) -> None:
-    gpu, cpu = workloads(chart(EVERYTHING))["verifier"], workloads(chart({}))["verifier"]
-    assert container_of(gpu)["resources"]["limits"]["nvidia.com/gpu"] == 2
+def test_a_gpu_is_asked_for_and_used_by_an_image_of_its_own(chart: Callable[..., list[Object]]) -> None:
+    everything = workloads(chart(EVERYTHING))
+    gpu, cpu = everything["verifier"], workloads(chart({}))["verifier"]
+    assert container_of(gpu)["resources"]["limits"]["nvidia.com/gpu"] == 1
     assert "--device=cuda" in arguments_of(gpu)
     assert "nvidia.com/gpu" not in container_of(cpu)["resources"]["limits"]
+    assert "--device=cuda" not in arguments_of(cpu)
+    tags = {name: container_of(template)["image"].rpartition(":")[2] for name, template in everything.items()}
+    assert tags == {"coordinator": "1.2.3", "verifier": "1.2.3-cuda", "edge": "1.2.3"}
 
 
 def test_the_fleet_is_scaled_by_metrics_that_verifiers_export(chart: Callable[..., list[Object]]) -> None:

@@ -116,6 +116,7 @@ async def test_a_bias_reaches_the_target(openai: AsyncOpenAI, verifier: FakeVeri
         ([b"ab", b"c", b"d"], [3, 5, 6]),
         ([b"\xe2", b"\x82\xac", b"x"], [3, 3, 4]),  # a character of two tokens
         ([b"\xc9", b" y", b"x"], [3, 4, 6]),  # one that is never finished: U+FFFD
+        ([b"\xe0", b"\x80", b"x"], [3, 4, 5]),  # nor can it be: U+FFFD twice
         ([b"a", b"<end>", b"x"], [3, 4, 4]),  # no text
     ],
 )

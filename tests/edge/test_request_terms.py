@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from reciter import TEXT, recital
 
 from edge_agent import AsyncClient, EdgeSettings, Timeout
 from edge_agent.timeout import Deadline
-from edge_agent.tries import Deliveries, persistent
+from edge_agent.tries import AT_VERIFIERS, Deliveries, persistent, unless_unreachable
 from outrider.core.errors import BadRequest, InternalError, NotFound, Overloaded, TimedOut, Unavailable
 from outrider.core.protocol.device import Delivery
 from outrider.core.protocol.messages import Finish
@@ -164,6 +164,23 @@ async def test_it_does_not_begin_again_for_nothing_nor_after_a_token_nor_too_lat
     with pytest.raises(type(error)):
         [d async for d in persistent(begin, 5, within_s)]  # type: ignore[arg-type]
     assert len(tries) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "tried"),
+    [(Unavailable("gone"), 1), (Overloaded("full", retry_after_s=0.0), 3), (InternalError("broken"), 3)],
+)
+async def test_where_the_draft_may_write_alone_only_verifiers_that_are_there_are_asked_again(
+    error: Exception, tried: int
+) -> None:
+    tries, begin = failing(2, error)
+
+    def alone(received: Sequence[int], cause: Unavailable) -> Deliveries:
+        return failing(0, cause)[1]()  # type: ignore[operator, no-any-return]
+
+    trying = unless_unreachable(persistent(begin, 2, 30.0, AT_VERIFIERS), alone)  # type: ignore[arg-type]
+    assert [d.tokens async for d in trying] == [(0,), (1,), (2,)]
+    assert len(tries) == tried
 
 
 async def test_a_try_that_begins_again_drafts_as_the_first(verifier: FakeVerifier, tmp_path: Path) -> None:

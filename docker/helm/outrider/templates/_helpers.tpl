@@ -54,7 +54,8 @@ tolerations: {{- toYaml . | nindent 2 }}
 
 {{- define "outrider.container" -}}
 name: {{ .component }}
-image: {{ .root.Values.image.prefix }}outrider-{{ .component }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}
+{{- $tag := (index .root.Values .component).imageTag | default .root.Values.image.tag | default .root.Chart.AppVersion }}
+image: {{ .root.Values.image.prefix }}outrider-{{ .component }}:{{ $tag }}
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 securityContext:
   allowPrivilegeEscalation: false
