@@ -13,6 +13,7 @@ _VALUES = (
     (re.compile(r"\b\d{4}-\d\d-\d\dT[\d:.]+Z"), "TIME"),
     (re.compile(r"outrider-[\w-]{40,}"), "KEY"),
     (re.compile(r"/[\w./-]+"), "PATH"),
+    (re.compile(r"\d+ (serving|cordoned|draining)(, \d+ (cordoned|draining))*"), "STATES"),
     (re.compile(r"[\d,.:]*\d%?"), "N"),
 )
 _CELLS = re.compile(r" {2,}")
