@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from cloud_verifier.config import INSTALL, VerifierConfig
 from cloud_verifier.heap import give_back_what_is_freed
 from outrider.core.errors import BadRequest, OutriderError
-from outrider.settings.options import add_config_options, add_settings, epilog, settle
+from outrider.settings.options import parser_of, settle
 from outrider.telemetry import traces
 from outrider.telemetry.logs import configure
 
@@ -29,15 +29,7 @@ def parse(arguments: Sequence[str] | None = None) -> VerifierConfig:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        prog=PROGRAM,
-        usage="%(prog)s [OPTION ...]",
-        description="Serve one target to many devices.",
-        epilog=epilog(VerifierConfig),
-    )
-    add_config_options(made, VerifierConfig)
-    add_settings(made, VerifierConfig)
-    return made
+    return parser_of(VerifierConfig, PROGRAM, "Serve one target to many devices.")
 
 
 async def _main(config: VerifierConfig) -> int:

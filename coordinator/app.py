@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from coordinator.config import CoordinatorConfig
 from coordinator.tenants import Access
 from outrider.core.errors import OutriderError, Unavailable
-from outrider.settings.options import add_config_options, add_settings, epilog, settle
+from outrider.settings.options import parser_of, settle
 from outrider.telemetry import traces
 from outrider.telemetry.logs import configure
 
@@ -57,15 +57,7 @@ async def _serve(config: CoordinatorConfig) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        prog=PROGRAM,
-        usage="%(prog)s [OPTION ...]",
-        description="Place sessions on verifiers.",
-        epilog=epilog(CoordinatorConfig),
-    )
-    add_config_options(made, CoordinatorConfig)
-    add_settings(made, CoordinatorConfig)
-    return made
+    return parser_of(CoordinatorConfig, PROGRAM, "Place sessions on verifiers.")
 
 
 if __name__ == "__main__":

@@ -46,6 +46,14 @@ def add_settings(parser: Any, cls: type[BaseSettings], names: Collection[str] | 
         parser.add_argument(flag, **given)
 
 
+def parser_of(cls: type[BaseSettings], program: str, text: str) -> argparse.ArgumentParser:
+    """Of a program whose options are its settings. text: what it does."""
+    made = argparse.ArgumentParser(prog=program, usage="%(prog)s [OPTION ...]", description=text, epilog=epilog(cls))
+    add_config_options(made, cls)
+    add_settings(made, cls)
+    return made
+
+
 def add_config_options(parser: Any, cls: type[BaseSettings], *, check: bool = True) -> None:
     """`--config`, and `--check-config` where the command calls `settle`."""
     parser.add_argument(

@@ -58,12 +58,17 @@ async def test_refusals_are_counted_by_call_and_kind(scraped, refused) -> None:
     assert found['refusals_total{kind="BadRequest",rpc="OpenSession"}'] == 1
 
 
-async def test_the_fleet_is_what_verifiers_last_reported(scraped) -> None:
-    peer, scrape = scraped
+async def two_joined(peer) -> None:
+    """v1 with a session, v2 without."""
     await peer.join("v1", capacity=8)
     await peer.join("v2", capacity=4)
     opened = await peer.open()
     await peer.report("v1", [opened.session_id])
+
+
+async def test_the_fleet_is_what_verifiers_last_reported(scraped) -> None:
+    peer, scrape = scraped
+    await two_joined(peer)
     await peer.report("v2", draining=True)
 
     async def seen() -> bool:
@@ -79,10 +84,7 @@ async def test_the_fleet_is_what_verifiers_last_reported(scraped) -> None:
 
 async def test_a_cordoned_verifier_serves_no_new_sessions_and_has_no_places(scraped) -> None:
     peer, scrape = scraped
-    await peer.join("v1", capacity=8)
-    await peer.join("v2", capacity=4)
-    opened = await peer.open()
-    await peer.report("v1", [opened.session_id])
+    await two_joined(peer)
     await peer.report("v2")
     for name in ("v1", "v2"):
         order = pb.SteerVerifierRequest(verifier_id=name, order=pb.VERIFIER_ORDER_CORDON)
