@@ -40,7 +40,7 @@ from benchmarks.harness import Pair, spread
 from benchmarks.latency import repetitive
 from benchmarks.replay import Job, Outcome, Where
 from benchmarks.swarm import SETTINGS, Swarm, make_tape
-from cloud_verifier.distill.gguf_export import export_gguf
+from cloud_verifier.distill.gguf.exporter import export_gguf
 from coordinator.cluster import Child, Cluster
 from outrider.llama.quantize import quantize
 

@@ -29,9 +29,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from benchmarks import acceptance, questions
 from benchmarks.acceptance import Acceptance, Sample
 from benchmarks.harness import Pair, arguments, prompts
-from cloud_verifier.distill.dataset import DatasetPlan, build
-from cloud_verifier.distill.gguf_export import check_types, export_gguf
-from cloud_verifier.distill.plan import TrainingPlan
+from cloud_verifier.distill.data.dataset import DatasetPlan, build
+from cloud_verifier.distill.gguf.exporter import check_types, export_gguf
+from cloud_verifier.distill.training.plan import TrainingPlan
 from cloud_verifier.traffic.passage import Passage
 from models.recipe.generate import END_ID, continue_prompts
 from outrider.llama.quantize import quantize
@@ -183,7 +183,7 @@ def train(pair: Pair, scale: Scale, folder: Path, loss: str, rank: int) -> float
         batch_tokens=2_048,
         threads=2,
     ).write(run)
-    command = [sys.executable, "-m", "cloud_verifier.distill.training", str(run)]
+    command = [sys.executable, "-m", "cloud_verifier.distill.training.run", str(run)]
     ran = subprocess.run(command, capture_output=True, text=True)
     if ran.returncode != 0:
         raise RuntimeError(f"training by {loss} with rank {rank} failed: {ran.stderr[-2000:]}")

@@ -35,7 +35,7 @@ from benchmarks.peers import HuggingFace, Request, Timed
 from benchmarks.trees import Device, Tally
 from benchmarks.turns import LIMITS, Bench, Profiled, Turn
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.selftest import self_test
+from cloud_verifier.engine.numerics_check import self_test
 from outrider.core.processors import SamplingParams
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Finish

@@ -13,10 +13,10 @@ from benchmarks.arms import COLOCATED, PLAIN, Arm, Round, Step
 from benchmarks.packed_draft import PackedDraft, Wish
 from benchmarks.trees import Device, Tally, spine_length
 from cloud_verifier.engine.config import EngineConfig
+from cloud_verifier.engine.cost_profile import profile, report
 from cloud_verifier.engine.engine import Committed, Engine, Event
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.ordering import ORDERINGS
-from cloud_verifier.engine.profile import profile, report
+from cloud_verifier.engine.row_allocation import ORDERINGS
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Append, Directive, SessionLimits
 

@@ -34,7 +34,7 @@ from benchmarks.harness import Pair
 from benchmarks.lossless import SETTINGS, sampling
 from benchmarks.tap import Stale, Tap, TappedClient, Watch, counting_stale_commits
 from coordinator.cluster import Child, Cluster
-from edge_agent.client import AsyncClient
+from edge_agent.sdk.client import AsyncClient
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 TOKENS = 160

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 
 from benchmarks import fleet_optimum
 from benchmarks.fleet_optimum import Process, Truth
-from coordinator.window.control import RECENT, latest
 from coordinator.window.controller import Decision, SessionView, VerifierView
+from coordinator.window.report_adapter import RECENT, latest
 from coordinator.window.streaming import Speed, Way, Window, replay
+from outrider.core.acceptance.history import HIT, MISS, SIBLING
 from outrider.core.step_cost import StepCost
-from outrider.core.verdicts import HIT, MISS, SIBLING
 
 STREAMING = Window(0, 0)
 LIFE_S = 45.0

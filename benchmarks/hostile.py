@@ -19,7 +19,7 @@ from typing import Any, Self
 import grpc
 
 from benchmarks.replay import Where
-from edge_agent.placement import Coordinator
+from edge_agent.session.coordinator_client import Coordinator
 from outrider.core.errors import OutriderError
 from outrider.wire.channels import channel, split_address
 from outrider.wire.v1 import session_pb2 as pb

@@ -25,8 +25,8 @@ from tokenizers import Tokenizer
 
 from benchmarks import harness
 from benchmarks.harness import Pair
-from edge_agent.client import AsyncClient
-from edge_agent.completion import Completion, Options
+from edge_agent.sdk.client import AsyncClient
+from edge_agent.sdk.types import Completion, Options
 
 TOKENS = 96
 REPETITIVE = 0.30

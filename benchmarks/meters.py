@@ -21,14 +21,14 @@ from typing import Any
 
 from prometheus_client.exposition import generate_latest
 
-from cloud_verifier.engine.ledger import PARTS
-from cloud_verifier.engine.meters import STATES, EngineMeters
-from cloud_verifier.front_meters import FrontMeters
-from cloud_verifier.meters_codec import meters_to_proto
-from cloud_verifier.metrics import VerifierCollector
-from cloud_verifier.session_stream import SessionStream
-from coordinator.meters import StoreMeters
-from outrider.telemetry.families import registry
+from cloud_verifier.engine.counters import STATES, EngineMeters
+from cloud_verifier.engine.step_profiler import PARTS
+from cloud_verifier.engine_process.codec import meters_to_proto
+from cloud_verifier.front.counters import FrontMeters
+from cloud_verifier.front.metrics import VerifierCollector
+from cloud_verifier.front.session_stream import SessionStream
+from coordinator.api.counters import StoreCounters
+from outrider.telemetry.prometheus import registry
 from outrider.wire.v1 import engine_pb2, session_pb2
 
 SESSIONS = 16
@@ -81,7 +81,7 @@ def scrape(told: engine_pb2.EngineMeters) -> Callable[[], bytes]:
 
 
 def store() -> Callable[[], None]:
-    meters = StoreMeters()
+    meters = StoreCounters()
     return lambda: meters.calls_s["report"].add(time.perf_counter() - 1.0)
 
 

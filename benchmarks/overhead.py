@@ -27,9 +27,9 @@ import httpx
 
 from benchmarks import harness
 from benchmarks.harness import Pair
-from edge_agent.client import AsyncClient
-from edge_agent.statistics import Statistics
-from edge_agent.stream import Stream
+from edge_agent.sdk.client import AsyncClient
+from edge_agent.session.statistics import Statistics
+from edge_agent.session.stream import Stream
 from outrider.core.errors import Unavailable
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Commit, SessionLimits

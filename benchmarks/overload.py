@@ -34,7 +34,7 @@ from benchmarks.hostile import Raw
 from benchmarks.replay import Job, Outcome, Where
 from benchmarks.swarm import Swarm, make_tape
 from benchmarks.tape import Tape
-from edge_agent.completion import Options
+from edge_agent.sdk.types import Options
 from outrider.wire.v1 import session_pb2 as pb
 
 TIMES = 5.0

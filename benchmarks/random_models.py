@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from cloud_verifier.engine.model import BACKENDS, TargetModel
-from cloud_verifier.engine.selftest import self_test
+from cloud_verifier.engine.numerics_check import self_test
 
 POSITIONS = 8_192
 

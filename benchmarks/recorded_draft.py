@@ -13,15 +13,14 @@ from dataclasses import replace
 
 from benchmarks.tape import Recording, Tape, place
 from benchmarks.window.noted import NotedDrafter
-from edge_agent.drafter import Source, Voice
-from edge_agent.drafts import DraftOptions, DraftPool
-from edge_agent.growth import Widths
-from edge_agent.placement import Measured
-from edge_agent.sources.base import DraftTask, Proposal, Spot
-from edge_agent.sources.prompt_lookup import PromptLookup
-from edge_agent.worker import DraftWorker
+from edge_agent.drafting.drafter import Source, Voice
+from edge_agent.drafting.growth import Widths
+from edge_agent.drafting.pool import DraftOptions, DraftPool
+from edge_agent.drafting.sources.base import DraftTask, Proposal, Spot
+from edge_agent.drafting.sources.ngram import PromptLookup
+from edge_agent.drafting.worker import DraftWorker
+from outrider.core.acceptance.calibrator import AcceptancePrior, Calibrator
 from outrider.core.errors import BadRequest
-from outrider.core.survival import Calibrator
 from outrider.core.tree import ROOT
 
 
@@ -161,7 +160,7 @@ class RecordedDrafts(DraftPool):
         self.sources: list[RecordedSource] = []
         self.drafters: list[NotedDrafter] = []
 
-    def expect(self, measured: Measured) -> None:
+    def expect(self, measured: AcceptancePrior) -> None:
         """As a pool with a model does: the tape stands for it."""
         for calibrator in self._of_model:
             calibrator.expect(measured.first, measured.sibling, measured.positions)

@@ -18,14 +18,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.tape import Call, Lesson, Place, Recording, Tape, place
-from edge_agent.drafter import Drafter, Source, Voice
-from edge_agent.drafts import WIDTHS, DraftOptions
-from edge_agent.growth import Plan, Widths
-from edge_agent.sources.base import DraftTask, Proposal, Spot
-from edge_agent.sources.llama_source import LlamaSource
-from edge_agent.sources.prompt_lookup import PromptLookup
+from edge_agent.drafting.drafter import Drafter, Source, Voice
+from edge_agent.drafting.growth import Plan, Widths
+from edge_agent.drafting.pool import WIDTHS, DraftOptions
+from edge_agent.drafting.sources.base import DraftTask, Proposal, Spot
+from edge_agent.drafting.sources.llama import LlamaSource
+from edge_agent.drafting.sources.ngram import PromptLookup
+from outrider.core.acceptance.calibrator import Calibrator
 from outrider.core.protocol.messages import Directive, SessionLimits
-from outrider.core.survival import Calibrator
 from outrider.core.tree import ROOT
 from outrider.core.vocabulary import compare_token_tables
 from outrider.llama import LlamaModel, TreeContext, measure_widths

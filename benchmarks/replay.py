@@ -16,17 +16,17 @@ from typing import Any, Literal
 
 from benchmarks.recorded_draft import RecordedDrafts, Spoiled
 from benchmarks.tape import Call, Tape
-from edge_agent.client import AsyncClient
-from edge_agent.completion import Options
 from edge_agent.config import EdgeSettings
-from edge_agent.drafter import Source
-from edge_agent.failover import Hop, Route
-from edge_agent.kit import TargetKit
-from edge_agent.placement import UNLIKE, Likeness, Placement
+from edge_agent.drafting.drafter import Source
+from edge_agent.sdk.client import AsyncClient
+from edge_agent.sdk.types import Options
+from edge_agent.session.coordinator_client import UNLIKE, Likeness, Placement
+from edge_agent.session.failover import Hop, Route
+from edge_agent.target.bundle import TargetKit
 from outrider.core.errors import BadRequest, OutriderError, Overloaded
 from outrider.core.protocol.messages import SessionLimits
-from outrider.wire.link import Link
-from outrider.wire.proxy import MAX_RTT_MS, DelayProxy
+from outrider.testing.network_link import Link
+from outrider.testing.network_proxy import MAX_RTT_MS, DelayProxy
 
 Ending = Literal["finish", "cancel", "drop", "silence"]
 """How a session ends: by itself; by a Cancel; its connection is cut without a word; it hangs, connected."""

@@ -11,8 +11,8 @@ from typing import Any
 
 import grpc
 
-from edge_agent.client import AsyncClient
-from edge_agent.failover import Hop
+from edge_agent.sdk.client import AsyncClient
+from edge_agent.session.failover import Hop
 from outrider.core.protocol.device import Delivery, DeviceSession
 from outrider.core.protocol.messages import Commit
 from outrider.wire.v1 import session_pb2

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_agent.sources.base import Proposal
+from edge_agent.drafting.sources.base import Proposal
+from outrider.core.acceptance.calibrator import Calibrator
 from outrider.core.processors import SamplingParams
-from outrider.core.survival import Calibrator
 
 Place = tuple[int, tuple[int, ...]]
 """How many tokens of the output stand before, and the tokens after them that are not the output's."""

@@ -24,9 +24,9 @@ from benchmarks.trees import Device
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Engine
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.ordering import Cost, Shares, Worth, by_worth, evenly
-from cloud_verifier.engine_loop import EngineLoop
-from cloud_verifier.ipc import EngineEnd, frame
+from cloud_verifier.engine.row_allocation import Cost, Shares, Worth, by_worth, evenly
+from cloud_verifier.engine_process.ipc import EngineEnd, frame
+from cloud_verifier.engine_process.loop import EngineLoop
 from outrider.core.protocol.messages import Commit, Directive, SessionLimits
 from outrider.wire import codecs
 from outrider.wire.v1 import engine_pb2 as pb

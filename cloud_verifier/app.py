@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from cloud_verifier.config import INSTALL, VerifierConfig
-from cloud_verifier.heap import give_back_what_is_freed
+from cloud_verifier.engine_process.malloc_trim import give_back_what_is_freed
 from outrider.core.errors import BadRequest, OutriderError
 from outrider.settings.options import parser_of, settle
 from outrider.telemetry import traces

@@ -13,19 +13,19 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from cloud_verifier.artifacts import Catalogue
 from cloud_verifier.config import VerifierConfig
-from cloud_verifier.engine_host import EngineHost
-from cloud_verifier.front_meters import FrontMeters
-from cloud_verifier.loading import Gate, Progress
-from cloud_verifier.metrics import VerifierCollector
-from cloud_verifier.registration import Registration
-from cloud_verifier.service import VerifierService
+from cloud_verifier.engine_process.host import EngineHost
+from cloud_verifier.front.artifacts import Catalogue
+from cloud_verifier.front.counters import FrontMeters
+from cloud_verifier.front.metrics import VerifierCollector
+from cloud_verifier.front.registration import Registration
+from cloud_verifier.front.service import VerifierService
+from cloud_verifier.front.startup import Gate, Progress
 from cloud_verifier.traffic.recorder import Recorder
 from outrider.core.errors import BadRequest
 from outrider.core.tokenizer_json import token_table
 from outrider.core.vocabulary import vocabulary_hash
-from outrider.telemetry.families import registry
+from outrider.telemetry.prometheus import registry
 from outrider.wire.channels import bind, check_bind, is_loopback, server, split_address
 from outrider.wire.v1 import coordinator_pb2, session_pb2, session_pb2_grpc
 
@@ -126,7 +126,7 @@ class Verifier:
         config = self._config
         if not config.traffic:
             return None
-        from cloud_verifier.traffic.opening import KeptRecorder  # needs pyarrow
+        from cloud_verifier.traffic.recorder_factory import KeptRecorder  # needs pyarrow
 
         if not config.coordinator:
             log.warning("nothing will be recorded: only a coordinator's tickets tell what may be")
@@ -272,7 +272,7 @@ async def _watched(figures: VerifierCollector, address: str) -> AsyncIterator[No
     if not address:
         yield
         return
-    from outrider.telemetry.door import serving  # needs starlette and uvicorn
+    from outrider.telemetry.metrics_server import serving  # needs starlette and uvicorn
 
     async with serving(address, registry(figures), figures.ailing):
         yield

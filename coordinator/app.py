@@ -9,8 +9,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from coordinator.api.authentication import Access
 from coordinator.config import CoordinatorConfig
-from coordinator.tenants import Access
 from outrider.core.errors import OutriderError, Unavailable
 from outrider.settings.options import parser_of, settle
 from outrider.telemetry import traces
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _serve(config: CoordinatorConfig) -> None:
-    from coordinator.server import running  # needs the extra; `main` says so where it is missing
+    from coordinator.api.server import running  # needs the extra; `main` says so where it is missing
 
     traces.configure("coordinator")
 

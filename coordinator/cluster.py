@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from coordinator.embedded import tied_to_this_process
+from coordinator.store.embedded_redis import tied_to_this_process
 from outrider.core.errors import Unavailable
 from outrider.settings.file import VARIABLE
 

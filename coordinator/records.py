@@ -36,7 +36,7 @@ class SessionStats:
     accepted: int = 0
     rtt_ms: float = 0.0
     verdicts: bytes = b""
-    """On its device's guesses for the last positions (outrider.core.verdicts), oldest first."""
+    """On its device's guesses for the last positions (outrider.core.acceptance.history), oldest first."""
     draft_ms: float = 0.0
     """Of its device for one level of its tree; 0 where it has not shown."""
     nodes_per_level: float = 0.0

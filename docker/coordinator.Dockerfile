@@ -33,5 +33,5 @@ WORKDIR /var/lib/outrider
 EXPOSE 7700 9100
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --start-interval=1s \
-    CMD ["python", "-m", "outrider.telemetry.probe", "9100"]
+    CMD ["python", "-m", "outrider.telemetry.healthcheck", "9100"]
 ENTRYPOINT ["outrider-coordinator"]

@@ -46,6 +46,6 @@ WORKDIR /var/lib/outrider
 EXPOSE 8080
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10m --start-interval=2s \
-    CMD ["python", "-m", "outrider.telemetry.probe", "8080", "/health"]
+    CMD ["python", "-m", "outrider.telemetry.healthcheck", "8080", "/health"]
 ENTRYPOINT ["outrider-edge"]
 CMD ["serve"]

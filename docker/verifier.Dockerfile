@@ -52,5 +52,5 @@ EXPOSE 7710 9110
 # Drains: OUTRIDER_VERIFIER_DRAIN_S seconds at most, which docker's stop timeout must exceed.
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30m --start-interval=2s \
-    CMD ["python", "-m", "outrider.telemetry.probe", "9110"]
+    CMD ["python", "-m", "outrider.telemetry.healthcheck", "9110"]
 ENTRYPOINT ["outrider-verifier"]

@@ -4,14 +4,14 @@
 neither llama.cpp nor a tokenizer; both are loaded when a target is first used.
 """
 
-from edge_agent.blocking import Client
-from edge_agent.blocking_stream import BlockingStream
-from edge_agent.client import AsyncClient
-from edge_agent.completion import Chunk, Completion
-from edge_agent.completion_stream import CompletionStream
 from edge_agent.config import EdgeSettings
-from edge_agent.statistics import Statistics, Usage
-from edge_agent.timeout import Timeout
+from edge_agent.sdk.blocking import Client
+from edge_agent.sdk.blocking_stream import BlockingStream
+from edge_agent.sdk.client import AsyncClient
+from edge_agent.sdk.completion_stream import CompletionStream
+from edge_agent.sdk.timeout import Timeout
+from edge_agent.sdk.types import Chunk, Completion
+from edge_agent.session.statistics import Statistics, Usage
 from outrider.core.errors import (
     BadRequest,
     Draining,

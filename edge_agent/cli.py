@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from edge_agent.client import AsyncClient
-from edge_agent.completion import TOO_LONG, Options
-from edge_agent.completion_stream import CompletionStream
 from edge_agent.config import EdgeSettings
-from edge_agent.kit import LOOKUP
 from edge_agent.releases.commands import add_commands
-from edge_agent.template import Message
-from edge_agent.timeout import DEFAULT_TIMEOUT
+from edge_agent.sdk.client import AsyncClient
+from edge_agent.sdk.completion_stream import CompletionStream
+from edge_agent.sdk.timeout import DEFAULT_TIMEOUT
+from edge_agent.sdk.types import TOO_LONG, Options
+from edge_agent.target.bundle import LOOKUP
+from edge_agent.target.chat_template import Message
 from outrider import __version__
 from outrider.core.errors import BadRequest, ModelRefused, OutriderError, VocabularyMismatch
 from outrider.settings.options import add_config_options, add_settings, choices_of, epilog, layers_of, settle

@@ -14,10 +14,10 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
-from edge_agent.client import AsyncClient
-from edge_agent.completion import Completion, Options
+from edge_agent.sdk.client import AsyncClient
+from edge_agent.sdk.types import Completion, Options
 from outrider.core.errors import OutriderError
-from outrider.wire.proxy import DelayProxy
+from outrider.testing.network_proxy import DelayProxy
 
 TOKENS, QUICK_TOKENS = 120, 48
 GREEDY = Options(max_tokens=TOKENS, temperature=0.0)

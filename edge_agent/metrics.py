@@ -15,10 +15,10 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from edge_agent.statistics import Statistics
+from edge_agent.session.statistics import Statistics
 from outrider.core.errors import OutriderError
 from outrider.core.histogram import STEP_S, WAIT_S, Histogram
-from outrider.telemetry.families import counter, gauge, histogram, registry
+from outrider.telemetry.prometheus import counter, gauge, histogram, registry
 
 _COUNTED = (
     "tokens",

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, is_typeddict
 
 import edge_agent
-from edge_agent.completion import Options
+from edge_agent.sdk.types import Options
 from outrider.core import errors
 from outrider.core.errors import OutriderError
 from outrider.core.processors import SamplingParams

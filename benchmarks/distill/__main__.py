@@ -31,7 +31,7 @@ from benchmarks.distill.scale import FULL, QUICK, Scale
 from benchmarks.distill.story import Story
 from benchmarks.distill.system import System
 from benchmarks.harness import Pair
-from cloud_verifier.distill.shelf import digest_of
+from cloud_verifier.distill.publishing.artifact_store import digest_of
 from edge_agent import AsyncClient
 from outrider.core.errors import OutriderError, Unavailable
 

@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks import questions
 from benchmarks.distill.answer import Answer
 from edge_agent import AsyncClient, EdgeSettings
-from edge_agent.completion import Completion
+from edge_agent.sdk.types import Completion
 from outrider.core.errors import OutriderError
 
 PROMPTS = 2_000

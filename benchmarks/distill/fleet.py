@@ -13,7 +13,7 @@ from typing import Self
 
 from benchmarks.distill.answer import Answer
 from benchmarks.distill.devices import Plan
-from coordinator.embedded import tied_to_this_process
+from coordinator.store.embedded_redis import tied_to_this_process
 from outrider.core.errors import Unavailable
 
 DEVICES = 8

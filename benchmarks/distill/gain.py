@@ -2,7 +2,7 @@
 
 The texts are what the target wrote, greedily and as plain streaming, after prompts that no device asks. Every draft
 reads prompt and text, and each token that the target wrote counts (but those within the first few positions, see
-`measure.UNPROMPTED`). The steps follow from a fixed shape, so there is no calibrator, and no plain step.
+`eval_gguf.UNPROMPTED`). The steps follow from a fixed shape, so there is no calibrator, and no plain step.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tokenizers import Tokenizer
 
 from benchmarks import harness
 from benchmarks.harness import Pair
-from cloud_verifier.distill import measure
-from cloud_verifier.distill.measure import Counts
+from cloud_verifier.distill.gguf import eval_gguf
+from cloud_verifier.distill.gguf.eval_gguf import Counts
 from edge_agent import AsyncClient
 
 KINDS = ("arithmetic", "code")
@@ -91,7 +91,7 @@ Counted = list[tuple[str, int, Counts]]
 
 def measured(drafts: tuple[Path, Path], texts: Sequence[Held], threads: int = 2) -> tuple[Counted, Counted]:
     """What each of two drafts did on each text."""
-    found = measure.compare(drafts[0], drafts[1], texts, threads).texts
+    found = eval_gguf.compare(drafts[0], drafts[1], texts, threads).texts
     return (
         [(text.traffic_class, text.positions, text.candidate) for text in found],
         [(text.traffic_class, text.positions, text.incumbent) for text in found],

@@ -10,7 +10,7 @@ from benchmarks.distill.answer import Answer
 from benchmarks.distill.fleet import Fleet
 from benchmarks.distill.story import Story
 from benchmarks.distill.system import System
-from cloud_verifier.distill.releases import Known
+from cloud_verifier.distill.publishing.release_client import Known
 from outrider.core.errors import Unavailable
 
 AWAY_S = 1.0

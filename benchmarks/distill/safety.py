@@ -18,9 +18,9 @@ from benchmarks.distill.scale import Scale
 from benchmarks.distill.story import Story, quantile
 from benchmarks.distill.system import System
 from benchmarks.distill.worse import spoiled
-from cloud_verifier.distill import keys
-from cloud_verifier.distill.releases import DECIDED, ROLLED_BACK, STABLE, Known
-from cloud_verifier.distill.shelf import digest_of
+from cloud_verifier.distill.publishing import keys
+from cloud_verifier.distill.publishing.artifact_store import digest_of
+from cloud_verifier.distill.publishing.release_client import DECIDED, ROLLED_BACK, STABLE, Known
 
 _GRACE_S = 10.0
 """Beyond a window: a coordinator decides at the next report after it."""

@@ -15,14 +15,14 @@ from typing import Self
 
 from benchmarks.distill.scale import Scale
 from benchmarks.harness import Pair
-from cloud_verifier.distill import keys
-from cloud_verifier.distill.releases import Coordinator, Known
+from cloud_verifier.distill.publishing import keys
+from cloud_verifier.distill.publishing.release_client import Coordinator, Known
 from cloud_verifier.distill.state import State, StateFile
 from coordinator.cluster import Child, Cluster, stand_apart
-from coordinator.embedded import EmbeddedServer, tied_to_this_process
+from coordinator.store.embedded_redis import EmbeddedServer, tied_to_this_process
 from outrider.core.errors import Unavailable
 
-_TRAINER = b"cloud_verifier.distill.training"
+_TRAINER = b"cloud_verifier.distill.training.run"
 _RETRY_S = 2.0
 _ALARM_FALL = 0.05
 """From code to sums the narrow draft falls by 0.1 to 0.3, the less the idler the machine."""

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from cloud_verifier.distill.export import export
-from cloud_verifier.distill.gguf_import import import_gguf
+from cloud_verifier.distill.gguf.export import export
+from cloud_verifier.distill.gguf.importer import import_gguf
 
 FILE = "worse.gguf"
 _SEED = 20_260_801

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edge_agent.drafter import Drafter, Growth, Voice
-from edge_agent.growth import Plan, Widths
-from edge_agent.sources.base import DraftTask
+from edge_agent.drafting.drafter import Drafter, Growth, Voice
+from edge_agent.drafting.growth import Plan, Widths
+from edge_agent.drafting.sources.base import DraftTask
 from outrider.core.tree import ROOT
 
 MOST = 2_000

@@ -15,15 +15,15 @@ from benchmarks.replay import Where
 from benchmarks.swarm import record
 from benchmarks.tape import Call, Lesson, Recording, Tape
 from cloud_verifier.config import VerifierConfig
-from edge_agent.client import AsyncClient
-from edge_agent.completion import Options, Request
-from edge_agent.drafter import Drafter, Voice
-from edge_agent.growth import Plan, Widths
-from edge_agent.sources.base import DraftTask
-from edge_agent.sources.prompt_lookup import PromptLookup
-from outrider.core.survival import Calibrator
+from edge_agent.drafting.drafter import Drafter, Voice
+from edge_agent.drafting.growth import Plan, Widths
+from edge_agent.drafting.sources.base import DraftTask
+from edge_agent.drafting.sources.ngram import PromptLookup
+from edge_agent.sdk.client import AsyncClient
+from edge_agent.sdk.types import Options, Request
+from outrider.core.acceptance.calibrator import Calibrator
+from outrider.core.acceptance.history import HIT, MISS, SIBLING
 from outrider.core.tokenizer_json import token_table
-from outrider.core.verdicts import HIT, MISS, SIBLING
 
 Lessons = tuple[tuple[Lesson, ...], ...]
 """As on a tape."""
@@ -104,7 +104,8 @@ def nearest(shares: Sequence[float], most: int, within: tuple[float, float] = NE
 
 
 def verdicts(tape: Tape, plan: Plan) -> list[bytes]:
-    """On the device's guesses for each position of each output, under the right predecessors (outrider.core.verdicts).
+    """On the device's guesses for each position of each output, under the right predecessors
+    (outrider.core.acceptance.history).
 
     They are the device's own, look-up's included, beginning with the tape's lessons: its drafter is led along the
     output, one level deep. plan: what it may guess.

@@ -13,12 +13,12 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from pathlib import Path
 from typing import Any, get_args
 
-from cloud_verifier.distill import keys
 from cloud_verifier.distill.config import INSTALL, DistillConfig
+from cloud_verifier.distill.publishing import keys
 from outrider.core.errors import BadRequest, OutriderError
 from outrider.settings.options import add_config_options, add_settings, epilog, layers_of, settle
-from outrider.telemetry.families import registry
 from outrider.telemetry.logs import LogFormat, configure
+from outrider.telemetry.prometheus import registry
 
 PROGRAM = "outrider-distill"
 EXIT_FAILED = 1
@@ -175,14 +175,14 @@ async def _watched(loop: Any, config: DistillConfig) -> AsyncIterator[None]:
         yield
         return
     from cloud_verifier.distill.metrics import DistillCollector
-    from outrider.telemetry.door import serving  # needs starlette and uvicorn
+    from outrider.telemetry.metrics_server import serving  # needs starlette and uvicorn
 
     async with serving(config.metrics, registry(DistillCollector(loop, config)), lambda: ""):
         yield
 
 
 async def _once(config: DistillConfig) -> int:
-    from cloud_verifier.distill.children import StageFailed
+    from cloud_verifier.distill.stage_processes import StageFailed
 
     async with _loop(config) as loop:
         try:
@@ -196,14 +196,14 @@ async def _once(config: DistillConfig) -> int:
 
 @contextlib.asynccontextmanager
 async def _loop(config: DistillConfig) -> AsyncIterator[Any]:
-    from cloud_verifier.distill.assembly import assembled
+    from cloud_verifier.distill.factory import assembled
 
     async with assembled(config) as loop:
         yield loop
 
 
 async def _status(config: DistillConfig) -> int:
-    from cloud_verifier.distill.assembly import coordinator
+    from cloud_verifier.distill.factory import coordinator
     from cloud_verifier.distill.state import StateFile
 
     state = StateFile(config.state).load()
@@ -218,8 +218,8 @@ async def _status(config: DistillConfig) -> int:
 
 
 async def _publish(config: DistillConfig, options: argparse.Namespace) -> int:
-    from cloud_verifier.distill.assembly import publishing
-    from cloud_verifier.distill.publish import Draft
+    from cloud_verifier.distill.factory import publishing
+    from cloud_verifier.distill.publishing.publisher import Draft
 
     if not options.file.is_file():
         raise BadRequest(f"{options.file} is not a file; give the GGUF that `export` wrote", field="file")
@@ -231,13 +231,13 @@ async def _publish(config: DistillConfig, options: argparse.Namespace) -> int:
 
 
 def _train(options: argparse.Namespace) -> int:
-    command = [sys.executable, "-m", "cloud_verifier.distill.training", str(options.folder)]
+    command = [sys.executable, "-m", "cloud_verifier.distill.training.run", str(options.folder)]
     os.execv(sys.executable, command)
 
 
 def _export(options: argparse.Namespace) -> int:
-    from cloud_verifier.distill.export import Kind, export
-    from cloud_verifier.distill.gguf_export import ExportError
+    from cloud_verifier.distill.gguf.export import Kind, export
+    from cloud_verifier.distill.gguf.exporter import ExportError
 
     if options.kind not in get_args(Kind):
         raise BadRequest(f"--kind is {options.kind}, must be one of {', '.join(get_args(Kind))}", field="kind")
@@ -251,11 +251,13 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _gate(options: argparse.Namespace) -> int:
-    from cloud_verifier.distill import dataset, gate, measure
+    from cloud_verifier.distill.data import dataset
+    from cloud_verifier.distill.gguf import eval_gguf
+    from cloud_verifier.distill.publishing import gate
 
     texts = dataset.heldout(options.dataset)
     fresh = options.fresh or {text.traffic_class for text in texts}
-    measured = measure.compare(options.candidate, options.incumbent, texts, options.threads)
+    measured = eval_gguf.compare(options.candidate, options.incumbent, texts, options.threads)
     verdict = gate.decide(measured, fresh, gate.Rule())
     print(json.dumps(verdict.to_json() | {"metrics": verdict.metrics()}, indent=1))
     return 0 if verdict.passed else EXIT_REFUSED

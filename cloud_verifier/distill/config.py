@@ -9,8 +9,8 @@ from typing import Any, Literal
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from cloud_verifier.distill.gate import Rule
-from cloud_verifier.distill.watch import WatchRule
+from cloud_verifier.distill.data.retrain_trigger import WatchRule
+from cloud_verifier.distill.publishing.gate import Rule
 from outrider.telemetry.logs import LogFormat
 from outrider.wire.channels import ClientTls
 

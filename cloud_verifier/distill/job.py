@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from cloud_verifier.distill import durable
-from cloud_verifier.distill.gate import Rule
+from cloud_verifier.distill.publishing.gate import Rule
+from outrider.artifacts import atomic_files
 
 FILE = "job.json"
 PLAN = "plan.json"
@@ -49,4 +49,4 @@ class Job(BaseModel, frozen=True, extra="forbid"):
         return cls.model_validate_json((run / FILE).read_bytes())
 
     def write(self, run: Path) -> None:
-        durable.write(run / FILE, self.model_dump_json(indent=1).encode())
+        atomic_files.write(run / FILE, self.model_dump_json(indent=1).encode())

@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from cloud_verifier.distill import job
-from cloud_verifier.distill.children import StageFailed, Stages
 from cloud_verifier.distill.config import DistillConfig
+from cloud_verifier.distill.data.retrain_trigger import Cause, adapted, alarms, due
+from cloud_verifier.distill.data.traffic_counts import Look, TrafficWatch
 from cloud_verifier.distill.job import Job
-from cloud_verifier.distill.publish import Draft, Publisher
-from cloud_verifier.distill.releases import CANDIDATE, DECIDED, ROLLED_BACK, STABLE, Known
+from cloud_verifier.distill.publishing.artifact_store import Shelf, digest_of
+from cloud_verifier.distill.publishing.publisher import Draft, Publisher
+from cloud_verifier.distill.publishing.release_client import CANDIDATE, DECIDED, ROLLED_BACK, STABLE, Known
 from cloud_verifier.distill.run_folder import RunFolder, RunFolders
-from cloud_verifier.distill.shelf import Shelf, digest_of
+from cloud_verifier.distill.stage_processes import StageFailed, Stages
 from cloud_verifier.distill.state import HISTORY, Outcome, Result, Run, State, StateFile
-from cloud_verifier.distill.traffic_watch import Look, TrafficWatch
-from cloud_verifier.distill.watch import Cause, adapted, alarms, due
 from outrider.core.errors import BadRequest, ModelRefused, Unavailable
 
 log = logging.getLogger(__name__)

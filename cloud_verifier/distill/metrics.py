@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from cloud_verifier.distill.config import DistillConfig
 from cloud_verifier.distill.loop import Loop
 from cloud_verifier.distill.state import Result, Stage
-from outrider.telemetry.families import counter, gauge, one_of
+from outrider.telemetry.prometheus import counter, gauge, one_of
 
 WATCHING = "watching"
 NONE = "none"

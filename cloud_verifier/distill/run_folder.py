@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cloud_verifier.distill import durable, job
-from cloud_verifier.distill.dataset import read_card
+from cloud_verifier.distill import job
+from cloud_verifier.distill.data.dataset import read_card
 from cloud_verifier.distill.job import Job
+from outrider.artifacts import atomic_files
 
 
 class RunFolder:
@@ -24,7 +25,7 @@ class RunFolder:
         shutil.rmtree(self.path, ignore_errors=True)
         self.path.mkdir(parents=True)
         told.write(self.path)
-        durable.write(self.path / job.PLAN, json.dumps(training_plan, indent=1).encode())
+        atomic_files.write(self.path / job.PLAN, json.dumps(training_plan, indent=1).encode())
 
     def told(self) -> Job:
         """Raises OSError, pydantic.ValidationError."""

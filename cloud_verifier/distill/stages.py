@@ -18,8 +18,9 @@ from typing import cast
 
 from pydantic import ValidationError
 
-from cloud_verifier.distill import durable, job
+from cloud_verifier.distill import job
 from cloud_verifier.distill.job import EARLY, HOPELESS, Job
+from outrider.artifacts import atomic_files
 from outrider.core.errors import OutriderError
 
 log = logging.getLogger(__name__)
@@ -35,8 +36,8 @@ class TooEarly(Exception):
 
 def build_dataset(run: Path) -> None:
     """The dataset, and a look at the training plan, so that a wrong one is told at once."""
-    from cloud_verifier.distill import dataset
-    from cloud_verifier.distill.plan import TrainingPlan
+    from cloud_verifier.distill.data import dataset
+    from cloud_verifier.distill.training.plan import TrainingPlan
     from cloud_verifier.traffic.segments import SegmentLog
 
     told = Job.read(run)
@@ -58,8 +59,8 @@ def build_dataset(run: Path) -> None:
 
 
 def export_draft(run: Path) -> None:
-    from cloud_verifier.distill.export import Kind, export
-    from cloud_verifier.distill.gguf_export import ExportError
+    from cloud_verifier.distill.gguf.export import Kind, export
+    from cloud_verifier.distill.gguf.exporter import ExportError
 
     told = Job.read(run)
     kind, out = cast(Kind, told.quantization), run / job.DRAFT
@@ -71,13 +72,17 @@ def export_draft(run: Path) -> None:
 
 
 def judge(run: Path) -> None:
-    from cloud_verifier.distill import dataset, gate, measure
+    from cloud_verifier.distill.data import dataset
+    from cloud_verifier.distill.gguf import eval_gguf
+    from cloud_verifier.distill.publishing import gate
 
     told = Job.read(run)
-    measured = measure.compare(run / job.DRAFT, told.incumbent, dataset.heldout(run / job.DATASET), told.threads)
+    measured = eval_gguf.compare(run / job.DRAFT, told.incumbent, dataset.heldout(run / job.DATASET), told.threads)
     learnt = dataset.read_card(run / job.DATASET).train
     verdict = gate.decide(measured, told.fresh, told.rule, learnt)
-    durable.write(run / job.VERDICT, json.dumps(verdict.to_json() | {"metrics": verdict.metrics()}, indent=1).encode())
+    atomic_files.write(
+        run / job.VERDICT, json.dumps(verdict.to_json() | {"metrics": verdict.metrics()}, indent=1).encode()
+    )
     for group in verdict.classes:
         log.info(
             "class %r, %d sessions: tokens per step %.2f -> %.2f (%+.1f%%, at least %+.1f%%), acceptance %.3f -> %.3f",

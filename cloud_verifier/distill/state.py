@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ValidationError
 
-from cloud_verifier.distill import durable
-from cloud_verifier.distill.watch import Seen
+from cloud_verifier.distill.data.retrain_trigger import Seen
+from outrider.artifacts import atomic_files
 from outrider.core.errors import BadRequest
 
 FORMAT = 1
@@ -91,4 +91,4 @@ class StateFile:
 
     def save(self, state: State) -> None:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        durable.write(self._path, state.model_dump_json(indent=1).encode(), mode=0o600)
+        atomic_files.write(self._path, state.model_dump_json(indent=1).encode(), mode=0o600)

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.kv_pool import KVPool
-from cloud_verifier.engine.ledger import StepLedger
 from cloud_verifier.engine.scheduler import OVERDUE, StepBudget, prompt_rows, steps_to_read
 from cloud_verifier.engine.session import EngineSession
+from cloud_verifier.engine.step_profiler import StepLedger
 from outrider.core.errors import Overloaded
 from outrider.core.step_cost import StepCost
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cloud_verifier.engine.ordering import ORDERINGS
+from cloud_verifier.engine.row_allocation import ORDERINGS
 from cloud_verifier.engine.scheduler import StepBudget
 from outrider.core.errors import BadRequest
 

@@ -18,20 +18,20 @@ import torch
 
 from cloud_verifier.engine.admission import Admission
 from cloud_verifier.engine.batch import PackedBatch, Segment
-from cloud_verifier.engine.bounds import check_attach, check_tokens
-from cloud_verifier.engine.colocated import ColocatedDraft
-from cloud_verifier.engine.colocation import Colocation
 from cloud_verifier.engine.config import EngineConfig
+from cloud_verifier.engine.counters import STATES, EngineMeters
 from cloud_verifier.engine.kv_pool import KVPool
-from cloud_verifier.engine.ledger import StepLedger, StepWatch
-from cloud_verifier.engine.memory import SessionMemory, TenantOdds, fingerprint
-from cloud_verifier.engine.meters import STATES, EngineMeters
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.ordering import ORDERINGS, Ordering, at_half_price
-from cloud_verifier.engine.produced import Produced, Recording
+from cloud_verifier.engine.recording import Produced, Recording
+from cloud_verifier.engine.row_allocation import ORDERINGS, Ordering, at_half_price
 from cloud_verifier.engine.scheduler import Grant, Plan, Wait, schedule
+from cloud_verifier.engine.server_draft.llama_draft import ColocatedDraft
+from cloud_verifier.engine.server_draft.server_draft import Colocation
 from cloud_verifier.engine.session import EngineSession
+from cloud_verifier.engine.session_history import SessionMemory, TenantOdds, fingerprint
 from cloud_verifier.engine.stats import EngineStats, Rate, SessionStats
+from cloud_verifier.engine.step_profiler import StepLedger, StepWatch
+from cloud_verifier.engine.validation import check_attach, check_tokens
 from outrider.core.errors import (
     Fenced,
     InternalError,
@@ -44,7 +44,7 @@ from outrider.core.errors import (
 from outrider.core.protocol.messages import Append, Attach, Cancel, Commit, Directive, Finish, SessionLimits
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.step_cost import StepCost
-from outrider.core.walk import Batch, Walked
+from outrider.core.verification import Batch, Walked
 from outrider.telemetry.logs import about
 
 log = logging.getLogger(__name__)

@@ -20,15 +20,15 @@ from torch.nn.functional import pad
 from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from cloud_verifier.engine.attention import AttentionBackend, AttentionPlan, Scoring, SdpaBackend
 from cloud_verifier.engine.batch import PackedBatch
-from cloud_verifier.engine.cuda_graphs import CudaRecorder, GraphedForward, Recorder
-from cloud_verifier.engine.exact_attention import ExactBackend
+from cloud_verifier.engine.kernels.attention import AttentionBackend, AttentionPlan, Scoring, SdpaBackend
+from cloud_verifier.engine.kernels.cuda_graphs import CudaRecorder, GraphedForward, Recorder
+from cloud_verifier.engine.kernels.exact_attention import ExactBackend
+from cloud_verifier.engine.kernels.packed_linear import pack_linears
+from cloud_verifier.engine.kernels.tiled_linear import tile_linears
+from cloud_verifier.engine.kernels.triton_attention import TritonBackend, choose
 from cloud_verifier.engine.kv_pool import LayerShape
-from cloud_verifier.engine.packed_linear import pack_linears
 from cloud_verifier.engine.step_pace import StepPace
-from cloud_verifier.engine.tiled_linear import tile_linears
-from cloud_verifier.engine.triton_attention import TritonBackend, choose
 from outrider.core.errors import ModelRefused
 
 ATTENTION = "outrider_slots"

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cloud_verifier.engine.ordering import Ordering, Worth
+from cloud_verifier.engine.row_allocation import Ordering, Worth
 from outrider.core.errors import BadRequest
 from outrider.core.step_cost import StepCost
 

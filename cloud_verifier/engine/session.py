@@ -10,21 +10,21 @@ import numpy as np
 import torch
 
 from cloud_verifier.engine.batch import Segment
-from cloud_verifier.engine.colocated import Thin
 from cloud_verifier.engine.kv_pool import KVPool, Slots, SlotTable
 from cloud_verifier.engine.logprobs import logprobs_of
-from cloud_verifier.engine.memory import Fingerprint, fingerprint
-from cloud_verifier.engine.ordering import Worth
+from cloud_verifier.engine.row_allocation import Worth
 from cloud_verifier.engine.sampling import Sampler
 from cloud_verifier.engine.scheduler import Candidate, Grant
+from cloud_verifier.engine.server_draft.llama_draft import Thin
+from cloud_verifier.engine.session_history import Fingerprint, fingerprint
 from cloud_verifier.engine.stats import Acceptance, MovingAverage, SessionStats
+from outrider.core.acceptance.node_acceptance import ChildOdds
 from outrider.core.counts import TokenCounts
 from outrider.core.errors import InternalError
 from outrider.core.protocol.messages import Append, Attach, Commit, Directive, Finish, SessionLimits, TokenLogprobs
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.tree import TokenTree
-from outrider.core.walk import Batch, Walked, batch_of, walk
-from outrider.core.worth import ChildOdds
+from outrider.core.verification import Batch, Walked, batch_of, walk
 
 _NO_SLOTS: Slots = np.empty(0, dtype=np.int32)
 EMPTY_ANSWERS = 2

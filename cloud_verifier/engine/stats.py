@@ -26,7 +26,7 @@ class SessionStats:
     """Index 0 is depth 1."""
     accepted_by_depth: tuple[int, ...] = ()
     verdicts: bytes = b""
-    """On the guesses for its last positions (outrider.core.verdicts), oldest first."""
+    """On the guesses for its last positions (outrider.core.acceptance.history), oldest first."""
     draft_ms: float = 0.0
     """Of its device for one level of its tree; 0 where it has not shown."""
     nodes_per_level: float = 0.0

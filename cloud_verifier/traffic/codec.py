@@ -1,18 +1,14 @@
-"""What the engine process tells the front of recorded sessions: to protobuf there, to passages here."""
+"""Convert recorded output from the engine process to passages of the traffic log."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cloud_verifier.traffic.passage import NO_PROMPT, Passage
 from outrider.wire.v1 import engine_pb2 as pb
-
-if TYPE_CHECKING:
-    from cloud_verifier.engine.produced import Produced  # needs torch, which the front has not
 
 
 @dataclass(frozen=True)
@@ -29,20 +25,6 @@ class Source:
     """Seconds that what is produced may be kept."""
     prompt: NDArray[np.int32] = field(default_factory=lambda: NO_PROMPT, compare=False)
     """`[p]`: its end, or all of it; empty where it may not be kept."""
-
-
-def produced_to_proto(produced: Produced) -> pb.Produced:
-    visit = produced.visit
-    return pb.Produced(
-        start=visit.start,
-        token=visit.tokens,
-        top=produced.top_ids.shape[1],
-        top_ids=produced.top_ids.astype("<u4").tobytes(),
-        top_log_probs=produced.top_log_probs.astype("<f2").tobytes(),
-        tail=produced.tail.astype("<f2").tobytes(),
-        guessed=visit.guessed,
-        draft_release=visit.draft,
-    )
 
 
 def passage_from_proto(message: pb.Produced, source: Source, now: float) -> Passage:

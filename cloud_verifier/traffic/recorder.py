@@ -13,8 +13,8 @@ from typing import Protocol
 
 from cloud_verifier.traffic.codec import Source, passage_from_proto
 from cloud_verifier.traffic.passage import Passage
+from cloud_verifier.traffic.passage_builder import Counts, Runs
 from cloud_verifier.traffic.redaction import Redact
-from cloud_verifier.traffic.runs import Counts, Runs
 from outrider.wire.v1 import engine_pb2 as pb
 
 log = logging.getLogger(__name__)

@@ -14,11 +14,11 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from coordinator.admin import DEFAULT_COORDINATOR
+from coordinator.cli.connection import DEFAULT_COORDINATOR
 from coordinator.cli.values import count, milliseconds
 from coordinator.cluster import START_TIMEOUT_S, Child, Cluster, stand_apart
 from coordinator.config import DEFAULT_STATE, CoordinatorConfig
-from coordinator.embedded import tied_to_this_process
+from coordinator.store.embedded_redis import tied_to_this_process
 from outrider.core.errors import BadRequest
 from outrider.settings.file import VARIABLE, named, read
 from outrider.settings.layers import Layers

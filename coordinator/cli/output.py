@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from coordinator.admin import TIMEOUT_S, Ask, line, link_options
+from coordinator.cli.connection import TIMEOUT_S, Ask, line, link_options
 from coordinator.cli.values import at_most, seconds
 from outrider.core.errors import Overloaded, Unavailable
 from outrider.core.text import clean

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coordinator.admin import Ask
-from coordinator.cli import documents
+from coordinator.cli import json_views
+from coordinator.cli.connection import Ask
 from coordinator.cli.output import LIMIT, MAX_LIMIT, Shown, output_options, show
 from coordinator.cli.values import at_most
 from coordinator.releases.overview import describe_release, describe_releases
@@ -86,8 +86,8 @@ def _shown(releases: list[pb.Release], notice: str = "") -> Shown:
     return Shown(_document(releases), describe_releases(releases), notice)
 
 
-def _document(releases: list[pb.Release]) -> documents.Document:
-    return {"releases": list(map(documents.release, releases))}
+def _document(releases: list[pb.Release]) -> json_views.Document:
+    return {"releases": list(map(json_views.release, releases))}
 
 
 async def _list(ask: Ask, release: str = "") -> pb.ListReleasesResponse:

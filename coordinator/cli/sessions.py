@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from coordinator.admin import Ask
-from coordinator.cli import columns, documents
+from coordinator.cli import json_views, table_columns
+from coordinator.cli.connection import Ask
 from coordinator.cli.output import Shown, cut, output_options, page_options, pages, show
 from outrider.core.text import facts
 from outrider.wire.v1 import coordinator_pb2 as pb
@@ -34,17 +34,17 @@ def add_parser(commands: Any) -> None:
 async def _list(options: argparse.Namespace, ask: Ask) -> Shown:
     request = pb.ListSessionsRequest(verifier_id=options.verifier, tenant=options.tenant, after=options.after)
     found, following = await pages(ask, "ListSessions", request, "sessions", options.limit)
-    listed = list(map(documents.session, found))
-    text = columns.sessions(listed) if listed else "no session holds a place"
+    listed = list(map(json_views.session, found))
+    text = table_columns.sessions(listed) if listed else "no session holds a place"
     document = {"sessions": listed, "next": following or None}
     return Shown(document, text, cut("sessions", len(listed), following))
 
 
 async def _show(options: argparse.Namespace, ask: Ask) -> Shown:
     answer = await ask("ListSessions", pb.ListSessionsRequest(session_id=options.session))
-    known = documents.session(answer.sessions[0])
+    known = json_views.session(answer.sessions[0])
     decided = (await ask("ShowWindows", pb.ShowWindowsRequest(session_id=options.session))).windows
-    known["window"] = documents.window(decided[0]) if decided else None
+    known["window"] = json_views.window(decided[0]) if decided else None
     return Shown(known, _facts(known))
 
 
@@ -55,7 +55,7 @@ async def _kill(options: argparse.Namespace, ask: Ask) -> Shown:
     return Shown(document, told)
 
 
-def _facts(s: documents.Document) -> str:
+def _facts(s: json_views.Document) -> str:
     window = s["window"]
     return facts(
         {
@@ -65,8 +65,8 @@ def _facts(s: documents.Document) -> str:
             "verifier": f"{s['verifier']}, standby {s['standby'] or 'none'}",
             "epoch": str(s["epoch"]),
             "committed": f"{s['committed']} tokens, {s['tokens_per_step'] or 0:.2f} a step",
-            "accepted": f"{columns.share(s['acceptance'])}, {s['accepted']} of {s['evaluated']} nodes",
-            "round trip": columns.ms(s["rtt_ms"]),
+            "accepted": f"{table_columns.share(s['acceptance'])}, {s['accepted']} of {s['evaluated']} nodes",
+            "round trip": table_columns.ms(s["rtt_ms"]),
             "draft": s["draft"] or "none that the coordinator knows of",
             "traffic class": s["traffic_class"] or "none",
             "window": _window(window) if window else "not decided yet: its verifier's own",
@@ -74,6 +74,6 @@ def _facts(s: documents.Document) -> str:
     )
 
 
-def _window(w: documents.Document) -> str:
-    bounds = f"; bounds {columns.bounds(w['bounds'])}" if w["bounds"] else ""
+def _window(w: json_views.Document) -> str:
+    bounds = f"; bounds {table_columns.bounds(w['bounds'])}" if w["bounds"] else ""
     return f"k {w['k']}, depth {w['depth']}, predicted at {w['speedup']:.2f} of streaming: {w['reason']}{bounds}"

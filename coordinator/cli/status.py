@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from coordinator.admin import Ask, link_of
-from coordinator.cli import columns, documents
+from coordinator.cli import json_views, table_columns
+from coordinator.cli.connection import Ask, link_of
 from coordinator.cli.output import Shown, output_options, show
 from outrider.core.text import clean
 from outrider.wire.v1 import coordinator_pb2 as pb
@@ -20,14 +20,14 @@ def add_parser(commands: Any) -> None:
 
 async def _status(options: argparse.Namespace, ask: Ask) -> Shown:
     coordinator = link_of(options).coordinator
-    known = documents.status(coordinator, await ask("Status", pb.StatusRequest()))
+    known = json_views.status(coordinator, await ask("Status", pb.StatusRequest()))
     head = f"coordinator {coordinator}, up {known['uptime_s']:.0f} s, store {known['store']}"
     verifiers, sessions = known["verifiers"], known["sessions"]
-    tables = (columns.verifiers(verifiers), columns.costs(verifiers), columns.sessions(sessions))
+    tables = (table_columns.verifiers(verifiers), table_columns.costs(verifiers), table_columns.sessions(sessions))
     return Shown(known, "\n\n".join((clean(head), *tables)), _left_out(known))
 
 
-def _left_out(known: documents.Document) -> str:
+def _left_out(known: json_views.Document) -> str:
     """Sessions that are on their way from one verifier to another are counted, too, so a few may be missing."""
     verifiers, sessions = len(known["verifiers"]), len(known["sessions"])
     cut = [

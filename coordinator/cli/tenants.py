@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from coordinator.admin import Ask
-from coordinator.cli import columns, documents
+from coordinator.cli import json_views, table_columns
+from coordinator.cli.connection import Ask
 from coordinator.cli.output import Shown, cut, output_options, page_options, pages, show
 from outrider.wire.v1 import coordinator_pb2 as pb
 
@@ -32,7 +32,7 @@ def add_parser(commands: Any) -> None:
 async def _create(options: argparse.Namespace, ask: Ask) -> Shown:
     """The key alone goes to stdout: `OUTRIDER_EDGE_API_KEY=$(outrider tenants create acme)`."""
     answer = await ask("CreateTenant", pb.CreateTenantRequest(name=options.tenant))
-    document = {**documents.tenant(answer.tenant), "key": answer.key}
+    document = {**json_views.tenant(answer.tenant), "key": answer.key}
     told = f"tenant {options.tenant} created; keep its key now, only a hash of it is kept here. Devices give it in"
     return Shown(document, answer.key, f"{told} $OUTRIDER_EDGE_API_KEY")
 
@@ -49,15 +49,15 @@ async def _list(options: argparse.Namespace, ask: Ask) -> Shown:
     found, following = await pages(
         asking, "ListTenants", pb.ListTenantsRequest(after=options.after), "tenants", options.limit
     )
-    listed = list(map(documents.tenant, found))
-    text = columns.tenants(listed) if listed else "no tenants"
+    listed = list(map(json_views.tenant, found))
+    text = table_columns.tenants(listed) if listed else "no tenants"
     document = {"tenants": listed, "next": following or None, "anonymous": anonymous}
     return Shown(document, text, _ANONYMOUS if anonymous else cut("tenants", len(listed), following))
 
 
 async def _revoke(options: argparse.Namespace, ask: Ask) -> Shown:
     answer = await ask("RevokeTenant", pb.RevokeTenantRequest(name=options.tenant))
-    document = documents.tenant(answer.tenant)
+    document = json_views.tenant(answer.tenant)
     told = (
         f"{options.tenant}: revoked; its key opens no more sessions. `outrider sessions list --tenant {options.tenant}`"
     )

@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from coordinator.admin import Ask, line, link_of, link_options
-from coordinator.cli import documents
+from coordinator.cli import json_views
+from coordinator.cli.connection import Ask, line, link_of, link_options
 from coordinator.cli.output import WATCH_S
 from coordinator.cli.rates import Rates
 from coordinator.cli.values import at_most, seconds
@@ -53,7 +53,7 @@ def add_parser(commands: Any) -> None:
 
 def _top(options: argparse.Namespace) -> int:
     """The exit code. Raises core errors, and ImportError without rich."""
-    from coordinator.cli.frame import Screen  # needs rich, which nothing else does
+    from coordinator.cli.top_view import Screen  # needs rich, which nothing else does
 
     if not (options.once or sys.stdout.isatty()):
         raise BadRequest("top needs a terminal to draw in; --once prints one frame, `outrider status --watch` goes on")
@@ -87,8 +87,8 @@ async def _live(options: argparse.Namespace, screen: Any) -> None:
                     trouble = str(error)
 
 
-async def _look(options: argparse.Namespace, ask: Ask) -> documents.Document:
-    return documents.status(link_of(options).coordinator, await ask("Status", pb.StatusRequest()))
+async def _look(options: argparse.Namespace, ask: Ask) -> json_views.Document:
+    return json_views.status(link_of(options).coordinator, await ask("Status", pb.StatusRequest()))
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 
 from coordinator.records import MAX_LEVELS, MAX_PER_LEVEL
-from outrider.wire.proxy import MAX_RTT_MS
+from outrider.testing.network_proxy import MAX_RTT_MS
 
 
 def count(text: str) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from coordinator.admin import Ask
-from coordinator.cli import columns, documents
+from coordinator.cli import json_views, table_columns
+from coordinator.cli.connection import Ask
 from coordinator.cli.output import Shown, cut, output_options, page_options, pages, show
 from outrider.core.text import facts
 from outrider.wire.v1 import coordinator_pb2 as pb
@@ -50,22 +50,22 @@ def add_parser(commands: Any) -> None:
 async def _list(options: argparse.Namespace, ask: Ask) -> Shown:
     request = pb.ListVerifiersRequest(after=options.after)
     found, following = await pages(ask, "ListVerifiers", request, "verifiers", options.limit)
-    listed = list(map(documents.verifier, found))
-    text = columns.verifiers(listed) if listed else "no verifier is registered"
+    listed = list(map(json_views.verifier, found))
+    text = table_columns.verifiers(listed) if listed else "no verifier is registered"
     document = {"verifiers": listed, "next": following or None}
     return Shown(document, text, cut("verifiers", len(listed), following))
 
 
 async def _show(options: argparse.Namespace, ask: Ask) -> Shown:
     answer = await ask("ListVerifiers", pb.ListVerifiersRequest(verifier_id=options.verifier))
-    known = documents.verifier(answer.verifiers[0])
+    known = json_views.verifier(answer.verifiers[0])
     return Shown(known, _facts(known))
 
 
 async def _steer(options: argparse.Namespace, ask: Ask) -> Shown:
     request = pb.SteerVerifierRequest(verifier_id=options.verifier, order=_ORDERS[options.verb])
     answer = await ask("SteerVerifier", request)
-    known = documents.verifier(answer.verifier) if answer.HasField("verifier") else None
+    known = json_views.verifier(answer.verifier) if answer.HasField("verifier") else None
     notice = ""
     if options.verb == "uncordon" and known and known["draining"]:
         notice = "it is draining already, which cannot be taken back; what is started under its id next gets sessions"
@@ -73,7 +73,7 @@ async def _steer(options: argparse.Namespace, ask: Ask) -> Shown:
     return Shown(document, f"{options.verifier}: {_DONE[options.verb].format(id=options.verifier)}", notice)
 
 
-def _facts(v: documents.Document) -> str:
+def _facts(v: json_views.Document) -> str:
     target = v["target"]
     return facts(
         {
@@ -87,8 +87,10 @@ def _facts(v: documents.Document) -> str:
             "sessions": f"{v['sessions']} of {v['capacity']}",
             "tokens/s": f"{v['tokens_per_s']:.1f}",
             "price": f"{v['price']:.3f}",
-            "accepted": f"{columns.share(v['acceptance'])}, {v['accepted']} of {v['evaluated']} nodes of live sessions",
-            "round trip": f"{columns.ms(v['rtt_ms'])}, the median of its sessions",
+            "accepted": (
+                f"{table_columns.share(v['acceptance'])}, {v['accepted']} of {v['evaluated']} nodes of live sessions"
+            ),
+            "round trip": f"{table_columns.ms(v['rtt_ms'])}, the median of its sessions",
             "KV": f"{v['kv_used']} of {v['kv_capacity']} slots",
             "step": f"{v['step_ms']:.1f} ms, and {v['node_ms']:.2f} ms for a node",
             "parts of it": _each(v["step_parts_ms"], "{name} {ms:.1f} ms"),

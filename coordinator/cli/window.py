@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from coordinator.admin import Ask
-from coordinator.cli import columns, documents
+from coordinator.cli import json_views, table_columns
+from coordinator.cli.connection import Ask
 from coordinator.cli.output import Shown, output_options, show
 from coordinator.cli.values import levels, milliseconds, per_level
 from outrider.core.errors import NotFound
@@ -54,10 +54,10 @@ async def _show(options: argparse.Namespace, ask: Ask) -> Shown:
     answer = await ask("ShowWindows", pb.ShowWindowsRequest(session_id=options.session))
     if options.session and not answer.windows:
         raise NotFound(f"{_UNDECIDED}: {options.session}; `outrider sessions list` shows which there are")
-    everybody = documents.bounds(answer.everybody) if answer.HasField("everybody") else None
-    found = list(map(documents.window, answer.windows))
-    head = f"bounds for all: {columns.bounds(everybody) if everybody else 'none'}"
-    text = f"{head}\n\n{columns.windows(found) if found else _UNDECIDED}"
+    everybody = json_views.bounds(answer.everybody) if answer.HasField("everybody") else None
+    found = list(map(json_views.window, answer.windows))
+    head = f"bounds for all: {table_columns.bounds(everybody) if everybody else 'none'}"
+    text = f"{head}\n\n{table_columns.windows(found) if found else _UNDECIDED}"
     notice = ""
     if len(found) < answer.total:
         notice = f"{len(found)} of {answer.total} decisions are shown; name a session to see its own"
@@ -72,7 +72,7 @@ async def _bound(options: argparse.Namespace, ask: Ask) -> Shown:
             bounds.pinned = True
             bounds.MergeFrom(pb.WindowBounds(patience_ms=options.patience_ms, nodes_per_level=options.per_level))
     await ask("BoundWindow", pb.BoundWindowRequest(session_id=options.session, bounds=bounds))
-    known = documents.bounds(bounds) if bounds is not None else None
+    known = json_views.bounds(bounds) if bounds is not None else None
     whose = options.session or "all sessions without bounds of their own"
-    text = f"{whose}: {columns.bounds(known) if known else 'left to the measurements'}"
+    text = f"{whose}: {table_columns.bounds(known) if known else 'left to the measurements'}"
     return Shown({"session": options.session or None, "bounds": known}, text)

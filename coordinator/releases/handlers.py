@@ -15,7 +15,7 @@ from coordinator.releases.canary import drawn
 from coordinator.releases.records import Evidence, Line, Offer, Order, Release, Rule, Sample, State, Trial
 from coordinator.releases.shelf import Shelf
 from coordinator.releases.store import ReleaseStore
-from coordinator.store import Store
+from coordinator.store.redis_store import Store
 from outrider.core.errors import BadRequest, OutriderError
 from outrider.wire import manifest as manifests
 from outrider.wire.manifest import Manifest

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from prometheus_client.core import Metric
 
 from coordinator.releases.records import Evidence, Release, State
-from outrider.telemetry.families import gauge
+from outrider.telemetry.prometheus import gauge
 from outrider.wire import manifest as manifests
 
 NAME = "outrider_coordinator"

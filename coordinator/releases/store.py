@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from coordinator import keys
 from coordinator.records import SessionStats
 from coordinator.releases.records import Evidence, Line, Release, Sample, State, Trial
-from coordinator.store import SESSIONS_AT_ONCE, Store
+from coordinator.store import keys
+from coordinator.store.redis_store import SESSIONS_AT_ONCE, Store
 from outrider.core.errors import Unavailable
 
 LEAST = 32

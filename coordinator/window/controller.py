@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from coordinator.window.balance import Option, Tables
 from coordinator.window.streaming import Way, Window, replay
+from coordinator.window.window_search import Option, Tables
+from outrider.core.acceptance.history import HIT
 from outrider.core.step_cost import StepCost
-from outrider.core.verdicts import HIT
 
 K = (1, 2, 3, 4, 6, 8, 12, 16)
 """Levels per step that are considered, beside 0."""
@@ -60,7 +60,7 @@ class SessionView:
 
     session_id: str
     verdicts: bytes
-    """Of its last positions, oldest first (outrider.core.verdicts); a prior's where it is new."""
+    """Of its last positions, oldest first (outrider.core.acceptance.history); a prior's where it is new."""
     rtt_s: float
     draft_s: float = math.inf
     """Of its device for one more level; infinite where it drafts nothing."""

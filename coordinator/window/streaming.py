@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from outrider.core.verdicts import HIT, MISS, SIBLING
+from outrider.core.acceptance.history import HIT, MISS, SIBLING
 
 StepTime = Callable[[int], float]
 """Nodes of this session in a step -> its seconds, whatever else is in it."""

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edge_agent.completion import Chunk, Completion, FinishReason
 from edge_agent.http.logprobs import Table, Teller
-from edge_agent.statistics import Statistics
+from edge_agent.sdk.types import Chunk, Completion, FinishReason
+from edge_agent.session.statistics import Statistics
 
 REASONS: Mapping[FinishReason, str] = {"eos": "stop", "stop": "stop", "length": "length", "cancelled": "length"}
 """In OpenAI's words, which have none for an answer that was cancelled: it is cut short."""

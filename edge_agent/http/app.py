@@ -19,9 +19,6 @@ try:
 except ImportError as error:
     raise ImportError("`outrider-edge serve` needs fastapi and uvicorn: pip install 'outrider[edge]'") from error
 
-from edge_agent.client import AsyncClient
-from edge_agent.completion import Chunk
-from edge_agent.completion_stream import CompletionStream
 from edge_agent.http import answers, schema
 from edge_agent.http.access import Access
 from edge_agent.http.answers import Answer
@@ -32,9 +29,12 @@ from edge_agent.http.logprobs import Teller
 from edge_agent.http.options import ServeOptions
 from edge_agent.http.page import page
 from edge_agent.http.problems import Json, Problem, invalid, problem_of
-from edge_agent.kit import TargetKit
-from edge_agent.text import Detokeniser
-from edge_agent.tokens import TargetTokenizer
+from edge_agent.sdk.client import AsyncClient
+from edge_agent.sdk.completion_stream import CompletionStream
+from edge_agent.sdk.types import Chunk
+from edge_agent.target.bundle import TargetKit
+from edge_agent.target.detokenizer import Detokeniser
+from edge_agent.target.tokenizer import TargetTokenizer
 from outrider import __version__
 from outrider.core.errors import OutriderError
 from outrider.telemetry.logs import REQUEST_HEADER

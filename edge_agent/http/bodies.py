@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from edge_agent.completion import Options
 from edge_agent.http.problems import Problem, unsupported
-from edge_agent.template import Message
+from edge_agent.sdk.types import Options
+from edge_agent.target.chat_template import Message
 
 MAX_CHOICES = 64
 """Of one request, over all its prompts."""

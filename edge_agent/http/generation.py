@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
-from edge_agent.completion import Chunk, Completion
-from edge_agent.completion_stream import CompletionStream
+from edge_agent.sdk.completion_stream import CompletionStream
+from edge_agent.sdk.types import Chunk, Completion
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from edge_agent.completion import TOO_LONG
+from edge_agent.sdk.types import TOO_LONG
 from outrider.core import errors
 from outrider.core.errors import BadRequest, OutriderError
 

@@ -14,9 +14,9 @@ try:
 except ImportError as error:
     raise ImportError("`outrider-edge serve` needs fastapi and uvicorn: pip install 'outrider[edge]'") from error
 
-from edge_agent.client import AsyncClient
 from edge_agent.http.app import app_of
 from edge_agent.http.options import ServeOptions
+from edge_agent.sdk.client import AsyncClient
 from outrider.core.errors import BadRequest, ModelRefused, OutriderError
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from google.protobuf.message import DecodeError
 
-from edge_agent.releases.slots import State
+from edge_agent.releases.state import State
 from outrider.core.errors import BadRequest, ModelRefused
 from outrider.wire import manifest as manifests
 from outrider.wire.manifest import Manifest

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_agent.config import EdgeSettings
-from edge_agent.releases.slots import Slot, State
+from edge_agent.releases.state import Slot, State
 from edge_agent.releases.store import FOLDER, SlotStore, folders, read
 from outrider.core.errors import BadRequest
 from outrider.settings.options import add_config_options, add_settings, layers_of

@@ -13,14 +13,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_agent.placement import Offer
 from edge_agent.releases.check import PASSING, ReleaseRefused, Terms, check, key_of, name_of
 from edge_agent.releases.download import Downloader, Wanted, absolute
-from edge_agent.releases.later import Later
-from edge_agent.releases.shelf import Refusals, Shelf
-from edge_agent.releases.slots import Slot
+from edge_agent.releases.loader import Refusals, Shelf
+from edge_agent.releases.retry_timer import Later
+from edge_agent.releases.state import Slot
 from edge_agent.releases.store import is_whole
 from edge_agent.releases.trials import Trials
+from edge_agent.session.coordinator_client import Offer
 from outrider.core.errors import OutriderError
 from outrider.wire.ticket import Target
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from edge_agent.releases.slots import State
+from edge_agent.releases.state import State
 
 log = logging.getLogger(__name__)
 

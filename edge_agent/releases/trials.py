@@ -8,13 +8,13 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from edge_agent.draft_room import DraftRoom
-from edge_agent.drafts import DraftPool
-from edge_agent.health import Score, Verdict, judge
+from edge_agent.drafting.health import Score, Verdict, judge
+from edge_agent.drafting.manager import DraftRoom
+from edge_agent.drafting.pool import DraftPool
 from edge_agent.releases.check import Kind, ReleaseRefused
-from edge_agent.releases.later import Later
-from edge_agent.releases.shelf import Shelf
-from edge_agent.releases.slots import Slot, State
+from edge_agent.releases.loader import Shelf
+from edge_agent.releases.retry_timer import Later
+from edge_agent.releases.state import Slot, State
 from outrider.core.errors import OutriderError
 
 log = logging.getLogger(__name__)

@@ -10,11 +10,11 @@ import asyncio
 import logging
 from collections import Counter
 
-from edge_agent.draft_room import DraftRoom
-from edge_agent.drafts import DraftPool
+from edge_agent.drafting.manager import DraftRoom
+from edge_agent.drafting.pool import DraftPool
 from edge_agent.releases.check import Kind
 from edge_agent.releases.follower import Ask, Follower, UpdatePlan
-from edge_agent.releases.shelf import Load, Refusals, Shelf
+from edge_agent.releases.loader import Load, Refusals, Shelf
 from edge_agent.releases.store import SlotStore
 from edge_agent.releases.trials import Own, Trials
 from outrider.wire.ticket import Target

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
-from cloud_verifier.distill.gguf_export import check_types, export_gguf
+from cloud_verifier.distill.gguf.exporter import check_types, export_gguf
 from models.recipe.settings import Job
 from models.recipe.target import load_model
 from outrider.llama.quantize import quantize

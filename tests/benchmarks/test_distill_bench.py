@@ -17,8 +17,8 @@ from benchmarks.distill.gain import Gain, interval, per_step
 from benchmarks.distill.rogue import LIES, Refusal, flipped
 from benchmarks.distill.scale import FULL, QUICK
 from benchmarks.distill.story import Story, quantile
-from cloud_verifier.distill.measure import TREE, Counts, steps
-from cloud_verifier.distill.releases import Known
+from cloud_verifier.distill.gguf.eval_gguf import TREE, Counts, steps
+from cloud_verifier.distill.publishing.release_client import Known
 from outrider.wire.manifest import Manifest
 
 BEFORE = {"arithmetic": 2.0, "code": 3.0}

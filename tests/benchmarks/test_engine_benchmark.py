@@ -20,7 +20,7 @@ from benchmarks.trees import Tally, offer
 from benchmarks.turns import Bench, Parts, Turn
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.selftest import self_test
+from cloud_verifier.engine.numerics_check import self_test
 
 
 class Ticks:
@@ -192,7 +192,7 @@ def test_the_best_peer_of_each_round_is_the_measure() -> None:
 
 def test_a_draft_read_from_gguf_says_what_it_said_before(tmp_path: Path) -> None:
     pytest.importorskip("gguf")
-    from cloud_verifier.distill.gguf_export import export_gguf
+    from cloud_verifier.distill.gguf.exporter import export_gguf
 
     module = make_tiny("qwen3")
     with torch.no_grad():

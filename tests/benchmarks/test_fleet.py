@@ -12,7 +12,7 @@ from benchmarks import fleet
 from benchmarks.fleet import BOUNDS, DECIDED_EVERY, FLEETS, LOADS, Tally
 from benchmarks.fleet_world import STREAMING, STRETCH, Fleet, Scale, Text
 from coordinator.window.controller import TOLERANCE, Decision, VerifierView, decide
-from outrider.core.verdicts import HIT
+from outrider.core.acceptance.history import HIT
 
 SMALL = Scale(devices=24, verifiers=2, regions=1)
 

@@ -22,14 +22,14 @@ from benchmarks.replay import Job, LightClient, Outcome, Player, Where, differin
 from benchmarks.soak_findings import Sample, Tally, growth
 from benchmarks.swarm import Swarm
 from benchmarks.tape import Call, Tape, place
-from edge_agent.client import AsyncClient
-from edge_agent.completion import Completion
-from edge_agent.drafter import Drafter, Voice
-from edge_agent.drafts import DraftOptions, DraftPool
-from edge_agent.growth import Widths
-from edge_agent.sources.base import DraftTask, Spot
-from edge_agent.sources.prompt_lookup import PromptLookup
-from edge_agent.worker import DraftWorker
+from edge_agent.drafting.drafter import Drafter, Voice
+from edge_agent.drafting.growth import Widths
+from edge_agent.drafting.pool import DraftOptions, DraftPool
+from edge_agent.drafting.sources.base import DraftTask, Spot
+from edge_agent.drafting.sources.ngram import PromptLookup
+from edge_agent.drafting.worker import DraftWorker
+from edge_agent.sdk.client import AsyncClient
+from edge_agent.sdk.types import Completion
 from outrider.core.errors import BadRequest
 from outrider.core.processors import SamplingParams
 from outrider.core.protocol.messages import Directive, SessionLimits

@@ -27,7 +27,7 @@ from benchmarks.window.turns import (
     transition,
 )
 from coordinator.window.streaming import Way
-from outrider.core.verdicts import HIT, MISS, SIBLING
+from outrider.core.acceptance.history import HIT, MISS, SIBLING
 
 
 def sight(at_s: float, k: int, depth: int = 8) -> Sight:

@@ -16,13 +16,12 @@ from benchmarks.replay import Job, Outcome, Player, Where
 from benchmarks.tape import Call, Tape
 from benchmarks.window.noted import NotedDrafter
 from benchmarks.window.tapes import match_rate, verdicts
-from edge_agent.drafter import Voice
-from edge_agent.growth import Plan, Widths
-from edge_agent.placement import Measured
-from edge_agent.sources.base import DraftTask
+from edge_agent.drafting.drafter import Voice
+from edge_agent.drafting.growth import Plan, Widths
+from edge_agent.drafting.sources.base import DraftTask
+from outrider.core.acceptance.calibrator import AcceptancePrior, Calibrator
 from outrider.core.processors import SamplingParams
 from outrider.core.protocol.messages import Directive, SessionLimits
-from outrider.core.survival import Calibrator
 
 TOKENS = 64
 WIDTHS = Widths(((1, 0.001), (4, 0.002)))
@@ -112,9 +111,9 @@ async def test_a_session_may_be_ended_by_time(tmp_path: Path) -> None:
 def test_a_recorded_draft_expects_what_was_measured_elsewhere_until_it_has_learned() -> None:
     untaught = replace(taped(0.8), lessons=((), (), (), ()))
     told, not_told = RecordedDrafts(untaught), RecordedDrafts(untaught)
-    told.expect(Measured(first=0.1, sibling=0.0, positions=256))
+    told.expect(AcceptancePrior(first=0.1, sibling=0.0, positions=256))
     learned, also_told = RecordedDrafts(taped(0.8)), RecordedDrafts(taped(0.8))
-    also_told.expect(Measured(first=0.1, sibling=0.0, positions=256))
+    also_told.expect(AcceptancePrior(first=0.1, sibling=0.0, positions=256))
     sampled = [drafts._of_model[1].probability(0, 2.0, 1) for drafts in (told, not_told, learned, also_told)]
     assert sampled[0] < 0.5 * sampled[1]
     assert sampled[2] == sampled[3] or abs(sampled[2] - sampled[3]) < abs(sampled[0] - sampled[1])

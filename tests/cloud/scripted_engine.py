@@ -12,11 +12,11 @@ from typing import Any
 
 import grpc
 
-from cloud_verifier import ipc
-from cloud_verifier.artifacts import Catalogue
 from cloud_verifier.config import VerifierConfig
-from cloud_verifier.engine_host import EngineHost
-from cloud_verifier.service import VerifierService
+from cloud_verifier.engine_process import ipc
+from cloud_verifier.engine_process.host import EngineHost
+from cloud_verifier.front.artifacts import Catalogue
+from cloud_verifier.front.service import VerifierService
 from outrider.core.errors import OutriderError
 from outrider.core.protocol.messages import Attach
 from outrider.wire import channels, codecs

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from scripted_engine import front, until
 
-from cloud_verifier.artifacts import CHUNK_BYTES, Catalogue
+from cloud_verifier.front.artifacts import CHUNK_BYTES, Catalogue
 from outrider.core.errors import BadRequest, ModelRefused, NotFound, Overloaded, Unavailable
 from outrider.wire.status import error_from_rpc
 from outrider.wire.v1 import session_pb2

@@ -14,9 +14,9 @@ import pytest
 from pydantic import SecretStr
 from scripted_engine import until
 
-from cloud_verifier import ipc
 from cloud_verifier.config import VerifierConfig
-from cloud_verifier.engine_host import EngineHost
+from cloud_verifier.engine_process import ipc
+from cloud_verifier.engine_process.host import EngineHost
 from outrider.core import errors
 from outrider.core.errors import Fenced, ModelRefused, Overloaded, Unavailable
 from outrider.core.protocol.messages import Attach, Directive, SessionLimits
@@ -132,7 +132,7 @@ async def test_an_engine_that_hangs_is_killed_and_its_sessions_are_told(config, 
             await tokens_of(inbox)
         assert host.ended.is_set()
         await until(lambda: not Path(f"/proc/{host.pid}").exists())
-        assert [record.name for record in caplog.records] == ["cloud_verifier.engine_host"]
+        assert [record.name for record in caplog.records] == ["cloud_verifier.engine_process.host"]
     finally:
         await host.stop()
 
@@ -148,7 +148,13 @@ async def test_a_model_that_cannot_be_served_is_refused_with_the_reason(config, 
 
 async def test_an_engine_whose_front_vanishes_ends_quietly(config):
     ours, theirs = socket.socketpair()
-    command = (sys.executable, "-m", "cloud_verifier.engine_process", str(theirs.fileno()), config.model_dump_json())
+    command = (
+        sys.executable,
+        "-m",
+        "cloud_verifier.engine_process.main",
+        str(theirs.fileno()),
+        config.model_dump_json(),
+    )
     with ours, theirs:
         engine = await asyncio.create_subprocess_exec(
             *command, pass_fds=[theirs.fileno()], stderr=asyncio.subprocess.PIPE

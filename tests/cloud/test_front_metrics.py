@@ -6,12 +6,12 @@ import pytest
 from prometheus_client.exposition import generate_latest
 from scripted_engine import front, until
 
-from cloud_verifier.front_meters import ENDS, KINDS, FrontMeters, kind_of
-from cloud_verifier.metrics import VerifierCollector
-from cloud_verifier.service import FINISHES
-from cloud_verifier.traffic.runs import Counts
+from cloud_verifier.front.counters import ENDS, KINDS, FrontMeters, kind_of
+from cloud_verifier.front.metrics import VerifierCollector
+from cloud_verifier.front.service import FINISHES
+from cloud_verifier.traffic.passage_builder import Counts
 from outrider.core.errors import Draining, InternalError, Overloaded
-from outrider.telemetry.families import registry
+from outrider.telemetry.prometheus import registry
 from outrider.wire.v1 import engine_pb2, session_pb2
 
 

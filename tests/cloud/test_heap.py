@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from cloud_verifier.heap import give_back_what_is_freed
+from cloud_verifier.engine_process.malloc_trim import give_back_what_is_freed
 
 FREED = """
 import os
 import sys
 
 from benchmarks.proc import rss_mb
-from cloud_verifier.heap import give_back_what_is_freed
+from cloud_verifier.engine_process.malloc_trim import give_back_what_is_freed
 
 if sys.argv[1] == "given back":
     assert give_back_what_is_freed()
@@ -39,7 +39,9 @@ def kept_mb(how: str) -> float:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
 def test_large_blocks_go_back_to_the_system_though_small_ones_lie_between_them() -> None:
     assert kept_mb("given back") < 10.0
-    assert kept_mb("as it is") > 40.0, "glibc keeps nothing by itself any more: cloud_verifier/heap.py is not needed"
+    assert kept_mb("as it is") > 40.0, (
+        "glibc keeps nothing by itself any more: cloud_verifier/engine_process/malloc_trim.py is not needed"
+    )
 
 
 def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from cloud_verifier import ipc
-from cloud_verifier.ipc import EngineEnd
+from cloud_verifier.engine_process import ipc
+from cloud_verifier.engine_process.ipc import EngineEnd
 from outrider.wire.v1 import engine_pb2 as pb
 from outrider.wire.v1 import session_pb2
 

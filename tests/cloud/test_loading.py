@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from cloud_verifier.loading import PROGRESS_EVERY_S, Progress
+from cloud_verifier.front.startup import PROGRESS_EVERY_S, Progress
 
 
 def test_phases_are_logged_at_once_and_shares_at_a_bounded_rate(caplog):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cloud_verifier.pace import NODES_PER_MESSAGE, Pace
+from cloud_verifier.front.rate_limiter import NODES_PER_MESSAGE, Pace
 
 
 class Clock:

@@ -20,7 +20,7 @@ from test_engine_host import PROMPT, start, tokens_of
 from tiny_targets import Reference, save_tiny
 
 from cloud_verifier.config import VerifierConfig
-from cloud_verifier.engine_host import EngineHost
+from cloud_verifier.engine_process.host import EngineHost
 from outrider.core.errors import ModelRefused, Unavailable
 from outrider.core.protocol.messages import Attach
 from outrider.wire import channels, codecs

@@ -9,7 +9,7 @@ import time
 import pytest
 from scripted_engine import until
 
-from cloud_verifier.registration import Registration
+from cloud_verifier.front.registration import Registration
 from outrider.core.errors import PermissionDenied, Unauthenticated
 from outrider.core.protocol.messages import Directive, SessionLimits
 from outrider.wire import channels
@@ -125,7 +125,7 @@ async def test_a_ticket_of_a_registered_key_is_believed(registry):
 
 
 async def test_registering_goes_on_until_the_coordinator_is_there(registry, monkeypatch):
-    monkeypatch.setattr("cloud_verifier.registration.RETRY_S", 0.05)
+    monkeypatch.setattr("cloud_verifier.front.registration.RETRY_S", 0.05)
     async with serving(registry) as address:
         pass  # a port that is free again
     async with registration(address) as made:
@@ -258,7 +258,7 @@ async def test_strange_tickets_do_not_make_reports_endless(registry):
 
 
 async def test_known_keys_are_believed_while_the_coordinator_is_away(registry, monkeypatch):
-    monkeypatch.setattr("cloud_verifier.registration.CALL_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("cloud_verifier.front.registration.CALL_TIMEOUT_S", 0.3)
     signer = registry.trust(Signer.generate())
     async with registration_after_outage(registry) as made, reporting(made):
         assert (await made.authorise(signer.sign(claims()))).session_id == "s"

@@ -9,8 +9,8 @@ import grpc
 import pytest
 from scripted_engine import TARGET, VOCABULARY_HASH, Stream, front, until
 
-from cloud_verifier import session_stream
 from cloud_verifier.config import VerifierConfig
+from cloud_verifier.front import session_stream
 from outrider.core.errors import (
     BadRequest,
     Draining,

@@ -8,10 +8,10 @@ import grpc
 import pytest
 from peers import Peer
 
+from coordinator.api.server import running
 from coordinator.config import CoordinatorConfig
-from coordinator.embedded import EmbeddedServer
-from coordinator.keyring import load_or_create
-from coordinator.server import running
+from coordinator.store.embedded_redis import EmbeddedServer
+from coordinator.store.keyring import load_or_create
 from outrider.wire import channels
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from coordinator.api.authentication import Access
 from coordinator.config import CoordinatorConfig
-from coordinator.tenants import Access
 from outrider.core.errors import BadRequest, PermissionDenied, Unauthenticated
 from outrider.wire.v1 import coordinator_pb2 as pb
 

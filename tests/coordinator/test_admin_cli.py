@@ -492,7 +492,7 @@ def rest_of(fd: int) -> bytes:
 
 def test_top_without_rich_names_what_to_install(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    monkeypatch.delitem(sys.modules, "coordinator.cli.frame", raising=False)
+    monkeypatch.delitem(sys.modules, "coordinator.cli.top_view", raising=False)
     with pytest.raises(SystemExit) as ended:
         cli.main(["top", "--once"])
     assert ended.value.code == 2

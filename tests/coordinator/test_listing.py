@@ -2,7 +2,7 @@
 
 import pytest
 
-from coordinator import operators
+from coordinator.api import admin_handlers
 from outrider.core.errors import BadRequest, NotFound
 from outrider.wire.v1 import coordinator_pb2 as pb
 
@@ -63,7 +63,7 @@ async def test_sessions_of_one_verifier_or_of_one_tenant(busy, refused):
 
 
 async def test_a_tenants_few_sessions_are_found_over_several_pages(busy, monkeypatch):
-    monkeypatch.setattr(operators, "SCANNED", 1)
+    monkeypatch.setattr(admin_handlers, "SCANNED", 1)
     assert await every_page(busy, tenant="bob") == [["b", "d"], [], []]
 
 

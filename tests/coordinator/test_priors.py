@@ -8,12 +8,12 @@ import pytest
 import redis.asyncio as aioredis
 from peers import identity
 
-from coordinator import keys, priors
 from coordinator.records import Load, Prior, SessionStats, SessionWindow, WindowBounds
-from coordinator.window import control
+from coordinator.store import keys, priors
+from coordinator.window import report_adapter
+from outrider.core.acceptance.history import HIT, MISS, SIBLING
 from outrider.core.errors import BadRequest
 from outrider.core.protocol.messages import SessionLimits
-from outrider.core.verdicts import HIT, MISS, SIBLING
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 COSTS = {"step_cost_ms": {1: 30.0, 65: 33.2}, "session_cost_ms": 0.1}
@@ -163,7 +163,7 @@ def decide(
     session: SessionStats, prior: Prior | None, before: SessionWindow | None = None, **bounds: WindowBounds
 ) -> SessionWindow | None:
     told = {"s": before} if before else {}
-    return control.decide(LOAD, [session], told, bounds, LIMITS, {"s": prior} if prior else {}).get("s")
+    return report_adapter.decide(LOAD, [session], told, bounds, LIMITS, {"s": prior} if prior else {}).get("s")
 
 
 PRIOR = Prior(GOOD * 8, draft_ms=4.0, nodes_per_level=2.5)
@@ -207,7 +207,7 @@ def test_what_it_has_shown_of_its_own_speed_stands() -> None:
 def test_a_device_that_drafts_nothing_after_all_is_seen_and_no_longer_waited_for() -> None:
     near = decide(fresh(rtt_ms=1.0), PRIOR)
     assert near is not None and near.k > 0
-    silent = decide(fresh(rtt_ms=1.0, committed=control.SILENT, steps=control.SILENT), PRIOR, near)
+    silent = decide(fresh(rtt_ms=1.0, committed=report_adapter.SILENT, steps=report_adapter.SILENT), PRIOR, near)
     assert silent is not None and (silent.k, silent.patience_ms) == (0, 0.0)
     assert silent.reason == "its device drafts nothing"
     assert silent.depth > 0  # so that it shows if it has begun

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from coordinator.api.authentication import Access
+from coordinator.api.recording_policy import RecordingPolicy
 from coordinator.config import CoordinatorConfig
-from coordinator.recording import RecordingPolicy
-from coordinator.tenants import Access
 from outrider.core.errors import BadRequest
 from outrider.wire.v1 import coordinator_pb2 as pb
 

@@ -13,13 +13,13 @@ import pytest
 from peers import identity, until
 from releasing import FIRST, SIGNER, guesses, listed, name_of, offered, publish, signed, states, steer, version_of
 
-from coordinator import keys
 from coordinator.releases.backup import Backup
 from coordinator.releases.canary import drawn
 from coordinator.releases.handlers import ReleaseHandlers
 from coordinator.releases.shelf import Shelf
 from coordinator.releases.store import ReleaseStore
-from coordinator.store import Store
+from coordinator.store import keys
+from coordinator.store.redis_store import Store
 from outrider.core.errors import BadRequest, ModelRefused, NotFound, PermissionDenied, Unauthenticated, Unavailable
 from outrider.wire.ticket import Signer
 from outrider.wire.v1 import coordinator_pb2 as pb

@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from coordinator import keys
 from coordinator.records import SessionStats
 from coordinator.releases import store as limits
 from coordinator.releases.records import Trial
 from coordinator.releases.store import ReleaseStore
-from coordinator.store import SESSIONS_AT_ONCE, Store
+from coordinator.store import keys
+from coordinator.store.redis_store import SESSIONS_AT_ONCE, Store
 
 NEW, OLD = "n" * 64, "0" * 64
 TRIAL = Trial(NEW, 2, OLD)

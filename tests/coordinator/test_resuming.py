@@ -7,7 +7,7 @@ import time
 import pytest
 from peers import identity, until
 
-from coordinator.codec import MAX_EPOCH
+from coordinator.api.codec import MAX_EPOCH
 from outrider.core.errors import BadRequest, Overloaded, PermissionDenied, Unauthenticated, Unavailable
 from outrider.wire.v1 import coordinator_pb2 as pb
 

@@ -7,7 +7,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from peers import until
 
-from coordinator.store import Store, without_credentials
+from coordinator.store.redis_store import Store, without_credentials
 from outrider.core.errors import BadRequest, OutriderError, Unavailable
 
 

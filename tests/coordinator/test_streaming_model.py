@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.window.streaming import Way, Window, replay
-from outrider.core.verdicts import HIT, MISS, SIBLING
+from outrider.core.acceptance.history import HIT, MISS, SIBLING
 
 STEP_S = 0.030
 

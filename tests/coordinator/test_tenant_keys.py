@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import redis as redis_client
 
-from coordinator import keys
+from coordinator.api.authentication import Access
 from coordinator.config import CoordinatorConfig
-from coordinator.tenants import Access
+from coordinator.store import keys
 from outrider.core.errors import BadRequest, NotFound, Unauthenticated
 from outrider.wire.v1 import coordinator_pb2 as pb
 
@@ -173,7 +173,7 @@ async def test_lists_come_in_pages_by_name(coordinator, refused):
 
 
 async def test_where_there_are_too_many_those_that_were_revoked_are_forgotten(coordinator, refused, monkeypatch):
-    monkeypatch.setattr("coordinator.tenant_keys.MAX_TENANTS", 2)
+    monkeypatch.setattr("coordinator.api.tenant_keys.MAX_TENANTS", 2)
     await create(coordinator, "a")
     await create(coordinator, "b")
     error = await refused(create(coordinator, "c"))

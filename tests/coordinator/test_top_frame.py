@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from coordinator.cli.frame import BAR, bar, frame
 from coordinator.cli.rates import HISTORY, Rates
+from coordinator.cli.top_view import BAR, bar, frame
 
 VERIFIER = {
     "id": "verifier-1",

@@ -11,10 +11,10 @@ import pytest
 from peers import until
 
 from coordinator.records import Load, Prior, SessionStats, SessionWindow, WindowBounds
-from coordinator.window import control
+from coordinator.window import report_adapter
+from outrider.core.acceptance.history import HIT, MISS
 from outrider.core.errors import BadRequest, NotFound, Unauthenticated
 from outrider.core.protocol.messages import SessionLimits
-from outrider.core.verdicts import HIT, MISS
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 LOAD = Load(step_cost_ms={1: 30.0, 65: 33.2}, session_cost_ms=0.1, timing_ms={"between": 1.0})
@@ -48,17 +48,17 @@ def decide(
 ) -> dict[str, SessionWindow]:
     """bounds: by session id; `everybody` is ""."""
     named = {"" if name == "everybody" else name: bound for name, bound in bounds.items()}
-    return control.decide(load, sessions, before or {}, named, limits, priors or {})
+    return report_adapter.decide(load, sessions, before or {}, named, limits, priors or {})
 
 
 def test_a_good_draft_speculates_and_a_bad_one_only_probes() -> None:
     decided = decide(stats("good"), stats("bad", hit=0.0))
-    good, bad = (control.directive(decided[name], LIMITS) for name in ("good", "bad"))
+    good, bad = (report_adapter.directive(decided[name], LIMITS) for name in ("good", "bad"))
     assert decided["good"].speedup > 1.5
     assert good.nodes_per_step > decided["good"].k >= 4
     assert good.window_nodes >= good.window_depth > 4
     assert decided["bad"].k == 0
-    assert (bad.nodes_per_step, bad.window_depth, bad.patience_ms) == (0, control.PROBE_DEPTH, 0)
+    assert (bad.nodes_per_step, bad.window_depth, bad.patience_ms) == (0, report_adapter.PROBE_DEPTH, 0)
 
 
 def test_who_is_alone_may_have_all_that_the_verifier_itself_finds_worth_its_time() -> None:
@@ -66,7 +66,10 @@ def test_who_is_alone_may_have_all_that_the_verifier_itself_finds_worth_its_time
     beside = decide(stats(), stats("other"), load=CPU)["s"]
     assert 0 < alone.k < alone.most == 16
     assert alone.depth - alone.most >= 2
-    assert control.directive(alone, LIMITS).nodes_per_step > 2 * control.directive(beside, LIMITS).nodes_per_step
+    assert (
+        report_adapter.directive(alone, LIMITS).nodes_per_step
+        > 2 * report_adapter.directive(beside, LIMITS).nodes_per_step
+    )
     assert beside.most == beside.k > 0
     assert decide(stats(), s=WindowBounds(2, 6))["s"].k == 2
 
@@ -74,8 +77,8 @@ def test_who_is_alone_may_have_all_that_the_verifier_itself_finds_worth_its_time
 def test_a_near_device_is_waited_for_by_as_much_as_was_planned_with_and_never_beyond_a_part_of_a_step() -> None:
     near, far = decide(stats(rtt_ms=2.0))["s"], decide(stats(rtt_ms=100.0))["s"]
     assert 0.0 < near.patience_ms <= 0.4 * 32.0
-    assert control.directive(near, LIMITS).patience_ms >= near.patience_ms
-    assert control.directive(far, LIMITS).patience_ms == 0
+    assert report_adapter.directive(near, LIMITS).patience_ms >= near.patience_ms
+    assert report_adapter.directive(far, LIMITS).patience_ms == 0
 
 
 @pytest.mark.parametrize("changes", [{"verdicts": b""}, {"verdicts": verdicts(0.9, 10)}, {"rtt_ms": 0.0}])
@@ -117,7 +120,7 @@ def test_nor_where_the_verifier_tells_no_costs() -> None:
 
 
 def test_a_draft_that_has_become_good_is_judged_by_its_last_guesses() -> None:
-    turned = verdicts(0.0, 200) + verdicts(0.85, control.RECENT)
+    turned = verdicts(0.0, 200) + verdicts(0.85, report_adapter.RECENT)
     assert decide(stats(verdicts=turned))["s"].k > 0
 
 
@@ -133,7 +136,7 @@ def test_bounds_bound_and_pins_pin_the_session_or_all_others() -> None:
     assert 0 < decided["a"].k <= 2
     assert decided["a"].depth <= 6
     for session in ("b", "off"):
-        told = control.directive(decided[session], LIMITS)
+        told = report_adapter.directive(decided[session], LIMITS)
         assert told.nodes_per_step == told.window_nodes == told.window_depth == 0
     assert (decided["new"].k, decided["new"].depth, decided["new"].reason) == (3, 9, "pinned by the operator")
     assert (decided["newer"].k, decided["newer"].depth) == (2, 6)  # not known, and held to the bounds all the same
@@ -154,7 +157,7 @@ def test_a_pin_is_waited_for_like_any_other_window() -> None:
 def test_no_window_is_beyond_the_tickets_limits() -> None:
     few = SessionLimits(nodes=6, depth=5)
     for decided in (decide(stats(), limits=few), decide(stats(), limits=few, s=WindowBounds(99, 99, pinned=True))):
-        told = control.directive(decided["s"], few)
+        told = report_adapter.directive(decided["s"], few)
         assert told.window_depth <= 5
         assert max(told.window_nodes, told.nodes_per_step) <= 6
         assert decided["s"].depth * decided["s"].nodes_per_level <= 6
@@ -241,7 +244,7 @@ async def test_a_verifier_keeps_its_lease_and_keys_where_nothing_can_be_decided(
     def broken(*_: object) -> None:
         raise ValueError("a defect")
 
-    monkeypatch.setattr(control, "decide", broken)
+    monkeypatch.setattr(report_adapter, "decide", broken)
     answer = await coordinator.report("v1", [report(session)], **REPORTED)
     assert answer.known
     assert answer.public_keys
@@ -298,18 +301,18 @@ async def test_windows_are_for_operators(start, refused) -> None:
 
 def test_verdicts_on_another_text_are_dropped_soon_and_those_on_the_same_one_kept() -> None:
     good, bad = (bytes(random.Random(1).choices((HIT, MISS), (share, 1.0 - share), k=200)) for share in (0.8, 0.15))
-    assert len(control.latest(good)) == control.RECENT
-    assert len(control.latest(good + bad[:8])) == control.RECENT
-    turned = control.latest(good + bad[:40])
+    assert len(report_adapter.latest(good)) == report_adapter.RECENT
+    assert len(report_adapter.latest(good + bad[:8])) == report_adapter.RECENT
+    turned = report_adapter.latest(good + bad[:40])
     assert len(turned) <= 48
     assert turned.count(HIT) / len(turned) < 0.35
 
 
 def test_a_draft_that_fails_or_recovers_is_judged_by_the_new_text_within_thirty_two_verdicts() -> None:
     good, failed = bytes(random.Random(3).choices((HIT, MISS), (0.6, 0.4), k=96)), bytes([MISS]) * 105
-    kept = control.latest(good + failed[:32])
+    kept = report_adapter.latest(good + failed[:32])
     assert kept.count(HIT) <= 0.1 * len(kept)
-    recovered = control.latest(good + failed + good[:32])
+    recovered = report_adapter.latest(good + failed + good[:32])
     assert recovered.count(HIT) / len(recovered) > 0.4
 
 
@@ -319,7 +322,7 @@ def test_a_text_that_was_left_does_not_come_back_as_the_next_one_grows(since: in
     for seed in range(31):
         rng = random.Random(seed)
         before, after = (bytes(rng.choices((HIT, MISS), (share, 1.0 - share), k=192)) for share in (0.6, 0.1))
-        kept.append(len(control.latest(before + after[:since])))
+        kept.append(len(report_adapter.latest(before + after[:since])))
     assert since - 16 <= statistics.median(kept) <= since + 8
 
 
@@ -332,5 +335,5 @@ def test_a_window_that_pays_no_longer_is_not_kept_for_being_the_present_one() ->
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
 def test_chance_alone_seldom_looks_like_another_text(share: float) -> None:
     rng = random.Random(2)
-    texts = [bytes(rng.choices((HIT, MISS), (share, 1.0 - share), k=control.RECENT)) for _ in range(300)]
-    assert sum(len(control.latest(text)) < control.RECENT for text in texts) <= 9
+    texts = [bytes(rng.choices((HIT, MISS), (share, 1.0 - share), k=report_adapter.RECENT)) for _ in range(300)]
+    assert sum(len(report_adapter.latest(text)) < report_adapter.RECENT for text in texts) <= 9

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.window import control, controller
-from coordinator.window.balance import Tables
+from coordinator.window import controller, report_adapter
 from coordinator.window.controller import TOLERANCE, Bounds, SessionView, VerifierView, decide
 from coordinator.window.streaming import Window
+from coordinator.window.window_search import Tables
+from outrider.core.acceptance.history import HIT, MISS, SIBLING
 from outrider.core.step_cost import StepCost
-from outrider.core.verdicts import HIT, MISS, SIBLING
 
 GPU = StepCost({1: 0.030, 65: 0.0332})
 """Nodes cost next to nothing."""
@@ -122,7 +122,7 @@ def test_a_text_that_is_good_and_bad_in_turn_does_not_switch_speculation_on_and_
             for _ in range(20):
                 share = (0.3 if share == 0.75 else 0.75) if rng.random() < 0.02 else share
                 verdicts.append(HIT if rng.random() < share else MISS)
-            far = session(rtt_s=0.1, verdicts=control.latest(bytes(verdicts)), current=current)
+            far = session(rtt_s=0.1, verdicts=report_adapter.latest(bytes(verdicts)), current=current)
             now = decide(view(far))["s0"].window
             switched += current is not None and (current.k == 0) != (now.k == 0)
             current = now

@@ -7,7 +7,7 @@ import itertools
 from dataclasses import replace
 
 from coordinator.records import SessionWindow
-from coordinator.window.deciding import STALE_S, Deciding, Windows
+from coordinator.window.decision_queue import STALE_S, Deciding, Windows
 
 WINDOW = SessionWindow("s", "v", 1, 2, 2, 6, 0.0, 1.0, 0.0, 1.5, 2.0, "pays", 1.0, 1.0, 24, 0.5)
 

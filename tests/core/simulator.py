@@ -21,7 +21,7 @@ from outrider.core.protocol.device import DeviceSession, ReattachNeeded
 from outrider.core.protocol.messages import Append, Attach, Cancel, Commit, Finish, SessionLimits, TokenLogprobs
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.tree import ROOT
-from outrider.core.walk import Batch, Walked, walk
+from outrider.core.verification import Batch, Walked, walk
 
 EOS = 99
 PROMPT = (1, 2, 3)

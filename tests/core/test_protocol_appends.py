@@ -12,7 +12,7 @@ from outrider.core.errors import Fenced, ProtocolViolation
 from outrider.core.protocol.messages import Append, Attach, Cancel, Finish, SessionLimits
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.tree import ROOT
-from outrider.core.walk import walk
+from outrider.core.verification import walk
 
 EPOCH = 3
 EOS = 9

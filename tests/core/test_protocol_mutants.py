@@ -14,7 +14,7 @@ from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Finish
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.tree import ROOT, TokenTree
-from outrider.core.walk import Walked, walk
+from outrider.core.verification import Walked, walk
 
 SCHEDULES = 10_000
 

@@ -18,7 +18,7 @@ from scipy import stats
 
 from outrider.core.coupling import gumbel, position_key, session_key
 from outrider.core.processors import SamplingParams, filtered_log_probs, log_softmax
-from outrider.core.walk import Batch, walk
+from outrider.core.verification import Batch, walk
 
 VOCABULARY = 5
 LENGTH = 3

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.reliability import Reliability, reliability
-from outrider.core.survival import MARGIN_EDGES, Calibrator
+from outrider.core.acceptance.calibrator import MARGIN_EDGES, Calibrator
 
 
 def test_the_prior_grows_with_the_lead_of_the_first_guess_and_falls_with_the_lag_of_the_others() -> None:

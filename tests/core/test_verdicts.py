@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.core.acceptance.history import HIT, MISS, SIBLING, UNKNOWN, Verdicts
 from outrider.core.protocol.messages import Append, Attach, SessionLimits
 from outrider.core.protocol.verifier import VerifierSession
-from outrider.core.verdicts import HIT, MISS, SIBLING, UNKNOWN, Verdicts
-from outrider.core.walk import Walked
+from outrider.core.verification import Walked
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider.core.acceptance.node_acceptance import ChildOdds
 from outrider.core.tree import ROOT, TokenTree
-from outrider.core.worth import ChildOdds
 
 
 def tree(*nodes: tuple[int, int], position: int = 0) -> TokenTree:

@@ -69,7 +69,7 @@ def test_the_image_own_variables_are_settings_that_hold(image: Image) -> None:
     port = int(listen.removeprefix("0.0.0.0:"))
     door = port if image.name == "edge" else int(config.metrics.removeprefix("0.0.0.0:"))
     assert image.ports == {port, door}
-    assert image.healthcheck[:4] == ["python", "-m", "outrider.telemetry.probe", str(door)]
+    assert image.healthcheck[:4] == ["python", "-m", "outrider.telemetry.healthcheck", str(door)]
 
 
 @images

@@ -58,7 +58,7 @@ def terminal(able: None, network: Network, folder: Path) -> Iterator[Terminal]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_saved_folder_and_an_exported_draft_work_together(family: str, terminal: Terminal) -> None:
-    from cloud_verifier.distill.export import export
+    from cloud_verifier.distill.gguf.export import export
 
     folder = terminal.folder
     target = make(folder / "my-target", family, 128)

@@ -9,7 +9,7 @@ from pages import text_of
 
 from cloud_verifier.config import VerifierConfig
 from edge_agent.config import EdgeSettings
-from edge_agent.failover import Step, after
+from edge_agent.session.failover import Step, after
 from outrider.core.errors import OutriderError
 from outrider.core.processors import MAX_BIASES, SamplingParams
 from outrider.core.protocol import messages

@@ -24,8 +24,8 @@ import time  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
-from edge_agent.client import AsyncClient  # noqa: E402
-from edge_agent.failover import Hop  # noqa: E402
+from edge_agent.sdk.client import AsyncClient  # noqa: E402
+from edge_agent.session.failover import Hop  # noqa: E402
 from outrider.core.errors import OutriderError  # noqa: E402
 from outrider.wire.channels import ClientTls  # noqa: E402
 

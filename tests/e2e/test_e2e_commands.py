@@ -22,7 +22,7 @@ from cryptography.x509.oid import NameOID
 from system import ROOT, Failed, alive, children_of, status_of, until
 
 from coordinator.cluster import Cluster
-from outrider.wire.proxy import DelayProxy
+from outrider.testing.network_proxy import DelayProxy
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 

@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from benchmarks.reference import Reference, Settings
-from outrider.wire.proxy import DelayProxy
+from outrider.testing.network_proxy import DelayProxy
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 

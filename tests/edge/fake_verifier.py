@@ -17,8 +17,8 @@ from outrider.core.errors import Fenced, NotFound, OutriderError, Unavailable, V
 from outrider.core.protocol.messages import Commit, Directive, Finish, SessionLimits, TokenLogprobs
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.tokenizer_json import token_table
+from outrider.core.verification import walk
 from outrider.core.vocabulary import vocabulary_hash
-from outrider.core.walk import walk
 from outrider.wire import codecs
 from outrider.wire.channels import bind, server
 from outrider.wire.codecs import Open, Opened

@@ -12,7 +12,7 @@ from pathlib import Path
 from fake_verifier import FakeVerifier, Script
 from scripted import tokenizer_json
 
-from edge_agent.tokens import TargetTokenizer
+from edge_agent.target.tokenizer import TargetTokenizer
 
 TEXT = "def grüße(name):\n    return f'Grüße, {name}! 🙂'\n\nprint(grüße('Welt'))\n"
 TEMPLATE = "{% for m in messages %}<|user|>{{ m.content }}<|end|>{% endfor %}"

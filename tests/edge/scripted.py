@@ -7,11 +7,11 @@ import json
 import time
 from collections.abc import Callable, Sequence
 
-from edge_agent.drafter import Drafter, Voice
-from edge_agent.growth import Widths
-from edge_agent.sources.base import DraftTask, Proposal, Spot
-from edge_agent.worker import DraftWorker
-from outrider.core.survival import Calibrator
+from edge_agent.drafting.drafter import Drafter, Voice
+from edge_agent.drafting.growth import Widths
+from edge_agent.drafting.sources.base import DraftTask, Proposal, Spot
+from edge_agent.drafting.worker import DraftWorker
+from outrider.core.acceptance.calibrator import Calibrator
 
 VOCABULARY = 97
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.artifacts import ArtifactCache, ArtifactRef
+from edge_agent.target.artifact_cache import ArtifactCache, ArtifactRef
 from outrider.core.errors import BadRequest, ModelRefused, NotFound, Unavailable
 
 DATA = bytes(range(256)) * 40

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_agent.template import ChatTemplate, special_tokens
+from edge_agent.target.chat_template import ChatTemplate, special_tokens
 from outrider.core.errors import BadRequest, ModelRefused
 
 SOURCE = (

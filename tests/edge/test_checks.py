@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from edge_agent import AsyncClient
-from edge_agent.completion import Request, prompt_of
-from edge_agent.template import check_messages
+from edge_agent.sdk.types import Request, prompt_of
+from edge_agent.target.chat_template import check_messages
 from outrider.core.errors import BadRequest
 from outrider.core.processors import SamplingParams
 

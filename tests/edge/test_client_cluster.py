@@ -13,9 +13,9 @@ from fake_verifier import FakeVerifier, Script
 from scripted import tokenizer_json
 
 from edge_agent import AsyncClient, EdgeSettings
-from edge_agent.tokens import TargetTokenizer
+from edge_agent.target.tokenizer import TargetTokenizer
+from outrider.core.acceptance.calibrator import Calibrator
 from outrider.core.errors import BadRequest, Overloaded
-from outrider.core.survival import Calibrator
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 SETTINGS = EdgeSettings(silence_s=0.3)

@@ -72,6 +72,6 @@ def test_every_error_of_the_tree_is_among_the_public_names() -> None:
 
 def test_options_are_typed_alike_where_clients_and_requests_have_them() -> None:
     client = typing.get_type_hints(AsyncClient.__init__)
-    request = typing.get_type_hints(edge_agent.completion.Options)
+    request = typing.get_type_hints(edge_agent.sdk.types.Options)
     for name in ("timeout", "retries", "offline", "traffic_class"):
         assert client[name] == request[name]

@@ -13,7 +13,7 @@ import pytest
 from fake_verifier import FakeVerifier, Script
 from scripted import tokenizer_json
 
-from edge_agent.tokens import TargetTokenizer
+from edge_agent.target.tokenizer import TargetTokenizer
 
 TEMPLATE = b"{% for m in messages %}{{ m.content }};{% endfor %}"
 PROGRAM = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_agent.cpu_share import CpuShare
+from edge_agent.drafting.cpu_budget import CpuShare
 
 
 class Clock:

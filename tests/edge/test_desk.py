@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from edge_agent.desk import Desk
-from edge_agent.drafter import Growth, NewNode
-from edge_agent.drafting import Drafting, Lent
-from edge_agent.growth import Plan
-from edge_agent.worker import DraftFailed, DraftWorker
+from edge_agent.drafting.draft_session import Drafting, Lent
+from edge_agent.drafting.drafter import Growth, NewNode
+from edge_agent.drafting.growth import Plan
+from edge_agent.drafting.handover import Desk
+from edge_agent.drafting.worker import DraftFailed, DraftWorker
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import SessionLimits
 from outrider.core.tree import ROOT

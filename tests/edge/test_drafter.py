@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from scripted import VOCABULARY, ScriptedSource, continuation, target
 
-from edge_agent.drafter import Drafter, Growth, Voice
-from edge_agent.growth import Plan, Widths
-from edge_agent.health import Health, Score
-from edge_agent.sources.base import DraftTask, Proposal, Spot
-from edge_agent.sources.prompt_lookup import PromptLookup
-from outrider.core.survival import Calibrator
+from edge_agent.drafting.drafter import Drafter, Growth, Voice
+from edge_agent.drafting.growth import Plan, Widths
+from edge_agent.drafting.health import Health, Score
+from edge_agent.drafting.sources.base import DraftTask, Proposal, Spot
+from edge_agent.drafting.sources.ngram import PromptLookup
+from outrider.core.acceptance.calibrator import Calibrator
 from outrider.core.tree import ROOT
 from outrider.llama import TreeFull
 

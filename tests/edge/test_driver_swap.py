@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scripted import ScriptedSource, continuation, target
 from test_driver import PROMPT, Run, drafting, eventually
 
-from edge_agent.channels import Channels
-from edge_agent.drafting import Lent
+from edge_agent.drafting.draft_session import Lent
+from edge_agent.session.channels import Channels
 from outrider.core.protocol.messages import SessionLimits
 
 TOKENS = 240

@@ -18,7 +18,7 @@ from scripted import tokenizer_json
 import edge_agent
 from edge_agent import AsyncClient, EdgeSettings
 from edge_agent.cli import main
-from edge_agent.tokens import TargetTokenizer
+from edge_agent.target.tokenizer import TargetTokenizer
 from outrider.core.errors import BadRequest, ModelRefused, OutriderError, VocabularyMismatch
 
 TEXT = "def grüße(name):\n    return f'Grüße, {name}! 🙂'\n\nprint(grüße('Welt'))\n"
@@ -364,7 +364,7 @@ def test_the_public_names_are_those_that_are_listed() -> None:
 
 def test_a_device_imports_neither_torch_nor_the_other_applications() -> None:
     code = (
-        "import sys, edge_agent.cli, edge_agent.sources.llama_source, outrider.llama\n"
+        "import sys, edge_agent.cli, edge_agent.drafting.sources.llama, outrider.llama\n"
         "bad = {'torch', 'transformers', 'redis', 'cloud_verifier', 'coordinator'} & set(sys.modules)\n"
         "sys.exit(', '.join(bad) or 0)"
     )

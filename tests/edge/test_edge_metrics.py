@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from edge_agent.metrics import EdgeMetrics
-from edge_agent.statistics import Statistics
+from edge_agent.session.statistics import Statistics
 from outrider.core.errors import Overloaded
 
 

@@ -11,11 +11,11 @@ import pytest
 from fake_verifier import FakeVerifier, Script
 from scripted import ScriptedSource, continuation, target, worker
 
-from edge_agent.channels import Channels
-from edge_agent.driver import DriverOptions, SessionDriver
-from edge_agent.failover import Backoff, DirectRoute, GrantRoute, Grants, Step, after, limits_of
-from edge_agent.statistics import Statistics
-from edge_agent.stream import Silent
+from edge_agent.session.channels import Channels
+from edge_agent.session.driver import DriverOptions, SessionDriver
+from edge_agent.session.failover import Backoff, DirectRoute, GrantRoute, Grants, Step, after, limits_of
+from edge_agent.session.statistics import Statistics
+from edge_agent.session.stream import Silent
 from outrider.core import errors
 from outrider.core.errors import BadRequest, OutriderError, Unavailable
 from outrider.core.protocol.device import DeviceSession

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from edge_agent.growth import (
+from edge_agent.drafting.growth import (
     Guess,
     Leaf,
     Plan,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from edge_agent.hearing import Hearing
-from edge_agent.sources.base import Proposal
-from outrider.core.survival import Calibrator
+from edge_agent.drafting.calibrated_source import Hearing
+from edge_agent.drafting.sources.base import Proposal
+from outrider.core.acceptance.calibrator import Calibrator
 
 RIGHT, OTHER = 7, 8
 

@@ -15,7 +15,7 @@ from selenium.webdriver.common.keys import Keys
 from edge_agent import AsyncClient, EdgeSettings
 from edge_agent.http.options import ServeOptions
 from edge_agent.http.serve import serving
-from edge_agent.tokens import TargetTokenizer
+from edge_agent.target.tokenizer import TargetTokenizer
 
 LOCAL = "127.0.0.1:0"
 HOSTILE = "<img src=x onerror=\"window.ran=1\"><script>window.ran=1</script><a href='javascript:window.ran=1'>x</a>\n"

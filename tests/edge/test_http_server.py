@@ -26,10 +26,10 @@ from openai.types.chat.chat_completion import Choice
 from reciter import TEXT
 
 from edge_agent import AsyncClient, EdgeSettings
-from edge_agent.completion import FinishReason
 from edge_agent.http.answers import REASONS
 from edge_agent.http.options import ServeOptions
 from edge_agent.http.serve import serving
+from edge_agent.sdk.types import FinishReason
 from outrider.core.errors import Killed, OutriderError, Overloaded, ProtocolViolation, VocabularyMismatch
 
 LOCAL = "127.0.0.1:0"

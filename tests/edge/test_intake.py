@@ -6,8 +6,8 @@ import random
 
 from scripted import continuation, target
 
-from edge_agent.drafter import Growth, NewNode
-from edge_agent.intake import Intake
+from edge_agent.drafting.drafter import Growth, NewNode
+from edge_agent.drafting.tree_merge import Intake
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Commit, SessionLimits
 from outrider.core.tree import ROOT, TokenTree

@@ -12,10 +12,10 @@ from fake_coordinator import FakeCoordinator
 from fake_verifier import FakeVerifier, Script, hash_of
 from scripted import target
 
-from edge_agent.channels import Channels
-from edge_agent.describe import Library
-from edge_agent.failover import Backoff, DirectRoute, GrantRoute
-from edge_agent.placement import Coordinator
+from edge_agent.session.channels import Channels
+from edge_agent.session.coordinator_client import Coordinator
+from edge_agent.session.failover import Backoff, DirectRoute, GrantRoute
+from edge_agent.target.artifact_client import Library
 from outrider.core.errors import NotFound, Unavailable
 
 DATA = bytes(range(256)) * 40

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_agent.drafter import Drafter, Voice
-from edge_agent.growth import Plan, Widths
-from edge_agent.sources.base import DraftTask, Spot
-from edge_agent.sources.llama_source import LlamaSource
+from edge_agent.drafting.drafter import Drafter, Voice
+from edge_agent.drafting.growth import Plan, Widths
+from edge_agent.drafting.sources.base import DraftTask, Spot
+from edge_agent.drafting.sources.llama import LlamaSource
+from outrider.core.acceptance.calibrator import Calibrator
 from outrider.core.counts import TokenCounts
 from outrider.core.coupling import gumbel, position_key, session_key
 from outrider.core.processors import SamplingParams, filtered_log_probs, penalise
-from outrider.core.survival import Calibrator
 from outrider.core.tree import ROOT
 from outrider.llama import LlamaModel, TreeContext
 

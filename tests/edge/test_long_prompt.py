@@ -13,7 +13,7 @@ from fake_verifier import FakeVerifier
 from reciter import recital
 
 from edge_agent import AsyncClient, BadRequest
-from edge_agent.completion import check_text, prompt_of
+from edge_agent.sdk.types import check_text, prompt_of
 from outrider.core.protocol.messages import MAX_PROMPT_TOKENS
 
 LONG = "a few words, " * 75_000

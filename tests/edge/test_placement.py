@@ -7,7 +7,8 @@ import time
 import grpc
 import pytest
 
-from edge_agent.placement import Coordinator, Likeness, Measured
+from edge_agent.session.coordinator_client import Coordinator, Likeness
+from outrider.core.acceptance.calibrator import AcceptancePrior
 from outrider.core.errors import Overloaded, Unavailable
 from outrider.wire import channels
 from outrider.wire.status import abort
@@ -63,7 +64,7 @@ async def test_a_session_is_asked_for_by_draft_and_class_and_what_was_measured_o
         coordinator = Coordinator(channel, None, ensure)
         opens.prior = pb.Prior(first=0.75, sibling=0.5, observations=8)
         placed = await coordinator.open("", like=Likeness("d", "code"))
-        assert placed.measured == Measured(0.75, 0.5, 8)
+        assert placed.measured == AcceptancePrior(0.75, 0.5, 8)
         opens.prior = pb.Prior(first=float("nan"), sibling=0.5, observations=8)
         assert (await coordinator.open("")).measured is None
         opens.prior = None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edge_agent.sources.base import DraftTask, Spot
-from edge_agent.sources.prompt_lookup import PromptLookup
+from edge_agent.drafting.sources.base import DraftTask, Spot
+from edge_agent.drafting.sources.ngram import PromptLookup
 
 
 def look_up(source: PromptLookup, *path: int) -> list[int]:

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from edge_agent.releases.check import ReleaseRefused, Terms, check, name_of
-from edge_agent.releases.slots import Refusal, State
+from edge_agent.releases.state import Refusal, State
 from outrider.wire.manifest import Manifest, sign
 from outrider.wire.ticket import Signer, Target
 

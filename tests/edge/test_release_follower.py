@@ -13,19 +13,19 @@ from pathlib import Path
 import pytest
 from file_server import Behaviour, FileServer
 
-from edge_agent.draft_room import DraftRoom
-from edge_agent.drafts import DraftOptions, DraftPool
-from edge_agent.health import WINDOW, Health, Score
-from edge_agent.placement import Offer
-from edge_agent.releases import later, trials
+from edge_agent.drafting.health import WINDOW, Health, Score
+from edge_agent.drafting.manager import DraftRoom
+from edge_agent.drafting.pool import DraftOptions, DraftPool
+from edge_agent.releases import retry_timer, trials
 from edge_agent.releases import store as stores
 from edge_agent.releases.check import Terms
 from edge_agent.releases.follower import Follower, UpdatePlan
-from edge_agent.releases.shelf import Refusals, Shelf
-from edge_agent.releases.slots import State
+from edge_agent.releases.loader import Refusals, Shelf
+from edge_agent.releases.state import State
 from edge_agent.releases.store import SlotStore
 from edge_agent.releases.trials import Trials
 from edge_agent.releases.updater import Updater
+from edge_agent.session.coordinator_client import Offer
 from outrider.core.errors import Unavailable
 from outrider.wire.manifest import Manifest, sign
 from outrider.wire.ticket import Signer, Target
@@ -120,7 +120,7 @@ class Device:
 
 @pytest.fixture
 async def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Device]:
-    monkeypatch.setattr(later, "_FIRST_S", 0.1)
+    monkeypatch.setattr(retry_timer, "_FIRST_S", 0.1)
     monkeypatch.setattr(trials, "LOOK_S", 0.01)
     async with FileServer() as files:
         device = Device(files, tmp_path)
@@ -308,7 +308,7 @@ async def test_a_model_that_is_loaded_when_nobody_waits_for_it_any_more_is_close
         time.sleep(0.1)
         return Model(), 0, ""
 
-    monkeypatch.setattr("edge_agent.drafts._load", load)
+    monkeypatch.setattr("edge_agent.drafting.pool._load", load)
     loading = asyncio.create_task(DraftPool.load(Path("x"), "x", [], DraftOptions()))
     await until(begun.is_set)
     loading.cancel()

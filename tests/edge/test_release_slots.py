@@ -16,9 +16,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from edge_agent.health import Health, Score, Verdict, judge
+from edge_agent.drafting.health import Health, Score, Verdict, judge
 from edge_agent.releases import store as stores
-from edge_agent.releases.slots import MAX_REFUSED, Slot, State
+from edge_agent.releases.state import MAX_REFUSED, Slot, State
 from edge_agent.releases.store import SlotStore, folders, read
 
 TARGET = "sha256:" + "a" * 64

@@ -20,10 +20,10 @@ from publisher import Publisher
 from scripted import continuation, target, tokenizer_json
 
 from edge_agent import AsyncClient, Completion, EdgeSettings
-from edge_agent.completion_stream import CompletionStream
-from edge_agent.health import WINDOW
+from edge_agent.drafting.health import WINDOW
 from edge_agent.releases.updater import Updater
-from edge_agent.tokens import TargetTokenizer
+from edge_agent.sdk.completion_stream import CompletionStream
+from edge_agent.target.tokenizer import TargetTokenizer
 from outrider.wire.ticket import Signer
 
 PROMPT = [1, 2, 3]

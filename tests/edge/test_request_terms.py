@@ -12,8 +12,8 @@ from fake_verifier import FakeVerifier, Script, until_free
 from reciter import TEXT, recital
 
 from edge_agent import AsyncClient, EdgeSettings, Timeout
-from edge_agent.timeout import Deadline
-from edge_agent.tries import AT_VERIFIERS, Deliveries, persistent, unless_unreachable
+from edge_agent.sdk.retry import AT_VERIFIERS, Deliveries, persistent, unless_unreachable
+from edge_agent.sdk.timeout import Deadline
 from outrider.core.errors import BadRequest, InternalError, NotFound, Overloaded, TimedOut, Unavailable
 from outrider.core.protocol.device import Delivery
 from outrider.core.protocol.messages import Finish

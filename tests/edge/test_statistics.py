@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_agent.statistics import Statistics
+from edge_agent.session.statistics import Statistics
 
 
 def test_the_rate_does_not_count_what_came_first_however_much_it_was() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
-from edge_agent.statistics import Statistics
-from edge_agent.stream import Stream
+from edge_agent.session.statistics import Statistics
+from edge_agent.session.stream import Stream
 from outrider.core.errors import Draining
 from outrider.core.protocol.messages import Append
 from outrider.wire.channels import bind, channel, server

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from edge_agent.text import Detokeniser, StopScanner, TextAssembler, check_stops
+from edge_agent.target.detokenizer import Detokeniser, StopScanner, TextAssembler, check_stops
 from outrider.core.errors import BadRequest
 
 BYTES = [bytes([i]) for i in range(256)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edge_agent.tokens import TargetTokenizer
+from edge_agent.target.tokenizer import TargetTokenizer
 from outrider.core.errors import ModelRefused
 
 TOKENIZER = Path(__file__).parents[2] / "models" / "target" / "tokenizer.json"

@@ -7,13 +7,13 @@ import queue
 import pytest
 from scripted import ScriptedSource
 
-from edge_agent.cpu_share import CpuShare
-from edge_agent.drafter import Drafter, Growth, Voice
-from edge_agent.growth import Plan, Widths
-from edge_agent.sources.base import DraftTask
-from edge_agent.worker import DraftFailed, DraftWorker
+from edge_agent.drafting.cpu_budget import CpuShare
+from edge_agent.drafting.drafter import Drafter, Growth, Voice
+from edge_agent.drafting.growth import Plan, Widths
+from edge_agent.drafting.sources.base import DraftTask
+from edge_agent.drafting.worker import DraftFailed, DraftWorker
+from outrider.core.acceptance.calibrator import Calibrator
 from outrider.core.errors import BadRequest
-from outrider.core.survival import Calibrator
 
 PLAN = Plan(nodes=24, depth=8, nodes_per_step=10, price=0.05, patience_s=0.008, step_s=0.01)
 WIDTHS = Widths(((1, 1e-3),))

@@ -9,8 +9,8 @@ import pytest
 from processes import PROCESSES, Process, run, told, toml
 
 from coordinator.config import CoordinatorConfig
-from edge_agent.client import AsyncClient
 from edge_agent.config import EdgeSettings
+from edge_agent.sdk.client import AsyncClient
 from outrider.core.errors import BadRequest
 from outrider.settings.file import MAX_BYTES, VARIABLE
 from outrider.settings.layers import Layers, flag_of, from_environment, variable_of

@@ -16,11 +16,11 @@ pytest.importorskip("pyarrow")
 
 from cloud_verifier.distill.metrics import DistillCollector
 from cloud_verifier.distill.state import State
-from cloud_verifier.metrics import VerifierCollector
-from coordinator.meters import CoordinatorMeters, StoreMeters
-from coordinator.metrics import CoordinatorCollector
+from cloud_verifier.front.metrics import VerifierCollector
+from coordinator.api.counters import CoordinatorMeters, StoreCounters
+from coordinator.api.metrics import CoordinatorCollector
 from edge_agent.metrics import EdgeMetrics
-from outrider.telemetry.families import registry
+from outrider.telemetry.prometheus import registry
 from outrider.wire.v1 import engine_pb2
 
 
@@ -47,7 +47,7 @@ def collectors() -> dict[str, Any]:
     config = types.SimpleNamespace(daily_minutes=1.0)
     return {
         "verifier": VerifierCollector(host),  # type: ignore[arg-type]
-        "coordinator": CoordinatorCollector(CoordinatorMeters(StoreMeters()), None, None),  # type: ignore[arg-type]
+        "coordinator": CoordinatorCollector(CoordinatorMeters(StoreCounters()), None, None),  # type: ignore[arg-type]
         "device": EdgeMetrics(),
         "distillation": DistillCollector(loop, config),  # type: ignore[arg-type]
     }

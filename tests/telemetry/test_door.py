@@ -14,8 +14,8 @@ from prometheus_client.registry import Collector
 
 from outrider.core.errors import BadRequest, Unavailable
 from outrider.core.histogram import Histogram
-from outrider.telemetry.door import serving
-from outrider.telemetry.families import counter, gauge, histogram, registry
+from outrider.telemetry.metrics_server import serving
+from outrider.telemetry.prometheus import counter, gauge, histogram, registry
 
 
 class Some(Collector):

@@ -8,8 +8,8 @@ import socket
 import pytest
 from prometheus_client import CollectorRegistry
 
-from outrider.telemetry.door import serving
-from outrider.telemetry.probe import ailing, main
+from outrider.telemetry.healthcheck import ailing, main
+from outrider.telemetry.metrics_server import serving
 
 
 async def test_a_process_is_healthy_while_it_may_be_sent_work_and_says_why_it_may_not() -> None:

@@ -30,7 +30,7 @@ from test_metric_names import expressions, families
 from coordinator.cli import shipped_pair
 from coordinator.cluster import Child, Cluster
 from edge_agent import AsyncClient
-from edge_agent.completion import Completion
+from edge_agent.sdk.types import Completion
 from outrider.core.errors import BadRequest
 from outrider.telemetry import logs, traces
 

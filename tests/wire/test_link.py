@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.errors import BadRequest
-from outrider.wire.link import MAX_CHUNK_BYTES, Event, Lane, Link, LinkTime, Stall, check_script
+from outrider.testing.network_link import MAX_CHUNK_BYTES, Event, Lane, Link, LinkTime, Stall, check_script
 
 EPSILON_S = 1e-6
 

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from outrider.core.errors import BadRequest
-from outrider.wire.link import MAX_CHUNK_BYTES, Event, Link, Stall
-from outrider.wire.proxy import DelayProxy
+from outrider.testing.network_link import MAX_CHUNK_BYTES, Event, Link, Stall
+from outrider.testing.network_proxy import DelayProxy
 
 SOON_S = 0.15
 """Long enough for what must not happen to happen on loopback."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Sequence
 
+from outrider.core.acceptance.history import Verdicts
 from outrider.core.errors import Fenced, ProtocolViolation
 from outrider.core.protocol.messages import Append, Attach, Cancel, Commit, Finish, SessionLimits
 from outrider.core.tree import ROOT, TokenTree
-from outrider.core.verdicts import Verdicts
-from outrider.core.walk import Batch, Walked, batch_of
+from outrider.core.verification import Batch, Walked, batch_of
 
 
 class VerifierSession:

@@ -13,15 +13,15 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.distill.children import StageFailed
 from cloud_verifier.distill.config import DistillConfig
-from cloud_verifier.distill.dataset import DatasetCard, DatasetPlan
-from cloud_verifier.distill.ledger import Ledger
+from cloud_verifier.distill.data.dataset import DatasetCard, DatasetPlan
+from cloud_verifier.distill.data.traffic_counts import TrafficWatch
 from cloud_verifier.distill.loop import Loop
-from cloud_verifier.distill.publish import Publisher, TargetHashes
-from cloud_verifier.distill.releases import CANARY, CANDIDATE, STABLE, SUPERSEDED, Known
-from cloud_verifier.distill.shelf import Shelf
-from cloud_verifier.distill.traffic_watch import TrafficWatch
+from cloud_verifier.distill.publishing.artifact_store import Shelf
+from cloud_verifier.distill.publishing.ledger import Ledger
+from cloud_verifier.distill.publishing.publisher import Publisher, TargetHashes
+from cloud_verifier.distill.publishing.release_client import CANARY, CANDIDATE, STABLE, SUPERSEDED, Known
+from cloud_verifier.distill.stage_processes import StageFailed
 from outrider.core.errors import BadRequest, Unavailable
 from outrider.wire.manifest import read_unverified, verify
 from outrider.wire.ticket import Signer

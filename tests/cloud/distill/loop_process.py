@@ -16,14 +16,14 @@ from pathlib import Path
 
 from loop_fakes import TARGET, FakeLog, World, passage, write_stage
 
-from cloud_verifier.distill.children import Budget, Children
-from cloud_verifier.distill.keys import load
-from cloud_verifier.distill.ledger import Ledger
+from cloud_verifier.distill.data.traffic_counts import TrafficWatch
 from cloud_verifier.distill.loop import Loop
-from cloud_verifier.distill.publish import Publisher
-from cloud_verifier.distill.releases import Coordinator
-from cloud_verifier.distill.shelf import Shelf
-from cloud_verifier.distill.traffic_watch import TrafficWatch
+from cloud_verifier.distill.publishing.artifact_store import Shelf
+from cloud_verifier.distill.publishing.keys import load
+from cloud_verifier.distill.publishing.ledger import Ledger
+from cloud_verifier.distill.publishing.publisher import Publisher
+from cloud_verifier.distill.publishing.release_client import Coordinator
+from cloud_verifier.distill.stage_processes import Budget, Children
 
 STAGES = ("dataset", "training", "export", "gate")
 

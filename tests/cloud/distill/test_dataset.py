@@ -11,10 +11,10 @@ import pytest
 import torch
 from tiny_drafts import TOP, ListedLog, passage, random_text
 
-from cloud_verifier.distill import dataset
-from cloud_verifier.distill.batches import Batch
-from cloud_verifier.distill.dataset import DatasetEmpty, DatasetPlan, build
-from cloud_verifier.distill.texts import Text, load_texts, save_texts
+from cloud_verifier.distill.data import dataset
+from cloud_verifier.distill.data.dataset import DatasetEmpty, DatasetPlan, build
+from cloud_verifier.distill.data.texts import Text, load_texts, save_texts
+from cloud_verifier.distill.training.batches import Batch
 from cloud_verifier.traffic.passage import Passage
 
 
@@ -76,7 +76,7 @@ def test_no_guess_at_a_prompt_is_trained_on(tmp_path: Path) -> None:
 
 
 def test_many_texts_are_spread_over_files_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloud_verifier.distill.texts.PART_TOKENS", 40)
+    monkeypatch.setattr("cloud_verifier.distill.data.texts.PART_TOKENS", 40)
     texts = [random_text(np.random.default_rng(i), 15) for i in range(9)]
     save_texts(tmp_path, texts)
     assert len(list(tmp_path.glob("*.safetensors"))) == 5
@@ -84,7 +84,7 @@ def test_many_texts_are_spread_over_files_in_order(tmp_path: Path, monkeypatch: 
 
 
 def test_a_folder_of_another_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloud_verifier.distill.texts.FORMAT", 99)
+    monkeypatch.setattr("cloud_verifier.distill.data.texts.FORMAT", 99)
     save_texts(tmp_path, [random_text(np.random.default_rng(0), 9)])
     monkeypatch.undo()
     with pytest.raises(ValueError, match="format 99"):

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from exportable import save_model, save_tokenizer
 
-from cloud_verifier.distill import cli, keys
-from cloud_verifier.distill.assembly import _alone, target_hashes
+from cloud_verifier.distill import cli
 from cloud_verifier.distill.config import DistillConfig
+from cloud_verifier.distill.factory import _alone, target_hashes
+from cloud_verifier.distill.publishing import keys
 from outrider.core.errors import BadRequest, Overloaded
 
 TARGET = Path(__file__).resolve().parents[3] / "models" / "target"

@@ -12,12 +12,13 @@ import pytest
 from loop_fakes import World, card, killed_at, passage, write_stage
 
 from cloud_verifier.distill import loop as loop_module
-from cloud_verifier.distill import publish, state
-from cloud_verifier.distill.children import StageFailed
+from cloud_verifier.distill import state
 from cloud_verifier.distill.job import Job
 from cloud_verifier.distill.loop import Loop
-from cloud_verifier.distill.releases import CANARY, CANDIDATE, ROLLED_BACK, STABLE
-from cloud_verifier.distill.shelf import digest_of
+from cloud_verifier.distill.publishing import publisher
+from cloud_verifier.distill.publishing.artifact_store import digest_of
+from cloud_verifier.distill.publishing.release_client import CANARY, CANDIDATE, ROLLED_BACK, STABLE
+from cloud_verifier.distill.stage_processes import StageFailed
 from cloud_verifier.distill.state import Outcome
 from outrider.core.errors import BadRequest, ModelRefused, Unavailable
 
@@ -234,7 +235,7 @@ async def test_a_canary_whose_version_somebody_else_took_is_signed_anew(world: W
     other = World(world.folder / "other", world.releases)
     for content in (b"GGUF a", b"GGUF b"):
         (other.folder / "draft.gguf").write_bytes(content)
-        await other.publisher().publish(publish.Draft(other.folder / "draft.gguf", "Q8_0"))
+        await other.publisher().publish(publisher.Draft(other.folder / "draft.gguf", "Q8_0"))
     for _ in range(4):
         await loop.step()
     assert loop.state.run is not None
@@ -474,7 +475,7 @@ def test_wherever_it_is_killed_it_publishes_exactly_one_release(
         folder.mkdir()
         world = World(folder)
         world.traffic(1_000)
-        ended = killed_at(line, (loop_module, state, publish), lambda world=world: whole(world))
+        ended = killed_at(line, (loop_module, state, publisher), lambda world=world: whole(world))
         again = killed_at(1_000_000, (), lambda world=world: whole(world))
         assert again is not None and again.result == "stable", f"killed before line {line}"
         assert world.releases.versions == [1], f"killed before line {line}"

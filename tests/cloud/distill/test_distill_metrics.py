@@ -6,9 +6,9 @@ import pytest
 from loop_fakes import World, passage
 from prometheus_client.exposition import generate_latest
 
-from cloud_verifier.distill.children import StageFailed
 from cloud_verifier.distill.metrics import DistillCollector
-from outrider.telemetry.families import registry
+from cloud_verifier.distill.stage_processes import StageFailed
+from outrider.telemetry.prometheus import registry
 
 
 @pytest.fixture

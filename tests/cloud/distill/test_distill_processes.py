@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from cloud_verifier.distill import keys
-from cloud_verifier.distill.children import Budget, Children, StageFailed
-from cloud_verifier.distill.releases import CANARY, STABLE, Coordinator, Known
+from cloud_verifier.distill.publishing import keys
+from cloud_verifier.distill.publishing.release_client import CANARY, STABLE, Coordinator, Known
+from cloud_verifier.distill.stage_processes import Budget, Children, StageFailed
 from cloud_verifier.distill.state import StateFile
 from outrider.core.errors import PermissionDenied, Unavailable
 from outrider.wire import channels

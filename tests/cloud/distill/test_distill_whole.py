@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from loop_fakes import SIGNER, FakeReleases
 
-from cloud_verifier.distill.assembly import _budget, target_hashes
-from cloud_verifier.distill.children import Children
 from cloud_verifier.distill.config import DistillConfig
-from cloud_verifier.distill.ledger import Ledger
+from cloud_verifier.distill.data.traffic_counts import TrafficWatch
+from cloud_verifier.distill.factory import _budget, target_hashes
 from cloud_verifier.distill.loop import Loop
-from cloud_verifier.distill.publish import Publisher
-from cloud_verifier.distill.releases import CANARY
-from cloud_verifier.distill.shelf import Shelf
-from cloud_verifier.distill.traffic_watch import TrafficWatch
+from cloud_verifier.distill.publishing.artifact_store import Shelf
+from cloud_verifier.distill.publishing.ledger import Ledger
+from cloud_verifier.distill.publishing.publisher import Publisher
+from cloud_verifier.distill.publishing.release_client import CANARY
+from cloud_verifier.distill.stage_processes import Children
 from cloud_verifier.traffic.passage import Passage
 from cloud_verifier.traffic.segments import SegmentLog, SegmentWriter
 from outrider.llama import LlamaModel

@@ -12,9 +12,9 @@ import torch
 from exportable import CONFIGS, logits_of, make_model, save_tokenizer
 from numpy.typing import NDArray
 
-from cloud_verifier.distill.adapter import export_adapter
-from cloud_verifier.distill.export import export
-from cloud_verifier.distill.gguf_export import ExportError
+from cloud_verifier.distill.gguf.adapter import export_adapter
+from cloud_verifier.distill.gguf.export import export
+from cloud_verifier.distill.gguf.exporter import ExportError
 from outrider.core.errors import BadRequest, ModelRefused
 from outrider.llama import LlamaModel, LoraAdapter, TextReader, TreeContext
 

@@ -11,9 +11,9 @@ import pytest
 from exportable import CONFIGS, logits_of, make_model, save_model, save_tokenizer
 from numpy.typing import NDArray
 
-from cloud_verifier.distill import parity
-from cloud_verifier.distill.export import export, load_model
-from cloud_verifier.distill.gguf_export import ExportError, check_types, tensor_types
+from cloud_verifier.distill.gguf import parity
+from cloud_verifier.distill.gguf.export import export, load_model
+from cloud_verifier.distill.gguf.exporter import ExportError, check_types, tensor_types
 from outrider.llama import LlamaModel, TreeContext
 
 IDS = [5, 77, 130, 3, 250, 18, 18, 299, 41, 9, 160, 2]

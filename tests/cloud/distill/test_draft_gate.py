@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloud_verifier.distill.gate import RARE, Rule, decide
-from cloud_verifier.distill.measure import Counts, Measured, TextCounts
+from cloud_verifier.distill.gguf.eval_gguf import Counts, Measured, TextCounts
+from cloud_verifier.distill.publishing.gate import RARE, Rule, decide
 
 RULE = Rule(gain=0.02, loss=0.05, slower=1.25, confidence=0.95, sessions=6, positions=1, resamples=400)
 

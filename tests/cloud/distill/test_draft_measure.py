@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from cloud_verifier.distill.gate import Rule, decide
-from cloud_verifier.distill.measure import CHAIN, TREE, UNPROMPTED, compare, steps
+from cloud_verifier.distill.gguf.eval_gguf import CHAIN, TREE, UNPROMPTED, compare, steps
+from cloud_verifier.distill.publishing.gate import Rule, decide
 from outrider.core.errors import BadRequest
 from outrider.llama import LlamaModel, TextReader, TreeContext
 

@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 from loop_fakes import SIGNER, TARGET, World, killed_at
 
-from cloud_verifier.distill import durable, keys, ledger, publish, shelf
-from cloud_verifier.distill.publish import Draft
-from cloud_verifier.distill.releases import CANARY, ROLLED_BACK, STABLE, SUPERSEDED, Known
-from cloud_verifier.distill.shelf import digest_of
+from cloud_verifier.distill.publishing import artifact_store, keys, ledger
+from cloud_verifier.distill.publishing import publisher as publisher_module
+from cloud_verifier.distill.publishing.artifact_store import digest_of
+from cloud_verifier.distill.publishing.publisher import Draft
+from cloud_verifier.distill.publishing.release_client import CANARY, ROLLED_BACK, STABLE, SUPERSEDED, Known
+from outrider.artifacts import atomic_files
 from outrider.core.errors import BadRequest, ModelRefused, Unavailable
 from outrider.wire.manifest import Manifest, sign, verify
 
-MODULES = (publish, ledger, shelf, durable)
+MODULES = (publisher_module, ledger, artifact_store, atomic_files)
 
 
 @pytest.fixture
@@ -182,7 +184,7 @@ def test_a_key_is_its_owners_alone_and_never_overwritten(tmp_path: Path) -> None
 def test_a_key_that_is_missing_or_none_is_told(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="outrider-distill key"):
         keys.load(tmp_path / "none.pem")
-    durable.write(tmp_path / "bad.pem", b"no key", mode=0o600)
+    atomic_files.write(tmp_path / "bad.pem", b"no key", mode=0o600)
     with pytest.raises(BadRequest, match="PEM"):
         keys.load(tmp_path / "bad.pem")
 

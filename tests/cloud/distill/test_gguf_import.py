@@ -10,8 +10,8 @@ import pytest
 import torch
 from tiny_drafts import CONFIGS, VOCAB, tiny_draft, tiny_tokenizer
 
-from cloud_verifier.distill.gguf_export import export_gguf
-from cloud_verifier.distill.gguf_import import GgufRefused, import_gguf
+from cloud_verifier.distill.gguf.exporter import export_gguf
+from cloud_verifier.distill.gguf.importer import GgufRefused, import_gguf
 from outrider.llama import LlamaModel, TreeContext
 from outrider.llama.quantize import QuantKind, quantize
 

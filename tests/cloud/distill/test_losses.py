@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cloud_verifier.distill.losses import LossKind, divergence, kl_weight, loss
+from cloud_verifier.distill.training.losses import LossKind, divergence, kl_weight, loss
 
 V = 12
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from cloud_verifier.distill.selection import (
+from cloud_verifier.distill.data.selection import (
     OTHERS,
     Limits,
     age,
@@ -21,7 +21,7 @@ from cloud_verifier.distill.selection import (
     tenant_cap,
     water_filled,
 )
-from cloud_verifier.distill.stretches import Stretch
+from cloud_verifier.distill.data.spans import Stretch
 
 LENGTH = 21
 
@@ -150,7 +150,7 @@ def test_of_a_log_much_larger_than_the_budget_only_a_part_is_compared(monkeypatc
         compared += 1
         return shingles(tokens)
 
-    monkeypatch.setattr("cloud_verifier.distill.selection.shingles", counted)
+    monkeypatch.setattr("cloud_verifier.distill.data.selection.shingles", counted)
     chosen, left_out = select(texts(5_000, "code"), limits(tokens=400))
     assert compared == 8 * 400 // 20
     assert sum(one.learnt for one in chosen) == 400

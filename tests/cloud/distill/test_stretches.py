@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny_drafts import passage
 
-from cloud_verifier.distill.stretches import Outline, Stretch, cut, stretches
+from cloud_verifier.distill.data.spans import Outline, Stretch, cut, stretches
 from cloud_verifier.traffic.passage import Passage
 
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loop_fakes import TARGET, FakeLog, passage
 
-from cloud_verifier.distill.selection import OTHERS
-from cloud_verifier.distill.traffic_watch import LATE_S, TENANT_CLASSES, TrafficWatch
-from cloud_verifier.distill.watch import Seen, WatchRule, adapted, alarms, due
+from cloud_verifier.distill.data.retrain_trigger import Seen, WatchRule, adapted, alarms, due
+from cloud_verifier.distill.data.selection import OTHERS
+from cloud_verifier.distill.data.traffic_counts import LATE_S, TENANT_CLASSES, TrafficWatch
 
 RULE = WatchRule(fresh_tokens=1_000, alarm_tokens=200, alarm_fall=0.1, run_tokens=0)
 OURS = "ab" * 32

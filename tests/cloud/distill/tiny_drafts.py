@@ -12,8 +12,8 @@ import torch
 import transformers
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-from cloud_verifier.distill.plan import TrainingPlan
-from cloud_verifier.distill.texts import Text, save_texts
+from cloud_verifier.distill.data.texts import Text, save_texts
+from cloud_verifier.distill.training.plan import TrainingPlan
 from cloud_verifier.traffic.passage import Passage
 
 SPLIT = (

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.selftest import self_test
+from cloud_verifier.engine.numerics_check import self_test
 
 
 @pytest.fixture(scope="session")

@@ -18,8 +18,8 @@ from cloud_verifier.engine.batch import PackedBatch, Segment
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.kv_pool import KVPool
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.parallel import RankGroup, ShardedTarget
-from cloud_verifier.engine.selftest import self_test
+from cloud_verifier.engine.numerics_check import self_test
+from cloud_verifier.engine.parallel.tensor_parallel import RankGroup, ShardedTarget
 from outrider.core.errors import InternalError, ModelRefused, Unavailable
 from outrider.core.processors import SamplingParams
 

@@ -13,7 +13,7 @@ from cloud_verifier.engine.admission import first_token_s
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Engine
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.ordering import evenly
+from cloud_verifier.engine.row_allocation import evenly
 from cloud_verifier.engine.scheduler import Candidate, Plan, StepBudget, schedule
 from outrider.core.errors import Overloaded
 from outrider.core.step_cost import StepCost

@@ -11,11 +11,11 @@ import pytest
 from rig import Clock, Rig, client, nothing, perfect, prompt_of
 from tiny_targets import VOCAB, Reference
 
-from cloud_verifier.engine import colocated, payoff
-from cloud_verifier.engine.colocated import ColocatedDraft
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Committed
 from cloud_verifier.engine.model import TargetModel
+from cloud_verifier.engine.server_draft import llama_draft, policy
+from cloud_verifier.engine.server_draft.llama_draft import ColocatedDraft
 from outrider.core.processors import SamplingParams
 
 Target = Callable[[str], TargetModel]
@@ -121,7 +121,7 @@ def test_a_draft_that_takes_longer_than_it_saves_is_paused(target: Target, refer
     rig.attach("s", client(prompt_of(9), nothing, max_tokens=150, ignore_eos=True))
     rig.run()
     # A trial of four tokens a step, then 64 plain ones, then a trial again.
-    assert rig.engine.stats().own_accepted == 3 * 2 * payoff.TRIAL
+    assert rig.engine.stats().own_accepted == 3 * 2 * policy.TRIAL
     assert rig.clients["s"].device.received == reference("llama").generate(prompt_of(9), 150, ignore_eos=True)
 
 
@@ -196,7 +196,7 @@ def test_a_sequence_that_outgrows_the_draft_goes_on_without_it(target: Target, r
 
 
 def test_a_long_prompt_is_read_over_several_steps(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(colocated, "MOST_READ", 0)
+    monkeypatch.setattr(llama_draft, "MOST_READ", 0)
     chains = Chains(target("llama"))
     rig = rig_with(target("llama"), chains)
     rig.attach("s", client(prompt_of(90), nothing, max_tokens=30, ignore_eos=True))
@@ -226,7 +226,7 @@ def test_a_draft_that_breaks_is_given_up_and_no_session_notices(target: Target, 
 
 
 def test_the_prompts_of_many_do_not_come_into_one_step(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(colocated, "MOST_READ", 0)
+    monkeypatch.setattr(llama_draft, "MOST_READ", 0)
     chains = Chains(target("llama"))
     rig = rig_with(target("llama"), chains)
     for i in range(6):

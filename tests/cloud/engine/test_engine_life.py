@@ -11,10 +11,10 @@ import torch
 from rig import DIRECTIVE, LIMITS, Client, Rig, attach_of, client, nodes, nothing, perfect, prompt_of
 from tiny_targets import VOCAB, Reference
 
-from cloud_verifier.engine.attention import AttentionPlan
 from cloud_verifier.engine.batch import PackedBatch, Segment
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Committed, Engine, Failed
+from cloud_verifier.engine.kernels.attention import AttentionPlan
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.scheduler import Grant
 from cloud_verifier.engine.session import EngineSession
@@ -30,7 +30,7 @@ from outrider.core.errors import (
 from outrider.core.processors import SamplingParams
 from outrider.core.protocol.messages import Append, Cancel, Finish
 from outrider.core.step_cost import StepCost
-from outrider.core.walk import Batch
+from outrider.core.verification import Batch
 
 Target = Callable[[str], TargetModel]
 Plain = Callable[[str], Reference]

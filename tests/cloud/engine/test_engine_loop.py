@@ -11,7 +11,7 @@ from tiny_targets import VOCAB
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Engine
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine_loop import EngineLoop
+from cloud_verifier.engine_process.loop import EngineLoop
 from outrider.core.protocol.messages import Directive
 from outrider.wire import codecs
 from outrider.wire.v1 import engine_pb2 as pb
@@ -95,7 +95,7 @@ def test_what_was_produced_goes_out_behind_its_commit(target: Callable[[str], Ta
 def test_a_front_that_does_not_keep_up_gets_its_commits_and_loses_recordings(
     target: Callable[[str], TargetModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cloud_verifier.engine_loop.STATS_INTERVAL_S", 0.0)
+    monkeypatch.setattr("cloud_verifier.engine_process.loop.STATS_INTERVAL_S", 0.0)
     tuned = pb.EngineRequest(
         session_id="s", epoch=1, tune=pb.Tune(directive=codecs.directive_to_proto(Directive(0, 0, 0)))
     )
@@ -112,7 +112,7 @@ def test_what_cannot_be_told_to_the_front_is_counted_and_the_loop_goes_on(
     def broken(*_: object) -> pb.Produced:
         raise ValueError("a bug")
 
-    monkeypatch.setattr("cloud_verifier.engine_loop.STATS_INTERVAL_S", 0.0)
+    monkeypatch.setattr("cloud_verifier.engine_process.loop.STATS_INTERVAL_S", 0.0)
     tuned = pb.EngineRequest(
         session_id="s", epoch=1, tune=pb.Tune(directive=codecs.directive_to_proto(Directive(0, 0, 0)))
     )

@@ -10,9 +10,9 @@ from rig import LIMITS, Rig, attach_of, client, nodes, nothing, perfect, prompt_
 from tiny_targets import Reference
 
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.meters import POSITIONS, STATES, EngineMeters
+from cloud_verifier.engine.counters import POSITIONS, STATES, EngineMeters
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.meters_codec import meters_to_proto
+from cloud_verifier.engine_process.codec import meters_to_proto
 from outrider.core.protocol.messages import Directive
 
 Plain = Callable[[str], Reference]

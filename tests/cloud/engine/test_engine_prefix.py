@@ -11,16 +11,16 @@ import torch
 from rig import Client, Rig, adversary, client, guesses, nothing, perfect, prompt_of
 from tiny_targets import Reference
 
-from cloud_verifier.engine.attention import AttentionPlan
 from cloud_verifier.engine.batch import PackedBatch, Segment
 from cloud_verifier.engine.config import EngineConfig
+from cloud_verifier.engine.kernels.attention import AttentionPlan
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.scheduler import Grant
 from cloud_verifier.engine.session import EngineSession
 from outrider.core.errors import InternalError, Overloaded
 from outrider.core.processors import SamplingParams
 from outrider.core.protocol.messages import Cancel
-from outrider.core.walk import Batch
+from outrider.core.verification import Batch
 
 Target = Callable[[str], TargetModel]
 Plain = Callable[[str], Reference]

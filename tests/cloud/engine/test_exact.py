@@ -13,13 +13,13 @@ from tiny_targets import MIXTURES, TINY, WIDE
 
 from benchmarks.compositions import compose, crowd, decode, differing_bits
 from cloud_verifier.engine import model as target_model
-from cloud_verifier.engine import packed_linear
-from cloud_verifier.engine.attention import AttentionPlan
 from cloud_verifier.engine.batch import PackedBatch
 from cloud_verifier.engine.config import EngineConfig
+from cloud_verifier.engine.kernels import packed_linear
+from cloud_verifier.engine.kernels.attention import AttentionPlan
 from cloud_verifier.engine.model import TargetModel
+from cloud_verifier.engine.numerics_check import FLOAT32_BOUND, self_test
 from cloud_verifier.engine.sampling import Sampler
-from cloud_verifier.engine.selftest import FLOAT32_BOUND, self_test
 from outrider.core.counts import TokenCounts
 from outrider.core.errors import ModelRefused
 from outrider.core.processors import SamplingParams

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloud_verifier.engine.memory import SessionMemory
+from cloud_verifier.engine.session_history import SessionMemory
 
 REQUEST = b"request"
 

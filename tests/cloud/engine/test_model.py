@@ -13,11 +13,11 @@ import torch
 import transformers
 from tiny_targets import EOS, SHAPE, TINY, VOCAB, make_tiny
 
-from cloud_verifier.engine.attention import AttentionPlan, Scoring, SdpaBackend
 from cloud_verifier.engine.batch import Segment
+from cloud_verifier.engine.kernels.attention import AttentionPlan, Scoring, SdpaBackend
 from cloud_verifier.engine.kv_pool import KVPool
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.selftest import FLOAT32_BOUND, self_test
+from cloud_verifier.engine.numerics_check import FLOAT32_BOUND, self_test
 from outrider.core.errors import ModelRefused
 
 Directory = Callable[[str], Path]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from cloud_verifier.engine.ordering import Cost, Shares, Worth, at_half_price, by_worth, evenly
+from cloud_verifier.engine.row_allocation import Cost, Shares, Worth, at_half_price, by_worth, evenly
 
 
 def line(base: float, per_node: float) -> Cost:

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from cloud_verifier.engine import packed_linear
-from cloud_verifier.engine.packed_linear import PackedLinear, pack_linears
+from cloud_verifier.engine.kernels import packed_linear
+from cloud_verifier.engine.kernels.packed_linear import PackedLinear, pack_linears
 
 pytestmark = pytest.mark.skipif(packed_linear._pack is None, reason="this torch has no packed linear")
 

@@ -20,10 +20,10 @@ import transformers
 from demanded import demand
 from tiny_targets import SHAPE
 
-from cloud_verifier.engine import orders, parallel
 from cloud_verifier.engine.batch import PackedBatch, Segment
-from cloud_verifier.engine.parallel import RankGroup
-from cloud_verifier.engine.place import Place
+from cloud_verifier.engine.parallel import rank_messages, tensor_parallel
+from cloud_verifier.engine.parallel.rank_info import Place
+from cloud_verifier.engine.parallel.tensor_parallel import RankGroup
 from outrider.core.errors import BadRequest, InternalError, ModelRefused
 
 HERE = Path(__file__).parent
@@ -173,8 +173,8 @@ SEGMENTS = (
 
 def test_a_packed_batch_survives_the_way_to_another_rank() -> None:
     batch = PackedBatch.pack(SEGMENTS)
-    order = orders.decode(*orders.encode(orders.Forward.of(batch, 3, 256)))
-    assert isinstance(order, orders.Forward)
+    order = rank_messages.decode(*rank_messages.encode(rank_messages.Forward.of(batch, 3, 256)))
+    assert isinstance(order, rank_messages.Forward)
     assert (order.pool, order.pool_slots) == (3, 256)
     back = order.batch(torch.device("cpu"))
     for name in ("input_ids", "position_ids", "logit_rows"):
@@ -189,17 +189,17 @@ def test_a_packed_batch_survives_the_way_to_another_rank() -> None:
 
 
 def test_other_orders_survive_too() -> None:
-    for order in (orders.End(), orders.Linear([5, 0, 7])):
-        assert orders.decode(*orders.encode(order)) == order
+    for order in (rank_messages.End(), rank_messages.Linear([5, 0, 7])):
+        assert rank_messages.decode(*rank_messages.encode(order)) == order
 
 
 def test_an_order_that_is_cut_short_or_of_another_kind_is_an_error() -> None:
-    kind, numbers = orders.encode(orders.Forward.of(PackedBatch.pack(SEGMENTS), 1, 64))
+    kind, numbers = rank_messages.encode(rank_messages.Forward.of(PackedBatch.pack(SEGMENTS), 1, 64))
     for wrong in (numbers[:-1], numbers[:2], np.append(numbers, 0).astype(np.int32)):
         with pytest.raises(InternalError, match="an order has"):
-            orders.decode(kind, wrong)
+            rank_messages.decode(kind, wrong)
     with pytest.raises(InternalError, match="of kind 9"):
-        orders.decode(9, numbers)
+        rank_messages.decode(9, numbers)
 
 
 @pytest.mark.parametrize(
@@ -232,6 +232,6 @@ def test_a_rank_takes_the_gpu_of_its_own_number(monkeypatch: pytest.MonkeyPatch)
 def test_without_accelerate_a_target_of_several_ranks_is_refused_by_the_extra_that_brings_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(parallel, "is_accelerate_available", lambda: False)
+    monkeypatch.setattr(tensor_parallel, "is_accelerate_available", lambda: False)
     with pytest.raises(ModelRefused, match=r"accelerate is not installed.*pip install 'outrider\[parallel\]'"):
         RankGroup(Place(0, 2, 0), "cpu", None).load(tmp_path)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.engine.payoff import FIRST_PAUSE, LONGEST_PAUSE, TRIAL, Payoff
+from cloud_verifier.engine.server_draft.policy import FIRST_PAUSE, LONGEST_PAUSE, TRIAL, Payoff
 
 
 @dataclass

@@ -13,15 +13,15 @@ from rig import LIMITS, Client, Rig, adversary, attach_of, client, nodes, nothin
 from test_engine_lossless import SAMPLING
 from tiny_targets import EOS, VOCAB, Reference
 
-from cloud_verifier.engine import produced as module
+from cloud_verifier.engine import recording as module
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.produced import LEAST_LOG_PROB, Produced, Recording, depths_right
+from cloud_verifier.engine.recording import LEAST_LOG_PROB, Produced, Recording, depths_right
 from cloud_verifier.engine.session import EngineSession
 from outrider.core.processors import SamplingParams
 from outrider.core.protocol.messages import Append, Directive
 from outrider.core.tree import ROOT, TokenTree
-from outrider.core.walk import Walked
+from outrider.core.verification import Walked
 
 Target = Callable[[str], TargetModel]
 Plain = Callable[[str], Reference]

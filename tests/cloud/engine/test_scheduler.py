@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloud_verifier.engine.ordering import Ordering, evenly
+from cloud_verifier.engine.row_allocation import Ordering, evenly
 from cloud_verifier.engine.scheduler import (
     OVERDUE,
     PROMPT_DELAY,

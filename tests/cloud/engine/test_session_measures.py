@@ -12,8 +12,8 @@ from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Committed
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.stats import SessionStats
+from outrider.core.acceptance.history import HIT, MISS
 from outrider.core.protocol.messages import Append, Directive
-from outrider.core.verdicts import HIT, MISS
 
 Target = Callable[[str], TargetModel]
 Plain = Callable[[str], Reference]

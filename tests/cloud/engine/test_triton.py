@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 import torch
 
-from cloud_verifier.engine import step_tables, triton_attention
 from cloud_verifier.engine.batch import Segment
+from cloud_verifier.engine.kernels import step_tables, triton_attention
+from cloud_verifier.engine.kernels.triton_attention import choose
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.triton_attention import choose
 from outrider.core.errors import ModelRefused
 
 HERE = Path(__file__).parent
@@ -196,6 +196,6 @@ def test_triton_without_cuda_is_refused(tiny_directory: Callable[[str], Path]) -
 
 
 def test_the_kernels_are_imported_by_nobody_who_does_not_ask_for_them() -> None:
-    kernels = "cloud_verifier.engine.triton_kernels"
+    kernels = "cloud_verifier.engine.kernels.triton_kernels"
     ran = in_a_process("-c", f"import sys, cloud_verifier.engine.model; print({kernels!r} in sys.modules)")
     assert ran.stdout.split() == ["False"], ran.stderr

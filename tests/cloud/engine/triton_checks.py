@@ -16,14 +16,14 @@ import torch
 from rig import Rig, adversary, client, prompt_of
 from tiny_targets import Reference
 
-from cloud_verifier.engine.attention import AttentionBackend, Scoring, SdpaBackend
 from cloud_verifier.engine.batch import PackedBatch, Segment
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.cuda_graphs import CudaRecorder, GraphedForward, ReadsBack, Recorder
+from cloud_verifier.engine.kernels.attention import AttentionBackend, Scoring, SdpaBackend
+from cloud_verifier.engine.kernels.cuda_graphs import CudaRecorder, GraphedForward, ReadsBack, Recorder
+from cloud_verifier.engine.kernels.triton_attention import TritonBackend, TritonPlan
 from cloud_verifier.engine.kv_pool import KVPool, LayerShape
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.selftest import FLOAT32_BOUND, HALF_BOUND, self_test
-from cloud_verifier.engine.triton_attention import TritonBackend, TritonPlan
+from cloud_verifier.engine.numerics_check import FLOAT32_BOUND, HALF_BOUND, self_test
 
 Directory = Callable[[str], Path]
 CUDA = torch.cuda.is_available()
@@ -274,7 +274,7 @@ def test_a_step_that_fits_no_graph_runs_without(
     graphed: tuple[TargetModel, GraphedForward], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, graphs = graphed
-    monkeypatch.setattr("cloud_verifier.engine.cuda_graphs.TABLE_INTS", 150)
+    monkeypatch.setattr("cloud_verifier.engine.kernels.cuda_graphs.TABLE_INTS", 150)
     got, plain = both_ways(model, pool_of(model), [(90, 1, 3)], 0)
     assert torch.equal(got, plain)
     assert graphs.recorded == 0

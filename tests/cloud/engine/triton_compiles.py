@@ -13,8 +13,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from cloud_verifier.engine import triton_kernels
-from cloud_verifier.engine.triton_launch import PRECISION, Shape
+from cloud_verifier.engine.kernels import triton_kernels
+from cloud_verifier.engine.kernels.triton_launch import PRECISION, Shape
 
 TYPES = {"float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16"}
 FLOATS = ("outs", "maxima", "sums")

@@ -14,8 +14,8 @@ from test_traffic_segments import files, write
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.traffic.codec import Source
 from cloud_verifier.traffic.housekeeping import MANY, Housekeeper
-from cloud_verifier.traffic.opening import KeptRecorder
 from cloud_verifier.traffic.passage import Passage
+from cloud_verifier.traffic.recorder_factory import KeptRecorder
 from cloud_verifier.traffic.segments import SegmentLog
 from outrider.wire.v1 import engine_pb2 as pb
 

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from passages import NOW, told
 
-from cloud_verifier.engine.produced import Produced, Visit
+from cloud_verifier.engine.recording import Produced, Visit
+from cloud_verifier.engine_process.codec import produced_to_proto
 from cloud_verifier.traffic import recorder as module
-from cloud_verifier.traffic.codec import Source, produced_to_proto
+from cloud_verifier.traffic.codec import Source
 from cloud_verifier.traffic.passage import Passage
+from cloud_verifier.traffic.passage_builder import Counts
 from cloud_verifier.traffic.recorder import Recorder
-from cloud_verifier.traffic.runs import Counts
 from outrider.wire.v1 import engine_pb2 as pb
 
 SOURCE = Source("s", "acme", "code", "sha256:cd", 0.7, keep_s=60.0)

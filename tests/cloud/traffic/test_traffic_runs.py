@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from passages import NOW, passage, same, told
 
 from cloud_verifier.traffic.passage import Passage
+from cloud_verifier.traffic.passage_builder import HELD, QUIET_S, Counts, Runs
 from cloud_verifier.traffic.redaction import Redact, load
-from cloud_verifier.traffic.runs import HELD, QUIET_S, Counts, Runs
 from outrider.core.errors import BadRequest
 
 SECRET = (41, 42, 43)

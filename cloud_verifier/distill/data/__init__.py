@@ -1,0 +1,1 @@
+"""Training data for drafts, chosen from the traffic log."""

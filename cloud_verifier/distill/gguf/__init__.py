@@ -1,0 +1,1 @@
+"""Drafts as GGUF files: import, export, checks and evaluation."""

@@ -1,0 +1,88 @@
+"""Reads a draft's GGUF file back into a Hugging Face model that can be trained; the inverse of ``gguf_export``.
+
+transformers does the work. What it passes over without a word is made an error here: a tensor that has no place, a
+weight that the file lacks, positions that are scaled, a head width that does not follow from the others.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any, cast
+
+import gguf
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from cloud_verifier.distill.gguf.exporter import ARCHITECTURES
+
+
+class GgufRefused(ValueError):
+    """A GGUF file that cannot become a model whose logits are the same; says why."""
+
+
+def import_gguf(path: Path) -> PreTrainedModel:
+    """Return the model of a GGUF file, dequantised to float32. Raises GgufRefused, OSError."""
+    reader = _open(path)
+    architecture = str(_value(reader, "general.architecture"))
+    if architecture not in ARCHITECTURES:
+        raise GgufRefused(f"{path.name} is a {architecture} model; known are {', '.join(sorted(ARCHITECTURES))}")
+    _check_positions(reader, architecture, path)
+    config = _config(reader, architecture, path)
+    _check_names(reader, architecture, config, path)
+    model, report = AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, config=copy.deepcopy(config), dtype=torch.float32, output_loading_info=True
+    )
+    missing = sorted(name for name in report["missing_keys"] if not _is_tied(name, config))
+    if missing:
+        raise GgufRefused(f"{path.name} lacks {', '.join(missing)}")
+    # A model that transformers has read from GGUF counts as quantised for ever, and would refuse to be saved.
+    plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    plain.load_state_dict(model.state_dict())
+    return cast(PreTrainedModel, plain.eval())
+
+
+def _open(path: Path) -> Any:
+    with path.open("rb") as file:
+        magic = file.read(4)
+    if magic != b"GGUF":
+        raise GgufRefused(f"{path.name} is not a GGUF file: it starts with {magic!r}")
+    return gguf.GGUFReader(path)
+
+
+def _value(reader: Any, key: str, default: Any = None) -> Any:
+    field = reader.get_field(key)
+    return default if field is None else field.contents()
+
+
+def _check_positions(reader: Any, architecture: str, path: Path) -> None:
+    scaling = _value(reader, f"{architecture}.rope.scaling.type", "none")
+    if scaling != "none":
+        raise GgufRefused(f"{path.name} scales its positions ({scaling}); only plain rotary positions are known")
+    if any(tensor.name.startswith("rope_") for tensor in reader.tensors):
+        raise GgufRefused(f"{path.name} has rotary factors of its own; only plain rotary positions are known")
+
+
+def _config(reader: Any, architecture: str, path: Path) -> PretrainedConfig:
+    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    width = config.hidden_size // config.num_attention_heads
+    head_dim = int(_value(reader, f"{architecture}.attention.key_length", width))
+    if architecture == "qwen2" and head_dim != width:
+        raise GgufRefused(f"{path.name} has heads {head_dim} wide, and transformers knows Qwen2 only with {width}")
+    config.head_dim = head_dim
+    return config
+
+
+def _check_names(reader: Any, architecture: str, config: PretrainedConfig, path: Path) -> None:
+    """Raise GgufRefused for a tensor that the model would not take over."""
+    with torch.device("meta"):
+        empty = AutoModelForCausalLM.from_config(config)
+    names = gguf.get_tensor_name_map(ARCHITECTURES[architecture], config.num_hidden_layers)
+    known = {names.get_name(name, try_suffixes=(".weight", ".bias")) for name in empty.state_dict()}
+    strange = sorted({tensor.name for tensor in reader.tensors} - known)
+    if strange:
+        raise GgufRefused(f"{path.name} has tensors that a {architecture} model does not: {', '.join(strange[:4])}")
+
+
+def _is_tied(name: str, config: PretrainedConfig) -> bool:
+    return name == "lm_head.weight" and bool(config.tie_word_embeddings)

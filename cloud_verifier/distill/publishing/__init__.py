@@ -1,0 +1,1 @@
+"""Release of trained drafts: the gate, signatures and the coordinator's records."""

@@ -1,0 +1,1 @@
+"""Training of a draft on the target's recorded distributions."""

@@ -1,0 +1,1 @@
+"""Attention backends, linear layers and CUDA graphs of the engine."""

@@ -1,0 +1,276 @@
+"""CUDA graphs of the model's forward: a step of few rows then costs its kernels, not their launches.
+
+A graph is made for a width of rows and one of logits (`step_tables.WIDTHS`) when a step first needs it, which takes a
+few forwards' time, and is replayed for every step that fits. Inputs stand in static buffers that are filled before a
+replay. Rows beyond the step's have no slot and no keys: they are written nowhere, see nothing and are thrown away. All
+graphs share one memory pool, since only one of them runs at a time and none reads what another left, and one buffer of
+logits, from which each replay's are copied.
+
+A forward that reads values back to the host, as a loop over the experts that tokens were routed to, cannot be a graph.
+It is found by watching the first one; such a model runs without graphs, as do steps that fit no width. What else fails
+here turns graphs off, and the model runs without them.
+
+`CudaRecorder` has never run on a GPU; all else was run with a recorder that calls the forward again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cloud_verifier.engine.batch import PackedBatch
+from cloud_verifier.engine.kernels.attention import AttentionPlan
+from cloud_verifier.engine.kernels.step_tables import WIDTHS, width_of
+from cloud_verifier.engine.kernels.triton_attention import TritonPlan
+from cloud_verifier.engine.kv_pool import KVPool
+
+log = logging.getLogger(__name__)
+
+TABLE_INTS = 1 << 20
+"""Of a step's index table: 4 MB, room for 32 sessions of 32,000 tokens."""
+PARTIAL_BYTES = 256 << 20
+"""Of partial results, over all graphs."""
+TOLERANCE = 0.02
+"""Greatest difference of a new graph's logits to those of the same forward outside of it, as a share of the greatest
+logit. The kernels are the same, so it should be none."""
+WARM_UPS = 2
+
+Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionPlan], torch.Tensor]
+"""(ids `[1, T]`, positions `[1, T]`, rows `[R]`, plan) -> logits `[R, V]`."""
+
+
+class Recorder(Protocol):
+    """Makes graphs."""
+
+    programs: int
+    """That keep the device busy."""
+
+    def warm_up(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """What `work` returns, computed where it is to be recorded."""
+
+    def record(self, work: Callable[[], object]) -> Callable[[], None]:
+        """What does `work` again, on the same tensors."""
+
+
+class CudaRecorder:
+    """Captures on a stream of its own into one memory pool."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.programs = 8 * torch.cuda.get_device_properties(device).multi_processor_count
+        self._stream = torch.cuda.Stream(device)
+        self._memory = torch.cuda.graph_pool_handle()
+
+    def warm_up(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """On the capture's stream: libraries make their handles and workspaces per stream, which no capture may."""
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            result = work()
+        current.wait_stream(self._stream)
+        torch.cuda.synchronize()
+        return result
+
+    def record(self, work: Callable[[], object]) -> Callable[[], None]:
+        current = torch.cuda.current_stream()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # thread_local: what other threads do with CUDA meanwhile, such as freeing pinned memory, breaks no capture.
+            with torch.cuda.graph(graph, pool=self._memory, stream=self._stream, capture_error_mode="thread_local"):
+                work()
+        finally:
+            torch.cuda.set_stream(current)  # a capture that breaks leaves its own stream current
+        return graph.replay
+
+
+@dataclass
+class _Static:
+    """What graphs over one pool read and write, at fixed addresses."""
+
+    pool: KVPool
+    ids: torch.Tensor
+    """int64 `[1, most rows]`"""
+    positions: torch.Tensor
+    """int64 `[1, most rows]`"""
+    rows: torch.Tensor
+    """int64 `[most rows]`"""
+    tables: torch.Tensor
+    """int32 `[TABLE_INTS]`"""
+    plans: dict[int, TritonPlan]
+    """Per width."""
+    logits: torch.Tensor | None = None
+    """`[most rows, V]`; made when the first forward has shown its type."""
+    replays: dict[tuple[int, int], Callable[[], None]] = field(default_factory=dict)
+    """Per width of rows and of logits."""
+
+
+class GraphedForward:
+    """Runs steps as graphs where that works, and says None where it does not: then the caller runs them plainly."""
+
+    def __init__(
+        self, forward: Forward, new_recorder: Callable[[], Recorder], *, heads: int, kv_heads: int, dim: int
+    ) -> None:
+        """heads, kv_heads, dim: the most of any layer; dim is the values'."""
+        self._forward = forward
+        self._new_recorder = new_recorder
+        self._kv_heads = kv_heads
+        self._items = TritonPlan.items_within(PARTIAL_BYTES, heads, dim)
+        self._static: _Static | None = None
+        parallel = torch.distributed.is_available() and torch.distributed.is_initialized()
+        self._off = "several processes share the model" if parallel else ""
+
+    @property
+    def off(self) -> str:
+        """Why there are no graphs for this model; empty where there are."""
+        return self._off
+
+    @property
+    def recorded(self) -> int:
+        """Graphs made for the present pool."""
+        return len(self._static.replays) if self._static else 0
+
+    def __call__(self, batch: PackedBatch, plan: AttentionPlan) -> torch.Tensor | None:
+        """Logits `[R, V]` of the step, the caller's to keep; None where no graph serves it."""
+        if self._off or not isinstance(plan, TritonPlan) or not self._fits(plan):
+            return None
+        try:
+            with torch.cuda.device_of(plan.tables):
+                return self._run(batch, plan)
+        except Exception as error:
+            self._turn_off(f"{type(error).__name__}: {error}")
+            return None
+
+    def _fits(self, plan: TritonPlan) -> bool:
+        return plan.width <= WIDTHS[-1] and plan.tables.numel() <= TABLE_INTS and plan.items <= self._items
+
+    def _run(self, batch: PackedBatch, plan: TritonPlan) -> torch.Tensor | None:
+        static = self._static
+        if static is None or static.pool is not plan.pool:
+            self._static = None  # frees the old graphs before there are new ones
+            static = self._static = self._prepare(plan)
+        wanted = len(batch.logit_rows)
+        key = (plan.width, width_of(max(1, wanted)))
+        _fill(static, batch, plan, key)
+        if key not in static.replays and not self._record(static, key):
+            return None
+        static.replays[key]()
+        if static.logits is None:
+            return None
+        return static.logits[:wanted].clone()
+
+    def _prepare(self, plan: TritonPlan) -> _Static:
+        device, most = plan.tables.device, WIDTHS[-1]
+        self._recorder = self._new_recorder()
+        tables = torch.zeros(TABLE_INTS, dtype=torch.int32, device=device)
+        programs = max(1, self._recorder.programs // self._kv_heads)
+        return _Static(
+            pool=plan.pool,
+            ids=torch.zeros(1, most, dtype=torch.int64, device=device),
+            positions=torch.zeros(1, most, dtype=torch.int64, device=device),
+            rows=torch.zeros(most, dtype=torch.int64, device=device),
+            tables=tables,
+            plans=plan.static(tables, WIDTHS, self._items, programs),
+        )
+
+    def _record(self, static: _Static, key: tuple[int, int]) -> bool:
+        """Make the graph for this width of rows and of logits. What it computes is idempotent, so it runs here too."""
+        begun = perf_counter()
+        width, kept = key
+
+        def forward() -> torch.Tensor:
+            return self._forward(
+                static.ids[:, :width], static.positions[:, :width], static.rows[:kept], static.plans[width]
+            )
+
+        with ReadsBack() as watch:
+            expected = self._recorder.warm_up(forward)
+        if watch.found:
+            self._turn_off(f"its forward makes the host wait for the device: {', '.join(sorted(watch.found))}")
+            return False
+        for _ in range(WARM_UPS - 1):
+            expected = self._recorder.warm_up(forward)
+        if static.logits is None:
+            static.logits = expected.new_zeros(WIDTHS[-1], expected.shape[1])
+        logits = static.logits[:kept]
+        replay = self._recorder.record(lambda: logits.copy_(forward()))
+        replay()
+        differ = float((logits - expected).abs().max())
+        if not differ <= TOLERANCE * max(1.0, float(expected.abs().max())):
+            self._turn_off(f"its graph's logits differ by {differ:.2e} from those of the forward that it repeats")
+            return False
+        static.replays[key] = replay
+        log.info("CUDA graph for %d rows and %d logits made in %.1f s", width, kept, perf_counter() - begun)
+        return True
+
+    def _turn_off(self, reason: str) -> None:
+        self._off = reason
+        self._static = None
+        log.warning("the model runs without CUDA graphs: %s", reason)
+
+
+def _fill(static: _Static, batch: PackedBatch, plan: TritonPlan, key: tuple[int, int]) -> None:
+    """The step's inputs go into the static buffers; what lies beyond them, up to the widths, becomes 0."""
+    width, kept = key
+    inputs = (batch.input_ids[0], batch.position_ids[0], batch.logit_rows)
+    for buffer, values, size in zip(
+        (static.ids[0], static.positions[0], static.rows), inputs, (width, width, kept), strict=True
+    ):
+        count = len(values)
+        buffer[:count].copy_(values, non_blocking=True)
+        buffer[count:size].zero_()
+    static.tables[: plan.tables.numel()].copy_(plan.tables, non_blocking=True)
+
+
+_aten = torch.ops.aten
+_READING = {
+    _aten._local_scalar_dense,
+    _aten.is_nonzero,
+    _aten.nonzero,
+    _aten.masked_select,
+    _aten._unique2,
+    _aten.unique_dim,
+    _aten.unique_consecutive,
+    _aten.bincount,
+    _aten.repeat_interleave,
+    _aten.equal,
+}
+"""Operations whose result's shape, or whose result, the host has to know."""
+_COPYING = {_aten._to_copy, _aten.copy_}
+_INDEXING = {_aten.index, _aten.index_put, _aten.index_put_, _aten._unsafe_index}
+
+
+class ReadsBack(TorchDispatchMode):
+    """Notes operations that make the host wait for the device, or move data between them: no graph can hold those."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        with self:  # in inference mode what is made of other operations comes whole, and would hide them
+            result = func.decompose(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
+        result = func(*args, **kwargs)
+        packet = func.overloadpacket
+        moved = packet in _COPYING and _devices(args, result) > 1
+        masked = packet in _INDEXING and any(_is_mask(index) for index in args[1])
+        if packet in _READING or moved or masked:
+            self.found.add(str(packet))
+        return result
+
+
+def _devices(args: tuple[Any, ...], result: Any) -> int:
+    return len({value.device for value in (*args, result) if isinstance(value, torch.Tensor)})
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)

@@ -1,0 +1,216 @@
+"""The kernels of `triton` attention; the only file that imports triton.
+
+Table layout: `step_tables.py`. Keys and values of a layer are `[slots, kv heads, dim]`, contiguous. The query heads of
+a key head stand beside one another in the rows of a tile, so that a tile of TILE tokens reads its keys once for
+several heads. Sums and maxima are float32; weights are rounded to the values' type for the product with them.
+
+The recurrence over blocks of keys is that of arXiv 2205.14135, partial results over spans of keys that of
+https://crfm.stanford.edu/2023/10/12/flashdecoding.html.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from cloud_verifier.engine.kernels import step_tables
+
+INTERPRETED = triton.knobs.runtime.interpret
+"""Whether kernels run in triton's interpreter, on CPU tensors."""
+
+HEADER = tl.constexpr(step_tables.HEADER)
+FIELDS = tl.constexpr(step_tables.FIELDS)
+TILE = tl.constexpr(step_tables.TILE)
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit(do_not_specialize=["width"])
+def write(
+    key, value, keys, values, tables, width, k_head, k_row, v_head, v_row,
+    DK: tl.constexpr, DV: tl.constexpr, DK_PAD: tl.constexpr, DV_PAD: tl.constexpr,
+):  # fmt: skip
+    """One row's key and value of one head to the row's slot; grid (rows, kv heads)."""
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    slot = tl.load(tables + HEADER + row).to(tl.int64)
+    if slot >= 0:
+        to = slot * tl.num_programs(1) + head
+        dk = tl.arange(0, DK_PAD)
+        k = tl.load(key + head * k_head + row * k_row + dk, mask=dk < DK)
+        tl.store(keys + to * DK + dk, k, mask=dk < DK)
+        dv = tl.arange(0, DV_PAD)
+        v = tl.load(value + head * v_head + row * v_row + dv, mask=dv < DV)
+        tl.store(values + to * DV + dv, v, mask=dv < DV)
+
+
+@triton.jit
+def _product(a, b, c, PRECISION: tl.constexpr, WIDEN: tl.constexpr):
+    """a @ b + c in float32. WIDEN: for the interpreter, which cannot multiply bfloat16."""
+    if WIDEN:
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return tl.dot(a, b, c, input_precision=PRECISION)
+
+
+@triton.jit
+def _block(
+    q, keys, values, tables, top, total, acc, n, kv_head, kv_heads, keys_at, end, start, chain, bits_at, words,
+    segment_positions, local, place, position, scale, softcap, window,
+    GROUP: tl.constexpr, BLOCK: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DK_PAD: tl.constexpr,
+    DV_PAD: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
+):  # fmt: skip
+    """Keys `[n, n + BLOCK)` of a segment join the running maximum, sum and weighted values of a tile's rows.
+
+    MASKED: some row may not see some of them; otherwise each sees all, but for its window.
+    """
+    j = n + tl.arange(0, BLOCK)
+    dk = tl.arange(0, DK_PAD)
+    dv = tl.arange(0, DV_PAD)
+    if MASKED:
+        there = j < end
+        slot = tl.load(tables + keys_at + j, mask=there, other=0).to(tl.int64)
+        k_mask = there[:, None] & (dk[None, :] < DK)
+        v_mask = there[:, None] & (dv[None, :] < DV)
+    else:
+        slot = tl.load(tables + keys_at + j).to(tl.int64)
+        k_mask = dk[None, :] < DK
+        v_mask = dv[None, :] < DV
+    at = slot * kv_heads + kv_head
+    k = tl.load(keys + at[:, None] * DK + dk[None, :], mask=k_mask, other=0.0)
+    v = tl.load(values + at[:, None] * DV + dv[None, :], mask=v_mask, other=0.0)
+    s = _product(q, tl.trans(k), tl.zeros([TILE * GROUP, BLOCK], tl.float32), PRECISION, WIDEN) * scale
+    if CAPPED:
+        # tanh(x) = 1 - 2 / (e^2x + 1), which overflows to the right limits
+        s = softcap * (1.0 - 2.0 / (tl.exp2(s * (2.0 * LOG2E / softcap)) + 1.0))
+    s = s * LOG2E
+    if MASKED or WINDOWED:
+        own = j - start  # the key's row in the segment; negative in the prefix
+    if MASKED:
+        r = local + place
+        seen = there[None, :] & (own[None, :] <= r[:, None])
+        node = own - chain
+        among = (node >= 0)[None, :] & (r >= chain)[:, None] & seen
+        word = tables + bits_at + (r - chain)[:, None] * words + (node >> 5)[None, :]
+        bits = tl.load(word, mask=among, other=0)
+        seen = seen & (((bits >> (node & 31)[None, :]) & 1 == 1) | (node < 0)[None, :])
+        s = tl.where(seen, s, float("-inf"))
+    if WINDOWED:
+        here = j
+        if MASKED:
+            here = tl.load(segment_positions + own, mask=there & (own >= 0), other=0)
+            here = tl.where(own >= 0, here, j)
+        s = tl.where(here[None, :] > (position - window)[:, None], s, float("-inf"))
+    greatest = tl.maximum(top, tl.max(s, 1))
+    # A row that has seen nothing yet: its weights are to be 0, and -inf - -inf is no number.
+    base = tl.where(greatest == float("-inf"), 0.0, greatest)
+    faded = tl.exp2(top - base)
+    p = tl.exp2(s - base[:, None])
+    total = total * faded + tl.sum(p, 1)
+    acc = _product(p.to(v.dtype), v, acc * faded[:, None], PRECISION, WIDEN)
+    return greatest, total, acc
+
+
+@triton.jit(do_not_specialize=["width"])
+def attend(
+    query, keys, values, tables, outs, maxima, sums, width, scale, softcap, window, q_head, q_row,
+    GROUPS: tl.constexpr, GROUP: tl.constexpr, BLOCKS_OF_HEADS: tl.constexpr, BLOCK: tl.constexpr,
+    DK: tl.constexpr, DV: tl.constexpr, DK_PAD: tl.constexpr, DV_PAD: tl.constexpr,
+    CAPPED: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """Partial results of items; grid (any number of programs, kv heads * BLOCKS_OF_HEADS).
+
+    A program takes item after item until there are no more: the grid of a CUDA graph serves any number of them.
+    """
+    kv_heads = tl.num_programs(1) // BLOCKS_OF_HEADS
+    kv_head = tl.program_id(1) // BLOCKS_OF_HEADS
+    m = tl.arange(0, TILE * GROUP)
+    place = m // GROUP
+    member = tl.program_id(1) % BLOCKS_OF_HEADS * GROUP + m % GROUP
+    head = kv_head * GROUPS + member
+    dk = tl.arange(0, DK_PAD)
+    dv = tl.arange(0, DV_PAD)
+    items = tl.load(tables)
+    words = tl.load(tables + 1)
+    positions = tables + HEADER + 3 * width
+    for item in range(tl.program_id(0), items, tl.num_programs(0)):
+        fields = tables + HEADER + 4 * width + item * FIELDS
+        row = tl.load(fields)
+        rows = tl.load(fields + 1)
+        local = tl.load(fields + 2)
+        start = tl.load(fields + 3)
+        chain = tl.load(fields + 4)
+        keys_at = tl.load(fields + 5)
+        low = tl.load(fields + 6)
+        end = tl.load(fields + 7)
+        bits_at = tl.load(fields + 8)
+        live = (place < rows) & (member < GROUPS)
+        at = query + head[:, None] * q_head + (row + place)[:, None] * q_row + dk[None, :]
+        q = tl.load(at, mask=live[:, None] & (dk[None, :] < DK), other=0.0)
+        position = tl.load(positions + row + place, mask=place < rows, other=0)
+        if WINDOWED:
+            # No row of the tile stands before this, and none sees what lies a window before it.
+            low = tl.maximum(low, (start + tl.minimum(local, chain) - window + 1) // BLOCK * BLOCK)
+        # Up to here every row of the tile sees every key.
+        clear = tl.minimum(end, start + tl.minimum(local, chain - 1) + 1)
+        middle = low + tl.maximum(clear - low, 0) // BLOCK * BLOCK
+        top = tl.full([TILE * GROUP], float("-inf"), tl.float32)
+        total = tl.zeros([TILE * GROUP], tl.float32)
+        acc = tl.zeros([TILE * GROUP, DV_PAD], tl.float32)
+        for n in range(low, middle, BLOCK):
+            top, total, acc = _block(
+                q, keys, values, tables, top, total, acc, n, kv_head, kv_heads, keys_at, end, start, chain, bits_at,
+                words, positions + row - local, local, place, position, scale, softcap, window,
+                GROUP, BLOCK, DK, DV, DK_PAD, DV_PAD, CAPPED, WINDOWED, False, PRECISION, WIDEN,
+            )  # fmt: skip
+        for n in range(middle, end, BLOCK):
+            top, total, acc = _block(
+                q, keys, values, tables, top, total, acc, n, kv_head, kv_heads, keys_at, end, start, chain, bits_at,
+                words, positions + row - local, local, place, position, scale, softcap, window,
+                GROUP, BLOCK, DK, DV, DK_PAD, DV_PAD, CAPPED, WINDOWED, True, PRECISION, WIDEN,
+            )  # fmt: skip
+        part = (place.to(tl.int64) + item * TILE) * (kv_heads * GROUPS) + head
+        tl.store(maxima + part, top, mask=live)
+        tl.store(sums + part, total, mask=live)
+        some = live & (top > float("-inf"))
+        tl.store(outs + part[:, None] * DV + dv[None, :], acc, mask=some[:, None] & (dv[None, :] < DV))
+
+
+@triton.jit(do_not_specialize=["width"])
+def merge(
+    outs, maxima, sums, sinks, tables, result, width,
+    GROUPS: tl.constexpr, GROUPS_PAD: tl.constexpr, DV: tl.constexpr, DV_PAD: tl.constexpr, SINKS: tl.constexpr,
+):  # fmt: skip
+    """A row's partial results, one after another in order of position; grid (rows, kv heads). Padding gives 0."""
+    row = tl.program_id(0)
+    heads = tl.num_programs(1) * GROUPS
+    member = tl.arange(0, GROUPS_PAD)
+    head = tl.program_id(1) * GROUPS + member
+    dv = tl.arange(0, DV_PAD)
+    first = tl.load(tables + HEADER + width + row).to(tl.int64)
+    parts = tl.load(tables + HEADER + 2 * width + row)
+    live = member < GROUPS
+    acc = tl.zeros([GROUPS_PAD, DV_PAD], tl.float32)
+    if SINKS:
+        top = tl.load(sinks + head, mask=live, other=0.0).to(tl.float32) * LOG2E
+        total = tl.full([GROUPS_PAD], 1.0, tl.float32)
+    else:
+        top = tl.full([GROUPS_PAD], float("-inf"), tl.float32)
+        total = tl.zeros([GROUPS_PAD], tl.float32)
+    for n in range(parts):
+        at = (first + n * TILE) * heads + head
+        greatest = tl.load(maxima + at, mask=live, other=float("-inf"))
+        weight = tl.load(sums + at, mask=live, other=0.0)
+        # What saw nothing has no values either: its place holds whatever was there.
+        some = greatest > float("-inf")
+        part = tl.load(outs + at[:, None] * DV + dv[None, :], mask=some[:, None] & (dv[None, :] < DV), other=0.0)
+        both = tl.maximum(top, greatest)
+        base = tl.where(both == float("-inf"), 0.0, both)
+        old = tl.exp2(top - base)
+        new = tl.exp2(greatest - base)
+        total = total * old + weight * new
+        acc = acc * old[:, None] + part * new[:, None]
+        top = both
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    to = result + (row * heads + head)[:, None] * DV + dv[None, :]
+    tl.store(to, acc.to(result.dtype.element_ty), mask=live[:, None] & (dv[None, :] < DV))

@@ -1,0 +1,1 @@
+"""Tensor parallelism: one target over several ranks."""

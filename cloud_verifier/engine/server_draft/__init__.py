@@ -1,0 +1,1 @@
+"""Drafting on the verifier, for sessions whose devices draft nothing."""

@@ -1,0 +1,87 @@
+"""What outlives a session: the greatest epoch of its id, the tokens that its device may not have received, and how the
+nodes of its tenant's devices did."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.core.acceptance.node_acceptance import ChildOdds
+from outrider.core.protocol.messages import Attach
+
+Fingerprint = bytes
+
+
+def fingerprint(attach: Attach, salt: str = "") -> Fingerprint:
+    """Equal for attaches of one tenant, the salt, that ask for the same sequence, whatever epoch and however much of it
+    was received."""
+    request = replace(attach, epoch=0, prompt=(), tokens=())
+    digest = hashlib.blake2b(repr((salt, request)).encode(), digest_size=16)
+    digest.update(np.asarray(attach.prompt, dtype="<u4").tobytes())
+    return digest.digest()
+
+
+class SessionMemory:
+    """Bounded: the sessions that were heard of longest ago are forgotten first."""
+
+    def __init__(self, max_sessions: int, max_tokens: int) -> None:
+        self._max_sessions = max_sessions
+        self._max_tokens = max_tokens
+        self._epochs: OrderedDict[str, int] = OrderedDict()
+        self._tails: OrderedDict[str, tuple[Fingerprint, NDArray[np.int32]]] = OrderedDict()
+        self._tokens = 0
+
+    def epoch(self, session_id: str) -> int:
+        """The greatest epoch seen; 0 for an unknown session."""
+        return self._epochs.get(session_id, 0)
+
+    def see(self, session_id: str, epoch: int) -> None:
+        """An attach in this epoch was taken."""
+        self._epochs[session_id] = max(epoch, self.epoch(session_id))
+        self._epochs.move_to_end(session_id)
+        while len(self._epochs) > self._max_sessions:
+            forgotten, _ = self._epochs.popitem(last=False)
+            self._drop_tail(forgotten)
+
+    def keep(self, session_id: str, request: Fingerprint, committed: list[int]) -> None:
+        """Remember what was committed, in case that its device comes back without all of it."""
+        self._drop_tail(session_id)
+        if len(committed) > self._max_tokens:
+            return
+        self._tails[session_id] = (request, np.asarray(committed, dtype=np.int32))
+        self._tokens += len(committed)
+        while self._tokens > self._max_tokens:
+            self._drop_tail(next(iter(self._tails)))
+
+    def kept(self, session_id: str, request: Fingerprint) -> list[int]:
+        """The tokens committed for the same request; [] where there are none."""
+        known, committed = self._tails.get(session_id, (b"", None))
+        return committed.tolist() if committed is not None and known == request else []
+
+    def _drop_tail(self, session_id: str) -> None:
+        _, committed = self._tails.pop(session_id, (b"", ()))
+        self._tokens -= len(committed)
+
+
+class TenantOdds:
+    """How nodes did by tenant, for one tenant's bad drafts say little of another's; behind each tenant, how all did.
+
+    Bounded: the tenant that has begun no session for longest is forgotten first.
+    """
+
+    def __init__(self, most: int = 1024) -> None:
+        self._most = most
+        self._all = ChildOdds()
+        self._by_tenant: OrderedDict[str, ChildOdds] = OrderedDict()
+
+    def of(self, tenant: str) -> ChildOdds:
+        """From which a new session of the tenant starts, and which learns from it."""
+        odds = self._by_tenant.pop(tenant, None) or ChildOdds(self._all, shared=True)
+        self._by_tenant[tenant] = odds
+        if len(self._by_tenant) > self._most:
+            self._by_tenant.popitem(last=False)
+        return odds

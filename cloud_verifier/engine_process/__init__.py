@@ -1,0 +1,1 @@
+"""The engine's own process, and the front's connection to it."""

@@ -1,0 +1,207 @@
+"""The front's side of the engine process: starts it, routes requests to it and events from it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Callable
+
+from google.protobuf.message import DecodeError
+
+from cloud_verifier.config import VerifierConfig
+from cloud_verifier.engine_process import ipc
+from cloud_verifier.engine_process.ranks import RankProcesses
+from outrider.core.errors import Fenced, OutriderError, Unavailable
+from outrider.wire.v1 import engine_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+Inbox = asyncio.Queue[pb.EngineEvent]
+Key = tuple[str, int]
+"""session id and epoch"""
+
+STOP_TIMEOUT_S = 5.0
+TICK_S = 0.25
+"""Longest slice in which an engine's silence is counted."""
+GONE = "the verifier's engine process has ended; resume on another verifier"
+
+
+class EngineHost:
+    """One engine process. Every session's events go to the inbox that it registered under (session id, epoch)."""
+
+    def __init__(self, config: VerifierConfig, on_progress: Callable[[str], None] = lambda text: None) -> None:
+        self._config = config
+        self._on_progress = on_progress
+        self._inboxes: dict[Key, Inbox] = {}
+        self.ranks = RankProcesses(config, self._kill)
+        self._process: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._pump: asyncio.Task[None] | None = None
+        self._ready: asyncio.Future[pb.EngineReady] = asyncio.get_running_loop().create_future()
+        self._quiet_s = 0.0
+        """How long this process has run without a word from the engine."""
+        self.stats = pb.EngineStats()
+        self.on_produced: Callable[[pb.EngineEvent], None] = lambda event: None
+        """Gets what recorded sessions produced; the last of it behind the commit that ends a session."""
+        self.ended = asyncio.Event()
+        """Set when the engine process is gone, whether asked to go or not."""
+
+    async def start(self) -> pb.EngineReady:
+        """Start the process and wait until the model has passed its self-test. Raises ModelRefused or Unavailable."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = await self.ranks.start(theirs)
+        return await self._connect(ours)
+
+    async def stop(self) -> None:
+        """Ask the process to end, and see to it that it does; one that is still loading cannot hear and is killed."""
+        self.ranks.expect_end()
+        if self._process is not None:
+            await self._stop(self._process)
+        await self.ranks.stop()
+
+    async def _stop(self, process: asyncio.subprocess.Process) -> None:
+        loading = self._ready.cancel()
+        self.send(pb.EngineRequest(quit=pb.Quit()))
+        try:
+            await asyncio.wait_for(process.wait(), 0.0 if loading else STOP_TIMEOUT_S)
+        except TimeoutError:
+            self._kill()
+            await process.wait()
+        if self._pump is not None:
+            await self._pump
+        if self._writer is not None:
+            self._writer.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process else os.getpid()
+
+    def register(self, session_id: str, epoch: int) -> Inbox:
+        """An inbox for the events of one epoch; an older epoch of the session learns that it is fenced.
+
+        Raises Fenced where a stream with this epoch or a newer one is live, Unavailable without an engine.
+        """
+        if self.ended.is_set():
+            raise Unavailable(GONE)
+        for key, inbox in list(self._inboxes.items()):
+            if key[0] != session_id:
+                continue
+            if key[1] >= epoch:
+                raise Fenced(f"epoch of session {session_id} is {epoch}, must be greater than {key[1]}, which is live")
+            del self._inboxes[key]
+            inbox.put_nowait(_failure(key, Fenced(f"epoch {epoch} has taken over session {session_id}")))
+        inbox = Inbox()
+        self._inboxes[(session_id, epoch)] = inbox
+        return inbox
+
+    def release(self, session_id: str, epoch: int, inbox: Inbox) -> bool:
+        """The stream has ended: the engine frees all that the session holds within one step.
+
+        False where the inbox no longer owned the session: a later epoch, or a failure, came before. The engine is told
+        even then: it may have refused that later epoch, and would hold this one for ever.
+        """
+        self.send(pb.EngineRequest(session_id=session_id, epoch=epoch, stop=pb.Stop()))
+        if self._inboxes.get((session_id, epoch)) is not inbox:
+            return False
+        del self._inboxes[(session_id, epoch)]
+        return True
+
+    def give_up(self, error: OutriderError) -> None:
+        """End every stream with `error`, after all that its inbox holds already."""
+        for key, inbox in self._inboxes.items():
+            inbox.put_nowait(_failure(key, error))
+
+    def send(self, request: pb.EngineRequest) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(ipc.frame(request))
+
+    async def drain(self) -> None:
+        """Wait while the engine has more requests before it than it should. Raises Unavailable without an engine."""
+        if self._writer is None:
+            return
+        try:
+            await self._writer.drain()
+        except ConnectionError:
+            raise Unavailable(GONE) from None
+
+    async def _connect(self, sock: socket.socket) -> pb.EngineReady:
+        """Take up an engine at the other end."""
+        reader, self._writer = await asyncio.open_connection(sock=sock)
+        self._pump = asyncio.create_task(self._route(reader))
+        return await asyncio.shield(self._ready)  # `stop` needs to know whether it is still loading
+
+    async def _route(self, reader: asyncio.StreamReader) -> None:
+        watching = asyncio.create_task(self._watch())
+        try:
+            while True:
+                event = await ipc.read_event(reader)
+                self._quiet_s = 0.0
+                self._deliver(event)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        except DecodeError as error:
+            log.error("the engine process sent what is no event (%s); killing it", error)
+            self._kill()
+        finally:
+            watching.cancel()
+            self._engine_gone()
+
+    async def _watch(self) -> None:
+        """Kill an engine that hangs.
+
+        Its silence is counted in slices in which this process ran: after a suspension of both, which may last for
+        hours, a healthy engine has its time to speak.
+        """
+        limit_s = self._config.engine_silence_s
+        tick_s = min(TICK_S, limit_s / 4)
+        while self._quiet_s < limit_s:
+            await asyncio.sleep(tick_s)
+            if self._ready.done():
+                self._quiet_s += tick_s
+        log.error("the engine process has been silent for %g s (engine_silence_s); killing it", limit_s)
+        self._kill()
+        self._engine_gone()
+
+    def _kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+    def _deliver(self, event: pb.EngineEvent) -> None:
+        match event.WhichOneof("kind"):
+            case "stats":
+                self.stats = event.stats
+            case "ready":
+                if not self._ready.done():
+                    self._ready.set_result(event.ready)
+            case "produced":
+                self.on_produced(event)
+            case "progress":
+                self._on_progress(event.progress.text)
+            case "failure" if not self._ready.done():
+                self._ready.set_exception(ipc.failure_from_event(event.failure))
+            case "failure" if not event.session_id:
+                log.error("the engine process ends: %s", event.failure.message)
+            case _:
+                inbox = self._inboxes.get((event.session_id, event.epoch))
+                if inbox is not None:
+                    inbox.put_nowait(event)
+
+    def _engine_gone(self) -> None:
+        """Its sessions resume on another verifier; whoever supervises this one restarts it."""
+        if self.ended.is_set():
+            return
+        self.ranks.expect_end()
+        gone = Unavailable(GONE)
+        if not self._ready.done():
+            self._ready.set_exception(gone)
+        self.give_up(gone)
+        self.ended.set()
+
+
+def _failure(key: Key, error: OutriderError) -> pb.EngineEvent:
+    return pb.EngineEvent(session_id=key[0], epoch=key[1], failure=ipc.failure_to_event(error))

@@ -1,0 +1,315 @@
+"""What the engine process does: requests in, one step, events out. The first file there that needs torch."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+from transformers.utils.logging import disable_progress_bar
+
+from cloud_verifier.config import VerifierConfig
+from cloud_verifier.engine.config import EngineConfig
+from cloud_verifier.engine.cost_profile import profile, report
+from cloud_verifier.engine.engine import Committed, Engine, Event, Failed
+from cloud_verifier.engine.model import Progress, TargetModel
+from cloud_verifier.engine.numerics_check import self_test
+from cloud_verifier.engine.recording import Produced
+from cloud_verifier.engine.server_draft.llama_draft import ColocatedDraft
+from cloud_verifier.engine.step_pace import StepPace
+from cloud_verifier.engine_process.codec import meters_to_proto, produced_to_proto
+from cloud_verifier.engine_process.ipc import EngineEnd, failure_to_event
+from outrider.core.errors import InternalError, OutriderError
+from outrider.core.tokenizer_json import token_table
+from outrider.core.vocabulary import compare_token_tables
+from outrider.telemetry.logs import about
+from outrider.wire import codecs
+from outrider.wire.v1 import engine_pb2 as pb
+from outrider.wire.v1 import session_pb2
+
+if TYPE_CHECKING:
+    from cloud_verifier.engine.parallel.tensor_parallel import RankGroup
+
+log = logging.getLogger(__name__)
+
+STATS_INTERVAL_S = 0.25
+
+
+class EngineLoop:
+    """Drives one Engine from one socket."""
+
+    def __init__(self, engine: Engine, end: EngineEnd, vocabulary_size: int) -> None:
+        self._engine = engine
+        self._end = end
+        self._vocabulary_size = vocabulary_size
+        self._epochs: dict[str, int] = {}
+        """session id -> the epoch that the engine has it in"""
+        self._stats_due = 0.0
+        self._unrecorded = 0
+        """Tokens of recorded sessions that the front was not told of, since it did not keep up, or they do not fit
+        into an event."""
+        self._quit = False
+
+    def run(self) -> None:
+        while not (self._quit or self._end.closed):
+            events = [event for request in self._end.receive(self._patience()) for event in self._take(request)]
+            events += [self._event(event) for event in self._engine.step()]
+            if time.monotonic() >= self._stats_due:
+                events.append(self._stats())
+            self._end.send(events)
+            self._record(self._engine.produced())
+
+    def _record(self, produced: list[Produced]) -> None:
+        """Behind the commits, and only as far as they are not held up; what fails is lost, and no session with it."""
+        for one in produced:
+            event = _recorded(one)
+            if event is None or not self._end.offer(event):
+                self._unrecorded += len(one.visit.tokens)
+
+    def _patience(self) -> float:
+        """Seconds to wait for requests: none while a step is due."""
+        deadline = self._engine.next_deadline()
+        wait = self._stats_due - time.monotonic()
+        return max(0.0, wait if deadline is None else min(wait, deadline - time.monotonic()))
+
+    def _take(self, request: pb.EngineRequest) -> list[pb.EngineEvent]:
+        """One request. What the engine refuses ends that session alone."""
+        try:
+            self._apply(request)
+        except OutriderError as error:
+            return [_failure(request, error)]
+        except Exception as error:
+            with about(session=request.session_id):
+                log.exception("a request of session %s failed", request.session_id)
+            return [_failure(request, InternalError(f"the engine failed on a request: {type(error).__name__}"))]
+        return []
+
+    def _apply(self, request: pb.EngineRequest) -> None:
+        session_id, kind = request.session_id, request.WhichOneof("kind")
+        if kind == "quit":
+            self._quit = True
+            return
+        if kind == "start":
+            self._start(request)
+            return
+        if self._epochs.get(session_id) != request.epoch:
+            return  # an old stream's last words
+        match kind:
+            case "append":
+                append = codecs.append_from_proto(
+                    request.append, epoch=request.epoch, vocabulary_size=self._vocabulary_size
+                )
+                self._engine.append(session_id, append)
+            case "cancel":
+                self._engine.cancel(session_id, codecs.cancel_from_proto(request.cancel))
+            case "tune":
+                self._tune(session_id, request.tune)
+            case "draft":
+                self._engine.drafts_with(session_id, codecs.draft_in_use_from_proto(request.draft))
+            case "stop":
+                del self._epochs[session_id]
+                self._engine.stop(session_id)
+
+    def _start(self, request: pb.EngineRequest) -> None:
+        start = request.start
+        self._engine.start(
+            request.session_id,
+            codecs.attach_from_proto(start.attach, vocabulary_size=self._vocabulary_size),
+            codecs.limits_from_proto(start.limits),
+            codecs.directive_from_proto(start.directive),
+            start.salt,
+            start.draft_release,
+            start.record,
+        )
+        self._epochs[request.session_id] = request.epoch
+
+    def _tune(self, session_id: str, tune: pb.Tune) -> None:
+        directive = codecs.directive_from_proto(tune.directive) if tune.HasField("directive") else None
+        self._engine.tune(session_id, directive=directive, rtt_ms=tune.rtt_ms or None)
+
+    def _event(self, event: Event) -> pb.EngineEvent:
+        match event:
+            case Committed(session_id, commit):
+                return pb.EngineEvent(session_id=session_id, epoch=commit.epoch, commit=codecs.commit_to_proto(commit))
+            case Failed(session_id, epoch, error):
+                return pb.EngineEvent(session_id=session_id, epoch=epoch, failure=failure_to_event(error))
+
+    def _stats(self) -> pb.EngineEvent:
+        self._stats_due = time.monotonic() + STATS_INTERVAL_S
+        stats = self._engine.stats()
+        return pb.EngineEvent(
+            stats=pb.EngineStats(
+                live_sessions=stats.live_sessions,
+                step_ms=stats.step_ms,
+                node_ms=stats.node_ms,
+                price=stats.price,
+                step_cost_ms=stats.step_cost_ms,
+                session_cost_ms=stats.session_cost_ms,
+                overran=stats.overran,
+                tokens_per_s=stats.tokens_per_s,
+                kv_used=stats.kv_used,
+                kv_capacity=stats.kv_capacity,
+                timing_ms=stats.timing_ms,
+                prefix_hits=stats.prefix_hits,
+                prefix_tokens=stats.prefix_tokens,
+                kv_cached=stats.kv_cached,
+                kv_reserved=stats.kv_reserved,
+                unrecorded=self._unrecorded + self._engine.unrecorded,
+                meters=meters_to_proto(self._engine.meters, stats),
+                sessions=[
+                    pb.SessionStats(
+                        session_id=session_id,
+                        epoch=self._epochs.get(session_id, 0),
+                        steps=session.steps,
+                        committed=session.committed,
+                        evaluated=session.evaluated,
+                        accepted=session.accepted,
+                        verdicts=session.verdicts,
+                        draft_ms=session.draft_ms,
+                        nodes_per_level=session.nodes_per_level,
+                        draft_release=session.draft_release,
+                        positions=session.positions,
+                        right=session.right,
+                    )
+                    for session_id, session in stats.sessions.items()
+                ],
+            )
+        )
+
+
+def _recorded(produced: Produced) -> pb.EngineEvent | None:
+    """None where it cannot be told."""
+    visit = produced.visit
+    try:
+        return pb.EngineEvent(session_id=visit.session_id, epoch=visit.epoch, produced=produced_to_proto(produced))
+    except Exception as error:
+        log.warning("%d tokens cannot be recorded: %s", len(visit.tokens), type(error).__name__)
+        return None
+
+
+def _failure(request: pb.EngineRequest, error: OutriderError) -> pb.EngineEvent:
+    return pb.EngineEvent(session_id=request.session_id, epoch=request.epoch, failure=failure_to_event(error))
+
+
+def _ready(model: TargetModel) -> pb.EngineReady:
+    """The front adds the tokenizer's hash."""
+    target = session_pb2.TargetIdentity(
+        name=model.name,
+        weights_hash=f"sha256:{model.weights_hash}",
+        dtype=model.dtype,
+        backend=model.backend,
+        hardware=model.hardware,
+    )
+    return pb.EngineReady(
+        target=target,
+        vocabulary_size=model.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+        max_sequence=model.max_sequence,
+    )
+
+
+def _colocated(config: VerifierConfig, model: TargetModel, progress: Progress) -> ColocatedDraft | None:
+    """The draft on our side, where one is asked for. Raises ModelRefused, or VocabularyMismatch."""
+    if config.colocated_draft is None:
+        return None
+    from outrider.llama import ChainContext, LlamaModel
+
+    progress(f"loading {config.colocated_draft.name}, the co-located draft")
+    draft = LlamaModel.load(config.colocated_draft, threads=config.threads)
+    compare_token_tables(draft.token_table(), token_table((config.model / "tokenizer.json").read_bytes()))
+    # No more tokens in all than the target's own pool is worth, twice over: each sequence has room for a whole one.
+    length = min(draft.n_ctx_train, model.max_sequence, config.kv_slots)
+    count = min(config.max_sessions, config.colocated_sessions, max(1, 2 * config.kv_slots // length))
+    progress(f"the co-located draft serves {count} sessions of up to {length} tokens at once")
+    chains = ChainContext(draft, length=length, count=count, threads=config.threads)
+    return ColocatedDraft(
+        chains,
+        depth=config.colocated_depth,
+        siblings=config.colocated_siblings,
+        vocabulary=model.vocab_size,
+        pauses=config.colocated_pauses,
+    )
+
+
+def serve(config: VerifierConfig, end: EngineEnd, store_fd: int | None = None) -> None:
+    """Load the target and serve it until the front goes or says so.
+
+    store_fd: as for RankGroup.join. Raises ModelRefused, ConnectionError, or Unavailable where a rank has gone.
+    """
+    if config.tensor_parallel == 1:
+        _serve(config, end, partial(TargetModel.load, device=config.device))
+        return
+    with _join(config, store_fd) as group:
+        _serve(config, end, group.load)
+
+
+def follow(config: VerifierConfig) -> None:
+    """What a rank beside rank 0 does. Raises ModelRefused, or Unavailable where rank 0 has gone."""
+    disable_progress_bar()
+    with _join(config) as group:
+        group.follow(
+            group.load(
+                config.model,
+                dtype=config.dtype,
+                attention=config.attention,
+                threads=config.threads,
+                name=config.target_name,
+            )
+        )
+
+
+@contextmanager
+def _join(config: VerifierConfig, store_fd: int | None = None) -> Iterator[RankGroup]:
+    from cloud_verifier.engine.parallel.tensor_parallel import (
+        RankGroup,  # an import that one rank alone does not pay for
+    )
+
+    # Half of it, so that rank 0 can still tell the front that a rank is silent.
+    with RankGroup.join(config.device, timeout_s=config.engine_silence_s / 2, store_fd=store_fd) as group:
+        yield group
+
+
+def _serve(config: VerifierConfig, end: EngineEnd, load: Callable[..., TargetModel]) -> None:
+    disable_progress_bar()  # `progress` tells; a bar would scribble over the front's log, with a thread of its own
+
+    def progress(text: str) -> None:
+        end.send([pb.EngineEvent(progress=pb.EngineProgress(text=text))])
+
+    model = load(
+        config.model,
+        dtype=config.dtype,
+        attention=config.attention,
+        threads=config.threads,
+        name=config.target_name,
+        on_progress=progress,
+    )
+    progress("self-test: tree against linear")
+    self_test(model, rows=config.token_budget)
+    if config.pace_ms:
+        model.pace = StepPace(config.pace_ms, config.pace_row_ms)
+        progress(f"a benchmark, slower than this machine is: {config.target_name}")
+    progress("measuring what a step costs")
+    cost = profile(model, config.token_budget)
+    if model.pace:
+        model.pace.begin()
+    progress(report(cost))
+    engine = Engine(
+        model,
+        EngineConfig(
+            kv_slots=config.kv_slots,
+            max_sessions=config.max_sessions,
+            token_budget=config.token_budget,
+            prefix_cache=config.prefix_cache,
+            ordering=config.ordering,
+            first_token_s=config.first_token_s,
+            standing_s=config.standing_s,
+            record_top=config.traffic_top,
+        ),
+        cost=cost,
+        colocated=_colocated(config, model, progress),
+    )
+    end.send([pb.EngineEvent(ready=_ready(model))])
+    EngineLoop(engine, end, model.vocab_size).run()

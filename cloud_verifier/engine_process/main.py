@@ -1,0 +1,95 @@
+"""The engine's own process: requests in, one step, events out. Started by the front; not a command for people.
+
+    python -m cloud_verifier.engine_process.main FD CONFIG_JSON [STORE_FD]
+
+It has its own interpreter so that a forward pass never waits for the front's event loop, nor the loop for it. With
+tensor parallelism it is one of several, by torchrun's environment: rank 0 listens at STORE_FD and serves, the others
+follow it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import socket
+import sys
+from threading import Thread
+
+from cloud_verifier.config import FRONT, INSTALL, VerifierConfig
+from cloud_verifier.engine_process.ipc import EngineEnd, failure_to_event
+from outrider.core.errors import ModelRefused, OutriderError
+from outrider.telemetry.logs import configure
+from outrider.wire.v1 import engine_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    # The front decides when to end, and drains first; terminals and supervisors signal the whole group.
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
+    config = VerifierConfig.model_validate_json(sys.argv[2])
+    if config.tensor_parallel > 1:
+        _end_with_the_front()
+    rank = int(os.environ["RANK"]) if config.tensor_parallel > 1 else 0
+    who = f"rank {rank}" if rank else "engine"
+    configure(config.log_format, who)
+    with socket.socket(fileno=int(sys.argv[1])) as sock:
+        try:
+            if rank:
+                _follow(config, sock)
+            else:
+                _run(config, EngineEnd(sock), *map(int, sys.argv[3:]))
+        except ConnectionError:
+            log.info("the front has gone")
+
+
+def _end_with_the_front() -> None:
+    """A rank that waits for another one would not hear for minutes that the front was killed (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != int(os.environ.get(FRONT, os.getppid())):  # it was killed before we asked
+            raise SystemExit(1)
+
+
+def _run(config: VerifierConfig, end: EngineEnd, store_fd: int | None = None) -> None:
+    """Raises ConnectionError where the front goes."""
+    try:
+        _serve(config, end, store_fd)
+    except OutriderError as error:
+        end.send([pb.EngineEvent(failure=failure_to_event(error))])
+        raise SystemExit(1) from error
+
+
+def _serve(config: VerifierConfig, end: EngineEnd, store_fd: int | None) -> None:
+    try:
+        from cloud_verifier.engine_process.loop import serve
+    except ImportError as error:
+        raise ModelRefused(f"the engine cannot start: {error}; {INSTALL}") from error
+    serve(config, end, store_fd)
+
+
+def _follow(config: VerifierConfig, sock: socket.socket) -> None:
+    """A rank beside rank 0."""
+    Thread(target=_end_with, args=(sock,), daemon=True).start()
+    try:
+        from cloud_verifier.engine_process.loop import follow
+
+        follow(config)
+    except (OutriderError, ImportError) as error:  # rank 0 tells the front
+        log.error("%s", error)
+        raise SystemExit(1) from error
+
+
+def _end_with(sock: socket.socket) -> None:
+    """Nothing ever comes from the front but its end, which must be heard in the midst of a load or of a wait too."""
+    sock.recv(1)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""The processes of one engine: rank 0, which speaks with the front, and with tensor parallelism the ranks beside it.
+
+Each has a socket to the front, and ends when the front's end of it closes, however that came about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import sys
+from asyncio.subprocess import Process
+from collections.abc import Callable
+
+from cloud_verifier.config import FRONT, VerifierConfig
+
+log = logging.getLogger(__name__)
+
+LOOPBACK = "127.0.0.1"
+REASON_S = 3.0
+"""For rank 0 to tell by itself why a rank has ended."""
+STOP_S = 1.0
+"""For a rank that is dismissed to end by itself; one that is loading cannot hear and is killed."""
+
+
+class RankProcesses:
+    """Started together; when one beside rank 0 ends, the others cannot go on, and `on_lost` is called once."""
+
+    def __init__(self, config: VerifierConfig, on_lost: Callable[[], None]) -> None:
+        self._config = config
+        self._on_lost = on_lost
+        self._others: list[Process] = []
+        self._lines: list[socket.socket] = []
+        self._watching: asyncio.Task[None] | None = None
+
+    async def start(self, engine_end: socket.socket) -> Process:
+        """All ranks; returns rank 0's process, which has `engine_end`. Cancelled midway, `stop` ends what there is."""
+        if self._config.tensor_parallel == 1:
+            return await self._spawn(engine_end)
+        with socket.create_server((LOOPBACK, 0)) as store:
+            port = store.getsockname()[1]
+            for rank in range(1, self._config.tensor_parallel):
+                ours, theirs = socket.socketpair()
+                self._lines.append(ours)
+                with theirs:
+                    self._others.append(await self._spawn(theirs, environment=self._environment(rank, port)))
+            first = await self._spawn(engine_end, store, environment=self._environment(0, port))
+        self._watching = asyncio.create_task(self._watch())
+        return first
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the ranks beside rank 0."""
+        return [process.pid for process in self._others]
+
+    def expect_end(self) -> None:
+        """From now on a rank may end."""
+        if self._watching is not None:
+            self._watching.cancel()
+
+    async def stop(self) -> None:
+        """End the ranks beside rank 0."""
+        self.expect_end()
+        for line in self._lines:
+            line.close()
+        ends = [asyncio.create_task(process.wait()) for process in self._others]
+        if ends:
+            await asyncio.wait(ends, timeout=STOP_S)
+        for process, end in zip(self._others, ends, strict=True):
+            if not end.done():
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+            await end
+
+    async def _watch(self) -> None:
+        waits = [asyncio.create_task(process.wait()) for process in self._others]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.sleep(REASON_S)
+            gone = [
+                f"{rank} (exit status {p.returncode})"
+                for rank, p in enumerate(self._others, 1)
+                if p.returncode is not None
+            ]
+            log.error("rank %s of the engine has ended; ending the others", ", ".join(gone))
+            self._on_lost()
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def _spawn(
+        self, end: socket.socket, *more: socket.socket, environment: dict[str, str] | None = None
+    ) -> Process:
+        first, *others = [str(sock.fileno()) for sock in (end, *more)]
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "cloud_verifier.engine_process.main",
+            first,
+            self._config.model_dump_json(exclude={"join_token"}),  # every user of the machine may read this
+            *others,
+            pass_fds=[sock.fileno() for sock in (end, *more)],
+            env=environment,
+        )
+
+    def _environment(self, rank: int, port: int) -> dict[str, str]:
+        """What torchrun would set; nothing listens beyond this machine."""
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
+        loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), "")
+        interfaces = {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback} if loopback else {}
+        # transformers splits over GPUs wherever it sees one.
+        hidden = {"CUDA_VISIBLE_DEVICES": ""} if self._config.device == "cpu" else {}
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self._config.tensor_parallel, FRONT: os.getpid()}
+        numbers = {name: str(number) for name, number in place.items()}
+        return interfaces | inherited | hidden | numbers | {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port)}

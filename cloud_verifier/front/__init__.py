@@ -1,0 +1,1 @@
+"""The verifier's gRPC front: admission, streams, registration and metrics."""

@@ -1,0 +1,143 @@
+"""A verifier's metrics: what its front counts and what its engine last reported, read when somebody scrapes.
+
+Names that vLLM has, too, are vLLM's behind `outrider_`. docs/metrics.md lists them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from cloud_verifier.engine_process.host import EngineHost
+from cloud_verifier.front.counters import FrontMeters
+from cloud_verifier.front.service import VerifierService
+from cloud_verifier.traffic.passage_builder import Counts
+from cloud_verifier.traffic.recorder import Recorder
+from outrider.core.histogram import ROWS, STEP_S, WAIT_S, Histogram
+from outrider.telemetry.prometheus import counter, gauge, histogram
+from outrider.wire.v1 import engine_pb2 as pb
+
+MAX_POSITIONS = 32
+
+
+@dataclass(eq=False)
+class VerifierCollector(Collector):
+    """Parts that are not there yet, while the target loads, count as empty."""
+
+    host: EngineHost
+    front: FrontMeters = field(default_factory=FrontMeters)
+    service: VerifierService | None = None
+    recorder: Recorder | None = None
+    capacity: int = 0
+    """Sessions served at once."""
+
+    @property
+    def stats(self) -> pb.EngineStats:
+        """What the engine told last, a quarter of a second ago at most while it is well."""
+        return self.host.stats
+
+    def ailing(self) -> str:
+        """Why no session should be sent here; empty where it should."""
+        if self.host.ended.is_set():
+            return "the engine has ended"
+        if self.service is None:
+            return "loading"
+        return "draining" if self.service.draining else ""
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._speculation()
+        yield from self._engine()
+        yield from self._memory()
+        yield from self._streams()
+        yield from self._window()
+        yield from self._around()
+
+    def _speculation(self) -> Iterator[Metric]:
+        meters = self.stats.meters
+        name = "outrider_spec_decode_num"
+        text = "Steps of a session that evaluated nodes of its device"
+        yield counter(f"{name}_drafts", text, meters.drafts)
+        yield counter(f"{name}_draft_tokens", "Nodes of devices that the target evaluated", meters.evaluated)
+        yield counter(f"{name}_accepted_tokens", "Of them, those that were committed", meters.accepted)
+        positions = enumerate(meters.accepted_by_position[:MAX_POSITIONS])
+        text = "Accepted by position after the last committed token, the first is 0"
+        by_position = {str(position): float(count) for position, count in positions}
+        yield counter(f"{name}_accepted_tokens_per_pos", text, by_position, "position")
+        text = "Nodes of the co-located draft"
+        yield counter("outrider_colocated_draft_tokens", f"{text} that the target evaluated", meters.own_evaluated)
+        yield counter("outrider_colocated_accepted_tokens", f"{text} that were committed", meters.own_accepted)
+        yield counter("outrider_nodes_received", "Nodes that devices sent", self.front.nodes)
+        yield counter("outrider_nodes_dead", "Nodes that came too late, or below such a one", meters.dead)
+        yield counter("outrider_nodes_ignored", "Nodes outside their session's window", meters.ignored)
+
+    def _engine(self) -> Iterator[Metric]:
+        stats, meters = self.stats, self.stats.meters
+        yield counter("outrider_generation_tokens", "Tokens committed", meters.committed)
+        yield counter("outrider_prompt_tokens", "Prompt tokens computed", meters.prefilled)
+        yield counter("outrider_steps", "Forward passes that were scheduled", meters.steps)
+        yield histogram("outrider_step_seconds", "A step, from its plan to its commits", _of(STEP_S, meters.step_s))
+        yield histogram("outrider_step_rows", "Rows of a step", _of(ROWS, meters.rows))
+        text = "All steps' time by part; between is what passes before the next one while there is work"
+        yield counter("outrider_step_part_seconds", text, dict(meters.part_s), "part")
+        text = "From a session's begin at the engine to its first token"
+        yield histogram("outrider_time_to_first_token_seconds", text, _of(WAIT_S, meters.first_token_s))
+        text = "Between two tokens of a session"
+        yield histogram("outrider_inter_token_latency_seconds", text, _of(STEP_S, meters.token_s))
+        text = "From a session's begin at the engine to its first rows"
+        yield histogram("outrider_queue_wait_seconds", text, _of(WAIT_S, meters.queue_s))
+        yield gauge("outrider_price", "Worth below which a node does not pay, 0 to 1", stats.price)
+        yield gauge("outrider_sessions", "Live sessions by state", dict(meters.sessions), "state")
+        yield gauge("outrider_session_capacity", "Sessions served at once", self.capacity)
+
+    def _memory(self) -> Iterator[Metric]:
+        stats = self.stats
+        text = "KV slots; used and reserved are live sessions', cached are free for whoever asks"
+        slots = {"used": stats.kv_used, "reserved": stats.kv_reserved, "cached": stats.kv_cached}
+        yield gauge("outrider_kv_slots", text, slots, "state")
+        yield gauge("outrider_kv_slot_capacity", "KV slots in all", stats.kv_capacity)
+        used = stats.kv_reserved / stats.kv_capacity if stats.kv_capacity else 0.0
+        yield gauge("outrider_kv_cache_usage_ratio", "KV slots promised to live sessions, 0 to 1", used)
+        yield counter("outrider_prefix_cache_hits", "Sessions that began with cached tokens", stats.prefix_hits)
+        yield counter("outrider_prefix_cache_hit_tokens", "Tokens they did not compute", stats.prefix_tokens)
+
+    def _streams(self) -> Iterator[Metric]:
+        front = self.front
+        yield counter("outrider_streams_opened", "Streams let in", front.opened)
+        text = "Of them, those whose devices had received tokens before"
+        yield counter("outrider_streams_resumed", text, front.resumed)
+        text = "Streams that ended with an error before any token"
+        yield counter("outrider_refusals", text, {**front.refused}, "kind")
+        yield counter("outrider_streams_ended", "All other streams, by how they ended", {**front.ended}, "how")
+        yield counter("outrider_appends", "Messages with nodes, or word that none come", front.appends)
+        text = "From a device's nodes to the commit that has seen them"
+        yield histogram("outrider_append_to_commit_seconds", text, front.append_commit_s)
+        yield histogram("outrider_rtt_seconds", "Round trips to devices, by ping", front.rtt_s)
+
+    def _window(self) -> Iterator[Metric]:
+        front, told = self.front, "as devices were told"
+        yield histogram("outrider_window_nodes_per_step", f"k, {told}", front.k)
+        yield histogram("outrider_window_depth", f"Levels drafted ahead, {told}", front.depth)
+        yield histogram("outrider_window_patience_seconds", f"Wait before a plain step, {told}", front.patience_s)
+
+    def _around(self) -> Iterator[Metric]:
+        front, service = self.front, self.service
+        counts = self.recorder.counts if self.recorder is not None else Counts()
+        traffic = {
+            "recorded": counts.recorded,
+            "redacted": counts.redacted,
+            "refused": counts.refused,
+            "dropped": counts.dropped + self.stats.unrecorded,
+        }
+        yield counter("outrider_traffic_tokens", "Of recorded sessions, by what became of them", traffic, "fate")
+        reports = {"delivered": front.reports, "failed": front.reports_failed}
+        yield counter("outrider_reports", "To the coordinator", reports, "outcome")
+        yield histogram("outrider_report_seconds", "A report and its answer", front.report_s)
+        yield gauge("outrider_ready", "Whether the target is loaded", float(service is not None))
+        yield gauge("outrider_draining", "Whether no new session is taken", float(bool(service and service.draining)))
+
+
+def _of(bounds: tuple[float, ...], told: pb.Histogram) -> Histogram:
+    return Histogram.of(bounds, told.counts, told.sum)

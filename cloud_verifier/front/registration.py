@@ -1,0 +1,186 @@
+"""The verifier's place in the cluster: a lease at the coordinator, renewed by a report a second.
+
+Control is off the token path: while the coordinator is away, live sessions go on and tickets are still verified with
+the keys that it last gave.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cryptography  # noqa: F401  # tickets are verified with it: told at start where it is missing
+import grpc
+
+from cloud_verifier.front.counters import FrontMeters
+from outrider.core.errors import BadRequest, OutriderError, Overloaded, Unauthenticated, Unavailable
+from outrider.core.protocol.messages import Directive
+from outrider.wire import codecs, ticket
+from outrider.wire.channels import ClientTls, channel
+from outrider.wire.status import error_from_rpc
+from outrider.wire.v1 import coordinator_pb2 as pb
+from outrider.wire.v1 import coordinator_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+CALL_TIMEOUT_S = 3.0
+RETRY_S = 1.0
+CLOCK_SKEW_S = 5.0
+Steering = tuple[str, int, Directive]
+"""Session id, epoch, and how far it shall speculate."""
+SOONEST = 0.1
+"""Share of the report interval that passes at least between two reports, however many strange tickets come."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the coordinator answers to a report."""
+
+    steering: Sequence[Steering] = ()
+    killed: Sequence[str] = ()
+    """Sessions that an operator has ended."""
+    drain: bool = False
+    """An operator wants this process to drain and end."""
+
+
+class Registration:
+    """Registers, reports, and registers again whenever the coordinator does not know this verifier."""
+
+    def __init__(
+        self,
+        coordinator: str,
+        request: pb.RegisterRequest,
+        *,
+        join_token: str = "",
+        tls: ClientTls | None = None,
+        insecure: bool = False,
+        meters: FrontMeters | None = None,
+    ) -> None:
+        self._meters = meters or FrontMeters()
+        self._request = request
+        self._request.instance = secrets.randbits(63)
+        self._metadata = (("authorization", f"Bearer {join_token}"),) if join_token else ()
+        self._channel = channel(coordinator, tls=tls, insecure=insecure)
+        self._stub = coordinator_pb2_grpc.RegistryStub(self._channel)  # type: ignore[no-untyped-call]
+        self._coordinator = coordinator
+        self._interval_s = 1.0
+        self._public_keys: dict[str, bytes] = {}
+        self.release_serial = 0
+        """Of the draft releases that are to be had, by the last report's answer (ReleaseNotice); 0 for none."""
+        self._wanted = asyncio.Event()
+        """Somebody waits for the next report's keys."""
+        self._reported: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the next report has come back."""
+
+    async def authorise(self, ticket_bytes: bytes) -> ticket.Claims:
+        """What a ticket allows here. Raises Unauthenticated or PermissionDenied.
+
+        A key that is unknown may be that of a coordinator which has just started: the next report brings it.
+        """
+        if ticket.ticket_key_id(ticket_bytes) not in self._public_keys:
+            await self._fresh_keys()
+        if not self._public_keys:
+            raise Unauthenticated("this verifier has not yet reached its coordinator and knows no keys; try again")
+        return ticket.verify(
+            ticket_bytes,
+            self._public_keys,
+            audience=self._request.verifier_id,
+            now=time.time(),
+            grace_s=CLOCK_SKEW_S,
+        )
+
+    async def register(self) -> None:
+        """Take the lease, trying until it is granted. Raises only what trying again cannot mend."""
+        while True:
+            try:
+                return await self._register()
+            except (Unavailable, Overloaded) as error:
+                log.warning("the coordinator at %s is not there yet: %s", self._coordinator, error)
+                await asyncio.sleep(RETRY_S * random.uniform(0.5, 1.5))
+
+    async def report(self, request: pb.ReportRequest) -> Told:
+        """One report, and what it was answered with. Registers again if the lease was lost; a coordinator that is
+        away, or refuses, is no error."""
+        self._wanted.clear()
+        waiting, self._reported = self._reported, asyncio.get_running_loop().create_future()
+        begun = time.perf_counter()
+        try:
+            steering = await self._report(request)
+            self._meters.reports += 1
+            return steering
+        except OutriderError as error:
+            self._meters.reports_failed += 1
+            log.warning("report not delivered: %s", error)
+            return Told()
+        finally:
+            self._meters.report_s.add(time.perf_counter() - begun)
+            waiting.set_result(None)
+
+    async def pause(self) -> None:
+        """Until the next report is due: after the interval, or sooner where somebody waits for keys."""
+        soonest = self._interval_s * SOONEST
+        await asyncio.sleep(soonest)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._interval_s - soonest):
+                await self._wanted.wait()
+
+    def hurry(self) -> None:
+        """Something has changed that the coordinator should know: the next report does not wait for its interval."""
+        self._wanted.set()
+
+    async def _register(self) -> None:
+        answer = await self._call(self._stub.Register, self._request)
+        self._interval_s = max(0.1, answer.report_interval_ms / 1000)
+        self._public_keys = dict(answer.public_keys)
+
+    async def _report(self, request: pb.ReportRequest) -> Told:
+        request.verifier_id = self._request.verifier_id
+        request.instance = self._request.instance
+        answer = await self._call(self._stub.Report, request)
+        if answer.public_keys:
+            self._public_keys = dict(answer.public_keys)
+        self.release_serial = answer.release_serial
+        if not answer.known:
+            log.info("the coordinator does not know this verifier; registering again")
+            await self._register()
+        steering = [steering for told in answer.directives if (steering := _steering(told)) is not None]
+        return Told(steering, tuple(answer.killed), answer.drain)
+
+    async def _fresh_keys(self) -> None:
+        """Wait for the report after now, which is asked for at once; however many ask, there is one."""
+        reported = self._reported
+        self._wanted.set()
+        await asyncio.wait({reported}, timeout=CALL_TIMEOUT_S)
+
+    async def _call(self, method: Any, request: Any) -> Any:
+        try:
+            return await method(request, timeout=CALL_TIMEOUT_S, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from error
+
+    async def leave(self) -> None:
+        """Give the lease back, if the coordinator is there to take it."""
+        request = pb.DeregisterRequest(verifier_id=self._request.verifier_id, instance=self._request.instance)
+        try:
+            await self._stub.Deregister(request, timeout=1.0, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            log.info("not deregistered, the lease will end by itself: %s", error_from_rpc(error))
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+def _steering(told: pb.SessionDirective) -> Steering | None:
+    """None, and a line in the log, for one that is out of bounds: the other sessions' hold all the same."""
+    try:
+        return told.session_id, told.epoch, codecs.directive_from_proto(told.directive)
+    except BadRequest as error:
+        log.warning("the coordinator's directive for session %s is ignored: %s", told.session_id, error)
+        return None

@@ -1,0 +1,1 @@
+"""The coordinator's gRPC and HTTP interfaces, and the handlers behind them."""

@@ -1,0 +1,113 @@
+"""A coordinator's metrics: what this process counts, and what the store holds, read when somebody scrapes.
+
+Every coordinator of a cluster tells of the same fleet: take one's word, or the greatest. docs/metrics.md lists all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from coordinator.api.counters import CoordinatorMeters
+from coordinator.records import VERIFIER_STATES, Verifier
+from coordinator.releases import metrics as drafts
+from coordinator.releases.handlers import ReleaseHandlers
+from coordinator.releases.records import Release
+from coordinator.store.redis_store import Store
+from outrider.core.errors import OutriderError
+from outrider.telemetry.prometheus import counter, gauge, histogram
+
+log = logging.getLogger(__name__)
+
+REFRESH_S = 1.0
+"""The store is read once in so long at most, however often somebody scrapes."""
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What the store held."""
+
+    verifiers: Sequence[Verifier]
+    releases: Sequence[Release]
+
+
+class CoordinatorCollector(Collector):
+    def __init__(
+        self,
+        meters: CoordinatorMeters,
+        store: Store,
+        releases: ReleaseHandlers,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._meters = meters
+        self._store = store
+        self._releases = releases
+        self._now = now
+        self._seen: _Seen | None = None
+        self._read_at = float("-inf")
+        self._reading = asyncio.Lock()
+
+    async def refresh(self) -> None:
+        """Read the store, if that was not done a moment ago; while it is away its figures are left out."""
+        async with self._reading:
+            if self._now() - self._read_at < REFRESH_S:
+                return
+            try:
+                _, releases = await self._releases.listed("")
+                self._seen = _Seen(await self._store.verifiers(), releases)
+            except OutriderError:
+                self._seen = None
+            except Exception:
+                log.exception("the store cannot be read for its metrics")
+                self._seen = None
+            self._read_at = self._now()
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._calls()
+        yield from self._redis()
+        yield from self._windows()
+        yield from self._fleet(self._seen.verifiers if self._seen else None)
+        yield from drafts.families(self._seen.releases if self._seen else None, self._now())
+
+    def _calls(self) -> Iterator[Metric]:
+        meters = self._meters
+        yield histogram("outrider_coordinator_rpc_seconds", "Calls, whatever came of them", meters.calls_s, "rpc")
+        text = "Calls that ended with an error"
+        yield counter("outrider_coordinator_refusals", text, {**meters.refused}, "rpc", "kind")
+        text = "Sessions placed; kind is open or resume, which is a failover"
+        yield counter("outrider_coordinator_placements", text, {**meters.placed}, "kind", "standby")
+
+    def _redis(self) -> Iterator[Metric]:
+        store = self._meters.store
+        text = "The store's methods, whatever came of them"
+        yield histogram("outrider_coordinator_redis_seconds", text, store.calls_s, "operation")
+        text = "Times that Redis was not reached, or could not serve"
+        yield counter("outrider_coordinator_redis_errors", text, {**store.failed}, "operation", "kind")
+        text = "Whether Redis answered this scrape"
+        yield gauge("outrider_coordinator_redis_up", text, float(self._seen is not None))
+
+    def _windows(self) -> Iterator[Metric]:
+        meters, name, what = self._meters, "outrider_coordinator_window", "of windows decided"
+        yield histogram("outrider_coordinator_decide_seconds", "One decision on a verifier's windows", meters.decide_s)
+        yield histogram(f"{name}_k", f"Levels that a step verifies, {what}", meters.k)
+        yield histogram(f"{name}_depth", f"Levels drafted ahead, {what}", meters.depth)
+        yield histogram(f"{name}_patience_seconds", f"Wait before a plain step, {what}", meters.patience_s)
+        yield histogram(f"{name}_predicted_speedup", f"Over streaming, {what}", meters.speedup)
+
+    def _fleet(self, verifiers: Sequence[Verifier] | None) -> Iterator[Metric]:
+        name, states = "outrider_coordinator", () if verifiers is None else VERIFIER_STATES
+        by_state = {state: [one for one in verifiers or () if one.state == state] for state in states}
+        text = "Verifiers with a lease, by state"
+        yield gauge(f"{name}_verifiers", text, {state: len(found) for state, found in by_state.items()}, "state")
+        live = {state: sum(one.load.live_sessions for one in found) for state, found in by_state.items()}
+        text = "Live sessions, as verifiers last reported, by the state of theirs"
+        yield gauge(f"{name}_sessions", text, live, "state")
+        places = sum(one.registration.capacity for one in by_state.get("serving", ()))
+        text = "Sessions that those serving can have at once"
+        yield gauge(f"{name}_session_capacity", text, None if verifiers is None else places)

@@ -1,0 +1,1 @@
+"""The coordinator's state in Redis: keys, scripts and codecs."""

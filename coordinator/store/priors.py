@@ -1,0 +1,47 @@
+"""Kinds of sessions and what was seen of them, as the store keeps it; `lua/observe.lua` adds to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from coordinator.records import Kind, Prior
+from coordinator.store import keys
+
+POSITIONS = 256
+"""Whose verdicts a report holds at most (outrider.core.acceptance.history)."""
+VERDICTS = 256
+"""Kept of a kind: more than decisions are made from, and few enough to be of today."""
+KEPT_MS = 86_400_000
+"""A day: what nobody has asked for since yesterday is measured anew."""
+NO_KIND = Kind("", "", "", "")
+"""Stands where a script wants a key and nothing is kept."""
+
+
+def kinds(session_ids: Sequence[str], facts: Sequence[str], drafts: Sequence[str]) -> dict[str, Kind]:
+    """Session id -> kind, of those that have a draft, and still the one that they were placed with.
+
+    facts: tenant, weights, draft and traffic class of each. drafts: what each is reported to draft with, where it is.
+    """
+    found = {}
+    for i, session_id in enumerate(session_ids):
+        tenant, weights, draft, traffic = facts[4 * i : 4 * i + 4]
+        if draft and drafts[i] in ("", draft):  # verdicts on two drafts are mixed for a while: of no kind
+            found[session_id] = Kind(tenant, draft, traffic, weights)
+    return found
+
+
+def key(kind: Kind) -> str:
+    return keys.prior(kind.tenant, kind.draft, kind.traffic, kind.weights)
+
+
+def read(record: Mapping[str, str]) -> Prior:
+    return Prior(
+        bytes(int(digit) for digit in record.get("verdicts", "")),
+        float(record.get("draft_ms", 0)),
+        float(record.get("nodes_per_level", 0)),
+    )
+
+
+def digits(verdicts: bytes) -> str:
+    """One for each: a script's arguments and a hash's values are text."""
+    return "".join(map(str, verdicts))

@@ -1,0 +1,1 @@
+"""Drafting on the device: token trees are grown ahead of the verifier."""

@@ -1,0 +1,64 @@
+"""Prompt look-up: what followed the last time that these tokens stood here (arXiv 2304.04487 and others since).
+
+No model and almost no time: a chain grows as long as the text repeats itself, as code and quotations do.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from edge_agent.drafting.sources.base import DraftTask, Proposal, Spot
+
+_KEY = 2
+"""Tokens that must match at least."""
+_LONGEST = 12
+"""Tokens compared at most: longer matches are no better."""
+_LATEST = 8
+"""Occurrences compared, the most recent first."""
+
+
+class PromptLookup:
+    """Proposes at most one child per spot: the token after the longest, most recent match of what leads up to it."""
+
+    def __init__(self) -> None:
+        self._text: list[int] = []
+        self._after: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+
+    def begin(self, task: DraftTask) -> None:
+        self._text = []
+        self._after = defaultdict(list)
+        self._extend((*task.prompt, *task.received))
+
+    def advance(self, path: Sequence[int], tokens: Sequence[int]) -> None:
+        self._extend(tokens)
+
+    def expand(self, spots: Sequence[Spot]) -> list[list[Proposal]]:
+        return [self._look_up(spot.path) for spot in spots]
+
+    def knows(self, token: int) -> bool:
+        return True
+
+    def _extend(self, tokens: Sequence[int]) -> None:
+        """Index what follows every pair of tokens; the last pair has no follower yet."""
+        begin = max(_KEY, len(self._text))
+        self._text.extend(tokens)
+        for i in range(begin, len(self._text)):
+            self._after[tuple(self._text[i - _KEY : i])].append(i)
+
+    def _look_up(self, path: tuple[int, ...]) -> list[Proposal]:
+        tail = (*self._text[-_LONGEST:], *path)[-_LONGEST:]
+        best, length = -1, 0
+        for i in reversed(self._after.get(tuple(tail[-_KEY:]), [])[-_LATEST:]):
+            matched = self._matched(i, tail)
+            if matched > length:
+                best, length = i, matched
+        # A match of two tokens is little better than chance, one of ten nearly certain.
+        return [Proposal(self._text[best], 0, (length - 1) / 2)] if best >= 0 else []
+
+    def _matched(self, end: int, tail: tuple[int, ...]) -> int:
+        """How many tokens before `end` in the text equal the last ones of `tail`."""
+        matched = 0
+        while matched < len(tail) and end - 1 - matched >= 0 and self._text[end - 1 - matched] == tail[-1 - matched]:
+            matched += 1
+        return matched

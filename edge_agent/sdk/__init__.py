@@ -1,0 +1,1 @@
+"""The client SDK: turn prompts into the target's text from Python."""

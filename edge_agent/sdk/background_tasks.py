@@ -1,0 +1,82 @@
+"""What a client has under way beside its requests, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Collection, Coroutine
+from typing import Any, TypeVar
+
+from edge_agent.session.driver import SessionDriver
+from outrider.core.errors import BadRequest, OutriderError
+
+log = logging.getLogger(__name__)
+
+_A = TypeVar("_A")
+_CLOSE_S = 1.0
+"""How long closing waits for sessions to end, and then for the coordinator to hear of it."""
+
+
+class Tasks:
+    """Of one client."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._background: set[asyncio.Future[Any]] = set()
+        self._waiting: set[asyncio.Task[Any]] = set()
+        """What closing cancels: placing sessions, fetching and loading what the target needs."""
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise BadRequest("the client is closed; make another one")
+
+    def begin(self, work: Coroutine[Any, Any, _A]) -> asyncio.Task[_A]:
+        """It goes on until it ends or the client is closed."""
+        task = asyncio.create_task(work)
+        self._waiting.add(task)
+        task.add_done_callback(self._waiting.discard)
+        return task
+
+    async def result_of(self, task: asyncio.Task[_A]) -> _A:
+        """Of what was begun, which goes on where its caller is cancelled. Raises BadRequest where closing ends it."""
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is None or not caller.cancelling():
+                self.check_open()
+            raise
+
+    def keep(self, task: asyncio.Future[Any]) -> None:
+        """It outlives its request, and closing waits for it a while."""
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def keep_rest_of(self, driver: SessionDriver) -> None:
+        """What is left of a session's work after its last delivery."""
+        if driver.winding_down is not None:
+            self.keep(driver.winding_down)
+
+    def in_background(self, work: Awaitable[None]) -> None:
+        async def quietly() -> None:
+            try:
+                await work
+            except OutriderError as error:
+                log.info("giving a session back: %s", error)
+
+        self.keep(asyncio.ensure_future(quietly()))
+
+    async def end(self, streams: Collection[Awaitable[None]]) -> None:
+        """Cancel what waits; let streams and what is in the background come to their end."""
+        for waiting in self._waiting:
+            waiting.cancel()
+        await _ended([*(asyncio.ensure_future(stream) for stream in streams), *self._waiting])
+        await _ended(self._background)
+
+
+async def _ended(tasks: Collection[asyncio.Future[Any]]) -> None:
+    """Let them end by themselves for a while, then cancel them."""
+    if tasks:
+        _, pending = await asyncio.wait(tasks, timeout=_CLOSE_S)
+        for task in pending:
+            task.cancel()

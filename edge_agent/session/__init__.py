@@ -1,0 +1,1 @@
+"""One session with a verifier: its stream, failover and statistics."""

@@ -1,0 +1,153 @@
+"""One attach: the bidirectional stream to a verifier, in the session protocol's own messages."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from edge_agent.session.statistics import Statistics
+from outrider.core.errors import InternalError, Unavailable
+from outrider.core.protocol.messages import Append, Cancel, Commit, Directive
+from outrider.telemetry.traces import call_metadata
+from outrider.wire import codecs
+from outrider.wire.codecs import Open, Opened, Ping
+from outrider.wire.status import error_from_rpc
+from outrider.wire.v1 import session_pb2 as pb
+from outrider.wire.v1 import session_pb2_grpc
+
+
+@dataclass(frozen=True)
+class ReleaseNotice:
+    """Other draft releases are to be had than before; `serial` grows with every change."""
+
+    serial: int
+
+
+Received = Commit | Opened | Directive | Ping | ReleaseNotice | None
+"""None: a kind that a newer verifier knows. A Ping has been answered."""
+
+_FAREWELL_S = 0.3
+"""How long a finished stream is left to end by itself."""
+_CONNECT_S = 1.0
+"""More patience for a stream's first message: a lost SYN is sent again only after a second (RFC 6298)."""
+
+
+class Silent(Unavailable):
+    """The verifier has said nothing for longer than its heartbeat allows: hung, or the network is gone."""
+
+
+class Stream:
+    """Sends in order without making the caller wait; receives one message at a time; answers pings.
+
+    Use as a context manager. Raises core errors: Unavailable for a stream that broke, Silent for one that went quiet.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel, silence_s: float, statistics: Statistics) -> None:
+        self._stub = session_pb2_grpc.VerifierStub(channel)  # type: ignore[no-untyped-call]
+        self._silence_s = silence_s
+        self._statistics = statistics
+        self._allowed_s = silence_s + _CONNECT_S
+        self._outbox: asyncio.Queue[pb.ClientMessage | None] = asyncio.Queue()
+        self._call: Any = None
+        self._pump: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._call = self._stub.Session(metadata=call_metadata())
+        pump = self._pump = asyncio.create_task(self._write())
+        # A write that fails after the end would put an error of its own over the verifier's status (grpc issue 36066).
+        self._call.add_done_callback(lambda _: pump.cancel())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_FAREWELL_S):
+                    await self._farewell()
+        self._call.cancel()
+        if self._pump is not None:
+            self._pump.cancel()
+            await asyncio.wait({self._pump})
+
+    def open(self, message: Open) -> None:
+        self._put(pb.ClientMessage(open=codecs.open_to_proto(message)))
+
+    def append(self, message: Append) -> None:
+        self._put(pb.ClientMessage(append=codecs.append_to_proto(message)))
+
+    def cancel(self, message: Cancel) -> None:
+        self._put(pb.ClientMessage(cancel=codecs.cancel_to_proto(message)))
+
+    def draft_in_use(self, release: str) -> None:
+        """What is appended from here on was guessed by this release; "" where nothing will be."""
+        self._put(pb.ClientMessage(draft=pb.DraftInUse(release=release)))
+
+    async def receive(self) -> Received:
+        """The next message; waits for at most the silence that is allowed."""
+        message = await self._read()
+        if message is grpc.aio.EOF:
+            raise Unavailable("the verifier ended the stream before the sequence was finished")
+        self._statistics.bytes_down += message.ByteSize()
+        self._allowed_s = self._silence_s
+        match message.WhichOneof("kind"):
+            case "commit":
+                return codecs.commit_from_proto(message.commit)
+            case "opened":
+                return codecs.opened_from_proto(message.opened)
+            case "directive":
+                return codecs.directive_from_proto(message.directive)
+            case "ping":
+                ping = codecs.ping_from_proto(message.ping)
+                self._put(pb.ClientMessage(pong=pb.Pong(nonce=ping.nonce)))
+                return ping
+            case "release":
+                return ReleaseNotice(message.release.serial)
+        return None
+
+    async def _read(self) -> Any:
+        try:
+            async with asyncio.timeout(self._allowed_s):
+                return await self._call.read()
+        except TimeoutError:
+            raise Silent(f"the verifier has been silent for {self._allowed_s} s") from None
+        except grpc.RpcError as error:
+            raise error_from_rpc(error) from error
+        except asyncio.CancelledError:
+            if self._call.done() and not _cancelling():
+                raise Unavailable("the stream was cancelled below us") from None
+            raise
+
+    def _put(self, message: pb.ClientMessage) -> None:
+        self._statistics.bytes_up += message.ByteSize()
+        self._outbox.put_nowait(message)
+
+    async def _write(self) -> None:
+        """The one writer. What breaks here breaks reading too, and is told there."""
+        # Any Exception: a stream that ends meanwhile makes done_writing raise an error that grpc does not export.
+        with contextlib.suppress(Exception):
+            while (message := await self._outbox.get()) is not None:
+                await self._call.write(message)
+            await self._call.done_writing()
+
+    async def _farewell(self) -> None:
+        """Let what was sent go out, and the verifier end the stream."""
+        self._outbox.put_nowait(None)
+        if self._pump is not None:
+            await asyncio.wait({self._pump})
+        with contextlib.suppress(grpc.RpcError):
+            while await self._call.read() is not grpc.aio.EOF:
+                pass
+
+
+def _cancelling() -> bool:
+    """Whether the current task itself was asked to stop."""
+    task = asyncio.current_task()
+    if task is None:
+        raise InternalError("a stream is read outside a task")
+    return task.cancelling() > 0

@@ -1,0 +1,139 @@
+"""What the verifiers of a target say about it, and the bytes that they offer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import dataclass
+
+import grpc
+
+from edge_agent.session.failover import Hop, Route
+from edge_agent.session.stream import Silent
+from edge_agent.target.artifact_cache import ArtifactRef
+from outrider.core.errors import BadRequest, OutriderError
+from outrider.core.protocol.messages import MAX_VOCABULARY
+from outrider.wire.status import error_from_rpc
+from outrider.wire.ticket import Target, target_from_proto
+from outrider.wire.v1 import session_pb2 as pb
+from outrider.wire.v1 import session_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+DESCRIBE_S = 3.0
+"""For connecting and the answer: over TLS it takes five round trips, and a lost SYN costs another second."""
+CHUNK_S = 10.0
+"""For connecting and each chunk, which is 256 KiB. A connection that is dead is noticed earlier (wire.channels)."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """A target and what comes with it."""
+
+    target: Target
+    artifacts: tuple[ArtifactRef, ...]
+    vocabulary_size: int
+    eos_token_ids: tuple[int, ...]
+    max_sequence: int
+    """Prompt and generated tokens together."""
+
+    def artifact(self, role: str) -> ArtifactRef | None:
+        """The first artifact of a role."""
+        return next((artifact for artifact in self.artifacts if artifact.role == role), None)
+
+
+class Library:
+    """Describe and FetchArtifact of the verifiers on a route: where one fails, the next one goes on.
+
+    Artifacts are known by their hashes, so it does not matter whose bytes they are. A call needs no `wait_for_ready`:
+    it waits for the first attempt to connect, and the route comes back later where that fails. Raises core errors.
+    """
+
+    def __init__(
+        self,
+        route: Route,
+        dial: Callable[[Hop], grpc.aio.Channel],
+        *,
+        describe_s: float = DESCRIBE_S,
+        chunk_s: float = CHUNK_S,
+    ) -> None:
+        self._route = route
+        self._dial = dial
+        self._describe_s = describe_s
+        self._chunk_s = chunk_s
+        self._verifier: session_pb2_grpc.VerifierStub | None = None
+        self._heard = False
+        """Whether the verifier at hand was of any use."""
+
+    async def describe(self) -> Description:
+        """Raises BadRequest for an answer that makes no sense."""
+        while True:
+            verifier = await self._at_hand()
+            try:
+                async with _answering(self._describe_s):
+                    answer = await verifier.Describe(pb.DescribeRequest())
+                self._heard = True
+                return _description(answer)
+            except OutriderError as error:
+                self._leave(error)
+
+    async def fetch(self, content_hash: str, offset: int) -> AsyncGenerator[bytes, None]:
+        """The artifact's bytes from `offset` on, in chunks."""
+        while True:
+            verifier = await self._at_hand()
+            call = verifier.FetchArtifact(pb.FetchArtifactRequest(hash=content_hash, offset=offset))
+            try:
+                while (data := await self._chunk(call)) is not None:
+                    self._heard = True
+                    offset += len(data)
+                    yield data
+                return
+            except OutriderError as error:
+                self._leave(error)
+            finally:
+                call.cancel()
+
+    async def _chunk(self, call: grpc.aio.UnaryStreamCall[pb.FetchArtifactRequest, pb.ArtifactChunk]) -> bytes | None:
+        """The next bytes, None at the end."""
+        async with _answering(self._chunk_s):
+            chunk = await call.read()
+        return chunk.data if isinstance(chunk, pb.ArtifactChunk) else None
+
+    async def _at_hand(self) -> session_pb2_grpc.VerifierStub:
+        """The verifier that answered last, or the next one."""
+        if self._verifier is None:
+            channel = self._dial(await self._route.next())
+            self._verifier = session_pb2_grpc.VerifierStub(channel)  # type: ignore[no-untyped-call]
+        return self._verifier
+
+    def _leave(self, error: OutriderError) -> None:
+        """Raises `error` where no other verifier can help."""
+        progressed, self._heard, self._verifier = self._heard, False, None
+        self._route.failed(error, progressed=progressed)
+        log.info("the verifier could not describe its target or send an artifact, trying on: %s", error)
+
+
+@contextlib.asynccontextmanager
+async def _answering(within_s: float) -> AsyncIterator[None]:
+    """What gRPC raises as core errors; Silent where the body takes too long."""
+    try:
+        async with asyncio.timeout(within_s):
+            yield
+    except TimeoutError:
+        raise Silent(f"the verifier has been silent for {within_s:g} s") from None
+    except grpc.RpcError as error:
+        raise error_from_rpc(error) from error
+
+
+def _description(answer: pb.DescribeResponse) -> Description:
+    if not 1 <= answer.vocabulary_size <= MAX_VOCABULARY:
+        raise BadRequest.bound("vocabulary_size", answer.vocabulary_size, f"between 1 and {MAX_VOCABULARY}")
+    return Description(
+        target_from_proto(answer.target),
+        tuple(ArtifactRef(a.role, a.name, a.hash, a.size) for a in answer.artifacts),
+        answer.vocabulary_size,
+        tuple(answer.eos_token_ids),
+        answer.max_sequence,
+    )

@@ -1,0 +1,66 @@
+"""What a target's verifiers said of it last: enough to load its draft where none of them can be reached."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import tempfile
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from edge_agent.target.artifact_client import Description
+from outrider.core.errors import OutriderError
+
+log = logging.getLogger(__name__)
+
+_DESCRIPTION = TypeAdapter(Description)
+
+
+class Memory:
+    """Of one client's target, in a file of its own under `folder`. address: where it is asked for."""
+
+    def __init__(self, folder: Path, address: str, target: str) -> None:
+        name = hashlib.sha256(f"{address}\n{target}".encode()).hexdigest()[:32]
+        self._path = folder / f"{name}.json"
+
+    def keep(self, description: Description) -> None:
+        """A disk that cannot take it is no reason to fail."""
+        data = _DESCRIPTION.dump_json(description)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=self._path.parent)
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            os.replace(name, self._path)
+        except OSError as error:
+            log.warning("what the target is cannot be kept for times without a verifier: %s", error)
+
+    def recall(self) -> Description | None:
+        """None where nothing was kept that can be read."""
+        with contextlib.suppress(OSError, ValidationError):
+            return _DESCRIPTION.validate_json(self._path.read_bytes())
+        return None
+
+
+class NoVerifier:
+    """A library without verifiers: it has the description, and of the artifacts those that are in the cache.
+
+    cause: why no verifier can be asked; what is missing raises it.
+    """
+
+    def __init__(self, description: Description, cause: OutriderError) -> None:
+        self._description = description
+        self._cause = cause
+
+    async def describe(self) -> Description:
+        return self._description
+
+    async def fetch(self, content_hash: str, offset: int) -> AsyncGenerator[bytes, None]:
+        nothing: tuple[bytes, ...] = ()
+        for chunk in nothing:
+            yield chunk
+        raise self._cause

@@ -1,0 +1,75 @@
+"""The target's tokenizer on the device, through the `tokenizers` library alone."""
+
+from __future__ import annotations
+
+import functools
+
+from outrider.core.errors import BadRequest, ModelRefused
+from outrider.core.tokenizer_json import token_table
+from outrider.core.vocabulary import vocabulary_hash
+
+
+class TargetTokenizer:
+    """Text to ids; the way back is `edge_agent.target.detokenizer`, which works on the table.
+
+    `data` is a tokenizer.json.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        """Raises ModelRefused for a file that is no tokenizer, ImportError naming the extra."""
+        try:
+            from tokenizers import Tokenizer
+        except ImportError as error:
+            raise ImportError("the device needs tokenizers: pip install 'outrider[edge]'") from error
+        self.table = token_table(data)
+        """Raw bytes of every id."""
+        self.longest = max(map(len, self.table), default=0)
+        """Bytes of the longest token."""
+        try:
+            self._tokenizer = Tokenizer.from_buffer(data)
+            self._plain = Tokenizer.from_buffer(data)
+        except BaseException as error:
+            _pass_on(error)
+            raise ModelRefused(f"the target's tokenizer.json cannot be read: {error}") from error
+        for tokenizer in (self._tokenizer, self._plain):  # a file may carry what its training set: prompts stay whole
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
+        # Users' text: a control token that is spelt out is text.
+        self._plain.encode_special_tokens = True
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.special = frozenset(i for i, token in added.items() if token.special)
+        """Ids that are no text."""
+        self.controls = tuple(token.content for token in added.values() if token.special)
+
+    @functools.cached_property
+    def vocabulary_hash(self) -> bytes:
+        return vocabulary_hash(self.table)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of text in which control tokens are spelt out and meant, as a chat template writes them."""
+        return self._ids(self._tokenizer, text, added=False)
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Ids of a user's text, without anything around it."""
+        return self._ids(self._plain, text, added=False)
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Ids of a user's text as a prompt: with the BOS token, where the target wants one."""
+        return self._ids(self._plain, text, added=True)
+
+    def _ids(self, tokenizer: object, text: str, *, added: bool) -> list[int]:
+        try:
+            # A batch, since that gives the interpreter's lock up: a long text would stop every other thread.
+            (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=added)  # type: ignore[attr-defined]
+            return list(encoding.ids)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise BadRequest(f"the text cannot be tokenised: {error}; remove lone surrogates", field="text") from error
+        except BaseException as error:
+            _pass_on(error)
+            raise ModelRefused(f"the target's tokenizer fails on this text: {error}") from error
+
+
+def _pass_on(error: BaseException) -> None:
+    """Raise again what is not the library's: it raises bare Exception, and PanicException, which is a BaseException."""
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        raise error

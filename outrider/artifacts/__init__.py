@@ -1,0 +1,1 @@
+"""Files named by their content: atomic writes, stores and resumable downloads."""

@@ -1,0 +1,1 @@
+"""Network emulation for tests, the demo and benchmarks."""
