@@ -114,13 +114,13 @@ def tell(sessions: int, found: Level) -> None:
 
 def summary(levels: Mapping[int, Level]) -> dict[str, Any]:
     """The figures of the last line, by number of sessions."""
-    result: dict[str, Any] = {key: {} for key in ("vs_autoregression", "vs_colocated", "colocated_bound", "best")}
+    result: dict[str, Any] = {key: {} for key in ("vs_autoregression", "vs_server_draft", "server_draft_bound", "best")}
     for sessions, found in levels.items():
         best, beside = found.best(DEVICE), found.best(COLOCATED)
         key = str(sessions)
         result["vs_autoregression"][key] = round(statistics.median(found.ratios(best, Arm(PLAIN))), 3)
-        result["vs_colocated"][key] = round(statistics.median(found.ratios(best, beside)), 3)
-        result["colocated_bound"][key] = round(found.bound, 3)
+        result["vs_server_draft"][key] = round(statistics.median(found.ratios(best, beside)), 3)
+        result["server_draft_bound"][key] = round(found.bound, 3)
         result["best"][key] = f"{best}, {beside}"
     served = sum(found.served for found in levels.values())
     tally = Tally()

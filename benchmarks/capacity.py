@@ -11,9 +11,9 @@ streaming.
 
 Then the same with a draft that costs far more: the target itself in Q8_0.
 
-`colocated_bound` is what drafting elsewhere should gain: 0.9 of 1 + draft time / verify time of the best verifier that
-always drafts, both as it reports them; it is held against the best co-located verifier of all, and one of them stops
-where drafting does not pay. With a GPU, benchmarks.capacity_gpu follows.
+`server_draft_bound` is what drafting elsewhere should gain: 0.9 of 1 + draft time / verify time of the best verifier
+that always drafts, both as it reports them; it is held against the best co-located verifier of all, and one of them
+stops where drafting does not pay. With a GPU, benchmarks.capacity_gpu follows.
 """
 
 from __future__ import annotations
@@ -119,12 +119,12 @@ class Bench:
         controlled, where = await self._cluster(steered=True)
         found.append(Arm(STEERED, await self._swarm(where), controlled, True))
         for depth in depths:
-            found.append(await self._colocated(f"co-located {depth}", depth, pauses=False))
-        return [*found, await self._colocated(f"co-located {PAUSING}, pausing", PAUSING, pauses=True)]
+            found.append(await self._server_draft(f"co-located {depth}", depth, pauses=False))
+        return [*found, await self._server_draft(f"co-located {PAUSING}, pausing", PAUSING, pauses=True)]
 
-    async def _colocated(self, name: str, depth: int, pauses: bool) -> Arm:
-        options = ["--colocated-draft", str(self._draft), "--colocated-depth", str(depth)]
-        cluster, where = await self._cluster(*options, *([] if pauses else ["--no-colocated-pauses"]))
+    async def _server_draft(self, name: str, depth: int, pauses: bool) -> Arm:
+        options = ["--server-draft", str(self._draft), "--server-draft-depth", str(depth)]
+        cluster, where = await self._cluster(*options, *([] if pauses else ["--no-server-draft-pauses"]))
         return Arm(name, await self._swarm(where), cluster, False)
 
     async def _cluster(self, *options: str, steered: bool = False) -> tuple[Cluster, Where]:
@@ -199,7 +199,7 @@ def ratios(cells: Cells, level: int, over: str, arm: str = DEVICE) -> list[float
     return [device / other for device, other in pairs]
 
 
-def best_colocated(cells: Cells, level: int, always: bool = False) -> str:
+def best_server_draft(cells: Cells, level: int, always: bool = False) -> str:
     """The arm with the greatest median. always: of those that draft in every step."""
     names = {name for name, _ in cells if name.startswith("co-located") and not (always and name.endswith("pausing"))}
     return max(names, key=lambda name: cells[name, level].median("tokens_per_s"))
@@ -216,13 +216,13 @@ def report(title: str, cells: Cells, levels: Sequence[int]) -> dict[str, dict[st
             speed, per_step, load = map(cell.median, ("tokens_per_s", "tokens_per_step", "load"))
             row.append(f"{level:>3}: {speed:7.1f} ({per_step:.2f}) [{load:.2f}]")
         print("  ".join(row))
-    keys = ("vs_autoregression", "steered_vs_autoregression", "vs_colocated", "colocated_bound")
+    keys = ("vs_autoregression", "steered_vs_autoregression", "vs_server_draft", "server_draft_bound")
     found: dict[str, dict[str, float]] = {key: {} for key in keys}
     for level in levels:
-        best = best_colocated(cells, level)
+        best = best_server_draft(cells, level)
         over_plain, over_best = ratios(cells, level, PLAIN), ratios(cells, level, best)
         steered = ratios(cells, level, PLAIN, STEERED)
-        always = best_colocated(cells, level, always=True)
+        always = best_server_draft(cells, level, always=True)
         drafting = cells[always, level].drafting
         bound = SHARE_OF_BOUND * (1.0 + drafting)
         print(
@@ -232,8 +232,8 @@ def report(title: str, cells: Cells, levels: Sequence[int]) -> dict[str, dict[st
         )
         found["vs_autoregression"][str(level)] = round(statistics.median(over_plain), 3)
         found["steered_vs_autoregression"][str(level)] = round(statistics.median(steered), 3)
-        found["vs_colocated"][str(level)] = round(statistics.median(over_best), 3)
-        found["colocated_bound"][str(level)] = round(bound, 3)
+        found["vs_server_draft"][str(level)] = round(statistics.median(over_best), 3)
+        found["server_draft_bound"][str(level)] = round(bound, 3)
     return found
 
 

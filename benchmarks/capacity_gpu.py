@@ -16,7 +16,7 @@ drafted again. The best of each sweep counts; ratios are made within a round.
 
 A continuation may come out otherwise in a tree's batch, where two tokens tie up to rounding. Such a session's trees
 agree with nothing from there on, which lowers its arm's figure; it is counted, and has another prompt from the next
-round on. The first round is not counted. `colocated_bound` is what drafting elsewhere should gain: 0.9 of 1 + draft
+round on. The first round is not counted. `server_draft_bound` is what drafting elsewhere should gain: 0.9 of 1 + draft
 time / verify time of the best co-located arm.
 
 With sdpa attention a step makes a kernel's launch per session and layer, and with many sessions waits for those: target

@@ -160,7 +160,7 @@ class Bench:
         # What EngineConfig.ordering chooses for a whole engine. With "even" a step takes all that is offered.
         self.engine.ordering = ORDERINGS["worth" if arm.pruned else "even"]
         live = {f"visit {self._visits}, session {i}": device for i, device in enumerate(devices)}
-        directive = Directive(LIMITS.nodes, LIMITS.depth, nodes_per_step=max(1, arm.nodes), patience_ms=0)
+        directive = Directive(LIMITS.nodes, LIMITS.depth, nodes_per_step=max(1, arm.nodes), draft_wait_ms=0)
         for seat, (name, device) in enumerate(live.items()):
             self.engine.start(name, device.session.attach(1, LIMITS), LIMITS, directive)
             self.draft.begin(str(seat), device.session.prompt)

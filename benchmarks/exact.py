@@ -3,7 +3,7 @@
 Positions of the shipped target on held-out prompts, each in random compositions (chunks, trees, other sessions' rows;
 see benchmarks.compositions) and in steps as full as a verifier's may be, against one-token decode, in float32 and
 bfloat16. The control is `sdpa` in bfloat16: if none of its rows differed, the comparison would see nothing, and the run
-fails. So are the argmax flips against exact decode. The price is the thread time of a step, exact over sdpa, medians of
+fails. So are the argmax flips against exact decode. The cost is the thread time of a step, exact over sdpa, medians of
 the two interleaved.
 """
 
@@ -97,7 +97,7 @@ def step(pool: KVPool, prefix: np.ndarray, parents: Sequence[int]) -> Segment:
     )
 
 
-def price(models: Sequence[TargetModel], parents: Sequence[int], rounds: int) -> list[list[float]]:
+def min_acceptance(models: Sequence[TargetModel], parents: Sequence[int], rounds: int) -> list[list[float]]:
     """Seconds of `rounds` steps of each model on a prefix of PREFIX tokens, plan included, interleaved.
 
     The one thread's own time: what else runs on the machine is not in it.
@@ -143,7 +143,7 @@ def main() -> None:
     positions, length, compositions, rounds = (120, 60, 2, 15) if options.quick else (2_000, 200, 4, 100)
     sequences = texts(target, positions, length)
     differing: dict[str, int] = {}
-    prices: dict[str, dict[str, float]] = {}
+    ratios: dict[str, dict[str, float]] = {}
     control = Tally()
     for dtype in DTYPES:
         exact = TargetModel.load(target, dtype=dtype, attention="exact", threads=1)
@@ -157,10 +157,10 @@ def main() -> None:
             print(f"{dtype} sdpa:  {control.rows} rows, {control.rows_differing} differ, in {control.bits} bits")
             flips = tally(sdpa, sequences, expected, 1)
             print(f"{dtype} sdpa against exact: {flips.flips} of {flips.rows} argmax flips", flush=True)
-        prices[dtype] = {}
+        ratios[dtype] = {}
         for name, parents in (("1", ()), ("14", TREE)):
-            slow, fast = (statistics.median(times) for times in price((exact, sdpa), parents, rounds))
-            prices[dtype][name] = round(slow / fast, 3)
+            slow, fast = (statistics.median(times) for times in min_acceptance((exact, sdpa), parents, rounds))
+            ratios[dtype][name] = round(slow / fast, 3)
             print(f"{dtype} N={name:<2} on {PREFIX}: {slow * 1e3:.2f} ms exact, {fast * 1e3:.2f} ms sdpa", flush=True)
     harness.finish(
         {
@@ -168,7 +168,7 @@ def main() -> None:
             "compositions": compositions,
             "differing_bits": differing,
             "control_differing": control.rows_differing,
-            "price": prices,
+            "step_time_ratio": ratios,
             "full_step_rows": FULL,
             "processor": processor(),
         }

@@ -13,7 +13,7 @@ from benchmarks import fleet_optimum
 from benchmarks.fleet_optimum import Process, Truth
 from coordinator.window.controller import Decision, SessionView, VerifierView
 from coordinator.window.report_adapter import RECENT, latest
-from coordinator.window.streaming import Speed, Way, Window, replay
+from coordinator.window.streaming import LinkTiming, Speed, Window, replay
 from outrider.core.acceptance.history import HIT, MISS, SIBLING
 from outrider.core.step_cost import StepCost
 
@@ -168,8 +168,8 @@ def _lived(session: Session, window: Window, step_s: float) -> Speed:
     """Without patience: in a batch nobody waits, the others' step goes on."""
     expected = 1.0 if window.k == 0 else 4.0
     verdicts = session.text.ahead(max(8, math.ceil(expected / step_s)))
-    way = Way(session.device.rtt_s, session.device.draft_s, lambda nodes: step_s)
-    return replay(verdicts, way, replace(window, patience_s=0.0))
+    way = LinkTiming(session.device.rtt_s, session.device.draft_s, lambda nodes: step_s)
+    return replay(verdicts, way, replace(window, draft_wait_s=0.0))
 
 
 class Fleet:

@@ -61,11 +61,11 @@ class Raw:
                     await Coordinator(self._control, None).close(self.session_id, self.ticket)
             await self._control.close()
 
-    async def place(self, patience_s: float = 0.0) -> None:
+    async def place(self, wait_s: float = 0.0) -> None:
         """Take a place. Raises Overloaded where there is none."""
         if self._control is None:
             return
-        placement = await Coordinator(self._control, None).open("", patience_s=patience_s)
+        placement = await Coordinator(self._control, None).open("", wait_s=wait_s)
         grant = placement.grants.grants[0]
         self.session_id, self.ticket = placement.grants.session_id, grant.ticket
         self.epoch, self.last_epoch = grant.epoch_first, grant.epoch_last

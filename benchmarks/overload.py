@@ -153,7 +153,7 @@ class Price:
     refused: int
 
 
-async def price(where: Where, front: int, engine: int, places: int) -> Price:
+async def min_acceptance(where: Where, front: int, engine: int, places: int) -> Price:
     """Fill every place, be refused, then take one place."""
     prompt = [2 + i % 1_000 for i in range(PROMPT_TOKENS)]
     async with Standing.filling(where, places) as standing:
@@ -252,8 +252,8 @@ async def main() -> None:
         verifier = await cluster.start_verifier(*flags, "--max-sessions", str(lengths.places), cores=[verifier_core])
         harness.pin(device_core)
         front, engine, *_ = proc.family(verifier.pid)
-        where = Where(verifier.address, patience_s=0.0)  # asks once more, when it was told to, and gives up
-        cost = await price(where, front, engine, lengths.places)
+        where = Where(verifier.address, wait_s=0.0)  # asks once more, when it was told to, and gives up
+        cost = await min_acceptance(where, front, engine, lengths.places)
         tape = await make_tape(Where(verifier.address), pair, prompts, settings)
         with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
             file = Path(scratch, "tape.json")

@@ -151,7 +151,7 @@ def generous(directive: Directive, limits: SessionLimits) -> Plan:
         directive,
         window_nodes=ROOM,
         window_depth=limits.depth,
-        price=directive.price / 4,
+        min_acceptance=directive.min_acceptance / 4,
         step_ms=SLOW_STEP_MS,
     )
     return Plan.of(wide, replace(limits, nodes=ROOM))

@@ -20,8 +20,8 @@ from edge_agent.config import EdgeSettings
 from edge_agent.drafting.drafter import Source
 from edge_agent.sdk.client import AsyncClient
 from edge_agent.sdk.types import Options
-from edge_agent.session.coordinator_client import UNLIKE, Likeness, Placement
-from edge_agent.session.failover import Hop, Route
+from edge_agent.session.coordinator_client import ANY_WORKLOAD, Placement, Workload
+from edge_agent.session.failover import AttachTarget, Route
 from edge_agent.target.bundle import TargetKit
 from outrider.core.errors import BadRequest, OutriderError, Overloaded
 from outrider.core.protocol.messages import SessionLimits
@@ -111,7 +111,7 @@ class LightClient(AsyncClient):
     async def _assemble(self) -> TargetKit:
         return self._ready_kit
 
-    async def _place(self, prompt_tokens: int = 0, like: Likeness = UNLIKE) -> Placement | None:
+    async def _place(self, prompt_tokens: int = 0, like: Workload = ANY_WORKLOAD) -> Placement | None:
         began = time.monotonic()
         try:
             placement = await super()._place(prompt_tokens, like)
@@ -137,7 +137,7 @@ class _Watched:
         self._refused_s = refused_s
         self._hopped = 0.0
 
-    async def next(self) -> Hop:
+    async def next(self) -> AttachTarget:
         hop = await self._under.next()
         self._hopped = time.monotonic()
         return hop
@@ -161,7 +161,7 @@ class Where:
     rtt_ms: float = 0.0
     turns: tuple[tuple[float, float], ...] = ()
     """(seconds since a session began, the round trip in ms from then on)"""
-    patience_s: float = 30.0
+    wait_s: float = 30.0
     """How long a session without a place goes on asking."""
 
 
@@ -173,7 +173,7 @@ class Player:
         self._release = release
         self._taught = tape.calibrators()
         self._where = where
-        self._settings = EdgeSettings(resume_budget_s=where.patience_s, cache_dir=scratch)
+        self._settings = EdgeSettings(resume_budget_s=where.wait_s, cache_dir=scratch)
         self._kit: TargetKit | None = None
 
     async def __aenter__(self) -> Player:

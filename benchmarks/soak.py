@@ -133,7 +133,7 @@ async def _holds(stack: contextlib.AsyncExitStack, where: Where, slots: int) -> 
     if slots < TREE_NODES + 2:
         return True
     raw = await stack.enter_async_context(Raw(where))
-    await raw.place(patience_s=10.0)
+    await raw.place(wait_s=10.0)
     await raw.open([1], slots - TREE_NODES - 1)
     try:
         while (message := await raw.hear()) is not None:

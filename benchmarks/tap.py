@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from edge_agent.sdk.client import AsyncClient
-from edge_agent.session.failover import Hop
+from edge_agent.session.failover import AttachTarget
 from outrider.core.protocol.device import Delivery, DeviceSession
 from outrider.core.protocol.messages import Commit
 from outrider.wire.v1 import session_pb2
@@ -42,7 +42,7 @@ class Tap:
         self.watch = Watch()
         self._calls: list[_Call] = []
 
-    def channel(self, hop: Hop, under: grpc.aio.Channel) -> Any:
+    def channel(self, hop: AttachTarget, under: grpc.aio.Channel) -> Any:
         self.watch.addresses.append(hop.address)
         return _Channel(self, under)
 
@@ -160,7 +160,7 @@ class TappedClient(AsyncClient):
         super().__init__(**options)
         self._tap = tap
 
-    def _dial(self, hop: Hop) -> grpc.aio.Channel:
+    def _dial(self, hop: AttachTarget) -> grpc.aio.Channel:
         tapped: grpc.aio.Channel = self._tap.channel(hop, super()._dial(hop))
         return tapped
 

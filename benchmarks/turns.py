@@ -39,7 +39,7 @@ SEAMS = {
     "append": "protocol",
     "_prepare": "prepare",
     "_advance": "pack",
-    "_walk": "walk",
+    "_verify": "verify",
     "_commit": "commit",
 }
 """The Engine's method that does it -> part of a step."""
@@ -147,7 +147,7 @@ class TimedEnd(EngineEnd):
         self._parts.enter("loop")
 
 
-def priced_but_even(worths: Sequence[Worth], rows: int, cost: Cost, beside: float = 0.0) -> Shares:
+def threshold_but_even(worths: Sequence[Worth], rows: int, cost: Cost, beside: float = 0.0) -> Shares:
     """Work out what a step in service would, by worth and cost; then take exactly the nodes that are to be timed."""
     by_worth(worths, rows, cost, beside)
     return evenly(worths, rows, cost)
@@ -159,7 +159,7 @@ class Bench:
     def __init__(self, model: TargetModel, config: EngineConfig | None = None, parts: Parts | None = None) -> None:
         self.model = model
         self.engine = Engine(model, config)
-        self.engine.ordering = priced_but_even
+        self.engine.ordering = threshold_but_even
         self.parts = parts or Parts()
         self._visits = 0
         for method in SEAMS:

@@ -78,15 +78,15 @@ class VerifierConfig(BaseSettings):
     standing_s: float = Field(default=60.0, ge=1.0)
     """A device that confirms nothing for so many seconds, while tokens wait for it, loses its place; it may come back
     for them. Where others find no room it does after some seconds."""
-    colocated_draft: Path | None = None
+    server_draft: Path | None = None
     """GGUF draft with which the verifier itself drafts for devices that draft nothing; it runs in llama.cpp."""
-    colocated_depth: int = Field(default=4, ge=1, le=32)
+    server_draft_depth: int = Field(default=4, ge=1, le=32)
     """Tokens that it drafts ahead, one decode of all such sessions for each."""
-    colocated_siblings: int = Field(default=1, ge=0, le=8)
+    server_draft_siblings: int = Field(default=1, ge=0, le=8)
     """Further guesses beside each of them; they cost no decode."""
-    colocated_pauses: bool = True
+    server_draft_pauses: bool = True
     """Whether it stops where it does not pay; otherwise it drafts in every step, for measurements."""
-    colocated_sessions: int = Field(default=64, ge=1, le=256)
+    server_draft_sessions: int = Field(default=64, ge=1, le=256)
     """Sessions that it drafts for at once; each takes a cache of the draft's whole context."""
     prefix_cache: bool = True
     """Keep what was computed in slots that are free otherwise: a chat's next turn then prefills only what is new, and a
@@ -108,9 +108,9 @@ class VerifierConfig(BaseSettings):
     """Of `depth`, what a device is told to draft."""
     nodes_per_step: int = Field(default=10, ge=0, le=4096)
     """k: nodes that one step takes from one session."""
-    price: float = Field(default=0.1, ge=0.0, le=1.0)
+    min_acceptance: float = Field(default=0.1, ge=0.0, le=1.0)
     """Least survival that a node must have to be worth sending; devices are told more while the verifier is busy."""
-    patience_ms: int = Field(default=8, ge=0, le=60_000)
+    draft_wait_ms: int = Field(default=8, ge=0, le=60_000)
     """Milliseconds that a step waits for a device's nodes before it goes on without them."""
 
     traffic: str = ""
@@ -191,8 +191,10 @@ class VerifierConfig(BaseSettings):
     @property
     def directive(self) -> Directive:
         if self.nodes_per_step == 0:
-            return Directive(0, 0, 0, self.price, 0)  # nothing to draft for
-        return Directive(self.window_nodes, self.window_depth, self.nodes_per_step, self.price, self.patience_ms)
+            return Directive(0, 0, 0, self.min_acceptance, 0)  # nothing to draft for
+        return Directive(
+            self.window_nodes, self.window_depth, self.nodes_per_step, self.min_acceptance, self.draft_wait_ms
+        )
 
     @property
     def target_name(self) -> str:

@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_process.host import EngineHost
 from cloud_verifier.front.artifacts import Catalogue
-from cloud_verifier.front.counters import FrontMeters
+from cloud_verifier.front.counters import FrontCounters
 from cloud_verifier.front.metrics import VerifierCollector
 from cloud_verifier.front.registration import Registration
 from cloud_verifier.front.service import VerifierService
@@ -51,7 +51,7 @@ class Verifier:
         self._recorder: Recorder | None = None
         self._progress = Progress()
         self._gate = Gate(self._progress)
-        self._meters = FrontMeters()
+        self._counters = FrontCounters()
         self._figures: VerifierCollector | None = None
         self._ordered = asyncio.Event()
         """An operator wants this process to drain and end."""
@@ -71,7 +71,7 @@ class Verifier:
         catalogue = Catalogue.of_target(self._config.model, self._config.draft)
         self._recorder = self._traffic()
         host = EngineHost(self._config, on_progress=self._progress)
-        self._figures = VerifierCollector(host, self._meters, None, self._recorder, self._config.max_sessions)
+        self._figures = VerifierCollector(host, self._counters, None, self._recorder, self._config.max_sessions)
         async with _watched(self._figures, self._config.metrics):
             return await self._serve(host, catalogue, stop, at_once or asyncio.Event())
 
@@ -161,7 +161,7 @@ class Verifier:
                 join_token=self._config.join_token.get_secret_value(),
                 tls=self._config.coordinator_tls,
                 insecure=self._config.insecure,
-                meters=self._meters,
+                counters=self._counters,
             )
         if self._recorder is not None:
             host.on_produced = self._recorder.take
@@ -176,7 +176,7 @@ class Verifier:
             authorise=registration.authorise if registration else _everybody,
             newcomer=self._introduce,
             recorder=self._recorder,
-            meters=self._meters,
+            counters=self._counters,
         )
 
     def _introduce(self) -> None:
@@ -302,7 +302,7 @@ def _report(service: VerifierService, host: EngineHost) -> coordinator_pb2.Repor
         step_cost_ms=stats.step_cost_ms,
         session_cost_ms=stats.session_cost_ms,
         overran=stats.overran,
-        price=min(1.0, max(0.0, stats.price)),
+        min_acceptance=min(1.0, max(0.0, stats.min_acceptance)),
         kv_used=stats.kv_used,
         kv_capacity=stats.kv_capacity,
         tokens_per_s=stats.tokens_per_s,

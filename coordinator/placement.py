@@ -12,14 +12,16 @@ import random
 import statistics
 from collections.abc import Iterator, Sequence
 
-from coordinator.records import Candidate, Need, Verifier
+from coordinator.records import Candidate, PlacementRequest, Verifier
 from outrider.core.errors import BadRequest, NotFound, OutriderError, Overloaded, Unavailable
 
 CANDIDATES_AT_ONCE = 32
 """How many verifiers one atomic step looks at; beyond it the next lot is asked only when all of these are full."""
 
 
-def candidates(fleet: Sequence[Verifier], need: Need, draw: random.Random, unknown_rtt_ms: float) -> list[Candidate]:
+def candidates(
+    fleet: Sequence[Verifier], need: PlacementRequest, draw: random.Random, unknown_rtt_ms: float
+) -> list[Candidate]:
     """Those that serve what is needed, best tier first, at random within a tier."""
     fitting = [v for v in fleet if fits(v, need)]
     draw.shuffle(fitting)
@@ -29,7 +31,7 @@ def candidates(fleet: Sequence[Verifier], need: Need, draw: random.Random, unkno
     return [Candidate(i, need.rtt_ms.get(i, guess), i in need.failed) for i in ids]
 
 
-def fits(verifier: Verifier, need: Need) -> bool:
+def fits(verifier: Verifier, need: PlacementRequest) -> bool:
     """Whether the verifier could give this session the right tokens at all."""
     target = verifier.registration.target
     if need.weights is not None:
@@ -37,14 +39,14 @@ def fits(verifier: Verifier, need: Need) -> bool:
     return not need.target or target.name == need.target
 
 
-def tier(verifier: Verifier, need: Need) -> int:
+def tier(verifier: Verifier, need: PlacementRequest) -> int:
     """0 is best: has not failed this session, same numerics class. One that failed is still better than nobody."""
     registration = verifier.registration
     other_class = bool(need.numerics_class) and registration.target.numerics_class != need.numerics_class
     return 2 * (registration.verifier_id in need.failed) + other_class
 
 
-def guessed_rtt_ms(need: Need, unknown_rtt_ms: float) -> float:
+def guessed_rtt_ms(need: PlacementRequest, unknown_rtt_ms: float) -> float:
     """The round trip to a verifier that the device has not measured: typical of those that it has."""
     return statistics.median(need.rtt_ms.values()) if need.rtt_ms else unknown_rtt_ms
 
@@ -67,7 +69,7 @@ def sole_target(fleet: Sequence[Verifier], wanted: str) -> str:
     return names[0]
 
 
-def refusal(fleet: Sequence[Verifier], need: Need, alive: int) -> OutriderError:
+def refusal(fleet: Sequence[Verifier], need: PlacementRequest, alive: int) -> OutriderError:
     """Why nobody took the session; `alive` verifiers would have fitted and are full, draining or cordoned."""
     if alive:
         return Overloaded(

@@ -52,7 +52,7 @@ class SessionStats:
 
 
 @dataclass(frozen=True)
-class Kind:
+class WorkloadKey:
     """What makes sessions alike, as far as anybody can tell beforehand."""
 
     tenant: str
@@ -88,9 +88,9 @@ class SessionWindow:
     """That it may verify."""
     depth: int
     """Levels that its device drafts ahead."""
-    patience_ms: float
+    draft_wait_ms: float
     nodes_per_level: float
-    price: float
+    min_acceptance: float
     speedup: float
     """Predicted, over streaming."""
     tokens_per_step: float
@@ -108,7 +108,7 @@ MAX_LEVELS = 4_096
 """Of a window's bounds: no session's limits are wider."""
 
 
-MAX_PATIENCE_MS = 60_000.0
+MAX_DRAFT_WAIT_MS = 60_000.0
 """Of a pinned window."""
 MAX_PER_LEVEL = 16.0
 """Nodes per level of a pinned window."""
@@ -122,7 +122,7 @@ class WindowBounds:
     depth: int
     pinned: bool = False
     """These, whatever the measurements say."""
-    patience_ms: float | None = None
+    draft_wait_ms: float | None = None
     """Of a pinned window; None leaves it to the coordinator, as is the next."""
     nodes_per_level: float | None = None
 
@@ -147,7 +147,7 @@ class Load:
     """And of each further session, beside its rows."""
     overran: float = 0.0
     """Of a paced verifier: share of its passes that took longer by themselves."""
-    price: float = 0.0
+    min_acceptance: float = 0.0
     """What a node must be worth to be evaluated now, 0 to 1."""
     evaluated: int = 0
     """Nodes, of the live sessions since they began there; as is the next."""
@@ -177,7 +177,7 @@ class Verifier:
 
 
 @dataclass(frozen=True)
-class Seated:
+class SessionStatus:
     """A session that holds a place, with what was last reported of it: zeros while nothing was."""
 
     stats: SessionStats
@@ -187,10 +187,10 @@ class Seated:
 
 
 @dataclass(frozen=True)
-class Heard:
+class ReportContext:
     """What a report finds in the store."""
 
-    kinds: Mapping[str, Kind]
+    kinds: Mapping[str, WorkloadKey]
     """By session id, of those that have one."""
     killed: tuple[str, ...] = ()
     """Sessions among those reported that an operator has ended."""
@@ -199,7 +199,7 @@ class Heard:
 
 
 @dataclass(frozen=True)
-class Told:
+class ReportReply:
     """What a verifier is told in answer to its report; `killed` and `drain` as in Heard."""
 
     windows: tuple[SessionWindow, ...] = ()
@@ -208,7 +208,7 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Need:
+class PlacementRequest:
     """What a session asks of the verifier that is to serve it."""
 
     target: str
@@ -314,7 +314,7 @@ class Fleet:
     """Everything that `status` shows."""
 
     verifiers: tuple[Verifier, ...]
-    sessions: tuple[Seated, ...]
+    sessions: tuple[SessionStatus, ...]
     store: str
     uptime_s: float
     total_verifiers: int

@@ -145,5 +145,5 @@ def _sight(window: coordinator_pb2.SessionWindow) -> Sight:
         window.rtt_ms,
         window.draft_ms,
         window.nodes_per_level,
-        window.price,
+        window.min_acceptance,
     )

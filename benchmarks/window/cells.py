@@ -56,7 +56,7 @@ class Sight:
     rtt_ms: float
     draft_ms: float
     nodes_per_level: float
-    price: float = 0.0
+    min_acceptance: float = 0.0
 
 
 @dataclass
@@ -167,7 +167,7 @@ def figures(key: Key, cell: Cell) -> dict[str, Any]:
         "ttft_sessions": len(firsts),
         "ttft_wanted": bool(cell.long_streaming),
         "predicted": round(statistics.median(s.speedup for s in decided), 3) if decided else None,
-        "price": round(statistics.median(s.price for s in decided), 3) if decided else None,
+        "min_acceptance": round(statistics.median(s.min_acceptance for s in decided), 3) if decided else None,
     }
 
 

@@ -20,7 +20,7 @@ from benchmarks.window.stage import Site
 CALIBRATED = Key(PACED, "good", 50.0)
 """The cell that calibration plays where it runs alone."""
 BINS = 10
-CROWD_KEYS = ("slowest", "vs_streaming", "vs_streaming_upper95", "k_median", "price", "predicted")
+CROWD_KEYS = ("slowest", "vs_streaming", "vs_streaming_upper95", "k_median", "min_acceptance", "predicted")
 
 
 async def grid(context: Context) -> dict[Key, Cell]:
@@ -87,9 +87,9 @@ async def crowd(context: Context) -> dict[str, Any]:
         await context.check(site)
     found = figures(key, cell)
     print(line(key, found), flush=True)
-    told = {name: "-" if found[name] is None else found[name] for name in ("price", "k_median", "predicted")}
+    told = {name: "-" if found[name] is None else found[name] for name in ("min_acceptance", "k_median", "predicted")}
     print(
-        f"a crowd, {CROWD}: price {told['price']}, k {told['k_median']},"
+        f"a crowd, {CROWD}: price {told['min_acceptance']}, k {told['k_median']},"
         f" predicted {told['predicted']}x by the coordinator; the slowest {found['slowest']:.2f}x",
         flush=True,
     )

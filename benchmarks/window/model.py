@@ -19,7 +19,7 @@ from benchmarks.window.cells import Cell, Key, interval
 from benchmarks.window.context import Context
 from benchmarks.window.plan import PACED, TOKENS
 from coordinator.window.controller import NEAR, SPARE, K
-from coordinator.window.streaming import Way, Window, replay
+from coordinator.window.streaming import LinkTiming, Window, replay
 
 NODES_PER_LEVEL = 2.0
 DEEPEST = 24
@@ -47,12 +47,12 @@ def after_first(outcome: Outcome) -> float:
     return later / (outcome.delivered_s[-1] - begun)
 
 
-def way(key: Key, cell: Cell, decode_s: float) -> Way:
+def way(key: Key, cell: Cell, decode_s: float) -> LinkTiming:
     """As measured in this cell. decode_s: of the draft, for each level."""
     rtts = [sight.rtt_ms / 1e3 for sight in cell.sights if sight.rtt_ms] or [key.rtt_ms / 1e3]
     plain_s = statistics.median(gap / 1e3 for outcome in cell.streamed for gap in outcome.gaps_ms)
     row_s = key.machine.row_ms / 1e3
-    return Way(statistics.median(rtts), decode_s, lambda nodes: plain_s + row_s * nodes)
+    return LinkTiming(statistics.median(rtts), decode_s, lambda nodes: plain_s + row_s * nodes)
 
 
 def told_s(cell: Cell, decode_s: float) -> float:
@@ -60,17 +60,17 @@ def told_s(cell: Cell, decode_s: float) -> float:
     return statistics.median([sight.draft_ms / 1e3 for sight in cell.sights if sight.draft_ms] or [decode_s])
 
 
-def windows(over: Way) -> list[Window]:
+def windows(over: LinkTiming) -> list[Window]:
     """All that come into question."""
     plain_s = over.step_s(0)
     ahead = math.ceil(over.rtt_s / plain_s) + SPARE
     depths = [(k, depth) for k in K for depth in {min(k + ahead, DEEPEST), DEEPEST}]
     return [
-        Window(depth, k, patience_s, NODES_PER_LEVEL) for k, depth in depths for patience_s in (0.0, NEAR * plain_s)
+        Window(depth, k, draft_wait_s, NODES_PER_LEVEL) for k, depth in depths for draft_wait_s in (0.0, NEAR * plain_s)
     ]
 
 
-def predicted(said: bytes, over: Way) -> float:
+def predicted(said: bytes, over: LinkTiming) -> float:
     """Tokens per second with the best window."""
     return max(replay(said, over, window).tokens_per_s for window in windows(over))
 

@@ -16,18 +16,18 @@ class Static:
     k: int
     depth: int
     nodes_per_level: int
-    patience: float
+    draft_wait: float
     """Of a plain step."""
 
     def __str__(self) -> str:
-        return f"k {self.k}, depth {self.depth}, {self.nodes_per_level} a level, {self.patience:g} of a step"
+        return f"k {self.k}, depth {self.depth}, {self.nodes_per_level} a level, {self.draft_wait:g} of a step"
 
     def directive(self, machine: Machine) -> Directive:
         return Directive(
             window_nodes=min(64, self.depth * self.nodes_per_level),
             window_depth=self.depth,
             nodes_per_step=self.k * self.nodes_per_level,
-            patience_ms=round(self.patience * machine.plain_ms),
+            draft_wait_ms=round(self.draft_wait * machine.plain_ms),
         )
 
 

@@ -111,7 +111,7 @@ class Stage:
             "WINDOW_NODES": directive.window_nodes,
             "WINDOW_DEPTH": directive.window_depth,
             "NODES_PER_STEP": directive.nodes_per_step,
-            "PATIENCE_MS": directive.patience_ms,
+            "PATIENCE_MS": directive.draft_wait_ms,
         }
         async with self._cluster(lane, steered=False) as cluster:
             environment = {f"OUTRIDER_VERIFIER_{name}": str(value) for name, value in own.items()}

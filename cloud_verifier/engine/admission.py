@@ -8,7 +8,7 @@ from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.kv_pool import KVPool
 from cloud_verifier.engine.scheduler import OVERDUE, StepBudget, prompt_rows, steps_to_read
 from cloud_verifier.engine.session import EngineSession
-from cloud_verifier.engine.step_profiler import StepLedger
+from cloud_verifier.engine.step_profiler import StepProfiler
 from outrider.core.errors import Overloaded
 from outrider.core.step_cost import StepCost
 
@@ -17,7 +17,7 @@ class Admission:
     """Asked before a session is taken; refuses before anything is computed."""
 
     def __init__(
-        self, config: EngineConfig, pool: KVPool, ledger: StepLedger, live: Mapping[str, EngineSession]
+        self, config: EngineConfig, pool: KVPool, ledger: StepProfiler, live: Mapping[str, EngineSession]
     ) -> None:
         self._config = config
         self._pool = pool

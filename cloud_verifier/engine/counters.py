@@ -14,7 +14,7 @@ STATES = ("queued", "prefill", "decode", "standing")
 their devices have confirmed that no step takes them."""
 
 
-class EngineMeters:
+class EngineCounters:
     """Since the engine's begin, over all sessions. One thread."""
 
     def __init__(self) -> None:

@@ -19,18 +19,18 @@ import torch
 from cloud_verifier.engine.admission import Admission
 from cloud_verifier.engine.batch import PackedBatch, Segment
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.counters import STATES, EngineMeters
+from cloud_verifier.engine.counters import STATES, EngineCounters
 from cloud_verifier.engine.kv_pool import KVPool
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.recording import Produced, Recording
-from cloud_verifier.engine.row_allocation import ORDERINGS, Ordering, at_half_price
-from cloud_verifier.engine.scheduler import Grant, Plan, Wait, schedule
-from cloud_verifier.engine.server_draft.llama_draft import ColocatedDraft
-from cloud_verifier.engine.server_draft.server_draft import Colocation
+from cloud_verifier.engine.row_allocation import ORDERINGS, AllocationPolicy, with_half_threshold
+from cloud_verifier.engine.scheduler import Plan, RowAllocation, Wait, schedule
+from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft
+from cloud_verifier.engine.server_draft.server_draft import ServerDraft
 from cloud_verifier.engine.session import EngineSession
-from cloud_verifier.engine.session_history import SessionMemory, TenantOdds, fingerprint
+from cloud_verifier.engine.session_history import SessionHistory, TenantAcceptance, fingerprint
 from cloud_verifier.engine.stats import EngineStats, Rate, SessionStats
-from cloud_verifier.engine.step_profiler import StepLedger, StepWatch
+from cloud_verifier.engine.step_profiler import StepProfiler, StepTimer
 from cloud_verifier.engine.validation import check_attach, check_tokens
 from outrider.core.errors import (
     Fenced,
@@ -44,7 +44,7 @@ from outrider.core.errors import (
 from outrider.core.protocol.messages import Append, Attach, Cancel, Commit, Directive, Finish, SessionLimits
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.step_cost import StepCost
-from outrider.core.verification import Batch, Walked
+from outrider.core.verification import TreeBatch, Verified
 from outrider.telemetry.logs import about
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class _Rows:
 
     session: EngineSession
     segment: Segment
-    batch: Batch | None
+    batch: TreeBatch | None
     """None while its prompt goes on."""
 
 
@@ -102,7 +102,7 @@ class Engine:
         config: EngineConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
         cost: StepCost | None = None,
-        colocated: ColocatedDraft | None = None,
+        server_draft: LlamaServerDraft | None = None,
     ) -> None:
         """cost: what was measured of the target's steps (see profile.py); without it the engine learns from its own.
 
@@ -113,12 +113,12 @@ class Engine:
         self.model = model
         self.config = config or EngineConfig()
         self._clock = clock
-        self._ledger = StepLedger(cost or StepCost({1: 1e-3}))
-        self._meters = self._ledger.meters
-        self.ordering: Ordering = ORDERINGS[self.config.ordering]
+        self._ledger = StepProfiler(cost or StepCost({1: 1e-3}))
+        self._counters = self._ledger.counters
+        self.ordering: AllocationPolicy = ORDERINGS[self.config.ordering]
         """Who gets the rows for nodes; may be changed between steps."""
-        self._colocation = Colocation(colocated) if colocated else None
-        self._odds = TenantOdds()
+        self._server_draft = ServerDraft(server_draft) if server_draft else None
+        self._odds = TenantAcceptance()
         self._decision: Plan | Wait | None = None
         """What `_decide` found; None after a change."""
         self._pool = KVPool(model.layers, self.config.kv_slots, dtype=model.torch_dtype, device=model.device)
@@ -126,7 +126,7 @@ class Engine:
         """In the order in which the scheduler serves them."""
         self._ended: OrderedDict[str, SessionStats] = OrderedDict()
         self._admission = Admission(self.config, self._pool, self._ledger, self._live)
-        self._memory = SessionMemory(self.config.remembered_sessions, self.config.remembered_tokens)
+        self._memory = SessionHistory(self.config.remembered_sessions, self.config.remembered_tokens)
         self._outbox: list[Event] = []
         self._recording = Recording(self.config.record_top)
         self._steps = self._committed = self._evaluated = self._accepted = self._prefilled = 0
@@ -269,13 +269,13 @@ class Engine:
         return self._recording.lost
 
     @property
-    def meters(self) -> EngineMeters:
+    def counters(self) -> EngineCounters:
         """To be read between steps."""
-        return self._meters
+        return self._counters
 
     def stats(self) -> EngineStats:
         """A snapshot."""
-        ledger, own = self._ledger, self._colocation
+        ledger, own = self._ledger, self._server_draft
         live = {key: session.stats for key, session in self._live.items()}
         states = Counter(session.state for session in self._live.values())
         return EngineStats(
@@ -294,15 +294,15 @@ class Engine:
             kv_cached=self._pool.prefixes.cached,
             kv_capacity=self._pool.slots,
             step_ms=1e3 * ledger.step_s,
-            price=ledger.price,
+            min_acceptance=ledger.min_acceptance,
             node_ms=1e3 * ledger.node_s,
             step_cost_ms={rows: 1e3 * seconds for rows, seconds in ledger.cost.table().items()},
             session_cost_ms=1e3 * ledger.cost.share_s,
             overran=self.model.pace.overran if self.model.pace else 0.0,
             tokens_per_s=self._rate.per_second(self._clock()),
             timing_ms=ledger.parts_ms,
-            dead=self._meters.dead + sum(session.dead for session in live.values()),
-            ignored=self._meters.ignored + sum(session.ignored for session in live.values()),
+            dead=self._counters.dead + sum(session.dead for session in live.values()),
+            ignored=self._counters.ignored + sum(session.ignored for session in live.values()),
             states={state: states[state] for state in STATES},
             sessions={**self._ended, **live},
         )
@@ -325,8 +325,8 @@ class Engine:
     def _exploring(self) -> bool:
         return self._steps % EXPLORE == EXPLORE - 1
 
-    def _order(self) -> Ordering:
-        return at_half_price(self.ordering) if self._exploring else self.ordering
+    def _order(self) -> AllocationPolicy:
+        return with_half_threshold(self.ordering) if self._exploring else self.ordering
 
     def _run(self, plan: Plan) -> None:
         watch = self._ledger.begin()
@@ -347,24 +347,24 @@ class Engine:
 
     def _draft(self, plan: Plan) -> Plan:
         """With nodes of our own for those whose devices draft nothing. Should drafting fail, it alone is given up."""
-        if self._colocation is None:
+        if self._server_draft is None:
             return plan
         try:
-            return self._colocation.fill(
+            return self._server_draft.fill(
                 plan, self._live, self._steps, self._order(), self.config.token_budget, self._ledger
             )
         except Exception:
             log.exception("co-located drafting fails; sessions go on without it")
-            self._colocation.give_up()
+            self._server_draft.give_up()
             return plan
 
-    def _prepare(self, grants: Sequence[Grant]) -> list[_Rows]:
+    def _prepare(self, grants: Sequence[RowAllocation]) -> list[_Rows]:
         """Every session's rows; a session that has none to give fails alone."""
         prepared, now = [], self._clock()
         for grant in grants:
             session = self._live[grant.session_id]
             if not session.had_rows:
-                self._meters.queue_s.add(now - session.began)
+                self._counters.queue_s.add(now - session.began)
             session.begin(self._steps, now)
             try:
                 prepared.append(_Rows(session, *session.segment(grant)))
@@ -374,7 +374,7 @@ class Engine:
                 self._fail_all([session], f"its rows cannot be prepared: {type(error).__name__}")
         return prepared
 
-    def _advance(self, rows: Sequence[_Rows], watch: StepWatch) -> None:
+    def _advance(self, rows: Sequence[_Rows], watch: StepTimer) -> None:
         """forward -> walk -> commit. Where a forward fails, each session is tried alone: only the culprit's fails.
 
         A failed forward has changed nothing but the rows' own slots, and the next one writes those anew. Until all were
@@ -392,18 +392,18 @@ class Engine:
                 self._fail_all([rows[0].session], f"the forward pass failed: {type(error).__name__}")
             else:
                 for one in rows:
-                    self._advance([one], StepWatch.drafted())
+                    self._advance([one], StepTimer.drafted())
             return
         watch.lap()
-        walks = self._walk(work, logits)
+        verifications = self._verify(work, logits)
         watch.lap()
-        self._commit(work, walks)
+        self._commit(work, verifications)
         watch.lap()
         self._ledger.enter(
             watch,
             rows=sum(r.segment.rows for r in rows),
             sessions=len(rows),
-            tokens=sum(len(walk.tokens) for walk in walks if walk is not None),
+            tokens=sum(len(verify.tokens) for verify in verifications if verify is not None),
             prefilled=any(r.segment.chain > 1 for r in rows),
         )
 
@@ -412,49 +412,51 @@ class Engine:
         plan = self.model.attention.plan(work.packed.segments, self._pool)
         return self.model.forward(work.packed, plan)
 
-    def _walk(self, work: _Work, logits: torch.Tensor) -> list[Walked | None]:
+    def _verify(self, work: _Work, logits: torch.Tensor) -> list[Verified | None]:
         """Every session's path; None for one whose prompt goes on, and for one that failed."""
-        walks: list[Walked | None] = []
+        verifications: list[Verified | None] = []
         for rows, start in zip(work.rows, work.packed.logit_starts, strict=True):
-            walked = None
+            verified = None
             if rows.batch is not None:
                 try:
-                    walked = rows.session.walk(rows.batch, logits[start : start + 1 + len(rows.batch.ids)])
+                    verified = rows.session.verify(rows.batch, logits[start : start + 1 + len(rows.batch.ids)])
                 except Exception as error:
                     with about(session=rows.session.session_id):
                         log.warning("session %s fails at its walk: %s", rows.session.session_id, error)
                     self._fail_all([rows.session], str(error))
                 else:
                     if rows.session.record:
-                        self._recording.note(rows.session, walked, logits, start)
-            walks.append(walked)
-        return walks
+                        self._recording.note(rows.session, verified, logits, start)
+            verifications.append(verified)
+        return verifications
 
-    def _commit(self, work: _Work, walks: Iterable[Walked | None]) -> None:
+    def _commit(self, work: _Work, verifications: Iterable[Verified | None]) -> None:
         now = self._clock()
-        for rows, walked in zip(work.rows, walks, strict=True):
+        for rows, verified in zip(work.rows, verifications, strict=True):
             session, segment, batch = rows.session, rows.segment, rows.batch
             self._prefilled += segment.chain - (batch is not None)
             if batch is None:
                 session.keep_chain(segment)
-            elif walked is not None:
-                self._committed += len(walked.tokens)
-                self._rate.add(len(walked.tokens), now)
-                self._count(session, len(batch.ids), len(walked.rows))
-                self._meters.tokens(len(walked.tokens), now - session.last_commit, first=not session.protocol.position)
-                commit = session.commit(segment, batch, walked, now)
+            elif verified is not None:
+                self._committed += len(verified.tokens)
+                self._rate.add(len(verified.tokens), now)
+                self._count(session, len(batch.ids), len(verified.rows))
+                self._counters.tokens(
+                    len(verified.tokens), now - session.last_commit, first=not session.protocol.position
+                )
+                commit = session.commit(segment, batch, verified, now)
                 if not session.shared:
                     self._share(session)  # a prompt serves the others from now on, not only once this session is over
                 self._publish(session, commit)
 
     def _count(self, session: EngineSession, evaluated: int, accepted: int) -> None:
-        if session.thin and self._colocation is not None:
-            self._colocation.learn(evaluated, accepted)
+        if session.thin and self._server_draft is not None:
+            self._server_draft.learn(evaluated, accepted)
         else:
             self._evaluated += evaluated
             self._accepted += accepted
             if evaluated:
-                self._meters.draft(accepted)
+                self._counters.draft(accepted)
 
     # How sessions come and go
 
@@ -511,11 +513,11 @@ class Engine:
         """Free all that the session holds; its committed tokens and its statistics are remembered for a while."""
         self._share(session)
         session.release()
-        if self._colocation is not None:
-            self._colocation.release(session.session_id)
+        if self._server_draft is not None:
+            self._server_draft.release(session.session_id)
         del self._live[session.session_id]
         self._memory.keep(session.session_id, session.request, session.protocol.committed)
         self._ended[session.session_id] = stats = session.stats
-        self._meters.left(stats)
+        self._counters.left(stats)
         while len(self._ended) > 2 * self.config.max_sessions:
             self._ended.popitem(last=False)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from cloud_verifier.engine.logprobs import likeliest
 from cloud_verifier.engine.session import EngineSession
 from outrider.core.tree import ROOT, TokenTree
-from outrider.core.verification import Walked
+from outrider.core.verification import Verified
 
 log = logging.getLogger(__name__)
 
@@ -74,12 +74,12 @@ class Recording:
         """A new step begins: what nobody has asked for is gone."""
         self._visits.clear()
 
-    def note(self, session: EngineSession, walked: Walked, logits: torch.Tensor, first_row: int) -> None:
+    def note(self, session: EngineSession, verified: Verified, logits: torch.Tensor, first_row: int) -> None:
         """A walk that is not yet committed. logits: `[R, V]` of the whole step; first_row: the session's. Raises
         nothing."""
-        protocol, tokens = session.protocol, walked.tokens
+        protocol, tokens = session.protocol, verified.tokens
         try:
-            rows = tuple(first_row + row for row in (0, *walked.rows)[: len(tokens)])
+            rows = tuple(first_row + row for row in (0, *verified.rows)[: len(tokens)])
             guessed = depths_right(protocol.tree, tokens)
             visit = Visit(session.session_id, protocol.epoch, session.draft, protocol.position, tokens, guessed, rows)
             self._visits.append((logits, visit))

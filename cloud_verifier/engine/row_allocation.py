@@ -29,7 +29,7 @@ class Shares:
     """Those that got a row which another could have used as well; next time they come after all others."""
 
 
-class Ordering(Protocol):
+class AllocationPolicy(Protocol):
     """Says what each session gets."""
 
     def __call__(self, worths: Sequence[Worth], rows: int, cost: Cost, beside: float = 0.0) -> Shares:
@@ -72,7 +72,7 @@ def evenly(worths: Sequence[Worth], rows: int, cost: Cost, beside: float = 0.0) 
     return Shares(tuple(nodes), tuple(lucky))
 
 
-def at_half_price(ordering: Ordering) -> Ordering:
+def with_half_threshold(ordering: AllocationPolicy) -> AllocationPolicy:
     """The same, as if nodes cost half: a step in a while is spent so, since what is never tried is never measured."""
 
     def shares(worths: Sequence[Worth], rows: int, cost: Cost, beside: float = 0.0) -> Shares:
@@ -82,7 +82,7 @@ def at_half_price(ordering: Ordering) -> Ordering:
     return shares
 
 
-ORDERINGS: dict[str, Ordering] = {"worth": by_worth, "even": evenly}
+ORDERINGS: dict[str, AllocationPolicy] = {"worth": by_worth, "even": evenly}
 
 
 def _falling(offer: tuple[float, int]) -> float:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cloud_verifier.engine.row_allocation import Ordering, Worth
+from cloud_verifier.engine.row_allocation import AllocationPolicy, Worth
 from outrider.core.errors import BadRequest
 from outrider.core.step_cost import StepCost
 
@@ -66,7 +66,7 @@ class Candidate:
     """False where its device has fallen too far behind (rule 16)."""
     idle: bool
     """No node is to be expected before the next commit: its device has said so, or it shall not speculate."""
-    patience_s: float
+    draft_wait_s: float
     rtt_s: float
     """Round trip to its device; 0 where it is not known."""
     answers_s: float
@@ -80,16 +80,16 @@ class Candidate:
 
     def expected(self, now: float) -> float | None:
         """When its nodes are expected, or, where they are late, when it has to step (rule 17). None: nobody waits."""
-        due = self.last_commit + self.patience_s
+        due = self.last_commit + self.draft_wait_s
         # By the distance alone: a device that was slow once is waited for again, and so it shows if it still is.
-        if self.worth or self.idle or self.rtt_s > self.patience_s or due <= now:
+        if self.worth or self.idle or self.rtt_s > self.draft_wait_s or due <= now:
             return None
         answer = self.last_commit + self.answers_s
         return answer if now < answer < due else due
 
 
 @dataclass(frozen=True)
-class Grant:
+class RowAllocation:
     """One session's rows in a step."""
 
     session_id: str
@@ -103,7 +103,7 @@ class Grant:
 class Plan:
     """Step now, with these."""
 
-    grants: tuple[Grant, ...]
+    grants: tuple[RowAllocation, ...]
     behind: tuple[str, ...] = ()
     """Sessions that got a row which another could have used as well, in this order to be moved behind all others."""
 
@@ -146,7 +146,7 @@ def schedule(
     candidates: Sequence[Candidate],
     now: float,
     budget: StepBudget,
-    ordering: Ordering,
+    ordering: AllocationPolicy,
     cost: StepCost,
     between_s: float = 0.0,
 ) -> Plan | Wait:
@@ -190,7 +190,9 @@ def _worth_waiting(coming: Sequence[tuple[float, float]], now: float, rate: floa
     return until
 
 
-def _share(able: Sequence[Candidate], budget: StepBudget, ordering: Ordering, cost: StepCost, between_s: float) -> Plan:
+def _share(
+    able: Sequence[Candidate], budget: StepBudget, ordering: AllocationPolicy, cost: StepCost, between_s: float
+) -> Plan:
     """Every session that generates gets its plain row; then prompts; trees share what is left."""
     chains = _chains(able, budget)
     filled = sum(chains.values())
@@ -204,7 +206,7 @@ def _share(able: Sequence[Candidate], budget: StepBudget, ordering: Ordering, co
         [c.worth for c in speculating], rows, lambda nodes: between_s + cost.curve(filled + nodes, len(chains))
     )
     nodes = {c.session_id: count for c, count in zip(speculating, shares.nodes, strict=True)}
-    grants = (Grant(session_id, chain, nodes.get(session_id, 0)) for session_id, chain in chains.items())
+    grants = (RowAllocation(session_id, chain, nodes.get(session_id, 0)) for session_id, chain in chains.items())
     return Plan(tuple(grants), tuple(speculating[i].session_id for i in shares.lucky))
 
 

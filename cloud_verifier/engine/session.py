@@ -14,17 +14,17 @@ from cloud_verifier.engine.kv_pool import KVPool, Slots, SlotTable
 from cloud_verifier.engine.logprobs import logprobs_of
 from cloud_verifier.engine.row_allocation import Worth
 from cloud_verifier.engine.sampling import Sampler
-from cloud_verifier.engine.scheduler import Candidate, Grant
-from cloud_verifier.engine.server_draft.llama_draft import Thin
+from cloud_verifier.engine.scheduler import Candidate, RowAllocation
+from cloud_verifier.engine.server_draft.llama_draft import DraftlessSession
 from cloud_verifier.engine.session_history import Fingerprint, fingerprint
 from cloud_verifier.engine.stats import Acceptance, MovingAverage, SessionStats
-from outrider.core.acceptance.node_acceptance import ChildOdds
+from outrider.core.acceptance.node_acceptance import NodeAcceptance
 from outrider.core.counts import TokenCounts
 from outrider.core.errors import InternalError
 from outrider.core.protocol.messages import Append, Attach, Commit, Directive, Finish, SessionLimits, TokenLogprobs
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.tree import TokenTree
-from outrider.core.verification import Batch, Walked, batch_of, walk
+from outrider.core.verification import TreeBatch, Verified, tree_batch_of, verify
 
 _NO_SLOTS: Slots = np.empty(0, dtype=np.int32)
 EMPTY_ANSWERS = 2
@@ -52,7 +52,7 @@ class EngineSession:
         pool: KVPool,
         *,
         salt: str,
-        odds: ChildOdds,
+        odds: NodeAcceptance,
         now: float,
         step: int,
         draft: str = "",
@@ -100,7 +100,7 @@ class EngineSession:
         self._per_level = MovingAverage(0.1)
         self._gain = MovingAverage(0.1)
         self._gain.add(HOPED)
-        self._odds = ChildOdds(odds)
+        self._odds = NodeAcceptance(odds)
         self._ranked: list[tuple[float, int]] | None = None
         """(survival, id) of its nodes within the window, the best first; None after a change."""
         self._logprobs: tuple[TokenLogprobs, ...] = ()
@@ -108,9 +108,9 @@ class EngineSession:
         self._ignored = 0
         self._outside: set[int] = set()
         """Ids of nodes in the tree that were found outside the window, so that each is counted once."""
-        self._offered: tuple[TokenTree, ChildOdds] | None = None
+        self._offered: tuple[TokenTree, NodeAcceptance] | None = None
         """For this step: the verifier's own tree in place of the device's, and the odds of its nodes."""
-        self._own_odds: ChildOdds | None = None
+        self._own_odds: NodeAcceptance | None = None
         self._last_position = len(attach.prompt) + attach.max_tokens - 1
 
     @property
@@ -160,8 +160,13 @@ class EngineSession:
         """It has rows in the step that begins."""
         self.last_step = step
         self.had_rows = True
-        patience_s = 1e-3 * self.directive.patience_ms
-        if patience_s and self.pending == 1 and not len(self.protocol.tree) and now >= self.last_commit + patience_s:
+        draft_wait_s = 1e-3 * self.directive.draft_wait_ms
+        if (
+            draft_wait_s
+            and self.pending == 1
+            and not len(self.protocol.tree)
+            and now >= self.last_commit + draft_wait_s
+        ):
             self._in_vain += 1
 
     def steer(self, directive: Directive) -> None:
@@ -198,10 +203,10 @@ class EngineSession:
             return "prefill"
         return "decode" if self.protocol.may_step else "standing"
 
-    def to_draft_for(self) -> Thin:
+    def to_draft_for(self) -> DraftlessSession:
         """What a co-located draft needs to know."""
         protocol = self.protocol
-        return Thin(
+        return DraftlessSession(
             session_id=self.session_id,
             tokens=self.tokens,
             position=protocol.position,
@@ -212,10 +217,10 @@ class EngineSession:
             ends=protocol.ends,
         )
 
-    def offer(self, tree: TokenTree, odds: ChildOdds) -> Worth:
+    def offer(self, tree: TokenTree, odds: NodeAcceptance) -> Worth:
         """Take the verifier's own tree for one step; what its nodes are worth. odds: those of all such trees."""
         if self._own_odds is None:
-            self._own_odds = ChildOdds(odds)
+            self._own_odds = NodeAcceptance(odds)
         self._offered = tree, self._own_odds
         self._ranked = None
         return tuple(chance for chance, _ in self._best(len(tree)))
@@ -236,7 +241,7 @@ class EngineSession:
             worth=tuple(chance for chance, _ in self._best(k)),
             may_step=protocol.may_step,
             idle=k == 0 or protocol.idle or ends_next or max(self._empty_answers, self._in_vain) >= EMPTY_ANSWERS,
-            patience_s=1e-3 * directive.patience_ms,
+            draft_wait_s=1e-3 * directive.draft_wait_ms,
             rtt_s=1e-3 * self.rtt_ms,
             answers_s=self._answers_s,
             gain=self._gain.value,
@@ -245,7 +250,7 @@ class EngineSession:
         )
 
     @property
-    def _pending_tree(self) -> tuple[TokenTree, ChildOdds]:
+    def _pending_tree(self) -> tuple[TokenTree, NodeAcceptance]:
         """What the next step takes nodes from."""
         return self._offered or (self.protocol.tree, self._odds)
 
@@ -312,13 +317,13 @@ class EngineSession:
         self.reserved -= self.leased - before
         self.shared = True
 
-    def segment(self, grant: Grant) -> tuple[Segment, Batch | None]:
+    def segment(self, grant: RowAllocation) -> tuple[Segment, TreeBatch | None]:
         """The rows of a grant, with slots of their own, and what the walk will see; None while the prompt goes on."""
         start = len(self.table)
         chain = self.tokens[start : start + grant.chain]
         batch = None
         if grant.chain == self.pending:
-            batch = batch_of(self._pending_tree[0], {node for _, node in self._best(grant.nodes)})
+            batch = tree_batch_of(self._pending_tree[0], {node for _, node in self._best(grant.nodes)})
         nodes, depths, parents = (batch.tokens, batch.depths, batch.parents) if batch else ((), (), ())
         last = start + len(chain) - 1
         positions = np.concatenate([np.arange(start, last + 1), last + np.asarray(depths, dtype=np.int64)])
@@ -335,52 +340,52 @@ class EngineSession:
         )
         return segment, batch
 
-    def walk(self, batch: Batch, logits: torch.Tensor) -> Walked:
+    def verify(self, batch: TreeBatch, logits: torch.Tensor) -> Verified:
         """The target's path through the batch. logits: `[1 + nodes, V]`, of which only visited rows are looked at."""
 
         def target_token(row: int, path: Sequence[int]) -> int:
             return self._sampler.choose(logits[row], batch.position + len(path), self._counts, path)
 
-        walked = walk(batch, target_token, self.protocol.ends)
+        verified = verify(batch, target_token, self.protocol.ends)
         top = self.protocol.attach.logprobs
         if top is not None:
-            rows = (0, *walked.rows)[: len(walked.tokens)]
-            self._logprobs = logprobs_of(logits, rows, walked.tokens, top)
-        return walked
+            rows = (0, *verified.rows)[: len(verified.tokens)]
+            self._logprobs = logprobs_of(logits, rows, verified.tokens, top)
+        return verified
 
     def keep_chain(self, segment: Segment) -> None:
         """A part of the prompt is through."""
         self.table.extend(segment.slots)
         self._lent = _NO_SLOTS
 
-    def commit(self, segment: Segment, batch: Batch, walked: Walked, now: float) -> Commit:
+    def commit(self, segment: Segment, batch: TreeBatch, verified: Verified, now: float) -> Commit:
         """Take the walked path: its slots join the table, the others go back."""
         tree, odds = self._pending_tree
-        odds.learn(tree, walked.tokens)
-        commit = self.protocol.commit(batch, walked)
+        odds.learn(tree, verified.tokens)
+        commit = self.protocol.commit(batch, verified)
         own = self.thin
         if own:
             commit = replace(commit, evaluated=0)  # none of them was the device's
         if self._logprobs:
             commit, self._logprobs = replace(commit, logprobs=self._logprobs), ()
         self._ranked = self._offered = None
-        rows = [*range(segment.chain), *(segment.chain - 1 + row for row in walked.rows)]
+        rows = [*range(segment.chain), *(segment.chain - 1 + row for row in verified.rows)]
         self.table.extend(segment.slots[rows])
         self._lent = _NO_SLOTS
         if len(rows) < segment.rows:
             self._pool.release(np.delete(segment.slots, rows))
-        self.tokens += walked.tokens
+        self.tokens += verified.tokens
         if self._penalised:
-            self._counts.add(walked.tokens)
+            self._counts.add(verified.tokens)
         if own:
-            self._acceptance.add((), 0, len(walked.tokens))
+            self._acceptance.add((), 0, len(verified.tokens))
         else:
-            self._acceptance.add(batch.depths, len(walked.rows), len(walked.tokens))
+            self._acceptance.add(batch.depths, len(verified.rows), len(verified.tokens))
         self.last_commit = now
         self._commits.append((now, self.protocol.position))
         if len(batch.ids) and not own:
             self._per_level.add(len(batch.ids) / max(batch.depths))
-            self._gain.add(len(walked.tokens) - 1.0)
+            self._gain.add(len(verified.tokens) - 1.0)
             self._in_vain = 0
         return commit
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.core.acceptance.node_acceptance import ChildOdds
+from outrider.core.acceptance.node_acceptance import NodeAcceptance
 from outrider.core.protocol.messages import Attach
 
 Fingerprint = bytes
@@ -25,7 +25,7 @@ def fingerprint(attach: Attach, salt: str = "") -> Fingerprint:
     return digest.digest()
 
 
-class SessionMemory:
+class SessionHistory:
     """Bounded: the sessions that were heard of longest ago are forgotten first."""
 
     def __init__(self, max_sessions: int, max_tokens: int) -> None:
@@ -67,7 +67,7 @@ class SessionMemory:
         self._tokens -= len(committed)
 
 
-class TenantOdds:
+class TenantAcceptance:
     """How nodes did by tenant, for one tenant's bad drafts say little of another's; behind each tenant, how all did.
 
     Bounded: the tenant that has begun no session for longest is forgotten first.
@@ -75,12 +75,12 @@ class TenantOdds:
 
     def __init__(self, most: int = 1024) -> None:
         self._most = most
-        self._all = ChildOdds()
-        self._by_tenant: OrderedDict[str, ChildOdds] = OrderedDict()
+        self._all = NodeAcceptance()
+        self._by_tenant: OrderedDict[str, NodeAcceptance] = OrderedDict()
 
-    def of(self, tenant: str) -> ChildOdds:
+    def of(self, tenant: str) -> NodeAcceptance:
         """From which a new session of the tenant starts, and which learns from it."""
-        odds = self._by_tenant.pop(tenant, None) or ChildOdds(self._all, shared=True)
+        odds = self._by_tenant.pop(tenant, None) or NodeAcceptance(self._all, shared=True)
         self._by_tenant[tenant] = odds
         if len(self._by_tenant) > self._most:
             self._by_tenant.popitem(last=False)

@@ -66,7 +66,7 @@ class EngineStats:
     kv_capacity: int
     step_ms: float
     """From one step's begin to the next one's while there is work: what a device has to plan with."""
-    price: float
+    min_acceptance: float
     """0..1: what a node's time would commit otherwise; one of less worth does not pay."""
     node_ms: float
     """What a node more adds to a step as they are at present, by the cost model."""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from time import perf_counter
 
-from cloud_verifier.engine.counters import EngineMeters
+from cloud_verifier.engine.counters import EngineCounters
 from cloud_verifier.engine.stats import MovingAverage
 from outrider.core.step_cost import StepCost
 
-PARTS = ("between", "draft", "plan", "forward", "walk", "commit")
+PARTS = ("between", "draft", "plan", "forward", "verify", "commit")
 """Of a step, in this order. between: since the last step's end, while there is work. draft: the co-located one's."""
 NODES_PRICED = 8
 """Nodes over which the price of one more is averaged."""
 
 
-class StepWatch:
+class StepTimer:
     """The moments of one step, by perf_counter: a part ends with each lap."""
 
     def __init__(self, last_end: float | None) -> None:
@@ -24,7 +24,7 @@ class StepWatch:
         self._marks = [begun if last_end is None else last_end, begun]
 
     @classmethod
-    def drafted(cls) -> StepWatch:
+    def drafted(cls) -> StepTimer:
         """Of a step that begins behind its draft."""
         watch = cls(None)
         watch.lap()
@@ -39,13 +39,13 @@ class StepWatch:
         return {part: end - begin for part, (begin, end) in zip(PARTS, ends, strict=True)}
 
 
-class StepLedger:
+class StepProfiler:
     """Every step is entered; averages are over those that generate and prefill nothing."""
 
     def __init__(self, cost: StepCost) -> None:
         self.cost = cost
         """What a forward pass costs; learns from every step."""
-        self.meters = EngineMeters()
+        self.counters = EngineCounters()
         self._parts_s = {part: MovingAverage() for part in PARTS}
         self._between_s = MovingAverage()
         self._rows = MovingAverage()
@@ -57,18 +57,18 @@ class StepLedger:
         """There is nothing to do: what passes until the next step is no part of any."""
         self._last_end = None
 
-    def begin(self) -> StepWatch:
-        return StepWatch(self._last_end)
+    def begin(self) -> StepTimer:
+        return StepTimer(self._last_end)
 
     def end(self) -> None:
         """The step that was begun is over, whatever became of it."""
         self._last_end = perf_counter()
 
-    def enter(self, watch: StepWatch, *, rows: int, sessions: int, tokens: int, prefilled: bool) -> None:
+    def enter(self, watch: StepTimer, *, rows: int, sessions: int, tokens: int, prefilled: bool) -> None:
         """A step that has gone well. tokens: that it committed."""
         parts = watch.parts_s()
-        self.meters.step(parts, rows)
-        self.cost.observe(rows, sessions, sum(parts[part] for part in ("plan", "forward", "walk", "commit")))
+        self.counters.step(parts, rows)
+        self.cost.observe(rows, sessions, sum(parts[part] for part in ("plan", "forward", "verify", "commit")))
         if prefilled:
             return
         for part, seconds in parts.items():
@@ -102,6 +102,6 @@ class StepLedger:
         return (more - now) / NODES_PRICED
 
     @property
-    def price(self) -> float:
+    def min_acceptance(self) -> float:
         """0..1: commits per second times seconds per node."""
         return min(1.0, self._tokens.value / self.step_s * self.node_s) if self.step_s else 0.0

@@ -18,9 +18,9 @@ from cloud_verifier.engine.engine import Committed, Engine, Event, Failed
 from cloud_verifier.engine.model import Progress, TargetModel
 from cloud_verifier.engine.numerics_check import self_test
 from cloud_verifier.engine.recording import Produced
-from cloud_verifier.engine.server_draft.llama_draft import ColocatedDraft
+from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft
 from cloud_verifier.engine.step_pace import StepPace
-from cloud_verifier.engine_process.codec import meters_to_proto, produced_to_proto
+from cloud_verifier.engine_process.codec import counters_to_proto, produced_to_proto
 from cloud_verifier.engine_process.ipc import EngineEnd, failure_to_event
 from outrider.core.errors import InternalError, OutriderError
 from outrider.core.tokenizer_json import token_table
@@ -55,7 +55,7 @@ class EngineLoop:
 
     def run(self) -> None:
         while not (self._quit or self._end.closed):
-            events = [event for request in self._end.receive(self._patience()) for event in self._take(request)]
+            events = [event for request in self._end.receive(self._poll_timeout_s()) for event in self._take(request)]
             events += [self._event(event) for event in self._engine.step()]
             if time.monotonic() >= self._stats_due:
                 events.append(self._stats())
@@ -69,7 +69,7 @@ class EngineLoop:
             if event is None or not self._end.offer(event):
                 self._unrecorded += len(one.visit.tokens)
 
-    def _patience(self) -> float:
+    def _poll_timeout_s(self) -> float:
         """Seconds to wait for requests: none while a step is due."""
         deadline = self._engine.next_deadline()
         wait = self._stats_due - time.monotonic()
@@ -145,7 +145,7 @@ class EngineLoop:
                 live_sessions=stats.live_sessions,
                 step_ms=stats.step_ms,
                 node_ms=stats.node_ms,
-                price=stats.price,
+                min_acceptance=stats.min_acceptance,
                 step_cost_ms=stats.step_cost_ms,
                 session_cost_ms=stats.session_cost_ms,
                 overran=stats.overran,
@@ -158,7 +158,7 @@ class EngineLoop:
                 kv_cached=stats.kv_cached,
                 kv_reserved=stats.kv_reserved,
                 unrecorded=self._unrecorded + self._engine.unrecorded,
-                meters=meters_to_proto(self._engine.meters, stats),
+                counters=counters_to_proto(self._engine.counters, stats),
                 sessions=[
                     pb.SessionStats(
                         session_id=session_id,
@@ -211,26 +211,26 @@ def _ready(model: TargetModel) -> pb.EngineReady:
     )
 
 
-def _colocated(config: VerifierConfig, model: TargetModel, progress: Progress) -> ColocatedDraft | None:
+def _server_draft(config: VerifierConfig, model: TargetModel, progress: Progress) -> LlamaServerDraft | None:
     """The draft on our side, where one is asked for. Raises ModelRefused, or VocabularyMismatch."""
-    if config.colocated_draft is None:
+    if config.server_draft is None:
         return None
     from outrider.llama import ChainContext, LlamaModel
 
-    progress(f"loading {config.colocated_draft.name}, the co-located draft")
-    draft = LlamaModel.load(config.colocated_draft, threads=config.threads)
+    progress(f"loading {config.server_draft.name}, the co-located draft")
+    draft = LlamaModel.load(config.server_draft, threads=config.threads)
     compare_token_tables(draft.token_table(), token_table((config.model / "tokenizer.json").read_bytes()))
     # No more tokens in all than the target's own pool is worth, twice over: each sequence has room for a whole one.
     length = min(draft.n_ctx_train, model.max_sequence, config.kv_slots)
-    count = min(config.max_sessions, config.colocated_sessions, max(1, 2 * config.kv_slots // length))
+    count = min(config.max_sessions, config.server_draft_sessions, max(1, 2 * config.kv_slots // length))
     progress(f"the co-located draft serves {count} sessions of up to {length} tokens at once")
     chains = ChainContext(draft, length=length, count=count, threads=config.threads)
-    return ColocatedDraft(
+    return LlamaServerDraft(
         chains,
-        depth=config.colocated_depth,
-        siblings=config.colocated_siblings,
+        depth=config.server_draft_depth,
+        siblings=config.server_draft_siblings,
         vocabulary=model.vocab_size,
-        pauses=config.colocated_pauses,
+        pauses=config.server_draft_pauses,
     )
 
 
@@ -309,7 +309,7 @@ def _serve(config: VerifierConfig, end: EngineEnd, load: Callable[..., TargetMod
             record_top=config.traffic_top,
         ),
         cost=cost,
-        colocated=_colocated(config, model, progress),
+        server_draft=_server_draft(config, model, progress),
     )
     end.send([pb.EngineEvent(ready=_ready(model))])
     EngineLoop(engine, end, model.vocab_size).run()

@@ -19,7 +19,7 @@ DEFECT = "InternalError"
 
 
 @dataclass
-class FrontMeters:
+class FrontCounters:
     """Since the process' begin."""
 
     opened: int = 0
@@ -40,7 +40,7 @@ class FrontMeters:
     k: Histogram = field(default_factory=lambda: Histogram(LEVELS))
     """Of the directives that devices were told, as are the next two."""
     depth: Histogram = field(default_factory=lambda: Histogram(LEVELS))
-    patience_s: Histogram = field(default_factory=lambda: Histogram(STEP_S))
+    draft_wait_s: Histogram = field(default_factory=lambda: Histogram(STEP_S))
     reports: int = 0
     """That the coordinator took; the next: those that it did not."""
     reports_failed: int = 0
@@ -50,7 +50,7 @@ class FrontMeters:
         """A device was told how far to speculate."""
         self.k.add(directive.nodes_per_step)
         self.depth.add(directive.window_depth)
-        self.patience_s.add(directive.patience_ms / 1000)
+        self.draft_wait_s.add(directive.draft_wait_ms / 1000)
 
 
 def kind_of(error: Exception) -> str:

@@ -12,7 +12,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from cloud_verifier.engine_process.host import EngineHost
-from cloud_verifier.front.counters import FrontMeters
+from cloud_verifier.front.counters import FrontCounters
 from cloud_verifier.front.service import VerifierService
 from cloud_verifier.traffic.passage_builder import Counts
 from cloud_verifier.traffic.recorder import Recorder
@@ -28,7 +28,7 @@ class VerifierCollector(Collector):
     """Parts that are not there yet, while the target loads, count as empty."""
 
     host: EngineHost
-    front: FrontMeters = field(default_factory=FrontMeters)
+    front: FrontCounters = field(default_factory=FrontCounters)
     service: VerifierService | None = None
     recorder: Recorder | None = None
     capacity: int = 0
@@ -56,40 +56,40 @@ class VerifierCollector(Collector):
         yield from self._around()
 
     def _speculation(self) -> Iterator[Metric]:
-        meters = self.stats.meters
+        counters = self.stats.counters
         name = "outrider_spec_decode_num"
         text = "Steps of a session that evaluated nodes of its device"
-        yield counter(f"{name}_drafts", text, meters.drafts)
-        yield counter(f"{name}_draft_tokens", "Nodes of devices that the target evaluated", meters.evaluated)
-        yield counter(f"{name}_accepted_tokens", "Of them, those that were committed", meters.accepted)
-        positions = enumerate(meters.accepted_by_position[:MAX_POSITIONS])
+        yield counter(f"{name}_drafts", text, counters.drafts)
+        yield counter(f"{name}_draft_tokens", "Nodes of devices that the target evaluated", counters.evaluated)
+        yield counter(f"{name}_accepted_tokens", "Of them, those that were committed", counters.accepted)
+        positions = enumerate(counters.accepted_by_position[:MAX_POSITIONS])
         text = "Accepted by position after the last committed token, the first is 0"
         by_position = {str(position): float(count) for position, count in positions}
         yield counter(f"{name}_accepted_tokens_per_pos", text, by_position, "position")
         text = "Nodes of the co-located draft"
-        yield counter("outrider_colocated_draft_tokens", f"{text} that the target evaluated", meters.own_evaluated)
-        yield counter("outrider_colocated_accepted_tokens", f"{text} that were committed", meters.own_accepted)
+        yield counter("outrider_server_draft_draft_tokens", f"{text} that the target evaluated", counters.own_evaluated)
+        yield counter("outrider_server_draft_accepted_tokens", f"{text} that were committed", counters.own_accepted)
         yield counter("outrider_nodes_received", "Nodes that devices sent", self.front.nodes)
-        yield counter("outrider_nodes_dead", "Nodes that came too late, or below such a one", meters.dead)
-        yield counter("outrider_nodes_ignored", "Nodes outside their session's window", meters.ignored)
+        yield counter("outrider_nodes_dead", "Nodes that came too late, or below such a one", counters.dead)
+        yield counter("outrider_nodes_ignored", "Nodes outside their session's window", counters.ignored)
 
     def _engine(self) -> Iterator[Metric]:
-        stats, meters = self.stats, self.stats.meters
-        yield counter("outrider_generation_tokens", "Tokens committed", meters.committed)
-        yield counter("outrider_prompt_tokens", "Prompt tokens computed", meters.prefilled)
-        yield counter("outrider_steps", "Forward passes that were scheduled", meters.steps)
-        yield histogram("outrider_step_seconds", "A step, from its plan to its commits", _of(STEP_S, meters.step_s))
-        yield histogram("outrider_step_rows", "Rows of a step", _of(ROWS, meters.rows))
+        stats, counters = self.stats, self.stats.counters
+        yield counter("outrider_generation_tokens", "Tokens committed", counters.committed)
+        yield counter("outrider_prompt_tokens", "Prompt tokens computed", counters.prefilled)
+        yield counter("outrider_steps", "Forward passes that were scheduled", counters.steps)
+        yield histogram("outrider_step_seconds", "A step, from its plan to its commits", _of(STEP_S, counters.step_s))
+        yield histogram("outrider_step_rows", "Rows of a step", _of(ROWS, counters.rows))
         text = "All steps' time by part; between is what passes before the next one while there is work"
-        yield counter("outrider_step_part_seconds", text, dict(meters.part_s), "part")
+        yield counter("outrider_step_part_seconds", text, dict(counters.part_s), "part")
         text = "From a session's begin at the engine to its first token"
-        yield histogram("outrider_time_to_first_token_seconds", text, _of(WAIT_S, meters.first_token_s))
+        yield histogram("outrider_time_to_first_token_seconds", text, _of(WAIT_S, counters.first_token_s))
         text = "Between two tokens of a session"
-        yield histogram("outrider_inter_token_latency_seconds", text, _of(STEP_S, meters.token_s))
+        yield histogram("outrider_inter_token_latency_seconds", text, _of(STEP_S, counters.token_s))
         text = "From a session's begin at the engine to its first rows"
-        yield histogram("outrider_queue_wait_seconds", text, _of(WAIT_S, meters.queue_s))
-        yield gauge("outrider_price", "Worth below which a node does not pay, 0 to 1", stats.price)
-        yield gauge("outrider_sessions", "Live sessions by state", dict(meters.sessions), "state")
+        yield histogram("outrider_queue_wait_seconds", text, _of(WAIT_S, counters.queue_s))
+        yield gauge("outrider_min_acceptance", "Worth below which a node does not pay, 0 to 1", stats.min_acceptance)
+        yield gauge("outrider_sessions", "Live sessions by state", dict(counters.sessions), "state")
         yield gauge("outrider_session_capacity", "Sessions served at once", self.capacity)
 
     def _memory(self) -> Iterator[Metric]:
@@ -120,7 +120,7 @@ class VerifierCollector(Collector):
         front, told = self.front, "as devices were told"
         yield histogram("outrider_window_nodes_per_step", f"k, {told}", front.k)
         yield histogram("outrider_window_depth", f"Levels drafted ahead, {told}", front.depth)
-        yield histogram("outrider_window_patience_seconds", f"Wait before a plain step, {told}", front.patience_s)
+        yield histogram("outrider_window_draft_wait_seconds", f"Wait before a plain step, {told}", front.draft_wait_s)
 
     def _around(self) -> Iterator[Metric]:
         front, service = self.front, self.service

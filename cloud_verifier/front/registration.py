@@ -19,7 +19,7 @@ from typing import Any
 import cryptography  # noqa: F401  # tickets are verified with it: told at start where it is missing
 import grpc
 
-from cloud_verifier.front.counters import FrontMeters
+from cloud_verifier.front.counters import FrontCounters
 from outrider.core.errors import BadRequest, OutriderError, Overloaded, Unauthenticated, Unavailable
 from outrider.core.protocol.messages import Directive
 from outrider.wire import codecs, ticket
@@ -40,7 +40,7 @@ SOONEST = 0.1
 
 
 @dataclass(frozen=True)
-class Told:
+class RegistrationReply:
     """What the coordinator answers to a report."""
 
     steering: Sequence[Steering] = ()
@@ -61,9 +61,9 @@ class Registration:
         join_token: str = "",
         tls: ClientTls | None = None,
         insecure: bool = False,
-        meters: FrontMeters | None = None,
+        counters: FrontCounters | None = None,
     ) -> None:
-        self._meters = meters or FrontMeters()
+        self._counters = counters or FrontCounters()
         self._request = request
         self._request.instance = secrets.randbits(63)
         self._metadata = (("authorization", f"Bearer {join_token}"),) if join_token else ()
@@ -105,7 +105,7 @@ class Registration:
                 log.warning("the coordinator at %s is not there yet: %s", self._coordinator, error)
                 await asyncio.sleep(RETRY_S * random.uniform(0.5, 1.5))
 
-    async def report(self, request: pb.ReportRequest) -> Told:
+    async def report(self, request: pb.ReportRequest) -> RegistrationReply:
         """One report, and what it was answered with. Registers again if the lease was lost; a coordinator that is
         away, or refuses, is no error."""
         self._wanted.clear()
@@ -113,14 +113,14 @@ class Registration:
         begun = time.perf_counter()
         try:
             steering = await self._report(request)
-            self._meters.reports += 1
+            self._counters.reports += 1
             return steering
         except OutriderError as error:
-            self._meters.reports_failed += 1
+            self._counters.reports_failed += 1
             log.warning("report not delivered: %s", error)
-            return Told()
+            return RegistrationReply()
         finally:
-            self._meters.report_s.add(time.perf_counter() - begun)
+            self._counters.report_s.add(time.perf_counter() - begun)
             waiting.set_result(None)
 
     async def pause(self) -> None:
@@ -140,7 +140,7 @@ class Registration:
         self._interval_s = max(0.1, answer.report_interval_ms / 1000)
         self._public_keys = dict(answer.public_keys)
 
-    async def _report(self, request: pb.ReportRequest) -> Told:
+    async def _report(self, request: pb.ReportRequest) -> RegistrationReply:
         request.verifier_id = self._request.verifier_id
         request.instance = self._request.instance
         answer = await self._call(self._stub.Report, request)
@@ -151,7 +151,7 @@ class Registration:
             log.info("the coordinator does not know this verifier; registering again")
             await self._register()
         steering = [steering for told in answer.directives if (steering := _steering(told)) is not None]
-        return Told(steering, tuple(answer.killed), answer.drain)
+        return RegistrationReply(steering, tuple(answer.killed), answer.drain)
 
     async def _fresh_keys(self) -> None:
         """Wait for the report after now, which is asked for at once; however many ask, there is one."""

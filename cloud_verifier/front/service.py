@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_process.host import EngineHost
 from cloud_verifier.front.artifacts import Catalogue
-from cloud_verifier.front.counters import GONE, FrontMeters, kind_of
+from cloud_verifier.front.counters import GONE, FrontCounters, kind_of
 from cloud_verifier.front.session_grant import Terms
 from cloud_verifier.front.session_stream import Requests, SessionStream
 from cloud_verifier.traffic.codec import Source
@@ -72,14 +72,14 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         authorise: Authorise,
         newcomer: Callable[[], None] = lambda: None,
         recorder: Recorder | None = None,
-        meters: FrontMeters | None = None,
+        counters: FrontCounters | None = None,
     ) -> None:
         """newcomer: called when it shows how far away a new session's device is.
 
         recorder: told of the sessions that may be recorded; without one nothing is.
         """
         self._config = config
-        self.meters = meters or FrontMeters()
+        self.counters = counters or FrontCounters()
         self._recorder = recorder
         self._newcomer = newcomer
         self._host = host
@@ -137,7 +137,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         try:
             opening, terms = await self._admit(requests)
             logs.note(session=opening.session_id)
-            stream = SessionStream(self._host, self._config, opening, terms, self._ready.vocabulary_size, self.meters)
+            stream = SessionStream(self._host, self._config, opening, terms, self._ready.vocabulary_size, self.counters)
             stream.begin(self._salt(terms.tenant, opening.session_id), record=self._may_record(terms))
             self._count_in(opening)
             self._record(stream, opening)
@@ -211,8 +211,8 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         self._leave(stream)
 
     def _count_in(self, opening: codecs.Open) -> None:
-        self.meters.opened += 1
-        self.meters.resumed += bool(opening.attach.tokens)
+        self.counters.opened += 1
+        self.counters.resumed += bool(opening.attach.tokens)
 
     def _count_out(self, stream: SessionStream | None, failure: Exception | None) -> None:
         """How a stream ended: with its sequence, with an error, or since its device has gone."""
@@ -220,11 +220,11 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         if stream is not None and stream.finish != session_pb2.FINISH_NONE:
             how = FINISHES[stream.finish]
         elif failure is not None and not (stream and stream.tokens):
-            self.meters.refused[how] += 1
+            self.counters.refused[how] += 1
             log.debug("stream refused: %s", how)
             return
         if stream is not None:
-            self.meters.ended[how] += 1
+            self.counters.ended[how] += 1
             log.info("stream of epoch %d ended: %s", stream.epoch, how)
 
     def _may_record(self, terms: Terms) -> bool:

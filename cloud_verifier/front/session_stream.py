@@ -14,7 +14,7 @@ from typing import Any
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_process import ipc
 from cloud_verifier.engine_process.host import EngineHost, Inbox
-from cloud_verifier.front.counters import FrontMeters
+from cloud_verifier.front.counters import FrontCounters
 from cloud_verifier.front.rate_limiter import Pace
 from cloud_verifier.front.session_grant import Terms
 from outrider.core.errors import OutriderError, ProtocolViolation, Unavailable
@@ -49,9 +49,9 @@ class SessionStream:
         opening: codecs.Open,
         terms: Terms,
         vocabulary_size: int,
-        meters: FrontMeters,
+        counters: FrontCounters,
     ) -> None:
-        self._meters = meters
+        self._counters = counters
         self._unseen: deque[tuple[int, float]] = deque(maxlen=MAX_UNSEEN)
         """(last id, when it came) of Appends that no Commit has seen yet."""
         self.tokens = 0
@@ -92,8 +92,8 @@ class SessionStream:
 
     def directive(self) -> Directive:
         """What the device is told from now on."""
-        self._told = replace(self._base, step_ms=self._host.stats.step_ms, price=self._price())
-        self._meters.told(self._told)
+        self._told = replace(self._base, step_ms=self._host.stats.step_ms, min_acceptance=self._min_acceptance())
+        self._counters.told(self._told)
         return self._told
 
     def steer(self, directive: Directive) -> None:
@@ -116,9 +116,9 @@ class SessionStream:
         )
         if self._inbox is None or bounded == self._base:
             return
-        repriced = replace(bounded, price=self._base.price) == self._base
+        threshold_changed = replace(bounded, min_acceptance=self._base.min_acceptance) == self._base
         self._base = bounded
-        if repriced:
+        if threshold_changed:
             return  # told with the load
         self._host.send(self._request(tune=engine_pb2.Tune(directive=codecs.directive_to_proto(bounded))))
         self._untold = True
@@ -247,9 +247,9 @@ class SessionStream:
         codecs.append_from_proto(append, epoch=self.epoch, vocabulary_size=self._vocabulary_size)
 
     def _note_append(self, append: session_pb2.Append) -> None:
-        self._meters.appends += 1
+        self._counters.appends += 1
         if count := len(append.token):
-            self._meters.nodes += count
+            self._counters.nodes += count
             self._unseen.append((append.first_id + count - 1, self._heard))
 
     def _note_commit(self, commit: session_pb2.Commit) -> None:
@@ -257,7 +257,7 @@ class SessionStream:
         self.tokens += len(commit.token)
         now = time.monotonic()
         while self._unseen and self._unseen[0][0] <= commit.seen:
-            self._meters.append_commit_s.add(now - self._unseen.popleft()[1])
+            self._counters.append_commit_s.add(now - self._unseen.popleft()[1])
 
     def _check_epoch(self, field: str, epoch: int) -> None:
         """One stream is one epoch. Raises ProtocolViolation."""
@@ -290,13 +290,13 @@ class SessionStream:
     def _load_changed(self) -> bool:
         """Whether the device plans with a step time or a price that is off by more than a quarter."""
         stats, told = self._host.stats, self._told
-        repriced = abs(self._price() - told.price) > CHANGE * told.price
-        return abs(stats.step_ms - told.step_ms) > CHANGE * told.step_ms or repriced
+        threshold_changed = abs(self._min_acceptance() - told.min_acceptance) > CHANGE * told.min_acceptance
+        return abs(stats.step_ms - told.step_ms) > CHANGE * told.step_ms or threshold_changed
 
-    def _price(self) -> float:
+    def _min_acceptance(self) -> float:
         """What a node must be worth to be sent: less than what pays for a row now, for one that is held is worth more
         after a commit that passes through its parent."""
-        return max(self._config.price, HELD * max(self._base.price, self._host.stats.price))
+        return max(self._config.min_acceptance, HELD * max(self._base.min_acceptance, self._host.stats.min_acceptance))
 
     def _measure(self, nonce: int, on_rtt: Callable[[str, float], None]) -> None:
         """The lesser of the last two round trips estimates the path: a queue only adds to one, and a longer path shows
@@ -307,7 +307,7 @@ class SessionStream:
         self._heard = time.monotonic()
         sample = 1000.0 * (self._heard - sent)
         self._rtt_ms, self._last_sample_ms = min(sample, self._last_sample_ms), sample
-        self._meters.rtt_s.add(sample / 1000)
+        self._counters.rtt_s.add(sample / 1000)
         on_rtt(self.session_id, self._rtt_ms)
         self._host.send(self._request(tune=engine_pb2.Tune(rtt_ms=self._rtt_ms)))
 

@@ -7,11 +7,11 @@ from coordinator.api.authentication import tenant_name
 from coordinator.api.codec import at_most, session_id, verifier_id
 from coordinator.api.tenant_keys import Tenant
 from coordinator.records import (
+    MAX_DRAFT_WAIT_MS,
     MAX_LEVELS,
-    MAX_PATIENCE_MS,
     MAX_PER_LEVEL,
     Fleet,
-    Seated,
+    SessionStatus,
     SessionWindow,
     Verifier,
     WindowBounds,
@@ -99,14 +99,14 @@ def verifier_to_proto(verifier: Verifier) -> pb.VerifierStatus:
         step_cost_ms=load.step_cost_ms,
         session_cost_ms=load.session_cost_ms,
         overran=load.overran,
-        price=load.price,
+        min_acceptance=load.min_acceptance,
         evaluated=load.evaluated,
         accepted=load.accepted,
         rtt_ms=load.rtt_ms,
     )
 
 
-def seated_to_proto(seated: Seated) -> pb.SessionStatus:
+def seated_to_proto(seated: SessionStatus) -> pb.SessionStatus:
     stats = seated.stats
     return pb.SessionStatus(
         session_id=stats.session_id,
@@ -145,13 +145,13 @@ def bounds_from_proto(request: pb.BoundWindowRequest) -> tuple[str, WindowBounds
         raise BadRequest.bound(
             "bounds.k", bounds.k, f"at most bounds.depth, {bounds.depth}: a step takes what is there"
         )
-    patience_ms = bounds.patience_ms if bounds.HasField("patience_ms") else None
-    if patience_ms is not None and not 0.0 <= patience_ms <= MAX_PATIENCE_MS:
-        raise BadRequest.bound("bounds.patience_ms", patience_ms, f"between 0 and {MAX_PATIENCE_MS}")
+    draft_wait_ms = bounds.draft_wait_ms if bounds.HasField("draft_wait_ms") else None
+    if draft_wait_ms is not None and not 0.0 <= draft_wait_ms <= MAX_DRAFT_WAIT_MS:
+        raise BadRequest.bound("bounds.draft_wait_ms", draft_wait_ms, f"between 0 and {MAX_DRAFT_WAIT_MS}")
     per_level = bounds.nodes_per_level if bounds.HasField("nodes_per_level") else None
     if per_level is not None and not 1.0 <= per_level <= MAX_PER_LEVEL:
         raise BadRequest.bound("bounds.nodes_per_level", per_level, f"between 1 and {MAX_PER_LEVEL}")
-    return of, WindowBounds(bounds.k, bounds.depth, bounds.pinned, patience_ms, per_level)
+    return of, WindowBounds(bounds.k, bounds.depth, bounds.pinned, draft_wait_ms, per_level)
 
 
 def windows_to_proto(windows: Windows) -> pb.ShowWindowsResponse:
@@ -169,8 +169,8 @@ def _window_to_proto(window: SessionWindow, bounds: WindowBounds | None) -> pb.S
         verifier_id=window.verifier_id,
         k=window.k,
         depth=window.depth,
-        patience_ms=window.patience_ms,
-        price=window.price,
+        draft_wait_ms=window.draft_wait_ms,
+        min_acceptance=window.min_acceptance,
         speedup=window.speedup,
         reason=window.reason,
         rtt_ms=window.rtt_ms,
@@ -188,6 +188,6 @@ def _bounds_to_proto(bounds: WindowBounds) -> pb.WindowBounds:
         k=bounds.k,
         depth=bounds.depth,
         pinned=bounds.pinned,
-        patience_ms=bounds.patience_ms,
+        draft_wait_ms=bounds.draft_wait_ms,
         nodes_per_level=bounds.nodes_per_level,
     )

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from coordinator.config import CoordinatorConfig
-from coordinator.records import Seated, Verifier
+from coordinator.records import SessionStatus, Verifier
 from coordinator.store.redis_store import SESSIONS_AT_ONCE, Store
 from outrider.core.errors import NotFound
 
@@ -62,14 +62,14 @@ class Operators:
         log.info("%s of verifier %s by an operator", order, verifier_id)
         return next(iter(await self._store.verifiers([verifier_id])), None)
 
-    async def sessions(self, asked: SessionsAsked) -> tuple[list[Seated], str]:
+    async def sessions(self, asked: SessionsAsked) -> tuple[list[SessionStatus], str]:
         """Those that hold a place, by verifier and id; and after whom the next page begins, "" where there is none.
 
         Raises NotFound or Unavailable.
         """
         if asked.session_id:
             return [await self._session(asked.session_id)], ""
-        found: list[Seated] = []
+        found: list[SessionStatus] = []
         looked = 0
         async for verifier_id, lot in self._lots(asked):
             for seated in await self._store.sessions((verifier_id, session_id) for session_id in lot):
@@ -90,7 +90,7 @@ class Operators:
         log.info("session %s on verifier %s was killed by an operator", session_id, where[0])
         return where[0]
 
-    async def _session(self, session_id: str) -> Seated:
+    async def _session(self, session_id: str) -> SessionStatus:
         where = await self._store.where(session_id)
         found = await self._store.sessions((verifier_id, session_id) for verifier_id in where)
         if not found:

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from coordinator.records import (
     Grant,
     Load,
-    Need,
     Opening,
+    PlacementRequest,
     Registration,
     ResumeOrder,
     SessionStats,
@@ -49,10 +49,10 @@ _LABEL = re.compile(r"[A-Za-z0-9._-]{0,64}")
 _SESSION_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
-def need_from_proto(request: pb.OpenSessionRequest) -> Need:
+def need_from_proto(request: pb.OpenSessionRequest) -> PlacementRequest:
     at_most("length of target", len(request.target), MAX_LABEL)
     at_most("prompt_tokens", request.prompt_tokens, MAX_PROMPT_TOKENS)
-    return Need(
+    return PlacementRequest(
         target=request.target,
         rtt_ms=_rtts(request.rtt_ms),
         draft=_label("draft_release", request.draft_release),
@@ -119,7 +119,7 @@ def load_from_proto(request: pb.ReportRequest) -> Load:
         step_cost_ms=_step_cost(request.step_cost_ms),
         session_cost_ms=_measure("session_cost_ms", request.session_cost_ms, MAX_RATE),
         overran=_measure("overran", request.overran, 1.0),
-        price=_measure("price", request.price, 1.0),
+        min_acceptance=_measure("min_acceptance", request.min_acceptance, 1.0),
         evaluated=sum(session.evaluated for session in request.sessions),
         accepted=sum(session.accepted for session in request.sessions),
         rtt_ms=_typical([_measure("sessions.rtt_ms", session.rtt_ms, MAX_RATE) for session in request.sessions]),

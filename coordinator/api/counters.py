@@ -21,7 +21,7 @@ def _calls() -> defaultdict[str, Histogram]:
 
 
 @dataclass
-class CoordinatorMeters:
+class CoordinatorCounters:
     """Of one process."""
 
     store: StoreCounters
@@ -37,7 +37,7 @@ class CoordinatorMeters:
     k: Histogram = field(default_factory=lambda: Histogram(LEVELS))
     """Of windows decided, one each second and session, as are the next three."""
     depth: Histogram = field(default_factory=lambda: Histogram(LEVELS))
-    patience_s: Histogram = field(default_factory=lambda: Histogram(STEP_S))
+    draft_wait_s: Histogram = field(default_factory=lambda: Histogram(STEP_S))
     speedup: Histogram = field(default_factory=lambda: Histogram(SPEEDUPS))
     """Predicted."""
 
@@ -53,5 +53,5 @@ class CoordinatorMeters:
         for window in windows:
             self.k.add(window.k)
             self.depth.add(window.depth)
-            self.patience_s.add(window.patience_ms / 1e3)
+            self.draft_wait_s.add(window.draft_wait_ms / 1e3)
             self.speedup.add(window.speedup)

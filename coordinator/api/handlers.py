@@ -11,28 +11,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from coordinator import placement
-from coordinator.api.counters import CoordinatorMeters
+from coordinator.api.counters import CoordinatorCounters
 from coordinator.api.recording_policy import RecordingPolicy
 from coordinator.config import CoordinatorConfig
 from coordinator.records import (
     Fleet,
     Grant,
-    Kind,
     Load,
     Membership,
-    Need,
     Opening,
     Placed,
+    PlacementRequest,
     Prior,
     Registration,
+    ReportReply,
     ResumeOrder,
     Seat,
     SessionStats,
     SessionWindow,
-    Told,
     Verifier,
     WindowBounds,
     Windows,
+    WorkloadKey,
 )
 from coordinator.store.keyring import Keyring
 from coordinator.store.redis_store import Store
@@ -83,10 +83,10 @@ class Handlers:
         self._now = now
         self._draw = draw or random.Random()
         self._started = time.monotonic()
-        self.meters = CoordinatorMeters(store.meters)
+        self.counters = CoordinatorCounters(store.counters)
         self._deciding = Deciding(min(WAIT_S, config.report_interval_ms / 2e3))
 
-    async def open(self, tenant: str, need: Need, recording: RecordingPolicy) -> Opening:
+    async def open(self, tenant: str, need: PlacementRequest, recording: RecordingPolicy) -> Opening:
         """Place a new session, and draw once whether it may be recorded.
 
         Raises NotFound, BadRequest, Overloaded or Unavailable.
@@ -99,7 +99,7 @@ class Handlers:
         session = _Session(session_id, tenant, 0, need.draft, need.traffic, keep_s, keep_prompts)
         opening = await self._place(session, named, fleet)
         return replace(
-            opening, prior=await self._prior(Kind(tenant, need.draft, need.traffic, opening.target.weights_hash))
+            opening, prior=await self._prior(WorkloadKey(tenant, need.draft, need.traffic, opening.target.weights_hash))
         )
 
     async def resume(self, tenant: str, order: ResumeOrder) -> Opening:
@@ -108,7 +108,7 @@ class Handlers:
         What its ticket says of drafts and recording goes on. Raises Killed for one that an operator has ended.
         """
         claims = await self._owner(tenant, order.session_id, order.ticket)
-        need = Need(
+        need = PlacementRequest(
             target=claims.target.name,
             rtt_ms=order.rtt_ms,
             weights=claims.target.weights,
@@ -152,7 +152,7 @@ class Handlers:
 
     async def report(
         self, verifier_id: str, instance: int, load: Load, sessions: Sequence[SessionStats]
-    ) -> Told | None:
+    ) -> ReportReply | None:
         """Renew a verifier's lease and its sessions' seats; what it is told. None: it has to register again."""
         heard = await self._store.report(verifier_id, instance, load, sessions, lease_ms=self._config.lease_ms)
         if heard is None:
@@ -162,10 +162,10 @@ class Handlers:
             windows = await self._deciding.about(
                 verifier_id, lambda: self._decide(verifier_id, load, sessions, heard.kinds)
             )
-        return Told(windows, heard.killed, heard.drain)
+        return ReportReply(windows, heard.killed, heard.drain)
 
     async def _decide(
-        self, verifier_id: str, load: Load, sessions: Sequence[SessionStats], kinds: Mapping[str, Kind]
+        self, verifier_id: str, load: Load, sessions: Sequence[SessionStats], kinds: Mapping[str, WorkloadKey]
     ) -> tuple[SessionWindow, ...]:
         before = await self._store.windows([verifier_id])
         bounds = await self._store.bounds(["", *(session.session_id for session in sessions)])
@@ -178,7 +178,7 @@ class Handlers:
         priors = {session_id: seen[kind] for session_id, kind in new.items() if kind in seen}
         begun = time.perf_counter()
         windows = await asyncio.to_thread(report_adapter.decide, load, sessions, before, bounds, self.limits, priors)
-        self.meters.decide(windows.values(), time.perf_counter() - begun)
+        self.counters.decide(windows.values(), time.perf_counter() - begun)
         await self._store.decide(verifier_id, windows.values(), keep_ms=2 * self._config.lease_ms)
         return tuple(windows.values())
 
@@ -228,7 +228,7 @@ class Handlers:
         keys = await self._store.share_key(ours.key_id, ours.public_key, self._config.session_ms)
         self._keyring.learn(keys)
 
-    async def _place(self, session: _Session, need: Need, fleet: Sequence[Verifier]) -> Opening:
+    async def _place(self, session: _Session, need: PlacementRequest, fleet: Sequence[Verifier]) -> Opening:
         alive = 0
         ranked = placement.candidates(fleet, need, self._draw, self._config.unknown_rtt_ms)
         for among in placement.batches(ranked):
@@ -246,12 +246,12 @@ class Handlers:
             if isinstance(placed, Placed):
                 logs.note(session=session.session_id)
                 log.info("placed on %s with epochs from %d", placed.primary.verifier_id, placed.epoch)
-                self.meters.place(resumed=session.floor > 0, standby=placed.standby is not None)
+                self.counters.place(resumed=session.floor > 0, standby=placed.standby is not None)
                 return self._opening(session, placed)
             alive += placed
         raise placement.refusal(fleet, need, alive)
 
-    async def _prior(self, kind: Kind) -> Prior:
+    async def _prior(self, kind: WorkloadKey) -> Prior:
         """What is known of such sessions; nothing where the store has just gone: the session is placed all the same."""
         if not kind.draft:
             return Prior()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from coordinator.api.counters import CoordinatorMeters
+from coordinator.api.counters import CoordinatorCounters
 from coordinator.records import VERIFIER_STATES, Verifier
 from coordinator.releases import metrics as drafts
 from coordinator.releases.handlers import ReleaseHandlers
@@ -40,12 +40,12 @@ class _Seen:
 class CoordinatorCollector(Collector):
     def __init__(
         self,
-        meters: CoordinatorMeters,
+        counters: CoordinatorCounters,
         store: Store,
         releases: ReleaseHandlers,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._meters = meters
+        self._counters = counters
         self._store = store
         self._releases = releases
         self._now = now
@@ -76,15 +76,15 @@ class CoordinatorCollector(Collector):
         yield from drafts.families(self._seen.releases if self._seen else None, self._now())
 
     def _calls(self) -> Iterator[Metric]:
-        meters = self._meters
-        yield histogram("outrider_coordinator_rpc_seconds", "Calls, whatever came of them", meters.calls_s, "rpc")
+        counters = self._counters
+        yield histogram("outrider_coordinator_rpc_seconds", "Calls, whatever came of them", counters.calls_s, "rpc")
         text = "Calls that ended with an error"
-        yield counter("outrider_coordinator_refusals", text, {**meters.refused}, "rpc", "kind")
+        yield counter("outrider_coordinator_refusals", text, {**counters.refused}, "rpc", "kind")
         text = "Sessions placed; kind is open or resume, which is a failover"
-        yield counter("outrider_coordinator_placements", text, {**meters.placed}, "kind", "standby")
+        yield counter("outrider_coordinator_placements", text, {**counters.placed}, "kind", "standby")
 
     def _redis(self) -> Iterator[Metric]:
-        store = self._meters.store
+        store = self._counters.store
         text = "The store's methods, whatever came of them"
         yield histogram("outrider_coordinator_redis_seconds", text, store.calls_s, "operation")
         text = "Times that Redis was not reached, or could not serve"
@@ -93,12 +93,14 @@ class CoordinatorCollector(Collector):
         yield gauge("outrider_coordinator_redis_up", text, float(self._seen is not None))
 
     def _windows(self) -> Iterator[Metric]:
-        meters, name, what = self._meters, "outrider_coordinator_window", "of windows decided"
-        yield histogram("outrider_coordinator_decide_seconds", "One decision on a verifier's windows", meters.decide_s)
-        yield histogram(f"{name}_k", f"Levels that a step verifies, {what}", meters.k)
-        yield histogram(f"{name}_depth", f"Levels drafted ahead, {what}", meters.depth)
-        yield histogram(f"{name}_patience_seconds", f"Wait before a plain step, {what}", meters.patience_s)
-        yield histogram(f"{name}_predicted_speedup", f"Over streaming, {what}", meters.speedup)
+        counters, name, what = self._counters, "outrider_coordinator_window", "of windows decided"
+        yield histogram(
+            "outrider_coordinator_decide_seconds", "One decision on a verifier's windows", counters.decide_s
+        )
+        yield histogram(f"{name}_k", f"Levels that a step verifies, {what}", counters.k)
+        yield histogram(f"{name}_depth", f"Levels drafted ahead, {what}", counters.depth)
+        yield histogram(f"{name}_draft_wait_seconds", f"Wait before a plain step, {what}", counters.draft_wait_s)
+        yield histogram(f"{name}_predicted_speedup", f"Over streaming, {what}", counters.speedup)
 
     def _fleet(self, verifiers: Sequence[Verifier] | None) -> Iterator[Metric]:
         name, states = "outrider_coordinator", () if verifiers is None else VERIFIER_STATES

@@ -56,7 +56,7 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[str]:
         if config.metrics:
             from outrider.telemetry.metrics_server import serving  # needs starlette and uvicorn, as `_releases` does
 
-            figures = CoordinatorCollector(handlers.meters, store, releases)
+            figures = CoordinatorCollector(handlers.counters, store, releases)
             door = serving(config.metrics, registry(figures), watch.ailing, figures.refresh)
             await stack.enter_async_context(door)
         yield f"{config.listen.rpartition(':')[0]}:{port}"

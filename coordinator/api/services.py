@@ -44,10 +44,10 @@ def _rpc(method: Callable[[_S, _Q, Metadata], Awaitable[_A]]) -> Callable[[_S, _
             with traces.span(f"outrider.coordinator.{name}", metadata):
                 return await method(self, request, metadata)
         except Exception as error:
-            self.meters.refuse(name, error)
+            self.counters.refuse(name, error)
             await abort(context, error)
         finally:
-            self.meters.calls_s[name].add(time.perf_counter() - begun)
+            self.counters.calls_s[name].add(time.perf_counter() - begun)
 
     return wrapped
 
@@ -55,7 +55,7 @@ def _rpc(method: Callable[[_S, _Q, Metadata], Awaitable[_A]]) -> Callable[[_S, _
 class _Servicer:
     def __init__(self, handlers: Handlers, releases: ReleaseHandlers, access: Access) -> None:
         self._handlers = handlers
-        self.meters = handlers.meters
+        self.counters = handlers.counters
         self._releases = releases
         self._access = access
 

@@ -33,7 +33,7 @@ def verifier(v: pb.VerifierStatus) -> Document:
         "sessions": v.live_sessions,
         "capacity": v.capacity_sessions,
         "tokens_per_s": v.tokens_per_s,
-        "price": v.price,
+        "min_acceptance": v.min_acceptance,
         "evaluated": v.evaluated,
         "accepted": v.accepted,
         "acceptance": _share(v.accepted, v.evaluated),
@@ -76,8 +76,8 @@ def window(w: pb.SessionWindow) -> Document:
         "k": w.k,
         "depth": w.depth,
         "nodes_per_level": w.nodes_per_level,
-        "patience_ms": w.patience_ms,
-        "price": w.price,
+        "draft_wait_ms": w.draft_wait_ms,
+        "min_acceptance": w.min_acceptance,
         "speedup": w.speedup,
         "tokens_per_step": w.tokens_per_step,
         "hits": w.hits,
@@ -94,7 +94,7 @@ def bounds(b: pb.WindowBounds) -> Document:
         "k": b.k,
         "depth": b.depth,
         "pinned": b.pinned,
-        "patience_ms": b.patience_ms if b.HasField("patience_ms") else None,
+        "draft_wait_ms": b.draft_wait_ms if b.HasField("draft_wait_ms") else None,
         "nodes_per_level": b.nodes_per_level if b.HasField("nodes_per_level") else None,
     }
 

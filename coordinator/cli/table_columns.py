@@ -42,9 +42,9 @@ def tenants(found: Sequence[Document]) -> str:
 
 def bounds(b: Document) -> str:
     """Of a window, in words."""
-    patience = f", {b['patience_ms']:.0f} ms" if b["patience_ms"] is not None else ""
+    draft_wait = f", {b['draft_wait_ms']:.0f} ms" if b["draft_wait_ms"] is not None else ""
     per_level = f", {b['nodes_per_level']:.1f} a level" if b["nodes_per_level"] is not None else ""
-    return f"{'=' if b['pinned'] else '<='} k {b['k']}, depth {b['depth']}{patience}{per_level}"
+    return f"{'=' if b['pinned'] else '<='} k {b['k']}, depth {b['depth']}{draft_wait}{per_level}"
 
 
 def share(value: float | None) -> str:
@@ -64,7 +64,7 @@ def _verifier(v: Document) -> tuple[str, ...]:
         f"{v['tokens_per_s']:.0f}",
         ms(v["step_ms"]),
         f"{v['node_ms']:.2f} ms",
-        f"{v['price']:.2f}",
+        f"{v['min_acceptance']:.2f}",
         share(v["acceptance"]),
         ms(v["rtt_ms"]),
         f"{v['kv_used']}/{v['kv_capacity']}",
@@ -100,8 +100,8 @@ def _window(w: Document) -> tuple[str, ...]:
         str(w["k"]),
         str(w["depth"]),
         f"{w['nodes_per_level']:.1f}",
-        f"{w['patience_ms']:.0f} ms",
-        f"{w['price']:.2f}",
+        f"{w['draft_wait_ms']:.0f} ms",
+        f"{w['min_acceptance']:.2f}",
         f"{w['speedup']:.2f}",
         f"{w['tokens_per_step']:.2f}",
         f"{w['hits']:.2f} of {w['verdicts']}",

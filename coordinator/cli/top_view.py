@@ -157,7 +157,7 @@ def _verifiers(found: Sequence[Mapping[str, Any]], rates: Rates, width: int) -> 
             Text(f"{v['tokens_per_s']:.0f}"),
             Text(spark(rates.history.get(v["id"], ())), "cyan"),
             Text(ms(v["step_ms"])),
-            Text(f"{v['price']:.2f}"),
+            Text(f"{v['min_acceptance']:.2f}"),
             Text(share(rates.acceptance(v))),
             Text(ms(v["rtt_ms"])),
             Text.assemble(bar(v["kv_used"], v["kv_capacity"]), f" {_part(v['kv_used'], v['kv_capacity']):.0%}"),

@@ -86,7 +86,7 @@ def _facts(v: json_views.Document) -> str:
             "tokenizer": target["tokenizer"],
             "sessions": f"{v['sessions']} of {v['capacity']}",
             "tokens/s": f"{v['tokens_per_s']:.1f}",
-            "price": f"{v['price']:.3f}",
+            "min_acceptance": f"{v['min_acceptance']:.3f}",
             "accepted": (
                 f"{table_columns.share(v['acceptance'])}, {v['accepted']} of {v['evaluated']} nodes of live sessions"
             ),

@@ -43,7 +43,10 @@ def add_parser(commands: Any) -> None:
             "--depth", type=levels, metavar="N", required=True, help="levels that the device drafts ahead; at least k"
         )
     pin.add_argument(
-        "--patience-ms", type=milliseconds, metavar="MS", help="how long a step waits for guesses [default: as decided]"
+        "--draft-wait-ms",
+        type=milliseconds,
+        metavar="MS",
+        help="how long a step waits for nodes [default: as decided]",
     )
     pin.add_argument(
         "--per-level", type=per_level, metavar="X", help="nodes of a level, its siblings counted [default: as seen]"
@@ -70,7 +73,7 @@ async def _bound(options: argparse.Namespace, ask: Ask) -> Shown:
         bounds = pb.WindowBounds(k=options.k, depth=options.depth)
         if options.verb == "pin":
             bounds.pinned = True
-            bounds.MergeFrom(pb.WindowBounds(patience_ms=options.patience_ms, nodes_per_level=options.per_level))
+            bounds.MergeFrom(pb.WindowBounds(draft_wait_ms=options.draft_wait_ms, nodes_per_level=options.per_level))
     await ask("BoundWindow", pb.BoundWindowRequest(session_id=options.session, bounds=bounds))
     known = json_views.bounds(bounds) if bounds is not None else None
     whose = options.session or "all sessions without bounds of their own"

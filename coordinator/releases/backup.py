@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from coordinator.releases.records import Line, State
+from coordinator.releases.records import ReleaseTrack, State
 from coordinator.releases.store import Read, ReleaseStore, found
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class Backup:
         by_target = {one.line.weights_hash: one for one in there}
         restored = False
         for weights, kept in self._kept.items():
-            before = by_target.get(weights, Read(Line(weights), ""))
+            before = by_target.get(weights, Read(ReleaseTrack(weights), ""))
             if before.readable and before.line.revision < kept.line.revision:
                 restored |= await self._releases.swap(before, _begun_anew(kept.line, before.line, now))
         if restored:
@@ -67,7 +67,7 @@ class Backup:
         return kept is not None and one.line.revision < kept.line.revision
 
 
-def _begun_anew(kept: Line, lost: Line, now: float) -> Line:
+def _begun_anew(kept: ReleaseTrack, lost: ReleaseTrack, now: float) -> ReleaseTrack:
     """The samples of a trial are lost with the store: its window begins again. No version is taken twice."""
     releases = tuple(replace(r, since_unix=now) if r.state is State.CANARY else r for r in kept.releases)
     newest = max(kept.newest, lost.newest)

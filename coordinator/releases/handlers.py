@@ -12,7 +12,7 @@ from coordinator.records import SessionStats, Verifier
 from coordinator.releases import evidence, lifecycle
 from coordinator.releases.backup import Backup
 from coordinator.releases.canary import drawn
-from coordinator.releases.records import Evidence, Line, Offer, Order, Release, Rule, Sample, State, Trial
+from coordinator.releases.records import Evidence, Offer, Order, Release, ReleaseTrack, Rule, Sample, State, Trial
 from coordinator.releases.shelf import Shelf
 from coordinator.releases.store import ReleaseStore
 from coordinator.store.redis_store import Store
@@ -81,7 +81,7 @@ class ReleaseHandlers:
     async def offer(self, weights: str, device_id: str) -> Offer:
         """The canary for those drawn for it, the stable release for all others. Raises Unavailable."""
         serial, found = await self._releases.lines(weights)
-        line = found[0].line if found else Line(weights)
+        line = found[0].line if found else ReleaseTrack(weights)
         canary = line.canary
         tries = canary is not None and drawn(device_id, canary.name, canary.share)
         return Offer(serial, canary if tries else line.stable, self._terms.base_url)
@@ -126,7 +126,7 @@ class ReleaseHandlers:
         line, chosen = lifecycle.find([one.line for one in found], beginning)
         share = self._terms.rule.share
 
-        def steered(line: Line) -> Line:
+        def steered(line: ReleaseTrack) -> ReleaseTrack:
             now = next((release for release in line.releases if release.manifest == chosen.manifest), None)
             return line if now is None else lifecycle.steer(line, now, order, self._now(), share)
 
@@ -176,7 +176,7 @@ class ReleaseHandlers:
             except Exception:  # one target's is no reason to leave the others' undecided
                 log.exception("nothing is decided on the releases of %s", one.line.weights_hash)
 
-    async def _decide(self, line: Line) -> None:
+    async def _decide(self, line: ReleaseTrack) -> None:
         canary = line.canary
         if canary is None:
             return
@@ -185,7 +185,7 @@ class ReleaseHandlers:
         if lifecycle.judge(line, shown, rule, self._now()) is None:
             return
 
-        def settled(now: Line) -> Line:
+        def settled(now: ReleaseTrack) -> ReleaseTrack:
             verdict = lifecycle.judge(now, shown, rule, self._now())  # it may have been pinned meanwhile
             return now if verdict is None else lifecycle.settle(now, canary, verdict, shown, self._now(), rule.share)
 
@@ -202,12 +202,12 @@ class ReleaseHandlers:
         _, found = await self._releases.lines()
         await self._backup.keep(found)
 
-    async def _with_evidence(self, line: Line, release: Release) -> Release:
+    async def _with_evidence(self, line: ReleaseTrack, release: Release) -> Release:
         if release.state is not State.CANARY:
             return release
         return replace(release, evidence=await self._evidence(line, release))
 
-    async def _evidence(self, line: Line, canary: Release) -> Evidence:
+    async def _evidence(self, line: ReleaseTrack, canary: Release) -> Evidence:
         """Weighed again only where samples have come."""
         trial = (line.weights_hash, canary.version)
         known = self._weighed.get(trial, _Weighed([], Evidence()))
@@ -234,7 +234,7 @@ class ReleaseHandlers:
         return manifests.read_unverified(raw)
 
 
-def _trial_of(line: Line) -> Trial | None:
+def _trial_of(line: ReleaseTrack) -> Trial | None:
     canary, stable = line.canary, line.stable
     return Trial(canary.name, canary.version, stable.name if stable else "") if canary is not None else None
 

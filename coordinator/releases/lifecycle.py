@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from coordinator.releases.records import Evidence, Line, Order, Release, Rule, State
+from coordinator.releases.records import Evidence, Order, Release, ReleaseTrack, Rule, State
 from outrider.core.errors import BadRequest, NotFound
 
 HISTORY = 32
@@ -26,7 +26,7 @@ class Verdict:
     reason: str
 
 
-def publish(line: Line, new: Release, now: float, share: float) -> Line:
+def publish(line: ReleaseTrack, new: Release, now: float, share: float) -> ReleaseTrack:
     """The line with another candidate; the stable release's own file is stable at once. The same manifest again changes
     nothing, whatever became of it.
 
@@ -46,7 +46,7 @@ def publish(line: Line, new: Release, now: float, share: float) -> Line:
     return _trimmed(advance(grown, now, share))
 
 
-def advance(line: Line, now: float, share: float) -> Line:
+def advance(line: ReleaseTrack, now: float, share: float) -> ReleaseTrack:
     """The newest candidate goes on trial, where nothing is on trial and nobody has pinned what is there."""
     running = [r for r in line.releases if r.state not in _OVER and not (r.state is State.CANDIDATE and r.pinned)]
     for release in running:
@@ -59,7 +59,9 @@ def advance(line: Line, now: float, share: float) -> Line:
     return _begun(line, running[0], now, share, f"on trial with {share:.0%} of the devices")
 
 
-def settle(line: Line, release: Release, verdict: Verdict, evidence: Evidence | None, now: float, share: float) -> Line:
+def settle(
+    line: ReleaseTrack, release: Release, verdict: Verdict, evidence: Evidence | None, now: float, share: float
+) -> ReleaseTrack:
     """The canary is decided; the next candidate goes on trial. Unchanged where it is no canary any more."""
     canary = line.canary
     if canary is None or canary.manifest != release.manifest:
@@ -69,7 +71,7 @@ def settle(line: Line, release: Release, verdict: Verdict, evidence: Evidence | 
     return advance(_moved(line, canary, verdict.state, now, verdict.reason, evidence=evidence), now, share)
 
 
-def judge(line: Line, evidence: Evidence, rule: Rule, now: float) -> Verdict | None:
+def judge(line: ReleaseTrack, evidence: Evidence, rule: Rule, now: float) -> Verdict | None:
     """What becomes of the canary; None: it stays on trial. Bad news first: worse in one class outweighs the rest."""
     canary = line.canary
     if canary is None or canary.pinned:
@@ -85,12 +87,12 @@ def judge(line: Line, evidence: Evidence, rule: Rule, now: float) -> Verdict | N
     return None
 
 
-def steer(line: Line, release: Release, order: Order, now: float, share: float) -> Line:
+def steer(line: ReleaseTrack, release: Release, order: Order, now: float, share: float) -> ReleaseTrack:
     """What an operator wants. Raises BadRequest where the release's state does not allow it, with the way out."""
     return _STEERING[order](line, release, now, share)
 
 
-def find(lines: list[Line], beginning: str) -> tuple[Line, Release]:
+def find(lines: list[ReleaseTrack], beginning: str) -> tuple[ReleaseTrack, Release]:
     """The release whose hash begins so; of a file that was released twice, the newer. Raises NotFound or BadRequest."""
     wanted = beginning.removeprefix("sha256:")
     found = [(line, release) for line in lines for release in line.releases if release.name.startswith(wanted)]
@@ -101,14 +103,14 @@ def find(lines: list[Line], beginning: str) -> tuple[Line, Release]:
     return found[0]
 
 
-def _begun(line: Line, candidate: Release, now: float, share: float, reason: str) -> Line:
+def _begun(line: ReleaseTrack, candidate: Release, now: float, share: float, reason: str) -> ReleaseTrack:
     """On trial, but for the stable release's own file: there is nothing to try."""
     if line.stable is not None and line.stable.name == candidate.name:
         return _renewed(line, line.stable, candidate, now)
     return _moved(line, candidate, State.CANARY, now, reason, share=share)
 
 
-def _renewed(line: Line, stable: Release, new: Release, now: float) -> Line:
+def _renewed(line: ReleaseTrack, stable: Release, new: Release, now: float) -> ReleaseTrack:
     """The stable release's file, signed again: what is older could not follow it any more."""
     for release in line.releases:
         if release.state not in _OVER and release.version < new.version:
@@ -118,7 +120,7 @@ def _renewed(line: Line, stable: Release, new: Release, now: float) -> Line:
     return _swapped(line, new, replace(line.stable or new, pinned=stable.pinned))
 
 
-def _promote(line: Line, release: Release, now: float, share: float) -> Line:
+def _promote(line: ReleaseTrack, release: Release, now: float, share: float) -> ReleaseTrack:
     if release.state is State.STABLE:
         return line
     if release.state is State.CANARY:
@@ -143,7 +145,7 @@ def _promote(line: Line, release: Release, now: float, share: float) -> Line:
     return _begun(line, release, now, share, f"put on trial by the operator, with {share:.0%} of the devices")
 
 
-def _roll_back(line: Line, release: Release, now: float, share: float) -> Line:
+def _roll_back(line: ReleaseTrack, release: Release, now: float, share: float) -> ReleaseTrack:
     if release.state is State.STABLE:
         raise BadRequest(
             f"version {release.version} is stable: devices have it and take no older one, so going back is a new"
@@ -157,17 +159,17 @@ def _roll_back(line: Line, release: Release, now: float, share: float) -> Line:
     return advance(gone, now, share)
 
 
-def _pin(line: Line, release: Release, now: float, share: float) -> Line:
+def _pin(line: ReleaseTrack, release: Release, now: float, share: float) -> ReleaseTrack:
     if release.state in _OVER:
         raise BadRequest(f"version {release.version} is {_words(release.state)}, for good", field="release")
     return _swapped(line, release, replace(release, pinned=True))
 
 
-def _unpin(line: Line, release: Release, now: float, share: float) -> Line:
+def _unpin(line: ReleaseTrack, release: Release, now: float, share: float) -> ReleaseTrack:
     return advance(_swapped(line, release, replace(release, pinned=False)), now, share)
 
 
-_STEERING: dict[Order, Callable[[Line, Release, float, float], Line]] = {
+_STEERING: dict[Order, Callable[[ReleaseTrack, Release, float, float], ReleaseTrack]] = {
     Order.PROMOTE: _promote,
     Order.ROLL_BACK: _roll_back,
     Order.PIN: _pin,
@@ -176,7 +178,7 @@ _STEERING: dict[Order, Callable[[Line, Release, float, float], Line]] = {
 
 
 def _moved(
-    line: Line,
+    line: ReleaseTrack,
     release: Release,
     state: State,
     now: float,
@@ -184,7 +186,7 @@ def _moved(
     *,
     share: float = 0.0,
     evidence: Evidence | None = None,
-) -> Line:
+) -> ReleaseTrack:
     """A new state is not pinned: a pin is about the old one."""
     moved = replace(
         release,
@@ -198,12 +200,12 @@ def _moved(
     return _swapped(line, release, moved)
 
 
-def _swapped(line: Line, old: Release, new: Release) -> Line:
+def _swapped(line: ReleaseTrack, old: Release, new: Release) -> ReleaseTrack:
     kept = tuple(new if release.version == old.version else release for release in line.releases)
     return replace(line, releases=kept)
 
 
-def _trimmed(line: Line) -> Line:
+def _trimmed(line: ReleaseTrack) -> ReleaseTrack:
     """Without the oldest of those that are over."""
     room = HISTORY - sum(release.state not in _OVER for release in line.releases)
     over = [release.version for release in line.releases if release.state in _OVER][: max(0, room)]

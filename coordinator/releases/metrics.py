@@ -31,7 +31,9 @@ def families(releases: Sequence[Release] | None, now: float) -> Iterator[Metric]
     samples = _by_side(evidence, lambda e: (("canary", e.canary_samples), ("stable", e.stable_samples)))
     yield gauge(f"{NAME}_canary_samples", "Sessions compared", samples, "target", "arm")
     right = _by_side(evidence, lambda e: (("canary", e.canary_right), ("stable", e.stable_right)))
-    yield gauge(f"{NAME}_canary_right_ratio", "Positions whose first guess was right, 0 to 1", right, "target", "arm")
+    yield gauge(
+        f"{NAME}_canary_acceptance_ratio", "Positions whose first guess was right, 0 to 1", right, "target", "arm"
+    )
     text = "Logarithm of the e-value that the canary is better, or worse, than the bound allows"
     logs = _by_side(evidence, lambda e: (("better", e.log_better), ("worse", e.log_worse)))
     yield gauge(f"{NAME}_canary_log_evidence", text, logs, "target", "way")

@@ -72,7 +72,7 @@ class Release:
 
 
 @dataclass(frozen=True)
-class Line:
+class ReleaseTrack:
     """The releases of one target, the newest first. At most one is stable, and at most one a canary."""
 
     weights_hash: str

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from coordinator.records import SessionStats
-from coordinator.releases.records import Evidence, Line, Release, Sample, State, Trial
+from coordinator.releases.records import Evidence, Release, ReleaseTrack, Sample, State, Trial
 from coordinator.store import keys
 from coordinator.store.redis_store import SESSIONS_AT_ONCE, Store
 from outrider.core.errors import Unavailable
@@ -37,7 +37,7 @@ TRIES = 16
 class Read:
     """A line as it was found."""
 
-    line: Line
+    line: ReleaseTrack
     written: str
     """The text of it; empty where there was none."""
     readable: bool = True
@@ -60,14 +60,14 @@ class ReleaseStore:
         """Grows whenever a release changes its state; 0 where there are none."""
         return (await self.lines(_NO_TARGET))[0]
 
-    async def change(self, weights: str, decide: Callable[[Line], Line]) -> Line:
+    async def change(self, weights: str, decide: Callable[[ReleaseTrack], ReleaseTrack]) -> ReleaseTrack:
         """Put what `decide` makes of a target's releases in their place, whoever else decides meanwhile.
 
         `decide` may be called more than once. What it raises is raised.
         """
         for _ in range(TRIES):
             _, there = await self.lines(weights)
-            before = there[0] if there else Read(Line(weights), "")
+            before = there[0] if there else Read(ReleaseTrack(weights), "")
             if not before.readable:
                 raise Unavailable(f"the releases of {weights} were written by another version; ask a coordinator of it")
             after = decide(before.line)
@@ -78,13 +78,13 @@ class ReleaseStore:
                 return after
         raise Unavailable(f"the releases of {weights} change all the time; ask again", retry_after_s=1.0)
 
-    async def swap(self, before: Read, after: Line) -> bool:
+    async def swap(self, before: Read, after: ReleaseTrack) -> bool:
         """False where something else is there by now."""
         moved = _states(before.line) != _states(after)
         arguments = [after.weights_hash, before.written, written(after), int(moved)]
         return bool(await self._store.run("release_swap", _LINES, arguments))
 
-    async def on_target(self, verifier_id: str, serial: int, weights: str) -> tuple[int, str, Line | None]:
+    async def on_target(self, verifier_id: str, serial: int, weights: str) -> tuple[int, str, ReleaseTrack | None]:
         """Serial, hash and releases of a verifier's target; None: none, or those that `weights` had at `serial`."""
         touched = [*_LINES, keys.verifier(verifier_id)]
         now, target, text = await self._store.run("release_trial", touched, [serial, weights])
@@ -119,7 +119,7 @@ _NO_TARGET = "-"
 _LINES = [keys.RELEASES, keys.RELEASE_SERIAL]
 
 
-def written(line: Line) -> str:
+def written(line: ReleaseTrack) -> str:
     """As it is stored: JSON."""
     record = asdict(line)
     for release in record["releases"]:
@@ -132,9 +132,9 @@ def found(weights: str, text: str) -> Read:
     try:
         record = json.loads(text)
         releases = tuple(_release(part) for part in record["releases"])
-        return Read(Line(weights, int(record["newest"]), releases, int(record.get("revision", 0))), text)
+        return Read(ReleaseTrack(weights, int(record["newest"]), releases, int(record.get("revision", 0))), text)
     except (AttributeError, KeyError, TypeError, ValueError):
-        return Read(Line(weights), text, readable=False)
+        return Read(ReleaseTrack(weights), text, readable=False)
 
 
 def _release(record: dict[str, Any]) -> Release:
@@ -149,7 +149,7 @@ def _known(kind: type[Evidence | Release], record: dict[str, Any]) -> dict[str, 
     return {name: value for name, value in record.items() if name in names}
 
 
-def _states(line: Line) -> list[tuple[int, State]]:
+def _states(line: ReleaseTrack) -> list[tuple[int, State]]:
     return [(release.version, release.state) for release in line.releases]
 
 

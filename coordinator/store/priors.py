@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from coordinator.records import Kind, Prior
+from coordinator.records import Prior, WorkloadKey
 from coordinator.store import keys
 
 POSITIONS = 256
@@ -13,11 +13,11 @@ VERDICTS = 256
 """Kept of a kind: more than decisions are made from, and few enough to be of today."""
 KEPT_MS = 86_400_000
 """A day: what nobody has asked for since yesterday is measured anew."""
-NO_KIND = Kind("", "", "", "")
+NO_KIND = WorkloadKey("", "", "", "")
 """Stands where a script wants a key and nothing is kept."""
 
 
-def kinds(session_ids: Sequence[str], facts: Sequence[str], drafts: Sequence[str]) -> dict[str, Kind]:
+def kinds(session_ids: Sequence[str], facts: Sequence[str], drafts: Sequence[str]) -> dict[str, WorkloadKey]:
     """Session id -> kind, of those that have a draft, and still the one that they were placed with.
 
     facts: tenant, weights, draft and traffic class of each. drafts: what each is reported to draft with, where it is.
@@ -26,11 +26,11 @@ def kinds(session_ids: Sequence[str], facts: Sequence[str], drafts: Sequence[str
     for i, session_id in enumerate(session_ids):
         tenant, weights, draft, traffic = facts[4 * i : 4 * i + 4]
         if draft and drafts[i] in ("", draft):  # verdicts on two drafts are mixed for a while: of no kind
-            found[session_id] = Kind(tenant, draft, traffic, weights)
+            found[session_id] = WorkloadKey(tenant, draft, traffic, weights)
     return found
 
 
-def key(kind: Kind) -> str:
+def key(kind: WorkloadKey) -> str:
     return keys.prior(kind.tenant, kind.draft, kind.traffic, kind.weights)
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from coordinator.records import Load, Registration, Seat, Seated, SessionStats, Verifier
+from coordinator.records import Load, Registration, Seat, SessionStats, SessionStatus, Verifier
 from outrider.wire.ticket import Target
 
 
@@ -39,7 +39,7 @@ def of_load(load: Load) -> dict[str, Any]:
         "step_cost_ms": json.dumps(dict(load.step_cost_ms)),
         "session_cost_ms": load.session_cost_ms,
         "overran": load.overran,
-        "price": load.price,
+        "min_acceptance": load.min_acceptance,
         "evaluated": load.evaluated,
         "accepted": load.accepted,
         "rtt_ms": load.rtt_ms,
@@ -81,7 +81,7 @@ def verifier(verifier_id: str, record: Mapping[str, str], ttl_ms: int, cordon: i
         {int(rows): ms for rows, ms in json.loads(record.get("step_cost_ms", "{}")).items()},
         float(record.get("session_cost_ms", 0)),
         float(record.get("overran", 0)),
-        float(record.get("price", 0)),
+        float(record.get("min_acceptance", 0)),
         int(record.get("evaluated", 0)),
         int(record.get("accepted", 0)),
         float(record.get("rtt_ms", 0)),
@@ -89,7 +89,7 @@ def verifier(verifier_id: str, record: Mapping[str, str], ttl_ms: int, cordon: i
     return Verifier(registration, load, max(ttl_ms, 0) / 1000, bool(cordon))
 
 
-def seated(session_id: str, seat_on: str, record: Mapping[str, str], placed: Mapping[str, str]) -> Seated:
+def seated(session_id: str, seat_on: str, record: Mapping[str, str], placed: Mapping[str, str]) -> SessionStatus:
     """record: what its verifier reports; empty where that has not come yet. placed: what it was placed as."""
     epoch, steps, committed, evaluated, accepted = (int(record.get(name, 0)) for name in _COUNTS)
     stats = SessionStats(
@@ -106,7 +106,7 @@ def seated(session_id: str, seat_on: str, record: Mapping[str, str], placed: Map
         traffic=placed.get("traffic", ""),
     )
     standby = placed.get("standby", "")  # where its device is by now, if it had to go there
-    return Seated(stats, bool(record), standby if standby != stats.verifier_id else "")
+    return SessionStatus(stats, bool(record), standby if standby != stats.verifier_id else "")
 
 
 _COUNTS = ("epoch", "steps", "committed", "evaluated", "accepted")

@@ -26,18 +26,18 @@ except ImportError as error:
 
 from coordinator.records import (
     Candidate,
-    Heard,
-    Kind,
     Load,
-    Need,
     Placed,
+    PlacementRequest,
     Prior,
     Registration,
-    Seated,
+    ReportContext,
     SessionStats,
+    SessionStatus,
     SessionWindow,
     Verifier,
     WindowBounds,
+    WorkloadKey,
 )
 from coordinator.store import keys, priors, redis_codec
 from outrider.core.errors import BadRequest, Killed, Unavailable
@@ -70,16 +70,16 @@ def _reaching(
         try:
             return await method(self, *args, **kwargs)
         except _AWAY as error:
-            self.meters.failed[name, type(error).__name__] += 1
+            self.counters.failed[name, type(error).__name__] += 1
             raise self._unavailable(error) from error
         except exceptions.ResponseError as error:
             reply = next((reply for reply in _AWAY_REPLIES if str(error).startswith(reply)), "")
-            self.meters.failed[name, reply or "ResponseError"] += 1
+            self.counters.failed[name, reply or "ResponseError"] += 1
             if reply:
                 raise self._unavailable(error) from error
             raise
         finally:
-            self.meters.calls_s[name].add(time.perf_counter() - begun)
+            self.counters.calls_s[name].add(time.perf_counter() - begun)
 
     return wrapped
 
@@ -104,7 +104,7 @@ class Store:
     def __init__(self, url: str, *, timeout_s: float = 2.0) -> None:
         """Connects at first use. Raises BadRequest for a URL that redis does not understand."""
         self.name = without_credentials(url)
-        self.meters = StoreCounters()
+        self.counters = StoreCounters()
         try:
             pool = aioredis.BlockingConnectionPool.from_url(
                 url,
@@ -138,7 +138,7 @@ class Store:
     @_reaching
     async def report(
         self, verifier_id: str, instance: int, load: Load, sessions: Sequence[SessionStats], *, lease_ms: int
-    ) -> Heard | None:
+    ) -> ReportContext | None:
         """Renew the lease and the seats of the sessions listed, and keep what is said of them.
 
         None where the lease is lost or someone else's.
@@ -155,10 +155,10 @@ class Store:
         kinds = priors.kinds(ids, facts, [session.draft for session in sessions])
         for start in range(0, len(sessions), SESSIONS_AT_ONCE):
             await self._observe(verifier_id, sessions[start : start + SESSIONS_AT_ONCE], kinds, 2 * lease_ms)
-        return Heard(kinds, tuple(killed), bool(drain))
+        return ReportContext(kinds, tuple(killed), bool(drain))
 
     @_reaching
-    async def priors(self, kinds: Iterable[Kind]) -> dict[Kind, Prior]:
+    async def priors(self, kinds: Iterable[WorkloadKey]) -> dict[WorkloadKey, Prior]:
         """What was seen of each of these kinds lately, where anything was."""
         asked = list(dict.fromkeys(kinds))
         if not asked:
@@ -261,7 +261,7 @@ class Store:
         return sorted(map(str, await self._redis.zrange(keys.seats(verifier_id), 0, -1)))
 
     @_reaching
-    async def sessions(self, held: Iterable[tuple[str, str]]) -> list[Seated]:
+    async def sessions(self, held: Iterable[tuple[str, str]]) -> list[SessionStatus]:
         """What is known of those of (verifier id, session id) that are there, and not on another verifier by now."""
         asked = list(held)
         async with self._redis.pipeline(transaction=False) as pipe:
@@ -300,7 +300,7 @@ class Store:
         self,
         session_id: str,
         tenant: str,
-        need: Need,
+        need: PlacementRequest,
         among: Sequence[Candidate],
         *,
         floor: int,
@@ -348,7 +348,7 @@ class Store:
         return {name: bytes.fromhex(raw) for name, raw in (entry.split(":", 1) for entry in entries)}
 
     async def _observe(
-        self, verifier_id: str, sessions: Sequence[SessionStats], kinds: Mapping[str, Kind], keep_ms: int
+        self, verifier_id: str, sessions: Sequence[SessionStats], kinds: Mapping[str, WorkloadKey], keep_ms: int
     ) -> None:
         arguments: list[Any] = [verifier_id, keep_ms, priors.POSITIONS, priors.VERDICTS, priors.KEPT_MS]
         touched = []

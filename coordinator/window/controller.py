@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from coordinator.window.streaming import Way, Window, replay
+from coordinator.window.streaming import LinkTiming, Window, replay
 from coordinator.window.window_search import Option, Tables
 from outrider.core.acceptance.history import HIT
 from outrider.core.step_cost import StepCost
@@ -50,7 +50,7 @@ class Bounds:
     depth: int = 32
     pinned: Window | None = None
     """This and nothing else, but for its patience."""
-    patience_s: float | None = None
+    draft_wait_s: float | None = None
     """Of the pinned one; None leaves it to the controller."""
 
 
@@ -112,7 +112,7 @@ class Decision:
     """What a session shall do, and why."""
 
     window: Window
-    price: float
+    min_acceptance: float
     """Commits that a node must bring to pay for its time."""
     speedup: float
     """Predicted, over streaming."""
@@ -143,14 +143,14 @@ def decide(view: VerifierView, tolerance: float = TOLERANCE) -> Mapping[str, Dec
         if settled:
             break
     each = zip(view.sessions, tables.options, balance.chosen, strict=True)
-    kept = tables.of(balance.price, [_kept(*one, balance.price) for one in each])
+    kept = tables.of(balance.min_acceptance, [_kept(*one, balance.min_acceptance) for one in each])
     if kept.slowest >= least:
         balance = tables.polished(kept, least, STICK)  # what stays as it is may leave more, or less, for others
-    price = tables.node_price(balance)
+    min_acceptance = tables.node_min_acceptance(balance)
     return {
         session.session_id: Decision(
             table[option].window,
-            price,
+            min_acceptance,
             table[option].tokens * plain_s / balance.step_s,
             table[option].tokens_per_step,
             _reason(session, table[option], table, plain_s, balance.step_s),
@@ -170,11 +170,11 @@ def _options(session: SessionView, step_s: float, alone: bool) -> list[Option]:
     answer = rtt + 2.0 * draft
     near = min(SLACK * answer, NEAR) if answer <= NEAR else 0.0
     if pinned is not None:
-        patience = near if bounds.patience_s is None else bounds.patience_s / step_s
-        window = replace(pinned, patience_s=patience * step_s)
+        draft_wait = near if bounds.draft_wait_s is None else bounds.draft_wait_s / step_s
+        window = replace(pinned, draft_wait_s=draft_wait * step_s)
         if not session.drafts:
             return [Option(window, 1.0, pinned.k * pinned.nodes_per_level, given=True)]
-        return [_option(session, rtt, draft, window, patience, given=True)]
+        return [_option(session, rtt, draft, window, draft_wait, given=True)]
     if not session.drafts:
         return [_STREAMING]
     ahead = math.ceil(rtt) + SPARE
@@ -184,17 +184,17 @@ def _options(session: SessionView, step_s: float, alone: bool) -> list[Option]:
             depth = min(k + ahead, bounds.depth)
             # In a batch nothing is gained by patience but where all have to wait: the others' step goes on, and to sit
             # it out would save one row. So it is granted there, and not counted on.
-            for patience in dict.fromkeys((0.0, near) if alone else (0.0,)):
-                window = Window(depth, k, (patience if alone else near) * step_s, session.nodes_per_level)
-                options.append(_option(session, rtt, draft, window, patience))
+            for draft_wait in dict.fromkeys((0.0, near) if alone else (0.0,)):
+                window = Window(depth, k, (draft_wait if alone else near) * step_s, session.nodes_per_level)
+                options.append(_option(session, rtt, draft, window, draft_wait))
     return options
 
 
 def _option(
-    session: SessionView, rtt: float, draft: float, window: Window, patience: float, *, given: bool = False
+    session: SessionView, rtt: float, draft: float, window: Window, draft_wait: float, *, given: bool = False
 ) -> Option:
     """What the window brings. rtt, draft and the patience that is counted on: in steps."""
-    tokens, nodes, per_step = _per_step(session.verdicts, rtt, draft, window.k, window.depth, patience)
+    tokens, nodes, per_step = _per_step(session.verdicts, rtt, draft, window.k, window.depth, draft_wait)
     return Option(window, tokens, nodes * window.nodes_per_level, per_step, given)
 
 
@@ -206,10 +206,10 @@ def _rounded(ratio: float) -> float:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _per_step(
-    verdicts: bytes, rtt: float, draft: float, k: int, depth: int, patience: float
+    verdicts: bytes, rtt: float, draft: float, k: int, depth: int, draft_wait: float
 ) -> tuple[float, float, float]:
     """(tokens, levels evaluated) per length of a step, and tokens per step, which may have waited; times in steps."""
-    speed = replay(verdicts, Way(rtt, draft, _unit), Window(depth, k, patience))
+    speed = replay(verdicts, LinkTiming(rtt, draft, _unit), Window(depth, k, draft_wait))
     return speed.tokens_per_s, speed.nodes / speed.seconds, speed.tokens_per_step
 
 
@@ -217,15 +217,15 @@ def _unit(nodes: int) -> float:
     return 1.0
 
 
-def _kept(session: SessionView, table: Sequence[Option], best: int, price: float) -> int:
+def _kept(session: SessionView, table: Sequence[Option], best: int, min_acceptance: float) -> int:
     """Which option is the session's window as it is, where no other is much better. Streaming takes the place of a
     draft that has failed even so: it may be hardly better, where nodes cost next to nothing."""
     if session.current is None or (table[best].window.k == 0 and session.failed):
         return best
-    k, waits = session.current.k, bool(session.current.patience_s)
-    enough = table[best].gain(price) - STICK * table[best].tokens
-    same = (i for i, o in enumerate(table) if o.window.k == k and bool(o.window.patience_s) == waits)
-    return next((i for i in same if table[i].gain(price) >= enough), best)
+    k, waits = session.current.k, bool(session.current.draft_wait_s)
+    enough = table[best].gain(min_acceptance) - STICK * table[best].tokens
+    same = (i for i, o in enumerate(table) if o.window.k == k and bool(o.window.draft_wait_s) == waits)
+    return next((i for i in same if table[i].gain(min_acceptance) >= enough), best)
 
 
 def _reason(session: SessionView, option: Option, table: Sequence[Option], plain_s: float, step_s: float) -> str:

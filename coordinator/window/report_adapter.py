@@ -88,8 +88,8 @@ def directive(window: SessionWindow, limits: SessionLimits) -> Directive:
         window_nodes=min(limits.nodes, math.ceil(window.depth * per_level)),
         window_depth=min(limits.depth, window.depth),
         nodes_per_step=min(limits.nodes, math.ceil(window.most * per_level)),
-        price=window.price if window.k else 0.0,
-        patience_ms=math.ceil(window.patience_ms),
+        min_acceptance=window.min_acceptance if window.k else 0.0,
+        draft_wait_ms=math.ceil(window.draft_wait_ms),
     )
 
 
@@ -154,7 +154,7 @@ def _view(
 ) -> SessionView:
     current, as_it_is, per_level = None, None, max(1.0, session.nodes_per_level)
     if before is not None and before.epoch == session.epoch:
-        current = Window(before.depth, before.k, before.patience_ms / 1e3, before.nodes_per_level)
+        current = Window(before.depth, before.k, before.draft_wait_ms / 1e3, before.nodes_per_level)
     if not _known(session):
         steps = max(1, session.steps)
         as_it_is = max(1.0, session.committed / steps), session.evaluated / steps
@@ -178,8 +178,8 @@ def _bounds(allowed: WindowBounds | None, limits: SessionLimits, nodes_per_level
         return Bounds(depth=depth)
     k, depth = min(allowed.k, depth), min(allowed.depth, depth)
     pinned = Window(depth, k, nodes_per_level=per_level) if allowed.pinned else None
-    patience_s = None if allowed.patience_ms is None else allowed.patience_ms / 1e3
-    return Bounds(min(k, Bounds.k), depth, pinned, patience_s)
+    draft_wait_s = None if allowed.draft_wait_ms is None else allowed.draft_wait_ms / 1e3
+    return Bounds(min(k, Bounds.k), depth, pinned, draft_wait_s)
 
 
 def _within(bounds: WindowBounds, decision: Decision) -> Decision:
@@ -202,9 +202,9 @@ def _window(session: SessionStats, view: SessionView, decision: Decision, *, lon
         k=window.k,
         most=most,
         depth=min(PROBE_DEPTH, view.bounds.depth) if probes else window.depth,
-        patience_ms=1e3 * window.patience_s,
+        draft_wait_ms=1e3 * window.draft_wait_s,
         nodes_per_level=window.nodes_per_level,
-        price=decision.price,
+        min_acceptance=decision.min_acceptance,
         speedup=decision.speedup,
         tokens_per_step=decision.tokens_per_step,
         reason=decision.reason,

@@ -25,7 +25,7 @@ StepTime = Callable[[int], float]
 
 
 @dataclass(frozen=True)
-class Way:
+class LinkTiming:
     """What lies between a device and its tokens, and is not for the controller to choose."""
 
     rtt_s: float
@@ -42,7 +42,7 @@ class Window:
     """How many levels the device runs ahead of the last token that it knows."""
     k: int
     """Levels that one step verifies; 0 is plain streaming."""
-    patience_s: float = 0.0
+    draft_wait_s: float = 0.0
     """How long the verifier waits for a guess before a plain step, where the device is near enough to use it."""
     nodes_per_level: float = 1.0
     """A level's guess and its siblings that go along."""
@@ -67,13 +67,13 @@ class Speed:
         return self.tokens / self.steps
 
 
-def replay(verdicts: Sequence[int], way: Way, window: Window) -> Speed:
+def replay(verdicts: Sequence[int], way: LinkTiming, window: Window) -> Speed:
     """One session from its first step to the end of the verdicts; its device starts to draft with the first step.
 
     verdicts: of consecutive positions, at least one.
     """
     device = _Device(verdicts, way, window)
-    waits = window.patience_s > 0.0 and way.rtt_s <= window.patience_s
+    waits = window.draft_wait_s > 0.0 and way.rtt_s <= window.draft_wait_s
     now = nodes = 0.0
     position = steps = 0
     while position < len(verdicts):
@@ -81,7 +81,7 @@ def replay(verdicts: Sequence[int], way: Way, window: Window) -> Speed:
         rows = 0.0
         if window.k:
             if waits:
-                now = max(now, min(device.arrival(position), now + window.patience_s))
+                now = max(now, min(device.arrival(position), now + window.draft_wait_s))
             last = min(position + window.k, len(verdicts))
             while reached < last and verdicts[reached] != MISS and device.arrival(reached) <= now:
                 reached += 1
@@ -98,7 +98,7 @@ def replay(verdicts: Sequence[int], way: Way, window: Window) -> Speed:
 class _Device:
     """When the guesses for each position reach the verifier."""
 
-    def __init__(self, verdicts: Sequence[int], way: Way, window: Window) -> None:
+    def __init__(self, verdicts: Sequence[int], way: LinkTiming, window: Window) -> None:
         self._verdicts = verdicts
         self._way = way
         self._window = window

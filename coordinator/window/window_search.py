@@ -47,15 +47,15 @@ class Option:
     given: bool = False
     """Not ours to choose, fair or not: its session has no other."""
 
-    def gain(self, price: float) -> float:
-        return self.tokens - price * self.nodes
+    def gain(self, min_acceptance: float) -> float:
+        return self.tokens - min_acceptance * self.nodes
 
 
 @dataclass(frozen=True)
 class Balance:
     """Everybody's option at one price."""
 
-    price: float
+    min_acceptance: float
     chosen: Choice
     tokens: float
     """Of all in a step."""
@@ -91,16 +91,16 @@ class Tables:
         """That a step has anyhow."""
         return float(self._nodes[self._given, 0].sum())
 
-    def of(self, price: float, chosen: ArrayLike) -> Balance:
+    def of(self, min_acceptance: float, chosen: ArrayLike) -> Balance:
         """What comes of these options."""
         choice: Choice = np.asarray(chosen, dtype=np.int64)
         tokens = self._tokens[self._rows, choice]
         nodes = float(self._nodes[self._rows, choice].sum())
         step_s = float(self._step_s(nodes))
         slowest = float(tokens[~self._given].min(initial=math.inf))
-        return Balance(price, choice, float(tokens.sum()), nodes, step_s, slowest / step_s)
+        return Balance(min_acceptance, choice, float(tokens.sum()), nodes, step_s, slowest / step_s)
 
-    def node_price(self, balance: Balance) -> float:
+    def node_min_acceptance(self, balance: Balance) -> float:
         """Commits that the time of one node more is worth, at most 1."""
         longer_s = float(self._step_s(balance.nodes + 1.0)) - balance.step_s
         return min(1.0, balance.goodput * max(0.0, longer_s))
@@ -144,8 +144,8 @@ class Tables:
                 low = middle + 1
         return self.of(PRICES[low], self._filled(limit, self._at(PRICES[low], fair), fair))
 
-    def _at(self, price: float, fair: NDArray[np.bool_]) -> Choice:
-        gains = np.where(fair, self._tokens - price * self._nodes, -math.inf)
+    def _at(self, min_acceptance: float, fair: NDArray[np.bool_]) -> Choice:
+        gains = np.where(fair, self._tokens - min_acceptance * self._nodes, -math.inf)
         best: Choice = gains.argmax(axis=1)
         return best
 
@@ -178,7 +178,7 @@ class Tables:
         sticks = stick * self._tokens[i, chosen[i]] / balance.step_s
         if goodput[option] <= balance.goodput * _BETTER + sticks:
             return balance
-        return self.of(balance.price, np.where(self._rows == i, option, chosen))
+        return self.of(balance.min_acceptance, np.where(self._rows == i, option, chosen))
 
 
 def _totals(most: float) -> Iterator[float]:

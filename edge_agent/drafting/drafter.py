@@ -290,7 +290,7 @@ class Drafter:
     def _consult_lookup(self, standing: _Standing) -> None:
         """Look-up costs nothing to speak of, so it is asked wherever it could matter."""
         node, note = standing.node, self._notes[standing.node.id]
-        worth = standing.survival > self.plan.price and node.position + 1 < self._task.max_tokens
+        worth = standing.survival > self.plan.min_acceptance and node.position + 1 < self._task.max_tokens
         if self._lookup is None or note.looked_up or not worth or node.token in self._task.ends:
             return
         note.looked_up = True
@@ -335,7 +335,7 @@ class Drafter:
 
 _HIT_SHARE = 0.8
 """Of a node's survival that its children have together, roughly."""
-_NOTHING = Plan(nodes=0, depth=0, nodes_per_step=0, price=1.0, patience_s=0.0, step_s=growth.DEFAULT_STEP_S)
+_NOTHING = Plan(nodes=0, depth=0, nodes_per_step=0, min_acceptance=1.0, draft_wait_s=0.0, step_s=growth.DEFAULT_STEP_S)
 
 
 def _root_node(tree: TokenTree) -> Node:

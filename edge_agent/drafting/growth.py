@@ -29,7 +29,7 @@ _PROBE_STEPS, _PROBE_S = 4, 0.25
 costs the verifier's front what a few rows cost its engine."""
 _EARLY = 0.25
 """Of a step, by which a message should be there before the next one begins: steps and lines vary."""
-_PATIENCE_SHARE = 0.6
+_DRAFT_WAIT_SHARE = 0.6
 """Of the verifier's patience that drafting may use; the rest is the way there."""
 
 
@@ -44,9 +44,9 @@ class Plan:
     nodes_per_step: int
     """k: nodes that one step of the verifier takes. With 0 a few are drafted still, so that the verifier sees how they
     would do; it waits for none of them."""
-    price: float
+    min_acceptance: float
     """Least survival that a node must have."""
-    patience_s: float
+    draft_wait_s: float
     """How long the verifier waits for nodes; 0 where it is too far away to wait at all."""
     step_s: float
     siblings: int = 3
@@ -59,8 +59,8 @@ class Plan:
             nodes=min(directive.window_nodes, limits.nodes),
             depth=min(directive.window_depth, limits.depth),
             nodes_per_step=directive.nodes_per_step,
-            price=max(directive.price, _LEAST_SURVIVAL),
-            patience_s=directive.patience_ms / 1000 if waits else 0.0,
+            min_acceptance=max(directive.min_acceptance, _LEAST_SURVIVAL),
+            draft_wait_s=directive.draft_wait_ms / 1000 if waits else 0.0,
             step_s=directive.step_ms / 1000 or DEFAULT_STEP_S,
             siblings=siblings,
         )
@@ -73,12 +73,12 @@ class Plan:
     @property
     def waits(self) -> bool:
         """Whether the verifier waits for nodes where it has none."""
-        return self.patience_s > 0.0 and self.nodes_per_step > 0
+        return self.draft_wait_s > 0.0 and self.nodes_per_step > 0
 
     @property
     def speculates(self) -> bool:
         """Whether any node is worth drafting; otherwise the session is plain cloud streaming."""
-        return self.nodes > 0 and self.depth > 0 and self.price < 1.0
+        return self.nodes > 0 and self.depth > 0 and self.min_acceptance < 1.0
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def floor(plan: Plan, widths: Widths, expected: float) -> float:
     decode = widths.of(1)
     rate = expected / plan.step_s
     falls_into_it = min(1.0, decode / plan.step_s)
-    return max(plan.price, rate * decode * falls_into_it / 2)
+    return max(plan.min_acceptance, rate * decode * falls_into_it / 2)
 
 
 def choose_leaves(leaves: Sequence[Leaf], plan: Plan, widths: Widths, least: float) -> list[Leaf]:
@@ -179,7 +179,7 @@ def choose_children(guesses: Sequence[Guess], depth: int, spine: bool, plan: Pla
     """
     if depth > plan.depth or not plan.speculates:
         return []
-    kept = [guess for guess in guesses[: plan.siblings] if guess.survival >= plan.price]
+    kept = [guess for guess in guesses[: plan.siblings] if guess.survival >= plan.min_acceptance]
     if spine and depth <= _SPINE_FLOOR and not any(guess.lead for guess in kept):
         kept += [guess for guess in guesses if guess.lead][:1]
     return kept
@@ -193,7 +193,7 @@ def worth_waiting(plan: Plan, held: Sequence[float], next_gain: float, decode_s:
     """
     if next_gain <= 0.0 or len(held) >= plan.nodes_per_step:
         return False
-    if elapsed_s + decode_s > _PATIENCE_SHARE * plan.patience_s:
+    if elapsed_s + decode_s > _DRAFT_WAIT_SHARE * plan.draft_wait_s:
         return False
     if not held:
         return True

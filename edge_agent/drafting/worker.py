@@ -166,7 +166,7 @@ class DraftWorker:
         if self._share.capped:  # whether anybody waits takes a look at the whole tree
             awaited = drafter.awaited
             rest_s = self._share.rest_s(awaited=awaited)
-            if rest_s > (drafter.plan.patience_s if awaited else drafter.plan.step_s):
+            if rest_s > (drafter.plan.draft_wait_s if awaited else drafter.plan.step_s):
                 self._tell(drafter.harvest(moved=False))
             if rest_s > 0:
                 return rest_s

@@ -35,7 +35,7 @@ from edge_agent.sdk.generation import (
     driver_options,
     ids_of_chat,
     ids_of_text,
-    patience_s,
+    search_budget_s,
     session_of,
     written_alone,
 )
@@ -44,9 +44,9 @@ from edge_agent.sdk.retry import AT_VERIFIERS, persistent, unless_unreachable
 from edge_agent.sdk.timeout import DEFAULT_TIMEOUT, Deadline, Timeout
 from edge_agent.sdk.types import DEFAULT_RETRIES, Completion, Offline, Options, Request, prompt_of
 from edge_agent.session.channels import Channels
-from edge_agent.session.coordinator_client import UNLIKE, Coordinator, Likeness, Placement
+from edge_agent.session.coordinator_client import ANY_WORKLOAD, Coordinator, Placement, Workload
 from edge_agent.session.driver import SessionDriver
-from edge_agent.session.failover import FIRST_CONTACT_S, Backoff, DirectRoute, GrantRoute, Hop, Route
+from edge_agent.session.failover import FIRST_CONTACT_S, AttachTarget, Backoff, DirectRoute, GrantRoute, Route
 from edge_agent.session.statistics import Statistics
 from edge_agent.target.artifact_cache import ArtifactCache
 from edge_agent.target.artifact_client import Library
@@ -282,7 +282,7 @@ class AsyncClient:
         async with contextlib.AsyncExitStack() as stack:
             self._tasks.check_open()
             room = self._room or DraftRoom(None)
-            like = Likeness(room.pool.release if room.pool else "", request.traffic_class)
+            like = Workload(room.pool.release if room.pool else "", request.traffic_class)
             placement = await self._placed(len(session.prompt), like)
             if placement is not None:
                 stack.callback(self._close_session, placement)
@@ -302,7 +302,7 @@ class AsyncClient:
                 release=lent.release if lent else "",
                 notice=self.updates.notice if self.updates is not None else None,
             )
-            route = self._route(placement, patience_s(self._settings, request))
+            route = self._route(placement, search_budget_s(self._settings, request))
             driver = SessionDriver(session, route, self._dial, seat.worker, options, statistics)
             room.begin(seat, driver)
             self._drivers.add(driver)
@@ -325,10 +325,10 @@ class AsyncClient:
 
         return GrantRoute(placement.grants, resume, backoff)
 
-    def _dial(self, hop: Hop) -> grpc.aio.Channel:
+    def _dial(self, hop: AttachTarget) -> grpc.aio.Channel:
         return self._channels.get(self._reroute.get(hop.address, hop.address), tls=hop.tls)
 
-    def _dial_bulk(self, hop: Hop) -> grpc.aio.Channel:
+    def _dial_bulk(self, hop: AttachTarget) -> grpc.aio.Channel:
         """A connection of its own, for downloads."""
         return self._channels.get(self._reroute.get(hop.address, hop.address), tls=hop.tls, bulk=True)
 
@@ -336,17 +336,17 @@ class AsyncClient:
         channel = self._channels.get(self._coordinator_address, tls=self._tls)
         return Coordinator(channel, self._api_key, self._tasks.in_background)
 
-    async def _place(self, prompt_tokens: int = 0, like: Likeness = UNLIKE) -> Placement | None:
+    async def _place(self, prompt_tokens: int = 0, like: Workload = ANY_WORKLOAD) -> Placement | None:
         """A session at the coordinator; None without one."""
         if not self._coordinator_address:
             return None
-        patience_s = self._settings.resume_budget_s
-        placement = await self._coordinator().open(self._target, prompt_tokens, patience_s=patience_s, like=like)
+        wait_s = self._settings.resume_budget_s
+        placement = await self._coordinator().open(self._target, prompt_tokens, wait_s=wait_s, like=like)
         if self.updates is not None:
             self.updates.notice(placement.release_serial)
         return placement
 
-    async def _placed(self, prompt_tokens: int, like: Likeness) -> Placement | None:
+    async def _placed(self, prompt_tokens: int, like: Workload) -> Placement | None:
         """As `_place`, unless the client is closed. Whoever is cancelled meanwhile leaves no session behind."""
         placing = self._tasks.begin(self._place(prompt_tokens, like))
         try:

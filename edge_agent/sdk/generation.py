@@ -97,7 +97,7 @@ def written_alone(
     return pool.alone(task, statistics.written_alone)
 
 
-def patience_s(settings: EdgeSettings, request: Request) -> float:
+def search_budget_s(settings: EdgeSettings, request: Request) -> float:
     """How long a session without progress looks for a verifier."""
     budget_s = settings.resume_budget_s
     return budget_s if request.offline == "raise" else min(budget_s, settings.offline_after_s)

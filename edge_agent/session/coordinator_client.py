@@ -27,7 +27,7 @@ _A = TypeVar("_A")
 
 
 @dataclass(frozen=True)
-class Likeness:
+class Workload:
     """What makes a tenant's sessions alike: verifiers measure how such ones do."""
 
     draft: str = ""
@@ -62,7 +62,7 @@ class Offer:
     """What relative URLs in the manifest begin with; empty where there is none."""
 
 
-UNLIKE = Likeness()
+ANY_WORKLOAD = Workload()
 """Any other session."""
 
 
@@ -81,17 +81,17 @@ class Coordinator:
         self._metadata = ((("authorization", f"Bearer {api_key}"),) if api_key else ()) + call_metadata()
 
     async def open(
-        self, target: str, prompt_tokens: int = 0, *, patience_s: float = 0.0, like: Likeness = UNLIKE
+        self, target: str, prompt_tokens: int = 0, *, wait_s: float = 0.0, like: Workload = ANY_WORKLOAD
     ) -> Placement:
         """Place a session on a verifier that serves `target` ("": the cluster's only one).
 
-        A cluster without room is asked again when it says, for at most `patience_s`; then Overloaded is raised. Whoever
+        A cluster without room is asked again when it says, for at most `wait_s`; then Overloaded is raised. Whoever
         is cancelled while the coordinator answers has the session closed once it is open.
         """
         request = pb.OpenSessionRequest(
             target=target, prompt_tokens=prompt_tokens, draft_release=like.draft, traffic_class=like.traffic
         )
-        until = time.monotonic() + patience_s
+        until = time.monotonic() + wait_s
         while True:
             try:
                 answer = await self._open_once(request)

@@ -20,7 +20,7 @@ from edge_agent.drafting.drafter import Growth
 from edge_agent.drafting.growth import Plan, departure
 from edge_agent.drafting.handover import Desk
 from edge_agent.drafting.worker import DraftFailed, DraftWorker
-from edge_agent.session.failover import Hop, Route
+from edge_agent.session.failover import AttachTarget, Route
 from edge_agent.session.statistics import Statistics
 from edge_agent.session.stream import Received, ReleaseNotice, Stream
 from outrider.core.errors import InternalError, OutriderError, ProtocolViolation
@@ -31,7 +31,7 @@ from outrider.wire.codecs import Open, Opened, Ping
 
 log = logging.getLogger(__name__)
 
-Dial = Callable[[Hop], grpc.aio.Channel]
+Dial = Callable[[AttachTarget], grpc.aio.Channel]
 """The channel for a hop; channels are shared and closed by whoever owns them."""
 
 
@@ -143,7 +143,7 @@ class SessionDriver:
             log.exception("a session's driver failed")
             self._queue.put_nowait(InternalError(f"the session's driver failed: {type(error).__name__}: {error}"))
 
-    async def _attach(self, hop: Hop) -> None:
+    async def _attach(self, hop: AttachTarget) -> None:
         """One stream from Open to its end. Returns where the session is over or another hop may help."""
         before = len(self._session.received)
         self._statistics.attached(hop.address)
@@ -160,7 +160,7 @@ class SessionDriver:
         finally:
             self._detach()
 
-    def _open(self, stream: Stream, hop: Hop) -> None:
+    def _open(self, stream: Stream, hop: AttachTarget) -> None:
         """Open goes out before the draft is prefilled: the verifier prefills meanwhile."""
         attach = self._session.attach(hop.epoch, hop.limits or SessionLimits())
         self._base = len(attach.tokens)
@@ -304,7 +304,7 @@ class SessionDriver:
             return False
         if drafting.rested_at == len(self._session.received):
             return True
-        return not len(self._session.tree) and drafting.lent.worker.decode_s + self._rtt_s > plan.patience_s
+        return not len(self._session.tree) and drafting.lent.worker.decode_s + self._rtt_s > plan.draft_wait_s
 
     # --- another draft
 
@@ -396,7 +396,7 @@ class SessionDriver:
         self._flush()
 
     def _plan(self) -> Plan:
-        waits = self._rtt_s < self._directive.patience_ms / 1000
+        waits = self._rtt_s < self._directive.draft_wait_ms / 1000
         return _plan(self._directive, self._session.limits, self._options.siblings, waits)
 
     # --- the end

@@ -30,7 +30,7 @@ FIRST_CONTACT_S = 3.5
 
 
 @dataclass(frozen=True)
-class Hop:
+class AttachTarget:
     """One attach."""
 
     address: str
@@ -43,7 +43,7 @@ class Hop:
 
 
 class Route(Protocol):
-    async def next(self) -> Hop:
+    async def next(self) -> AttachTarget:
         """Where to attach now; waits out any back-off. Raises where there is nowhere left."""
 
     def failed(self, error: OutriderError, *, progressed: bool) -> None:
@@ -120,10 +120,10 @@ class DirectRoute:
         self._limits: SessionLimits | None = None
         self._pause_s = 0.0
 
-    async def next(self) -> Hop:
+    async def next(self) -> AttachTarget:
         await asyncio.sleep(self._pause_s)
         self._epoch += 1
-        return Hop(self._address, self._epoch, tls=self._tls, limits=self._limits)
+        return AttachTarget(self._address, self._epoch, tls=self._tls, limits=self._limits)
 
     def failed(self, error: OutriderError, *, progressed: bool) -> None:
         if progressed:
@@ -169,14 +169,14 @@ class GrantRoute:
         self._tries_here = 0
         self._pause_s = 0.0
 
-    async def next(self) -> Hop:
+    async def next(self) -> AttachTarget:
         while True:
             while self._queue:
                 grant = self._queue[0]
                 epoch = max(self._epoch + 1, grant.epoch_first)
                 if epoch <= grant.epoch_last:
                     self._epoch = epoch
-                    return Hop(
+                    return AttachTarget(
                         grant.address, epoch, grant.tls, grant.ticket, grant.verifier_id, limits_of(grant.ticket)
                     )
                 self._queue.pop(0)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from edge_agent.session.failover import Hop, Route
+from edge_agent.session.failover import AttachTarget, Route
 from edge_agent.session.stream import Silent
 from edge_agent.target.artifact_cache import ArtifactRef
 from outrider.core.errors import BadRequest, OutriderError
@@ -54,7 +54,7 @@ class Library:
     def __init__(
         self,
         route: Route,
-        dial: Callable[[Hop], grpc.aio.Channel],
+        dial: Callable[[AttachTarget], grpc.aio.Channel],
         *,
         describe_s: float = DESCRIBE_S,
         chunk_s: float = CHUNK_S,

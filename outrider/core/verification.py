@@ -9,7 +9,7 @@ from outrider.core.tree import ROOT, TokenTree
 
 
 @dataclass(frozen=True)
-class Batch:
+class TreeBatch:
     """What one step evaluates for one session: the last committed token (row 0) and an ancestor-closed set of nodes.
 
     Row i + 1 is the node `ids[i]`; `parents[i]` is the row of its parent, smaller than i + 1.
@@ -28,7 +28,7 @@ class Batch:
         return {(parent, token): i + 1 for i, (parent, token) in enumerate(zip(self.parents, self.tokens, strict=True))}
 
 
-def batch_of(tree: TokenTree, wanted: Collection[int]) -> Batch:
+def tree_batch_of(tree: TokenTree, wanted: Collection[int]) -> TreeBatch:
     """The root and the wanted nodes, each with all its ancestors."""
     rows = {ROOT: 0}
     ids: list[int] = []
@@ -42,11 +42,11 @@ def batch_of(tree: TokenTree, wanted: Collection[int]) -> Batch:
             parents.append(rows[node.parent])
             tokens.append(node.token)
             depths.append(tree.depth(node.id))
-    return Batch(tuple(ids), tuple(parents), tuple(tokens), tuple(depths), tree.position)
+    return TreeBatch(tuple(ids), tuple(parents), tuple(tokens), tuple(depths), tree.position)
 
 
 @dataclass(frozen=True)
-class Walked:
+class Verified:
     """What a step commits."""
 
     tokens: tuple[int, ...]
@@ -54,7 +54,9 @@ class Walked:
     """Rows accepted on the way: one fewer than the tokens, or as many where the sequence ended."""
 
 
-def walk(batch: Batch, target_token: Callable[[int, Sequence[int]], int], ends: Callable[[int, int], bool]) -> Walked:
+def verify(
+    batch: TreeBatch, target_token: Callable[[int, Sequence[int]], int], ends: Callable[[int, int], bool]
+) -> Verified:
     """Take the target's token at row 0, go on from the node that carries it, and so on; stop where no node does.
 
     target_token(row, path): the target's token after that row, `path` the tokens accepted so far in this step.
@@ -72,4 +74,4 @@ def walk(batch: Batch, target_token: Callable[[int, Sequence[int]], int], ends: 
             rows.append(row)
         if ends(token, batch.position + len(tokens) - 1):
             break
-    return Walked(tuple(tokens), tuple(rows))
+    return Verified(tuple(tokens), tuple(rows))

@@ -255,8 +255,8 @@ def directive_to_proto(directive: Directive) -> pb.Directive:
         window_nodes=directive.window_nodes,
         window_depth=directive.window_depth,
         nodes_per_step=directive.nodes_per_step,
-        price=directive.price,
-        patience_ms=directive.patience_ms,
+        min_acceptance=directive.min_acceptance,
+        draft_wait_ms=directive.draft_wait_ms,
         step_ms=directive.step_ms,
     )
 
@@ -265,8 +265,8 @@ def directive_from_proto(message: pb.Directive) -> Directive:
     _between("directive.window_nodes", message.window_nodes, 0, _MAX_CAP)
     _between("directive.window_depth", message.window_depth, 0, _MAX_CAP)
     _between("directive.nodes_per_step", message.nodes_per_step, 0, _MAX_CAP)
-    _between("directive.price", message.price, 0.0, 1.0)
-    _between("directive.patience_ms", message.patience_ms, 0, 60_000)
+    _between("directive.min_acceptance", message.min_acceptance, 0.0, 1.0)
+    _between("directive.draft_wait_ms", message.draft_wait_ms, 0, 60_000)
     _between("directive.step_ms", message.step_ms, 0.0, 1e6)
     if 0.0 < message.step_ms < _MIN_STEP_MS:
         raise BadRequest.bound("directive.step_ms", message.step_ms, f"0 (not known) or at least {_MIN_STEP_MS}")
@@ -274,8 +274,8 @@ def directive_from_proto(message: pb.Directive) -> Directive:
         window_nodes=message.window_nodes,
         window_depth=message.window_depth,
         nodes_per_step=message.nodes_per_step,
-        price=message.price,
-        patience_ms=message.patience_ms,
+        min_acceptance=message.min_acceptance,
+        draft_wait_ms=message.draft_wait_ms,
         step_ms=message.step_ms,
     )
 

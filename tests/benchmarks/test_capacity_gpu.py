@@ -26,7 +26,7 @@ from outrider.core.protocol.messages import Commit, SessionLimits
 CPU = torch.device("cpu")
 PLAN = Plan(batches=(3,), nodes=(2, 8), rounds=1, steps=10, prompt=16, profile_s=0.2)
 SESSIONS = 3
-FIGURES = {"vs_autoregression", "vs_colocated", "colocated_bound"}
+FIGURES = {"vs_autoregression", "vs_server_draft", "server_draft_bound"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -83,7 +83,7 @@ def test_the_same_trees_are_accepted_whoever_drafts(bench: Bench, cases: list[Ca
     assert all(one.draft_s > 0.0 for one in beside.steps)
 
 
-def test_a_colocated_draft_computes_every_depth_for_all_sessions_in_every_step(
+def test_a_server_draft_computes_every_depth_for_all_sessions_in_every_step(
     bench: Bench, cases: list[Case], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worked: list[tuple[int, int, int]] = []
@@ -167,8 +167,8 @@ def test_ratios_are_of_the_best_of_each_sweep_within_rounds() -> None:
     figures = summary({3: found})
     assert figures["best"] == {"3": "device 8 pruned, co-located 2"}
     assert figures["vs_autoregression"] == {"3": 3.0}
-    assert figures["vs_colocated"] == {"3": 2.0}
-    assert figures["colocated_bound"] == {"3": 1.8}
+    assert figures["vs_server_draft"] == {"3": 2.0}
+    assert figures["server_draft_bound"] == {"3": 1.8}
 
 
 def test_both_sides_are_swept_alike() -> None:
@@ -288,7 +288,7 @@ def test_a_measurement_has_its_figures_for_every_number_of_sessions() -> None:
     assert complete(found, plan.batches) == FIGURES
     assert json.loads(json.dumps(found)) == found
     assert found["astray_share"] == 0.0
-    assert found["vs_colocated"]["2"] > 1.0  # the draft's time is in it
+    assert found["vs_server_draft"]["2"] > 1.0  # the draft's time is in it
 
 
 @pytest.mark.gpu

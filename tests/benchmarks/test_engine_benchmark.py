@@ -79,7 +79,7 @@ def test_a_part_that_fails_is_left_all_the_same() -> None:
 
 
 def test_the_share_outside_is_all_but_the_forward() -> None:
-    assert Turn({"forward": 6.0, "walk": 1.0, "decode": 0.5, "loop": 0.5}, ()).outside == pytest.approx(0.25)
+    assert Turn({"forward": 6.0, "verify": 1.0, "decode": 0.5, "loop": 0.5}, ()).outside == pytest.approx(0.25)
 
 
 def test_every_step_decodes_and_encodes_for_every_session_and_its_parts_are_all_there(model: TargetModel) -> None:
@@ -91,7 +91,7 @@ def test_every_step_decodes_and_encodes_for_every_session_and_its_parts_are_all_
     assert len(turns) == 3
     for turn in turns:
         assert {"decode", "protocol", "schedule", "prepare", "pack", "attention plan", "forward"} <= set(turn.parts)
-        assert {"walk", "commit", "encode", "loop"} <= set(turn.parts)
+        assert {"verify", "commit", "encode", "loop"} <= set(turn.parts)
         assert turn.parts["decode"] >= 2 * 3  # a frame and its Append for each session
         assert turn.parts["encode"] >= 3 + 1  # each Commit, and the bytes
         assert [commit.evaluated for commit in turn.commits] == [4, 4, 4]
@@ -102,7 +102,7 @@ def test_the_model_is_left_as_it_was(bench: Bench, model: TargetModel) -> None:
     continued(bench, [Case((5, 6, 7))], 4)
     assert "forward" not in vars(model)
     assert "plan" not in vars(model.attention)
-    assert "_walk" not in vars(bench.engine)
+    assert "_verify" not in vars(bench.engine)
 
 
 @pytest.mark.parametrize("nodes", [1, 4, 8, 16])
@@ -115,10 +115,10 @@ def test_a_tree_has_its_nodes_in_order_distinct_siblings_and_just_the_right_path
         assert all(parent <= row for row, parent in enumerate(tree.parents))
         children = {pair: i + 1 for i, pair in enumerate(zip(tree.parents, tree.tokens, strict=True))}
         assert len(children) == nodes
-        row = walked = 0
-        while walked < len(future) and (row, future[walked]) in children:
-            row, walked = children[row, future[walked]], walked + 1
-        assert walked == tree.right
+        row = verified = 0
+        while verified < len(future) and (row, future[verified]) in children:
+            row, verified = children[row, future[verified]], verified + 1
+        assert verified == tree.right
 
 
 def test_trees_are_right_at_each_depth_as_often_as_asked() -> None:

@@ -26,7 +26,7 @@ from benchmarks.window.turns import (
     summary,
     transition,
 )
-from coordinator.window.streaming import Way
+from coordinator.window.streaming import LinkTiming
 from outrider.core.acceptance.history import HIT, MISS, SIBLING
 
 
@@ -67,11 +67,11 @@ def test_a_statics_directive_holds_its_levels_in_nodes() -> None:
 
 def test_a_statics_patience_is_a_share_of_the_machines_step() -> None:
     static = Static(4, 8, 2, 0.25)
-    assert (static.directive(PACED).patience_ms, static.directive(PACEDS).patience_ms) == (8, 20)
+    assert (static.directive(PACED).draft_wait_ms, static.directive(PACEDS).draft_wait_ms) == (8, 20)
 
 
 def test_the_model_takes_the_best_of_all_windows() -> None:
-    way = Way(0.001, 0.001, lambda nodes: 0.030)
+    way = LinkTiming(0.001, 0.001, lambda nodes: 0.030)
     good, bad = (predicted(said, way) for said in (bytes([HIT] * 60), bytes([MISS] * 60)))
     assert good > 4 / 0.030
     assert bad == pytest.approx(1 / 0.030, rel=0.01)

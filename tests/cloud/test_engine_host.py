@@ -34,7 +34,7 @@ def start(epoch: int = 1, *, prompt=PROMPT, max_tokens: int = 8, ignore_eos: boo
         start=engine_pb2.Start(
             attach=codecs.attach_to_proto(attach),
             limits=codecs.limits_to_proto(SessionLimits(nodes=16)),
-            directive=codecs.directive_to_proto(Directive(patience_ms=0)),
+            directive=codecs.directive_to_proto(Directive(draft_wait_ms=0)),
         ),
     )
 

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client.exposition import generate_latest
 from scripted_engine import front, until
 
-from cloud_verifier.front.counters import ENDS, KINDS, FrontMeters, kind_of
+from cloud_verifier.front.counters import ENDS, KINDS, FrontCounters, kind_of
 from cloud_verifier.front.metrics import VerifierCollector
 from cloud_verifier.front.service import FINISHES
 from cloud_verifier.traffic.passage_builder import Counts
@@ -23,7 +23,7 @@ async def plain(tmp_path):
 
 def scrape(running) -> dict[str, float]:
     """name{labels} -> value, without our prefix."""
-    collector = VerifierCollector(running.host, running.service.meters, running.service, None, 2)
+    collector = VerifierCollector(running.host, running.service.counters, running.service, None, 2)
     text = generate_latest(registry(collector)).decode()
     lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
     return {name.removeprefix("outrider_"): float(value) for name, _, value in lines}
@@ -34,7 +34,7 @@ async def test_a_stream_that_runs_to_its_end_is_counted_by_its_finish(plain) -> 
     plain.engine.commit("s", 1, 0, [5], finish=session_pb2.FINISH_LENGTH)
     while (await stream.read()).commit.finish != session_pb2.FINISH_LENGTH:
         pass
-    await until(lambda: plain.service.meters.ended.total() == 1)
+    await until(lambda: plain.service.counters.ended.total() == 1)
     found = scrape(plain)
     assert found["streams_opened_total"] == 1
     assert found['streams_ended_total{how="length"}'] == 1
@@ -44,8 +44,8 @@ async def test_a_stream_that_runs_to_its_end_is_counted_by_its_finish(plain) -> 
 async def test_a_device_that_just_leaves_has_gone(plain) -> None:
     stream = await plain.open()
     stream.call.cancel()
-    await until(lambda: plain.service.meters.ended["gone"] == 1)
-    assert plain.service.meters.refused.total() == 0
+    await until(lambda: plain.service.counters.ended["gone"] == 1)
+    assert plain.service.counters.refused.total() == 0
 
 
 async def test_what_is_refused_before_a_token_is_counted_by_its_kind(plain) -> None:
@@ -56,7 +56,7 @@ async def test_what_is_refused_before_a_token_is_counted_by_its_kind(plain) -> N
         await plain.open(session)
     await (await plain.open("c", wait=False)).refusal()
     await until(lambda: scrape(plain).get('refusals_total{kind="Overloaded"}') == 2)
-    assert plain.service.meters.ended.total() == 0
+    assert plain.service.counters.ended.total() == 0
 
 
 async def test_an_error_after_tokens_ended_a_stream_that_had_begun(plain) -> None:
@@ -65,8 +65,8 @@ async def test_an_error_after_tokens_ended_a_stream_that_had_begun(plain) -> Non
     assert (await stream.read()).HasField("commit")
     plain.engine.fail("s", 1, InternalError("a defect"))
     await stream.refusal()
-    await until(lambda: plain.service.meters.ended["InternalError"] == 1)
-    assert plain.service.meters.refused.total() == 0
+    await until(lambda: plain.service.counters.ended["InternalError"] == 1)
+    assert plain.service.counters.refused.total() == 0
 
 
 async def test_nodes_are_timed_until_the_first_commit_that_has_seen_them(plain) -> None:
@@ -74,12 +74,12 @@ async def test_nodes_are_timed_until_the_first_commit_that_has_seen_them(plain) 
     await stream.send(append=session_pb2.Append(first_id=1, up=[0, 1], token=[5, 6]))
     await stream.send(append=session_pb2.Append(first_id=3, up=[1], token=[7]))
     await stream.send(append=session_pb2.Append(first_id=4, idle=True))
-    await until(lambda: plain.service.meters.appends == 3)
+    await until(lambda: plain.service.counters.appends == 3)
     for seen, timed in ((1, 0), (2, 1), (3, 2)):
         plain.engine.say("s", 1, commit=session_pb2.Commit(epoch=1, start=seen - 1, token=[5], seen=seen))
         assert (await stream.read()).HasField("commit")
-        assert plain.service.meters.append_commit_s.total == timed
-    assert plain.service.meters.nodes == 3
+        assert plain.service.counters.append_commit_s.total == timed
+    assert plain.service.counters.nodes == 3
     stream.call.cancel()
 
 
@@ -89,15 +89,15 @@ async def test_round_trips_and_windows_are_counted_as_devices_have_them(plain) -
     while ping.WhichOneof("kind") != "ping":
         ping = await stream.read(pings=True)
     await stream.send(pong=session_pb2.Pong(nonce=ping.ping.nonce))
-    await until(lambda: plain.service.meters.rtt_s.total == 1)
+    await until(lambda: plain.service.counters.rtt_s.total == 1)
     found = scrape(plain)
     assert found["window_depth_sum"] == 24  # by the settings, in Opened
-    assert found["window_nodes_per_step_count"] == found["window_patience_seconds_count"] == 1
+    assert found["window_nodes_per_step_count"] == found["window_draft_wait_seconds_count"] == 1
     stream.call.cancel()
 
 
 async def test_what_the_engine_told_last_is_what_a_scrape_shows(plain) -> None:
-    meters = engine_pb2.EngineMeters(
+    counters = engine_pb2.EngineCounters(
         drafts=3,
         evaluated=9,
         accepted=4,
@@ -107,9 +107,11 @@ async def test_what_the_engine_told_last_is_what_a_scrape_shows(plain) -> None:
         first_token_s=engine_pb2.Histogram(counts=[0, 1, *[0] * 12], sum=0.01),
     )
     plain.engine.say(
-        stats=engine_pb2.EngineStats(price=0.25, kv_reserved=64, kv_capacity=256, unrecorded=5, meters=meters)
+        stats=engine_pb2.EngineStats(
+            min_acceptance=0.25, kv_reserved=64, kv_capacity=256, unrecorded=5, counters=counters
+        )
     )
-    await until(lambda: plain.host.stats.price == 0.25)
+    await until(lambda: plain.host.stats.min_acceptance == 0.25)
     found = scrape(plain)
     assert found["spec_decode_num_drafts_total"] == 3
     assert found["spec_decode_num_draft_tokens_total"] == 9
@@ -127,7 +129,7 @@ async def test_what_the_engine_told_last_is_what_a_scrape_shows(plain) -> None:
 def test_every_kind_of_end_is_exported_before_it_happens() -> None:
     assert "Overloaded" in KINDS
     assert set(FINISHES.values()) <= set(ENDS)
-    assert set(FrontMeters().refused) == set(KINDS)
+    assert set(FrontCounters().refused) == set(KINDS)
     assert kind_of(Draining("")) == "Draining"
     assert kind_of(ValueError("")) in KINDS
 
@@ -138,7 +140,7 @@ def test_the_traffic_logs_counts_are_all_told() -> None:
 
 
 async def test_health_follows_the_verifiers_state(plain) -> None:
-    collector = VerifierCollector(plain.host, plain.service.meters)
+    collector = VerifierCollector(plain.host, plain.service.counters)
     assert collector.ailing() == "loading"
     collector.service = plain.service
     assert collector.ailing() == ""

@@ -185,12 +185,12 @@ async def test_reports_go_on_after_a_coordinator_was_away_or_refused(registry):
 
 
 async def test_a_report_brings_what_sessions_are_told(registry):
-    told = session_pb2.Directive(window_nodes=9, window_depth=8, nodes_per_step=3, price=0.25, patience_ms=4)
+    told = session_pb2.Directive(window_nodes=9, window_depth=8, nodes_per_step=3, min_acceptance=0.25, draft_wait_ms=4)
     registry.directives = [pb.SessionDirective(session_id="s", epoch=7, directive=told)]
     async with serving(registry) as address, registration(address) as made:
         await made.register()
         assert (await made.report(pb.ReportRequest())).steering == [("s", 7, Directive(9, 8, 3, 0.25, 4))]
-        mad = session_pb2.Directive(price=2.0)
+        mad = session_pb2.Directive(min_acceptance=2.0)
         registry.directives.insert(0, pb.SessionDirective(session_id="x", epoch=7, directive=mad))
         told = await made.report(pb.ReportRequest())
         assert told.steering == [("s", 7, Directive(9, 8, 3, 0.25, 4))]  # the other one holds

@@ -254,10 +254,10 @@ async def test_a_device_is_told_when_step_time_or_price_have_changed_by_much(pla
     await until(lambda: plain.host.stats.step_ms == 13.0)
     plain.engine.say(stats=engine_pb2.EngineStats(step_ms=30.0))
     assert (await stream.read()).directive.step_ms == 30.0  # 13 was too near to 12 to be worth a message
-    plain.engine.say(stats=engine_pb2.EngineStats(step_ms=30.0, price=0.6))
-    assert (await stream.read()).directive.price == 0.3  # half of what pays for a row
-    plain.engine.say(stats=engine_pb2.EngineStats(step_ms=30.0, price=0.01))
-    assert (await stream.read()).directive.price == 0.1  # the least, by the configuration
+    plain.engine.say(stats=engine_pb2.EngineStats(step_ms=30.0, min_acceptance=0.6))
+    assert (await stream.read()).directive.min_acceptance == 0.3  # half of what pays for a row
+    plain.engine.say(stats=engine_pb2.EngineStats(step_ms=30.0, min_acceptance=0.01))
+    assert (await stream.read()).directive.min_acceptance == 0.1  # the least, by the configuration
     stream.call.cancel()
 
 
@@ -271,8 +271,11 @@ async def test_what_the_coordinator_says_reaches_engine_and_device_within_the_se
     told = (await stream.read()).directive
     for directive in (tuned, told):
         assert (directive.window_nodes, directive.window_depth) == (limits.nodes, limits.depth)
-        assert (directive.nodes_per_step, directive.patience_ms) == (4, 3)
-    assert (told.price, told.step_ms) == (0.25, 12.0)  # half of what pays for a row, and the verifier's own step
+        assert (directive.nodes_per_step, directive.draft_wait_ms) == (4, 3)
+    assert (told.min_acceptance, told.step_ms) == (
+        0.25,
+        12.0,
+    )  # half of what pays for a row, and the verifier's own step
     stream.call.cancel()
 
 

@@ -51,7 +51,7 @@ async def busy(coordinator):
         )
         for i in "ab"
     ]
-    load = {"step_ms": 10.0, "tokens_per_s": 81.0, "price": 0.25, "kv_used": 5, "kv_capacity": 10}
+    load = {"step_ms": 10.0, "tokens_per_s": 81.0, "min_acceptance": 0.25, "kv_used": 5, "kv_capacity": 10}
     await coordinator.report("v1", reports, step_cost_ms={1: 9.5}, timing_ms={"forward": 8.0}, **load)
     return coordinator
 
@@ -117,7 +117,7 @@ VERIFIER = {
     "sessions": 2,
     "capacity": 8,
     "tokens_per_s": 81.0,
-    "price": 0.25,
+    "min_acceptance": 0.25,
     "evaluated": 80,
     "accepted": 20,
     "acceptance": 0.25,
@@ -196,7 +196,7 @@ async def test_json_of_tenants_windows_and_what_was_done_keeps_its_names(busy, o
     del made["key"]
     assert listed == {"tenants": [made], "next": None, "anonymous": False}
     _, out, _ = await outrider("window", "set", "--all", "--k", "2", "--depth", "4", "-o", "json")
-    bounds = {"k": 2, "depth": 4, "pinned": False, "patience_ms": None, "nodes_per_level": None}
+    bounds = {"k": 2, "depth": 4, "pinned": False, "draft_wait_ms": None, "nodes_per_level": None}
     assert json.loads(out) == {"session": None, "bounds": bounds}
     assert await read(outrider, "window", "show") == {"everybody": bounds, "windows": [], "total": 0}
     _, out, _ = await outrider("verifiers", "cordon", "v2", "-o", "json")

@@ -111,7 +111,7 @@ async def test_windows_that_were_decided_are_counted(scraped) -> None:
     await peer.report("v1", [session], step_ms=50.0, step_cost_ms={1: 40.0, 8: 45.0}, node_ms=0.7)
     found = await scrape()
     assert found["decide_seconds_count"] == 1
-    for name in ("window_k", "window_depth", "window_patience_seconds", "window_predicted_speedup"):
+    for name in ("window_k", "window_depth", "window_draft_wait_seconds", "window_predicted_speedup"):
         assert found[f"{name}_count"] == 1
 
 
@@ -176,6 +176,6 @@ async def test_a_releases_trial_is_told_with_its_evidence(scraped) -> None:
     found = await scrape()
     assert (found['releases{state="stable"}'], found['releases{state="canary"}']) == (1, 1)
     assert 0 <= found['canary_age_seconds{target="w"}'] < 60
-    right = [found[f'canary_right_ratio{{arm="{arm}",target="w"}}'] for arm in ("canary", "stable")]
+    right = [found[f'canary_acceptance_ratio{{arm="{arm}",target="w"}}'] for arm in ("canary", "stable")]
     assert right == pytest.approx([0.25, 0.5])
     assert found['canary_log_evidence{target="w",way="worse"}'] > found['canary_log_evidence{target="w",way="better"}']

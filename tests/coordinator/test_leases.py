@@ -18,7 +18,7 @@ async def test_a_registered_verifier_is_shown_with_what_it_said(coordinator):
         kv_capacity=100,
         tokens_per_s=250.0,
         node_ms=0.5,
-        timing_ms={"walk": 1.5},
+        timing_ms={"verify": 1.5},
         step_cost_ms={1: 10.0, 8: 12.0},
         session_cost_ms=0.25,
     )
@@ -26,7 +26,7 @@ async def test_a_registered_verifier_is_shown_with_what_it_said(coordinator):
     assert (shown.verifier_id, shown.address, shown.capacity_sessions) == ("v1", "127.0.0.1:10001", 5)
     assert (shown.live_sessions, shown.step_ms, shown.kv_used, shown.kv_capacity) == (2, 12.5, 10, 100)
     assert (shown.tokens_per_s, shown.node_ms) == (250.0, 0.5)
-    assert dict(shown.timing_ms) == {"walk": 1.5}
+    assert dict(shown.timing_ms) == {"verify": 1.5}
     assert (dict(shown.step_cost_ms), shown.session_cost_ms) == ({1: 10.0, 8: 12.0}, 0.25)
     assert shown.target == identity()
     assert 4.0 < shown.lease_s <= 5.0

@@ -45,7 +45,7 @@ async def busy(coordinator):
                 )
                 for i in reversed(ids)
             ],
-            price=0.25,
+            min_acceptance=0.25,
         )
     return coordinator
 
@@ -97,7 +97,7 @@ async def test_verifiers_come_by_id_in_pages_with_what_their_sessions_did(busy, 
     rest = await verifiers(busy, limit=1, after=first.next)
     assert ([v.verifier_id for v in rest.verifiers], rest.next) == (["v2"], "")
     [shown] = (await verifiers(busy, verifier_id="v1")).verifiers
-    assert (shown.evaluated, shown.accepted, shown.price) == (200, 50, 0.25)
+    assert (shown.evaluated, shown.accepted, shown.min_acceptance) == (200, 50, 0.25)
     assert isinstance(await refused(verifiers(busy, verifier_id="v9")), NotFound)
 
 

@@ -8,7 +8,7 @@ import pytest
 from peers import identity, until
 
 from coordinator import placement
-from coordinator.records import Load, Need, Registration, Verifier
+from coordinator.records import Load, PlacementRequest, Registration, Verifier
 from outrider.core.errors import BadRequest, OutriderError, Overloaded
 from outrider.wire.status import error_from_rpc
 from outrider.wire.ticket import Target
@@ -199,7 +199,7 @@ def test_the_order_of_candidates_is_the_draws_and_the_tiers():
         verifier("near"),
         verifier("x", name="y"),
     ]
-    need = Need("demo", {"near": 2.0, "far": 8.0}, ("w", "t"), "float32//", frozenset({"lost"}))
+    need = PlacementRequest("demo", {"near": 2.0, "far": 8.0}, ("w", "t"), "float32//", frozenset({"lost"}))
     ranked = placement.candidates(fleet, need, random.Random(1), unknown_rtt_ms=50.0)
     again = placement.candidates(fleet, need, random.Random(1), unknown_rtt_ms=50.0)
     assert ranked == again
@@ -213,14 +213,16 @@ def test_an_unmeasured_verifier_is_taken_for_a_typical_one():
     fleet = [verifier("a"), verifier("b")]
     [known] = [
         c.rtt_ms
-        for c in placement.candidates(fleet, Need("demo", {"a": 8.0}), random.Random(), 50.0)
+        for c in placement.candidates(fleet, PlacementRequest("demo", {"a": 8.0}), random.Random(), 50.0)
         if c.verifier_id == "b"
     ]
     assert known == 8.0
-    assert {c.rtt_ms for c in placement.candidates(fleet, Need("demo"), random.Random(), 50.0)} == {50.0}
+    assert {c.rtt_ms for c in placement.candidates(fleet, PlacementRequest("demo"), random.Random(), 50.0)} == {50.0}
 
 
 @pytest.mark.parametrize("count", [0, 1, 32, 33, 65])
 def test_batches_hold_every_candidate_once(count):
-    ranked = placement.candidates([verifier(f"v{i}") for i in range(count)], Need(""), random.Random(), 50.0)
+    ranked = placement.candidates(
+        [verifier(f"v{i}") for i in range(count)], PlacementRequest(""), random.Random(), 50.0
+    )
     assert [c for lot in placement.batches(ranked) for c in lot] == ranked

@@ -208,7 +208,7 @@ def test_a_device_that_drafts_nothing_after_all_is_seen_and_no_longer_waited_for
     near = decide(fresh(rtt_ms=1.0), PRIOR)
     assert near is not None and near.k > 0
     silent = decide(fresh(rtt_ms=1.0, committed=report_adapter.SILENT, steps=report_adapter.SILENT), PRIOR, near)
-    assert silent is not None and (silent.k, silent.patience_ms) == (0, 0.0)
+    assert silent is not None and (silent.k, silent.draft_wait_ms) == (0, 0.0)
     assert silent.reason == "its device drafts nothing"
     assert silent.depth > 0  # so that it shows if it has begun
 

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from coordinator.releases import lifecycle
 from coordinator.releases.lifecycle import Verdict
-from coordinator.releases.records import Evidence, Line, Order, Release, Rule, State
+from coordinator.releases.records import Evidence, Order, Release, ReleaseTrack, Rule, State
 from outrider.core.errors import BadRequest, NotFound
 
 SHARE = 0.25
@@ -24,26 +24,26 @@ def release(version: int, file: int | None = None) -> Release:
     return Release(b"manifest %d" % version, version, name, State.CANDIDATE, 0.0)
 
 
-def published(*versions: int, line: Line | None = None) -> Line:
-    line = line or Line("w")
+def published(*versions: int, line: ReleaseTrack | None = None) -> ReleaseTrack:
+    line = line or ReleaseTrack("w")
     for version in versions:
         line = lifecycle.publish(line, release(version), 0.0, SHARE)
     return line
 
 
-def states(line: Line) -> dict[int, State]:
+def states(line: ReleaseTrack) -> dict[int, State]:
     return {r.version: r.state for r in line.releases}
 
 
-def of(line: Line, version: int) -> Release:
+def of(line: ReleaseTrack, version: int) -> Release:
     return next(r for r in line.releases if r.version == version)
 
 
-def settled(line: Line, state: State) -> Line:
+def settled(line: ReleaseTrack, state: State) -> ReleaseTrack:
     return lifecycle.settle(line, line.canary, Verdict(state, "so"), Evidence(), 1.0, SHARE)
 
 
-def steered(line: Line, version: int, order: Order) -> Line:
+def steered(line: ReleaseTrack, version: int, order: Order) -> ReleaseTrack:
     return lifecycle.steer(line, of(line, version), order, 1.0, SHARE)
 
 
@@ -95,7 +95,7 @@ def test_history_is_short_and_what_it_forgot_stays_refused() -> None:
 # --- what is measured decides
 
 
-def canary(**changes: object) -> Line:
+def canary(**changes: object) -> ReleaseTrack:
     line = published(2, line=STABLE_1)
     return replace(line, releases=tuple(replace(r, **changes) if r.version == 2 else r for r in line.releases))
 
@@ -193,7 +193,7 @@ def test_what_is_over_cannot_be_pinned() -> None:
 
 
 def test_a_release_is_found_by_the_beginning_of_its_hash() -> None:
-    lines = [Line("w", 3, (replace(release(3), name="ab12"), replace(release(1), name="ac00")))]
+    lines = [ReleaseTrack("w", 3, (replace(release(3), name="ab12"), replace(release(1), name="ac00")))]
     assert lifecycle.find(lines, "sha256:ab")[1].version == 3
     with pytest.raises(BadRequest, match="2 releases begin with 'a'"):
         lifecycle.find(lines, "a")
@@ -202,7 +202,7 @@ def test_a_release_is_found_by_the_beginning_of_its_hash() -> None:
 
 
 def test_of_a_file_that_was_released_twice_the_newer_release_is_found() -> None:
-    line = Line("w", 3, (release(3, file=1), release(2), release(1)))
+    line = ReleaseTrack("w", 3, (release(3, file=1), release(2), release(1)))
     assert lifecycle.find([line], release(1).name)[1].version == 3
 
 
@@ -211,7 +211,7 @@ class Life(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.line = Line("w")
+        self.line = ReleaseTrack("w")
         self.now = 0.0
         self.stable = 0
         self.over: dict[int, State] = {}

@@ -15,7 +15,7 @@ VERIFIER = {
     "capacity": 64,
     "tokens_per_s": 1234.5,
     "step_ms": 112.4,
-    "price": 0.02,
+    "min_acceptance": 0.02,
     "evaluated": 100,
     "accepted": 48,
     "acceptance": 0.48,

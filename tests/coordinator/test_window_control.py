@@ -58,7 +58,7 @@ def test_a_good_draft_speculates_and_a_bad_one_only_probes() -> None:
     assert good.nodes_per_step > decided["good"].k >= 4
     assert good.window_nodes >= good.window_depth > 4
     assert decided["bad"].k == 0
-    assert (bad.nodes_per_step, bad.window_depth, bad.patience_ms) == (0, report_adapter.PROBE_DEPTH, 0)
+    assert (bad.nodes_per_step, bad.window_depth, bad.draft_wait_ms) == (0, report_adapter.PROBE_DEPTH, 0)
 
 
 def test_who_is_alone_may_have_all_that_the_verifier_itself_finds_worth_its_time() -> None:
@@ -76,9 +76,9 @@ def test_who_is_alone_may_have_all_that_the_verifier_itself_finds_worth_its_time
 
 def test_a_near_device_is_waited_for_by_as_much_as_was_planned_with_and_never_beyond_a_part_of_a_step() -> None:
     near, far = decide(stats(rtt_ms=2.0))["s"], decide(stats(rtt_ms=100.0))["s"]
-    assert 0.0 < near.patience_ms <= 0.4 * 32.0
-    assert report_adapter.directive(near, LIMITS).patience_ms >= near.patience_ms
-    assert report_adapter.directive(far, LIMITS).patience_ms == 0
+    assert 0.0 < near.draft_wait_ms <= 0.4 * 32.0
+    assert report_adapter.directive(near, LIMITS).draft_wait_ms >= near.draft_wait_ms
+    assert report_adapter.directive(far, LIMITS).draft_wait_ms == 0
 
 
 @pytest.mark.parametrize("changes", [{"verdicts": b""}, {"verdicts": verdicts(0.9, 10)}, {"rtt_ms": 0.0}])
@@ -150,7 +150,7 @@ def test_a_pinned_session_that_is_slower_than_streaming_keeps_nobody_else_from_s
 def test_a_pin_is_waited_for_like_any_other_window() -> None:
     free = decide(stats(rtt_ms=1.0))["s"]
     pinned = decide(stats(rtt_ms=1.0), s=WindowBounds(free.k, free.depth, pinned=True))["s"]
-    assert pinned.patience_ms == pytest.approx(free.patience_ms, rel=0.02)
+    assert pinned.draft_wait_ms == pytest.approx(free.draft_wait_ms, rel=0.02)
     assert pinned.speedup > 0.9 * free.speedup
 
 
@@ -192,11 +192,11 @@ async def test_what_one_coordinator_was_told_holds_at_every_other_and_across_rep
     one, other = await start(), await start()
     await one.join("v1")
     session = (await one.open()).session_id
-    pinned = pb.WindowBounds(k=2, depth=7, pinned=True, patience_ms=11, nodes_per_level=2.0)
+    pinned = pb.WindowBounds(k=2, depth=7, pinned=True, draft_wait_ms=11, nodes_per_level=2.0)
     await one.admin.BoundWindow(pb.BoundWindowRequest(session_id=session, bounds=pinned))
     [told] = (await other.report("v1", [report(session)], **REPORTED)).directives
     assert (told.directive.nodes_per_step, told.directive.window_depth, told.directive.window_nodes) == (4, 7, 14)
-    assert told.directive.patience_ms == 11
+    assert told.directive.draft_wait_ms == 11
     [window] = (await one.admin.ShowWindows(pb.ShowWindowsRequest(session_id=session))).windows
     assert window.bounds == pinned
     await one.admin.BoundWindow(pb.BoundWindowRequest(session_id=session))
@@ -282,8 +282,8 @@ async def test_bounds_that_make_no_sense_are_refused(coordinator, refused) -> No
     for bounds in (
         pb.WindowBounds(k=5, depth=4),
         pb.WindowBounds(k=1, depth=10_000),
-        pb.WindowBounds(k=1, depth=1, pinned=True, patience_ms=-1.0),
-        pb.WindowBounds(k=1, depth=1, pinned=True, patience_ms=math.nan),
+        pb.WindowBounds(k=1, depth=1, pinned=True, draft_wait_ms=-1.0),
+        pb.WindowBounds(k=1, depth=1, pinned=True, draft_wait_ms=math.nan),
         pb.WindowBounds(k=1, depth=1, pinned=True, nodes_per_level=0.5),
     ):
         error = await refused(coordinator.admin.BoundWindow(pb.BoundWindowRequest(session_id=session, bounds=bounds)))

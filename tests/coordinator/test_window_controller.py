@@ -67,7 +67,7 @@ def test_on_a_saturated_verifier_nodes_have_a_price_and_nobody_is_slower_than_st
     nodes = [sum(d.window.k for d in decisions.values()) / len(decisions) for decisions in (few, many)]
     assert nodes[1] < nodes[0]
     assert min(d.speedup for d in many.values()) >= 1.0 - TOLERANCE - 1e-9
-    assert next(iter(many.values())).price > next(iter(few.values())).price
+    assert next(iter(many.values())).min_acceptance > next(iter(few.values())).min_acceptance
 
 
 def test_nobody_pays_for_others() -> None:
@@ -180,4 +180,4 @@ def test_every_decision_is_predicted_to_be_at_least_streaming(
     for decision in decide(VerifierView(cost, tuple(sessions))).values():
         assert decision.speedup >= 1.0 - TOLERANCE - 1e-9
         assert decision.window.k <= decision.window.depth <= 32
-        assert 0.0 <= decision.price <= 1.0
+        assert 0.0 <= decision.min_acceptance <= 1.0

@@ -21,7 +21,7 @@ from outrider.core.protocol.device import DeviceSession, ReattachNeeded
 from outrider.core.protocol.messages import Append, Attach, Cancel, Commit, Finish, SessionLimits, TokenLogprobs
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.tree import ROOT
-from outrider.core.verification import Batch, Walked, walk
+from outrider.core.verification import TreeBatch, Verified, verify
 
 EOS = 99
 PROMPT = (1, 2, 3)
@@ -139,7 +139,7 @@ class Stream:
     up: deque[Attach | Append | Cancel] = field(default_factory=deque)
     down: deque[Commit] = field(default_factory=deque)
     session: VerifierSession | None = None
-    batch: Batch | None = None
+    batch: TreeBatch | None = None
     lossy: bool = False
     dead: bool = False
     """The verifier died or never took the session: only a reconnect helps."""
@@ -161,7 +161,7 @@ class Machine(NamedTuple):
 
     device: type[DeviceSession] = DeviceSession
     verifier: type[VerifierSession] = VerifierSession
-    walk: Callable[..., Walked] = walk
+    verify: Callable[..., Verified] = verify
 
 
 SOUND = Machine()
@@ -481,20 +481,20 @@ class World:
         if session.finish is not Finish.NONE:
             return
         prefix = tuple(session.committed)
-        walked = self.machine.walk(
+        verified = self.machine.verify(
             batch, lambda _, path: self.target.token((*prefix, *path), stream.server), session.ends
         )
-        commit = session.commit(batch, walked)
-        self.rows[commit.epoch, commit.start] = len(walked.rows)
+        commit = session.commit(batch, verified)
+        self.rows[commit.epoch, commit.start] = len(verified.rows)
         if session.attach.logprobs is not None:
             told = enumerate(commit.tokens, start=commit.start)
             commit = replace(commit, logprobs=tuple(logprobs_of(position, token) for position, token in told))
-        whole = (*prefix, *walked.tokens)
+        whole = (*prefix, *verified.tokens)
         if stream.server and any(self.target.token(whole[:i]) != whole[i] for i in range(len(prefix), len(whole))):
             self.happened["a tie went the other way"] += 1
         if stream is self.stream:
             self.steps += 1
-            self.accepted += len(walked.rows)
+            self.accepted += len(verified.rows)
         self._send(stream, commit)
         self._demand(session.held <= stream.limits.nodes, "the verifier holds more than W live and aliased nodes")
 
@@ -502,7 +502,7 @@ class World:
         stream.down.append(commit)
         stream.commits.append(commit)
 
-    def _some_nodes(self, session: VerifierSession, limit: int) -> Batch:
+    def _some_nodes(self, session: VerifierSession, limit: int) -> TreeBatch:
         """Rule 13: a random ancestor-closed subset of the live nodes."""
         rows = {ROOT: 0}
         columns: list[tuple[int, int, int, int]] = []
@@ -511,7 +511,7 @@ class World:
                 columns.append((node.id, rows[node.parent], node.token, session.tree.depth(node.id)))
                 rows[node.id] = len(columns)
         ids, parents, tokens, depths = zip(*columns, strict=True) if columns else ((), (), (), ())
-        return Batch(ids, parents, tokens, depths, session.position)
+        return TreeBatch(ids, parents, tokens, depths, session.position)
 
     # ------------------------------------------------------------------ the promises
 

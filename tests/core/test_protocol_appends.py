@@ -12,7 +12,7 @@ from outrider.core.errors import Fenced, ProtocolViolation
 from outrider.core.protocol.messages import Append, Attach, Cancel, Finish, SessionLimits
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.tree import ROOT
-from outrider.core.verification import walk
+from outrider.core.verification import verify
 
 EPOCH = 3
 EOS = 9
@@ -33,7 +33,7 @@ def session(received: int = 0, limits: SessionLimits = LIMITS, max_tokens: int =
 def step(verifier: VerifierSession, limit: int = 8):
     batch = verifier.batch([node.id for node in verifier.tree][:limit])
     committed = list(verifier.committed)
-    return verifier.commit(batch, walk(batch, lambda _, path: target([*committed, *path]), verifier.ends))
+    return verifier.commit(batch, verify(batch, lambda _, path: target([*committed, *path]), verifier.ends))
 
 
 def append(first_id: int, base: int, *nodes: tuple[int, int], idle: bool = False, epoch: int = EPOCH) -> Append:
@@ -346,7 +346,7 @@ def test_a_batch_that_was_running_at_a_cancel_is_discarded() -> None:
     assert last is not None
     assert (last.start, last.tokens, last.seen, last.finish) == (0, (), 1, Finish.CANCELLED)
     with pytest.raises(Fenced):
-        verifier.commit(batch, walk(batch, lambda _, path: target(list(path)), verifier.ends))
+        verifier.commit(batch, verify(batch, lambda _, path: target(list(path)), verifier.ends))
     assert verifier.committed == []
     assert verifier.held == 0
 

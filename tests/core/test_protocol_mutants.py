@@ -14,7 +14,7 @@ from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Finish
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.tree import ROOT, TokenTree
-from outrider.core.verification import Walked, walk
+from outrider.core.verification import Verified, verify
 
 SCHEDULES = 10_000
 
@@ -171,8 +171,8 @@ class KeepsWrongGuesses(DeviceSession):
 
 
 class AliasesDropped(VerifierSession):
-    def commit(self, batch, walked):
-        commit = super().commit(batch, walked)
+    def commit(self, batch, verified):
+        commit = super().commit(batch, verified)
         self._aliases.clear()
         return commit
 
@@ -203,8 +203,8 @@ class DeadIdsUnseen(VerifierSession):
         if self.dead == dead:
             self._counted = node_id
 
-    def commit(self, batch, walked):
-        return replace(super().commit(batch, walked), seen=self._counted)
+    def commit(self, batch, verified):
+        return replace(super().commit(batch, verified), seen=self._counted)
 
 
 class SeenOfAccepted(VerifierSession):
@@ -212,9 +212,9 @@ class SeenOfAccepted(VerifierSession):
 
     _counted = 0
 
-    def commit(self, batch, walked):
-        self._counted = max([self._counted, *(batch.ids[row - 1] for row in walked.rows)])
-        return replace(super().commit(batch, walked), seen=self._counted)
+    def commit(self, batch, verified):
+        self._counted = max([self._counted, *(batch.ids[row - 1] for row in verified.rows)])
+        return replace(super().commit(batch, verified), seen=self._counted)
 
 
 class VerifierTakesAnyEpoch(VerifierSession):
@@ -230,9 +230,9 @@ class TakesReplays(VerifierSession):
 
 
 class VerifierDropsBelowTheBonus(VerifierSession):
-    def commit(self, batch, walked):
-        commit = super().commit(batch, walked)
-        if len(walked.tokens) > len(walked.rows):
+    def commit(self, batch, verified):
+        commit = super().commit(batch, verified)
+        if len(verified.tokens) > len(verified.rows):
             self.tree.clear()
         return commit
 
@@ -280,17 +280,17 @@ class DeafToCancel(VerifierSession):
         return None
 
 
-def takes_any_child(batch, target_token, ends) -> Walked:
+def takes_any_child(batch, target_token, ends) -> Verified:
     """Accept a child although it is not the target's token."""
     children = dict(zip(batch.parents, batch.tokens, strict=True))
-    return walk(batch, lambda row, path: children.get(row, target_token(row, path)), ends)
+    return verify(batch, lambda row, path: children.get(row, target_token(row, path)), ends)
 
 
-def forgets_the_bonus(batch, target_token, ends) -> Walked:
+def forgets_the_bonus(batch, target_token, ends) -> Verified:
     """Commit the accepted nodes alone."""
-    walked = walk(batch, target_token, ends)
-    kept = max(1, len(walked.rows))
-    return Walked(walked.tokens[:kept], walked.rows[:kept])
+    verified = verify(batch, target_token, ends)
+    kept = max(1, len(verified.rows))
+    return Verified(verified.tokens[:kept], verified.rows[:kept])
 
 
 def device(mutant: type[DeviceSession]) -> Machine:
@@ -334,8 +334,8 @@ MUTANTS = [
     (verifier(SilentAboutKept), "a gap where nothing was lost"),
     (verifier(TrustsKept), "is not the target's"),
     (verifier(DeafToCancel), "does not know that the session is over"),
-    (Machine(walk=takes_any_child), "is not the target's"),
-    (Machine(walk=forgets_the_bonus), "evaluated twice"),
+    (Machine(verify=takes_any_child), "is not the target's"),
+    (Machine(verify=forgets_the_bonus), "evaluated twice"),
 ]
 
 

@@ -18,7 +18,7 @@ from scipy import stats
 
 from outrider.core.coupling import gumbel, position_key, session_key
 from outrider.core.processors import SamplingParams, filtered_log_probs, log_softmax
-from outrider.core.verification import Batch, walk
+from outrider.core.verification import TreeBatch, verify
 
 VOCABULARY = 5
 LENGTH = 3
@@ -115,7 +115,7 @@ def fresh_residual(session: Session, prefix: Prefix, children: list[int]) -> int
     return int(np.argmax(log_p + np.random.default_rng([9, session.seed, *prefix]).gumbel(size=VOCABULARY)))
 
 
-def tree(session: Session, committed: Prefix) -> Batch:
+def tree(session: Session, committed: Prefix) -> TreeBatch:
     """Two children per node, as deep as the sequence goes."""
     parents: list[int] = []
     tokens: list[int] = []
@@ -129,7 +129,7 @@ def tree(session: Session, committed: Prefix) -> Batch:
             tokens.append(token)
             depths.append(len(prefix) + 1 - len(committed))
             open_rows.append((len(tokens), (*prefix, token)))
-    return Batch(tuple(range(1, len(tokens) + 1)), tuple(parents), tuple(tokens), tuple(depths), len(committed))
+    return TreeBatch(tuple(range(1, len(tokens) + 1)), tuple(parents), tuple(tokens), tuple(depths), len(committed))
 
 
 def generate(session: Session, rule: Rule) -> Prefix:
@@ -143,8 +143,8 @@ def generate(session: Session, rule: Rule) -> Prefix:
         def target_token(row: int, path: list[int], start: Prefix = start, below: dict = below) -> int:
             return rule(session, (*start, *path), below.get(row, []))
 
-        walked = walk(batch, target_token, lambda token, position: position + 1 >= LENGTH)
-        committed = (*committed, *walked.tokens)
+        verified = verify(batch, target_token, lambda token, position: position + 1 >= LENGTH)
+        committed = (*committed, *verified.tokens)
     return committed
 
 

@@ -6,23 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.acceptance.history import HIT, MISS, SIBLING, UNKNOWN, Verdicts
+from outrider.core.acceptance.history import HIT, MISS, SIBLING, UNKNOWN, AcceptanceHistory
 from outrider.core.protocol.messages import Append, Attach, SessionLimits
 from outrider.core.protocol.verifier import VerifierSession
-from outrider.core.verification import Walked
+from outrider.core.verification import Verified
 
 
 @pytest.mark.parametrize(
     ("guesses", "verdict"), [([7], HIT), ([7, 8], HIT), ([8, 7], SIBLING), ([8], MISS), ([8, 9], MISS), ([], UNKNOWN)]
 )
 def test_a_position_is_judged_by_its_first_guess_and_then_by_the_others(guesses: list[int], verdict: int) -> None:
-    verdicts = Verdicts()
+    verdicts = AcceptanceHistory()
     verdicts.settle(7, guesses)
     assert verdicts.known() == (b"" if verdict == UNKNOWN else bytes([verdict]))
 
 
 def test_late_guesses_are_judged_in_the_order_in_which_they_come() -> None:
-    verdicts = Verdicts(position=10)
+    verdicts = AcceptanceHistory(position=10)
     for _ in range(3):
         verdicts.settle(7, [])
     verdicts.late(10, right=True)
@@ -33,7 +33,7 @@ def test_late_guesses_are_judged_in_the_order_in_which_they_come() -> None:
 
 
 def test_a_late_guess_never_takes_a_verdict_back() -> None:
-    verdicts = Verdicts()
+    verdicts = AcceptanceHistory()
     verdicts.settle(7, [7])
     verdicts.late(0, right=False)
     verdicts.late(0, right=True)
@@ -44,7 +44,7 @@ def test_a_late_guess_never_takes_a_verdict_back() -> None:
 def test_only_the_latest_are_kept_and_nothing_from_outside_them_matters(
     calls: list[tuple[bool, int]], most: int
 ) -> None:
-    verdicts = Verdicts(most=most)
+    verdicts = AcceptanceHistory(most=most)
     for settles, position in calls:
         if settles:
             verdicts.settle(1, [1])
@@ -58,16 +58,16 @@ def test_the_protocol_judges_what_came_in_time_what_came_late_and_what_was_not_e
     session = VerifierSession(Attach(1, (1, 2)), SessionLimits())
     session.append(Append(1, 1, 0, (0, 0, 1), (5, 6, 7)))  # 5 and 6 for position 0, 7 below 5
     batch = session.batch(())  # a plain step: none of them is evaluated
-    session.commit(batch, Walked((5,), ()))
-    session.commit(session.batch(()), Walked((9,), ()))  # 7 was wrong
-    session.commit(session.batch(()), Walked((4,), ()))  # nobody had guessed
+    session.commit(batch, Verified((5,), ()))
+    session.commit(session.batch(()), Verified((9,), ()))  # 7 was wrong
+    session.commit(session.batch(()), Verified((4,), ()))  # nobody had guessed
     session.append(Append(1, 4, 2, (0, 4), (4, 3)))  # late: 4 for position 2; 3 below it is in time
-    session.commit(session.batch(()), Walked((8,), ()))
+    session.commit(session.batch(()), Verified((8,), ()))
     assert session.verdicts.known() == bytes([HIT, MISS, HIT, MISS])
 
 
 def test_positions_are_counted_once_and_by_the_first_guess() -> None:
-    verdicts = Verdicts()
+    verdicts = AcceptanceHistory()
     for guesses in ([7], [8, 7], [8], []):
         verdicts.settle(7, guesses)
     assert (verdicts.positions, verdicts.right) == (4, 1)
@@ -83,7 +83,7 @@ def test_positions_are_counted_once_and_by_the_first_guess() -> None:
 
 
 def test_positions_count_from_the_first_guess_on_that_is_judged() -> None:
-    verdicts = Verdicts()
+    verdicts = AcceptanceHistory()
     for guesses in ([], [], [8], [], [7]):
         verdicts.settle(7, guesses)
     assert (verdicts.positions, verdicts.right) == (3, 1)
@@ -94,7 +94,7 @@ def test_positions_count_from_the_first_guess_on_that_is_judged() -> None:
 
 
 def test_a_late_guess_may_be_the_first_one_that_is_judged() -> None:
-    verdicts = Verdicts()
+    verdicts = AcceptanceHistory()
     for _ in range(3):
         verdicts.settle(7, [])
     verdicts.late(1, right=False)
@@ -109,7 +109,7 @@ def test_a_late_guess_may_be_the_first_one_that_is_judged() -> None:
     st.lists(st.tuples(st.sampled_from(["settle", "late", "restart"]), st.integers(0, 40), st.booleans()), max_size=60)
 )
 def test_no_position_counts_twice_nor_is_right_without_counting(calls: list[tuple[str, int, bool]]) -> None:
-    verdicts = Verdicts()
+    verdicts = AcceptanceHistory()
     settled = 0
     for name, position, flag in calls:
         if name == "settle":
@@ -128,8 +128,8 @@ def test_guesses_of_the_draft_before_do_not_count_for_the_next_one() -> None:
     session.drafts_anew()
     session.append(Append(1, 3, 0, (2, 0), (7, 9)))  # 7 below 6, and 9 beside 5: not the first there
     for token in (5, 6):
-        session.commit(session.batch(()), Walked((token,), ()))
+        session.commit(session.batch(()), Verified((token,), ()))
     assert (session.verdicts.positions, session.verdicts.right) == (0, 0)
-    session.commit(session.batch(()), Walked((7,), ()))
+    session.commit(session.batch(()), Verified((7,), ()))
     assert (session.verdicts.positions, session.verdicts.right) == (1, 1)
     assert session.verdicts.known() == bytes([HIT, HIT, HIT])

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core.verification import Batch, walk
+from outrider.core.verification import TreeBatch, verify
 
 # Batch: row 0, its children 5 (row 1) and 6 (row 2), and 7 (row 3) below 5.
-BATCH = Batch(ids=(11, 12, 13), parents=(0, 0, 1), tokens=(5, 6, 7), depths=(1, 1, 2), position=4)
+BATCH = TreeBatch(ids=(11, 12, 13), parents=(0, 0, 1), tokens=(5, 6, 7), depths=(1, 1, 2), position=4)
 
 
 def never(token: int, position: int) -> bool:
@@ -16,29 +16,31 @@ def never(token: int, position: int) -> bool:
 
 
 def test_without_nodes_the_walk_commits_one_token() -> None:
-    walked = walk(Batch((), (), (), (), 0), lambda row, path: 3, never)
-    assert (walked.tokens, walked.rows) == ((3,), ())
+    verified = verify(TreeBatch((), (), (), (), 0), lambda row, path: 3, never)
+    assert (verified.tokens, verified.rows) == ((3,), ())
 
 
 def test_the_walk_ends_with_a_token_that_no_node_carries() -> None:
-    walked = walk(BATCH, lambda row, path: [5, 7, 9][len(path)], never)
-    assert (walked.tokens, walked.rows) == ((5, 7, 9), (1, 3))
+    verified = verify(BATCH, lambda row, path: [5, 7, 9][len(path)], never)
+    assert (verified.tokens, verified.rows) == ((5, 7, 9), (1, 3))
 
 
 def test_the_walk_asks_for_the_row_it_stands_on_and_the_path_so_far() -> None:
     asked = []
-    walk(BATCH, lambda row, path: asked.append((row, tuple(path))) or [5, 7, 9][row if row == 0 else len(path)], never)
+    verify(
+        BATCH, lambda row, path: asked.append((row, tuple(path))) or [5, 7, 9][row if row == 0 else len(path)], never
+    )
     assert asked == [(0, ()), (1, (5,)), (3, (5, 7))]
 
 
 def test_the_walk_stops_at_an_end_inside_an_accepted_path() -> None:
-    walked = walk(BATCH, lambda row, path: [5, 7, 9][len(path)], lambda token, position: token == 5)
-    assert (walked.tokens, walked.rows) == ((5,), (1,))
+    verified = verify(BATCH, lambda row, path: [5, 7, 9][len(path)], lambda token, position: token == 5)
+    assert (verified.tokens, verified.rows) == ((5,), (1,))
 
 
 def test_the_walk_stops_at_the_last_position_inside_an_accepted_path() -> None:
-    walked = walk(BATCH, lambda row, path: [5, 7, 9][len(path)], lambda token, position: position >= 5)
-    assert (walked.tokens, walked.rows) == ((5, 7), (1, 3))
+    verified = verify(BATCH, lambda row, path: [5, 7, 9][len(path)], lambda token, position: position >= 5)
+    assert (verified.tokens, verified.rows) == ((5, 7), (1, 3))
 
 
 NODES = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 2)), max_size=15)
@@ -56,12 +58,12 @@ def test_no_batch_changes_the_tokens(nodes: list[tuple[int, int]], sequence: lis
             parents.append(parent)
             tokens.append(token)
             depths.append(depths[parent] + 1)
-    batch = Batch(tuple(range(1, len(tokens) + 1)), tuple(parents), tuple(tokens), tuple(depths[1:]), 0)
-    walked = walk(batch, lambda row, path: sequence[len(path)], lambda token, position: position + 1 >= length)
-    assert list(walked.tokens) == sequence[: len(walked.tokens)]
-    assert 1 <= len(walked.tokens) <= length
-    assert len(walked.tokens) - len(walked.rows) in (0, 1)
-    assert [tokens[row - 1] for row in walked.rows] == sequence[: len(walked.rows)]
-    if len(walked.tokens) < length:  # it stopped because no node carries the last token
-        last = walked.rows[-1] if walked.rows else 0
-        assert (last, walked.tokens[-1]) not in taken
+    batch = TreeBatch(tuple(range(1, len(tokens) + 1)), tuple(parents), tuple(tokens), tuple(depths[1:]), 0)
+    verified = verify(batch, lambda row, path: sequence[len(path)], lambda token, position: position + 1 >= length)
+    assert list(verified.tokens) == sequence[: len(verified.tokens)]
+    assert 1 <= len(verified.tokens) <= length
+    assert len(verified.tokens) - len(verified.rows) in (0, 1)
+    assert [tokens[row - 1] for row in verified.rows] == sequence[: len(verified.rows)]
+    if len(verified.tokens) < length:  # it stopped because no node carries the last token
+        last = verified.rows[-1] if verified.rows else 0
+        assert (last, verified.tokens[-1]) not in taken

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core.acceptance.node_acceptance import ChildOdds
+from outrider.core.acceptance.node_acceptance import NodeAcceptance
 from outrider.core.tree import ROOT, TokenTree
 
 
@@ -21,31 +21,31 @@ def tree(*nodes: tuple[int, int], position: int = 0) -> TokenTree:
 
 
 def test_what_was_accepted_counts_by_depth_and_order() -> None:
-    odds = ChildOdds()
+    odds = NodeAcceptance()
     before = odds.probability(1, 0), odds.probability(1, 1), odds.probability(2, 0)
     for _ in range(200):
         odds.learn(tree((ROOT, 5), (ROOT, 6), (2, 7)), [6, 8])
     assert odds.probability(1, 0) < 0.1 < before[0]
     assert odds.probability(1, 1) > 0.85 > before[1]
     assert odds.probability(2, 0) < 0.1 < before[2]
-    assert odds.probability(3, 0) == ChildOdds().probability(3, 0)
+    assert odds.probability(3, 0) == NodeAcceptance().probability(3, 0)
 
 
 def test_estimates_converge_on_the_true_rates() -> None:
     rng = random.Random(1)
-    everyone = ChildOdds()
+    everyone = NodeAcceptance()
     for _ in range(3000):
-        ChildOdds(everyone).observe(2, 0, rng.random() < 0.7)
-        ChildOdds(everyone).observe(2, 1, rng.random() < 0.2)
+        NodeAcceptance(everyone).observe(2, 0, rng.random() < 0.7)
+        NodeAcceptance(everyone).observe(2, 1, rng.random() < 0.2)
     assert everyone.probability(2, 0) == pytest.approx(0.7, abs=0.05)
     assert everyone.probability(2, 1) == pytest.approx(0.2, abs=0.05)
 
 
 def test_a_new_session_starts_from_what_all_sessions_taught_and_then_goes_its_own_way() -> None:
-    everyone = ChildOdds()
+    everyone = NodeAcceptance()
     for _ in range(50):
-        ChildOdds(everyone).observe(1, 0, accepted=True)
-    mine = ChildOdds(everyone)
+        NodeAcceptance(everyone).observe(1, 0, accepted=True)
+    mine = NodeAcceptance(everyone)
     assert mine.probability(1, 0) == everyone.probability(1, 0) > 0.9
     for _ in range(100):
         mine.observe(1, 0, accepted=False)
@@ -53,7 +53,7 @@ def test_a_new_session_starts_from_what_all_sessions_taught_and_then_goes_its_ow
 
 
 def test_a_draft_that_turns_bad_is_found_out_and_forgiven_when_it_recovers() -> None:
-    odds = ChildOdds(ChildOdds())
+    odds = NodeAcceptance(NodeAcceptance())
     for accepted, bound in ((True, 0.8), (False, 0.35), (True, 0.7)):
         for _ in range(60):
             odds.observe(1, 0, accepted)
@@ -61,16 +61,16 @@ def test_a_draft_that_turns_bad_is_found_out_and_forgiven_when_it_recovers() -> 
 
 
 def test_judging_stops_where_the_path_leaves_the_tree() -> None:
-    odds = ChildOdds()
+    odds = NodeAcceptance()
     odds.learn(tree((ROOT, 5), (1, 6), (2, 7)), [5, 9, 7])
-    fresh = ChildOdds()
+    fresh = NodeAcceptance()
     assert odds.probability(1, 0) > fresh.probability(1, 0)
     assert odds.probability(2, 0) < fresh.probability(2, 0)
     assert odds.probability(3, 0) == fresh.probability(3, 0)
 
 
 def test_survival_is_the_product_along_the_path_and_order_is_that_of_arrival() -> None:
-    odds = ChildOdds()
+    odds = NodeAcceptance()
     made = tree((ROOT, 5), (ROOT, 6), (1, 7), (2, 8), (3, 9), position=40)
     survival = {node: chance for chance, node in odds.survivals(made)}
     assert survival[1] == odds.probability(1, 0)
@@ -88,7 +88,7 @@ def test_survival_is_the_product_along_the_path_and_order_is_that_of_arrival() -
 def test_any_number_of_best_nodes_is_closed_under_ancestors(
     parents: list[int], verdicts: list[tuple[int, int, bool]]
 ) -> None:
-    odds = ChildOdds(ChildOdds())
+    odds = NodeAcceptance(NodeAcceptance())
     for verdict in verdicts:
         odds.observe(*verdict)
     made = TokenTree(3)
@@ -105,18 +105,18 @@ def test_any_number_of_best_nodes_is_closed_under_ancestors(
 
 
 def test_one_more_sibling_is_no_more_evidence_against_late_siblings() -> None:
-    few, many = ChildOdds(), ChildOdds()
+    few, many = NodeAcceptance(), NodeAcceptance()
     few.learn(tree(*((ROOT, token) for token in range(10, 14))), [5])
     many.learn(tree(*((ROOT, token) for token in range(10, 60))), [5])
     assert many.probability(1, 3) == few.probability(1, 3)
 
 
 def test_one_tenants_bad_drafts_say_little_of_anothers() -> None:
-    everyone = ChildOdds()
-    good, bad = ChildOdds(everyone, shared=True), ChildOdds(everyone, shared=True)
+    everyone = NodeAcceptance()
+    good, bad = NodeAcceptance(everyone, shared=True), NodeAcceptance(everyone, shared=True)
     for _ in range(200):
-        ChildOdds(good).observe(1, 0, accepted=True)
+        NodeAcceptance(good).observe(1, 0, accepted=True)
     for _ in range(3000):
-        ChildOdds(bad).observe(1, 0, accepted=False)
-    assert ChildOdds(good).probability(1, 0) > 0.8
-    assert ChildOdds(bad).probability(1, 0) < 0.1
+        NodeAcceptance(bad).observe(1, 0, accepted=False)
+    assert NodeAcceptance(good).probability(1, 0) > 0.8
+    assert NodeAcceptance(bad).probability(1, 0) < 0.1

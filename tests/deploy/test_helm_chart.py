@@ -34,7 +34,7 @@ MISTAKES: list[tuple[Object, str]] = [
     ({"verifier": {"drainSecond": 3}}, "drainSecond"),
     ({"tls": {"enabled": "yes"}}, "enabled"),
     ({"coordinator": {"replicas": 0}}, "replicas"),
-    ({"autoscaling": {"price": 2}}, "price"),
+    ({"autoscaling": {"min_acceptance": 2}}, "min_acceptance"),
     ({"verifier": {"drainSeconds": 3_600}}, "drainSeconds"),
     ({"coordinator": {"env": {"lower": "x"}}}, "lower"),
     ({"verifier": {"model": {"volume": {"emptyDir": {}, "hostPath": {"path": "/m"}}}}}, "volume"),
@@ -277,7 +277,7 @@ def test_the_fleet_is_scaled_by_metrics_that_verifiers_export(chart: Callable[..
     exported = set(re.findall(r"^\| `(outrider_\w+)` \| gauge ", section, re.MULTILINE))
     queries = [trigger["metadata"]["query"] for trigger in scaled["spec"]["triggers"]]
     used = {name for query in queries for name in re.findall(r"outrider_\w+", query)}
-    assert used == {"outrider_price", "outrider_sessions", "outrider_session_capacity"}
+    assert used == {"outrider_min_acceptance", "outrider_sessions", "outrider_session_capacity"}
     assert used <= exported
     pods = {found for query in queries for found in re.findall(r'pod=~"([^"]+)"', query)}
     assert all(re.fullmatch(pattern, f"{stateful['metadata']['name']}-0") for pattern in pods)

@@ -25,7 +25,7 @@ from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
 from edge_agent.sdk.client import AsyncClient  # noqa: E402
-from edge_agent.session.failover import Hop  # noqa: E402
+from edge_agent.session.failover import AttachTarget  # noqa: E402
 from outrider.core.errors import OutriderError  # noqa: E402
 from outrider.wire.channels import ClientTls  # noqa: E402
 
@@ -39,7 +39,7 @@ def say(**message: Any) -> None:
 class Client(AsyncClient):
     """Tells where it attaches."""
 
-    def _dial(self, hop: Hop) -> Any:
+    def _dial(self, hop: AttachTarget) -> Any:
         say(id=request_id.get(), hop=hop.address, verifier=hop.verifier_id)
         return super()._dial(hop)
 

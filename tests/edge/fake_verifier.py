@@ -17,7 +17,7 @@ from outrider.core.errors import Fenced, NotFound, OutriderError, Unavailable, V
 from outrider.core.protocol.messages import Commit, Directive, Finish, SessionLimits, TokenLogprobs
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.tokenizer_json import token_table
-from outrider.core.verification import walk
+from outrider.core.verification import verify
 from outrider.core.vocabulary import vocabulary_hash
 from outrider.wire import codecs
 from outrider.wire.channels import bind, server
@@ -39,7 +39,7 @@ class Script:
     node_s: float = 0.0
     """Added to a step for each node of its batch."""
     limits: SessionLimits = field(default_factory=SessionLimits)
-    directive: Directive = field(default_factory=lambda: Directive(patience_ms=8, step_ms=2.0))
+    directive: Directive = field(default_factory=lambda: Directive(draft_wait_ms=8, step_ms=2.0))
     eos_token_ids: tuple[int, ...] = ()
     rtt_ms: float = 0.0
     """What its pings say."""
@@ -188,9 +188,9 @@ class _Live:
             paths: dict[int, list[int]] = {0: []}
             for row, (parent, token) in enumerate(zip(batch.parents, batch.tokens, strict=True), start=1):
                 paths[row] = [*paths[parent], token]
-            walked = walk(batch, lambda row, _: script.target([*before, *paths[row]]), self.session.ends)  # noqa: B023
+            verified = verify(batch, lambda row, _: script.target([*before, *paths[row]]), self.session.ends)  # noqa: B023
             self.last_commit = time.monotonic()
-            commit = self.session.commit(batch, walked)
+            commit = self.session.commit(batch, verified)
             if (top := self.session.attach.logprobs) is not None:
                 told = enumerate(commit.tokens, start=commit.start)
                 commit = replace(commit, logprobs=tuple(logprobs_of(at, token, top) for at, token in told))
@@ -200,7 +200,7 @@ class _Live:
         """Nodes, an idle device, or the end of patience; never while frozen or too far ahead."""
         while True:
             self.news.clear()
-            deadline = self.last_commit + self.verifier.script.directive.patience_ms / 1000
+            deadline = self.last_commit + self.verifier.script.directive.draft_wait_ms / 1000
             waits = self.verifier.script.directive.nodes_per_step > 0 and time.monotonic() < deadline
             waiting = waits and not len(self.session.tree) and not self.session.idle
             if self.session.may_step and not waiting and not self.verifier.frozen:

@@ -14,7 +14,7 @@ from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import SessionLimits
 from outrider.core.tree import ROOT
 
-PLAN = Plan(nodes=4, depth=4, nodes_per_step=4, price=0.1, patience_s=0.0, step_s=0.01)
+PLAN = Plan(nodes=4, depth=4, nodes_per_step=4, min_acceptance=0.1, draft_wait_s=0.0, step_s=0.01)
 
 
 class ByHand:

@@ -14,7 +14,7 @@ from outrider.core.acceptance.calibrator import Calibrator
 from outrider.core.tree import ROOT
 from outrider.llama import TreeFull
 
-PLAN = Plan(nodes=24, depth=8, nodes_per_step=10, price=0.05, patience_s=0.008, step_s=0.01)
+PLAN = Plan(nodes=24, depth=8, nodes_per_step=10, min_acceptance=0.05, draft_wait_s=0.008, step_s=0.01)
 WIDTHS = Widths(((1, 1e-3), (4, 2e-3)))
 PROMPT = (1, 2, 3)
 

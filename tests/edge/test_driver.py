@@ -120,7 +120,7 @@ async def test_a_draft_that_breaks_leaves_a_session_that_streams_on(verifier: Fa
 
 
 async def test_a_draft_slower_than_the_verifiers_patience_never_makes_it_wait(channels: Channels) -> None:
-    script = patient(Script(target, step_s=0.002), patience_ms=50)
+    script = patient(Script(target, step_s=0.002), draft_wait_ms=50)
     async with FakeVerifier(script) as verifier, drafting(ScriptedSource(1.0, 0.08)) as draft:
         run = Run(verifier, channels, draft, tokens=40)
         begun = time.monotonic()
@@ -144,7 +144,7 @@ async def test_a_directive_of_no_speculation_is_obeyed(channels: Channels) -> No
 
 async def test_where_no_node_is_taken_a_few_are_drafted_still_and_none_is_waited_for(channels: Channels) -> None:
     """So the verifier sees how the draft would do."""
-    probe = Directive(window_nodes=4, window_depth=2, nodes_per_step=0, patience_ms=500, step_ms=2.0)
+    probe = Directive(window_nodes=4, window_depth=2, nodes_per_step=0, draft_wait_ms=500, step_ms=2.0)
     async with (
         FakeVerifier(Script(target, step_s=0.03, directive=probe)) as verifier,
         drafting(ScriptedSource(1.0)) as draft,
@@ -274,7 +274,7 @@ async def test_a_commit_that_changes_delivered_tokens_ends_in_an_error(channels:
 
 async def test_nodes_reach_the_verifier_within_moments_of_a_commit(channels: Channels) -> None:
     """The median answer to a Commit that left the verifier without nodes; generous, for a machine that is busy."""
-    script = Script(target, step_s=0.005, directive=Directive(patience_ms=20, step_ms=5.0))
+    script = Script(target, step_s=0.005, directive=Directive(draft_wait_ms=20, step_ms=5.0))
     async with FakeVerifier(script) as verifier, drafting(ScriptedSource(0.5, 0.0005)) as draft:
         run = Run(verifier, channels, draft, tokens=150)
         assert await run.tokens_of() == continuation(PROMPT, 150)
@@ -339,7 +339,7 @@ async def test_the_verifiers_knowledge_of_our_base_keeps_to_rule_5(channels: Cha
 
 
 async def test_nodes_that_nobody_waits_for_go_once_a_step(channels: Channels) -> None:
-    script = Script(target, step_s=0.04, directive=Directive(patience_ms=8, step_ms=40.0))
+    script = Script(target, step_s=0.04, directive=Directive(draft_wait_ms=8, step_ms=40.0))
     async with FakeVerifier(script) as verifier, drafting(ScriptedSource(0.8, 0.002)) as draft:
         run = Run(verifier, channels, draft, tokens=80)
         assert await run.tokens_of() == continuation(PROMPT, 80)
@@ -369,7 +369,7 @@ async def test_a_verifier_that_is_too_far_away_to_wait_is_told_no_idle(channels:
 
 async def test_steps_that_are_shorter_than_told_do_not_keep_nodes_back(channels: Channels) -> None:
     """By what is told a message would leave 27.5 ms after a Commit, and the next Commit comes after 10."""
-    told = Directive(patience_ms=8, step_ms=30.0)
+    told = Directive(draft_wait_ms=8, step_ms=30.0)
     limits = SessionLimits(run_ahead=1_000)  # rule 5 shall not come to help
     script = Script(target, step_s=0.01, directive=told, limits=limits, rtt_ms=25.0, ping_s=0.01)
     async with FakeVerifier(script) as verifier, drafting(ScriptedSource(1.0, 0.0005)) as draft:

@@ -20,7 +20,7 @@ from edge_agent.drafting.growth import (
 )
 from outrider.core.protocol.messages import Directive, SessionLimits
 
-PLAN = Plan(nodes=48, depth=16, nodes_per_step=10, price=0.05, patience_s=0.008, step_s=0.007)
+PLAN = Plan(nodes=48, depth=16, nodes_per_step=10, min_acceptance=0.05, draft_wait_s=0.008, step_s=0.007)
 FLAT = Widths(((1, 1.0e-3), (2, 1.02e-3), (4, 1.05e-3), (8, 1.1e-3)))
 STEEP = Widths(((1, 1.0e-3), (2, 2.0e-3), (4, 4.0e-3), (8, 8.0e-3)))
 
@@ -30,13 +30,13 @@ def leaves(*survivals: float, spine: int = 0) -> list[Leaf]:
 
 
 def test_a_plan_never_exceeds_the_sessions_limits() -> None:
-    directive = Directive(window_nodes=48, window_depth=16, price=0.2, patience_ms=8, step_ms=7.0)
+    directive = Directive(window_nodes=48, window_depth=16, min_acceptance=0.2, draft_wait_ms=8, step_ms=7.0)
     plan = Plan.of(directive, SessionLimits(nodes=5, depth=40))
-    assert (plan.nodes, plan.depth, plan.price, plan.patience_s, plan.step_s) == (5, 16, 0.2, 0.008, 0.007)
-    assert Plan.of(directive, SessionLimits(), waits=False).patience_s == 0.0
+    assert (plan.nodes, plan.depth, plan.min_acceptance, plan.draft_wait_s, plan.step_s) == (5, 16, 0.2, 0.008, 0.007)
+    assert Plan.of(directive, SessionLimits(), waits=False).draft_wait_s == 0.0
 
 
-@pytest.mark.parametrize("change", [{"nodes": 0}, {"depth": 0}, {"price": 1.0}])
+@pytest.mark.parametrize("change", [{"nodes": 0}, {"depth": 0}, {"min_acceptance": 1.0}])
 def test_a_plan_that_allows_nothing_does_not_speculate(change: dict[str, float]) -> None:
     assert PLAN.speculates
     assert not replace(PLAN, **change).speculates  # type: ignore[arg-type]
@@ -73,7 +73,7 @@ def test_no_more_leaves_than_were_measured_go_into_one_decode() -> None:
 def test_children_are_the_best_that_are_worth_the_price() -> None:
     guesses = [Guess(1, 0.5, True), Guess(2, 0.2, False), Guess(3, 0.06, False), Guess(4, 0.055, False)]
     assert [g.token for g in choose_children(guesses, 3, True, PLAN)] == [1, 2, 3]
-    assert [g.token for g in choose_children(guesses, 3, True, replace(PLAN, price=0.1))] == [1, 2]
+    assert [g.token for g in choose_children(guesses, 3, True, replace(PLAN, min_acceptance=0.1))] == [1, 2]
     assert choose_children(guesses, 17, True, PLAN) == []
 
 
@@ -85,7 +85,7 @@ def test_the_first_guess_is_offered_near_the_root_even_if_it_is_not_believed() -
 
 
 def test_device_time_raises_the_floor_only_as_far_as_it_delays_the_verifier() -> None:
-    assert floor(PLAN, FLAT, expected=3.0) == PLAN.price
+    assert floor(PLAN, FLAT, expected=3.0) == PLAN.min_acceptance
     slow = Widths(((1, 20e-3),))
     assert floor(PLAN, slow, expected=1.0) == pytest.approx(20e-3 / 7e-3 / 2)
 
@@ -99,7 +99,7 @@ def test_waiting_ends_when_the_next_node_gains_less_than_going_now() -> None:
 
 def test_nobody_waits_past_the_verifiers_patience_or_for_more_than_it_takes() -> None:
     assert not worth_waiting(PLAN, [], 0.9, 6e-3, 0.0)
-    assert not worth_waiting(replace(PLAN, patience_s=0.0), [], 0.9, 1e-4, 0.0)
+    assert not worth_waiting(replace(PLAN, draft_wait_s=0.0), [], 0.9, 1e-4, 0.0)
     assert not worth_waiting(replace(PLAN, nodes_per_step=2), [0.9, 0.9], 0.9, 1e-4, 0.0)
     assert not worth_waiting(PLAN, [0.9], 0.0, 1e-4, 0.0)
 
@@ -145,11 +145,11 @@ def test_where_no_step_takes_nodes_messages_are_seldom() -> None:
 
 
 def test_no_price_makes_nodes_worth_their_bytes_that_are_hardly_ever_right() -> None:
-    plan = Plan.of(Directive(price=0.0), SessionLimits())
+    plan = Plan.of(Directive(min_acceptance=0.0), SessionLimits())
     assert [g.token for g in choose_children([Guess(1, 0.5, True), Guess(2, 0.05, False)], 3, True, plan)] == [1]
 
 
-@pytest.mark.parametrize("change", [{"patience_s": 0.0}, {"nodes_per_step": 0}])
+@pytest.mark.parametrize("change", [{"draft_wait_s": 0.0}, {"nodes_per_step": 0}])
 def test_without_patience_or_room_for_nodes_nobody_waits(change: dict[str, float]) -> None:
     assert PLAN.waits
     assert not replace(PLAN, **change).waits  # type: ignore[arg-type]

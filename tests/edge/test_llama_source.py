@@ -20,7 +20,7 @@ from outrider.core.tree import ROOT
 from outrider.llama import LlamaModel, TreeContext
 
 PROMPT = (72, 101, 108, 108, 111, 32, 33)
-PLAN = Plan(nodes=24, depth=8, nodes_per_step=10, price=0.02, patience_s=0.008, step_s=0.01)
+PLAN = Plan(nodes=24, depth=8, nodes_per_step=10, min_acceptance=0.02, draft_wait_s=0.008, step_s=0.01)
 SAMPLINGS = [
     SamplingParams(),
     SamplingParams(temperature=0.8, seed=7),

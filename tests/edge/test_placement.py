@@ -7,7 +7,7 @@ import time
 import grpc
 import pytest
 
-from edge_agent.session.coordinator_client import Coordinator, Likeness
+from edge_agent.session.coordinator_client import Coordinator, Workload
 from outrider.core.acceptance.calibrator import AcceptancePrior
 from outrider.core.errors import Overloaded, Unavailable
 from outrider.wire import channels
@@ -63,7 +63,7 @@ async def test_a_session_is_asked_for_by_draft_and_class_and_what_was_measured_o
     async with channels.channel(f"127.0.0.1:{port}") as channel:
         coordinator = Coordinator(channel, None, ensure)
         opens.prior = pb.Prior(first=0.75, sibling=0.5, observations=8)
-        placed = await coordinator.open("", like=Likeness("d", "code"))
+        placed = await coordinator.open("", like=Workload("d", "code"))
         assert placed.measured == AcceptancePrior(0.75, 0.5, 8)
         opens.prior = pb.Prior(first=float("nan"), sibling=0.5, observations=8)
         assert (await coordinator.open("")).measured is None
@@ -87,18 +87,18 @@ async def test_a_full_cluster_is_asked_again_when_it_says():
     opens = Opens(full=2)
     server, port = await serving("127.0.0.1:0", opens)
     async with channels.channel(f"127.0.0.1:{port}") as channel:
-        assert (await Coordinator(channel, None, ensure).open("", patience_s=5.0)).grants.session_id == "s"
+        assert (await Coordinator(channel, None, ensure).open("", wait_s=5.0)).grants.session_id == "s"
     pauses = [later - earlier for earlier, later in itertools.pairwise(opens.asked)]
     assert len(pauses) == 2 and all(0.15 < pause < 2.0 for pause in pauses)
     await server.stop(0)
 
 
-@pytest.mark.parametrize(("patience_s", "retry_after_s", "asked"), [(0.0, 0.2, 1), (0.5, 0.2, 3), (5.0, 1e9, 1)])
-async def test_a_cluster_that_stays_full_is_told_when_patience_is_over(patience_s, retry_after_s, asked):
+@pytest.mark.parametrize(("wait_s", "retry_after_s", "asked"), [(0.0, 0.2, 1), (0.5, 0.2, 3), (5.0, 1e9, 1)])
+async def test_a_cluster_that_stays_full_is_told_when_patience_is_over(wait_s, retry_after_s, asked):
     opens = Opens(full=99, retry_after_s=retry_after_s)
     server, port = await serving("127.0.0.1:0", opens)
     async with channels.channel(f"127.0.0.1:{port}") as channel:
         with pytest.raises(Overloaded, match="no room"):
-            await Coordinator(channel, None, ensure).open("", patience_s=patience_s)
+            await Coordinator(channel, None, ensure).open("", wait_s=wait_s)
     assert 1 <= len(opens.asked) <= asked
     await server.stop(0)

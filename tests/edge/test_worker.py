@@ -15,7 +15,7 @@ from edge_agent.drafting.worker import DraftFailed, DraftWorker
 from outrider.core.acceptance.calibrator import Calibrator
 from outrider.core.errors import BadRequest
 
-PLAN = Plan(nodes=24, depth=8, nodes_per_step=10, price=0.05, patience_s=0.008, step_s=0.01)
+PLAN = Plan(nodes=24, depth=8, nodes_per_step=10, min_acceptance=0.05, draft_wait_s=0.008, step_s=0.01)
 WIDTHS = Widths(((1, 1e-3),))
 
 

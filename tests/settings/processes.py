@@ -53,7 +53,7 @@ PROCESSES = (
         ("cloud_verifier.app",),
         verifier_app.parser,
         {"model": "m"},
-        ("threads", "max_sessions", "colocated_depth"),
+        ("threads", "max_sessions", "server_draft_depth"),
     ),
     Process(
         "edge",

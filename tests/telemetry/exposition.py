@@ -17,7 +17,7 @@ pytest.importorskip("pyarrow")
 from cloud_verifier.distill.metrics import DistillCollector
 from cloud_verifier.distill.state import State
 from cloud_verifier.front.metrics import VerifierCollector
-from coordinator.api.counters import CoordinatorMeters, StoreCounters
+from coordinator.api.counters import CoordinatorCounters, StoreCounters
 from coordinator.api.metrics import CoordinatorCollector
 from edge_agent.metrics import EdgeMetrics
 from outrider.telemetry.prometheus import registry
@@ -47,7 +47,7 @@ def collectors() -> dict[str, Any]:
     config = types.SimpleNamespace(daily_minutes=1.0)
     return {
         "verifier": VerifierCollector(host),  # type: ignore[arg-type]
-        "coordinator": CoordinatorCollector(CoordinatorMeters(StoreCounters()), None, None),  # type: ignore[arg-type]
+        "coordinator": CoordinatorCollector(CoordinatorCounters(StoreCounters()), None, None),  # type: ignore[arg-type]
         "device": EdgeMetrics(),
         "distillation": DistillCollector(loop, config),  # type: ignore[arg-type]
     }

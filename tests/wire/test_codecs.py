@@ -387,12 +387,24 @@ REFUSED: list[tuple[Callable[[Any], object], Any, str, object, str]] = [
     (codecs.limits_from_proto, good_limits(depth=65_537), "limits.depth", 65_537, "between 0 and 65536"),
     (codecs.limits_from_proto, good_limits(in_flight=65_537), "limits.in_flight", 65_537, "between 0 and 65536"),
     (codecs.limits_from_proto, good_limits(run_ahead=0), "limits.run_ahead", 0, "between 1 and 65536"),
-    (codecs.directive_from_proto, pb.Directive(price=1.5), "directive.price", 1.5, "between 0.0 and 1.0"),
-    (codecs.directive_from_proto, pb.Directive(price=math.nan), "directive.price", "nan", "between 0.0 and 1.0"),
     (
         codecs.directive_from_proto,
-        pb.Directive(patience_ms=60_001),
-        "directive.patience_ms",
+        pb.Directive(min_acceptance=1.5),
+        "directive.min_acceptance",
+        1.5,
+        "between 0.0 and 1.0",
+    ),
+    (
+        codecs.directive_from_proto,
+        pb.Directive(min_acceptance=math.nan),
+        "directive.min_acceptance",
+        "nan",
+        "between 0.0 and 1.0",
+    ),
+    (
+        codecs.directive_from_proto,
+        pb.Directive(draft_wait_ms=60_001),
+        "directive.draft_wait_ms",
         60_001,
         "between 0 and 60000",
     ),
@@ -505,7 +517,7 @@ def test_out_of_bounds_is_refused_by_field_value_and_bound(decode, message, fiel
         (append_from, good_append(token=[999] * MAX_APPEND_NODES, up=range(MAX_APPEND_NODES))),
         (append_from, good_append(first_id=TOP_EPOCH - MAX_APPEND_NODES, base=MAX_GENERATED_TOKENS)),
         (codecs.limits_from_proto, good_limits(nodes=65_536, depth=65_536, in_flight=65_536, run_ahead=65_536)),
-        (codecs.directive_from_proto, pb.Directive(price=1.0, patience_ms=60_000, step_ms=1e6)),
+        (codecs.directive_from_proto, pb.Directive(min_acceptance=1.0, draft_wait_ms=60_000, step_ms=1e6)),
         (codecs.directive_from_proto, pb.Directive(window_nodes=65_536, window_depth=65_536, nodes_per_step=65_536)),
         (codecs.opened_from_proto, good_opened(epoch=TOP_EPOCH, verifier_id="v" * MAX_VERIFIER_ID)),
         (codecs.opened_from_proto, good_opened(vocabulary_size=MAX_VOCABULARY)),
@@ -575,8 +587,8 @@ any_directive = st.builds(
     window_nodes=any32,
     window_depth=any32,
     nodes_per_step=any32,
-    price=st.floats(),
-    patience_ms=any32,
+    min_acceptance=st.floats(),
+    draft_wait_ms=any32,
     step_ms=st.floats(),
 )
 any_limits = st.builds(pb.SessionLimits, nodes=any32, depth=any32, in_flight=any32, run_ahead=any32)
@@ -584,8 +596,8 @@ any_limits = st.builds(pb.SessionLimits, nodes=any32, depth=any32, in_flight=any
 
 def assert_bounded(directive: Directive) -> None:
     assert max(directive.window_nodes, directive.window_depth, directive.nodes_per_step) <= 65_536
-    assert 0.0 <= directive.price <= 1.0
-    assert directive.patience_ms <= 60_000
+    assert 0.0 <= directive.min_acceptance <= 1.0
+    assert directive.draft_wait_ms <= 60_000
     assert 0.0 <= directive.step_ms <= 1e6
 
 

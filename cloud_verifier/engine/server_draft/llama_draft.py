@@ -43,7 +43,7 @@ class Chains(Protocol):
 
 
 @dataclass(frozen=True)
-class Thin:
+class DraftlessSession:
     """A session to draft for, as it stands before a step."""
 
     session_id: str
@@ -86,7 +86,7 @@ class _Seat:
 class _Growing:
     """A tree in the making."""
 
-    thin: Thin
+    thin: DraftlessSession
     seat: _Seat
     tree: TokenTree
     path: list[int] = field(default_factory=list)
@@ -95,7 +95,7 @@ class _Growing:
     """The chain's last node."""
 
 
-class ColocatedDraft:
+class LlamaServerDraft:
     """Owns the context's sequences; a session gets one with its first proposal and keeps it until `release`."""
 
     def __init__(
@@ -125,7 +125,7 @@ class ColocatedDraft:
         self._strange: set[str] = set()
         """Sessions that it cannot draft for any more."""
 
-    def propose(self, sessions: Sequence[Thin]) -> dict[str, TokenTree]:
+    def propose(self, sessions: Sequence[DraftlessSession]) -> dict[str, TokenTree]:
         """Session id -> tree, for those that could be drafted for. One decode per level for all of them."""
         begun = self._clock()
         self.effort = Effort()
@@ -154,7 +154,7 @@ class ColocatedDraft:
             self._chains.truncate(seat.sequence, 0)
             self._free.append(seat.sequence)
 
-    def _catch_up(self, sessions: Sequence[Thin]) -> tuple[list[_Growing], Logits | list[Logits]]:
+    def _catch_up(self, sessions: Sequence[DraftlessSession]) -> tuple[list[_Growing], Logits | list[Logits]]:
         """Read what was committed since; those that have read all, and the logits `[n, V]` after their last tokens."""
         seated = [(thin, seat) for thin in sessions if (seat := self._seat(thin)) is not None]
         behind = sorted(((self._unread(seat, thin), thin, seat) for thin, seat in seated), key=lambda one: len(one[0]))
@@ -182,7 +182,7 @@ class ColocatedDraft:
         self.effort = Effort(read=read, reading_s=(self._clock() - begun) * read / tokens)
         return rows
 
-    def _seat(self, thin: Thin) -> _Seat | None:
+    def _seat(self, thin: DraftlessSession) -> _Seat | None:
         """None where no sequence is free, or the session's tokens do not fit or mean nothing to the draft."""
         if thin.session_id in self._strange:
             return None
@@ -196,7 +196,7 @@ class ColocatedDraft:
             seat = self._seats[thin.session_id] = _Seat(self._free.pop())
         return seat
 
-    def _unread(self, seat: _Seat, thin: Thin) -> Sequence[int]:
+    def _unread(self, seat: _Seat, thin: DraftlessSession) -> Sequence[int]:
         """Keep of what was drafted what came true; the tokens after it, at least the last one, whose logits are due."""
         new = thin.tokens[seat.agreed :]
         true = 0

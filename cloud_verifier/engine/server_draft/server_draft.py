@@ -8,23 +8,23 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.engine.row_allocation import Cost, Ordering, Worth
+from cloud_verifier.engine.row_allocation import AllocationPolicy, Cost, Worth
 from cloud_verifier.engine.scheduler import Plan
-from cloud_verifier.engine.server_draft.llama_draft import EACH, ColocatedDraft
+from cloud_verifier.engine.server_draft.llama_draft import EACH, LlamaServerDraft
 from cloud_verifier.engine.server_draft.policy import Payoff
 from cloud_verifier.engine.session import EngineSession
-from cloud_verifier.engine.step_profiler import StepLedger
-from outrider.core.acceptance.node_acceptance import ChildOdds
+from cloud_verifier.engine.step_profiler import StepProfiler
+from outrider.core.acceptance.node_acceptance import NodeAcceptance
 
 
-class Colocation:
+class ServerDraft:
     """Sees every plan before its step, and what the walks made of its nodes after."""
 
-    def __init__(self, draft: ColocatedDraft) -> None:
+    def __init__(self, draft: LlamaServerDraft) -> None:
         self.evaluated = self.accepted = 0
         """Nodes of this draft's."""
-        self._draft: ColocatedDraft | None = draft
-        self._odds = ChildOdds()
+        self._draft: LlamaServerDraft | None = draft
+        self._odds = NodeAcceptance()
         self._payoff = Payoff()
         self._outcomes: list[tuple[int, int]] = []
         """(nodes evaluated, accepted) of the sessions that the last step drafted for."""
@@ -34,9 +34,9 @@ class Colocation:
         plan: Plan,
         live: Mapping[str, EngineSession],
         step: int,
-        ordering: Ordering,
+        ordering: AllocationPolicy,
         rows: int,
-        ledger: StepLedger,
+        ledger: StepProfiler,
     ) -> Plan:
         """The plan with nodes for those whose devices draft nothing, as the ordering shares them. rows: of a step."""
         self._settle()
@@ -97,7 +97,7 @@ class Colocation:
         """The draft is broken."""
         self._draft = None
 
-    def _propose(self, draft: ColocatedDraft, thin: Sequence[EngineSession]) -> dict[str, Worth]:
+    def _propose(self, draft: LlamaServerDraft, thin: Sequence[EngineSession]) -> dict[str, Worth]:
         """What the trees of those that could be drafted for are worth, by session id."""
         trees = draft.propose([session.to_draft_for() for session in thin])
         if trees:

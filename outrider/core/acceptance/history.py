@@ -16,7 +16,7 @@ MISS, SIBLING, HIT, UNKNOWN = 0, 1, 2, 3
 _NOT_GUESSED = bytes([UNKNOWN])
 
 
-class Verdicts:
+class AcceptanceHistory:
     """Of the last positions of one session."""
 
     def __init__(self, position: int = 0, most: int = 256) -> None:

@@ -32,14 +32,14 @@ _CERTAIN = 0.98
 """No guess is trusted further, so that a child is always worth less than its parent."""
 
 
-class ChildOdds:
+class NodeAcceptance:
     """That the target's token, after a parent that was committed, is its child of this depth and order.
 
     prior: what is known beyond this session, or beyond this tenant; it learns along. None where nothing is beyond.
     shared: by many sessions, whose observations it keeps longer.
     """
 
-    def __init__(self, prior: ChildOdds | None = None, *, shared: bool = False) -> None:
+    def __init__(self, prior: NodeAcceptance | None = None, *, shared: bool = False) -> None:
         self._prior = prior
         self._known = _unknown()
         """Estimates in use; None after an observation. What other sessions teach comes in a while later."""

@@ -52,9 +52,9 @@ class Directive:
     window_depth: int = 16
     nodes_per_step: int = 12
     """k: nodes that are worth verifying in one step."""
-    price: float = 0.05
+    min_acceptance: float = 0.05
     """Least survival (0..1) that a node must have to be worth sending."""
-    patience_ms: int = 8
+    draft_wait_ms: int = 8
     """How long the verifier waits for nodes before a plain step."""
     step_ms: float = 0.0
     """The target's recent step time; 0 where it is not yet known."""

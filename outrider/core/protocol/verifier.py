@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Sequence
 
-from outrider.core.acceptance.history import Verdicts
+from outrider.core.acceptance.history import AcceptanceHistory
 from outrider.core.errors import Fenced, ProtocolViolation
 from outrider.core.protocol.messages import Append, Attach, Cancel, Commit, Finish, SessionLimits
 from outrider.core.tree import ROOT, TokenTree
-from outrider.core.verification import Batch, Walked, batch_of
+from outrider.core.verification import TreeBatch, Verified, tree_batch_of
 
 
 class VerifierSession:
@@ -44,7 +44,7 @@ class VerifierSession:
         """Nodes that arrived too late or below such a one."""
         self.finish = self._finish_of(self.committed)
         self.tree = TokenTree(len(self.committed))
-        self.verdicts = Verdicts(len(self.committed))
+        self.verdicts = AcceptanceHistory(len(self.committed))
         self._drafts_since = 0
         """The last node id before the draft in use: guesses up to it are another one's."""
         self.unheard = 0
@@ -107,20 +107,20 @@ class VerifierSession:
         self._end(Finish.CANCELLED)
         return Commit(self.epoch, self.position, (), self.seen, self.finish)
 
-    def batch(self, wanted: Collection[int]) -> Batch:
+    def batch(self, wanted: Collection[int]) -> TreeBatch:
         """Rule 13: the last committed token and the live nodes that are wanted, each with all its ancestors."""
-        return batch_of(self.tree, wanted)
+        return tree_batch_of(self.tree, wanted)
 
     def ends(self, token: int, position: int) -> bool:
         """Rule 14: whether the sequence ends with `token` at `position`."""
         return token in self.stop_tokens or position + 1 >= self.attach.max_tokens
 
-    def commit(self, batch: Batch, walked: Walked) -> Commit:
+    def commit(self, batch: TreeBatch, verified: Verified) -> Commit:
         """Rules 14 and 15: commit the walked tokens, alias the nodes that carried them, keep only descendants."""
         if batch.position != self.position or self.finish is not Finish.NONE:
             raise Fenced(f"a step begun at position {batch.position} ended at {self.position}; discard it")
         start = self.position
-        for token in walked.tokens:
+        for token in verified.tokens:
             guesses = self.tree.children(ROOT)
             self.verdicts.settle(token, guesses, counts=next(iter(guesses.values()), 0) > self._drafts_since)
             carried = self.tree.advance(token)
@@ -132,7 +132,7 @@ class VerifierSession:
         self._sent.append((self.position, self.seen))
         if finish is not Finish.NONE:
             self._end(finish)
-        return Commit(self.epoch, start, walked.tokens, self.seen, finish, len(batch.ids))
+        return Commit(self.epoch, start, verified.tokens, self.seen, finish, len(batch.ids))
 
     def _check(self, message: Append) -> None:
         """Rule 10: everything an honest device never sends, found before anything changes."""

@@ -269,7 +269,7 @@ class SessionReport(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., tenant: _Optional[str] = ..., steps: _Optional[int] = ..., committed: _Optional[int] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ..., rtt_ms: _Optional[float] = ..., verdicts: _Optional[bytes] = ..., draft_ms: _Optional[float] = ..., nodes_per_level: _Optional[float] = ..., draft_release: _Optional[str] = ..., traffic_class: _Optional[str] = ..., positions: _Optional[int] = ..., right: _Optional[int] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("verifier_id", "instance", "live_sessions", "step_ms", "kv_used", "kv_capacity", "tokens_per_s", "draining", "sessions", "node_ms", "step_cost_ms", "session_cost_ms", "timing_ms", "overran", "price")
+    __slots__ = ("verifier_id", "instance", "live_sessions", "step_ms", "kv_used", "kv_capacity", "tokens_per_s", "draining", "sessions", "node_ms", "step_cost_ms", "session_cost_ms", "timing_ms", "overran", "min_acceptance")
     class StepCostMsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -298,7 +298,7 @@ class ReportRequest(_message.Message):
     SESSION_COST_MS_FIELD_NUMBER: _ClassVar[int]
     TIMING_MS_FIELD_NUMBER: _ClassVar[int]
     OVERRAN_FIELD_NUMBER: _ClassVar[int]
-    PRICE_FIELD_NUMBER: _ClassVar[int]
+    MIN_ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     verifier_id: str
     instance: int
     live_sessions: int
@@ -313,8 +313,8 @@ class ReportRequest(_message.Message):
     session_cost_ms: float
     timing_ms: _containers.ScalarMap[str, float]
     overran: float
-    price: float
-    def __init__(self, verifier_id: _Optional[str] = ..., instance: _Optional[int] = ..., live_sessions: _Optional[int] = ..., step_ms: _Optional[float] = ..., kv_used: _Optional[int] = ..., kv_capacity: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., draining: bool = ..., sessions: _Optional[_Iterable[_Union[SessionReport, _Mapping]]] = ..., node_ms: _Optional[float] = ..., step_cost_ms: _Optional[_Mapping[int, float]] = ..., session_cost_ms: _Optional[float] = ..., timing_ms: _Optional[_Mapping[str, float]] = ..., overran: _Optional[float] = ..., price: _Optional[float] = ...) -> None: ...
+    min_acceptance: float
+    def __init__(self, verifier_id: _Optional[str] = ..., instance: _Optional[int] = ..., live_sessions: _Optional[int] = ..., step_ms: _Optional[float] = ..., kv_used: _Optional[int] = ..., kv_capacity: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., draining: bool = ..., sessions: _Optional[_Iterable[_Union[SessionReport, _Mapping]]] = ..., node_ms: _Optional[float] = ..., step_cost_ms: _Optional[_Mapping[int, float]] = ..., session_cost_ms: _Optional[float] = ..., timing_ms: _Optional[_Mapping[str, float]] = ..., overran: _Optional[float] = ..., min_acceptance: _Optional[float] = ...) -> None: ...
 
 class ReportResponse(_message.Message):
     __slots__ = ("known", "public_keys", "directives", "release_serial", "drain", "killed")
@@ -366,7 +366,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class VerifierStatus(_message.Message):
-    __slots__ = ("verifier_id", "address", "target", "capacity_sessions", "live_sessions", "step_ms", "tokens_per_s", "lease_s", "draining", "kv_used", "kv_capacity", "node_ms", "timing_ms", "step_cost_ms", "session_cost_ms", "overran", "cordoned", "price", "evaluated", "accepted", "rtt_ms")
+    __slots__ = ("verifier_id", "address", "target", "capacity_sessions", "live_sessions", "step_ms", "tokens_per_s", "lease_s", "draining", "kv_used", "kv_capacity", "node_ms", "timing_ms", "step_cost_ms", "session_cost_ms", "overran", "cordoned", "min_acceptance", "evaluated", "accepted", "rtt_ms")
     class TimingMsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -398,7 +398,7 @@ class VerifierStatus(_message.Message):
     SESSION_COST_MS_FIELD_NUMBER: _ClassVar[int]
     OVERRAN_FIELD_NUMBER: _ClassVar[int]
     CORDONED_FIELD_NUMBER: _ClassVar[int]
-    PRICE_FIELD_NUMBER: _ClassVar[int]
+    MIN_ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     EVALUATED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     RTT_MS_FIELD_NUMBER: _ClassVar[int]
@@ -419,11 +419,11 @@ class VerifierStatus(_message.Message):
     session_cost_ms: float
     overran: float
     cordoned: bool
-    price: float
+    min_acceptance: float
     evaluated: int
     accepted: int
     rtt_ms: float
-    def __init__(self, verifier_id: _Optional[str] = ..., address: _Optional[str] = ..., target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., capacity_sessions: _Optional[int] = ..., live_sessions: _Optional[int] = ..., step_ms: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., draining: bool = ..., kv_used: _Optional[int] = ..., kv_capacity: _Optional[int] = ..., node_ms: _Optional[float] = ..., timing_ms: _Optional[_Mapping[str, float]] = ..., step_cost_ms: _Optional[_Mapping[int, float]] = ..., session_cost_ms: _Optional[float] = ..., overran: _Optional[float] = ..., cordoned: bool = ..., price: _Optional[float] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ..., rtt_ms: _Optional[float] = ...) -> None: ...
+    def __init__(self, verifier_id: _Optional[str] = ..., address: _Optional[str] = ..., target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., capacity_sessions: _Optional[int] = ..., live_sessions: _Optional[int] = ..., step_ms: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., draining: bool = ..., kv_used: _Optional[int] = ..., kv_capacity: _Optional[int] = ..., node_ms: _Optional[float] = ..., timing_ms: _Optional[_Mapping[str, float]] = ..., step_cost_ms: _Optional[_Mapping[int, float]] = ..., session_cost_ms: _Optional[float] = ..., overran: _Optional[float] = ..., cordoned: bool = ..., min_acceptance: _Optional[float] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ..., rtt_ms: _Optional[float] = ...) -> None: ...
 
 class SessionStatus(_message.Message):
     __slots__ = ("session_id", "tenant", "verifier_id", "epoch", "committed", "tokens_per_step", "rtt_ms", "reported", "evaluated", "accepted", "standby", "draft_release", "traffic_class")
@@ -594,18 +594,18 @@ class RevokeTenantResponse(_message.Message):
     def __init__(self, tenant: _Optional[_Union[Tenant, _Mapping]] = ...) -> None: ...
 
 class WindowBounds(_message.Message):
-    __slots__ = ("k", "depth", "pinned", "patience_ms", "nodes_per_level")
+    __slots__ = ("k", "depth", "pinned", "draft_wait_ms", "nodes_per_level")
     K_FIELD_NUMBER: _ClassVar[int]
     DEPTH_FIELD_NUMBER: _ClassVar[int]
     PINNED_FIELD_NUMBER: _ClassVar[int]
-    PATIENCE_MS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     NODES_PER_LEVEL_FIELD_NUMBER: _ClassVar[int]
     k: int
     depth: int
     pinned: bool
-    patience_ms: float
+    draft_wait_ms: float
     nodes_per_level: float
-    def __init__(self, k: _Optional[int] = ..., depth: _Optional[int] = ..., pinned: bool = ..., patience_ms: _Optional[float] = ..., nodes_per_level: _Optional[float] = ...) -> None: ...
+    def __init__(self, k: _Optional[int] = ..., depth: _Optional[int] = ..., pinned: bool = ..., draft_wait_ms: _Optional[float] = ..., nodes_per_level: _Optional[float] = ...) -> None: ...
 
 class ShowWindowsRequest(_message.Message):
     __slots__ = ("session_id",)
@@ -614,13 +614,13 @@ class ShowWindowsRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ...) -> None: ...
 
 class SessionWindow(_message.Message):
-    __slots__ = ("session_id", "verifier_id", "k", "depth", "patience_ms", "price", "speedup", "reason", "rtt_ms", "draft_ms", "verdicts", "hits", "bounds", "tokens_per_step", "nodes_per_level")
+    __slots__ = ("session_id", "verifier_id", "k", "depth", "draft_wait_ms", "min_acceptance", "speedup", "reason", "rtt_ms", "draft_ms", "verdicts", "hits", "bounds", "tokens_per_step", "nodes_per_level")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     VERIFIER_ID_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
     DEPTH_FIELD_NUMBER: _ClassVar[int]
-    PATIENCE_MS_FIELD_NUMBER: _ClassVar[int]
-    PRICE_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    MIN_ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     SPEEDUP_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     RTT_MS_FIELD_NUMBER: _ClassVar[int]
@@ -634,8 +634,8 @@ class SessionWindow(_message.Message):
     verifier_id: str
     k: int
     depth: int
-    patience_ms: float
-    price: float
+    draft_wait_ms: float
+    min_acceptance: float
     speedup: float
     reason: str
     rtt_ms: float
@@ -645,7 +645,7 @@ class SessionWindow(_message.Message):
     bounds: WindowBounds
     tokens_per_step: float
     nodes_per_level: float
-    def __init__(self, session_id: _Optional[str] = ..., verifier_id: _Optional[str] = ..., k: _Optional[int] = ..., depth: _Optional[int] = ..., patience_ms: _Optional[float] = ..., price: _Optional[float] = ..., speedup: _Optional[float] = ..., reason: _Optional[str] = ..., rtt_ms: _Optional[float] = ..., draft_ms: _Optional[float] = ..., verdicts: _Optional[int] = ..., hits: _Optional[float] = ..., bounds: _Optional[_Union[WindowBounds, _Mapping]] = ..., tokens_per_step: _Optional[float] = ..., nodes_per_level: _Optional[float] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[str] = ..., verifier_id: _Optional[str] = ..., k: _Optional[int] = ..., depth: _Optional[int] = ..., draft_wait_ms: _Optional[float] = ..., min_acceptance: _Optional[float] = ..., speedup: _Optional[float] = ..., reason: _Optional[str] = ..., rtt_ms: _Optional[float] = ..., draft_ms: _Optional[float] = ..., verdicts: _Optional[int] = ..., hits: _Optional[float] = ..., bounds: _Optional[_Union[WindowBounds, _Mapping]] = ..., tokens_per_step: _Optional[float] = ..., nodes_per_level: _Optional[float] = ...) -> None: ...
 
 class ShowWindowsResponse(_message.Message):
     __slots__ = ("windows", "everybody", "total")

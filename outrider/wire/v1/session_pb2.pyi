@@ -183,20 +183,20 @@ class Opened(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., verifier_id: _Optional[str] = ..., limits: _Optional[_Union[SessionLimits, _Mapping]] = ..., directive: _Optional[_Union[Directive, _Mapping]] = ..., vocabulary_size: _Optional[int] = ...) -> None: ...
 
 class Directive(_message.Message):
-    __slots__ = ("window_nodes", "window_depth", "nodes_per_step", "price", "patience_ms", "step_ms")
+    __slots__ = ("window_nodes", "window_depth", "nodes_per_step", "min_acceptance", "draft_wait_ms", "step_ms")
     WINDOW_NODES_FIELD_NUMBER: _ClassVar[int]
     WINDOW_DEPTH_FIELD_NUMBER: _ClassVar[int]
     NODES_PER_STEP_FIELD_NUMBER: _ClassVar[int]
-    PRICE_FIELD_NUMBER: _ClassVar[int]
-    PATIENCE_MS_FIELD_NUMBER: _ClassVar[int]
+    MIN_ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     STEP_MS_FIELD_NUMBER: _ClassVar[int]
     window_nodes: int
     window_depth: int
     nodes_per_step: int
-    price: float
-    patience_ms: int
+    min_acceptance: float
+    draft_wait_ms: int
     step_ms: float
-    def __init__(self, window_nodes: _Optional[int] = ..., window_depth: _Optional[int] = ..., nodes_per_step: _Optional[int] = ..., price: _Optional[float] = ..., patience_ms: _Optional[int] = ..., step_ms: _Optional[float] = ...) -> None: ...
+    def __init__(self, window_nodes: _Optional[int] = ..., window_depth: _Optional[int] = ..., nodes_per_step: _Optional[int] = ..., min_acceptance: _Optional[float] = ..., draft_wait_ms: _Optional[int] = ..., step_ms: _Optional[float] = ...) -> None: ...
 
 class Ping(_message.Message):
     __slots__ = ("nonce", "rtt_ms")

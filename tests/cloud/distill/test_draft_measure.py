@@ -32,7 +32,7 @@ SUMS = (
 
 
 @dataclass(frozen=True)
-class Told:
+class RegistrationReply:
     tokens: NDArray[np.int32]
     traffic_class: str = "arithmetic"
     session: int = 0
@@ -40,12 +40,12 @@ class Told:
 
 
 @pytest.fixture(scope="module")
-def sums() -> list[Told]:
+def sums() -> list[RegistrationReply]:
     with LlamaModel.load(MODELS / "draft.gguf") as model:
         texts = [
             f"Question: {asked} How many is that?\nAnswer: {worked}\nThe answer is {n}." for asked, worked, n in SUMS
         ]
-        return [Told(np.array(model.tokenize(text), np.int32), session=i) for i, text in enumerate(texts)]
+        return [RegistrationReply(np.array(model.tokenize(text), np.int32), session=i) for i, text in enumerate(texts)]
 
 
 def ranks(*values: int) -> NDArray[np.int8]:
@@ -71,7 +71,7 @@ def test_the_tree_never_takes_more_steps_than_the_chain(values: list[int]) -> No
     assert steps(ranks(*values), CHAIN, TREE) <= steps(ranks(*values), CHAIN, 1) <= len(values)
 
 
-def test_the_general_draft_beats_the_narrow_one_on_arithmetic(sums: list[Told]) -> None:
+def test_the_general_draft_beats_the_narrow_one_on_arithmetic(sums: list[RegistrationReply]) -> None:
     measured = compare(MODELS / "draft.gguf", MODELS / "draft-narrow.gguf", sums)
     verdict = decide(measured, {"arithmetic"}, Rule())
     assert verdict.fresh is not None
@@ -81,24 +81,28 @@ def test_the_general_draft_beats_the_narrow_one_on_arithmetic(sums: list[Told]) 
     assert verdict.candidate_ms > 0
 
 
-def test_the_narrow_draft_is_refused_where_the_general_one_serves(sums: list[Told]) -> None:
+def test_the_narrow_draft_is_refused_where_the_general_one_serves(sums: list[RegistrationReply]) -> None:
     verdict = decide(compare(MODELS / "draft-narrow.gguf", MODELS / "draft.gguf", sums), {"arithmetic"}, Rule())
     assert not verdict.passed
 
 
-def test_a_draft_against_itself_is_even(sums: list[Told]) -> None:
+def test_a_draft_against_itself_is_even(sums: list[RegistrationReply]) -> None:
     for text in compare(MODELS / "draft.gguf", MODELS / "draft.gguf", sums[:3]).texts:
         assert text.candidate == text.incumbent
 
 
-def test_only_tokens_after_the_context_count(sums: list[Told]) -> None:
-    whole, late, short = sums[0], Told(sums[0].tokens, first=20), Told(sums[0].tokens[:UNPROMPTED])
-    strange = Told(np.append(whole.tokens, np.int32(1_000_000)))
+def test_only_tokens_after_the_context_count(sums: list[RegistrationReply]) -> None:
+    whole, late, short = (
+        sums[0],
+        RegistrationReply(sums[0].tokens, first=20),
+        RegistrationReply(sums[0].tokens[:UNPROMPTED]),
+    )
+    strange = RegistrationReply(np.append(whole.tokens, np.int32(1_000_000)))
     counted = compare(MODELS / "draft.gguf", MODELS / "draft-narrow.gguf", [whole, late, short, strange]).texts
     assert [text.positions for text in counted] == [len(whole.tokens) - UNPROMPTED, len(whole.tokens) - 20]
 
 
-def test_a_text_read_at_once_has_the_logits_of_one_read_token_by_token(sums: list[Told]) -> None:
+def test_a_text_read_at_once_has_the_logits_of_one_read_token_by_token(sums: list[RegistrationReply]) -> None:
     tokens = sums[0].tokens.tolist()
     with LlamaModel.load(MODELS / "draft.gguf") as model:
         with TextReader(model, length=128, batch=16) as reader:

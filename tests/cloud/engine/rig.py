@@ -19,7 +19,7 @@ from outrider.core.protocol.messages import Append, Attach, Directive, SessionLi
 from outrider.core.tree import ROOT
 
 LIMITS = SessionLimits(nodes=24, depth=8, in_flight=48, run_ahead=32)
-DIRECTIVE = Directive(window_nodes=24, window_depth=8, nodes_per_step=8, patience_ms=5)
+DIRECTIVE = Directive(window_nodes=24, window_depth=8, nodes_per_step=8, draft_wait_ms=5)
 
 Drafter = Callable[[DeviceSession, random.Random], None]
 """Adds nodes to a device's tree."""

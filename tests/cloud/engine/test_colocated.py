@@ -15,7 +15,7 @@ from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Committed
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.server_draft import llama_draft, policy
-from cloud_verifier.engine.server_draft.llama_draft import ColocatedDraft
+from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft
 from outrider.core.processors import SamplingParams
 
 Target = Callable[[str], TargetModel]
@@ -67,8 +67,8 @@ class Chains:
 
 def rig_with(model: TargetModel, chains: Chains, depth: int = 3, siblings: int = 1, **config: Any) -> Rig:
     """Its draft takes no time, so that drafting pays whenever a node is right."""
-    draft = ColocatedDraft(chains, depth=depth, siblings=siblings, vocabulary=VOCAB, clock=lambda: 0.0)
-    return Rig(model, EngineConfig(**{"kv_slots": 2048} | config), colocated=draft)
+    draft = LlamaServerDraft(chains, depth=depth, siblings=siblings, vocabulary=VOCAB, clock=lambda: 0.0)
+    return Rig(model, EngineConfig(**{"kv_slots": 2048} | config), server_draft=draft)
 
 
 SAMPLING = {
@@ -116,8 +116,8 @@ def test_a_perfect_draft_saves_steps_and_counts_as_our_own(target: Target) -> No
 def test_a_draft_that_takes_longer_than_it_saves_is_paused(target: Target, reference: Plain) -> None:
     chains = Chains(target("llama"))
     seconds = itertools.count().__next__  # every proposal takes one, a step some milliseconds
-    draft = ColocatedDraft(chains, depth=3, vocabulary=VOCAB, clock=seconds)
-    rig = Rig(target("llama"), EngineConfig(kv_slots=2048), colocated=draft)
+    draft = LlamaServerDraft(chains, depth=3, vocabulary=VOCAB, clock=seconds)
+    rig = Rig(target("llama"), EngineConfig(kv_slots=2048), server_draft=draft)
     rig.attach("s", client(prompt_of(9), nothing, max_tokens=150, ignore_eos=True))
     rig.run()
     # A trial of four tokens a step, then 64 plain ones, then a trial again.
@@ -127,8 +127,8 @@ def test_a_draft_that_takes_longer_than_it_saves_is_paused(target: Target, refer
 
 def test_for_measurements_it_never_pauses(target: Target) -> None:
     seconds = itertools.count().__next__
-    draft = ColocatedDraft(Chains(target("llama")), depth=3, vocabulary=VOCAB, pauses=False, clock=seconds)
-    rig = Rig(target("llama"), EngineConfig(kv_slots=2048), colocated=draft)
+    draft = LlamaServerDraft(Chains(target("llama")), depth=3, vocabulary=VOCAB, pauses=False, clock=seconds)
+    rig = Rig(target("llama"), EngineConfig(kv_slots=2048), server_draft=draft)
     rig.attach("s", client(prompt_of(9), nothing, max_tokens=150, ignore_eos=True))
     rig.run()
     assert rig.engine.stats().steps < 3 + 150 / 4 + 2
@@ -145,8 +145,8 @@ def test_prompts_that_drafting_cannot_pay_back_are_not_read(target: Target) -> N
         return feed(feeds)
 
     chains.feed = slowly  # type: ignore[method-assign]
-    draft = ColocatedDraft(chains, depth=3, vocabulary=VOCAB, clock=clock)
-    rig = Rig(target("llama"), EngineConfig(kv_slots=8192, max_sessions=64), colocated=draft)
+    draft = LlamaServerDraft(chains, depth=3, vocabulary=VOCAB, clock=clock)
+    rig = Rig(target("llama"), EngineConfig(kv_slots=8192, max_sessions=64), server_draft=draft)
     for i in range(40):
         rig.attach(f"s{i}", client(prompt_of(90 + i), nothing, max_tokens=12, ignore_eos=True))
     rig.run()
@@ -242,8 +242,8 @@ def test_the_prompts_of_many_do_not_come_into_one_step(target: Target, monkeypat
 
 def test_a_token_that_the_draft_does_not_know_ends_drafting_for_that_session(target: Target) -> None:
     chains = Chains(target("llama"))
-    draft = ColocatedDraft(chains, depth=2, vocabulary=10)
-    rig = Rig(target("llama"), EngineConfig(kv_slots=2048), colocated=draft)
+    draft = LlamaServerDraft(chains, depth=2, vocabulary=10)
+    rig = Rig(target("llama"), EngineConfig(kv_slots=2048), server_draft=draft)
     rig.attach("s", client([50, 60, 70], nothing, max_tokens=20, ignore_eos=True))
     rig.run()
     assert chains.fed == 0

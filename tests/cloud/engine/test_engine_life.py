@@ -16,7 +16,7 @@ from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Committed, Engine, Failed
 from cloud_verifier.engine.kernels.attention import AttentionPlan
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.scheduler import Grant
+from cloud_verifier.engine.scheduler import RowAllocation
 from cloud_verifier.engine.session import EngineSession
 from outrider.core.errors import (
     BadRequest,
@@ -30,7 +30,7 @@ from outrider.core.errors import (
 from outrider.core.processors import SamplingParams
 from outrider.core.protocol.messages import Append, Cancel, Finish
 from outrider.core.step_cost import StepCost
-from outrider.core.verification import Batch
+from outrider.core.verification import TreeBatch
 
 Target = Callable[[str], TargetModel]
 Plain = Callable[[str], Reference]
@@ -354,7 +354,7 @@ def test_a_session_whose_rows_cannot_be_prepared_fails_alone(
     rig.attach("victim", victim)
     segment = EngineSession.segment
 
-    def broken(session: EngineSession, grant: Grant) -> tuple[Segment, Batch | None]:
+    def broken(session: EngineSession, grant: RowAllocation) -> tuple[Segment, TreeBatch | None]:
         made = segment(session, grant)
         if session.session_id == "victim":
             raise ValueError("after its slots were taken")
@@ -457,7 +457,7 @@ def test_a_distant_device_is_not_waited_for_and_a_directive_can_change(llama: Ta
     assert rig.engine.step() == []
     rig.engine.tune("s", rtt_ms=6.0)
     assert len(rig.engine.step()) == 1
-    rig.engine.tune("s", directive=replace(DIRECTIVE, patience_ms=7))
+    rig.engine.tune("s", directive=replace(DIRECTIVE, draft_wait_ms=7))
     assert rig.engine.step() == []
 
 
@@ -518,7 +518,7 @@ def test_the_parts_of_a_step_are_timed(llama: TargetModel, reference: Plain) -> 
     rig = Rig(llama)
     running(rig, reference)
     stats = rig.engine.stats()
-    assert list(stats.timing_ms) == ["between", "draft", "plan", "forward", "walk", "commit"]
+    assert list(stats.timing_ms) == ["between", "draft", "plan", "forward", "verify", "commit"]
     assert min(stats.timing_ms.values()) > 0
     assert sum(stats.timing_ms.values()) == pytest.approx(stats.step_ms)
     assert stats.tokens_per_s > 0

@@ -48,7 +48,7 @@ def start(epoch: int) -> pb.EngineRequest:
         start=pb.Start(
             attach=codecs.attach_to_proto(attach_of([1, 2, 3], epoch=epoch)),
             limits=codecs.limits_to_proto(LIMITS),
-            directive=codecs.directive_to_proto(Directive(patience_ms=1000)),
+            directive=codecs.directive_to_proto(Directive(draft_wait_ms=1000)),
         ),
     )
 

@@ -10,9 +10,9 @@ from rig import LIMITS, Rig, attach_of, client, nodes, nothing, perfect, prompt_
 from tiny_targets import Reference
 
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.counters import POSITIONS, STATES, EngineMeters
+from cloud_verifier.engine.counters import POSITIONS, STATES, EngineCounters
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine_process.codec import meters_to_proto
+from cloud_verifier.engine_process.codec import counters_to_proto
 from outrider.core.protocol.messages import Directive
 
 Plain = Callable[[str], Reference]
@@ -28,12 +28,12 @@ def test_a_perfect_drafts_nodes_are_all_accepted_at_their_positions(llama: Targe
     expected = reference("llama").generate(prompt, 24, ignore_eos=True)
     rig.attach("s", client(prompt, perfect(expected), max_tokens=24, ignore_eos=True))
     rig.run()
-    stats, meters = rig.engine.stats(), rig.engine.meters
+    stats, counters = rig.engine.stats(), rig.engine.counters
     assert stats.committed == 24
     assert 0 < stats.accepted <= stats.evaluated
-    assert sum(meters.accepted_by_position) == stats.accepted
-    assert meters.accepted_by_position[0] == meters.drafts
-    assert sorted(meters.accepted_by_position, reverse=True) == meters.accepted_by_position
+    assert sum(counters.accepted_by_position) == stats.accepted
+    assert counters.accepted_by_position[0] == counters.drafts
+    assert sorted(counters.accepted_by_position, reverse=True) == counters.accepted_by_position
 
 
 def test_every_token_is_the_first_or_follows_another(llama: TargetModel) -> None:
@@ -41,11 +41,11 @@ def test_every_token_is_the_first_or_follows_another(llama: TargetModel) -> None
     for seed in range(3):
         rig.attach(f"s{seed}", client(prompt_of(7, seed), nothing, max_tokens=12, ignore_eos=True))
     rig.run()
-    meters = rig.engine.meters
-    assert meters.first_token_s.total == 3
-    assert meters.first_token_s.total + meters.token_s.total == rig.engine.stats().committed == 36
-    assert meters.queue_s.total == 3
-    assert meters.drafts == 0
+    counters = rig.engine.counters
+    assert counters.first_token_s.total == 3
+    assert counters.first_token_s.total + counters.token_s.total == rig.engine.stats().committed == 36
+    assert counters.queue_s.total == 3
+    assert counters.drafts == 0
 
 
 def test_a_resumed_sessions_first_commit_is_no_first_token(llama: TargetModel, reference: Plain) -> None:
@@ -55,19 +55,19 @@ def test_a_resumed_sessions_first_commit_is_no_first_token(llama: TargetModel, r
     rig.engine.start("s", before, LIMITS, Directive())
     while rig.engine.stats().live_sessions:
         rig.engine.step()
-    assert rig.engine.meters.first_token_s.total == 0
-    assert rig.engine.meters.token_s.total == 7
+    assert rig.engine.counters.first_token_s.total == 0
+    assert rig.engine.counters.token_s.total == 7
 
 
 def test_parts_and_rows_are_of_every_step_prompts_too(llama: TargetModel) -> None:
     rig = Rig(llama, EngineConfig(kv_slots=1024, max_sessions=16, token_budget=16))
     rig.attach("s", client(prompt_of(40), nothing, max_tokens=4, ignore_eos=True))
     rig.run()
-    stats, meters = rig.engine.stats(), rig.engine.meters
-    assert meters.step_s.total == meters.rows.total == stats.steps
-    assert meters.rows.sum == 40 + 3  # the prompt, and each token but the last
-    inside = sum(seconds for part, seconds in meters.part_s.items() if part != "between")
-    assert meters.step_s.sum == pytest.approx(inside)
+    stats, counters = rig.engine.stats(), rig.engine.counters
+    assert counters.step_s.total == counters.rows.total == stats.steps
+    assert counters.rows.sum == 40 + 3  # the prompt, and each token but the last
+    inside = sum(seconds for part, seconds in counters.part_s.items() if part != "between")
+    assert counters.step_s.sum == pytest.approx(inside)
 
 
 def test_sessions_are_counted_by_what_they_wait_for(llama: TargetModel) -> None:
@@ -88,7 +88,7 @@ def test_sessions_are_counted_by_what_they_wait_for(llama: TargetModel) -> None:
 
 def test_nodes_that_came_too_late_are_still_counted_when_their_session_has_ended(llama: TargetModel) -> None:
     rig = Rig(llama)
-    rig.engine.start("s", attach_of(prompt_of(5), max_tokens=12, ignore_eos=True), LIMITS, Directive(patience_ms=0))
+    rig.engine.start("s", attach_of(prompt_of(5), max_tokens=12, ignore_eos=True), LIMITS, Directive(draft_wait_ms=0))
     for _ in range(3):
         rig.engine.step()
     said = rig.engine.stats().committed
@@ -103,20 +103,20 @@ def test_nodes_that_came_too_late_are_still_counted_when_their_session_has_ended
 
 
 def test_what_lies_beyond_the_last_position_is_in_the_sum_alone() -> None:
-    meters = EngineMeters()
-    meters.draft(POSITIONS + 9)
-    meters.draft(1)
-    assert meters.accepted_by_position == [2] + [1] * (POSITIONS - 1)
+    counters = EngineCounters()
+    counters.draft(POSITIONS + 9)
+    counters.draft(1)
+    assert counters.accepted_by_position == [2] + [1] * (POSITIONS - 1)
 
 
 def test_the_front_is_told_all_of_it(llama: TargetModel) -> None:
     rig = Rig(llama)
     rig.attach("s", client(prompt_of(7), nothing, max_tokens=6, ignore_eos=True))
     rig.run()
-    stats, meters = rig.engine.stats(), rig.engine.meters
-    told = meters_to_proto(meters, stats)
+    stats, counters = rig.engine.stats(), rig.engine.counters
+    told = counters_to_proto(counters, stats)
     assert (told.committed, told.steps, told.prefilled) == (6, stats.steps, stats.prefilled)
-    assert list(told.step_s.counts) == meters.step_s.counts
-    assert told.step_s.sum == meters.step_s.sum
-    assert dict(told.part_s) == meters.part_s
+    assert list(told.step_s.counts) == counters.step_s.counts
+    assert told.step_s.sum == counters.step_s.sum
+    assert dict(told.part_s) == counters.part_s
     assert dict(told.sessions) == dict(stats.states)

@@ -15,12 +15,12 @@ from cloud_verifier.engine.batch import PackedBatch, Segment
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.kernels.attention import AttentionPlan
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.scheduler import Grant
+from cloud_verifier.engine.scheduler import RowAllocation
 from cloud_verifier.engine.session import EngineSession
 from outrider.core.errors import InternalError, Overloaded
 from outrider.core.processors import SamplingParams
 from outrider.core.protocol.messages import Cancel
-from outrider.core.verification import Batch
+from outrider.core.verification import TreeBatch
 
 Target = Callable[[str], TargetModel]
 Plain = Callable[[str], Reference]
@@ -226,7 +226,7 @@ def test_who_fails_alone_takes_nothing_from_those_that_share_its_prefix_and_leav
             raise RuntimeError("out of memory")
         return logits
 
-    def has_no_odd_rows(session: EngineSession, grant: Grant) -> tuple[Segment, Batch | None]:
+    def has_no_odd_rows(session: EngineSession, grant: RowAllocation) -> tuple[Segment, TreeBatch | None]:
         made = segment(session, grant)
         if session.session_id == "victim":
             raise ValueError("after its slots were taken")

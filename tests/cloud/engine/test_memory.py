@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from cloud_verifier.engine.session_history import SessionMemory
+from cloud_verifier.engine.session_history import SessionHistory
 
 REQUEST = b"request"
 
 
 def test_a_forgotten_session_leaves_neither_its_epoch_nor_its_tokens() -> None:
-    memory = SessionMemory(max_sessions=2, max_tokens=10)
+    memory = SessionHistory(max_sessions=2, max_tokens=10)
     for name in "ab":
         memory.see(name, 3)
         memory.keep(name, REQUEST, [1, 2, 3, 4, 5])
@@ -23,7 +23,7 @@ def test_a_forgotten_session_leaves_neither_its_epoch_nor_its_tokens() -> None:
 
 @pytest.mark.parametrize("committed", [[], [1, 2]])
 def test_tokens_are_kept_once_and_for_their_request_alone(committed: list[int]) -> None:
-    memory = SessionMemory(max_sessions=2, max_tokens=2)
+    memory = SessionHistory(max_sessions=2, max_tokens=2)
     memory.see("a", 1)
     for _ in range(3):
         memory.keep("a", REQUEST, committed)
@@ -32,7 +32,7 @@ def test_tokens_are_kept_once_and_for_their_request_alone(committed: list[int]) 
 
 
 def test_the_oldest_tokens_make_room_for_new_ones() -> None:
-    memory = SessionMemory(max_sessions=5, max_tokens=3)
+    memory = SessionHistory(max_sessions=5, max_tokens=3)
     memory.keep("a", REQUEST, [1, 2])
     memory.keep("b", REQUEST, [3, 4])
     memory.keep("c", REQUEST, [5, 6, 7, 8])

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from cloud_verifier.engine.row_allocation import Cost, Shares, Worth, at_half_price, by_worth, evenly
+from cloud_verifier.engine.row_allocation import Cost, Shares, Worth, by_worth, evenly, with_half_threshold
 
 
 def line(base: float, per_node: float) -> Cost:
@@ -60,7 +60,7 @@ def test_a_curve_with_a_flat_start_is_used_up_to_where_it_bends() -> None:
 
 def test_at_half_price_more_is_taken_but_the_plain_step_stays_as_dear() -> None:
     cost = line(0.010, 0.001)
-    assert at_half_price(by_worth)([(0.9, 0.2, 0.15, 0.05)], 100, cost) == Shares((3,))
+    assert with_half_threshold(by_worth)([(0.9, 0.2, 0.15, 0.05)], 100, cost) == Shares((3,))
 
 
 def test_evenly_asks_neither_worth_nor_cost() -> None:

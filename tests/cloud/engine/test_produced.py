@@ -21,7 +21,7 @@ from cloud_verifier.engine.session import EngineSession
 from outrider.core.processors import SamplingParams
 from outrider.core.protocol.messages import Append, Directive
 from outrider.core.tree import ROOT, TokenTree
-from outrider.core.verification import Walked
+from outrider.core.verification import Verified
 
 Target = Callable[[str], TargetModel]
 Plain = Callable[[str], Reference]
@@ -115,7 +115,7 @@ def test_the_depths_of_right_guesses_are_told(target: Target, reference: Plain) 
 def test_guesses_count_where_no_step_had_room_for_them(target: Target, reference: Plain) -> None:
     expected = reference("llama").generate(PROMPT, 4, ignore_eos=True)
     rig = Rig(target("llama"), CONFIG)
-    plain_steps = Directive(window_nodes=0, nodes_per_step=0, patience_ms=0)
+    plain_steps = Directive(window_nodes=0, nodes_per_step=0, draft_wait_ms=0)
     rig.engine.start("s", attach_of(PROMPT, ignore_eos=True), LIMITS, plain_steps, record=True)
     rig.engine.append("s", nodes(expected[0], 0 if expected[0] else 1))
     rig.engine.append("s", Append(1, 3, 0, (1,), (expected[1],)))
@@ -207,7 +207,7 @@ def test_another_draft_is_named_and_counted_from_there(target: Target, reference
         "s",
         attach_of(PROMPT, ignore_eos=True, max_tokens=20),
         LIMITS,
-        Directive(patience_ms=0),
+        Directive(draft_wait_ms=0),
         draft="r1",
         record=True,
     )
@@ -238,7 +238,7 @@ def recorded(logits: torch.Tensor, top: int) -> tuple[np.ndarray, np.ndarray, np
     protocol = SimpleNamespace(tree=TokenTree(), epoch=1, position=0)
     session = cast(EngineSession, SimpleNamespace(session_id="s", draft="", protocol=protocol))
     for row in range(len(logits)):
-        recording.note(session, Walked((0,), ()), logits, row)
+        recording.note(session, Verified((0,), ()), logits, row)
     told = recording.take()
     ids, log_probs = (np.concatenate([getattr(one, name) for one in told]) for name in ("top_ids", "top_log_probs"))
     return ids, log_probs, np.concatenate([one.tail for one in told])

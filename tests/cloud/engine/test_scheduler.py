@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloud_verifier.engine.row_allocation import Ordering, evenly
+from cloud_verifier.engine.row_allocation import AllocationPolicy, evenly
 from cloud_verifier.engine.scheduler import (
     OVERDUE,
     PROMPT_DELAY,
     Candidate,
-    Grant,
     Plan,
+    RowAllocation,
     StepBudget,
     Wait,
     most_skipped,
@@ -37,7 +37,7 @@ def candidate(session_id: str = "s", **changes: Any) -> Candidate:
         "worth": (),
         "may_step": True,
         "idle": False,
-        "patience_s": 0.010,
+        "draft_wait_s": 0.010,
         "rtt_s": 0.001,
         "answers_s": 0.002,
         "gain": 4.0,
@@ -51,12 +51,12 @@ def candidate(session_id: str = "s", **changes: Any) -> Candidate:
 
 
 def decide(
-    candidates: Sequence[Candidate], now: float = NOW, budget: StepBudget = BUDGET, ordering: Ordering = evenly
+    candidates: Sequence[Candidate], now: float = NOW, budget: StepBudget = BUDGET, ordering: AllocationPolicy = evenly
 ) -> Plan | Wait:
     return schedule(candidates, now, budget, ordering, StepCost({1: 0.01}))
 
 
-def grants(*candidates: Candidate, now: float = NOW, budget: StepBudget = BUDGET) -> tuple[Grant, ...]:
+def grants(*candidates: Candidate, now: float = NOW, budget: StepBudget = BUDGET) -> tuple[RowAllocation, ...]:
     decision = decide(candidates, now, budget)
     assert isinstance(decision, Plan)
     return decision.grants
@@ -71,31 +71,31 @@ def test_a_session_whose_device_fell_behind_neither_steps_nor_sets_a_deadline() 
 
 
 def test_a_session_with_nodes_steps_at_once() -> None:
-    assert grants(candidate(nodes=5)) == (Grant("s", 1, 5),)
+    assert grants(candidate(nodes=5)) == (RowAllocation("s", 1, 5),)
 
 
 def test_a_session_without_nodes_waits_until_they_are_expected_then_for_its_patience_and_no_longer() -> None:
     assert decide([candidate()]) == Wait(NOW + 0.002)
     assert decide([candidate()], NOW + 0.004) == Wait(NOW + 0.010)
-    assert grants(candidate(), now=NOW + 0.010) == (Grant("s", 1, 0),)
+    assert grants(candidate(), now=NOW + 0.010) == (RowAllocation("s", 1, 0),)
 
 
 def test_nobody_waits_for_an_idle_or_distant_device() -> None:
-    assert grants(candidate(idle=True)) == (Grant("s", 1, 0),)
-    assert grants(candidate(rtt_s=0.011)) == (Grant("s", 1, 0),)
-    assert grants(candidate(patience_s=0.0, rtt_s=0.0)) == (Grant("s", 1, 0),)
+    assert grants(candidate(idle=True)) == (RowAllocation("s", 1, 0),)
+    assert grants(candidate(rtt_s=0.011)) == (RowAllocation("s", 1, 0),)
+    assert grants(candidate(draft_wait_s=0.0, rtt_s=0.0)) == (RowAllocation("s", 1, 0),)
 
 
 def test_a_wait_has_to_bring_twice_what_stepping_brings_in_the_same_time() -> None:
     # A plain step takes 10 ms: 0.4 tokens in 2 ms, of which waiting has to bring more than the double.
     assert decide([candidate(gain=0.45)]) == Wait(NOW + 0.002)
-    assert grants(candidate(gain=0.35)) == (Grant("s", 1, 0),)
+    assert grants(candidate(gain=0.35)) == (RowAllocation("s", 1, 0),)
 
 
 def test_those_who_answer_soon_are_waited_for_and_those_who_answer_late_step_along() -> None:
     late = candidate("late", answers_s=0.009, gain=2.0)
     assert decide([late, candidate("soon")]) == Wait(NOW + 0.002)
-    assert set(grants(late, candidate("ready", nodes=2))) == {Grant("late", 1, 0), Grant("ready", 1, 2)}
+    assert set(grants(late, candidate("ready", nodes=2))) == {RowAllocation("late", 1, 0), RowAllocation("ready", 1, 2)}
 
 
 @pytest.mark.parametrize("empty", range(9))
@@ -138,22 +138,22 @@ def test_who_stepped_longest_ago_comes_first_when_not_all_fit() -> None:
 
 
 def test_a_lone_prompt_gets_the_whole_budget() -> None:
-    assert grants(candidate(pending=200)) == (Grant("s", 64, 0),)
+    assert grants(candidate(pending=200)) == (RowAllocation("s", 64, 0),)
 
 
 def test_prompts_share_their_rows_in_order_of_arrival_while_others_generate() -> None:
     shared = grants(candidate("first", pending=10), candidate("second", pending=50, nodes=5), candidate("g", nodes=4))
-    assert set(shared) == {Grant("first", 10, 0), Grant("second", 6, 0), Grant("g", 1, 4)}
+    assert set(shared) == {RowAllocation("first", 10, 0), RowAllocation("second", 6, 0), RowAllocation("g", 1, 4)}
 
 
 def test_the_end_of_a_prompt_takes_nodes_along() -> None:
-    assert grants(candidate(pending=10, nodes=3)) == (Grant("s", 10, 3),)
+    assert grants(candidate(pending=10, nodes=3)) == (RowAllocation("s", 10, 3),)
 
 
 def test_a_crowd_that_generates_does_not_starve_a_prompt() -> None:
     crowd = [candidate(f"s{i}", idle=True) for i in range(100)]
     shared = grants(candidate("prompt", pending=40), *crowd)
-    assert Grant("prompt", 16, 0) in shared
+    assert RowAllocation("prompt", 16, 0) in shared
     assert sum(grant.chain + grant.nodes for grant in shared) == 64
 
 
@@ -161,7 +161,7 @@ def test_a_crowd_that_generates_does_not_starve_a_prompt() -> None:
 def test_even_in_the_smallest_budgets_prompts_and_those_who_generate_both_get_on(rows: int) -> None:
     crowd = [candidate(f"s{i}", idle=True) for i in range(10)]
     shared = grants(candidate("prompt", pending=40), *crowd, budget=StepBudget(rows, prefill_rows=1))
-    assert Grant("prompt", 1, 0) in shared
+    assert RowAllocation("prompt", 1, 0) in shared
     assert len(shared) == rows
 
 
@@ -247,9 +247,14 @@ def test_nobody_is_left_out_longer_than_stated_and_prompts_always_get_on(
 def test_what_cannot_be_shared_evenly_goes_to_the_first_who_then_stand_behind() -> None:
     budget = StepBudget(rows=10, prefill_rows=4)  # 4 plain rows, 6 for nodes
     plan = decide([candidate(name, nodes=6 if name != "c" else 0, idle=True) for name in "abcd"], budget=budget)
-    assert plan == Plan((Grant("a", 1, 2), Grant("b", 1, 2), Grant("c", 1, 0), Grant("d", 1, 2)))
+    assert plan == Plan(
+        (RowAllocation("a", 1, 2), RowAllocation("b", 1, 2), RowAllocation("c", 1, 0), RowAllocation("d", 1, 2))
+    )
     plan = decide([candidate(name, nodes=6) for name in "abcd"], budget=budget)
-    assert plan == Plan((Grant("a", 1, 2), Grant("b", 1, 2), Grant("c", 1, 1), Grant("d", 1, 1)), behind=("a", "b"))
+    assert plan == Plan(
+        (RowAllocation("a", 1, 2), RowAllocation("b", 1, 2), RowAllocation("c", 1, 1), RowAllocation("d", 1, 1)),
+        behind=("a", "b"),
+    )
 
 
 def test_what_one_does_not_want_goes_to_the_others() -> None:

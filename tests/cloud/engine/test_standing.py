@@ -16,7 +16,7 @@ from outrider.core.protocol.messages import Directive
 
 Target = Callable[[str], TargetModel]
 Plain = Callable[[str], Reference]
-STREAMING = Directive(window_nodes=0, nodes_per_step=0, patience_ms=0)
+STREAMING = Directive(window_nodes=0, nodes_per_step=0, draft_wait_ms=0)
 PROMPT = prompt_of(9)
 
 

@@ -1,6 +1,6 @@
 """What metrics cost: microseconds for what is counted per step, message and call, and for what a scrape takes.
 
-python -m benchmarks.meters [--quick]
+python -m benchmarks.counters [--quick]
 
 Each number is the least of several rounds of many calls. The last line of output is one JSON object; its keys are
 `step_us` (a step of 16 sessions), `message_us` (a message with nodes and its commit, at the front), `snapshot_us` (what
@@ -21,10 +21,10 @@ from typing import Any
 
 from prometheus_client.exposition import generate_latest
 
-from cloud_verifier.engine.counters import STATES, EngineMeters
+from cloud_verifier.engine.counters import STATES, EngineCounters
 from cloud_verifier.engine.step_profiler import PARTS
-from cloud_verifier.engine_process.codec import meters_to_proto
-from cloud_verifier.front.counters import FrontMeters
+from cloud_verifier.engine_process.codec import counters_to_proto
+from cloud_verifier.front.counters import FrontCounters
 from cloud_verifier.front.metrics import VerifierCollector
 from cloud_verifier.front.session_stream import SessionStream
 from coordinator.api.counters import StoreCounters
@@ -40,15 +40,15 @@ def per_call_us(call: Callable[[], object], calls: int) -> float:
     return 1e6 * min(timeit.repeat(call, number=calls, repeat=ROUNDS)) / calls
 
 
-def step(meters: EngineMeters) -> Callable[[], None]:
+def step(counters: EngineCounters) -> Callable[[], None]:
     """All that one step adds, each of its sessions with accepted nodes."""
     parts = dict.fromkeys(PARTS, 0.004)
 
     def count() -> None:
-        meters.step(parts, 5 * SESSIONS)
+        counters.step(parts, 5 * SESSIONS)
         for _ in range(SESSIONS):
-            meters.draft(2)
-            meters.tokens(3, 0.05, first=False)
+            counters.draft(2)
+            counters.tokens(3, 0.05, first=False)
 
     return count
 
@@ -56,7 +56,7 @@ def step(meters: EngineMeters) -> Callable[[], None]:
 def message() -> Callable[[], None]:
     """A message with nodes and the commit that has seen it, as the front counts them."""
     stream: Any = SessionStream.__new__(SessionStream)
-    stream._meters, stream._unseen, stream._heard, stream.tokens = FrontMeters(), deque(), time.monotonic(), 0
+    stream._counters, stream._unseen, stream._heard, stream.tokens = FrontCounters(), deque(), time.monotonic(), 0
     append = session_pb2.Append(first_id=1, up=[0, 1, 1], token=[5, 6, 7])
     commit = session_pb2.Commit(epoch=1, start=1, token=[5, 6], seen=3)
 
@@ -67,32 +67,32 @@ def message() -> Callable[[], None]:
     return count
 
 
-def snapshot(meters: EngineMeters) -> Callable[[], engine_pb2.EngineMeters]:
+def snapshot(counters: EngineCounters) -> Callable[[], engine_pb2.EngineCounters]:
     """As the engine tells it and the front reads it."""
     names = ("steps", "committed", "prefilled", "evaluated", "accepted", "own_evaluated", "own_accepted", "dead")
     stats: Any = types.SimpleNamespace(**dict.fromkeys(names, 1_000), ignored=0, states=dict.fromkeys(STATES, 4))
-    return lambda: engine_pb2.EngineMeters.FromString(meters_to_proto(meters, stats).SerializeToString())
+    return lambda: engine_pb2.EngineCounters.FromString(counters_to_proto(counters, stats).SerializeToString())
 
 
-def scrape(told: engine_pb2.EngineMeters) -> Callable[[], bytes]:
-    host: Any = types.SimpleNamespace(stats=engine_pb2.EngineStats(meters=told), ended=asyncio.Event())
+def scrape(told: engine_pb2.EngineCounters) -> Callable[[], bytes]:
+    host: Any = types.SimpleNamespace(stats=engine_pb2.EngineStats(counters=told), ended=asyncio.Event())
     own = registry(VerifierCollector(host))
     return lambda: generate_latest(own)
 
 
 def store() -> Callable[[], None]:
-    meters = StoreCounters()
-    return lambda: meters.calls_s["report"].add(time.perf_counter() - 1.0)
+    counters = StoreCounters()
+    return lambda: counters.calls_s["report"].add(time.perf_counter() - 1.0)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the calls")
     scale = 10 if parser.parse_args().quick else 1
-    meters = EngineMeters()
-    tell = snapshot(meters)
+    counters = EngineCounters()
+    tell = snapshot(counters)
     found = {
-        "step_us": per_call_us(step(meters), 5_000 // scale),
+        "step_us": per_call_us(step(counters), 5_000 // scale),
         "message_us": per_call_us(message(), 50_000 // scale),
         "snapshot_us": per_call_us(tell, 5_000 // scale),
         "scrape_us": per_call_us(scrape(tell()), 500 // scale),
