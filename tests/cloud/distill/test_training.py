@@ -22,7 +22,7 @@ from tiny_drafts import random_text, tiny_draft, tiny_plan, tiny_tokenizer
 from transformers import AutoModelForCausalLM
 
 from cloud_verifier.distill.gguf.exporter import export_gguf
-from cloud_verifier.distill.training import run
+from cloud_verifier.distill.training import run as training
 from cloud_verifier.distill.training.batches import Batch, Order, pieces
 from cloud_verifier.distill.training.checkpoint import BEST, STATE, CheckpointRefused, Progress
 from cloud_verifier.distill.training.eval_student import measure, sample
@@ -46,7 +46,7 @@ def losses(run: Path) -> list[float]:
 def trained(root: Path, name: str = "run", **changes: Any) -> Path:
     """The folder of a run that has come to its end."""
     tiny_plan(root, **changes).write(root / name)
-    assert run.train(root / name) == 0
+    assert training.train(root / name) == 0
     return root / name
 
 
@@ -105,12 +105,12 @@ def test_a_loss_that_is_no_number_stops_the_run_with_advice(tmp_path: Path) -> N
     broken.save_pretrained(plan.base)
     plan.write(tmp_path / "run")
     with pytest.raises(TrainingFailed, match="lower learning rate"):
-        run.train(tmp_path / "run")
+        training.train(tmp_path / "run")
 
 
 def stopped_at(run: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> int:
     """Run until the curve is at `step`, then take SIGTERM."""
-    original = run.Trainer._step
+    original = training.Trainer._step
 
     def stepping(trainer: Any, todo: Any) -> None:
         original(trainer, todo)
@@ -118,8 +118,8 @@ def stopped_at(run: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> int:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run.Trainer, "_step", stepping)
-        return run.train(run)
+        patch.setattr(training.Trainer, "_step", stepping)
+        return training.train(run)
 
 
 @pytest.mark.parametrize("changes", [{}, {"lora_rank": 4, "loss": "kl"}, {"precision": "bfloat16"}])
@@ -131,7 +131,7 @@ def test_a_run_that_was_stopped_gives_the_bits_of_one_that_was_not(
     assert stopped_at(tmp_path / "halves", 3, monkeypatch) == 143
     assert not (tmp_path / "halves" / "done.json").exists()
     assert stopped_at(tmp_path / "halves", 9, monkeypatch) == 143
-    assert run.train(tmp_path / "halves") == 0
+    assert training.train(tmp_path / "halves") == 0
     assert losses(tmp_path / "halves") == losses(whole)
     assert equal(weights(tmp_path / "halves"), weights(whole))
 
@@ -193,7 +193,7 @@ def test_a_torn_last_line_of_the_curve_is_dropped_on_resume(tmp_path: Path, monk
     stopped_at(tmp_path / "run", 6, monkeypatch)
     with (tmp_path / "run" / "curve.jsonl").open("a") as file:
         file.write('{"step": 7, "loss": 1.0}\n{"step": 8, "heldout": {"code": {}')
-    assert run.train(tmp_path / "run") == 0
+    assert training.train(tmp_path / "run") == 0
     assert [line["step"] for line in curve(tmp_path / "run") if "loss" in line] == list(range(1, 13))
 
 
@@ -202,13 +202,13 @@ def test_a_checkpoint_of_another_plan_is_refused(tmp_path: Path, monkeypatch: py
     stopped_at(tmp_path / "run", 2, monkeypatch)
     tiny_plan(tmp_path, learning_rate=1e-4).write(tmp_path / "run")
     with pytest.raises(CheckpointRefused, match="another plan"):
-        run.train(tmp_path / "run")
+        training.train(tmp_path / "run")
 
 
 def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     run = trained(tmp_path, steps=2)
     before = (run / "curve.jsonl").read_text()
-    assert run.train(run) == 0
+    assert training.train(run) == 0
     assert (run / "curve.jsonl").read_text() == before
 
 
@@ -284,7 +284,7 @@ def test_one_rank_goes_on_from_what_two_have_saved(tmp_path: Path, monkeypatch: 
     process.terminate()
     process.communicate(timeout=TIMEOUT_S)
     assert process.returncode != 0 and not (tmp_path / "run" / "done.json").exists()
-    assert run.train(tmp_path / "run") == 0
+    assert training.train(tmp_path / "run") == 0
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(trained(tmp_path, "one", **changes)), rtol=1e-3)
 
 
@@ -327,7 +327,7 @@ def test_what_was_measured_before_a_kill_that_came_before_any_save_stands_once(t
     run = trained(tmp_path, "killed", save_seconds=60.0)
     (run / "done.json").unlink()
     (run / "checkpoint" / STATE).unlink()
-    assert run.train(run) == 0
+    assert training.train(run) == 0
     assert [line["step"] for line in curve(run)].count(0) == 1
 
 
