@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+INSTALL = $(PYTHON) tools/install.py --venv $(VENV)
 # What the product needs, and what its tests, checks and benchmarks need besides.
 RUN    := $(VENV)/.installed-to-run
 STAMP  := $(VENV)/.installed
@@ -12,12 +12,11 @@ STAMP  := $(VENV)/.installed
 install: $(STAMP)
 
 $(RUN): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) -e '.[edge,verifier,coordinator]'
+	$(INSTALL) edge verifier coordinator
 	touch $@
 
 $(STAMP): $(RUN)
-	$(PIP) -e '.[dev]'
+	$(INSTALL) dev
 	touch $@
 
 demo: $(RUN)
