@@ -92,7 +92,13 @@ async def run_arm(arm: Arm, where: Service, prompts: Prompts, max_tokens: int) -
             reroute = {where.verifier: proxy.address}
         settings = EdgeSettings(max_sessions=arm.at_once, draft_workers=arm.at_once)
         client = await stack.enter_async_context(
-            AsyncClient(coordinator=where.coordinator, draft=arm.draft, reroute=reroute, settings=settings)
+            AsyncClient(
+                coordinator=where.coordinator,
+                draft=arm.draft,
+                reroute=reroute,
+                timeout=None,  # every request is sent at once, and the last one waits for all others
+                settings=settings,
+            )
         )
 
         async def one(setting: str, prompt_id: str, ids: list[int]) -> None:

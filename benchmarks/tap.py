@@ -88,7 +88,7 @@ class _Channel:
 
     def stream_stream(self, *arguments: Any, **options: Any) -> Any:
         open_stream = self._under.stream_stream(*arguments, **options)
-        return lambda: _Call(self._tap, open_stream())
+        return lambda **call: _Call(self._tap, open_stream(**call))
 
 
 class _Call:
