@@ -19,7 +19,7 @@ from typing import Any, Self
 import grpc
 
 from benchmarks.replay import Where
-from edge_agent.session.coordinator_client import Coordinator
+from edge_agent.session.coordinator_client import CoordinatorClient
 from outrider.core.errors import OutriderError
 from outrider.wire.channels import channel, split_address
 from outrider.wire.v1 import session_pb2 as pb
@@ -58,14 +58,14 @@ class Raw:
         if self._control is not None:
             if self.ticket:  # the next attack needs a place too
                 with contextlib.suppress(OutriderError):
-                    await Coordinator(self._control, None).close(self.session_id, self.ticket)
+                    await CoordinatorClient(self._control, None).close(self.session_id, self.ticket)
             await self._control.close()
 
     async def place(self, wait_s: float = 0.0) -> None:
         """Take a place. Raises Overloaded where there is none."""
         if self._control is None:
             return
-        placement = await Coordinator(self._control, None).open("", wait_s=wait_s)
+        placement = await CoordinatorClient(self._control, None).open("", wait_s=wait_s)
         grant = placement.grants.grants[0]
         self.session_id, self.ticket = placement.grants.session_id, grant.ticket
         self.epoch, self.last_epoch = grant.epoch_first, grant.epoch_last

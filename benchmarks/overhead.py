@@ -29,7 +29,7 @@ from benchmarks import harness
 from benchmarks.harness import Pair
 from edge_agent.sdk.client import AsyncClient
 from edge_agent.session.statistics import Statistics
-from edge_agent.session.stream import Stream
+from edge_agent.session.stream import VerifierStream
 from outrider.core.errors import Unavailable
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Commit, SessionLimits
@@ -64,7 +64,7 @@ def over_stream(link: grpc.aio.Channel, tokens: int) -> Arm:
     async def ask(prompt: tuple[int, ...]) -> Took:
         session, begun, first, early = DeviceSession(prompt, max_tokens=tokens, ignore_eos=True), 0.0, 0.0, 0
         begun = time.perf_counter()
-        async with Stream(link, 5.0, Statistics()) as stream:
+        async with VerifierStream(link, 5.0, Statistics()) as stream:
             stream.open(Open(f"overhead-{next(numbers)}", session.attach(1, SessionLimits())))
             while not session.finished:
                 message = await stream.receive()

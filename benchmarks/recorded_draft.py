@@ -13,10 +13,10 @@ from dataclasses import replace
 
 from benchmarks.tape import Recording, Tape, place
 from benchmarks.window.noted import NotedDrafter
-from edge_agent.drafting.drafter import Source, Voice
-from edge_agent.drafting.growth import Widths
+from edge_agent.drafting.drafter import CalibratedSource, Source
+from edge_agent.drafting.growth import DecodeLatency
 from edge_agent.drafting.pool import DraftOptions, DraftPool
-from edge_agent.drafting.sources.base import DraftTask, Proposal, Spot
+from edge_agent.drafting.sources.base import DraftTask, NodeContext, Proposal
 from edge_agent.drafting.sources.ngram import PromptLookup
 from edge_agent.drafting.worker import DraftWorker
 from outrider.core.acceptance.calibrator import AcceptancePrior, Calibrator
@@ -35,7 +35,7 @@ class RecordedSource:
     ) -> None:
         self._recordings = {(r.call.prompt, r.call.sampling): r for r in tape.recordings}
         self._vocabulary = tape.vocabulary
-        self._decodes = Widths(tape.decodes)
+        self._decodes = DecodeLatency(tape.decodes)
         self._commit_s = tape.commit_s
         self._correction_s = tape.correction_s
         self._clock = clock
@@ -69,7 +69,7 @@ class RecordedSource:
         else:
             self._take(self._commit_s)
 
-    def expand(self, spots: Sequence[Spot]) -> list[list[Proposal]]:
+    def expand(self, spots: Sequence[NodeContext]) -> list[list[Proposal]]:
         evaluated = [spot.id for spot in spots if spot.id != ROOT]
         self._evaluated.update(evaluated)
         if evaluated:
@@ -79,7 +79,7 @@ class RecordedSource:
     def knows(self, token: int) -> bool:
         return token < self._vocabulary
 
-    def _answer(self, spot: Spot) -> list[Proposal]:
+    def _answer(self, spot: NodeContext) -> list[Proposal]:
         if self._recording is None:
             return []
         self.asked += 1
@@ -121,7 +121,7 @@ class Spoiled:
         self._position += len(tokens)
         self._below.advance(path, tokens)
 
-    def expand(self, spots: Sequence[Spot]) -> list[list[Proposal]]:
+    def expand(self, spots: Sequence[NodeContext]) -> list[list[Proposal]]:
         found = self._below.expand(spots)
         return [self._spoil(self._position + len(s.path), p) for s, p in zip(spots, found, strict=True)]
 
@@ -168,8 +168,8 @@ class RecordedDrafts(DraftPool):
     def _worker(self) -> DraftWorker:
         source = RecordedSource(self._tape)
         self.sources.append(source)
-        model = Voice(self._spoil(source), *self._of_model)
-        lookup = Voice(self._spoil(PromptLookup()), *self._of_lookup, leads=False)
-        drafter = NotedDrafter(model, lookup, Widths(self._tape.widths))
+        model = CalibratedSource(self._spoil(source), *self._of_model)
+        lookup = CalibratedSource(self._spoil(PromptLookup()), *self._of_lookup, leads=False)
+        drafter = NotedDrafter(model, lookup, DecodeLatency(self._tape.widths))
         self.drafters.append(drafter)
         return DraftWorker(lambda: drafter)

@@ -18,10 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.tape import Call, Lesson, Place, Recording, Tape, place
-from edge_agent.drafting.drafter import Drafter, Source, Voice
-from edge_agent.drafting.growth import Plan, Widths
+from edge_agent.drafting.drafter import CalibratedSource, Drafter, Source
+from edge_agent.drafting.growth import DecodeLatency, SpeculationPlan
 from edge_agent.drafting.pool import WIDTHS, DraftOptions
-from edge_agent.drafting.sources.base import DraftTask, Proposal, Spot
+from edge_agent.drafting.sources.base import DraftTask, NodeContext, Proposal
 from edge_agent.drafting.sources.llama import LlamaSource
 from edge_agent.drafting.sources.ngram import PromptLookup
 from outrider.core.acceptance.calibrator import Calibrator
@@ -72,7 +72,7 @@ class RecordingSource:
         if not known:
             self._evaluated.clear()
 
-    def expand(self, spots: Sequence[Spot]) -> list[list[Proposal]]:
+    def expand(self, spots: Sequence[NodeContext]) -> list[list[Proposal]]:
         began = self._clock()
         found = self._below.expand(spots)
         evaluated = [spot.id for spot in spots if spot.id != ROOT]
@@ -103,13 +103,13 @@ class Recorder:
     """Records calls one after another; the draft learns on the way, as a device's does."""
 
     def __init__(
-        self, source: Source, widths: Widths, plan: Plan, *, vocabulary: int, ends: Sequence[int] = ()
+        self, source: Source, widths: DecodeLatency, plan: SpeculationPlan, *, vocabulary: int, ends: Sequence[int] = ()
     ) -> None:
         self._source = RecordingSource(source)
         self._witnesses = [Witness() for _ in range(4)]
         greedy, sampled, lookup_greedy, lookup_sampled = self._witnesses
-        lookup = Voice(PromptLookup(), lookup_greedy, lookup_sampled, leads=False)
-        self._drafter = Drafter(Voice(self._source, greedy, sampled), lookup, widths)
+        lookup = CalibratedSource(PromptLookup(), lookup_greedy, lookup_sampled, leads=False)
+        self._drafter = Drafter(CalibratedSource(self._source, greedy, sampled), lookup, widths)
         self._widths = widths
         self._plan = plan
         self._vocabulary = vocabulary
@@ -139,13 +139,13 @@ class Recorder:
             widths=self._widths.seconds,
             decodes=tuple(sorted(decodes.items())),
             commit_s=commit_s,
-            correction_s=statistics.fmean(source.corrections or [commit_s + Widths.measured(decodes).of(1)]),
+            correction_s=statistics.fmean(source.corrections or [commit_s + DecodeLatency.measured(decodes).of(1)]),
             lessons=tuple(tuple(witness.lessons) for witness in self._witnesses),
             ends=self._ends,
         )
 
 
-def generous(directive: Directive, limits: SessionLimits) -> Plan:
+def generous(directive: Directive, limits: SessionLimits) -> SpeculationPlan:
     """The plan to record under: what devices are told, at a quarter of the price and with room for all that it buys."""
     wide = replace(
         directive,
@@ -154,11 +154,11 @@ def generous(directive: Directive, limits: SessionLimits) -> Plan:
         min_acceptance=directive.min_acceptance / 4,
         step_ms=SLOW_STEP_MS,
     )
-    return Plan.of(wide, replace(limits, nodes=ROOM))
+    return SpeculationPlan.of(wide, replace(limits, nodes=ROOM))
 
 
 @contextlib.contextmanager
-def recorder(draft: Path, table: Sequence[bytes], plan: Plan, ends: Sequence[int]) -> Iterator[Recorder]:
+def recorder(draft: Path, table: Sequence[bytes], plan: SpeculationPlan, ends: Sequence[int]) -> Iterator[Recorder]:
     """A recorder of a draft on llama.cpp, set up as a device does. table: the target's tokens."""
     options = DraftOptions()
     model = LlamaModel.load(draft, threads=options.threads)
@@ -166,7 +166,7 @@ def recorder(draft: Path, table: Sequence[bytes], plan: Plan, ends: Sequence[int
         shared = compare_token_tables(model.token_table(), table)
         context = TreeContext(model, n_ctx=min(options.context, model.n_ctx_train), threads=options.threads)
         try:
-            widths = Widths.measured(measure_widths(context, WIDTHS))
+            widths = DecodeLatency.measured(measure_widths(context, WIDTHS))
             source = LlamaSource(context, shared_vocabulary=shared)
             yield Recorder(source, widths, plan, vocabulary=shared, ends=ends)
         finally:

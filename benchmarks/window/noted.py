@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edge_agent.drafting.drafter import Drafter, Growth, Voice
-from edge_agent.drafting.growth import Plan, Widths
+from edge_agent.drafting.drafter import CalibratedSource, Drafter, DraftUpdate
+from edge_agent.drafting.growth import DecodeLatency, SpeculationPlan
 from edge_agent.drafting.sources.base import DraftTask
 from outrider.core.tree import ROOT
 
@@ -23,18 +23,18 @@ class NotedDrafter(Drafter):
     Nodes about which nothing is decided when the session ends are left out.
     """
 
-    def __init__(self, model: Voice | None, lookup: Voice | None, widths: Widths) -> None:
+    def __init__(self, model: CalibratedSource | None, lookup: CalibratedSource | None, widths: DecodeLatency) -> None:
         super().__init__(model, lookup, widths)
         self.settled: list[tuple[float, bool]] = []
         """(survival, whether it came), the first MOST of them."""
         self._open: dict[int, float] = {}
         """Node -> its survival when it was handed over."""
 
-    def begin(self, task: DraftTask, plan: Plan) -> None:
+    def begin(self, task: DraftTask, plan: SpeculationPlan) -> None:
         self._open = {}
         super().begin(task, plan)
 
-    def harvest(self, *, moved: bool) -> Growth | None:
+    def harvest(self, *, moved: bool) -> DraftUpdate | None:
         growth = super().harvest(moved=moved)
         if growth is not None and growth.nodes:
             survival = {standing.node.id: standing.survival for standing in self._survey()}

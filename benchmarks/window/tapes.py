@@ -15,8 +15,8 @@ from benchmarks.replay import Where
 from benchmarks.swarm import record
 from benchmarks.tape import Call, Lesson, Recording, Tape
 from cloud_verifier.config import VerifierConfig
-from edge_agent.drafting.drafter import Drafter, Voice
-from edge_agent.drafting.growth import Plan, Widths
+from edge_agent.drafting.drafter import CalibratedSource, Drafter
+from edge_agent.drafting.growth import DecodeLatency, SpeculationPlan
 from edge_agent.drafting.sources.base import DraftTask
 from edge_agent.drafting.sources.ngram import PromptLookup
 from edge_agent.sdk.client import AsyncClient
@@ -103,7 +103,7 @@ def nearest(shares: Sequence[float], most: int, within: tuple[float, float] = NE
     return order[:most], inside
 
 
-def verdicts(tape: Tape, plan: Plan) -> list[bytes]:
+def verdicts(tape: Tape, plan: SpeculationPlan) -> list[bytes]:
     """On the device's guesses for each position of each output, under the right predecessors
     (outrider.core.acceptance.history).
 
@@ -114,11 +114,11 @@ def verdicts(tape: Tape, plan: Plan) -> list[bytes]:
     return [_led(tape, recording, plan, copy.deepcopy(begun)) for recording in tape.recordings]
 
 
-def _led(tape: Tape, recording: Recording, plan: Plan, begun: Sequence[Calibrator]) -> bytes:
+def _led(tape: Tape, recording: Recording, plan: SpeculationPlan, begun: Sequence[Calibrator]) -> bytes:
     source = RecordedSource(tape, sleep=lambda seconds: None)
     greedy, sampled, lookup_greedy, lookup_sampled = begun
-    lookup = Voice(PromptLookup(), lookup_greedy, lookup_sampled, leads=False)
-    drafter = Drafter(Voice(source, greedy, sampled), lookup, Widths(tape.widths))
+    lookup = CalibratedSource(PromptLookup(), lookup_greedy, lookup_sampled, leads=False)
+    drafter = Drafter(CalibratedSource(source, greedy, sampled), lookup, DecodeLatency(tape.widths))
     call = recording.call
     drafter.begin(DraftTask(call.prompt, (), call.sampling, call.max_tokens), replace(plan, depth=1))
     found = []
@@ -137,10 +137,10 @@ def _verdict(token: int, guesses: Sequence[int]) -> int:
     return HIT if guesses[0] == token else SIBLING
 
 
-def told(pair: Pair) -> Plan:
+def told(pair: Pair) -> SpeculationPlan:
     """What devices of this pair are told to begin with."""
     config = VerifierConfig(model=pair.target)
-    return Plan.of(config.directive, config.limits)
+    return SpeculationPlan.of(config.directive, config.limits)
 
 
 def match_rate(said: bytes) -> float:

@@ -34,7 +34,7 @@ class _Said:
         return self.calibrator.probability(self.rank, self.margin, self.depth)
 
 
-class Hearing:
+class NodeProposals:
     """Of one node."""
 
     def __init__(self) -> None:

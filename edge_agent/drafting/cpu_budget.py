@@ -12,7 +12,7 @@ _BORROWED_S = 1.0
 """Time whose share may be spent in advance where the verifier waits for nodes."""
 
 
-class CpuShare:
+class CpuBudget:
     """An account of CPU seconds that fills at `share` a second; whoever drafts rests while it is empty.
 
     Over T seconds at most `share * (T + 0.1)` is spent on drafting ahead, and one decode. What is drafted while the

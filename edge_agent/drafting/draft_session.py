@@ -11,8 +11,8 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edge_agent.drafting.drafter import Growth
-from edge_agent.drafting.growth import Plan
+from edge_agent.drafting.drafter import DraftUpdate
+from edge_agent.drafting.growth import SpeculationPlan
 from edge_agent.drafting.sources.base import DraftTask
 from edge_agent.drafting.tree_merge import Intake
 from edge_agent.drafting.worker import DraftFailed, DraftWorker
@@ -43,7 +43,7 @@ class Drafting:
         self,
         lent: Lent,
         session: DeviceSession,
-        hear: Callable[[Drafting, Growth | DraftFailed], None],
+        hear: Callable[[Drafting, DraftUpdate | DraftFailed], None],
         *,
         follows: bool = False,
     ) -> None:
@@ -53,9 +53,9 @@ class Drafting:
         self._hear = hear
         self._begun = 0
         """How often it began to read: what it told of an earlier time is of another tree."""
-        self._plan: Plan | None = None
+        self._plan: SpeculationPlan | None = None
         self._crowded = False
-        self._early: list[Growth] = []
+        self._early: list[DraftUpdate] = []
         """Not yet taken in."""
         self.told = 0
         """How often it has told something."""
@@ -69,7 +69,7 @@ class Drafting:
         self.rested_at = -1
         """Tokens received when it last said that it rests."""
 
-    def begin(self, plan: Plan, ends: frozenset[int]) -> None:
+    def begin(self, plan: SpeculationPlan, ends: frozenset[int]) -> None:
         """Read the sequence as it stands, and draft on from there."""
         session = self._session
         task = DraftTask(session.prompt, tuple(session.received), session.sampling, session.max_tokens, ends)
@@ -77,18 +77,18 @@ class Drafting:
         self._begun += 1
         begun = self._begun
 
-        def tell(news: Growth | DraftFailed) -> None:
+        def tell(news: DraftUpdate | DraftFailed) -> None:
             if begun == self._begun:
                 self._hear(self, news)
 
-        def report(news: Growth | DraftFailed) -> None:
+        def report(news: DraftUpdate | DraftFailed) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
                 loop.call_soon_threadsafe(tell, news)
 
         self._plan = plan
         self.lent.worker.begin(task, self._fitting(plan), report)
 
-    def hold(self, growth: Growth) -> None:
+    def hold(self, growth: DraftUpdate) -> None:
         """Keep what cannot be taken in yet."""
         self.heard_at, self.base = asyncio.get_running_loop().time(), growth.base
         self._early.append(growth)
@@ -114,11 +114,11 @@ class Drafting:
         if self._plan is not None and self._crowded and self.leads:
             self.replan(self._plan)  # some of what stood in the way is gone
 
-    def replan(self, plan: Plan) -> None:
+    def replan(self, plan: SpeculationPlan) -> None:
         self._plan = plan
         self.lent.worker.replan(self._fitting(plan))
 
-    def lead(self, plan: Plan, ends: frozenset[int]) -> None:
+    def lead(self, plan: SpeculationPlan, ends: frozenset[int]) -> None:
         """From now on what it grows goes to the verifier."""
         self.leads = True
         held = sum(len(growth.nodes) for growth in self._early)
@@ -135,7 +135,7 @@ class Drafting:
 
     # --- room for what two of them have grown
 
-    def _fitting(self, plan: Plan) -> Plan:
+    def _fitting(self, plan: SpeculationPlan) -> SpeculationPlan:
         """The plan without what another draft's nodes take of the session's tree: what finds no room there is lost."""
         if not self._follows:
             return plan

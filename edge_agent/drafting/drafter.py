@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from edge_agent.drafting import growth
-from edge_agent.drafting.calibrated_source import Hearing
-from edge_agent.drafting.growth import Guess, Leaf, Plan, Widths
-from edge_agent.drafting.health import Health
-from edge_agent.drafting.sources.base import DraftSource, DraftTask, Proposal, Spot
+from edge_agent.drafting.calibrated_source import NodeProposals
+from edge_agent.drafting.growth import ChildProposal, DecodeLatency, Leaf, SpeculationPlan
+from edge_agent.drafting.health import DraftHealth
+from edge_agent.drafting.sources.base import DraftSource, DraftTask, NodeContext, Proposal
 from outrider.core.acceptance.calibrator import Calibrator
 from outrider.core.errors import Overloaded
 from outrider.core.tree import ROOT, Node, TokenTree
 
 
 @dataclass(frozen=True)
-class NewNode:
+class DraftNode:
     """A node offered to the session. `parent` 0 is the committed sequence at the growth's `base`."""
 
     id: int
@@ -32,12 +32,12 @@ class NewNode:
 
 
 @dataclass(frozen=True)
-class Growth:
+class DraftUpdate:
     """What the drafter has for the session, best first and ancestors before descendants."""
 
     base: int
     """Generated tokens that the drafter knew of."""
-    nodes: tuple[NewNode, ...]
+    nodes: tuple[DraftNode, ...]
     resting: bool
     """Nothing more will come before the next Commit."""
 
@@ -49,7 +49,7 @@ class Source(DraftSource, Protocol):
 
 
 @dataclass(frozen=True)
-class Voice:
+class CalibratedSource:
     """A source with what has been learned about it."""
 
     source: Source
@@ -77,7 +77,7 @@ class _Note:
     looked_up: bool = False
     guesses: dict[int, tuple[float, bool]] = field(default_factory=dict)
     """token -> (accept, whether it is the leading source's first guess) of possible children"""
-    hearing: Hearing = field(default_factory=Hearing)
+    hearing: NodeProposals = field(default_factory=NodeProposals)
     """What was proposed for its children, to learn from when one is committed."""
 
 
@@ -98,16 +98,16 @@ class Drafter:
 
     def __init__(
         self,
-        model: Voice | None,
-        lookup: Voice | None,
-        widths: Widths,
+        model: CalibratedSource | None,
+        lookup: CalibratedSource | None,
+        widths: DecodeLatency,
         clock: Callable[[], float] = time.monotonic,
-        health: Health | None = None,
+        health: DraftHealth | None = None,
     ) -> None:
         self._model = model
         self._lookup = lookup
         self._widths = widths
-        self._health = health or Health()
+        self._health = health or DraftHealth()
         self._clock = clock
         self._decode_s = widths.of(1)
         self._expected = 2.0
@@ -120,7 +120,7 @@ class Drafter:
         self._sent_at = 0.0
         self._told_resting = False
         self._chosen: list[_Standing] | None = None
-        self.plan: Plan = _NOTHING
+        self.plan: SpeculationPlan = _NOTHING
         """May be replaced between steps."""
 
     @property
@@ -133,7 +133,7 @@ class Drafter:
         """Whether the verifier waits for nodes: it has none of ours."""
         return self.plan.waits and not any(self._notes[node.id].sent for node in self._tree)
 
-    def begin(self, task: DraftTask, plan: Plan) -> None:
+    def begin(self, task: DraftTask, plan: SpeculationPlan) -> None:
         """Take a session over from its received tokens on."""
         self._task, self.plan = task, plan
         self._tree = TokenTree(len(task.received))
@@ -181,7 +181,7 @@ class Drafter:
         self._decode_s += 0.1 * (self._clock() - begun - self._decode_s)
         return True
 
-    def harvest(self, *, moved: bool) -> Growth | None:
+    def harvest(self, *, moved: bool) -> DraftUpdate | None:
         """What should go out now, None where it is better to draft on. moved: whether there may be more to draft."""
         survey = self._survey()
         unsent = [standing for standing in survey if not self._notes[standing.node.id].sent]
@@ -195,8 +195,8 @@ class Drafter:
             self._notes[standing.node.id].sent = True
         self._told_resting = not moved
         self._sent_at = self._clock()
-        nodes = tuple(NewNode(s.node.id, s.node.parent, s.node.token) for s in unsent)
-        return Growth(self._tree.position, nodes, resting=not moved)
+        nodes = tuple(DraftNode(s.node.id, s.node.parent, s.node.token) for s in unsent)
+        return DraftUpdate(self._tree.position, nodes, resting=not moved)
 
     # --- what to do next
 
@@ -252,7 +252,7 @@ class Drafter:
         for standing in standings:
             self._offer(standing)
 
-    def _hear(self, parent: Node, voice: Voice, proposals: Sequence[Proposal]) -> None:
+    def _hear(self, parent: Node, voice: CalibratedSource, proposals: Sequence[Proposal]) -> None:
         """Rate the children anew: those that another voice proposed before, too."""
         note, depth = self._notes[parent.id], self._tree.depth(parent.id) + 1
         hear = note.hearing.lead if voice.leads else note.hearing.second
@@ -272,7 +272,7 @@ class Drafter:
     def _add_children(self, parent: _Standing) -> list[_Standing]:
         note = self._notes[parent.node.id]
         ranked = sorted(note.guesses.items(), key=lambda item: -item[1][0])
-        guesses = [Guess(token, parent.survival * accept, lead) for token, (accept, lead) in ranked]
+        guesses = [ChildProposal(token, parent.survival * accept, lead) for token, (accept, lead) in ranked]
         added = []
         depth = self._tree.depth(parent.node.id) + 1
         for guess in growth.choose_children(guesses, depth, parent.spine, self.plan):
@@ -318,9 +318,9 @@ class Drafter:
             found.append(_Standing(node, survival[node.id], spine[node.id]))
         return found
 
-    def _spot(self, node: Node) -> Spot:
+    def _spot(self, node: Node) -> NodeContext:
         path = tuple(self._tree.path(node.id))
-        return Spot(node.id, node.parent, node.token, self._tree.position + len(path), path)
+        return NodeContext(node.id, node.parent, node.token, self._tree.position + len(path), path)
 
     def _new_root(self) -> None:
         self._committed_at = self._clock()
@@ -329,13 +329,15 @@ class Drafter:
         self._told_resting = False
         self._full = False
 
-    def _voices(self) -> list[Voice]:
+    def _voices(self) -> list[CalibratedSource]:
         return [voice for voice in (self._model, self._lookup) if voice is not None]
 
 
 _HIT_SHARE = 0.8
 """Of a node's survival that its children have together, roughly."""
-_NOTHING = Plan(nodes=0, depth=0, nodes_per_step=0, min_acceptance=1.0, draft_wait_s=0.0, step_s=growth.DEFAULT_STEP_S)
+_NOTHING = SpeculationPlan(
+    nodes=0, depth=0, nodes_per_step=0, min_acceptance=1.0, draft_wait_s=0.0, step_s=growth.DEFAULT_STEP_S
+)
 
 
 def _root_node(tree: TokenTree) -> Node:

@@ -34,7 +34,7 @@ _DRAFT_WAIT_SHARE = 0.6
 
 
 @dataclass(frozen=True)
-class Plan:
+class SpeculationPlan:
     """What the verifier allows and what the device's clock says, in one snapshot."""
 
     nodes: int
@@ -53,7 +53,9 @@ class Plan:
     """b: children offered per parent at most."""
 
     @classmethod
-    def of(cls, directive: Directive, limits: SessionLimits, *, siblings: int = 3, waits: bool = True) -> Plan:
+    def of(
+        cls, directive: Directive, limits: SessionLimits, *, siblings: int = 3, waits: bool = True
+    ) -> SpeculationPlan:
         """The directive, never above the session's limits. waits: the verifier is near enough to wait for nodes."""
         return cls(
             nodes=min(directive.window_nodes, limits.nodes),
@@ -93,7 +95,7 @@ class Leaf:
 
 
 @dataclass(frozen=True)
-class Guess:
+class ChildProposal:
     """A possible child of an evaluated node."""
 
     token: int
@@ -103,14 +105,14 @@ class Guess:
 
 
 @dataclass(frozen=True)
-class Widths:
+class DecodeLatency:
     """Seconds of one decode by the number of nodes in it, as measured on this device."""
 
     seconds: tuple[tuple[int, float], ...]
     """(width, seconds), ascending"""
 
     @classmethod
-    def measured(cls, seconds: Mapping[int, float]) -> Widths:
+    def measured(cls, seconds: Mapping[int, float]) -> DecodeLatency:
         return cls(tuple(sorted(seconds.items())))
 
     def of(self, width: int) -> float:
@@ -127,7 +129,7 @@ class Widths:
         return self.seconds[-1][0]
 
 
-def floor(plan: Plan, widths: Widths, expected: float) -> float:
+def floor(plan: SpeculationPlan, widths: DecodeLatency, expected: float) -> float:
     """Least survival at which a node is worth a decode: the verifier's price, or the device's own time.
 
     Device time is worth E / R tokens a second (E: tokens that a step commits, R: its seconds), but only while the
@@ -140,7 +142,7 @@ def floor(plan: Plan, widths: Widths, expected: float) -> float:
     return max(plan.min_acceptance, rate * decode * falls_into_it / 2)
 
 
-def choose_leaves(leaves: Sequence[Leaf], plan: Plan, widths: Widths, least: float) -> list[Leaf]:
+def choose_leaves(leaves: Sequence[Leaf], plan: SpeculationPlan, widths: DecodeLatency, least: float) -> list[Leaf]:
     """The leaves to evaluate in one decode, best first: as many as give the most survival per second.
 
     A wide decode joins when its marginal survival pays for its marginal time, so t(W) decides between comb and
@@ -161,7 +163,7 @@ def _worth(survival: float, leaf: Leaf, least: float) -> bool:
     return survival >= least or (leaf.spine and leaf.depth < _SPINE_FLOOR)
 
 
-def _best_count(leaves: Sequence[Leaf], widths: Widths) -> int:
+def _best_count(leaves: Sequence[Leaf], widths: DecodeLatency) -> int:
     """n that maximises (survival of the n best) / t(n)."""
     best, best_rate, total = 1, 0.0, 0.0
     for n, leaf in enumerate(leaves[: widths.widest], start=1):
@@ -172,7 +174,9 @@ def _best_count(leaves: Sequence[Leaf], widths: Widths) -> int:
     return best
 
 
-def choose_children(guesses: Sequence[Guess], depth: int, spine: bool, plan: Plan) -> list[Guess]:
+def choose_children(
+    guesses: Sequence[ChildProposal], depth: int, spine: bool, plan: SpeculationPlan
+) -> list[ChildProposal]:
     """The children to add below one parent, out of guesses by falling survival.
 
     depth: the children's. spine: whether the parent is on the greedy spine.
@@ -185,7 +189,9 @@ def choose_children(guesses: Sequence[Guess], depth: int, spine: bool, plan: Pla
     return kept
 
 
-def worth_waiting(plan: Plan, held: Sequence[float], next_gain: float, decode_s: float, elapsed_s: float) -> bool:
+def worth_waiting(
+    plan: SpeculationPlan, held: Sequence[float], next_gain: float, decode_s: float, elapsed_s: float
+) -> bool:
     """Whether to draft on before the first nodes after a Commit go out, while the verifier waits for them.
 
     held: survival of the nodes that would go now. next_gain: survival that the next decode is expected to add.
@@ -206,7 +212,7 @@ def send_interval(step_s: float) -> float:
     return max(0.002, step_s / 4)
 
 
-def departure(plan: Plan, rtt_s: float, beat: float, earliest: float) -> float:
+def departure(plan: SpeculationPlan, rtt_s: float, beat: float, earliest: float) -> float:
     """When nodes that nobody waits for should leave: one message a step, a while before it would miss the next one.
 
     beat: when a Commit came, whose verifier began its next step half a round trip before. Until then more is drafted

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from edge_agent.drafting.draft_session import Drafting, Lent
-from edge_agent.drafting.drafter import Growth
-from edge_agent.drafting.growth import Plan
+from edge_agent.drafting.drafter import DraftUpdate
+from edge_agent.drafting.growth import SpeculationPlan
 from edge_agent.drafting.worker import DraftFailed
 from outrider.core.protocol.device import Delivery, DeviceSession
 
-Hear = Callable[[Drafting, "Growth | DraftFailed"], None]
+Hear = Callable[[Drafting, "DraftUpdate | DraftFailed"], None]
 
 _LATEST = 8
 """Growths after which a successor takes over although the present one is ahead of it."""
@@ -30,7 +30,7 @@ class Desk:
         self._left_at: float | None = None
         """When the one that was replaced last told something; None where the gap is known or there was none."""
 
-    def begin(self, plan: Plan, ends: frozenset[int]) -> None:
+    def begin(self, plan: SpeculationPlan, ends: frozenset[int]) -> None:
         if self.present is not None:
             self.present.begin(plan, ends)
 
@@ -42,7 +42,7 @@ class Desk:
         for drafting in self._both():
             drafting.commit(tokens)
 
-    def replan(self, plan: Plan) -> None:
+    def replan(self, plan: SpeculationPlan) -> None:
         for drafting in self._both():
             drafting.replan(plan)
 
@@ -63,7 +63,7 @@ class Desk:
         self.end()
         self.present = self._drafting(lent) if lent is not None else None
 
-    def follow(self, lent: Lent, plan: Plan, ends: frozenset[int], swapped: Callable[[bool], None]) -> None:
+    def follow(self, lent: Lent, plan: SpeculationPlan, ends: frozenset[int], swapped: Callable[[bool], None]) -> None:
         """Let a worker read the sequence. swapped: called once, with whether it has taken over."""
         self.dismiss()
         self.successor, self._swapped = self._drafting(lent, follows=True), swapped
@@ -77,7 +77,7 @@ class Desk:
         slower = self.successor.told >= _LATEST  # it will never know as much, and is to draft all the same
         return self.present is None or slower or self.successor.base >= self.present.base
 
-    def swap(self, plan: Plan, ends: frozenset[int]) -> None:
+    def swap(self, plan: SpeculationPlan, ends: frozenset[int]) -> None:
         """The successor takes over."""
         old, new = self.present, self.successor
         if new is None:

@@ -18,7 +18,7 @@ _SIGMAS = 3.0
 
 
 @dataclass(frozen=True)
-class Score:
+class HitRate:
     """First guesses of a draft at positions that came to be decided."""
 
     guessed: int = 0
@@ -29,14 +29,14 @@ class Score:
         return self.right / self.guessed if self.guessed else 0.0
 
 
-class Health:
+class DraftHealth:
     """Of one draft on this device, through all its sessions. score: what was seen of it before.
 
     Not locked: workers' threads append, others count.
     """
 
-    def __init__(self, score: Score | None = None) -> None:
-        held = score or Score()
+    def __init__(self, score: HitRate | None = None) -> None:
+        held = score or HitRate()
         self._hits: deque[bool] = deque([True] * held.right + [False] * (held.guessed - held.right), maxlen=WINDOW)
         self.failure = ""
         """What ended drafting in a session, or kept it from beginning; empty where nothing did."""
@@ -49,27 +49,27 @@ class Health:
         self.failure = reason
 
     @property
-    def score(self) -> Score:
+    def score(self) -> HitRate:
         hits = tuple(self._hits)
-        return Score(len(hits), sum(hits))
+        return HitRate(len(hits), sum(hits))
 
 
-class Verdict(enum.Enum):
+class TrialVerdict(enum.Enum):
     EARLY = "too few positions to say"
     HEALTHY = "as good as the one before, as far as this device can tell"
     WORSE = "clearly worse than the one before"
 
 
-def judge(before: Score, now: Score) -> Verdict:
+def judge(before: HitRate, now: HitRate) -> TrialVerdict:
     """Of a release that is on trial. Where nothing is known of the one before, not failing is all that is asked."""
     if now.guessed < _LEAST:
-        return Verdict.EARLY
+        return TrialVerdict.EARLY
     if before.guessed >= _LEAST and before.share - now.share > _BOUND + _SIGMAS * _error(before, now):
-        return Verdict.WORSE
-    return Verdict.HEALTHY if now.guessed >= WINDOW else Verdict.EARLY
+        return TrialVerdict.WORSE
+    return TrialVerdict.HEALTHY if now.guessed >= WINDOW else TrialVerdict.EARLY
 
 
-def _error(one: Score, other: Score) -> float:
+def _error(one: HitRate, other: HitRate) -> float:
     """Standard error of the difference of two shares that are equal in truth."""
     share = (one.right + other.right) / (one.guessed + other.guessed)
     return math.sqrt(share * (1.0 - share) * (1.0 / one.guessed + 1.0 / other.guessed))

@@ -23,8 +23,8 @@ class Driver(Protocol):
     def stay(self) -> None: ...
 
 
-class Seat:
-    """A session's worker, and whose it is. Made by `DraftRoom.seat`."""
+class DraftSession:
+    """A session's worker, and whose it is. Made by `DraftManager.seat`."""
 
     def __init__(self, pool: DraftPool | None, worker: DraftWorker | None) -> None:
         self.pool = pool
@@ -71,13 +71,13 @@ class Seat:
         self.worker = None
 
 
-class DraftRoom:
+class DraftManager:
     """One draft for all sessions of a client. pool: the first one; None for plain cloud streaming."""
 
     def __init__(self, pool: DraftPool | None) -> None:
         self.pool = pool
         """Where new sessions get their workers."""
-        self._seats: set[Seat] = set()
+        self._seats: set[DraftSession] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._leaving: dict[DraftPool, asyncio.Task[None]] = {}
         """Pools that are freed when their last session has left them."""
@@ -85,10 +85,10 @@ class DraftRoom:
         """Those that are being freed: they cannot be recalled."""
 
     @contextlib.asynccontextmanager
-    async def seat(self) -> AsyncIterator[Seat]:
+    async def session(self) -> AsyncIterator[DraftSession]:
         """For one session. It has no worker where all are lent out or the draft cannot start."""
         pool = self.pool
-        seat = Seat(pool, await pool.take() if pool is not None else None)
+        seat = DraftSession(pool, await pool.take() if pool is not None else None)
         self._seats.add(seat)
         try:
             yield seat
@@ -96,7 +96,7 @@ class DraftRoom:
             self._seats.discard(seat)
             seat.leave()
 
-    def begin(self, seat: Seat, driver: Driver) -> None:
+    def begin(self, seat: DraftSession, driver: Driver) -> None:
         """The seat's session begins, with the draft that it was given or the one that has replaced it meanwhile."""
         seat.drives(driver)
         if seat.pool is not self.pool:

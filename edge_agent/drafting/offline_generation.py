@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Executor
 from typing import TypeVar
 
-from edge_agent.drafting.sources.base import DraftSource, DraftTask, Spot
+from edge_agent.drafting.sources.base import DraftSource, DraftTask, NodeContext
 from outrider.core.errors import ModelRefused
 from outrider.core.protocol.device import Delivery
 from outrider.core.protocol.messages import Finish
@@ -49,7 +49,7 @@ async def written(task: DraftTask, build: Build, executor: Executor) -> Deliveri
 
 def _next(source: DraftSource, position: int) -> int:
     """The draft's own token at a generated position."""
-    proposals = source.expand([Spot(ROOT, ROOT, -1, position, ())])[0]
+    proposals = source.expand([NodeContext(ROOT, ROOT, -1, position, ())])[0]
     if not proposals:
         raise ModelRefused("the draft's logits are no numbers, so that it cannot go on alone")
     return proposals[0].token

@@ -13,10 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from edge_agent.drafting.cpu_budget import CpuShare
-from edge_agent.drafting.drafter import Drafter, Voice
-from edge_agent.drafting.growth import Widths
-from edge_agent.drafting.health import Health
+from edge_agent.drafting.cpu_budget import CpuBudget
+from edge_agent.drafting.drafter import CalibratedSource, Drafter
+from edge_agent.drafting.growth import DecodeLatency
+from edge_agent.drafting.health import DraftHealth
 from edge_agent.drafting.offline_generation import Deliveries, written
 from edge_agent.drafting.sources.base import DraftTask
 from edge_agent.drafting.sources.ngram import PromptLookup
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WIDTHS = (1, 2, 4, 8)
-_LOOKUP_ALONE = Widths(((1, 1e-4),))
+_LOOKUP_ALONE = DecodeLatency(((1, 1e-4),))
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class DraftOptions:
     prompt_lookup: bool = True
     cpu_share: float = 1.0
     """Of one core's time, for all sessions together; 1 is no cap."""
-    share: CpuShare | None = None
+    share: CpuBudget | None = None
     """The account of that time, where several drafts have it together."""
 
 
@@ -62,20 +62,20 @@ class DraftPool:
         model: LlamaModel | None = None,
         shared_vocabulary: int = 0,
         release: str = "",
-        health: Health | None = None,
+        health: DraftHealth | None = None,
     ) -> None:
         self.name = name
         self.release = release
         """Alike on every device that has this draft; empty where it is not to be compared."""
-        self.health = health or Health()
+        self.health = health or DraftHealth()
         self._options = options
         self._model = model
         self._shared = shared_vocabulary
         # Learned by all sessions together: a draft's luck hardly depends on who asks.
         self._of_model = (Calibrator(), Calibrator())
         self._of_lookup = (Calibrator(), Calibrator())
-        self._widths: Widths | None = None
-        self._share = options.share or CpuShare(options.cpu_share, options.threads)
+        self._widths: DecodeLatency | None = None
+        self._share = options.share or CpuBudget(options.cpu_share, options.threads)
         self._idle: list[DraftWorker] = []
         self._workers: list[DraftWorker] = []
         self._alone: ThreadPoolExecutor | None = None
@@ -93,7 +93,7 @@ class DraftPool:
         target_table: Sequence[bytes],
         options: DraftOptions,
         digest: str = "",
-        health: Health | None = None,
+        health: DraftHealth | None = None,
     ) -> Self:
         """Load a GGUF and compare its vocabulary with the target's.
 
@@ -205,12 +205,12 @@ class DraftPool:
             self._returned.set()
 
     def _worker(self) -> DraftWorker:
-        lookup = Voice(PromptLookup(), *self._of_lookup, leads=self._model is None)
+        lookup = CalibratedSource(PromptLookup(), *self._of_lookup, leads=self._model is None)
         if self._model is None:
             return DraftWorker(lambda: Drafter(None, lookup, _LOOKUP_ALONE), share=self._share)
         return self._model_worker(self._model, lookup if self._options.prompt_lookup else None)
 
-    def _model_worker(self, model: LlamaModel, lookup: Voice | None) -> DraftWorker:
+    def _model_worker(self, model: LlamaModel, lookup: CalibratedSource | None) -> DraftWorker:
         from outrider.llama import measure_widths
 
         held: list[TreeContext] = []
@@ -220,9 +220,9 @@ class DraftPool:
             source, context = self._source(model)
             held.append(context)
             if self._widths is None:
-                self._widths = Widths.measured(measure_widths(context, WIDTHS))
+                self._widths = DecodeLatency.measured(measure_widths(context, WIDTHS))
                 log.info("draft %s: ms per decode by width: %s", self.name, _in_ms(self._widths))
-            return Drafter(Voice(source, *self._of_model), lookup, self._widths, health=self.health)
+            return Drafter(CalibratedSource(source, *self._of_model), lookup, self._widths, health=self.health)
 
         def release() -> None:
             for context in held:
@@ -269,5 +269,5 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _in_ms(widths: Widths) -> str:
+def _in_ms(widths: DecodeLatency) -> str:
     return ", ".join(f"{width}: {1000 * seconds:.2f}" for width, seconds in widths.seconds)

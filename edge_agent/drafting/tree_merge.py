@@ -6,7 +6,7 @@ committed, a live node, or dead; what hangs below a dead one is dropped.
 
 from __future__ import annotations
 
-from edge_agent.drafting.drafter import Growth, NewNode
+from edge_agent.drafting.drafter import DraftNode, DraftUpdate
 from outrider.core.protocol.device import Delivery, DeviceSession
 from outrider.core.tree import ROOT
 
@@ -28,7 +28,7 @@ class Intake:
         """Nodes of the session's tree that the drafter grew, too."""
         return len(self._live)
 
-    def add(self, growth: Growth) -> int:
+    def add(self, growth: DraftUpdate) -> int:
         """Add the nodes that still make sense; returns how many were added."""
         self._passed = {node: after for node, after in self._passed.items() if after >= growth.base}
         return sum(self._add(node, growth.base) for node in growth.nodes)
@@ -43,7 +43,7 @@ class Intake:
             if theirs not in self._session.tree:
                 del self._live[ours]
 
-    def _add(self, node: NewNode, base: int) -> bool:
+    def _add(self, node: DraftNode, base: int) -> bool:
         parent = self._parent(node, base)
         if parent is None or node.token >= self.vocabulary_size:
             return False
@@ -54,7 +54,7 @@ class Intake:
         self._live[node.id] = ours
         return present is None
 
-    def _parent(self, node: NewNode, base: int) -> int | None:
+    def _parent(self, node: DraftNode, base: int) -> int | None:
         """The session's id of the parent; None for a node that is dead or was committed since."""
         if node.parent in self._live:
             return self._live[node.parent]

@@ -17,9 +17,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
-from edge_agent.drafting.cpu_budget import CpuShare
-from edge_agent.drafting.drafter import Drafter, Growth
-from edge_agent.drafting.growth import Plan
+from edge_agent.drafting.cpu_budget import CpuBudget
+from edge_agent.drafting.drafter import Drafter, DraftUpdate
+from edge_agent.drafting.growth import SpeculationPlan
 from edge_agent.drafting.sources.base import DraftTask
 from outrider.core.errors import BadRequest
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 Done = TypeVar("Done")
 
-Report = Callable[["Growth | DraftFailed"], None]
+Report = Callable[["DraftUpdate | DraftFailed"], None]
 """Called on the worker's thread; must not block."""
 
 
@@ -41,7 +41,7 @@ class DraftFailed:
 @dataclass(frozen=True)
 class _Begin:
     task: DraftTask
-    plan: Plan
+    plan: SpeculationPlan
     report: Report
 
 
@@ -52,7 +52,7 @@ class _Commit:
 
 @dataclass(frozen=True)
 class _Replan:
-    plan: Plan
+    plan: SpeculationPlan
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,13 @@ class DraftWorker:
         self,
         build: Callable[[], Drafter],
         release: Callable[[], None] = lambda: None,
-        share: CpuShare | None = None,
+        share: CpuBudget | None = None,
         clock: Callable[[], float] = time.monotonic,
         failed: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._build = build
         self._release = release
-        self._share = share or CpuShare()
+        self._share = share or CpuBudget()
         self._clock = clock
         self._failed = failed
         self._inbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
@@ -102,14 +102,14 @@ class DraftWorker:
         """Seconds that one decode takes, lately."""
         return self._drafter.decode_s if self._drafter else float("inf")
 
-    def begin(self, task: DraftTask, plan: Plan, report: Report) -> None:
+    def begin(self, task: DraftTask, plan: SpeculationPlan, report: Report) -> None:
         """Take a session over; whatever was drafted before is dropped."""
         self._inbox.put(_Begin(task, plan, report))
 
     def commit(self, tokens: Iterable[int]) -> None:
         self._inbox.put(_Commit(tuple(tokens)))
 
-    def replan(self, plan: Plan) -> None:
+    def replan(self, plan: SpeculationPlan) -> None:
         self._inbox.put(_Replan(plan))
 
     def end(self) -> None:
@@ -209,7 +209,7 @@ class DraftWorker:
         except queue.Empty:
             return commands
 
-    def _tell(self, news: Growth | DraftFailed | None) -> None:
+    def _tell(self, news: DraftUpdate | DraftFailed | None) -> None:
         if news is not None and self._report is not None:
             self._report(news)
 

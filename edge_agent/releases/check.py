@@ -9,7 +9,7 @@ from typing import Literal
 
 from google.protobuf.message import DecodeError
 
-from edge_agent.releases.state import State
+from edge_agent.releases.state import ReleaseState
 from outrider.core.errors import BadRequest, ModelRefused
 from outrider.wire import manifest as manifests
 from outrider.wire.manifest import Manifest
@@ -36,7 +36,7 @@ class ReleaseRefused(ModelRefused):
 
 
 @dataclass(frozen=True)
-class Terms:
+class ReleasePolicy:
     """What this device takes."""
 
     keys: Mapping[str, bytes]
@@ -63,7 +63,7 @@ def _parsed(signed: bytes) -> pb.SignedManifest:
         return pb.SignedManifest()
 
 
-def check(signed: bytes, terms: Terms, target: Target, state: State) -> Manifest:
+def check(signed: bytes, terms: ReleasePolicy, target: Target, state: ReleaseState) -> Manifest:
     """What the manifest says, where the release may be fetched. Raises ReleaseRefused."""
     try:
         manifest = manifests.verify(signed, terms.keys)

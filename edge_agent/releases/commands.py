@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_agent.config import EdgeSettings
-from edge_agent.releases.state import Slot, State
+from edge_agent.releases.state import InstalledRelease, ReleaseState
 from edge_agent.releases.store import FOLDER, SlotStore, folders, read
 from outrider.core.errors import BadRequest
 from outrider.settings.options import add_config_options, add_settings, layers_of
@@ -53,7 +53,7 @@ async def _forget(args: argparse.Namespace) -> None:
         print(f"target {target}: {count} refused release{'' if count == 1 else 's'} forgotten")
 
 
-def describe(state: State) -> Iterator[str]:
+def describe(state: ReleaseState) -> Iterator[str]:
     """Lines for people."""
     yield f"in use     {_slot(state.current)}" + ("" if state.trial is None else f", on trial: {_trial(state)}")
     yield f"last good  {_slot(state.last_good)}"
@@ -64,13 +64,13 @@ def describe(state: State) -> Iterator[str]:
         yield f"refused    {refusal.digest[:12]} (version {refusal.version}) {at}: {refusal.kind}: {refusal.reason}"
 
 
-def _slot(slot: Slot | None) -> str:
+def _slot(slot: InstalledRelease | None) -> str:
     if slot is None:
         return "the verifier's own draft"
     return f"{slot.digest[:12]} (version {slot.version}, {'canary' if slot.canary else 'stable'})"
 
 
-def _trial(state: State) -> str:
+def _trial(state: ReleaseState) -> str:
     score = state.trial.now.score if state.trial is not None else None
     return f"{score.right} of {score.guessed} guesses right so far" if score else ""
 

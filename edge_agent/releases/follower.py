@@ -13,14 +13,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_agent.releases.check import PASSING, ReleaseRefused, Terms, check, key_of, name_of
+from edge_agent.releases.check import PASSING, ReleasePolicy, ReleaseRefused, check, key_of, name_of
 from edge_agent.releases.download import Downloader, Wanted, absolute
-from edge_agent.releases.loader import Refusals, Shelf
-from edge_agent.releases.retry_timer import Later
-from edge_agent.releases.state import Slot
+from edge_agent.releases.loader import RefusalLog, ReleaseLoader
+from edge_agent.releases.retry_timer import RetryTimer
+from edge_agent.releases.state import InstalledRelease
 from edge_agent.releases.store import is_whole
-from edge_agent.releases.trials import Trials
-from edge_agent.session.coordinator_client import Offer
+from edge_agent.releases.trials import ReleaseTrials
+from edge_agent.session.coordinator_client import ReleaseOffer
 from outrider.core.errors import OutriderError
 from outrider.wire.ticket import Target
 
@@ -35,10 +35,10 @@ _ALTERED = 2
 
 
 @dataclass(frozen=True)
-class UpdatePlan:
+class UpdateOptions:
     """How this device takes releases."""
 
-    terms: Terms
+    terms: ReleasePolicy
     root: Path
     """Folder of all targets' releases."""
     stall_s: float = 20.0
@@ -48,7 +48,7 @@ class UpdatePlan:
     """PEM file of the cluster's own authorities: what the coordinator serves, it serves with its own certificate."""
 
 
-Ask = Callable[[str, str, str], Awaitable[Offer]]
+Ask = Callable[[str, str, str], Awaitable[ReleaseOffer]]
 """(weights hash of the target, device id, release in use) -> what the coordinator offers. Raises core errors."""
 
 
@@ -61,11 +61,17 @@ class _Step(enum.Enum):
     NEWS = "there is a newer one"
 
 
-class Follower:
+class OfferFollower:
     """Asks what is offered whenever there is news, and does it; `trials` judges it meanwhile."""
 
     def __init__(
-        self, plan: UpdatePlan, ask: Ask, target: Target, shelf: Shelf, refusals: Refusals, trials: Trials
+        self,
+        plan: UpdateOptions,
+        ask: Ask,
+        target: Target,
+        shelf: ReleaseLoader,
+        refusals: RefusalLog,
+        trials: ReleaseTrials,
     ) -> None:
         self._plan = plan
         self._ask = ask
@@ -81,7 +87,7 @@ class Follower:
         """Serials: of the latest news, and of what was done last. Where they differ the coordinator is to be asked."""
         self._not_before = 0.0
         self._doubts = 0
-        self._later = Later()
+        self._later = RetryTimer()
         self._altered: Counter[str] = Counter()
         """By the names of manifests."""
 
@@ -161,13 +167,13 @@ class Follower:
         self._heard = self._settled = serial
         self._later.reset()
 
-    async def _do(self, offer: Offer) -> _Step:
+    async def _do(self, offer: ReleaseOffer) -> _Step:
         """Raises ReleaseRefused where what is offered would not do."""
         if not offer.manifest:
             await self.trials.keep_to_own()
             return _Step.DONE
         manifest = check(offer.manifest, self._plan.terms, self._target, self._shelf.state.at(time.time()))
-        slot = Slot(
+        slot = InstalledRelease(
             digest=manifest.digest,
             version=manifest.version,
             canary=offer.canary,
@@ -185,7 +191,7 @@ class Follower:
         log.info("drafting with release %s (version %d) from now on", slot.digest[:12], slot.version)
         return _Step.DONE
 
-    async def _refused(self, offer: Offer, error: ReleaseRefused) -> _Step:
+    async def _refused(self, offer: ReleaseOffer, error: ReleaseRefused) -> _Step:
         name = name_of(offer.manifest)
         self._refusals.note(error.kind, name, str(error))
         if error.kind in ("altered", "too long"):

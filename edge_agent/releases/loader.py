@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
-from edge_agent.drafting.health import Health, Score
+from edge_agent.drafting.health import DraftHealth, HitRate
 from edge_agent.drafting.pool import DraftPool
 from edge_agent.releases.check import Kind, ReleaseRefused
-from edge_agent.releases.state import Slot, State
+from edge_agent.releases.state import InstalledRelease, ReleaseState
 from edge_agent.releases.store import SlotStore, is_whole
 from outrider.core.errors import VocabularyMismatch
 
@@ -21,11 +21,11 @@ log = logging.getLogger(__name__)
 _LOAD_S = 120.0
 """A draft that has not begun by then does not do."""
 
-Load = Callable[[Path, str, str, Health], Awaitable[DraftPool]]
+Load = Callable[[Path, str, str, DraftHealth], Awaitable[DraftPool]]
 """(file, name for people, digest, health) -> its pool, compared with the target's token table."""
 
 
-class Refusals:
+class RefusalLog:
     """What was not taken, or given up. Each release is said and counted once for each thing that was wrong with it."""
 
     def __init__(self) -> None:
@@ -40,20 +40,20 @@ class Refusals:
             log.warning("a draft release is not used (%s): %s", kind, reason)
 
 
-class Shelf:
+class ReleaseLoader:
     """Over a store that this process keeps, or only reads. trusted: ids of the publishers' keys that are believed."""
 
-    def __init__(self, store: SlotStore, load: Load, refusals: Refusals, trusted: Collection[str]) -> None:
+    def __init__(self, store: SlotStore, load: Load, refusals: RefusalLog, trusted: Collection[str]) -> None:
         self.store = store
         self._load = load
         self._refusals = refusals
         self._trusted = trusted
 
     @property
-    def state(self) -> State:
+    def state(self) -> ReleaseState:
         return self.store.state
 
-    async def change(self, state: State) -> None:
+    async def change(self, state: ReleaseState) -> None:
         """Holds at once, and is written down where the disk has room."""
         await asyncio.to_thread(self.store.hold, state)
 
@@ -92,7 +92,7 @@ class Shelf:
                 await self.give_up(error.kind, str(error))
         return None
 
-    async def take(self, slot: Slot, before: Score) -> DraftPool:
+    async def take(self, slot: InstalledRelease, before: HitRate) -> DraftPool:
         """A release whose file is here. Raises ReleaseRefused, and the last good one is the current one then."""
         now = time.time()
         try:
@@ -128,15 +128,15 @@ class Shelf:
         if slot is None or not await asyncio.to_thread(is_whole, self.store.file(slot.digest), slot.digest):
             return None
         try:
-            return await self._pool(slot, Health())
+            return await self._pool(slot, DraftHealth())
         except ReleaseRefused as error:
             log.warning("%s", error)
             return None
 
-    async def _opened(self, slot: Slot) -> DraftPool:
+    async def _opened(self, slot: InstalledRelease) -> DraftPool:
         """The pool of the current slot, whose file is whole; that it is being loaded has been written down."""
         trial = self.state.trial
-        pool = await self._pool(slot, Health(trial.now.score if trial else None))
+        pool = await self._pool(slot, DraftHealth(trial.now.score if trial else None))
         try:
             await self.change(self.state.loaded())
         except BaseException:
@@ -144,7 +144,7 @@ class Shelf:
             raise
         return pool
 
-    async def _pool(self, slot: Slot, health: Health) -> DraftPool:
+    async def _pool(self, slot: InstalledRelease, health: DraftHealth) -> DraftPool:
         """Loaded, and its first worker at work. Raises ReleaseRefused."""
         release = f"release {slot.digest[:12]} (version {slot.version})"
         pool: DraftPool | None = None

@@ -8,7 +8,7 @@ import time
 _FIRST_S, _MOST_S = 5.0, 600.0
 
 
-class Later:
+class RetryTimer:
     """Twice as late each time, and never at the same moment on many devices."""
 
     def __init__(self) -> None:

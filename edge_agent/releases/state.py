@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from edge_agent.drafting.health import WINDOW, Score
+from edge_agent.drafting.health import WINDOW, HitRate
 from outrider.wire.ticket import MAX_KEY_ID
 
 MAX_REFUSED = 32
@@ -31,7 +31,7 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class Slot(_Frozen):
+class InstalledRelease(_Frozen):
     """A release whose file is here."""
 
     digest: _Hex
@@ -46,21 +46,21 @@ class Slot(_Frozen):
 
 
 class Tally(_Frozen):
-    """A Score, as it is kept."""
+    """A HitRate, as it is kept."""
 
     guessed: _Count = 0
     right: _Count = 0
 
     @classmethod
-    def of(cls, score: Score) -> Tally:
+    def of(cls, score: HitRate) -> Tally:
         return cls(guessed=score.guessed, right=score.right)
 
     @property
-    def score(self) -> Score:
-        return Score(self.guessed, min(self.right, self.guessed))
+    def score(self) -> HitRate:
+        return HitRate(self.guessed, min(self.right, self.guessed))
 
 
-class Trial(_Frozen):
+class ReleaseTrial(_Frozen):
     """Of the current slot."""
 
     before: Tally
@@ -86,7 +86,7 @@ class Refusal(_Frozen):
     """Seconds."""
 
 
-class State(_Frozen):
+class ReleaseState(_Frozen):
     """Of one target. Every method gives the state that follows."""
 
     format: Literal[1] = 1
@@ -94,9 +94,9 @@ class State(_Frozen):
     """Random; it draws this device for a canary or not, and says nothing else."""
     floor: _Version = 0
     """Version of the newest release that was found healthy as stable: nothing below it is taken."""
-    current: Slot | None = None
-    last_good: Slot | None = None
-    trial: Trial | None = None
+    current: InstalledRelease | None = None
+    last_good: InstalledRelease | None = None
+    trial: ReleaseTrial | None = None
     busy: bool = False
     strikes: Annotated[int, Field(ge=0, le=1)] = 0
     """Times that the process ended while it loaded the current one, which had been good before."""
@@ -112,12 +112,12 @@ class State(_Frozen):
         """Why the release of this manifest was given up, if it was."""
         return next((refusal for refusal in self.refused if refusal.manifest == manifest), None)
 
-    def at(self, now_unix: float) -> State:
+    def at(self, now_unix: float) -> ReleaseState:
         """Without the refusals that hold no longer."""
         kept = (r for r in self.refused if r.kind != "worse" or abs(now_unix - r.at_unix) < WORSE_HOLDS_S)
         return self._with(refused=tuple(kept))
 
-    def trusting(self, keys: Collection[str]) -> State:
+    def trusting(self, keys: Collection[str]) -> ReleaseState:
         """Without releases of publishers that are not trusted any more. keys: ids of those that are."""
         state = self
         if state.last_good is not None and state.last_good.key_id not in keys:
@@ -132,7 +132,7 @@ class State(_Frozen):
 
     # --- taking a release
 
-    def take(self, slot: Slot, before: Score, now_unix: float = 0.0) -> State:
+    def take(self, slot: InstalledRelease, before: HitRate, now_unix: float = 0.0) -> ReleaseState:
         """Its file is here and is loaded next. One that was good before needs no trial."""
         if self.current is not None and self.current.digest == slot.digest:
             return self._with(current=slot)._settled()
@@ -142,36 +142,36 @@ class State(_Frozen):
         good = self.last_good if self.trial else self.current
         if self.trial is not None:
             before = self.trial.before.score
-        trial = Trial(before=Tally.of(before), since_unix=now_unix)
+        trial = ReleaseTrial(before=Tally.of(before), since_unix=now_unix)
         return self._with(current=slot, last_good=good, trial=trial, busy=True, strikes=0)
 
-    def loading(self) -> State:
+    def loading(self) -> ReleaseState:
         """The current one is loaded next."""
         return self._with(busy=self.current is not None)
 
-    def loaded(self) -> State:
+    def loaded(self) -> ReleaseState:
         """It is in memory; on trial it may still take the process down."""
         return self._with(busy=self.trial is not None, strikes=0)._settled()
 
-    def proven(self) -> State:
+    def proven(self) -> ReleaseState:
         """The trial is passed."""
         return self._with(trial=None, busy=False)._settled()
 
-    def paused(self, now: Score | None) -> State:
+    def paused(self, now: HitRate | None) -> ReleaseState:
         """The process ends in order; the trial goes on with the next one. now: None where nothing was seen of it."""
         trial = self.trial
         if trial is not None and now is not None:
-            trial = Trial(before=trial.before, now=Tally.of(now), since_unix=trial.since_unix)
+            trial = ReleaseTrial(before=trial.before, now=Tally.of(now), since_unix=trial.since_unix)
         return self._with(trial=trial, busy=False)
 
     # --- giving one up
 
-    def struck(self) -> State | None:
+    def struck(self) -> ReleaseState | None:
         """The process ended while it was busy. None where the current one is to be given up for it: one on trial at
         once, one that had been good the second time, since a reboot or the want of memory does the same."""
         return None if self.trial is not None or self.strikes else self._with(busy=False, strikes=1)
 
-    def gave_up(self, kind: str, reason: str, now_unix: float) -> State:
+    def gave_up(self, kind: str, reason: str, now_unix: float) -> ReleaseState:
         """The current release did not do: back to the last good one, and never again."""
         if self.current is None:
             return self
@@ -186,23 +186,23 @@ class State(_Frozen):
         kept = tuple(r for r in self.refused if r.manifest != refusal.manifest)
         return self.dropped()._with(refused=(*kept, refusal)[-MAX_REFUSED:])
 
-    def dropped(self) -> State:
+    def dropped(self) -> ReleaseState:
         """The current one is left, for no fault of its own."""
         return self._with(current=self.last_good, last_good=None, trial=None, busy=False, strikes=0)
 
-    def left(self) -> State:
+    def left(self) -> ReleaseState:
         """Back to the verifier's own draft."""
         return self._with(current=None, last_good=None, trial=None, busy=False, strikes=0)
 
-    def forgotten(self) -> State:
+    def forgotten(self) -> ReleaseState:
         """What was refused gets another try."""
         return self._with(refused=())
 
-    def _settled(self) -> State:
+    def _settled(self) -> ReleaseState:
         """A stable release that is healthy raises the floor; a canary does not."""
         if self.current is None or self.current.canary or self.trial is not None or self.busy:
             return self
         return self._with(floor=max(self.floor, self.current.version))
 
-    def _with(self, **changes: object) -> State:
-        return State.model_validate(dict(self) | changes)
+    def _with(self, **changes: object) -> ReleaseState:
+        return ReleaseState.model_validate(dict(self) | changes)

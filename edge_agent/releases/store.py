@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from edge_agent.releases.state import State
+from edge_agent.releases.state import ReleaseState
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ _MAX_STATE = 65_536
 class SlotStore:
     """The folder of one target. `change` writes before it returns; a crash leaves the state before or the one after."""
 
-    def __init__(self, folder: Path, lock: BufferedRandom | None, state: State) -> None:
+    def __init__(self, folder: Path, lock: BufferedRandom | None, state: ReleaseState) -> None:
         self.folder = folder
         self._lock = lock
         self._state = state
@@ -51,10 +51,10 @@ class SlotStore:
         return self._lock is not None
 
     @property
-    def state(self) -> State:
+    def state(self) -> ReleaseState:
         return self._state
 
-    def change(self, state: State) -> None:
+    def change(self, state: ReleaseState) -> None:
         """Raises OSError, and then the old state holds."""
         if not self.ours:
             raise PermissionError("another process keeps this folder")
@@ -62,7 +62,7 @@ class SlotStore:
             _write(self.folder / _STATE, state.model_dump_json(indent=1).encode())
         self._state, self._written = state, True
 
-    def hold(self, state: State) -> None:
+    def hold(self, state: ReleaseState) -> None:
         """As `change`; what the disk has no room for holds all the same, and is written with what comes next."""
         try:
             self.change(state)
@@ -91,7 +91,7 @@ class SlotStore:
             self._lock = None
 
 
-def read(folder: Path, *, keep: bool) -> State:
+def read(folder: Path, *, keep: bool) -> ReleaseState:
     """What is remembered. What cannot be read is put aside (where `keep`), said, and begun anew."""
     path = folder / _STATE
     try:
@@ -99,9 +99,9 @@ def read(folder: Path, *, keep: bool) -> State:
             data = file.read(_MAX_STATE + 1)
         if len(data) > _MAX_STATE:
             raise ValueError(f"it has more than {_MAX_STATE} bytes")
-        return State.model_validate_json(data)
+        return ReleaseState.model_validate_json(data)
     except FileNotFoundError:
-        return State()
+        return ReleaseState()
     except (OSError, ValueError) as error:
         reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
         log.warning(
@@ -113,7 +113,7 @@ def read(folder: Path, *, keep: bool) -> State:
         )
         if keep:
             os.replace(path, folder / _BAD)
-        return State()
+        return ReleaseState()
 
 
 def folders(root: Path) -> Iterator[tuple[str, Path]]:

@@ -8,13 +8,13 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from edge_agent.drafting.health import Score, Verdict, judge
-from edge_agent.drafting.manager import DraftRoom
+from edge_agent.drafting.health import HitRate, TrialVerdict, judge
+from edge_agent.drafting.manager import DraftManager
 from edge_agent.drafting.pool import DraftPool
 from edge_agent.releases.check import Kind, ReleaseRefused
-from edge_agent.releases.loader import Shelf
-from edge_agent.releases.retry_timer import Later
-from edge_agent.releases.state import Slot, State
+from edge_agent.releases.loader import ReleaseLoader
+from edge_agent.releases.retry_timer import RetryTimer
+from edge_agent.releases.state import InstalledRelease, ReleaseState
 from outrider.core.errors import OutriderError
 
 log = logging.getLogger(__name__)
@@ -30,17 +30,17 @@ Own = Callable[[], Awaitable[DraftPool | None]]
 """The draft that the verifiers offer themselves. Raises core errors where it cannot be had at the moment."""
 
 
-class Trials:
+class ReleaseTrials:
     """Keeps the room to what the slots say: a task of its own, since a failing draft is left whatever is under way."""
 
-    def __init__(self, shelf: Shelf, room: DraftRoom, own: Own) -> None:
+    def __init__(self, shelf: ReleaseLoader, room: DraftManager, own: Own) -> None:
         self._shelf = shelf
         self._room = room
         self._own = own
         self._changing = asyncio.Lock()
         """Held while the slots and the room change."""
         self._wake = asyncio.Event()
-        self._later = Later()
+        self._later = RetryTimer()
         current = shelf.state.current
         self._astray = current is not None and (room.pool is None or room.pool.release != current.digest)
         """The slots say another draft than the room has: it is to be loaded."""
@@ -56,7 +56,7 @@ class Trials:
         return self._room.pool.release if self._room.pool is not None else ""
 
     @property
-    def score(self) -> Score | None:
+    def score(self) -> HitRate | None:
         """Of the current release; None where another draft is in use."""
         pool, slot = self._room.pool, self._shelf.state.current
         return pool.health.score if pool is not None and slot is not None and pool.release == slot.digest else None
@@ -90,10 +90,10 @@ class Trials:
             await self._give_up("failed", f"it failed while drafting: {failure}")
             return
         verdict = judge(before, now)
-        if verdict is Verdict.WORSE:
+        if verdict is TrialVerdict.WORSE:
             shares = f"{now.share:.0%} of {now.guessed} first guesses right, {before.share:.0%} before"
             await self._give_up("worse", f"it guesses clearly worse on this device: {shares}")
-        elif verdict is Verdict.HEALTHY or trial.lasted_s(time.time()) > TRIAL_S:
+        elif verdict is TrialVerdict.HEALTHY or trial.lasted_s(time.time()) > TRIAL_S:
             await self._shelf.change(self._shelf.state.proven())
             log.info("release %s (version %d) is healthy on this device", slot.digest[:12], slot.version)
 
@@ -104,22 +104,22 @@ class Trials:
 
     # --- what is offered
 
-    async def has(self, slot: Slot) -> bool:
+    async def has(self, slot: InstalledRelease) -> bool:
         """Whether it is in use already; if so, what is offered of it now is noted."""
         async with self._changing:
             if self.in_use != slot.digest or self._astray:
                 return False
             if self.score is not None:
-                await self._shelf.change(self._shelf.state.take(slot, Score()))  # it may have become everybody's
+                await self._shelf.change(self._shelf.state.take(slot, HitRate()))  # it may have become everybody's
             return True
 
-    async def take(self, slot: Slot) -> bool:
+    async def take(self, slot: InstalledRelease) -> bool:
         """Draft with a release whose file is here. Raises ReleaseRefused; False where another model must go first."""
         async with self._changing:
             if not await self._room.single(_SINGLE_S):
                 return False
             pool = self._room.pool
-            before = pool.health.score if pool is not None and pool.has_model else Score()
+            before = pool.health.score if pool is not None and pool.has_model else HitRate()
             try:
                 taken = await self._shelf.take(slot, before)
             except ReleaseRefused:
@@ -154,7 +154,7 @@ class Trials:
 
     # --- swapping
 
-    async def _leave_for(self, state: State) -> None:
+    async def _leave_for(self, state: ReleaseState) -> None:
         await self._shelf.change(state)
         await self._reload()
 

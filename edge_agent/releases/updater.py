@@ -10,13 +10,13 @@ import asyncio
 import logging
 from collections import Counter
 
-from edge_agent.drafting.manager import DraftRoom
+from edge_agent.drafting.manager import DraftManager
 from edge_agent.drafting.pool import DraftPool
 from edge_agent.releases.check import Kind
-from edge_agent.releases.follower import Ask, Follower, UpdatePlan
-from edge_agent.releases.loader import Load, Refusals, Shelf
+from edge_agent.releases.follower import Ask, OfferFollower, UpdateOptions
+from edge_agent.releases.loader import Load, RefusalLog, ReleaseLoader
 from edge_agent.releases.store import SlotStore
-from edge_agent.releases.trials import Own, Trials
+from edge_agent.releases.trials import Own, ReleaseTrials
 from outrider.wire.ticket import Target
 
 log = logging.getLogger(__name__)
@@ -25,17 +25,17 @@ _TAKE_OVER_S = 30.0
 """How often a client looks whether the process that keeps the folder has ended."""
 
 
-class Updater:
+class ReleaseUpdater:
     """One client's. `begin` gives the draft to start with, `run` keeps it up to date until `close`."""
 
-    def __init__(self, plan: UpdatePlan, ask: Ask) -> None:
+    def __init__(self, plan: UpdateOptions, ask: Ask) -> None:
         self._plan = plan
         self._ask = ask
-        self._shelf: Shelf | None = None
+        self._shelf: ReleaseLoader | None = None
         self._load: Load | None = None
         self._target = Target("", "", "")
-        self._refusals = Refusals()
-        self._follower: Follower | None = None
+        self._refusals = RefusalLog()
+        self._follower: OfferFollower | None = None
         self._task: asyncio.Task[None] | None = None
         self._noticed = 0
 
@@ -78,12 +78,12 @@ class Updater:
             await self._let_go()
             return None
 
-    def run(self, room: DraftRoom, own: Own) -> None:
+    def run(self, room: DraftManager, own: Own) -> None:
         """Follow what is offered, in the background."""
         if self._shelf is not None and self._load is not None:
             self._task = asyncio.create_task(self._follow(self._shelf, self._load, room, own))
 
-    async def _follow(self, shelf: Shelf, load: Load, room: DraftRoom, own: Own) -> None:
+    async def _follow(self, shelf: ReleaseLoader, load: Load, room: DraftManager, own: Own) -> None:
         """Another process may keep the folder: its work is gone on with when it ends."""
         while not shelf.store.ours:
             await asyncio.sleep(_TAKE_OVER_S)
@@ -95,15 +95,15 @@ class Updater:
                     await shelf.recover()
             except OSError as error:
                 log.info("the folder of draft releases cannot be used: %s", error)
-        trials = Trials(shelf, room, own)
-        self._follower = Follower(self._plan, self._ask, self._target, shelf, self._refusals, trials)
+        trials = ReleaseTrials(shelf, room, own)
+        self._follower = OfferFollower(self._plan, self._ask, self._target, shelf, self._refusals, trials)
         self._follower.notice(self._noticed)
         await self._follower.run()
 
-    async def _opened(self, load: Load) -> Shelf:
+    async def _opened(self, load: Load) -> ReleaseLoader:
         """Raises OSError."""
         store = await asyncio.to_thread(SlotStore.open, self._plan.root, self._target.weights_hash)
-        return Shelf(store, load, self._refusals, self._plan.terms.keys)
+        return ReleaseLoader(store, load, self._refusals, self._plan.terms.keys)
 
     async def close(self) -> None:
         """In order: a trial goes on with the next start. Before the room is closed."""

@@ -10,7 +10,7 @@ from typing import Self, Unpack
 
 from edge_agent.config import EdgeSettings
 from edge_agent.metrics import EdgeMetrics
-from edge_agent.releases.updater import Updater
+from edge_agent.releases.updater import ReleaseUpdater
 from edge_agent.sdk.blocking_stream import BlockingStream
 from edge_agent.sdk.client import AsyncClient, Prompt
 from edge_agent.sdk.loop_thread import LoopThread
@@ -89,7 +89,7 @@ class Client:
         self._end()
 
     @property
-    def updates(self) -> Updater | None:
+    def updates(self) -> ReleaseUpdater | None:
         """What keeps the draft up to date; None where nothing does."""
         return self._client.updates
 

@@ -15,11 +15,11 @@ from typing import Any, Self, Unpack
 import grpc
 
 from edge_agent.config import EdgeSettings
-from edge_agent.drafting.manager import DraftRoom
+from edge_agent.drafting.manager import DraftManager
 from edge_agent.drafting.offline_generation import Deliveries
 from edge_agent.drafting.pool import DraftPool
 from edge_agent.metrics import EdgeMetrics
-from edge_agent.releases.updater import Updater
+from edge_agent.releases.updater import ReleaseUpdater
 from edge_agent.sdk.background_tasks import Tasks
 from edge_agent.sdk.client_options import (
     addresses,
@@ -44,7 +44,7 @@ from edge_agent.sdk.retry import AT_VERIFIERS, persistent, unless_unreachable
 from edge_agent.sdk.timeout import DEFAULT_TIMEOUT, Deadline, Timeout
 from edge_agent.sdk.types import DEFAULT_RETRIES, Completion, Offline, Options, Request, prompt_of
 from edge_agent.session.channels import Channels
-from edge_agent.session.coordinator_client import ANY_WORKLOAD, Coordinator, Placement, Workload
+from edge_agent.session.coordinator_client import ANY_WORKLOAD, CoordinatorClient, Placement, Workload
 from edge_agent.session.driver import SessionDriver
 from edge_agent.session.failover import FIRST_CONTACT_S, AttachTarget, Backoff, DirectRoute, GrantRoute, Route
 from edge_agent.session.statistics import Statistics
@@ -140,14 +140,14 @@ class AsyncClient:
         self._options = draft_options(settings)
         plan = update_plan(settings, self._coordinator_address, draft, cache, tls)
         self.updates = (
-            Updater(plan, lambda *asked: self._coordinator().offer_release(*asked)) if plan is not None else None
+            ReleaseUpdater(plan, lambda *asked: self._coordinator().offer_release(*asked)) if plan is not None else None
         )
         """What keeps the draft up to date; None where nothing does."""
         self.metrics = EdgeMetrics()
         self._slots = asyncio.Semaphore(settings.max_sessions)
         self._tasks = Tasks()
         self._preparation = Preparation(self._tasks)
-        self._room: DraftRoom | None = None
+        self._room: DraftManager | None = None
         self._streams: weakref.WeakSet[CompletionStream] = weakref.WeakSet()
         self._drivers: set[SessionDriver] = set()
 
@@ -210,7 +210,7 @@ class AsyncClient:
         """
         kit = await self._preparation.of(self._assemble)
         if self._room is None:
-            self._room = DraftRoom(kit.drafts)
+            self._room = DraftManager(kit.drafts)
             if self.updates is not None:
                 self.updates.run(self._room, self._own_draft)
         return dataclasses.replace(kit, drafts=self._room.pool)
@@ -281,7 +281,7 @@ class AsyncClient:
         """One try at verifiers."""
         async with contextlib.AsyncExitStack() as stack:
             self._tasks.check_open()
-            room = self._room or DraftRoom(None)
+            room = self._room or DraftManager(None)
             like = Workload(room.pool.release if room.pool else "", request.traffic_class)
             placement = await self._placed(len(session.prompt), like)
             if placement is not None:
@@ -289,7 +289,7 @@ class AsyncClient:
                 if room.pool is not None and room.pool.release == like.draft and placement.measured:
                     room.pool.expect(placement.measured)
             statistics.session_id = placement.grants.session_id if placement else secrets.token_hex(8)
-            seat = await stack.enter_async_context(room.seat())
+            seat = await stack.enter_async_context(room.session())
             self._tasks.check_open()
             lent = seat.lent
             statistics.uses(lent.name if lent else "", lent.release if lent else "")
@@ -332,9 +332,9 @@ class AsyncClient:
         """A connection of its own, for downloads."""
         return self._channels.get(self._reroute.get(hop.address, hop.address), tls=hop.tls, bulk=True)
 
-    def _coordinator(self) -> Coordinator:
+    def _coordinator(self) -> CoordinatorClient:
         channel = self._channels.get(self._coordinator_address, tls=self._tls)
-        return Coordinator(channel, self._api_key, self._tasks.in_background)
+        return CoordinatorClient(channel, self._api_key, self._tasks.in_background)
 
     async def _place(self, prompt_tokens: int = 0, like: Workload = ANY_WORKLOAD) -> Placement | None:
         """A session at the coordinator; None without one."""

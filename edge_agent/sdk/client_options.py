@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 from edge_agent.config import EdgeSettings
-from edge_agent.drafting.cpu_budget import CpuShare
+from edge_agent.drafting.cpu_budget import CpuBudget
 from edge_agent.drafting.pool import DraftOptions
-from edge_agent.releases.check import Terms
-from edge_agent.releases.follower import UpdatePlan
+from edge_agent.releases.check import ReleasePolicy
+from edge_agent.releases.follower import UpdateOptions
 from edge_agent.releases.store import FOLDER
 from edge_agent.sdk.timeout import Timeout
 from edge_agent.sdk.types import Offline, Options, Request
@@ -62,7 +62,7 @@ def draft_options(settings: EdgeSettings) -> DraftOptions:
         workers=settings.draft_workers,
         threads=settings.draft_threads,
         cpu_share=settings.cpu_share,
-        share=CpuShare(settings.cpu_share, settings.draft_threads),
+        share=CpuBudget(settings.cpu_share, settings.draft_threads),
         context=settings.draft_context,
         prompt_lookup=settings.prompt_lookup,
     )
@@ -70,13 +70,13 @@ def draft_options(settings: EdgeSettings) -> DraftOptions:
 
 def update_plan(
     settings: EdgeSettings, coordinator: str, draft: object, cache: Path, tls: ClientTls | None = None
-) -> UpdatePlan | None:
+) -> UpdateOptions | None:
     """None where the draft is not updated: nobody is trusted, nobody would offer any, or it was chosen by hand."""
     keys = trusted_keys(settings.release_keys)
     if not keys or not coordinator or draft != AUTO:
         return None
-    return UpdatePlan(
-        Terms(keys, settings.release_max_bytes),
+    return UpdateOptions(
+        ReleasePolicy(keys, settings.release_max_bytes),
         cache / FOLDER,
         stall_s=settings.release_stall_s,
         spread_s=settings.release_spread_s,

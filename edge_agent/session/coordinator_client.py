@@ -45,11 +45,11 @@ class Placement:
     measured: AcceptancePrior | None = None
     """None where nothing is known."""
     release_serial: int = 0
-    """As in Offer; 0 where there are no releases."""
+    """As in ReleaseOffer; 0 where there are no releases."""
 
 
 @dataclass(frozen=True)
-class Offer:
+class ReleaseOffer:
     """Which draft release this device shall use."""
 
     serial: int
@@ -69,7 +69,7 @@ ANY_WORKLOAD = Workload()
 InBackground = Callable[[Coroutine[Any, Any, None]], None]
 
 
-class Coordinator:
+class CoordinatorClient:
     """Calls the coordinator with the tenant's API key. Raises core errors.
 
     in_background: runs what nobody waits for, and forgives it core errors.
@@ -137,11 +137,11 @@ class Coordinator:
         request = pb.CloseSessionRequest(session_id=session_id, ticket=ticket)
         await self._call(self._stub.CloseSession(request, timeout=_TIMEOUT_S, metadata=self._metadata))
 
-    async def offer_release(self, weights_hash: str, device_id: str, in_use: str) -> Offer:
+    async def offer_release(self, weights_hash: str, device_id: str, in_use: str) -> ReleaseOffer:
         """For a target with these weights. in_use: the release that this device drafts with, "" for none."""
         request = pb.OfferReleaseRequest(target=weights_hash, device_id=device_id, in_use=in_use)
         answer = await self._call(self._stub.OfferRelease(request, timeout=_TIMEOUT_S, metadata=self._metadata))
-        return Offer(answer.serial, answer.manifest, answer.canary, answer.base_url)
+        return ReleaseOffer(answer.serial, answer.manifest, answer.canary, answer.base_url)
 
     async def _call(self, call: Awaitable[_A]) -> _A:
         try:

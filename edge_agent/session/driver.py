@@ -16,13 +16,13 @@ from dataclasses import dataclass
 import grpc
 
 from edge_agent.drafting.draft_session import Drafting, Lent
-from edge_agent.drafting.drafter import Growth
-from edge_agent.drafting.growth import Plan, departure
+from edge_agent.drafting.drafter import DraftUpdate
+from edge_agent.drafting.growth import SpeculationPlan, departure
 from edge_agent.drafting.handover import Desk
 from edge_agent.drafting.worker import DraftFailed, DraftWorker
 from edge_agent.session.failover import AttachTarget, Route
 from edge_agent.session.statistics import Statistics
-from edge_agent.session.stream import Received, ReleaseNotice, Stream
+from edge_agent.session.stream import Received, ReleaseNotice, VerifierStream
 from outrider.core.errors import InternalError, OutriderError, ProtocolViolation
 from outrider.core.protocol.device import Delivery, DeviceSession, ReattachNeeded
 from outrider.core.protocol.messages import MAX_VOCABULARY, Append, Commit, Directive, Finish, SessionLimits
@@ -79,7 +79,7 @@ class SessionDriver:
             None if worker is None else Lent(worker, options.release, statistics.draft), session, self._hear
         )
         self._queue: asyncio.Queue[Delivery | OutriderError] = asyncio.Queue()
-        self._stream: Stream | None = None
+        self._stream: VerifierStream | None = None
         self._directive = Directive()
         self._attached = False
         """Whether it ever was."""
@@ -148,7 +148,7 @@ class SessionDriver:
         before = len(self._session.received)
         self._statistics.attached(hop.address)
         try:
-            async with Stream(self._dial(hop), self._options.silence_s, self._statistics) as stream:
+            async with VerifierStream(self._dial(hop), self._options.silence_s, self._statistics) as stream:
                 self._open(stream, hop)
                 while not self._session.finished:
                     self._take(await stream.receive())
@@ -160,7 +160,7 @@ class SessionDriver:
         finally:
             self._detach()
 
-    def _open(self, stream: Stream, hop: AttachTarget) -> None:
+    def _open(self, stream: VerifierStream, hop: AttachTarget) -> None:
         """Open goes out before the draft is prefilled: the verifier prefills meanwhile."""
         attach = self._session.attach(hop.epoch, hop.limits or SessionLimits())
         self._base = len(attach.tokens)
@@ -174,7 +174,7 @@ class SessionDriver:
         if self._may_append:
             self._begin_appending(stream)
 
-    def _begin_appending(self, stream: Stream) -> None:
+    def _begin_appending(self, stream: VerifierStream) -> None:
         """What survived goes before the word of another draft: it may be the former one's."""
         self._may_append = True
         self._flush()
@@ -264,7 +264,7 @@ class SessionDriver:
 
     # --- what the draft says
 
-    def _hear(self, drafting: Drafting, news: Growth | DraftFailed) -> None:
+    def _hear(self, drafting: Drafting, news: DraftUpdate | DraftFailed) -> None:
         if self._session.finished or not self._desk.has(drafting):
             return
         if isinstance(news, DraftFailed):
@@ -368,7 +368,7 @@ class SessionDriver:
             self._statistics.answers_s.append(now - self._unanswered)
             self._unanswered = None
 
-    def _send(self, stream: Stream, append: Append) -> None:
+    def _send(self, stream: VerifierStream, append: Append) -> None:
         self._fresh = False
         stream.append(append)
         self._base = append.base
@@ -395,7 +395,7 @@ class SessionDriver:
         self._timer = None
         self._flush()
 
-    def _plan(self) -> Plan:
+    def _plan(self) -> SpeculationPlan:
         waits = self._rtt_s < self._directive.draft_wait_ms / 1000
         return _plan(self._directive, self._session.limits, self._options.siblings, waits)
 
@@ -410,8 +410,8 @@ class SessionDriver:
 
 
 @functools.lru_cache(maxsize=64)
-def _plan(directive: Directive, limits: SessionLimits, siblings: int, waits: bool) -> Plan:
-    return Plan.of(directive, limits, siblings=siblings, waits=waits)
+def _plan(directive: Directive, limits: SessionLimits, siblings: int, waits: bool) -> SpeculationPlan:
+    return SpeculationPlan.of(directive, limits, siblings=siblings, waits=waits)
 
 
 async def _wind_down(runner: asyncio.Task[None]) -> None:

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
-from edge_agent.session.stream import Silent
+from edge_agent.session.stream import VerifierSilent
 from outrider.core import errors
 from outrider.core.errors import BadRequest, OutriderError, Unavailable
 from outrider.core.protocol.messages import SessionLimits
@@ -64,7 +64,7 @@ class Step(enum.Enum):
 def after(error: OutriderError) -> Step:
     """Where to go after `error`."""
     match error:
-        case Silent() | errors.Draining():
+        case VerifierSilent() | errors.Draining():
             return Step.ELSEWHERE
         case errors.Unavailable() | errors.Fenced():
             return Step.HERE

@@ -37,14 +37,14 @@ _CONNECT_S = 1.0
 """More patience for a stream's first message: a lost SYN is sent again only after a second (RFC 6298)."""
 
 
-class Silent(Unavailable):
+class VerifierSilent(Unavailable):
     """The verifier has said nothing for longer than its heartbeat allows: hung, or the network is gone."""
 
 
-class Stream:
+class VerifierStream:
     """Sends in order without making the caller wait; receives one message at a time; answers pings.
 
-    Use as a context manager. Raises core errors: Unavailable for a stream that broke, Silent for one that went quiet.
+    Use as a context manager. Raises core errors: Unavailable for a stream that broke, VerifierSilent for a silent one.
     """
 
     def __init__(self, channel: grpc.aio.Channel, silence_s: float, statistics: Statistics) -> None:
@@ -115,7 +115,7 @@ class Stream:
             async with asyncio.timeout(self._allowed_s):
                 return await self._call.read()
         except TimeoutError:
-            raise Silent(f"the verifier has been silent for {self._allowed_s} s") from None
+            raise VerifierSilent(f"the verifier has been silent for {self._allowed_s} s") from None
         except grpc.RpcError as error:
             raise error_from_rpc(error) from error
         except asyncio.CancelledError:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from edge_agent.drafting.health import Health
+from edge_agent.drafting.health import DraftHealth
 from edge_agent.drafting.pool import DraftOptions, DraftPool
 from edge_agent.releases.loader import Load
 from edge_agent.target.artifact_cache import ArtifactCache, ArtifactRef, Fetch
@@ -78,7 +78,7 @@ async def assemble(
     template_ref = description.artifact("template")
     template = await _template(template_ref, library, cache, description, tokenizer) if template_ref else None
 
-    def load(path: Path, name: str, digest: str, health: Health) -> Awaitable[DraftPool]:
+    def load(path: Path, name: str, digest: str, health: DraftHealth) -> Awaitable[DraftPool]:
         return DraftPool.load(path, name, tokenizer.table, options, digest, health)
 
     drafts = await begin(description.target, load) if begin is not None else None

@@ -22,10 +22,10 @@ from benchmarks.replay import Job, LightClient, Outcome, Player, Where, differin
 from benchmarks.soak_findings import Sample, Tally, growth
 from benchmarks.swarm import Swarm
 from benchmarks.tape import Call, Tape, place
-from edge_agent.drafting.drafter import Drafter, Voice
-from edge_agent.drafting.growth import Widths
+from edge_agent.drafting.drafter import CalibratedSource, Drafter
+from edge_agent.drafting.growth import DecodeLatency
 from edge_agent.drafting.pool import DraftOptions, DraftPool
-from edge_agent.drafting.sources.base import DraftTask, Spot
+from edge_agent.drafting.sources.base import DraftTask, NodeContext
 from edge_agent.drafting.sources.ngram import PromptLookup
 from edge_agent.drafting.worker import DraftWorker
 from edge_agent.sdk.client import AsyncClient
@@ -36,7 +36,7 @@ from outrider.core.protocol.messages import Directive, SessionLimits
 
 TOKENS = 64
 DECODE_S = 0.001
-WIDTHS = Widths(((1, DECODE_S), (4, 2 * DECODE_S)))
+WIDTHS = DecodeLatency(((1, DECODE_S), (4, 2 * DECODE_S)))
 SAMPLED = SamplingParams(temperature=0.8, seed=7)
 PROMPTS = [[i, i + 3, 5, 2 * i + 1] for i in range(1, 5)]
 
@@ -72,8 +72,8 @@ class LivePool(DraftPool):
 
     def _worker(self) -> DraftWorker:
         greedy, sampled, lookup_greedy, lookup_sampled = self._tape.calibrators()
-        model = Voice(ScriptedSource(quality=0.8, decode_s=DECODE_S), greedy, sampled)
-        lookup = Voice(PromptLookup(), lookup_greedy, lookup_sampled, leads=False)
+        model = CalibratedSource(ScriptedSource(quality=0.8, decode_s=DECODE_S), greedy, sampled)
+        lookup = CalibratedSource(PromptLookup(), lookup_greedy, lookup_sampled, leads=False)
         return DraftWorker(lambda: Drafter(model, lookup, WIDTHS))
 
 
@@ -191,7 +191,7 @@ def test_a_recorded_source_takes_its_recorded_time_however_often_it_sleeps(tape:
     source.begin(DraftTask(call.prompt, (), call.sampling, TOKENS))
     began = clock.now
     for i in range(1, 101):
-        source.expand([Spot(i, i - 1, call.output[i % 3], i, call.output[:i])])
+        source.expand([NodeContext(i, i - 1, call.output[i % 3], i, call.output[:i])])
     assert clock.now - began == pytest.approx(0.2, abs=5e-4)
 
 
@@ -200,7 +200,7 @@ def test_a_token_that_was_not_evaluated_costs_a_decode_and_one_that_was_does_not
     source = RecordedSource(replace(tape, decodes=((1, 0.002),), commit_s=0.0, correction_s=0.002), clock, clock.sleep)
     call = tape.recordings[0].call
     source.begin(DraftTask(call.prompt, (), call.sampling, TOKENS))
-    source.expand([Spot(1, 0, call.output[0], 1, call.output[:1])])
+    source.expand([NodeContext(1, 0, call.output[0], 1, call.output[:1])])
     before = clock.now
     source.advance([1], call.output[:1])
     evaluated, before = clock.now - before, clock.now

@@ -16,16 +16,16 @@ from benchmarks.replay import Job, Outcome, Player, Where
 from benchmarks.tape import Call, Tape
 from benchmarks.window.noted import NotedDrafter
 from benchmarks.window.tapes import match_rate, verdicts
-from edge_agent.drafting.drafter import Voice
-from edge_agent.drafting.growth import Plan, Widths
+from edge_agent.drafting.drafter import CalibratedSource
+from edge_agent.drafting.growth import DecodeLatency, SpeculationPlan
 from edge_agent.drafting.sources.base import DraftTask
 from outrider.core.acceptance.calibrator import AcceptancePrior, Calibrator
 from outrider.core.processors import SamplingParams
 from outrider.core.protocol.messages import Directive, SessionLimits
 
 TOKENS = 64
-WIDTHS = Widths(((1, 0.001), (4, 0.002)))
-PLAN = Plan.of(Directive(), SessionLimits())
+WIDTHS = DecodeLatency(((1, 0.001), (4, 0.002)))
+PLAN = SpeculationPlan.of(Directive(), SessionLimits())
 SAMPLED = SamplingParams(temperature=0.8, seed=7)
 PROMPT = (3, 1, 4, 1, 5)
 OUTPUT = tuple(continuation(PROMPT, TOKENS))
@@ -51,7 +51,7 @@ async def played(tape: Tape, scratch: Path, *jobs: Job) -> list[Outcome]:
 
 
 def noted(source: ScriptedSource) -> NotedDrafter:
-    drafter = NotedDrafter(Voice(source, Calibrator(), Calibrator()), None, WIDTHS)
+    drafter = NotedDrafter(CalibratedSource(source, Calibrator(), Calibrator()), None, WIDTHS)
     drafter.begin(DraftTask(PROMPT, (), SAMPLED, TOKENS), PLAN)
     return drafter
 

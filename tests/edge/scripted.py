@@ -7,9 +7,9 @@ import json
 import time
 from collections.abc import Callable, Sequence
 
-from edge_agent.drafting.drafter import Drafter, Voice
-from edge_agent.drafting.growth import Widths
-from edge_agent.drafting.sources.base import DraftTask, Proposal, Spot
+from edge_agent.drafting.drafter import CalibratedSource, Drafter
+from edge_agent.drafting.growth import DecodeLatency
+from edge_agent.drafting.sources.base import DraftTask, NodeContext, Proposal
 from edge_agent.drafting.worker import DraftWorker
 from outrider.core.acceptance.calibrator import Calibrator
 
@@ -47,7 +47,7 @@ class ScriptedSource:
         self._work()
         self._sequence += tokens
 
-    def expand(self, spots: Sequence[Spot]) -> list[list[Proposal]]:
+    def expand(self, spots: Sequence[NodeContext]) -> list[list[Proposal]]:
         self._work()
         return [self._guess([*self._sequence, *spot.path]) for spot in spots]
 
@@ -73,8 +73,8 @@ class ScriptedSource:
 
 
 def worker(source: ScriptedSource) -> DraftWorker:
-    widths = Widths(((1, max(source.decode_s, 1e-5)), (4, max(source.decode_s, 1e-5) * 2)))
-    return DraftWorker(lambda: Drafter(Voice(source, Calibrator(), Calibrator()), None, widths))
+    widths = DecodeLatency(((1, max(source.decode_s, 1e-5)), (4, max(source.decode_s, 1e-5) * 2)))
+    return DraftWorker(lambda: Drafter(CalibratedSource(source, Calibrator(), Calibrator()), None, widths))
 
 
 def tokenizer_json() -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_agent.drafting.cpu_budget import CpuShare
+from edge_agent.drafting.cpu_budget import CpuBudget
 
 
 class Clock:
@@ -15,7 +15,7 @@ class Clock:
         return self.now
 
 
-def busy(share: CpuShare, clock: Clock, *, seconds: float, decode_s: float, awaited: bool = False) -> list[float]:
+def busy(share: CpuBudget, clock: Clock, *, seconds: float, decode_s: float, awaited: bool = False) -> list[float]:
     """When decodes ended, drafting whenever that is allowed."""
     ended = []
     while clock.now < seconds:
@@ -33,7 +33,7 @@ def busy(share: CpuShare, clock: Clock, *, seconds: float, decode_s: float, awai
 @pytest.mark.parametrize("share", [0.1, 0.5])
 def test_in_no_second_is_more_than_the_share_drafted_ahead(share: float, decode_s: float) -> None:
     clock = Clock()
-    ended = busy(CpuShare(share, clock=clock), clock, seconds=10.0, decode_s=decode_s)
+    ended = busy(CpuBudget(share, clock=clock), clock, seconds=10.0, decode_s=decode_s)
     for begin in (i / 10 for i in range(90)):
         spent = decode_s * sum(begin < end <= begin + 1.0 for end in ended)
         assert spent <= share * 1.1 + 2 * decode_s
@@ -42,13 +42,13 @@ def test_in_no_second_is_more_than_the_share_drafted_ahead(share: float, decode_
 
 def test_a_decode_of_two_threads_counts_twice() -> None:
     clock = Clock()
-    ended = busy(CpuShare(0.5, threads=2, clock=clock), clock, seconds=10.0, decode_s=0.01)
+    ended = busy(CpuBudget(0.5, threads=2, clock=clock), clock, seconds=10.0, decode_s=0.01)
     assert 0.01 * len(ended) == pytest.approx(0.25 * 10.0, rel=0.05)
 
 
 def test_what_is_waited_for_goes_first_and_is_made_good_later() -> None:
     clock = Clock()
-    share = CpuShare(0.2, clock=clock)
+    share = CpuBudget(0.2, clock=clock)
     share.spent(0.1)
     assert share.rest_s(awaited=False) == pytest.approx((0.1 - 0.02) / 0.2)
     assert share.rest_s(awaited=True) == 0.0
@@ -58,11 +58,11 @@ def test_what_is_waited_for_goes_first_and_is_made_good_later() -> None:
 
 def test_who_is_always_waited_for_rests_in_the_end() -> None:
     clock = Clock()
-    ended = busy(CpuShare(0.2, clock=clock), clock, seconds=20.0, decode_s=0.01, awaited=True)
+    ended = busy(CpuBudget(0.2, clock=clock), clock, seconds=20.0, decode_s=0.01, awaited=True)
     assert 0.01 * len(ended) <= 0.2 * (20.0 + 1.1) + 0.01
 
 
 def test_a_whole_core_is_no_cap() -> None:
-    share = CpuShare(1.0, threads=4)
+    share = CpuBudget(1.0, threads=4)
     share.spent(1e6)
     assert share.rest_s(awaited=False) == 0.0

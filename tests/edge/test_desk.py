@@ -6,15 +6,15 @@ import asyncio
 from typing import Any, cast
 
 from edge_agent.drafting.draft_session import Drafting, Lent
-from edge_agent.drafting.drafter import Growth, NewNode
-from edge_agent.drafting.growth import Plan
+from edge_agent.drafting.drafter import DraftNode, DraftUpdate
+from edge_agent.drafting.growth import SpeculationPlan
 from edge_agent.drafting.handover import Desk
 from edge_agent.drafting.worker import DraftFailed, DraftWorker
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import SessionLimits
 from outrider.core.tree import ROOT
 
-PLAN = Plan(nodes=4, depth=4, nodes_per_step=4, min_acceptance=0.1, draft_wait_s=0.0, step_s=0.01)
+PLAN = SpeculationPlan(nodes=4, depth=4, nodes_per_step=4, min_acceptance=0.1, draft_wait_s=0.0, step_s=0.01)
 
 
 class ByHand:
@@ -24,15 +24,15 @@ class ByHand:
         self.begun = 0
         self._report: Any = None
 
-    def begin(self, task: object, plan: Plan, report: Any) -> None:
+    def begin(self, task: object, plan: SpeculationPlan, report: Any) -> None:
         self.begun += 1
         self._report = report
 
     async def grow(self, *nodes: tuple[int, int, int]) -> None:
-        self._report(Growth(0, tuple(NewNode(*node) for node in nodes), False))
+        self._report(DraftUpdate(0, tuple(DraftNode(*node) for node in nodes), False))
         await asyncio.sleep(0)
 
-    def replan(self, plan: Plan) -> None: ...
+    def replan(self, plan: SpeculationPlan) -> None: ...
     def end(self) -> None: ...
 
 
@@ -46,8 +46,8 @@ class Pair:
         self.desk = Desk(self._lent(self.old), self.session, self.hear)
         self.desk.begin(PLAN, frozenset())
 
-    def hear(self, drafting: Drafting, news: Growth | DraftFailed) -> None:
-        assert isinstance(news, Growth)
+    def hear(self, drafting: Drafting, news: DraftUpdate | DraftFailed) -> None:
+        assert isinstance(news, DraftUpdate)
         drafting.hold(news)
         if drafting is self.desk.present:
             drafting.take_in(1000)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 from scripted import VOCABULARY, ScriptedSource, continuation, target
 
-from edge_agent.drafting.drafter import Drafter, Growth, Voice
-from edge_agent.drafting.growth import Plan, Widths
-from edge_agent.drafting.health import Health, Score
-from edge_agent.drafting.sources.base import DraftTask, Proposal, Spot
+from edge_agent.drafting.drafter import CalibratedSource, Drafter, DraftUpdate
+from edge_agent.drafting.growth import DecodeLatency, SpeculationPlan
+from edge_agent.drafting.health import DraftHealth, HitRate
+from edge_agent.drafting.sources.base import DraftTask, NodeContext, Proposal
 from edge_agent.drafting.sources.ngram import PromptLookup
 from outrider.core.acceptance.calibrator import Calibrator
 from outrider.core.tree import ROOT
 from outrider.llama import TreeFull
 
-PLAN = Plan(nodes=24, depth=8, nodes_per_step=10, min_acceptance=0.05, draft_wait_s=0.008, step_s=0.01)
-WIDTHS = Widths(((1, 1e-3), (4, 2e-3)))
+PLAN = SpeculationPlan(nodes=24, depth=8, nodes_per_step=10, min_acceptance=0.05, draft_wait_s=0.008, step_s=0.01)
+WIDTHS = DecodeLatency(((1, 1e-3), (4, 2e-3)))
 PROMPT = (1, 2, 3)
 
 
@@ -28,26 +28,28 @@ class Clock:
 
 
 def drafter(
-    source: ScriptedSource | None = None, *, plan: Plan = PLAN, clock: Clock | None = None, **task: object
+    source: ScriptedSource | None = None, *, plan: SpeculationPlan = PLAN, clock: Clock | None = None, **task: object
 ) -> Drafter:
-    made = Drafter(Voice(source or ScriptedSource(), Calibrator(), Calibrator()), None, WIDTHS, clock or Clock())
+    made = Drafter(
+        CalibratedSource(source or ScriptedSource(), Calibrator(), Calibrator()), None, WIDTHS, clock or Clock()
+    )
     made.begin(DraftTask(PROMPT, **task), plan)  # type: ignore[arg-type]
     return made
 
 
-def grown(made: Drafter) -> Growth:
+def grown(made: Drafter) -> DraftUpdate:
     """All that it drafts before it rests."""
-    heard: list[Growth] = []
+    heard: list[DraftUpdate] = []
     while True:
         moved = made.step()
         growth = made.harvest(moved=moved)
         heard += [growth] if growth else []
         if not moved:
             nodes = tuple(node for growth in heard for node in growth.nodes)
-            return Growth(heard[-1].base, nodes, True)
+            return DraftUpdate(heard[-1].base, nodes, True)
 
 
-def spine(growth: Growth) -> list[int]:
+def spine(growth: DraftUpdate) -> list[int]:
     """Tokens along the first child of each node."""
     tokens, parent = [], ROOT
     while child := next((node for node in growth.nodes if node.parent == parent), None):
@@ -72,7 +74,7 @@ def test_ancestors_come_before_descendants() -> None:
 
 
 def test_the_tree_stays_within_nodes_and_depth() -> None:
-    made = drafter(ScriptedSource(0.6), plan=Plan(7, 3, 10, 0.01, 0.008, 0.01))
+    made = drafter(ScriptedSource(0.6), plan=SpeculationPlan(7, 3, 10, 0.01, 0.008, 0.01))
     grown(made)
     assert len(made._tree) <= 7
     assert max(made._tree.depth(node.id) for node in made._tree) <= 3
@@ -116,10 +118,10 @@ def test_nothing_is_drafted_below_an_end_or_past_the_maximum() -> None:
 
 
 def test_a_plan_without_speculation_rests_at_once() -> None:
-    made = drafter(plan=Plan(0, 8, 10, 0.05, 0.008, 0.01))
+    made = drafter(plan=SpeculationPlan(0, 8, 10, 0.05, 0.008, 0.01))
     assert not made.step()
     growth = made.harvest(moved=False)
-    assert growth == Growth(0, (), resting=True)
+    assert growth == DraftUpdate(0, (), resting=True)
     assert made.harvest(moved=False) is None  # said once per Commit
 
 
@@ -175,7 +177,7 @@ def test_while_the_verifier_has_nodes_more_are_collected_for_a_moment() -> None:
 
 def test_a_full_context_rests_until_the_next_commit() -> None:
     class Full(ScriptedSource):
-        def expand(self, spots: list[Spot]) -> list[list[Proposal]]:  # type: ignore[override]
+        def expand(self, spots: list[NodeContext]) -> list[list[Proposal]]:  # type: ignore[override]
             if any(spot.id for spot in spots):
                 raise TreeFull("no cells")
             return super().expand(spots)
@@ -193,8 +195,8 @@ def test_sources_are_merged_by_parent_and_token() -> None:
         def _guess(self, sequence: list[int]) -> list[Proposal]:
             return [Proposal(8, 0, 1.0), Proposal(50, 1, 1.0)]
 
-    lookup = Voice(PromptLookup(), Calibrator(), Calibrator(), leads=False)
-    made = Drafter(Voice(Echo(), Calibrator(), Calibrator()), lookup, WIDTHS, Clock())
+    lookup = CalibratedSource(PromptLookup(), Calibrator(), Calibrator(), leads=False)
+    made = Drafter(CalibratedSource(Echo(), Calibrator(), Calibrator()), lookup, WIDTHS, Clock())
     made.begin(DraftTask(prompt), PLAN)
     made.step()
     children = made._tree.children(ROOT)
@@ -208,8 +210,8 @@ def test_a_node_that_look_up_brought_falls_when_the_model_says_something_else() 
         def _guess(self, sequence: list[int]) -> list[Proposal]:
             return [Proposal(8, 0, 1.0), Proposal(50, 1, 1.0)]
 
-    lookup = Voice(PromptLookup(), Calibrator(), Calibrator(), leads=False)
-    made = Drafter(Voice(Echo(), Calibrator(), Calibrator()), lookup, WIDTHS, Clock())
+    lookup = CalibratedSource(PromptLookup(), Calibrator(), Calibrator(), leads=False)
+    made = Drafter(CalibratedSource(Echo(), Calibrator(), Calibrator()), lookup, WIDTHS, Clock())
     made.begin(DraftTask((5, 6, 7, 8, 9, 5, 6, 7)), PLAN)
     made.step()
     asked = made._tree.children(ROOT)[8]
@@ -222,8 +224,8 @@ def test_a_node_that_look_up_brought_falls_when_the_model_says_something_else() 
 
 def test_lookup_alone_makes_a_chain() -> None:
     prompt = (5, 6, 7, 8, 9, 10, 11, 5, 6, 7)
-    lookup = Voice(PromptLookup(), Calibrator(), Calibrator())
-    made = Drafter(None, lookup, Widths(((1, 1e-4),)), Clock())
+    lookup = CalibratedSource(PromptLookup(), Calibrator(), Calibrator())
+    made = Drafter(None, lookup, DecodeLatency(((1, 1e-4),)), Clock())
     made.begin(DraftTask(prompt), PLAN)
     assert spine(grown(made))[:3] == [8, 9, 10]
     made.advance([8, 9])
@@ -232,11 +234,11 @@ def test_lookup_alone_makes_a_chain() -> None:
 
 def test_tokens_that_the_draft_does_not_know_are_never_evaluated() -> None:
     prompt = (500, 501, 502, 500, 501)
-    lookup = Voice(PromptLookup(), Calibrator(), Calibrator(), leads=False)
+    lookup = CalibratedSource(PromptLookup(), Calibrator(), Calibrator(), leads=False)
     source = ScriptedSource()
     seen: list[int] = []
     source.expand = lambda spots, inner=source.expand: seen.extend(s.token for s in spots) or inner(spots)  # type: ignore
-    made = Drafter(Voice(source, Calibrator(), Calibrator()), lookup, WIDTHS, Clock())
+    made = Drafter(CalibratedSource(source, Calibrator(), Calibrator()), lookup, WIDTHS, Clock())
     made.begin(DraftTask(prompt), PLAN)
     grown(made)
     assert 502 in made._tree.children(ROOT)
@@ -258,21 +260,21 @@ def test_offered_nodes_are_the_mirrors_own_however_commits_fall(quality: float) 
         assert made._tree.position == len(sequence) - len(PROMPT)
 
 
-def evaluated(widths: Widths) -> tuple[Drafter, list[int]]:
+def evaluated(widths: DecodeLatency) -> tuple[Drafter, list[int]]:
     """A grown drafter of a device with these decodes, at a target's step of 30 ms; nodes in each of its decodes."""
     source = ScriptedSource(0.5)
     sizes: list[int] = []
     inner = source.expand
     source.expand = lambda spots: sizes.append(len(spots)) or inner(spots)  # type: ignore[method-assign, func-returns-value]
-    made = Drafter(Voice(source, Calibrator(), Calibrator()), None, widths, Clock())
-    made.begin(DraftTask(PROMPT), Plan(24, 8, 10, 0.12, 0.008, 0.030))
+    made = Drafter(CalibratedSource(source, Calibrator(), Calibrator()), None, widths, Clock())
+    made.begin(DraftTask(PROMPT), SpeculationPlan(24, 8, 10, 0.12, 0.008, 0.030))
     while made.step():
         made.harvest(moved=True)
     return made, sizes
 
 
 def test_a_phone_that_decodes_slowly_grows_a_comb_on_the_greedy_spine() -> None:
-    made, sizes = evaluated(Widths(((1, 0.025), (8, 0.100))))
+    made, sizes = evaluated(DecodeLatency(((1, 0.025), (8, 0.100))))
     standings = {standing.node.id: standing for standing in made._survey()}
     parents = {standing.node.parent for standing in standings.values()} - {ROOT}
     assert set(sizes) == {1} and len(sizes) >= 2
@@ -281,7 +283,7 @@ def test_a_phone_that_decodes_slowly_grows_a_comb_on_the_greedy_spine() -> None:
 
 
 def test_a_laptop_whose_decodes_cost_the_same_at_any_width_grows_best_first() -> None:
-    made, sizes = evaluated(Widths(((1, 0.001), (8, 0.001))))
+    made, sizes = evaluated(DecodeLatency(((1, 0.001), (8, 0.001))))
     standings = {standing.node.id: standing for standing in made._survey()}
     parents = {standing.node.parent for standing in standings.values()} - {ROOT}
     assert max(sizes) > 1
@@ -289,16 +291,16 @@ def test_a_laptop_whose_decodes_cost_the_same_at_any_width_grows_best_first() ->
 
 
 def test_first_guesses_are_counted_once_the_target_has_spoken() -> None:
-    health = Health()
+    health = DraftHealth()
     source = ScriptedSource(quality=1.0)
-    made = Drafter(Voice(source, Calibrator(), Calibrator()), None, WIDTHS, health=health)
+    made = Drafter(CalibratedSource(source, Calibrator(), Calibrator()), None, WIDTHS, health=health)
     made.begin(DraftTask(PROMPT), PLAN)
     assert made.step()
     right = target(PROMPT)
     made.advance([right])
-    assert health.score == Score(1, 1)
+    assert health.score == HitRate(1, 1)
     made.advance([0])  # nobody had asked the draft what comes here
-    assert health.score == Score(1, 1)
+    assert health.score == HitRate(1, 1)
     assert made.step()
     made.advance([(target((*PROMPT, right, 0)) + 1) % VOCABULARY])
-    assert health.score == Score(2, 1)
+    assert health.score == HitRate(2, 1)

@@ -15,7 +15,7 @@ from edge_agent.session.channels import Channels
 from edge_agent.session.driver import DriverOptions, SessionDriver
 from edge_agent.session.failover import Backoff, DirectRoute, GrantRoute, Grants, Step, after, limits_of
 from edge_agent.session.statistics import Statistics
-from edge_agent.session.stream import Silent
+from edge_agent.session.stream import VerifierSilent
 from outrider.core import errors
 from outrider.core.errors import BadRequest, OutriderError, Unavailable
 from outrider.core.protocol.device import DeviceSession
@@ -65,7 +65,7 @@ def quick(budget_s: float = 5.0) -> Backoff:
         (Unavailable("reset"), Step.HERE),
         (errors.Draining("about to end"), Step.ELSEWHERE),
         (errors.Fenced("old"), Step.HERE),
-        (Silent("hung"), Step.ELSEWHERE),
+        (VerifierSilent("hung"), Step.ELSEWHERE),
         (errors.Overloaded("full"), Step.ELSEWHERE),
         (errors.InternalError("bug"), Step.ELSEWHERE),
         (errors.Unauthenticated("expired"), Step.ELSEWHERE),
@@ -92,7 +92,7 @@ async def test_a_broken_stream_is_tried_once_more_and_then_the_standby() -> None
 async def test_a_silent_verifier_is_not_tried_again() -> None:
     route = GrantRoute(grants(grant("a", "h:1", 10, 19), grant("b", "h:2", 20, 29)), Coordinator().resume, quick())
     await route.next()
-    route.failed(Silent("hung"), progressed=True)
+    route.failed(VerifierSilent("hung"), progressed=True)
     assert (await route.next()).address == "h:2"
 
 
@@ -100,7 +100,7 @@ async def test_with_no_grant_left_the_coordinator_is_asked_until_it_answers() ->
     coordinator = Coordinator(Unavailable("restarting"), grants(), grants(grant("c", "h:3", 40, 49)))
     route = GrantRoute(grants(grant("a", "h:1", 10, 19)), coordinator.resume, quick())
     await route.next()
-    route.failed(Silent("hung"), progressed=False)
+    route.failed(VerifierSilent("hung"), progressed=False)
     hop = await route.next()
     assert (hop.address, hop.epoch) == ("h:3", 40)
     assert coordinator.asked[0] == (("a",), 10)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from edge_agent.drafting.growth import (
-    Guess,
+    ChildProposal,
+    DecodeLatency,
     Leaf,
-    Plan,
-    Widths,
+    SpeculationPlan,
     choose_children,
     choose_leaves,
     departure,
@@ -20,9 +20,9 @@ from edge_agent.drafting.growth import (
 )
 from outrider.core.protocol.messages import Directive, SessionLimits
 
-PLAN = Plan(nodes=48, depth=16, nodes_per_step=10, min_acceptance=0.05, draft_wait_s=0.008, step_s=0.007)
-FLAT = Widths(((1, 1.0e-3), (2, 1.02e-3), (4, 1.05e-3), (8, 1.1e-3)))
-STEEP = Widths(((1, 1.0e-3), (2, 2.0e-3), (4, 4.0e-3), (8, 8.0e-3)))
+PLAN = SpeculationPlan(nodes=48, depth=16, nodes_per_step=10, min_acceptance=0.05, draft_wait_s=0.008, step_s=0.007)
+FLAT = DecodeLatency(((1, 1.0e-3), (2, 1.02e-3), (4, 1.05e-3), (8, 1.1e-3)))
+STEEP = DecodeLatency(((1, 1.0e-3), (2, 2.0e-3), (4, 4.0e-3), (8, 8.0e-3)))
 
 
 def leaves(*survivals: float, spine: int = 0) -> list[Leaf]:
@@ -31,9 +31,9 @@ def leaves(*survivals: float, spine: int = 0) -> list[Leaf]:
 
 def test_a_plan_never_exceeds_the_sessions_limits() -> None:
     directive = Directive(window_nodes=48, window_depth=16, min_acceptance=0.2, draft_wait_ms=8, step_ms=7.0)
-    plan = Plan.of(directive, SessionLimits(nodes=5, depth=40))
+    plan = SpeculationPlan.of(directive, SessionLimits(nodes=5, depth=40))
     assert (plan.nodes, plan.depth, plan.min_acceptance, plan.draft_wait_s, plan.step_s) == (5, 16, 0.2, 0.008, 0.007)
-    assert Plan.of(directive, SessionLimits(), waits=False).draft_wait_s == 0.0
+    assert SpeculationPlan.of(directive, SessionLimits(), waits=False).draft_wait_s == 0.0
 
 
 @pytest.mark.parametrize("change", [{"nodes": 0}, {"depth": 0}, {"min_acceptance": 1.0}])
@@ -71,14 +71,19 @@ def test_no_more_leaves_than_were_measured_go_into_one_decode() -> None:
 
 
 def test_children_are_the_best_that_are_worth_the_price() -> None:
-    guesses = [Guess(1, 0.5, True), Guess(2, 0.2, False), Guess(3, 0.06, False), Guess(4, 0.055, False)]
+    guesses = [
+        ChildProposal(1, 0.5, True),
+        ChildProposal(2, 0.2, False),
+        ChildProposal(3, 0.06, False),
+        ChildProposal(4, 0.055, False),
+    ]
     assert [g.token for g in choose_children(guesses, 3, True, PLAN)] == [1, 2, 3]
     assert [g.token for g in choose_children(guesses, 3, True, replace(PLAN, min_acceptance=0.1))] == [1, 2]
     assert choose_children(guesses, 17, True, PLAN) == []
 
 
 def test_the_first_guess_is_offered_near_the_root_even_if_it_is_not_believed() -> None:
-    guesses = [Guess(5, 0.3, False), Guess(1, 0.01, True)]
+    guesses = [ChildProposal(5, 0.3, False), ChildProposal(1, 0.01, True)]
     assert [g.token for g in choose_children(guesses, 1, True, PLAN)] == [5, 1]
     assert [g.token for g in choose_children(guesses, 3, True, PLAN)] == [5]
     assert [g.token for g in choose_children(guesses, 1, False, PLAN)] == [5]
@@ -86,7 +91,7 @@ def test_the_first_guess_is_offered_near_the_root_even_if_it_is_not_believed() -
 
 def test_device_time_raises_the_floor_only_as_far_as_it_delays_the_verifier() -> None:
     assert floor(PLAN, FLAT, expected=3.0) == PLAN.min_acceptance
-    slow = Widths(((1, 20e-3),))
+    slow = DecodeLatency(((1, 20e-3),))
     assert floor(PLAN, slow, expected=1.0) == pytest.approx(20e-3 / 7e-3 / 2)
 
 
@@ -105,9 +110,9 @@ def test_nobody_waits_past_the_verifiers_patience_or_for_more_than_it_takes() ->
 
 
 def test_widths_are_interpolated_and_extended() -> None:
-    widths = Widths(((1, 1.0), (4, 2.5), (8, 3.5)))
+    widths = DecodeLatency(((1, 1.0), (4, 2.5), (8, 3.5)))
     assert [widths.of(w) for w in (1, 2, 4, 6, 8, 10)] == pytest.approx([1.0, 1.5, 2.5, 3.0, 3.5, 4.0])
-    assert Widths(((1, 2.0),)).of(3) == 6.0
+    assert DecodeLatency(((1, 2.0),)).of(3) == 6.0
 
 
 def test_messages_that_answer_nothing_are_a_quarter_step_apart() -> None:
@@ -145,8 +150,10 @@ def test_where_no_step_takes_nodes_messages_are_seldom() -> None:
 
 
 def test_no_price_makes_nodes_worth_their_bytes_that_are_hardly_ever_right() -> None:
-    plan = Plan.of(Directive(min_acceptance=0.0), SessionLimits())
-    assert [g.token for g in choose_children([Guess(1, 0.5, True), Guess(2, 0.05, False)], 3, True, plan)] == [1]
+    plan = SpeculationPlan.of(Directive(min_acceptance=0.0), SessionLimits())
+    assert [
+        g.token for g in choose_children([ChildProposal(1, 0.5, True), ChildProposal(2, 0.05, False)], 3, True, plan)
+    ] == [1]
 
 
 @pytest.mark.parametrize("change", [{"draft_wait_s": 0.0}, {"nodes_per_step": 0}])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_agent.drafting.calibrated_source import Hearing
+from edge_agent.drafting.calibrated_source import NodeProposals
 from edge_agent.drafting.sources.base import Proposal
 from outrider.core.acceptance.calibrator import Calibrator
 
@@ -15,7 +15,7 @@ def taught(model: Calibrator, lookup: Calibrator, *, agreed: int, contradicted: 
     """Look-up was right wherever the model agreed, and wrong wherever it had other guesses."""
     for second, count in ((RIGHT, agreed), (99, contradicted)):
         for _ in range(count):
-            hearing = Hearing()
+            hearing = NodeProposals()
             hearing.lead(model, [Proposal(RIGHT, 0, 2.0), Proposal(OTHER, 1, 2.0)], 1)
             hearing.second(lookup, [Proposal(second, 0, 1.5)], 1)
             hearing.learn(RIGHT)
@@ -29,7 +29,7 @@ def voices() -> tuple[Calibrator, Calibrator]:
 
 
 def rated(model: Calibrator, lookup: Calibrator, second: int, *, asked: bool = True) -> dict[int, tuple[float, bool]]:
-    hearing = Hearing()
+    hearing = NodeProposals()
     hearing.second(lookup, [Proposal(second, 0, 1.5)], 1)
     if asked:
         hearing.lead(model, [Proposal(RIGHT, 0, 2.0), Proposal(OTHER, 1, 2.0)], 1)
@@ -49,7 +49,7 @@ def test_and_more_once_the_model_agrees(voices: tuple[Calibrator, Calibrator]) -
 
 def test_the_order_in_which_they_are_heard_does_not_matter(voices: tuple[Calibrator, Calibrator]) -> None:
     model, lookup = voices
-    hearing = Hearing()
+    hearing = NodeProposals()
     hearing.lead(model, [Proposal(RIGHT, 0, 2.0), Proposal(OTHER, 1, 2.0)], 1)
     hearing.second(lookup, [Proposal(99, 0, 1.5)], 1)
     assert hearing.guesses() == rated(model, lookup, 99)
@@ -64,7 +64,7 @@ def test_the_leading_voices_first_guess_leads_whoever_has_it_too(voices: tuple[C
 def test_a_guess_is_learned_from_at_the_depth_at_which_it_was_made() -> None:
     model = Calibrator()
     for _ in range(100):
-        hearing = Hearing()
+        hearing = NodeProposals()
         hearing.lead(model, [Proposal(RIGHT, 0, 2.0)], 5)
         hearing.learn(OTHER)
     fresh = Calibrator()

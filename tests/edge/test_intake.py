@@ -6,7 +6,7 @@ import random
 
 from scripted import continuation, target
 
-from edge_agent.drafting.drafter import Growth, NewNode
+from edge_agent.drafting.drafter import DraftNode, DraftUpdate
 from edge_agent.drafting.tree_merge import Intake
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Commit, SessionLimits
@@ -29,7 +29,7 @@ class Device:
         self.intake.moved(delivery)
 
     def grow(self, base: int, *nodes: tuple[int, int, int]) -> int:
-        return self.intake.add(Growth(base, tuple(NewNode(*node) for node in nodes), False))
+        return self.intake.add(DraftUpdate(base, tuple(DraftNode(*node) for node in nodes), False))
 
     def paths(self) -> set[tuple[int, ...]]:
         return {tuple(self.session.tree.path(node.id)) for node in self.session.tree}
@@ -80,7 +80,7 @@ def test_whatever_the_delay_the_sessions_tree_is_the_drafters_at_the_same_positi
     for seed in range(60):
         rng = random.Random(seed)
         device, mirror, right = Device(), TokenTree(), continuation(PROMPT, 200)
-        late: list[tuple[int, NewNode]] = []
+        late: list[tuple[int, DraftNode]] = []
         next_id = 1
         while len(device.session.received) < 100:
             for _ in range(rng.randint(0, 4)):
@@ -88,7 +88,7 @@ def test_whatever_the_delay_the_sessions_tree_is_the_drafters_at_the_same_positi
                 good = target([*PROMPT, *right[: mirror.position], *mirror.path(parent)])
                 token = good if rng.random() < 0.8 else rng.randrange(97)
                 if mirror.child(parent, token) is None and mirror.depth(parent) < 8 and len(mirror) < 40:
-                    late.append((mirror.position, NewNode(next_id, parent, token)))
+                    late.append((mirror.position, DraftNode(next_id, parent, token)))
                     mirror.add(next_id, parent, token)
                     next_id += 1
             if rng.random() < 0.5:
@@ -97,7 +97,7 @@ def test_whatever_the_delay_the_sessions_tree_is_the_drafters_at_the_same_positi
                 device.commit(*right[at : at + count])
             if rng.random() < 0.4:  # the drafter hears of the commits, after its growth so far has come in
                 for base, node in late:
-                    device.intake.add(Growth(base, (node,), False))
+                    device.intake.add(DraftUpdate(base, (node,), False))
                 late = []
                 for token in right[mirror.position : len(device.session.received)]:
                     mirror.advance(token)

@@ -13,7 +13,7 @@ from fake_verifier import FakeVerifier, Script, hash_of
 from scripted import target
 
 from edge_agent.session.channels import Channels
-from edge_agent.session.coordinator_client import Coordinator
+from edge_agent.session.coordinator_client import CoordinatorClient
 from edge_agent.session.failover import Backoff, DirectRoute, GrantRoute
 from edge_agent.target.artifact_client import Library
 from outrider.core.errors import NotFound, Unavailable
@@ -31,7 +31,7 @@ class World:
 
     async def library(self, budget_s: float = 5.0) -> Library:
         """Of a session that was placed; quick to lose patience."""
-        calls = Coordinator(self.channels.get(self.coordinator.address, tls=False), None, asyncio.ensure_future)
+        calls = CoordinatorClient(self.channels.get(self.coordinator.address, tls=False), None, asyncio.ensure_future)
         grants = (await calls.open("")).grants
 
         async def resume(ticket: bytes, failed: object, last_epoch: int) -> object:

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_agent.drafting.drafter import Drafter, Voice
-from edge_agent.drafting.growth import Plan, Widths
-from edge_agent.drafting.sources.base import DraftTask, Spot
+from edge_agent.drafting.drafter import CalibratedSource, Drafter
+from edge_agent.drafting.growth import DecodeLatency, SpeculationPlan
+from edge_agent.drafting.sources.base import DraftTask, NodeContext
 from edge_agent.drafting.sources.llama import LlamaSource
 from outrider.core.acceptance.calibrator import Calibrator
 from outrider.core.counts import TokenCounts
@@ -20,7 +20,7 @@ from outrider.core.tree import ROOT
 from outrider.llama import LlamaModel, TreeContext
 
 PROMPT = (72, 101, 108, 108, 111, 32, 33)
-PLAN = Plan(nodes=24, depth=8, nodes_per_step=10, min_acceptance=0.02, draft_wait_s=0.008, step_s=0.01)
+PLAN = SpeculationPlan(nodes=24, depth=8, nodes_per_step=10, min_acceptance=0.02, draft_wait_s=0.008, step_s=0.01)
 SAMPLINGS = [
     SamplingParams(),
     SamplingParams(temperature=0.8, seed=7),
@@ -68,7 +68,9 @@ def test_a_draft_equal_to_the_target_guesses_what_the_target_takes(
 ) -> None:
     reference = Reference(model, sampling)
     source = LlamaSource(context, shared_vocabulary=model.vocab_size)
-    drafter = Drafter(Voice(source, Calibrator(), Calibrator()), None, Widths(((1, 1e-3), (4, 1.2e-3))))
+    drafter = Drafter(
+        CalibratedSource(source, Calibrator(), Calibrator()), None, DecodeLatency(((1, 1e-3), (4, 1.2e-3)))
+    )
     drafter.begin(DraftTask(PROMPT, sampling=sampling, max_tokens=100), PLAN)
     generated: list[int] = []
     first_guesses = 0
@@ -94,7 +96,7 @@ def test_a_draft_equal_to_the_target_guesses_what_the_target_takes(
 def test_ids_beyond_the_shared_vocabulary_are_never_proposed(context: TreeContext) -> None:
     source = LlamaSource(context, shared_vocabulary=50)
     source.begin(DraftTask((1, 2, 3), sampling=SamplingParams(temperature=5.0, seed=1)))
-    proposals = source.expand([Spot(ROOT, ROOT, -1, 0, ())])[0]
+    proposals = source.expand([NodeContext(ROOT, ROOT, -1, 0, ())])[0]
     assert proposals and all(proposal.token < 50 for proposal in proposals)
     assert not source.knows(50)
 
@@ -102,14 +104,14 @@ def test_ids_beyond_the_shared_vocabulary_are_never_proposed(context: TreeContex
 def test_committing_a_path_goes_on_where_a_fresh_prefill_would(context: TreeContext, model: LlamaModel) -> None:
     source = LlamaSource(context, shared_vocabulary=model.vocab_size)
     source.begin(DraftTask(PROMPT))
-    first = source.expand([Spot(ROOT, ROOT, -1, 0, ())])[0][0].token
-    second = source.expand([Spot(1, ROOT, first, 1, (first,))])[0][0].token
-    source.expand([Spot(2, 1, second, 2, (first, second))])
+    first = source.expand([NodeContext(ROOT, ROOT, -1, 0, ())])[0][0].token
+    second = source.expand([NodeContext(1, ROOT, first, 1, (first,))])[0][0].token
+    source.expand([NodeContext(2, 1, second, 2, (first, second))])
     source.advance([1, 2], [first, second, 9])
-    after = source.expand([Spot(ROOT, ROOT, -1, 3, ())])[0]
+    after = source.expand([NodeContext(ROOT, ROOT, -1, 3, ())])[0]
     with TreeContext(model, n_ctx=256, max_sequences=4, batch=64, kv_type="f32") as fresh:
         other = LlamaSource(fresh, shared_vocabulary=model.vocab_size)
         other.begin(DraftTask(PROMPT, received=(first, second, 9)))
-        expected = other.expand([Spot(ROOT, ROOT, -1, 3, ())])[0]
+        expected = other.expand([NodeContext(ROOT, ROOT, -1, 3, ())])[0]
     assert [p.token for p in after] == [p.token for p in expected]
     assert [p.margin for p in after] == pytest.approx([p.margin for p in expected], abs=1e-3)

@@ -7,7 +7,7 @@ import time
 import grpc
 import pytest
 
-from edge_agent.session.coordinator_client import Coordinator, Workload
+from edge_agent.session.coordinator_client import CoordinatorClient, Workload
 from outrider.core.acceptance.calibrator import AcceptancePrior
 from outrider.core.errors import Overloaded, Unavailable
 from outrider.wire import channels
@@ -47,7 +47,7 @@ async def serving(address: str, opens: Opens | None = None) -> tuple[grpc.aio.Se
 async def test_a_coordinator_that_has_come_back_is_found_although_its_channel_failed_before():
     server, port = await serving("127.0.0.1:0")
     async with channels.channel(f"127.0.0.1:{port}") as channel:
-        coordinator = Coordinator(channel, None, ensure)
+        coordinator = CoordinatorClient(channel, None, ensure)
         assert (await coordinator.open("")).grants.session_id == "s"
         await server.stop(0)
         with pytest.raises(Unavailable):
@@ -61,7 +61,7 @@ async def test_a_session_is_asked_for_by_draft_and_class_and_what_was_measured_o
     opens = Opens()
     server, port = await serving("127.0.0.1:0", opens)
     async with channels.channel(f"127.0.0.1:{port}") as channel:
-        coordinator = Coordinator(channel, None, ensure)
+        coordinator = CoordinatorClient(channel, None, ensure)
         opens.prior = pb.Prior(first=0.75, sibling=0.5, observations=8)
         placed = await coordinator.open("", like=Workload("d", "code"))
         assert placed.measured == AcceptancePrior(0.75, 0.5, 8)
@@ -79,7 +79,7 @@ async def test_a_coordinator_that_stays_away_is_said_to_be_unreachable():
     async with channels.channel(f"127.0.0.1:{port}") as channel:
         begun = time.monotonic()
         with pytest.raises(Unavailable, match="connect"):
-            await Coordinator(channel, None, ensure).open("")
+            await CoordinatorClient(channel, None, ensure).open("")
         assert time.monotonic() - begun < 10
 
 
@@ -87,7 +87,7 @@ async def test_a_full_cluster_is_asked_again_when_it_says():
     opens = Opens(full=2)
     server, port = await serving("127.0.0.1:0", opens)
     async with channels.channel(f"127.0.0.1:{port}") as channel:
-        assert (await Coordinator(channel, None, ensure).open("", wait_s=5.0)).grants.session_id == "s"
+        assert (await CoordinatorClient(channel, None, ensure).open("", wait_s=5.0)).grants.session_id == "s"
     pauses = [later - earlier for earlier, later in itertools.pairwise(opens.asked)]
     assert len(pauses) == 2 and all(0.15 < pause < 2.0 for pause in pauses)
     await server.stop(0)
@@ -99,6 +99,6 @@ async def test_a_cluster_that_stays_full_is_told_when_patience_is_over(wait_s, r
     server, port = await serving("127.0.0.1:0", opens)
     async with channels.channel(f"127.0.0.1:{port}") as channel:
         with pytest.raises(Overloaded, match="no room"):
-            await Coordinator(channel, None, ensure).open("", wait_s=wait_s)
+            await CoordinatorClient(channel, None, ensure).open("", wait_s=wait_s)
     assert 1 <= len(opens.asked) <= asked
     await server.stop(0)

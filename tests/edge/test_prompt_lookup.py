@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from edge_agent.drafting.sources.base import DraftTask, Spot
+from edge_agent.drafting.sources.base import DraftTask, NodeContext
 from edge_agent.drafting.sources.ngram import PromptLookup
 
 
 def look_up(source: PromptLookup, *path: int) -> list[int]:
-    return [p.token for p in source.expand([Spot(len(path), 0, path[-1] if path else -1, 0, path)])[0]]
+    return [p.token for p in source.expand([NodeContext(len(path), 0, path[-1] if path else -1, 0, path)])[0]]
 
 
 def began(*prompt: int) -> PromptLookup:
@@ -49,8 +49,8 @@ def test_committed_tokens_join_the_text() -> None:
 def test_a_longer_match_has_a_greater_margin() -> None:
     source = began(1, 2, 3, 4, 5, 0, 1, 2, 3, 4)
     short = began(9, 4, 5, 0, 8, 9, 4)
-    margin = source.expand([Spot(0, 0, -1, 0, ())])[0][0].margin
-    assert margin > short.expand([Spot(0, 0, -1, 0, ())])[0][0].margin
+    margin = source.expand([NodeContext(0, 0, -1, 0, ())])[0][0].margin
+    assert margin > short.expand([NodeContext(0, 0, -1, 0, ())])[0][0].margin
 
 
 def test_a_new_session_remembers_nothing() -> None:

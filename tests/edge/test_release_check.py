@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from edge_agent.releases.check import ReleaseRefused, Terms, check, name_of
-from edge_agent.releases.state import Refusal, State
+from edge_agent.releases.check import ReleasePolicy, ReleaseRefused, check, name_of
+from edge_agent.releases.state import Refusal, ReleaseState
 from outrider.wire.manifest import Manifest, sign
 from outrider.wire.ticket import Signer, Target
 
@@ -21,24 +21,26 @@ MANIFEST = Manifest(
     quantization="Q8_0",
 )
 SIGNER = Signer.generate()
-TERMS = Terms({SIGNER.key_id: SIGNER.public_key}, max_bytes=2000)
+TERMS = ReleasePolicy({SIGNER.key_id: SIGNER.public_key}, max_bytes=2000)
 
 
 def test_a_release_that_a_trusted_publisher_signed_for_this_target_is_taken() -> None:
-    assert check(sign(MANIFEST, SIGNER), TERMS, TARGET, State(floor=5)) == MANIFEST
+    assert check(sign(MANIFEST, SIGNER), TERMS, TARGET, ReleaseState(floor=5)) == MANIFEST
 
 
 @pytest.mark.parametrize(
     ("changes", "state", "kind", "said"),
     [
-        ({"weights_hash": "sha256:" + "d" * 64}, State(), "target", "publish it for that target"),
-        ({"tokenizer_hash": "sha256:" + "d" * 64}, State(), "tokenizer", "target's own tokenizer"),
-        ({}, State(floor=6), "version", "older than version 6"),
-        ({"size": 2001}, State(), "size", "OUTRIDER_EDGE_RELEASE_MAX_BYTES"),
+        ({"weights_hash": "sha256:" + "d" * 64}, ReleaseState(), "target", "publish it for that target"),
+        ({"tokenizer_hash": "sha256:" + "d" * 64}, ReleaseState(), "tokenizer", "target's own tokenizer"),
+        ({}, ReleaseState(floor=6), "version", "older than version 6"),
+        ({"size": 2001}, ReleaseState(), "size", "OUTRIDER_EDGE_RELEASE_MAX_BYTES"),
     ],
     ids=["target", "tokenizer", "version", "size"],
 )
-def test_what_is_wrong_with_a_release_is_named(changes: dict[str, object], state: State, kind: str, said: str) -> None:
+def test_what_is_wrong_with_a_release_is_named(
+    changes: dict[str, object], state: ReleaseState, kind: str, said: str
+) -> None:
     signed = sign(dataclasses.replace(MANIFEST, **changes), SIGNER)  # type: ignore[arg-type]
     with pytest.raises(ReleaseRefused, match=said) as caught:
         check(signed, TERMS, TARGET, state)
@@ -47,18 +49,18 @@ def test_what_is_wrong_with_a_release_is_named(changes: dict[str, object], state
 
 def test_a_stranger_and_a_forger_are_refused() -> None:
     with pytest.raises(ReleaseRefused, match="not trusted here") as stranger:
-        check(sign(MANIFEST, Signer.generate()), TERMS, TARGET, State())
+        check(sign(MANIFEST, Signer.generate()), TERMS, TARGET, ReleaseState())
     genuine = sign(MANIFEST, SIGNER)
     at = genuine.index(b"c" * 64)
     with pytest.raises(ReleaseRefused, match="altered or forged") as forged:
-        check(genuine[:at] + b"d" + genuine[at + 1 :], TERMS, TARGET, State())
+        check(genuine[:at] + b"d" + genuine[at + 1 :], TERMS, TARGET, ReleaseState())
     assert stranger.value.kind == forged.value.kind == "signature"
 
 
 def test_bytes_that_are_no_manifest_are_refused() -> None:
     for raw in (b"\xff" * 10, b"x" * 20_000):
         with pytest.raises(ReleaseRefused) as caught:
-            check(raw, TERMS, TARGET, State())
+            check(raw, TERMS, TARGET, ReleaseState())
         assert caught.value.kind in ("manifest", "signature")
 
 
@@ -68,10 +70,10 @@ def test_what_was_given_up_before_is_not_tried_again_and_the_reason_is_told() ->
         manifest=name_of(signed), digest=MANIFEST.digest, version=5, kind="worse", reason="it was bad", at_unix=1.0
     )
     with pytest.raises(ReleaseRefused, match="it was bad") as caught:
-        check(signed, TERMS, TARGET, State(refused=(refusal,)))
+        check(signed, TERMS, TARGET, ReleaseState(refused=(refusal,)))
     assert caught.value.kind == "remembered"
     wrapped = signed + b"\xfa\x01\x01x"  # a field that nobody knows: what is signed is the same
     with pytest.raises(ReleaseRefused, match="it was bad"):
-        check(wrapped, TERMS, TARGET, State(refused=(refusal,)))
+        check(wrapped, TERMS, TARGET, ReleaseState(refused=(refusal,)))
     resigned = sign(dataclasses.replace(MANIFEST, version=6), SIGNER)  # on purpose: its publisher means it
-    assert check(resigned, TERMS, TARGET, State(refused=(refusal,))).version == 6
+    assert check(resigned, TERMS, TARGET, ReleaseState(refused=(refusal,))).version == 6

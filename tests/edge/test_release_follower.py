@@ -13,19 +13,19 @@ from pathlib import Path
 import pytest
 from file_server import Behaviour, FileServer
 
-from edge_agent.drafting.health import WINDOW, Health, Score
-from edge_agent.drafting.manager import DraftRoom
+from edge_agent.drafting.health import WINDOW, DraftHealth, HitRate
+from edge_agent.drafting.manager import DraftManager
 from edge_agent.drafting.pool import DraftOptions, DraftPool
 from edge_agent.releases import retry_timer, trials
 from edge_agent.releases import store as stores
-from edge_agent.releases.check import Terms
-from edge_agent.releases.follower import Follower, UpdatePlan
-from edge_agent.releases.loader import Refusals, Shelf
-from edge_agent.releases.state import State
+from edge_agent.releases.check import ReleasePolicy
+from edge_agent.releases.follower import OfferFollower, UpdateOptions
+from edge_agent.releases.loader import RefusalLog, ReleaseLoader
+from edge_agent.releases.state import ReleaseState
 from edge_agent.releases.store import SlotStore
-from edge_agent.releases.trials import Trials
-from edge_agent.releases.updater import Updater
-from edge_agent.session.coordinator_client import Offer
+from edge_agent.releases.trials import ReleaseTrials
+from edge_agent.releases.updater import ReleaseUpdater
+from edge_agent.session.coordinator_client import ReleaseOffer
 from outrider.core.errors import Unavailable
 from outrider.wire.manifest import Manifest, sign
 from outrider.wire.ticket import Signer, Target
@@ -37,7 +37,7 @@ SIGNER = Signer.generate()
 class Pool(DraftPool):
     """Without a model; knows whether it was closed."""
 
-    def __init__(self, release: str, health: Health | None = None) -> None:
+    def __init__(self, release: str, health: DraftHealth | None = None) -> None:
         super().__init__(release[:4], DraftOptions(), release=release, health=health)
         self.closed = False
 
@@ -58,17 +58,19 @@ class Device:
     def __init__(self, files: FileServer, folder: Path) -> None:
         self.files = files
         self.store = SlotStore.open(folder, TARGET.weights_hash)
-        self.room = DraftRoom(Pool("own"))
-        self.offer = Offer(0)
+        self.room = DraftManager(Pool("own"))
+        self.offer = ReleaseOffer(0)
         self.asked = 0
         self.own_fails = 0
-        self.refusals = Refusals()
-        plan = UpdatePlan(Terms({SIGNER.key_id: SIGNER.public_key}, 1 << 20), folder, stall_s=20.0, spread_s=0.0)
-        shelf = Shelf(self.store, self._load, self.refusals, plan.terms.keys)
-        self.trials = Trials(shelf, self.room, self._own)
-        self.follower = Follower(plan, self._ask, TARGET, shelf, self.refusals, self.trials)
+        self.refusals = RefusalLog()
+        plan = UpdateOptions(
+            ReleasePolicy({SIGNER.key_id: SIGNER.public_key}, 1 << 20), folder, stall_s=20.0, spread_s=0.0
+        )
+        shelf = ReleaseLoader(self.store, self._load, self.refusals, plan.terms.keys)
+        self.trials = ReleaseTrials(shelf, self.room, self._own)
+        self.follower = OfferFollower(plan, self._ask, TARGET, shelf, self.refusals, self.trials)
 
-    async def _load(self, path: Path, name: str, digest: str, health: Health) -> DraftPool:
+    async def _load(self, path: Path, name: str, digest: str, health: DraftHealth) -> DraftPool:
         return Pool(digest, health)
 
     async def _own(self) -> DraftPool | None:
@@ -77,7 +79,7 @@ class Device:
             raise Unavailable("no verifier at the moment")
         return Pool("own")
 
-    async def _ask(self, *_: str) -> Offer:
+    async def _ask(self, *_: str) -> ReleaseOffer:
         self.asked += 1
         return self.offer
 
@@ -94,7 +96,7 @@ class Device:
             size=size or len(data),
             quantization="Q8_0",
         )
-        self.offer = Offer(self.offer.serial + 1, sign(manifest, SIGNER), canary, self.files.url)
+        self.offer = ReleaseOffer(self.offer.serial + 1, sign(manifest, SIGNER), canary, self.files.url)
         if tell:
             self.follower.notice(self.offer.serial)
         return digest
@@ -203,10 +205,10 @@ async def test_a_serial_that_nobody_has_does_not_make_it_deaf(device: Device) ->
 
 async def test_a_serial_that_went_back_is_heard_again(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge_agent.releases.follower._LESS_S", 0.1)
-    device.offer = Offer(100)
+    device.offer = ReleaseOffer(100)
     device.follower.notice(100)
     await until(lambda: device.follower._settled == 100)
-    device.offer = Offer(2)
+    device.offer = ReleaseOffer(2)
     new = device.publish(1)
     assert device.offer.serial == 3
     await until(lambda: device.in_use == new)
@@ -254,7 +256,7 @@ async def test_a_trial_that_no_text_decides_ends_by_the_clock(device: Device, mo
 
 async def test_a_release_whose_publisher_is_not_trusted_any_more_is_not_loaded(device: Device, caplog: object) -> None:
     await device.takes(1)
-    revoked = Shelf(device.store, device._load, device.refusals, ())
+    revoked = ReleaseLoader(device.store, device._load, device.refusals, ())
     assert await revoked.first() is None
     assert device.store.state.current is None and device.store.state.last_good is None
 
@@ -263,7 +265,7 @@ async def test_a_good_draft_that_was_being_loaded_at_a_crash_is_given_up_the_sec
     device: Device, tmp_path: Path
 ) -> None:
     good = await device.takes(1)
-    shelf = Shelf(device.store, device._load, device.refusals, (SIGNER.key_id,))
+    shelf = ReleaseLoader(device.store, device._load, device.refusals, (SIGNER.key_id,))
     device.store.change(device.store.state.loading())
     pool = await shelf.first()
     assert pool is not None and pool.release == good and device.store.state.strikes == 0
@@ -278,10 +280,10 @@ async def test_a_client_beside_another_one_goes_on_with_updates_when_that_ends(
     device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edge_agent.releases.updater._TAKE_OVER_S", 0.05)
-    second = Updater(device.follower._plan, device._ask)
+    second = ReleaseUpdater(device.follower._plan, device._ask)
     pool = await second.begin(TARGET, device._load)
     assert pool is None  # nothing was found good yet
-    room = DraftRoom(Pool("own"))
+    room = DraftManager(Pool("own"))
     second.run(room, device._own)
     good = await device.takes(1)
     assert room.pool is not None and room.pool.release == "own"
@@ -324,12 +326,12 @@ async def test_a_draft_whose_loading_is_given_up_is_freed(device: Device) -> Non
         async def warm_up(self) -> None:
             await asyncio.sleep(3600)
 
-    async def load(path: Path, name: str, digest: str, health: Health) -> DraftPool:
+    async def load(path: Path, name: str, digest: str, health: DraftHealth) -> DraftPool:
         made.append(Slow(digest, health))
         return made[-1]
 
     await device.takes(1)
-    loading = asyncio.create_task(Shelf(device.store, load, device.refusals, (SIGNER.key_id,)).current())
+    loading = asyncio.create_task(ReleaseLoader(device.store, load, device.refusals, (SIGNER.key_id,)).current())
     await until(lambda: made)
     loading.cancel()
     await asyncio.wait({loading})
@@ -340,6 +342,6 @@ def test_a_release_that_guessed_worse_gets_another_try_after_a_day_and_one_that_
     from test_release_slots import on_trial, slot
 
     for kind, left in (("worse", 0), ("crashed", 1)):
-        state = on_trial(State(), slot(1)).gave_up(kind, "it was", 1000.0)
+        state = on_trial(ReleaseState(), slot(1)).gave_up(kind, "it was", 1000.0)
         assert len(state.at(2000.0).refused) == 1 and len(state.at(90_000.0).refused) == left
-    assert State().take(slot(1), Score(), 5.0).trial is not None
+    assert ReleaseState().take(slot(1), HitRate(), 5.0).trial is not None

@@ -16,9 +16,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from edge_agent.drafting.health import Health, Score, Verdict, judge
+from edge_agent.drafting.health import DraftHealth, HitRate, TrialVerdict, judge
 from edge_agent.releases import store as stores
-from edge_agent.releases.state import MAX_REFUSED, Slot, State
+from edge_agent.releases.state import MAX_REFUSED, InstalledRelease, ReleaseState
 from edge_agent.releases.store import SlotStore, folders, read
 
 TARGET = "sha256:" + "a" * 64
@@ -28,8 +28,8 @@ def digest(name: object) -> str:
     return hashlib.sha256(str(name).encode()).hexdigest()
 
 
-def slot(version: int, *, canary: bool = False, file: object = None) -> Slot:
-    return Slot(
+def slot(version: int, *, canary: bool = False, file: object = None) -> InstalledRelease:
+    return InstalledRelease(
         digest=digest(file if file is not None else version),
         version=version,
         canary=canary,
@@ -37,12 +37,12 @@ def slot(version: int, *, canary: bool = False, file: object = None) -> Slot:
     )
 
 
-def on_trial(state: State, taken: Slot) -> State:
-    return state.take(taken, Score()).loaded()
+def on_trial(state: ReleaseState, taken: InstalledRelease) -> ReleaseState:
+    return state.take(taken, HitRate()).loaded()
 
 
 def test_a_release_is_on_trial_until_it_has_shown_itself() -> None:
-    state = on_trial(State(), slot(1))
+    state = on_trial(ReleaseState(), slot(1))
     assert state.current == slot(1) and state.last_good is None
     assert state.trial is not None and state.busy and state.floor == 0
     state = state.proven()
@@ -50,32 +50,32 @@ def test_a_release_is_on_trial_until_it_has_shown_itself() -> None:
 
 
 def test_a_canary_that_is_healthy_does_not_raise_the_floor_before_it_is_everybodys() -> None:
-    state = on_trial(on_trial(State(), slot(1)).proven(), slot(2, canary=True)).proven()
+    state = on_trial(on_trial(ReleaseState(), slot(1)).proven(), slot(2, canary=True)).proven()
     assert state.floor == 1 and state.last_good == slot(1)
-    assert state.take(slot(2), Score()).floor == 2
+    assert state.take(slot(2), HitRate()).floor == 2
 
 
 def test_the_stable_release_after_a_canary_that_was_rolled_back_is_the_one_before_and_needs_no_trial() -> None:
-    state = on_trial(on_trial(State(), slot(1)).proven(), slot(2, canary=True)).proven()
-    back = state.take(slot(1), Score()).loaded()
+    state = on_trial(on_trial(ReleaseState(), slot(1)).proven(), slot(2, canary=True)).proven()
+    back = state.take(slot(1), HitRate()).loaded()
     assert back.current == slot(1) and back.trial is None and not back.busy and back.last_good == slot(2, canary=True)
 
 
 def test_a_trial_that_is_left_for_another_release_keeps_the_good_one_to_come_back_to() -> None:
-    state = on_trial(on_trial(State(), slot(1)).proven(), slot(2, canary=True))
+    state = on_trial(on_trial(ReleaseState(), slot(1)).proven(), slot(2, canary=True))
     other = on_trial(state, slot(3, canary=True))
     assert other.current == slot(3, canary=True) and other.last_good == slot(1) and other.trial is not None
     assert on_trial(state, slot(1)).trial is None
 
 
 def test_an_old_file_under_a_new_version_is_a_new_release() -> None:
-    state = on_trial(on_trial(State(), slot(1)).proven(), slot(2)).proven()
-    again = state.take(slot(3, file=1), Score()).loaded()
+    state = on_trial(on_trial(ReleaseState(), slot(1)).proven(), slot(2)).proven()
+    again = state.take(slot(3, file=1), HitRate()).loaded()
     assert again.current == slot(3, file=1) and again.trial is None and again.floor == 3
 
 
 def test_what_was_given_up_is_remembered_and_may_be_forgotten() -> None:
-    state = on_trial(State(), slot(4)).gave_up("worse", "x" * 1000, 5.0)
+    state = on_trial(ReleaseState(), slot(4)).gave_up("worse", "x" * 1000, 5.0)
     refusal = state.refusal(slot(4).manifest)
     assert state.current is None and refusal is not None and refusal.kind == "worse" and len(refusal.reason) == 400
     assert state.refusal(slot(5).manifest) is None
@@ -83,34 +83,34 @@ def test_what_was_given_up_is_remembered_and_may_be_forgotten() -> None:
 
 
 def test_no_more_refusals_are_kept_than_fit() -> None:
-    state = State()
+    state = ReleaseState()
     for version in range(1, MAX_REFUSED + 10):
         state = on_trial(state, slot(version)).gave_up("failed", "it broke", 1.0)
     assert len(state.refused) == MAX_REFUSED and state.refused[-1].version == MAX_REFUSED + 9
 
 
 def test_a_trial_goes_on_in_the_next_process_with_what_it_has_shown() -> None:
-    state = State().take(slot(1), Score(100, 60)).loaded().paused(Score(70, 40))
+    state = ReleaseState().take(slot(1), HitRate(100, 60)).loaded().paused(HitRate(70, 40))
     assert not state.busy and state.trial is not None
-    assert (state.trial.before.score, state.trial.now.score) == (Score(100, 60), Score(70, 40))
-    health = Health(state.trial.now.score)
+    assert (state.trial.before.score, state.trial.now.score) == (HitRate(100, 60), HitRate(70, 40))
+    health = DraftHealth(state.trial.now.score)
     health.heard(True)
-    assert health.score == Score(71, 41)
+    assert health.score == HitRate(71, 41)
 
 
 @pytest.mark.parametrize(
     ("before", "now", "verdict"),
     [
-        (Score(256, 150), Score(60, 0), Verdict.EARLY),
-        (Score(256, 150), Score(64, 0), Verdict.WORSE),
-        (Score(256, 150), Score(256, 90), Verdict.WORSE),
-        (Score(256, 150), Score(128, 70), Verdict.EARLY),
-        (Score(256, 150), Score(256, 140), Verdict.HEALTHY),
-        (Score(0, 0), Score(256, 0), Verdict.HEALTHY),
-        (Score(20, 20), Score(256, 100), Verdict.HEALTHY),
+        (HitRate(256, 150), HitRate(60, 0), TrialVerdict.EARLY),
+        (HitRate(256, 150), HitRate(64, 0), TrialVerdict.WORSE),
+        (HitRate(256, 150), HitRate(256, 90), TrialVerdict.WORSE),
+        (HitRate(256, 150), HitRate(128, 70), TrialVerdict.EARLY),
+        (HitRate(256, 150), HitRate(256, 140), TrialVerdict.HEALTHY),
+        (HitRate(0, 0), HitRate(256, 0), TrialVerdict.HEALTHY),
+        (HitRate(20, 20), HitRate(256, 100), TrialVerdict.HEALTHY),
     ],
 )
-def test_only_what_is_clearly_worse_is_called_so(before: Score, now: Score, verdict: Verdict) -> None:
+def test_only_what_is_clearly_worse_is_called_so(before: HitRate, now: HitRate, verdict: TrialVerdict) -> None:
     assert judge(before, now) is verdict
 
 
@@ -139,7 +139,7 @@ def store(tmp_path: Path) -> SlotStore:
 
 
 def test_what_was_written_is_what_is_read(store: SlotStore, tmp_path: Path) -> None:
-    state = on_trial(on_trial(State(), slot(1)).proven(), slot(2, canary=True)).gave_up("worse", "it was", 1.5)
+    state = on_trial(on_trial(ReleaseState(), slot(1)).proven(), slot(2, canary=True)).gave_up("worse", "it was", 1.5)
     store.change(state)
     store.close()
     assert SlotStore.open(tmp_path, TARGET).state == state
@@ -158,7 +158,7 @@ def test_one_process_keeps_the_folder_and_others_only_read(store: SlotStore, tmp
     other = SlotStore.open(tmp_path, TARGET)
     assert not other.ours and other.state == store.state
     with pytest.raises(PermissionError):
-        other.change(State())
+        other.change(ReleaseState())
     store.close()
     assert SlotStore.open(tmp_path, TARGET).ours
 
@@ -208,7 +208,7 @@ class Killed(BaseException):
 def test_a_process_that_is_killed_while_it_writes_leaves_the_state_before_or_after(
     store: SlotStore, tmp_path: Path, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = on_trial(State(), slot(1)).proven()
+    before = on_trial(ReleaseState(), slot(1)).proven()
     store.change(before)
 
     def killed(*_: object, **__: object) -> None:
@@ -242,7 +242,7 @@ class Device(RuleBasedStateMachine):
         super().__init__()
         self._root = tempfile.TemporaryDirectory()
         self.store = SlotStore.open(Path(self._root.name), TARGET)
-        self.good: list[Slot | None] = [None]
+        self.good: list[InstalledRelease | None] = [None]
         """Releases that were good at some time."""
         self.condemned: set[str] = set()
         self.highest = 0
@@ -253,10 +253,10 @@ class Device(RuleBasedStateMachine):
         self._root.cleanup()
 
     @property
-    def state(self) -> State:
+    def state(self) -> ReleaseState:
         return self.store.state
 
-    def write(self, state: State) -> None:
+    def write(self, state: ReleaseState) -> None:
         self.store.change(state)
 
     @precondition(lambda self: self.running)
@@ -265,7 +265,7 @@ class Device(RuleBasedStateMachine):
         offered = slot(version, canary=canary)
         if version < self.state.floor or self.state.refusal(offered.manifest):
             return
-        self.write(self.state.take(offered, Score(10, 5)))
+        self.write(self.state.take(offered, HitRate(10, 5)))
         assert self.state.current is not None and self.state.current.digest == offered.digest
 
     @precondition(lambda self: self.running and self.state.current is not None)
@@ -290,7 +290,7 @@ class Device(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule()
     def end_in_order(self) -> None:
-        self.write(self.state.paused(Score(3, 2)))
+        self.write(self.state.paused(HitRate(3, 2)))
         self.store.close()
         self.running = False
 

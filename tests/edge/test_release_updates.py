@@ -21,7 +21,7 @@ from scripted import continuation, target, tokenizer_json
 
 from edge_agent import AsyncClient, Completion, EdgeSettings
 from edge_agent.drafting.health import WINDOW
-from edge_agent.releases.updater import Updater
+from edge_agent.releases.updater import ReleaseUpdater
 from edge_agent.sdk.completion_stream import CompletionStream
 from edge_agent.target.tokenizer import TargetTokenizer
 from outrider.wire.ticket import Signer
@@ -113,7 +113,7 @@ def world(verifier: FakeVerifier, coordinator: FakeCoordinator, publisher: Publi
     return World(verifier, coordinator, publisher, tmp_path / "cache")
 
 
-def updates(client: AsyncClient) -> Updater:
+def updates(client: AsyncClient) -> ReleaseUpdater:
     assert client.updates is not None
     return client.updates
 

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from edge_agent.session.statistics import Statistics
-from edge_agent.session.stream import Stream
+from edge_agent.session.stream import VerifierStream
 from outrider.core.errors import Draining
 from outrider.core.protocol.messages import Append
 from outrider.wire.channels import bind, channel, server
@@ -46,7 +46,7 @@ async def test_a_stream_that_ends_while_it_is_written_to_says_why() -> None:
     await leaving.start()
     async with channel(f"127.0.0.1:{port}") as link:
         for _ in range(STREAMS):
-            async with Stream(link, 5.0, Statistics()) as stream:
+            async with VerifierStream(link, 5.0, Statistics()) as stream:
                 talking = asyncio.create_task(talk(stream))
                 with pytest.raises(Draining, match="the verifier drains"):
                     await stream.receive()
@@ -55,7 +55,7 @@ async def test_a_stream_that_ends_while_it_is_written_to_says_why() -> None:
     await leaving.stop(None)
 
 
-async def talk(stream: Stream) -> None:
+async def talk(stream: VerifierStream) -> None:
     while True:
         stream.append(Append(epoch=1, base=0, first_id=1))
         await asyncio.sleep(0.001)

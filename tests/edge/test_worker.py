@@ -7,16 +7,16 @@ import queue
 import pytest
 from scripted import ScriptedSource
 
-from edge_agent.drafting.cpu_budget import CpuShare
-from edge_agent.drafting.drafter import Drafter, Growth, Voice
-from edge_agent.drafting.growth import Plan, Widths
+from edge_agent.drafting.cpu_budget import CpuBudget
+from edge_agent.drafting.drafter import CalibratedSource, Drafter, DraftUpdate
+from edge_agent.drafting.growth import DecodeLatency, SpeculationPlan
 from edge_agent.drafting.sources.base import DraftTask
 from edge_agent.drafting.worker import DraftFailed, DraftWorker
 from outrider.core.acceptance.calibrator import Calibrator
 from outrider.core.errors import BadRequest
 
-PLAN = Plan(nodes=24, depth=8, nodes_per_step=10, min_acceptance=0.05, draft_wait_s=0.008, step_s=0.01)
-WIDTHS = Widths(((1, 1e-3),))
+PLAN = SpeculationPlan(nodes=24, depth=8, nodes_per_step=10, min_acceptance=0.05, draft_wait_s=0.008, step_s=0.01)
+WIDTHS = DecodeLatency(((1, 1e-3),))
 
 
 def test_what_a_failing_build_had_taken_is_released() -> None:
@@ -34,14 +34,16 @@ def test_what_a_failing_build_had_taken_is_released() -> None:
 
 def test_who_has_used_its_share_drafts_no_further_and_catches_up_with_no_commit_before_its_rest_is_over() -> None:
     """On a clock that stands still a rest never ends by itself."""
-    heard: queue.SimpleQueue[Growth | DraftFailed] = queue.SimpleQueue()
+    heard: queue.SimpleQueue[DraftUpdate | DraftFailed] = queue.SimpleQueue()
     source = ScriptedSource()
-    share = CpuShare(0.5, clock=lambda: 0.0)
+    share = CpuBudget(0.5, clock=lambda: 0.0)
     share.spent(1e9)
-    worker = DraftWorker(lambda: Drafter(Voice(source, Calibrator(), Calibrator()), None, WIDTHS), share=share)
+    worker = DraftWorker(
+        lambda: Drafter(CalibratedSource(source, Calibrator(), Calibrator()), None, WIDTHS), share=share
+    )
     try:
         worker.begin(DraftTask((1, 2, 3)), PLAN, heard.put)
-        assert heard.get(timeout=5) == Growth(0, (), resting=True)
+        assert heard.get(timeout=5) == DraftUpdate(0, (), resting=True)
         worker.commit([7])
         worker.commit([8])
         with pytest.raises(queue.Empty):
@@ -49,7 +51,7 @@ def test_who_has_used_its_share_drafts_no_further_and_catches_up_with_no_commit_
         assert source.decodes == 0
         worker.end()  # which is obeyed at once, with all that came before
         worker.begin(DraftTask((1, 2, 3), received=(7, 8)), PLAN, heard.put)
-        assert heard.get(timeout=5) == Growth(2, (), resting=True)
+        assert heard.get(timeout=5) == DraftUpdate(2, (), resting=True)
     finally:
         worker.close()
 
@@ -65,9 +67,9 @@ def test_a_draft_is_blamed_for_what_breaks_in_it_but_not_for_a_text_that_it_cann
         def begin(self, task: DraftTask) -> None:
             raise error
 
-    heard: queue.SimpleQueue[Growth | DraftFailed] = queue.SimpleQueue()
+    heard: queue.SimpleQueue[DraftUpdate | DraftFailed] = queue.SimpleQueue()
     reasons: list[str] = []
-    drafter = Drafter(Voice(Breaking(), Calibrator(), Calibrator()), None, WIDTHS)
+    drafter = Drafter(CalibratedSource(Breaking(), Calibrator(), Calibrator()), None, WIDTHS)
     worker = DraftWorker(lambda: drafter, failed=reasons.append)
     try:
         worker.begin(DraftTask((1, 2, 3)), PLAN, heard.put)

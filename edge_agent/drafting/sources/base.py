@@ -9,7 +9,7 @@ from typing import Protocol
 from outrider.core.processors import SamplingParams
 from outrider.core.proposals import Proposal
 
-__all__ = ["DraftSource", "DraftTask", "Proposal", "Spot"]
+__all__ = ["DraftSource", "DraftTask", "Proposal", "NodeContext"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class DraftTask:
 
 
 @dataclass(frozen=True)
-class Spot:
+class NodeContext:
     """A node (or the root) as a source sees it."""
 
     id: int
@@ -52,5 +52,5 @@ class DraftSource(Protocol):
         The last node of a path as long as `tokens` is the root from now on; what descends from it survives.
         """
 
-    def expand(self, spots: Sequence[Spot]) -> list[list[Proposal]]:
+    def expand(self, spots: Sequence[NodeContext]) -> list[list[Proposal]]:
         """Proposals for each spot, best first. The parent of a spot was expanded before, or is the root."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edge_agent.drafting.sources.base import DraftTask, Proposal, Spot
+from edge_agent.drafting.sources.base import DraftTask, NodeContext, Proposal
 from outrider.core.counts import TokenCounts
 from outrider.core.coupling import session_key
 from outrider.core.proposals import propose
@@ -60,7 +60,7 @@ class LlamaSource:
             self._handles = {}
             self._tip = self._propose(logits, ())
 
-    def expand(self, spots: Sequence[Spot]) -> list[list[Proposal]]:
+    def expand(self, spots: Sequence[NodeContext]) -> list[list[Proposal]]:
         """One decode for all spots; the root, whose logits are there already, needs none.
 
         Raises TreeFull where the context has no room for them; nothing was changed then.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from edge_agent.drafting.sources.base import DraftTask, Proposal, Spot
+from edge_agent.drafting.sources.base import DraftTask, NodeContext, Proposal
 
 _KEY = 2
 """Tokens that must match at least."""
@@ -33,7 +33,7 @@ class PromptLookup:
     def advance(self, path: Sequence[int], tokens: Sequence[int]) -> None:
         self._extend(tokens)
 
-    def expand(self, spots: Sequence[Spot]) -> list[list[Proposal]]:
+    def expand(self, spots: Sequence[NodeContext]) -> list[list[Proposal]]:
         return [self._look_up(spot.path) for spot in spots]
 
     def knows(self, token: int) -> bool:
