@@ -195,7 +195,7 @@ class Bench:
     def _seams(self, loop: EngineLoop) -> Iterator[Any]:
         """Patches that time the parts."""
         timed = self.parts.timed
-        yield patch.object(codecs, "append_from_proto", timed("decode", codecs.append_from_proto))
+        yield patch.object(codecs, "append_from_checked", timed("decode", codecs.append_from_checked))
         yield patch.object(loop, "_event", timed("encode", loop._event))
         yield patch.object(self.model, "forward", timed("forward", self.model.forward))
         yield patch.object(self.model.attention, "plan", timed(PLAN, self._planned(self.model.attention.plan)))

@@ -31,7 +31,7 @@ from cloud_verifier.engine.session import EngineSession
 from cloud_verifier.engine.session_history import SessionHistory, TenantAcceptance, fingerprint
 from cloud_verifier.engine.stats import EngineStats, Rate, SessionStats
 from cloud_verifier.engine.step_profiler import StepProfiler, StepTimer
-from cloud_verifier.engine.validation import check_attach, check_tokens
+from cloud_verifier.engine.validation import check_attach
 from outrider.core.errors import (
     Fenced,
     InternalError,
@@ -188,13 +188,15 @@ class Engine:
         self._publish(session, protocol.resend())
 
     def append(self, session_id: str, message: Append) -> None:
-        """Take nodes in (rules 10 to 12). A message that breaks the protocol ends its session with Failed."""
+        """Take nodes in (rules 10 to 12). A message that breaks the protocol ends its session with Failed.
+
+        The message has passed `codecs.check_append`: its token ids are in the target's vocabulary.
+        """
         self._decision = None
         session = self._live.get(session_id)
         if session is None or message.epoch != session.protocol.epoch:
             return
         try:
-            check_tokens(message, self.model.vocab_size)
             session.append(message, self._clock())
         except ProtocolViolation as error:
             self._fail(session, error)

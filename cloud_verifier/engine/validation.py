@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.session import slots_needed
-from outrider.core.errors import BadRequest, ProtocolViolation
-from outrider.core.protocol.messages import Append, Attach, SessionLimits
+from outrider.core.errors import BadRequest
+from outrider.core.protocol.messages import Attach, SessionLimits
 
 
 def check_attach(attach: Attach, limits: SessionLimits, model: TargetModel, slots: int) -> None:
@@ -29,10 +29,3 @@ def check_attach(attach: Attach, limits: SessionLimits, model: TargetModel, slot
         if ids and not (min(ids) >= 0 and max(ids) < model.vocab_size):
             wrong = min(ids) if min(ids) < 0 else max(ids)
             raise BadRequest.bound(field, f"holding {wrong}", f"ids from 0 to {model.vocab_size - 1}")
-
-
-def check_tokens(message: Append, vocab_size: int) -> None:
-    """Raises ProtocolViolation for a token that the target has no embedding for; the protocol checks all else."""
-    for token in message.tokens:
-        if not 0 <= token < vocab_size:
-            raise ProtocolViolation(f"token is {token}, must be from 0 to {vocab_size - 1}", field="token")

@@ -99,10 +99,7 @@ class EngineLoop:
             return  # an old stream's last words
         match kind:
             case "append":
-                append = codecs.append_from_proto(
-                    request.append, epoch=request.epoch, vocabulary_size=self._vocabulary_size
-                )
-                self._engine.append(session_id, append)
+                self._engine.append(session_id, codecs.append_from_checked(request.append, epoch=request.epoch))
             case "cancel":
                 self._engine.cancel(session_id, codecs.cancel_from_proto(request.cancel))
             case "tune":

@@ -214,7 +214,6 @@ class SessionStream:
         async for message in requests:
             match message.WhichOneof("kind"):
                 case "append":
-                    # Decoded to hold it against its bounds; the engine gets the same bytes.
                     self._check_append(message.append)
                     self._heard = time.monotonic()
                     self._note_append(message.append)
@@ -240,11 +239,12 @@ class SessionStream:
                 await asyncio.sleep(delay_s)  # what is not read stays with the device, by flow control
 
     def _check_append(self, append: session_pb2.Append) -> None:
-        """What the stream can see; the engine checks the rest. Raises BadRequest, the cheapest refusal first."""
+        """Check all that one message shows; the engine builds from it unchecked, and its protocol state machine checks
+        what needs the session's state. Raises BadRequest."""
         if len(append.token) > self.limits.in_flight:
             bound = f"at most {self.limits.in_flight}, limits.in_flight"
             raise ProtocolViolation.bound("nodes in append.token", len(append.token), bound)
-        codecs.append_from_proto(append, epoch=self.epoch, vocabulary_size=self._vocabulary_size)
+        codecs.check_append(append, vocabulary_size=self._vocabulary_size)
 
     def _note_append(self, append: session_pb2.Append) -> None:
         self._counters.appends += 1

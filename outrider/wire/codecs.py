@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from outrider.core.errors import BadRequest
@@ -151,26 +151,33 @@ def append_to_proto(append: Append) -> pb.Append:
     )
 
 
-def append_from_proto(message: pb.Append, *, epoch: int, vocabulary_size: int) -> Append:
-    """epoch: the stream's, which the message does not repeat. vocabulary_size: ids at or above it are refused."""
-    _between("append.first_id", message.first_id, 1, _MAX_ID - MAX_APPEND_NODES)
+def check_append(message: pb.Append, *, vocabulary_size: int) -> None:
+    """Check all bounds of an Append that a device sent. Raises BadRequest.
+
+    The verifier's front calls this once for each message, and its engine process builds the Append from what passed
+    (`append_from_checked`). vocabulary_size: token ids at or above it are refused.
+    """
+    first_id, count = message.first_id, len(message.token)
+    _between("append.first_id", first_id, 1, _MAX_ID - MAX_APPEND_NODES)
     _between("append.base", message.base, 0, MAX_GENERATED_TOKENS)
-    _between("nodes in append.token", len(message.token), 0, MAX_APPEND_NODES)
-    if len(message.up) != len(message.token):
-        raise BadRequest.bound(
-            "length of append.up", len(message.up), f"{len(message.token)}, the length of append.token"
-        )
-    for offset, up in enumerate(message.up):
-        if up >= message.first_id + offset:
-            raise BadRequest.bound(f"append.up[{offset}]", up, f"less than {message.first_id + offset}, the node's id")
-    return Append(
-        epoch=epoch,
-        first_id=message.first_id,
-        base=message.base,
-        parents=tuple(up and message.first_id + offset - up for offset, up in enumerate(message.up)),
-        tokens=_ids("append.token", message.token, vocabulary_size),
-        idle=message.idle,
-    )
+    _between("nodes in append.token", count, 0, MAX_APPEND_NODES)
+    if len(message.up) != count:
+        raise BadRequest.bound("length of append.up", len(message.up), f"{count}, the length of append.token")
+    if count and max(message.up) >= first_id:  # possible only for the first nodes of an epoch: check one by one
+        for node_id, up in enumerate(message.up, first_id):
+            if up >= node_id:
+                raise BadRequest.bound(f"append.up[{node_id - first_id}]", up, f"less than {node_id}, the node's id")
+    _check_ids("append.token", message.token, vocabulary_size)
+
+
+def append_from_checked(message: pb.Append, *, epoch: int) -> Append:
+    """Build the Append from a message that `check_append` let pass; nothing is checked here.
+
+    epoch: the epoch of the stream, which the message does not repeat.
+    """
+    first_id = message.first_id
+    parents = [up and node_id - up for node_id, up in enumerate(message.up, first_id)]
+    return Append(epoch, first_id, message.base, tuple(parents), tuple(message.token), message.idle)
 
 
 def commit_to_proto(commit: Commit) -> pb.Commit:
@@ -355,6 +362,10 @@ def _printable(field: str, text: str) -> None:
 
 def _ids(field: str, values: Iterable[int], vocabulary_size: int) -> tuple[int, ...]:
     ids = tuple(values)
-    if ids and max(ids) >= vocabulary_size:
-        raise BadRequest.bound(f"a token id in {field}", max(ids), f"less than {vocabulary_size}, the vocabulary size")
+    _check_ids(field, ids, vocabulary_size)
     return ids
+
+
+def _check_ids(field: str, ids: Sequence[int], vocabulary_size: int) -> None:
+    if ids and (largest := max(ids)) >= vocabulary_size:
+        raise BadRequest.bound(f"a token id in {field}", largest, f"less than {vocabulary_size}, the vocabulary size")

@@ -7,7 +7,7 @@ import time
 
 import grpc
 import pytest
-from scripted_engine import TARGET, VOCABULARY_HASH, Stream, front, until
+from scripted_engine import TARGET, VOCABULARY, VOCABULARY_HASH, Stream, front, until
 
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.front import session_stream
@@ -440,12 +440,23 @@ async def test_appends_are_passed_on_and_commits_come_back(plain):
     stream.call.cancel()
 
 
-async def test_a_hostile_append_ends_its_stream_alone_and_frees_its_slots(plain):
+@pytest.mark.parametrize(
+    ("nodes", "said"),
+    [
+        ({"up": [7], "token": [4]}, "append.up[0] is 7, must be less than 1"),
+        ({"up": [0, 2], "token": [4, 5]}, "append.up[1] is 2, must be less than 2"),
+        ({"up": [0, 0], "token": [4]}, "length of append.up is 2, must be 1"),
+        ({"up": [], "token": [4]}, "length of append.up is 0, must be 1"),
+        ({"up": [0], "token": [VOCABULARY]}, f"a token id in append.token is {VOCABULARY}, must be less than"),
+    ],
+)
+async def test_a_hostile_append_ends_its_stream_alone_and_never_reaches_the_engine(plain, nodes, said):
     hostile, neighbour = await plain.open("hostile"), await plain.open("neighbour")
-    await hostile.send(append=session_pb2.Append(first_id=1, up=[7], token=[4]))
+    await hostile.send(append=session_pb2.Append(first_id=1, **nodes))
     error = await hostile.refusal()
     assert isinstance(error, BadRequest)
-    assert "append.up[0] is 7, must be less than 1" in str(error)
+    assert said in str(error)
+    assert not any(request.HasField("append") for request in plain.engine.requests)
     assert (await plain.engine.asked("stop")).session_id == "hostile"
     plain.engine.commit("neighbour", 1, 0, [5])
     assert list((await neighbour.read()).commit.token) == [5]

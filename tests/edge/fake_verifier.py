@@ -158,7 +158,8 @@ class _Live:
                         self.verifier.appends += 1
                         vocabulary_size = self.verifier.script.vocabulary_size
                         epoch = self.session.epoch
-                        append = codecs.append_from_proto(message.append, epoch=epoch, vocabulary_size=vocabulary_size)
+                        codecs.check_append(message.append, vocabulary_size=vocabulary_size)
+                        append = codecs.append_from_checked(message.append, epoch=epoch)
                         self.session.append(append)
                         self.news.set()
                     case "cancel":

@@ -119,7 +119,9 @@ def attach_from(message: pb.Attach) -> Attach:
 
 
 def append_from(message: pb.Append, epoch: int = 1) -> Append:
-    return codecs.append_from_proto(message, epoch=epoch, vocabulary_size=VOCABULARY)
+    """As front and engine process do it between them: one checks, the other builds."""
+    codecs.check_append(message, vocabulary_size=VOCABULARY)
+    return codecs.append_from_checked(message, epoch=epoch)
 
 
 def commit_from(message: pb.Commit) -> Commit:

@@ -251,13 +251,9 @@ def test_no_more_sessions_than_the_maximum_live_at_once(llama: TargetModel) -> N
 @pytest.mark.parametrize(
     "bad",
     [
-        nodes(VOCAB),
-        nodes(-1),
         nodes(5, 5),
         nodes(5, first_id=4),
         nodes(5, base=99),
-        Append(1, 1, 0, (0, 0), (3,)),
-        Append(1, 1, 0, (1,), (3,)),
     ],
 )
 def test_a_message_that_breaks_the_protocol_ends_its_session_alone(
