@@ -11,12 +11,13 @@ import torch
 
 from benchmarks.arms import COLOCATED, PLAIN, Arm, Round, Step
 from benchmarks.packed_draft import PackedDraft, Wish
+from benchmarks.support.even_allocation import evenly
 from benchmarks.trees import Device, Tally, spine_length
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.cost_profile import profile, report
 from cloud_verifier.engine.engine import Committed, Engine, Event
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.row_allocation import ORDERINGS
+from cloud_verifier.engine.row_allocation import by_acceptance
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Append, Directive, SessionLimits
 
@@ -157,8 +158,8 @@ class Bench:
 
     def _serve(self, devices: Sequence[Scripted], arm: Arm, enough: Callable[[Sequence[Step]], bool]) -> list[Step]:
         self._visits += 1
-        # What EngineConfig.ordering chooses for a whole engine. With "even" a step takes all that is offered.
-        self.engine.ordering = ORDERINGS["worth" if arm.pruned else "even"]
+        # Evenly allocated, a step takes all nodes that are offered.
+        self.engine.allocation = by_acceptance if arm.pruned else evenly
         live = {f"visit {self._visits}, session {i}": device for i, device in enumerate(devices)}
         directive = Directive(LIMITS.nodes, LIMITS.depth, nodes_per_step=max(1, arm.nodes), draft_wait_ms=0)
         for seat, (name, device) in enumerate(live.items()):

@@ -4,7 +4,7 @@ The real EngineLoop reads requests from a real socket pair and writes events to 
 between two turns of the loop, so their time is in no figure. Time is the one thread's own: what else runs on the core
 is not in it.
 
-Nodes are weighed by worth and cost as in service, and then taken as asked for, whatever they are worth.
+Nodes are weighed by acceptance and cost as in service, and then taken as asked for, whatever they are worth.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from functools import partial
 from typing import Any, TypeVar
 from unittest.mock import patch
 
+from benchmarks.support.even_allocation import evenly
 from benchmarks.trees import Device
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Engine
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.row_allocation import Cost, Shares, Worth, by_worth, evenly
+from cloud_verifier.engine.row_allocation import Acceptances, Allocation, CostCurve, by_acceptance
 from cloud_verifier.engine_process.ipc import EngineEnd, frame
 from cloud_verifier.engine_process.loop import EngineLoop
 from outrider.core.protocol.messages import Commit, Directive, SessionLimits
@@ -147,10 +148,10 @@ class TimedEnd(EngineEnd):
         self._parts.enter("loop")
 
 
-def threshold_but_even(worths: Sequence[Worth], rows: int, cost: Cost, beside: float = 0.0) -> Shares:
-    """Work out what a step in service would, by worth and cost; then take exactly the nodes that are to be timed."""
-    by_worth(worths, rows, cost, beside)
-    return evenly(worths, rows, cost)
+def threshold_but_even(sessions: Sequence[Acceptances], rows: int, cost: CostCurve, beside: float) -> Allocation:
+    """Work out what a step in service would, by acceptance and cost; then take the nodes that are to be timed."""
+    by_acceptance(sessions, rows, cost, beside)
+    return evenly(sessions, rows, cost)
 
 
 class Bench:
@@ -159,7 +160,7 @@ class Bench:
     def __init__(self, model: TargetModel, config: EngineConfig | None = None, parts: Parts | None = None) -> None:
         self.model = model
         self.engine = Engine(model, config)
-        self.engine.ordering = threshold_but_even
+        self.engine.allocation = threshold_but_even
         self.parts = parts or Parts()
         self._visits = 0
         for method in SEAMS:

@@ -70,8 +70,6 @@ class VerifierConfig(BaseSettings):
     """Sessions served at once; the coordinator places no more here."""
     token_budget: int = Field(default=512, ge=16)
     """Rows of one forward pass, over prefill chunks, trees and plain steps."""
-    ordering: Literal["worth", "even"] = "worth"
-    """Who gets a step's rows for nodes: those of the greatest worth while they pay, or everyone as many."""
     first_token_s: float = Field(default=30.0, ge=1.0)
     """A session whose first token others' prompts would delay by more seconds, by the cost model, is told to come
     later."""
@@ -128,12 +126,6 @@ class VerifierConfig(BaseSettings):
     """`module:function` that says which tokens are kept out: (tokens, traffic_class, tenant) -> mask, true there."""
     traffic_max_bytes: int = Field(default=8 << 30, ge=1 << 20)
     """Bytes of the log above which its oldest segments are deleted."""
-
-    pace_ms: float = Field(default=0.0, ge=0.0, le=60_000.0)
-    """For benchmarks: a forward pass of n rows takes at least `pace_ms + pace_row_ms * n` milliseconds, as on a slower
-    machine. The target's name says so."""
-    pace_row_ms: float = Field(default=0.0, ge=0.0, le=60_000.0)
-    """For benchmarks: see `pace_ms`."""
 
     metrics: str = ""
     """HOST:PORT, or a port of this machine's loopback, where /metrics and /healthz are served over plain HTTP; nowhere
@@ -198,5 +190,4 @@ class VerifierConfig(BaseSettings):
 
     @property
     def target_name(self) -> str:
-        name = self.name or self.model.resolve().name
-        return f"{name}, PACED {self.pace_ms:g} + {self.pace_row_ms:g} n ms" if self.pace_ms else name
+        return self.name or self.model.resolve().name

@@ -301,7 +301,6 @@ def _report(service: VerifierService, host: EngineHost) -> coordinator_pb2.Repor
         timing_ms=stats.timing_ms,
         step_cost_ms=stats.step_cost_ms,
         session_cost_ms=stats.session_cost_ms,
-        overran=stats.overran,
         min_acceptance=min(1.0, max(0.0, stats.min_acceptance)),
         kv_used=stats.kv_used,
         kv_capacity=stats.kv_capacity,

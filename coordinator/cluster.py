@@ -148,6 +148,9 @@ class Cluster:
     logs: folder for the children's stderr, inherited where None. start_timeout_s: how long each may take to be ready.
     """
 
+    verifier_module = "cloud_verifier.app"
+    """Module that a verifier's process runs with `python -m`; a benchmark puts one of its own here."""
+
     def __init__(self, *, logs: Path | None = None, start_timeout_s: float = START_TIMEOUT_S) -> None:
         self._logs = logs
         self._start_timeout_s = start_timeout_s
@@ -182,7 +185,7 @@ class Cluster:
         """A verifier that registers with the cluster's coordinator, if it has one. Several may be started at once."""
         self._named += 1
         name = f"verifier-{self._named}"
-        command = [sys.executable, "-m", "cloud_verifier.app", "--verifier-id", name, *arguments]
+        command = [sys.executable, "-m", self.verifier_module, "--verifier-id", name, *arguments]
         if self.coordinator is not None:
             command += ["--coordinator", self.coordinator.address]
         child = await self._start(name, command, cores)

@@ -145,8 +145,6 @@ class Load:
     """The cost model: rows of one session -> milliseconds of a step."""
     session_cost_ms: float = 0.0
     """And of each further session, beside its rows."""
-    overran: float = 0.0
-    """Of a paced verifier: share of its passes that took longer by themselves."""
     min_acceptance: float = 0.0
     """What a node must be worth to be evaluated now, 0 to 1."""
     evaluated: int = 0

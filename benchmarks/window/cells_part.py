@@ -63,7 +63,7 @@ async def _site(context: Context, site: Site, keys: Sequence[Key], found: dict[K
         for key, cell in cells.items():
             await player.steady(key.rtt_ms, cell)
         steady_s = time.monotonic() - begun
-        await context.check(site)
+        context.check(site)
         for key, cell in cells.items():
             if context.plan.has_long(key):
                 await player.first_tokens(key.rtt_ms, cell)
@@ -84,7 +84,7 @@ async def crowd(context: Context) -> dict[str, Any]:
         player = context.player(site, swarm, "good")
         await player.warm()
         await player.steady(CROWD_RTT_MS, cell)
-        await context.check(site)
+        context.check(site)
     found = figures(key, cell)
     print(line(key, found), flush=True)
     told = {name: "-" if found[name] is None else found[name] for name in ("min_acceptance", "k_median", "predicted")}

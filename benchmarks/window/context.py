@@ -43,9 +43,9 @@ class Context:
         long = range(prompts, prompts + self.plan.long)
         return CellPlayer(site, swarm, numbers, long, tokens=TOKENS[machine], rounds=rounds)
 
-    async def check(self, site: Site, arm: str = "") -> None:
+    def check(self, site: Site, arm: str = "") -> None:
         """Say so where a paced verifier needed longer by itself. arm: what it served, where there are several."""
-        overran, name = await site.overran(), f"{site.machine}{arm and ', '}{arm}"
+        overran, name = site.overran, f"{site.machine}{arm and ', '}{arm}"
         if overran > OVERRAN:
             self.invalid.append(f"{name}: {overran:.1%} of the passes took longer by themselves")
             print(f"INVALID: {self.invalid[-1]}", flush=True)

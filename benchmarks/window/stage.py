@@ -1,8 +1,8 @@
 """Where the windows' benchmark plays: verifiers, paced or not, each on its own core and under its own coordinator.
 
 PACED verifiers take at least `a + b n` ms for a pass over n rows, everything else as it is: a stand-in for the step
-times of a larger model on an accelerator. A paced run is invalid where more than 2% of its passes took longer by
-themselves.
+times of a larger model on an accelerator (benchmarks.support.pace). A paced run is invalid where more than 2% of its
+passes took longer by themselves.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import tempfile
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,11 +19,13 @@ from pathlib import Path
 from benchmarks import harness
 from benchmarks.harness import Pair
 from benchmarks.replay import Job, Outcome, Where
+from benchmarks.support.pace import COUNTS, Pace, PassCounts
 from benchmarks.swarm import Swarm
 from coordinator.cluster import Cluster
 from outrider.core.protocol.messages import Directive
 
 OVERRAN = 0.02
+PACED_VERIFIER = "benchmarks.support.paced_verifier"
 REAL_PASS_MS = {1: 16.0, 8: 20.0}
 """Sessions at once -> about what a plain step takes on a CPU core."""
 
@@ -42,13 +45,11 @@ class Machine:
         return self.pass_ms + self.row_ms * self.sessions if self.pass_ms else REAL_PASS_MS[self.sessions]
 
     def __str__(self) -> str:
-        pace = f"PACED {self.pass_ms:g} + {self.row_ms:g} n ms" if self.pass_ms else "real CPU"
-        return f"{pace}, {self.sessions} at once"
+        return f"{self.pace or 'real CPU'}, {self.sessions} at once"
 
     @property
-    def environment(self) -> dict[str, str]:
-        names = {"OUTRIDER_VERIFIER_PACE_MS": self.pass_ms, "OUTRIDER_VERIFIER_PACE_ROW_MS": self.row_ms}
-        return {name: str(value) for name, value in names.items()}
+    def pace(self) -> Pace | None:
+        return Pace(self.pass_ms, self.row_ms) if self.pass_ms else None
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,8 @@ class Site:
     lane: Lane
     where: Where
     cluster: Cluster
+    counts: PassCounts | None = None
+    """Of a paced verifier."""
 
     @contextlib.asynccontextmanager
     async def swarm(self, tape: Path, turns: tuple[tuple[float, float], ...] = ()) -> AsyncIterator[Swarm]:
@@ -81,11 +84,10 @@ class Site:
         async with Swarm(tape, where, processes=1, cores=[self.lane.devices]) as swarm:
             yield swarm
 
-    async def overran(self) -> float:
-        """Share of the passes that took longer than a paced verifier shall."""
-        if not self.machine.pass_ms:
-            return 0.0
-        return (await harness.status(self.cluster.address)).verifiers[0].overran
+    @property
+    def overran(self) -> float:
+        """Share of the passes that took longer than a paced verifier shall, since it was ready."""
+        return self.counts.overran if self.counts else 0.0
 
 
 class Stage:
@@ -100,8 +102,11 @@ class Stage:
     @contextlib.asynccontextmanager
     async def site(self, machine: Machine, lane: Lane, draft: Path | None = None) -> AsyncIterator[Site]:
         """A verifier under a coordinator that steers."""
-        async with self._cluster(lane, steered=self._steered) as cluster:
-            yield await self._verifier(cluster, machine, lane, draft, {})
+        async with (
+            self._cluster(lane, steered=self._steered) as cluster,
+            self._verifier(cluster, machine, lane, draft, {}) as site,
+        ):
+            yield site
 
     @contextlib.asynccontextmanager
     async def static_site(self, machine: Machine, lane: Lane, directive: Directive) -> AsyncIterator[Site]:
@@ -111,11 +116,14 @@ class Stage:
             "WINDOW_NODES": directive.window_nodes,
             "WINDOW_DEPTH": directive.window_depth,
             "NODES_PER_STEP": directive.nodes_per_step,
-            "PATIENCE_MS": directive.draft_wait_ms,
+            "DRAFT_WAIT_MS": directive.draft_wait_ms,
         }
-        async with self._cluster(lane, steered=False) as cluster:
-            environment = {f"OUTRIDER_VERIFIER_{name}": str(value) for name, value in own.items()}
-            yield await self._verifier(cluster, machine, lane, None, environment)
+        environment = {f"OUTRIDER_VERIFIER_{name}": str(value) for name, value in own.items()}
+        async with (
+            self._cluster(lane, steered=False) as cluster,
+            self._verifier(cluster, machine, lane, None, environment) as site,
+        ):
+            yield site
 
     @contextlib.asynccontextmanager
     async def _cluster(self, lane: Lane, *, steered: bool) -> AsyncIterator[Cluster]:
@@ -130,17 +138,26 @@ class Stage:
             await starting
             yield cluster
 
+    @contextlib.asynccontextmanager
     async def _verifier(
         self, cluster: Cluster, machine: Machine, lane: Lane, draft: Path | None, environment: Mapping[str, str]
-    ) -> Site:
+    ) -> AsyncIterator[Site]:
         arguments = ["--model", str(self.pair.target), "--threads", "1"]
         arguments += ["--draft", str(draft)] if draft else []
-        async with self._starting:
-            with _environment({**machine.environment, **environment}):
-                starting = asyncio.create_task(cluster.start_verifier(*arguments, cores=[lane.verifier]))
-                await asyncio.sleep(0)
-        verifier = await starting
-        return Site(machine, lane, Where(verifier.address, cluster.address), cluster)
+        with tempfile.TemporaryDirectory(prefix="outrider-pace-") as scratch:
+            counts = None
+            if machine.pace is not None:
+                cluster.verifier_module = PACED_VERIFIER
+                counts = PassCounts(Path(scratch, "passes"))
+                environment = {**environment, **machine.pace.environment, COUNTS: str(Path(scratch, "passes"))}
+            async with self._starting:
+                with _environment(environment):
+                    starting = asyncio.create_task(cluster.start_verifier(*arguments, cores=[lane.verifier]))
+                    await asyncio.sleep(0)
+            verifier = await starting
+            if counts is not None:
+                counts.begin()
+            yield Site(machine, lane, Where(verifier.address, cluster.address), cluster, counts)
 
 
 @contextlib.contextmanager

@@ -87,7 +87,7 @@ async def play_statics(context: Context) -> dict[str, Any]:
                     flush=True,
                 )
             for name, site in sites.items():
-                await context.check(site, name)
+                context.check(site, name)
     name, over = best_single(list(scores.values()))
     print(
         f"over all {len(scores)} cells: {over:.2f} of the best single one of {len(context.plan.statics)} statics"

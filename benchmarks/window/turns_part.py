@@ -101,7 +101,7 @@ async def _play(context: Context, line: Line, lane: Lane) -> Played:
             found.transitions += [transition(stretch, outcome, streamed, seen) for stretch in stretches]
             if not number:
                 found.series.append(_series(line, outcome, streamed, seen, stretches))
-        await context.check(site)
+        context.check(site)
     return found
 
 

@@ -73,11 +73,6 @@ class PackedBatch:
     logit_starts: tuple[int, ...]
     """Per segment, where its first row stands among the R; its own rows follow from the end of its chain on."""
 
-    @property
-    def reads(self) -> bool:
-        """Whether it has rows of a prompt beside those that give tokens."""
-        return any(segment.chain > 1 for segment in self.segments)
-
     @classmethod
     def pack(cls, segments: Sequence[Segment], device: torch.device | str = "cpu") -> PackedBatch:
         """Lay the segments one after another."""

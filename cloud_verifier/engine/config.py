@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cloud_verifier.engine.row_allocation import ORDERINGS
 from cloud_verifier.engine.scheduler import StepBudget
 from outrider.core.errors import BadRequest
 
@@ -21,8 +20,6 @@ class EngineConfig:
     """Of them for prompts while others generate: bounds how much a long prompt slows the others' step."""
     max_sessions: int = 64
     """Live at once."""
-    ordering: str = "worth"
-    """Who gets the rows for nodes: one of ordering.ORDERINGS."""
     first_token_s: float = 30.0
     """Longest time by which others' prompts may delay a new session's first token, as the cost model predicts it."""
     standing_s: float = 60.0
@@ -43,8 +40,6 @@ class EngineConfig:
                 raise BadRequest.bound(name, getattr(self, name), "at least 1")
         if self.token_budget < 2:
             raise BadRequest.bound("token_budget", self.token_budget, "at least 2: a prompt's row and one beside it")
-        if self.ordering not in ORDERINGS:
-            raise BadRequest.bound("ordering", self.ordering, f"one of {', '.join(ORDERINGS)}")
 
     @property
     def budget(self) -> StepBudget:

@@ -23,7 +23,7 @@ from cloud_verifier.engine.counters import STATES, EngineCounters
 from cloud_verifier.engine.kv_pool import KVPool
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.recording import Produced, Recording
-from cloud_verifier.engine.row_allocation import ORDERINGS, AllocationPolicy, with_half_threshold
+from cloud_verifier.engine.row_allocation import AllocationPolicy, at_half_cost, by_acceptance
 from cloud_verifier.engine.scheduler import Plan, RowAllocation, Wait, schedule
 from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft
 from cloud_verifier.engine.server_draft.server_draft import ServerDraft
@@ -115,8 +115,8 @@ class Engine:
         self._clock = clock
         self._ledger = StepProfiler(cost or StepCost({1: 1e-3}))
         self._counters = self._ledger.counters
-        self.ordering: AllocationPolicy = ORDERINGS[self.config.ordering]
-        """Who gets the rows for nodes; may be changed between steps."""
+        self.allocation: AllocationPolicy = by_acceptance
+        """How the rows for nodes are allocated to sessions; a benchmark may put another policy here between steps."""
         self._server_draft = ServerDraft(server_draft) if server_draft else None
         self._odds = TenantAcceptance()
         self._decision: Plan | Wait | None = None
@@ -300,7 +300,6 @@ class Engine:
             node_ms=1e3 * ledger.node_s,
             step_cost_ms={rows: 1e3 * seconds for rows, seconds in ledger.cost.table().items()},
             session_cost_ms=1e3 * ledger.cost.share_s,
-            overran=self.model.pace.overran if self.model.pace else 0.0,
             tokens_per_s=self._rate.per_second(self._clock()),
             timing_ms=ledger.parts_ms,
             dead=self._counters.dead + sum(session.dead for session in live.values()),
@@ -317,7 +316,7 @@ class Engine:
         if decision is None or (isinstance(decision, Wait) and decision.until is not None and decision.until <= now):
             candidates = [session.candidate(self._steps) for session in self._live.values()]
             decision = self._decision = schedule(
-                candidates, now, self.config.budget, self._order(), self._ledger.cost, self._ledger.between_s
+                candidates, now, self.config.budget, self._policy(), self._ledger.cost, self._ledger.between_s
             )
             if isinstance(decision, Wait):
                 self._ledger.rest()
@@ -327,8 +326,9 @@ class Engine:
     def _exploring(self) -> bool:
         return self._steps % EXPLORE == EXPLORE - 1
 
-    def _order(self) -> AllocationPolicy:
-        return with_half_threshold(self.ordering) if self._exploring else self.ordering
+    def _policy(self) -> AllocationPolicy:
+        """Return the allocation policy of the next step."""
+        return at_half_cost(self.allocation) if self._exploring else self.allocation
 
     def _run(self, plan: Plan) -> None:
         watch = self._ledger.begin()
@@ -353,7 +353,7 @@ class Engine:
             return plan
         try:
             return self._server_draft.fill(
-                plan, self._live, self._steps, self._order(), self.config.token_budget, self._ledger
+                plan, self._live, self._steps, self._policy(), self.config.token_budget, self._ledger
             )
         except Exception:
             log.exception("co-located drafting fails; sessions go on without it")

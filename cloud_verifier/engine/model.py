@@ -10,7 +10,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, Self
@@ -28,7 +28,6 @@ from cloud_verifier.engine.kernels.packed_linear import pack_linears
 from cloud_verifier.engine.kernels.tiled_linear import tile_linears
 from cloud_verifier.engine.kernels.triton_attention import TritonBackend, choose
 from cloud_verifier.engine.kv_pool import LayerShape
-from cloud_verifier.engine.step_pace import StepPace
 from outrider.core.errors import ModelRefused
 
 ATTENTION = "outrider_slots"
@@ -72,8 +71,6 @@ class TargetModel:
         self.torch_dtype: torch.dtype = parameter.dtype
         self.device: torch.device = parameter.device
         self.deviation: float | None = None
-        self.pace: StepPace | None = None
-        """Of a benchmark's target, which is slower than this machine."""
         self.eos_token_ids = _eos_token_ids(module)
         _refuse_unsupported(self.config, self.label)
         if self.attention.name == "exact":
@@ -158,10 +155,6 @@ class TargetModel:
     @torch.inference_mode()
     def forward(self, batch: PackedBatch, plan: AttentionPlan) -> torch.Tensor:
         """Logits `[R, V]` of the rows that the batch asks for; keys and values of all rows go to the plan's pool."""
-        with self.pace.hold(batch.input_ids.shape[-1], reads=batch.reads) if self.pace else nullcontext():
-            return self._forward(batch, plan)
-
-    def _forward(self, batch: PackedBatch, plan: AttentionPlan) -> torch.Tensor:
         logits = self.graphs(batch, plan) if self.graphs else None
         if logits is None:
             tile = self.attention.row_tile

@@ -1,12 +1,12 @@
 """Who steps now, as pure functions: candidates and the time in, a plan or the moment to ask again out.
 
 One budget of rows per step covers prefill chunks, plain steps and trees. One rate decides all: the tokens per second
-that a step now is expected to commit. Nodes join while they raise it (ordering.py); and the step begins now unless
-nodes on their way to sessions without any would bring more than WAIT_GAIN times this rate per second of waiting. A near
-device is waited for, several are where most of them answer at once, and nobody is for one among many. A session is
-waited for at most its directive's patience after its last commit. The exception are prompts, for whose first token
-somebody waits: nobody else is waited for while one is to be read, and nodes lengthen a step that leaves one unread by
-PROMPT_DELAY at most, whatever they would bring.
+that a step now is expected to commit. Nodes join while they raise it (row_allocation.py); and the step begins now
+unless nodes on their way to sessions without any would bring more than WAIT_GAIN times this rate per second of
+waiting. A near device is waited for, several are where most of them answer at once, and nobody is for one among many.
+A session is waited for at most its directive's draft wait after its last commit. The exception are prompts, for whose
+first token somebody waits: nobody else is waited for while one is to be read, and nodes lengthen a step that leaves one
+unread by PROMPT_DELAY at most, whatever they would bring.
 
 Nobody starves. Prompts get at least `min(prefill_rows, max(1, rows // 4))` rows of every step, who generates at
 least one. Who generates comes in turn, whoever waited longest first; prompts come in order of arrival, since a prompt
@@ -14,8 +14,8 @@ that is through early is worth more than several halves, but one that had nothin
 step that leaves a session out either makes it overdue or serves one that has waited longer and then stands behind it:
 with at most `n` sessions at once, no more than `most_skipped(n)` steps in a row leave one out.
 
-Who gets the rows that are left for nodes is the ordering's to say (ordering.py). Where the order of the candidates
-decided, the caller then moves those whom it favoured behind all others (`Plan.behind`).
+The allocation policy says which sessions get the rows that are left for nodes (row_allocation.py). Where the order of
+the candidates decided, the caller then moves the favoured sessions behind all others (`Plan.behind`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cloud_verifier.engine.row_allocation import AllocationPolicy, Worth
+from cloud_verifier.engine.row_allocation import Acceptances, AllocationPolicy
 from outrider.core.errors import BadRequest
 from outrider.core.step_cost import StepCost
 
@@ -60,7 +60,7 @@ class Candidate:
     session_id: str
     pending: int
     """Known tokens that are not in the KV pool: 1 while generating, more in a prefill."""
-    worth: Worth
+    acceptances: Acceptances
     """Of the nodes that a step may take from it: k of its directive at most, and none where it shall not speculate."""
     may_step: bool
     """False where its device has fallen too far behind (rule 16)."""
@@ -82,7 +82,7 @@ class Candidate:
         """When its nodes are expected, or, where they are late, when it has to step (rule 17). None: nobody waits."""
         due = self.last_commit + self.draft_wait_s
         # By the distance alone: a device that was slow once is waited for again, and so it shows if it still is.
-        if self.worth or self.idle or self.rtt_s > self.draft_wait_s or due <= now:
+        if self.acceptances or self.idle or self.rtt_s > self.draft_wait_s or due <= now:
             return None
         answer = self.last_commit + self.answers_s
         return answer if now < answer < due else due
@@ -146,7 +146,7 @@ def schedule(
     candidates: Sequence[Candidate],
     now: float,
     budget: StepBudget,
-    ordering: AllocationPolicy,
+    allocation: AllocationPolicy,
     cost: StepCost,
     between_s: float = 0.0,
 ) -> Plan | Wait:
@@ -157,7 +157,7 @@ def schedule(
     able = [candidate for candidate in candidates if candidate.may_step]
     if not able:
         return Wait(None)
-    plan = _share(able, budget, ordering, cost, between_s)
+    plan = _share(able, budget, allocation, cost, between_s)
     coming = _coming(able, now)
     until = _worth_waiting(coming, now, _rate(able, plan, cost, between_s)) if coming else None
     return plan if until is None else Wait(until)
@@ -167,7 +167,7 @@ def _rate(able: Sequence[Candidate], plan: Plan, cost: StepCost, between_s: floa
     """Tokens per second that the step is expected to commit."""
     grants = {grant.session_id: grant for grant in plan.grants}
     stepping = [(c, grants[c.session_id]) for c in able if c.session_id in grants]
-    tokens = sum(1.0 + sum(c.worth[: grant.nodes]) for c, grant in stepping if grant.chain == c.pending)
+    tokens = sum(1.0 + sum(c.acceptances[: grant.nodes]) for c, grant in stepping if grant.chain == c.pending)
     rows = sum(grant.chain + grant.nodes for _, grant in stepping)
     return tokens / (between_s + cost.seconds(rows, len(stepping)))
 
@@ -191,7 +191,7 @@ def _worth_waiting(coming: Sequence[tuple[float, float]], now: float, rate: floa
 
 
 def _share(
-    able: Sequence[Candidate], budget: StepBudget, ordering: AllocationPolicy, cost: StepCost, between_s: float
+    able: Sequence[Candidate], budget: StepBudget, allocation: AllocationPolicy, cost: StepCost, between_s: float
 ) -> Plan:
     """Every session that generates gets its plain row; then prompts; trees share what is left."""
     chains = _chains(able, budget)
@@ -202,12 +202,15 @@ def _share(
     if any(chains.get(c.session_id, 0) < c.pending for c in able if c.pending > 1):
         steps = cost.curve(filled + np.arange(rows + 1), len(chains))
         rows = int(np.searchsorted(steps, (1.0 + PROMPT_DELAY) * steps[0], side="right")) - 1
-    shares = ordering(
-        [c.worth for c in speculating], rows, lambda nodes: between_s + cost.curve(filled + nodes, len(chains))
+    counts, favoured = allocation(
+        [c.acceptances for c in speculating],
+        rows,
+        lambda nodes: between_s + cost.curve(filled + nodes, len(chains)),
+        0.0,
     )
-    nodes = {c.session_id: count for c, count in zip(speculating, shares.nodes, strict=True)}
+    nodes = {c.session_id: count for c, count in zip(speculating, counts, strict=True)}
     grants = (RowAllocation(session_id, chain, nodes.get(session_id, 0)) for session_id, chain in chains.items())
-    return Plan(tuple(grants), tuple(speculating[i].session_id for i in shares.lucky))
+    return Plan(tuple(grants), tuple(speculating[i].session_id for i in favoured))
 
 
 def _chains(able: Sequence[Candidate], budget: StepBudget) -> dict[str, int]:

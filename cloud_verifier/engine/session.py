@@ -12,7 +12,7 @@ import torch
 from cloud_verifier.engine.batch import Segment
 from cloud_verifier.engine.kv_pool import KVPool, Slots, SlotTable
 from cloud_verifier.engine.logprobs import logprobs_of
-from cloud_verifier.engine.row_allocation import Worth
+from cloud_verifier.engine.row_allocation import Acceptances
 from cloud_verifier.engine.sampling import Sampler
 from cloud_verifier.engine.scheduler import Candidate, RowAllocation
 from cloud_verifier.engine.server_draft.llama_draft import DraftlessSession
@@ -217,7 +217,7 @@ class EngineSession:
             ends=protocol.ends,
         )
 
-    def offer(self, tree: TokenTree, odds: NodeAcceptance) -> Worth:
+    def offer(self, tree: TokenTree, odds: NodeAcceptance) -> Acceptances:
         """Take the verifier's own tree for one step; what its nodes are worth. odds: those of all such trees."""
         if self._own_odds is None:
             self._own_odds = NodeAcceptance(odds)
@@ -238,7 +238,7 @@ class EngineSession:
         return Candidate(
             session_id=self.session_id,
             pending=self.pending,
-            worth=tuple(chance for chance, _ in self._best(k)),
+            acceptances=tuple(chance for chance, _ in self._best(k)),
             may_step=protocol.may_step,
             idle=k == 0 or protocol.idle or ends_next or max(self._empty_answers, self._in_vain) >= EMPTY_ANSWERS,
             draft_wait_s=1e-3 * directive.draft_wait_ms,

@@ -74,8 +74,6 @@ class EngineStats:
     """The cost model: milliseconds of a step of one session, by its rows."""
     session_cost_ms: float
     """And of each further session, beside its rows."""
-    overran: float
-    """Where the target is paced: share of its passes, but those that read prompts, that took longer by themselves."""
     tokens_per_s: float
     """Tokens committed per second of the clock, over the last few seconds."""
     timing_ms: Mapping[str, float]

@@ -19,7 +19,6 @@ from cloud_verifier.engine.model import Progress, TargetModel
 from cloud_verifier.engine.numerics_check import self_test
 from cloud_verifier.engine.recording import Produced
 from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft
-from cloud_verifier.engine.step_pace import StepPace
 from cloud_verifier.engine_process.codec import counters_to_proto, produced_to_proto
 from cloud_verifier.engine_process.ipc import EngineEnd, failure_to_event
 from outrider.core.errors import InternalError, OutriderError
@@ -145,7 +144,6 @@ class EngineLoop:
                 min_acceptance=stats.min_acceptance,
                 step_cost_ms=stats.step_cost_ms,
                 session_cost_ms=stats.session_cost_ms,
-                overran=stats.overran,
                 tokens_per_s=stats.tokens_per_s,
                 kv_used=stats.kv_used,
                 kv_capacity=stats.kv_capacity,
@@ -285,13 +283,8 @@ def _serve(config: VerifierConfig, end: EngineEnd, load: Callable[..., TargetMod
     )
     progress("self-test: tree against linear")
     self_test(model, rows=config.token_budget)
-    if config.pace_ms:
-        model.pace = StepPace(config.pace_ms, config.pace_row_ms)
-        progress(f"a benchmark, slower than this machine is: {config.target_name}")
     progress("measuring what a step costs")
     cost = profile(model, config.token_budget)
-    if model.pace:
-        model.pace.begin()
     progress(report(cost))
     engine = Engine(
         model,
@@ -300,7 +293,6 @@ def _serve(config: VerifierConfig, end: EngineEnd, load: Callable[..., TargetMod
             max_sessions=config.max_sessions,
             token_budget=config.token_budget,
             prefix_cache=config.prefix_cache,
-            ordering=config.ordering,
             first_token_s=config.first_token_s,
             standing_s=config.standing_s,
             record_top=config.traffic_top,

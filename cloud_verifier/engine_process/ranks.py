@@ -28,6 +28,9 @@ STOP_S = 1.0
 class RankProcesses:
     """Started together; when one beside rank 0 ends, the others cannot go on, and `on_lost` is called once."""
 
+    engine_module = "cloud_verifier.engine_process.main"
+    """Module that every rank's process runs with `python -m`; a benchmark puts one of its own here."""
+
     def __init__(self, config: VerifierConfig, on_lost: Callable[[], None]) -> None:
         self._config = config
         self._on_lost = on_lost
@@ -97,7 +100,7 @@ class RankProcesses:
         return await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "cloud_verifier.engine_process.main",
+            self.engine_module,
             first,
             self._config.model_dump_json(exclude={"join_token"}),  # every user of the machine may read this
             *others,

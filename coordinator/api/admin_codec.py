@@ -98,7 +98,6 @@ def verifier_to_proto(verifier: Verifier) -> pb.VerifierStatus:
         timing_ms=load.timing_ms,
         step_cost_ms=load.step_cost_ms,
         session_cost_ms=load.session_cost_ms,
-        overran=load.overran,
         min_acceptance=load.min_acceptance,
         evaluated=load.evaluated,
         accepted=load.accepted,

@@ -118,7 +118,6 @@ def load_from_proto(request: pb.ReportRequest) -> Load:
         timing_ms=_timing(request.timing_ms),
         step_cost_ms=_step_cost(request.step_cost_ms),
         session_cost_ms=_measure("session_cost_ms", request.session_cost_ms, MAX_RATE),
-        overran=_measure("overran", request.overran, 1.0),
         min_acceptance=_measure("min_acceptance", request.min_acceptance, 1.0),
         evaluated=sum(session.evaluated for session in request.sessions),
         accepted=sum(session.accepted for session in request.sessions),

@@ -46,7 +46,6 @@ def verifier(v: pb.VerifierStatus) -> Document:
         "step_parts_ms": dict(sorted(v.timing_ms.items())),
         "step_cost_ms": {str(rows): ms for rows, ms in sorted(v.step_cost_ms.items())},
         "session_cost_ms": v.session_cost_ms,
-        "overran": v.overran,
     }
 
 

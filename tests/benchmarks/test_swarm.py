@@ -89,7 +89,7 @@ async def verifier(script: Script) -> AsyncIterator[FakeVerifier]:
 
 
 async def played(verifier: FakeVerifier, tape: Tape, scratch: Path, *jobs: Job) -> list[Outcome]:
-    async with Player(tape, Where(verifier.address, draft_wait_s=0.0), scratch) as player:
+    async with Player(tape, Where(verifier.address, wait_s=0.0), scratch) as player:
         return [await player.play(job) for job in jobs]
 
 

@@ -147,5 +147,7 @@ def test_the_last_line_has_all_its_keys_whatever_was_played() -> None:
 
 
 def test_a_paced_machine_says_its_pace_to_the_verifier() -> None:
-    assert PACED.environment == {"OUTRIDER_VERIFIER_PACE_MS": "30.0", "OUTRIDER_VERIFIER_PACE_ROW_MS": "0.05"}
+    assert PACED.pace is not None
+    assert PACED.pace.environment == {"PACED_PASS_MS": "30.0", "PACED_ROW_MS": "0.05"}
+    assert REAL.pace is None
     assert str(REAL) == "real CPU, 1 at once"

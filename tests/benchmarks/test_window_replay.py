@@ -45,7 +45,7 @@ async def played(tape: Tape, scratch: Path, *jobs: Job) -> list[Outcome]:
     script = Script(target, step_s=0.012, vocabulary_size=VOCABULARY + 300, tokenizer_json=tokenizer_json())
     async with (
         FakeVerifier(script) as verifier,
-        Player(tape, Where(verifier.address, draft_wait_s=0.0), scratch) as player,
+        Player(tape, Where(verifier.address, wait_s=0.0), scratch) as player,
     ):
         return [await player.play(job) for job in jobs]
 

@@ -20,6 +20,7 @@ from scripted_engine import Stream
 from test_registration import Registry, serving
 from tiny_targets import save_tiny
 
+from benchmarks.support.pace import Pace
 from cloud_verifier.traffic.passage import Passage
 from cloud_verifier.traffic.segments import SegmentLog
 from outrider.core.protocol.messages import Attach, SessionLimits
@@ -37,14 +38,17 @@ PROMPT = (3, 1, 4, 1, 5)
 async def verifier(model: Path, traffic: Path, coordinator: str) -> AsyncIterator[tuple[Process, str]]:
     """(process, address)"""
     options = ["--model", str(model), "--coordinator", coordinator, "--traffic", str(traffic), "--verifier-id", "v1"]
-    settings = {"TRAFFIC_FLUSH_S": str(FLUSH_S), "TRAFFIC_TOP": "4", "KV_SLOTS": "1024", "PACE_MS": "20"}
+    settings = {"TRAFFIC_FLUSH_S": str(FLUSH_S), "TRAFFIC_TOP": "4", "KV_SLOTS": "1024"}
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "cloud_verifier.app",
+        "benchmarks.support.paced_verifier",
         *options,
         stdout=PIPE,
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | {f"OUTRIDER_VERIFIER_{k}": v for k, v in settings.items()},
+        env=os.environ
+        | {"OMP_NUM_THREADS": "1"}
+        | Pace(20.0).environment
+        | {f"OUTRIDER_VERIFIER_{k}": v for k, v in settings.items()},
     )
     try:
         assert process.stdout is not None

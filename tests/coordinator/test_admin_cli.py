@@ -130,7 +130,6 @@ VERIFIER = {
     "step_parts_ms": {"forward": 8.0},
     "step_cost_ms": {"1": 9.5},
     "session_cost_ms": 0.0,
-    "overran": 0.0,
 }
 SESSION = {
     "id": "a",

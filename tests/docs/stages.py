@@ -8,11 +8,14 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 
 from pages import ROOT, Step, blocks, steps
 from terminal import Said, Terminal
 
+from benchmarks.support import paced_verifier
+from benchmarks.support.pace import Pace
 from outrider.wire.manifest import Manifest, sign
 from outrider.wire.ticket import Signer
 
@@ -184,7 +187,8 @@ class Administering(Stage):
 
     def __init__(self, terminal: Terminal) -> None:
         super().__init__(terminal)
-        terminal.environment["OUTRIDER_VERIFIER_PACE_MS"] = "100"  # slow enough to last for the page
+        terminal.environment.update(Pace(100.0).environment)  # slow enough to last for the page
+        _pace_verifiers(terminal.folder / ".bin" / "outrider")
         terminal.environment["OUTRIDER_EDGE_CPU_SHARE"] = "0.1"
         self._ids: dict[str, str] = {}
         self._live: list[str] = []
@@ -208,6 +212,13 @@ class Administering(Stage):
                 return [session["id"] for session in listed]
             time.sleep(0.5)
         raise AssertionError("the sessions of the page did not begin")
+
+
+def _pace_verifiers(command: Path) -> None:
+    """Have the command start verifiers that are paced."""
+    script = command.read_text().splitlines()
+    seam = ["from coordinator.cluster import Cluster", f"Cluster.verifier_module = {paced_verifier.__name__!r}"]
+    command.write_text("\n".join([script[0], *seam, *script[1:], ""]))
 
 
 STAGES: Mapping[str, Callable[[Terminal], Stage]] = {

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cloud_verifier.engine.row_allocation import Cost
+from cloud_verifier.engine.row_allocation import CostCurve
 from cloud_verifier.engine.stats import MovingAverage
 from outrider.core.step_cost import StepCost
 
@@ -42,7 +42,7 @@ class Payoff:
         self._failed_at = 0
         """Sessions drafted for when it last did not pay."""
 
-    def pays(self, step: int, commits: float, thin: int, cost: Cost) -> bool:
+    def pays(self, step: int, commits: float, thin: int, cost: CostCurve) -> bool:
         """Whether to draft in this step. thin: sessions that would be drafted for. cost: of the step by their nodes.
 
         A pause also ends when there are half as many to draft for: fewer sessions leave the target more idle.
@@ -62,7 +62,7 @@ class Payoff:
         self._judged, self._gain, self._nodes = 0, MovingAverage(), MovingAverage()
         return False
 
-    def worth_reading(self, tokens: int, left: int, commits: float, thin: int, cost: Cost) -> bool:
+    def worth_reading(self, tokens: int, left: int, commits: float, thin: int, cost: CostCurve) -> bool:
         """Whether drafting for a session can bring back what reading so many tokens of it takes.
 
         left: tokens that it may still generate.
@@ -79,7 +79,7 @@ class Payoff:
     def _expected_gain(self) -> float:
         return self._gain.value if self._judged else HOPED
 
-    def _value_s(self, commits: float, thin: int, cost: Cost) -> float:
+    def _value_s(self, commits: float, thin: int, cost: CostCurve) -> float:
         """Seconds that a step with drafting saves: what its gain takes by plain steps, less what it costs."""
         plain, filled = map(float, cost(np.array([0, round(self._nodes.value * thin)])))
         drafting = self._drafting.seconds(thin, 0) if self._drafting else 0.0

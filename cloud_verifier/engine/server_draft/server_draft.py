@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.engine.row_allocation import AllocationPolicy, Cost, Worth
+from cloud_verifier.engine.row_allocation import Acceptances, AllocationPolicy, CostCurve
 from cloud_verifier.engine.scheduler import Plan
 from cloud_verifier.engine.server_draft.llama_draft import EACH, LlamaServerDraft
 from cloud_verifier.engine.server_draft.policy import Payoff
@@ -34,11 +34,14 @@ class ServerDraft:
         plan: Plan,
         live: Mapping[str, EngineSession],
         step: int,
-        ordering: AllocationPolicy,
+        allocation: AllocationPolicy,
         rows: int,
         ledger: StepProfiler,
     ) -> Plan:
-        """The plan with nodes for those whose devices draft nothing, as the ordering shares them. rows: of a step."""
+        """Return the plan with nodes for sessions whose devices draft nothing, allocated by the policy.
+
+        rows: the most that a step may have.
+        """
         self._settle()
         able = [grant for grant in plan.grants if grant.chain == live[grant.session_id].pending]
         filled = sum(grant.chain + grant.nodes for grant in plan.grants)
@@ -53,13 +56,15 @@ class ServerDraft:
         drafted_for = min(len(thin), self._draft.seats)
         if self._draft.pauses and not self._payoff.pays(step, len(able) + beside, drafted_for, cost):
             return plan
-        worths = self._propose(self._draft, thin)
-        shares = ordering([worths.get(grant.session_id, ()) for grant in able], rows - filled, cost, beside)
-        nodes = {g.session_id: n for g, n in zip(able, shares.nodes, strict=True) if g.session_id in worths}
+        drafted = self._propose(self._draft, thin)
+        counts, favoured = allocation(
+            [drafted.get(grant.session_id, ()) for grant in able], rows - filled, cost, beside
+        )
+        nodes = {g.session_id: n for g, n in zip(able, counts, strict=True) if g.session_id in drafted}
         grants = tuple(replace(grant, nodes=nodes.get(grant.session_id, grant.nodes)) for grant in plan.grants)
-        return Plan(grants, (*plan.behind, *(able[i].session_id for i in shares.lucky)))
+        return Plan(grants, (*plan.behind, *(able[i].session_id for i in favoured)))
 
-    def _thin(self, sessions: Sequence[EngineSession], commits: float, cost: Cost) -> list[EngineSession]:
+    def _thin(self, sessions: Sequence[EngineSession], commits: float, cost: CostCurve) -> list[EngineSession]:
         """Those to draft for: their devices do not, and reading them is worth it. For a trial there is always one."""
         draft = self._draft
         if draft is None:
@@ -97,7 +102,7 @@ class ServerDraft:
         """The draft is broken."""
         self._draft = None
 
-    def _propose(self, draft: LlamaServerDraft, thin: Sequence[EngineSession]) -> dict[str, Worth]:
+    def _propose(self, draft: LlamaServerDraft, thin: Sequence[EngineSession]) -> dict[str, Acceptances]:
         """What the trees of those that could be drafted for are worth, by session id."""
         trees = draft.propose([session.to_draft_for() for session in thin])
         if trees:

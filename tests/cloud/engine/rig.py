@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from tiny_targets import EOS, VOCAB
 
+from benchmarks.support.even_allocation import evenly
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Committed, Engine, Event, Failed
 from cloud_verifier.engine.model import TargetModel
+from cloud_verifier.engine.row_allocation import AllocationPolicy
 from outrider.core.errors import OutriderError
 from outrider.core.processors import SamplingParams
 from outrider.core.protocol.device import DeviceSession
@@ -115,13 +117,13 @@ class Rig:
         model: TargetModel,
         config: EngineConfig | None = None,
         seed: int = 0,
-        ordering: str = "even",
+        allocation: AllocationPolicy = evenly,
         **parts: Any,
     ) -> None:
-        """ordering: even, so that what happens does not depend on how long this machine's steps take."""
+        """allocation: evenly, so that what happens does not depend on how long this machine's steps take."""
         self.clock = Clock()
-        config = replace(config or EngineConfig(kv_slots=1024, max_sessions=16), ordering=ordering)
-        self.engine = Engine(model, config, self.clock, **parts)
+        self.engine = Engine(model, config or EngineConfig(kv_slots=1024, max_sessions=16), self.clock, **parts)
+        self.engine.allocation = allocation
         self.clients: dict[str, Client] = {}
         self.rng = random.Random(seed)
 

@@ -9,11 +9,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rig import DIRECTIVE, LIMITS, Rig, attach_of, prompt_of
 
+from benchmarks.support.even_allocation import evenly
 from cloud_verifier.engine.admission import first_token_s
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Engine
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.row_allocation import evenly
 from cloud_verifier.engine.scheduler import Candidate, Plan, StepBudget, schedule
 from outrider.core.errors import Overloaded
 from outrider.core.step_cost import StepCost

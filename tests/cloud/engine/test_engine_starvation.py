@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 from rig import LIMITS, Client, Rig, client, guesses, nothing, prompt_of
 
+from benchmarks.support.even_allocation import evenly
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.model import TargetModel
+from cloud_verifier.engine.row_allocation import AllocationPolicy, by_acceptance
 from cloud_verifier.engine.scheduler import OVERDUE, most_skipped
 from cloud_verifier.engine.session import EngineSession
 
@@ -21,9 +23,9 @@ CONFIG = EngineConfig(kv_slots=4_096, prefill_chunk=2, max_sessions=AT_ONCE, fir
 class Crowd:
     """More sessions than a step has rows: long prompts, devices with nodes and without, some silent for a while."""
 
-    def __init__(self, model: TargetModel, ordering: str, rows: int, run_ahead: int, seed: int) -> None:
+    def __init__(self, model: TargetModel, allocation: AllocationPolicy, rows: int, run_ahead: int, seed: int) -> None:
         self._limits = replace(LIMITS, run_ahead=run_ahead)
-        self.rig = Rig(model, replace(CONFIG, token_budget=rows), seed, ordering)
+        self.rig = Rig(model, replace(CONFIG, token_budget=rows), seed, allocation)
         self.left_out: dict[EngineSession, int] = {}
         """Steps in a row that others have made while it could have."""
         self.longest = 0
@@ -81,12 +83,12 @@ class Crowd:
         self.longest = max(self.longest, *self.left_out.values(), 0)
 
 
-@pytest.mark.parametrize(("ordering", "rows", "run_ahead"), [("even", 3, 12), ("even", 5, 3), ("worth", 9, 3)])
+@pytest.mark.parametrize(("allocation", "rows", "run_ahead"), [(evenly, 3, 12), (evenly, 5, 3), (by_acceptance, 9, 3)])
 @pytest.mark.parametrize("seed", range(2))
 def test_no_session_that_could_step_is_left_out_of_more_steps_than_stated(
-    target: Target, ordering: str, rows: int, run_ahead: int, seed: int
+    target: Target, allocation: AllocationPolicy, rows: int, run_ahead: int, seed: int
 ) -> None:
-    crowd = Crowd(target("llama"), ordering, rows, run_ahead, seed)
+    crowd = Crowd(target("llama"), allocation, rows, run_ahead, seed)
     for _ in range(400):
         crowd.turn()
         assert crowd.longest <= most_skipped(AT_ONCE)

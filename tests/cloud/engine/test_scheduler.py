@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloud_verifier.engine.row_allocation import AllocationPolicy, evenly
+from benchmarks.support.even_allocation import evenly
+from cloud_verifier.engine.row_allocation import AllocationPolicy
 from cloud_verifier.engine.scheduler import (
     OVERDUE,
     PROMPT_DELAY,
@@ -34,7 +35,7 @@ def candidate(session_id: str = "s", **changes: Any) -> Candidate:
     """A session without nodes that committed just now and waits up to 10 ms for a device that answers in 2 ms."""
     values: dict[str, Any] = {
         "pending": 1,
-        "worth": (),
+        "acceptances": (),
         "may_step": True,
         "idle": False,
         "draft_wait_s": 0.010,
@@ -46,14 +47,17 @@ def candidate(session_id: str = "s", **changes: Any) -> Candidate:
     }
     nodes = changes.pop("nodes", None)
     if nodes is not None:
-        changes["worth"] = (0.5,) * nodes
+        changes["acceptances"] = (0.5,) * nodes
     return Candidate(session_id, **values | changes)
 
 
 def decide(
-    candidates: Sequence[Candidate], now: float = NOW, budget: StepBudget = BUDGET, ordering: AllocationPolicy = evenly
+    candidates: Sequence[Candidate],
+    now: float = NOW,
+    budget: StepBudget = BUDGET,
+    allocation: AllocationPolicy = evenly,
 ) -> Plan | Wait:
-    return schedule(candidates, now, budget, ordering, StepCost({1: 0.01}))
+    return schedule(candidates, now, budget, allocation, StepCost({1: 0.01}))
 
 
 def grants(*candidates: Candidate, now: float = NOW, budget: StepBudget = BUDGET) -> tuple[RowAllocation, ...]:

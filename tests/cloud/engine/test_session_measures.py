@@ -115,7 +115,7 @@ def test_without_a_round_trip_nothing_is_said_of_the_device(target: Target) -> N
     assert (measured(rig).verdicts, measured(rig).draft_ms) == (b"", 0.0)
 
 
-def test_a_tenants_good_nodes_keep_their_worth_beside_anothers_rubbish(target: Target, reference: Plain) -> None:
+def test_a_tenants_good_nodes_keep_their_acceptance_beside_anothers_rubbish(target: Target, reference: Plain) -> None:
     rig = Rig(target("llama"), EngineConfig(kv_slots=4096))
     expected = reference("llama").generate(prompt_of(12), 40, ignore_eos=True)
     for i in range(6):
@@ -124,11 +124,11 @@ def test_a_tenants_good_nodes_keep_their_worth_beside_anothers_rubbish(target: T
         rig.attach(f"bad {i}", client(prompt_of(20 + i), guesses, max_tokens=40, ignore_eos=True, salt="bad"))
         rig.run()
 
-    def first_worth(name: str, salt: str) -> float:
+    def first_acceptance(name: str, salt: str) -> float:
         rig.engine.start(name, attach_of(prompt_of(9)), LIMITS, DIRECTIVE, salt)
         while measured(rig, name).committed == 0:
             rig.engine.step()
         rig.engine.append(name, nodes(1, base=measured(rig, name).committed))
-        return rig.engine._live[name].candidate(0).worth[0]
+        return rig.engine._live[name].candidate(0).acceptances[0]
 
-    assert first_worth("one of good's", "good") > 2 * first_worth("one of bad's", "bad")
+    assert first_acceptance("one of good's", "good") > 2 * first_acceptance("one of bad's", "bad")

@@ -1,4 +1,4 @@
-"""Nodes are taken for what the verifier finds them worth, at what its steps cost."""
+"""Nodes are taken by the verifier's estimate of their acceptance, at what its steps cost."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from rig import Drafter, Rig, client, guesses, perfect, prompt_of
 from tiny_targets import VOCAB, Reference
 
 from cloud_verifier.engine.model import TargetModel
+from cloud_verifier.engine.row_allocation import by_acceptance
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.step_cost import StepCost
 from outrider.core.tree import ROOT
@@ -46,7 +47,7 @@ def test_a_draft_that_is_never_right_loses_its_rows_and_its_neighbour_keeps_them
 ) -> None:
     good, bad = prompt_of(12), prompt_of(13)
     expected = reference("llama").generate(good, 80, ignore_eos=True)
-    rig = Rig(target("llama"), ordering="worth", cost=Dear())
+    rig = Rig(target("llama"), allocation=by_acceptance, cost=Dear())
     rig.attach("good", client(good, perfect(expected), max_tokens=80, ignore_eos=True))
     rig.attach("bad", client(bad, rubbish, max_tokens=80, ignore_eos=True))
     rig.run()
@@ -66,7 +67,7 @@ def test_a_draft_that_turns_good_gets_its_rows_back_though_none_was_evaluated(ta
         draft: Drafter = rubbish if len(device.received) < 60 else perfect(expected)
         draft(device, rng)
 
-    rig = Rig(target("llama"), ordering="worth", cost=Dear())
+    rig = Rig(target("llama"), allocation=by_acceptance, cost=Dear())
     rig.attach("s", client(prompt, turning, max_tokens=160, ignore_eos=True))
     while len(rig.clients["s"].device.received) < 60:
         rig.turn()
@@ -79,7 +80,7 @@ def test_a_draft_that_turns_good_gets_its_rows_back_though_none_was_evaluated(ta
 
 
 def test_where_rows_cost_nothing_even_poor_nodes_are_taken(target: Target) -> None:
-    rig = Rig(target("llama"), ordering="worth", cost=_Free())
+    rig = Rig(target("llama"), allocation=by_acceptance, cost=_Free())
     rig.attach("s", client(prompt_of(12), guesses, max_tokens=60, ignore_eos=True))
     rig.run()
     stats = rig.engine.stats().sessions["s"]

@@ -1,0 +1,33 @@
+"""The engine process of a paced verifier: the product's own, but that a forward pass takes its time.
+
+Nothing is held up before the self-test has passed; what steps cost is measured with the pace.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.support.pace import Pace, PassCounts, hold
+from cloud_verifier.engine.batch import PackedBatch
+from cloud_verifier.engine.kernels.attention import AttentionPlan
+from cloud_verifier.engine.model import TargetModel
+from cloud_verifier.engine_process.main import main
+
+
+def pace_targets(pace: Pace, counts: PassCounts) -> None:
+    """Have every target of this process that has passed its self-test take its time."""
+    forward = TargetModel.forward
+
+    def paced(model: TargetModel, batch: PackedBatch, plan: AttentionPlan) -> torch.Tensor:
+        if model.deviation is None:
+            return forward(model, batch, plan)
+        reads = any(segment.chain > 1 for segment in batch.segments)
+        with hold(pace, counts, batch.input_ids.shape[-1], reads=reads):
+            return forward(model, batch, plan)
+
+    TargetModel.forward = paced  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    pace_targets(Pace.of_environment(), PassCounts.of_environment())
+    main()

@@ -1,0 +1,90 @@
+"""How the rows for nodes are shared: by their acceptance at what they cost, or evenly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from benchmarks.support.even_allocation import evenly
+from cloud_verifier.engine.row_allocation import Acceptances, CostCurve, at_half_cost, by_acceptance
+
+
+def line(base: float, per_node: float) -> CostCurve:
+    """A step of `base` seconds without nodes."""
+    return lambda nodes: base + per_node * nodes
+
+
+FREE = line(1.0, 0.0)
+
+
+def test_nodes_that_cost_nothing_are_all_taken() -> None:
+    assert by_acceptance([(0.9, 0.1), (0.01,)], 100, FREE) == ((2, 1), ())
+
+
+def test_a_node_is_taken_while_it_is_worth_more_than_its_time_commits_otherwise() -> None:
+    # One session, 10 ms a step and 1 ms a node. With 0.9 taken: 1.9 commits in 11 ms, so 1 ms is worth 0.17.
+    assert by_acceptance([(0.9, 0.2, 0.15)], 100, line(0.010, 0.001)) == ((2,), ())
+    # Ten times as dear a node: 1 ms of it is worth a tenth.
+    assert by_acceptance([(0.9, 0.2, 0.15)], 100, line(0.010, 0.010)) == ((0,), ())
+
+
+def test_the_same_node_pays_less_beside_many_sessions() -> None:
+    cost = line(0.010, 0.0005)
+    assert by_acceptance([(0.3,)], 100, cost) == ((1,), ())
+    assert by_acceptance([(0.3,), *([()] * 15)], 100, cost) == ((0,) * 16, ())
+
+
+def test_what_the_step_commits_beside_them_makes_nodes_dearer() -> None:
+    cost = line(0.010, 0.0005)
+    assert by_acceptance([(0.3,)], 100, cost) == ((1,), ())
+    assert by_acceptance([(0.3,)], 100, cost, beside=15.0) == ((0,), ())
+
+
+def test_rows_go_to_the_best_nodes_whosever_they_are() -> None:
+    assert by_acceptance([(0.9, 0.8, 0.7), (0.6, 0.5), ()], 4, FREE)[0] == (3, 1, 0)
+
+
+def test_whom_the_order_favoured_among_equals_comes_last_next_time() -> None:
+    assert by_acceptance([(0.5, 0.4), (0.5, 0.4), (0.5, 0.4)], 2, FREE) == ((1, 1, 0), (0, 1))
+    assert by_acceptance([(0.5, 0.4), (0.5, 0.4)], 2, FREE) == ((1, 1), ())
+
+
+def test_a_curve_with_a_flat_start_is_used_up_to_where_it_bends() -> None:
+    def bent(nodes: NDArray[np.int64]) -> NDArray[np.float64]:
+        return 0.010 + 0.002 * np.maximum(0, nodes - 7)
+
+    assert by_acceptance([(0.2,) * 12], 100, bent) == ((7,), (0,))
+
+
+def test_at_half_price_more_is_taken_but_the_plain_step_stays_as_dear() -> None:
+    cost = line(0.010, 0.001)
+    assert at_half_cost(by_acceptance)([(0.9, 0.2, 0.15, 0.05)], 100, cost, 0.0) == ((3,), ())
+
+
+def test_evenly_asks_neither_acceptance_nor_cost() -> None:
+    assert evenly([(0.9,) * 6, (0.01,) * 6, ()], 100, line(0.010, 1.0)) == ((6, 6, 0), ())
+
+
+every_session = st.lists(
+    st.lists(st.floats(0.01, 0.98), max_size=8).map(lambda w: tuple(sorted(w, reverse=True))), min_size=1, max_size=8
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(sessions=every_session, rows=st.integers(0, 40), base=st.floats(0.001, 0.1), per_node=st.floats(0.0, 0.02))
+def test_no_other_number_of_best_nodes_promises_more_per_second(
+    sessions: list[Acceptances], rows: int, base: float, per_node: float
+) -> None:
+    counts, _ = by_acceptance(sessions, rows, line(base, per_node))
+    assert sum(counts) <= rows
+
+    def rate(taken: list[float]) -> float:
+        return (len(sessions) + sum(taken)) / (base + per_node * len(taken))
+
+    chosen = [chance for nodes, count in zip(sessions, counts, strict=True) for chance in nodes[:count]]
+    best_first = sorted((chance for nodes in sessions for chance in nodes), reverse=True)[:rows]
+    best = max(rate(best_first[:n]) for n in range(len(best_first) + 1))
+    assert rate(chosen) == pytest.approx(best, rel=1e-9)
