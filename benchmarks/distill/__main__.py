@@ -31,8 +31,8 @@ from benchmarks.distill.scale import FULL, QUICK, Scale
 from benchmarks.distill.story import Story
 from benchmarks.distill.system import System
 from benchmarks.harness import Pair
-from cloud_verifier.distill.publishing.artifact_store import digest_of
 from edge_agent import AsyncClient
+from outrider.artifacts.hashing import file_digest
 from outrider.core.errors import OutriderError, Unavailable
 
 GAP_CLOSED, CODE_LOSS = 0.8, 0.05
@@ -70,7 +70,7 @@ async def run(system: System, scale: Scale, story: Story, result: Result, kept: 
     """Everything, in the order of time. What is known stands in `result`, even where this raises."""
     cache, pair = system.folder / "devices", system.pair
     devices = Fleet.of(system.address, cache, system.public_key, scale.request_tokens, system.logs)
-    kept.names[digest_of(pair.narrow)] = "narrow draft"
+    kept.names[file_digest(pair.narrow)] = "narrow draft"
     async with AsyncClient(coordinator=system.address, draft=None) as plain, devices as fleet:
         kept.answers = fleet.answers
         stable = await learn(system, fleet, scale, story, kept)
@@ -79,7 +79,7 @@ async def run(system: System, scale: Scale, story: Story, result: Result, kept: 
         texts = await gain.written(plain, pair, scale.heldout, scale.heldout_tokens)
         judge_gain(await asyncio.to_thread(measured, system, stable, texts, story), scale, story, result)
         bad = await asyncio.to_thread(safety.prepare, system, scale, texts, stable)
-        kept.names[digest_of(bad.file)] = "worse draft"
+        kept.names[file_digest(bad.file)] = "worse draft"
         fleet.order("arithmetic")
         await kills.kill_redis(system, fleet, story)
         result.rolled_back = await safety.worse(system, fleet, scale, story, bad, stable)

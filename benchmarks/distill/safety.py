@@ -19,8 +19,8 @@ from benchmarks.distill.story import Story, quantile
 from benchmarks.distill.system import System
 from benchmarks.distill.worse import spoiled
 from cloud_verifier.distill.publishing import keys
-from cloud_verifier.distill.publishing.artifact_store import digest_of
 from cloud_verifier.distill.publishing.release_client import DECIDED, ROLLED_BACK, STABLE, Known
+from outrider.artifacts.hashing import file_digest
 
 _GRACE_S = 10.0
 """Beyond a window: a coordinator decides at the next report after it."""
@@ -47,7 +47,7 @@ def prepare(system: System, scale: Scale, texts: Sequence[Held], stable: str) ->
 
 async def worse(system: System, fleet: Fleet, scale: Scale, story: Story, bad: Bad, stable: str) -> bool:
     """Publish it; returns whether it was rolled back within its window."""
-    digest = digest_of(bad.file)
+    digest = file_digest(bad.file)
     await system.distill("publish", str(bad.file), "--parent", stable)
     began = story.tell(f"published on purpose: {digest[:12]}, {bad.figures}", "a worse draft on trial")
     known = await _decided(system, digest, scale.canary_s + _GRACE_S)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -13,11 +12,12 @@ from cloud_verifier.distill.config import DistillConfig
 from cloud_verifier.distill.data.traffic_counts import TrafficWatch
 from cloud_verifier.distill.loop import Loop
 from cloud_verifier.distill.publishing import keys
-from cloud_verifier.distill.publishing.artifact_store import Shelf
 from cloud_verifier.distill.publishing.ledger import Ledger
 from cloud_verifier.distill.publishing.publisher import Publisher, TargetHashes
 from cloud_verifier.distill.publishing.release_client import Coordinator
 from cloud_verifier.distill.stage_processes import Budget, Children, Stages
+from outrider.artifacts import atomic_files
+from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import BadRequest, Overloaded
 from outrider.core.tokenizer_json import token_table
 from outrider.core.vocabulary import vocabulary_hash
@@ -71,9 +71,9 @@ def target_hashes(target: Path) -> TargetHashes:
 
 @contextlib.asynccontextmanager
 async def _publisher(config: DistillConfig, hashes: TargetHashes) -> AsyncIterator[Publisher]:
-    signer = keys.load(config.key)
+    signer, artifacts = keys.load(config.key), ArtifactStore(config.artifacts, ".gguf")
     async with coordinator(config) as releases:
-        yield Publisher(releases, Ledger(config.state / "releases"), Shelf(config.artifacts), signer, hashes)
+        yield Publisher(releases, Ledger(config.state / "releases"), artifacts, signer, hashes)
 
 
 def _budget(config: DistillConfig) -> Budget:
@@ -84,9 +84,8 @@ def _budget(config: DistillConfig) -> Budget:
 def _alone(folder: Path) -> Iterator[None]:
     """Hold a state directory; the system lets it go with the process, however that ends. Raises Overloaded."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with (folder / "lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Overloaded(f"another outrider-distill works in {folder}; wait for it, or end it") from None
+    held = atomic_files.lock(folder / "lock")
+    if held is None:
+        raise Overloaded(f"another outrider-distill works in {folder}; wait for it, or end it")
+    with held:
         yield

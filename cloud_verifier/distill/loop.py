@@ -21,12 +21,14 @@ from cloud_verifier.distill.config import DistillConfig
 from cloud_verifier.distill.data.retrain_trigger import Cause, adapted, alarms, due
 from cloud_verifier.distill.data.traffic_counts import Look, TrafficWatch
 from cloud_verifier.distill.job import Job
-from cloud_verifier.distill.publishing.artifact_store import Shelf, digest_of
 from cloud_verifier.distill.publishing.publisher import Draft, Publisher
 from cloud_verifier.distill.publishing.release_client import CANDIDATE, DECIDED, ROLLED_BACK, STABLE, Known
 from cloud_verifier.distill.run_folder import RunFolder, RunFolders
 from cloud_verifier.distill.stage_processes import StageFailed, Stages
 from cloud_verifier.distill.state import HISTORY, Outcome, Result, Run, State, StateFile
+from outrider.artifacts.hashing import file_digest
+from outrider.artifacts.store import ArtifactStore
+from outrider.core.backoff import backoff_s
 from outrider.core.errors import BadRequest, ModelRefused, Unavailable
 
 log = logging.getLogger(__name__)
@@ -36,8 +38,6 @@ _KEPT_FOR_GOOD = ("publish", "canary")
 """Stages of a draft that passed the gate: it is not given up for what is wrong elsewhere."""
 _OURS = (BadRequest, ModelRefused, FileNotFoundError, ValueError)
 """Errors that lie with the draft, the publisher or a torn file, and that waiting for others does not mend."""
-_DOUBLINGS = 30
-"""Of the wait after a failure, at most: 2 ** 1024 is no float."""
 _MORE = 1.5
 """Times the traffic of a run that was too early, until the next."""
 
@@ -58,10 +58,10 @@ class Loop:
         self._publisher = publisher
         self._watch = watch
         self._clock = clock
-        self._shelf = Shelf(config.artifacts)
+        self._artifacts = ArtifactStore(config.artifacts, ".gguf")
         self._folders = RunFolders(config.state / "runs")
         self._file = StateFile(config.state)
-        self._first = digest_of(config.draft)
+        self._first = file_digest(config.draft)
         self._tidied = float("-inf")
         self._waiting: set[str] = set()
         """Classes that have fallen, of which there is too little to learn from so far."""
@@ -165,7 +165,7 @@ class Loop:
     def _incumbent(self, known: Mapping[str, Known]) -> str:
         """The stable release, as far as its file is here; before there is one, the configured draft."""
         for one in sorted(known.values(), key=lambda one: -one.manifest.version):
-            if one.state == STABLE and self._shelf.place(one.digest).is_file():
+            if one.state == STABLE and self._artifacts.path(one.digest).is_file():
                 return one.digest
         return self._first
 
@@ -185,7 +185,7 @@ class Loop:
 
     def _job(self, run: Run) -> Job:
         config = self._config
-        place = self._shelf.place(run.incumbent)
+        place = self._artifacts.path(run.incumbent)
         incumbent = place if place.is_file() else config.draft
         target = self._publisher.target
         plan = {
@@ -351,7 +351,7 @@ class Loop:
         if not kept and (hopeless or failures >= self._config.attempts):
             self._end(run, "failed", str(error))
             return
-        wait = min(self._config.retry_s * 2 ** min(failures - 1, _DOUBLINGS), self._config.retry_max_s)
+        wait = backoff_s(failures, self._config.retry_s, self._config.retry_max_s, jitter=0.0)
         log.error("run %d, failure %d, tried again in %.0f s: %s", run.number, failures, wait, error)
         update = {"failures": failures, "not_before_unix": self._clock() + wait}
         self._save(run=run.model_copy(update=update))

@@ -28,6 +28,7 @@ from cloud_verifier.engine.kernels.packed_linear import pack_linears
 from cloud_verifier.engine.kernels.tiled_linear import tile_linears
 from cloud_verifier.engine.kernels.triton_attention import TritonBackend, choose
 from cloud_verifier.engine.kv_pool import LayerShape
+from outrider.artifacts.hashing import known_file_digest
 from outrider.core.errors import ModelRefused
 
 ATTENTION = "outrider_slots"
@@ -335,43 +336,21 @@ def _eos_token_ids(module: Any) -> tuple[int, ...]:
     return () if ids is None else tuple(ids) if isinstance(ids, (list, tuple)) else (int(ids),)
 
 
-_Stamp = tuple[Path, int, int]
-"""A file, its size and its mtime in ns."""
-
-
 def _configurations(directory: Path) -> list[Path]:
     """What says how the weights are used: rope, softcap, windows, and the tokens that end a sequence."""
     return [directory / name for name in CONFIGURATIONS if (directory / name).is_file()]
 
 
-def _stamp(file: Path) -> _Stamp:
-    stat = file.stat()
-    return file, stat.st_size, stat.st_mtime_ns
-
-
 def hash_of(directory: Path, on_progress: Progress = lambda text: None) -> str:
     """Hex digest of what decides on a target's tokens: weights, and the configuration that says how they are used."""
     files = [*_configurations(directory), *sorted(directory.glob("*.safetensors"))]
-    return _hash_files(tuple(_stamp(f) for f in files), on_progress)
-
-
-def _hash_files(files: tuple[_Stamp, ...], on_progress: Progress) -> str:
-    """sha256 over the sha256 and the name of each file, in this order, as `sha256sum` prints them."""
-    total = hashlib.sha256()
-    size = sum(file[1] for file in files)
-    done = 0
-    for stamp in files:
-        total.update(f"{_hash_file(stamp)}  {stamp[0].name}\n".encode())
-        done += stamp[1]
-        on_progress(f"hashing weights: {100 * done // max(1, size)} %")
+    sizes = [file.stat().st_size for file in files]
+    total, done = hashlib.sha256(), 0
+    for file, size in zip(files, sizes, strict=True):
+        total.update(f"{known_file_digest(file)}  {file.name}\n".encode())  # as `sha256sum` prints them
+        done += size
+        on_progress(f"hashing weights: {100 * done // max(1, sum(sizes))} %")
     return total.hexdigest()
-
-
-@cache
-def _hash_file(stamp: _Stamp) -> str:
-    """sha256 of one file in hex; its size and mtime only key the cache."""
-    with stamp[0].open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @cache

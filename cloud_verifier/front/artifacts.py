@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from outrider.artifacts.hashing import content_hash
 from outrider.core.errors import BadRequest, ModelRefused, NotFound
 from outrider.wire.v1 import session_pb2 as pb
 
@@ -42,10 +42,10 @@ class Catalogue:
         """Raises ModelRefused where the tokenizer or the draft is missing, or a file beside them is no JSON."""
         artifacts = [_file("tokenizer", model / "tokenizer.json")]
         if template := chat_template(model):
-            artifacts.append(_artifact("template", "chat_template.jinja", template.encode()))
+            artifacts.append(_text("template", "chat_template.jinja", template))
         if tokens := special_tokens(model):
-            data = json.dumps(tokens, ensure_ascii=False, sort_keys=True).encode()
-            artifacts.append(_artifact("special_tokens", "special_tokens.json", data))
+            text = json.dumps(tokens, ensure_ascii=False, sort_keys=True)
+            artifacts.append(_text("special_tokens", "special_tokens.json", text))
         if draft is not None:
             artifacts.append(_file("draft", draft))
         return cls(artifacts)
@@ -108,13 +108,12 @@ def _json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _artifact(role: str, name: str, data: bytes) -> Artifact:
-    return Artifact(role, name, f"sha256:{hashlib.sha256(data).hexdigest()}", len(data), data)
-
-
 def _file(role: str, path: Path) -> Artifact:
     if not path.is_file():
         raise ModelRefused(f"{role} {path} is not a file; devices need it to draft")
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return Artifact(role, path.name, f"sha256:{digest}", path.stat().st_size, path)
+    return Artifact(role, path.name, content_hash(path), path.stat().st_size, path)
+
+
+def _text(role: str, name: str, text: str) -> Artifact:
+    data = text.encode()
+    return Artifact(role, name, content_hash(data), len(data), data)

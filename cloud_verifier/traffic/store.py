@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +12,8 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-UNFINISHED = ".tmp"
-"""Ending of what is being written; nobody reads it."""
+from outrider.artifacts import atomic_files
+
 GIVEN_UP_S = 3600.0
 """A writer that has not finished a file after so long never will."""
 
@@ -56,7 +55,7 @@ class Store:
         except FileNotFoundError:
             return []
         found = [Found(self._relative(path), int(about.get("size") or 0)) for path, about in known.items()]
-        return sorted((one for one in found if not one.name.endswith(UNFINISHED)), key=lambda one: one.path)
+        return sorted((one for one in found if not one.name.endswith(atomic_files.PARTIAL)), key=lambda one: one.path)
 
     def read(self, path: str) -> bytes:
         """Raises FileNotFoundError."""
@@ -69,19 +68,8 @@ class Store:
         if not self._local:
             self._fs.pipe_file(target, data)  # object stores show an object when it is complete
             return
-        folder, _, name = target.rpartition("/")
-        os.makedirs(folder, exist_ok=True)
-        unfinished = f"{folder}/.{name}.{secrets.token_hex(4)}{UNFINISHED}"
-        try:
-            with open(unfinished, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(unfinished, target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(unfinished)
-            raise
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        atomic_files.write(Path(target), data)
 
     def delete(self, path: str) -> None:
         """One that is not there is no error."""
@@ -92,7 +80,7 @@ class Store:
         """Delete what killed writers have left unfinished."""
         if not self._local:
             return
-        for left in Path(self._root).rglob(f".*{UNFINISHED}"):
+        for left in Path(self._root).rglob(f".*{atomic_files.PARTIAL}"):
             with contextlib.suppress(OSError):
                 if left.stat().st_mtime < time.time() - GIVEN_UP_S:
                     left.unlink()

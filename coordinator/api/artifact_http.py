@@ -22,7 +22,7 @@ try:
 except ImportError as error:
     raise ImportError("serving drafts needs starlette and uvicorn: pip install 'outrider[coordinator]'") from error
 
-from coordinator.releases.shelf import Shelf
+from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import BadRequest
 from outrider.wire.channels import ServerTls, check_bind, split_address
 
@@ -34,11 +34,11 @@ _WILD = ("0.0.0.0", "::", "")
 _FOREVER = "public, max-age=31536000, immutable"
 
 
-def application(shelf: Shelf) -> Starlette:
+def application(artifacts: ArtifactStore) -> Starlette:
     """What answers the requests."""
 
     async def artifact(request: Request) -> Response:
-        path = await run_in_threadpool(shelf.find, request.path_params["name"])
+        path = await run_in_threadpool(artifacts.find, request.path_params["name"])
         if path is None:
             return PlainTextResponse("no such draft\n", status_code=404)
         headers = {"etag": f'"{path.stem}"', "cache-control": _FOREVER, "x-content-type-options": "nosniff"}
@@ -49,7 +49,7 @@ def application(shelf: Shelf) -> Starlette:
 
 @contextlib.asynccontextmanager
 async def serving(
-    shelf: Shelf, address: str, *, tls: ServerTls | None = None, insecure: bool = False, url: str = ""
+    artifacts: ArtifactStore, address: str, *, tls: ServerTls | None = None, insecure: bool = False, url: str = ""
 ) -> AsyncIterator[str]:
     """Serve until the body ends; yields what the URLs of files begin with: `url` where it is given.
 
@@ -63,19 +63,19 @@ async def serving(
             field="http",
         )
     try:
-        shelf.folder.mkdir(parents=True, exist_ok=True)
+        artifacts.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadRequest(
-            f"artifacts folder {shelf.folder} cannot be made: {error.strerror}", field="artifacts"
+            f"artifacts folder {artifacts.folder} cannot be made: {error.strerror}", field="artifacts"
         ) from error
-    async with web.serving(_config(shelf, tls), address, "drafts") as port:
+    async with web.serving(_config(artifacts, tls), address, "drafts") as port:
         yield url or web.url(address, port, tls=tls is not None)
 
 
-def _config(shelf: Shelf, tls: ServerTls | None) -> uvicorn.Config:
+def _config(artifacts: ArtifactStore, tls: ServerTls | None) -> uvicorn.Config:
     try:
         config = web.config(
-            application(shelf),
+            application(artifacts),
             http=http_connection.Connection,
             log_level="warning",
             limit_concurrency=MAX_CONNECTIONS,

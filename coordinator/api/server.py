@@ -17,11 +17,11 @@ from coordinator.config import EMBEDDED, CoordinatorConfig
 from coordinator.releases.backup import Backup
 from coordinator.releases.handlers import ReleaseHandlers, ReleaseTerms
 from coordinator.releases.records import Rule
-from coordinator.releases.shelf import Shelf
 from coordinator.releases.store import ReleaseStore
 from coordinator.store.embedded_redis import EmbeddedServer
 from coordinator.store.keyring import Keyring, load_or_create
 from coordinator.store.redis_store import Store
+from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import Unavailable
 from outrider.telemetry.prometheus import registry
 from outrider.wire import channels
@@ -64,14 +64,14 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[str]:
 
 async def _releases(stack: contextlib.AsyncExitStack, store: Store, config: CoordinatorConfig) -> ReleaseHandlers:
     """With the server of draft files, where there is one, which ends with the stack."""
-    shelf, base_url = None, config.artifacts_url
+    artifacts, base_url = None, config.artifacts_url
     if config.artifacts is not None:
         from coordinator.api.artifact_http import serving  # needs starlette and uvicorn, which few coordinators do
 
-        shelf = Shelf(config.artifacts)
-        serve = serving(shelf, config.http, tls=config.tls, insecure=config.insecure, url=config.artifacts_url)
+        artifacts = ArtifactStore(config.artifacts, ".gguf")
+        serve = serving(artifacts, config.http, tls=config.tls, insecure=config.insecure, url=config.artifacts_url)
         base_url = await stack.enter_async_context(serve)
-        log.info("drafts in %s are served at %s", shelf.folder, base_url)
+        log.info("drafts in %s are served at %s", artifacts.folder, base_url)
     terms = ReleaseTerms(
         Rule(config.canary_share, config.canary_bound, config.canary_alpha, config.canary_window_s),
         config.canary_session_samples,
@@ -79,7 +79,7 @@ async def _releases(stack: contextlib.AsyncExitStack, store: Store, config: Coor
         base_url,
     )
     kept = ReleaseStore(store)
-    return ReleaseHandlers(kept, store, Backup(config.state_dir, kept), terms, shelf)
+    return ReleaseHandlers(kept, store, Backup(config.state_dir, kept), terms, artifacts)
 
 
 class Watch:

@@ -7,17 +7,15 @@ again, nor a good one prove itself twice. Of each target the copy with the great
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from coordinator.releases.records import ReleaseTrack, State
 from coordinator.releases.store import Read, ReleaseStore, found
+from outrider.artifacts import atomic_files
 
 log = logging.getLogger(__name__)
 
@@ -88,15 +86,4 @@ def _load(path: Path) -> list[Read]:
 
 
 def _save(path: Path, texts: dict[str, str]) -> None:
-    """Whole or not at all, as after a power cut."""
-    descriptor, draft = tempfile.mkstemp(prefix=f"{FILE}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(texts, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(draft)
-        raise
+    atomic_files.write(path, json.dumps(texts).encode(), mode=0o600)

@@ -13,9 +13,10 @@ from coordinator.releases import evidence, lifecycle
 from coordinator.releases.backup import Backup
 from coordinator.releases.canary import drawn
 from coordinator.releases.records import Evidence, Offer, Order, Release, ReleaseTrack, Rule, Sample, State, Trial
-from coordinator.releases.shelf import Shelf
 from coordinator.releases.store import ReleaseStore
 from coordinator.store.redis_store import Store
+from outrider.artifacts.hashing import known_file_digest
+from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import BadRequest, OutriderError
 from outrider.wire import manifest as manifests
 from outrider.wire.manifest import Manifest
@@ -65,7 +66,7 @@ class ReleaseHandlers:
         store: Store,
         backup: Backup,
         terms: ReleaseTerms,
-        shelf: Shelf | None = None,
+        artifacts: ArtifactStore | None = None,
         *,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -73,7 +74,7 @@ class ReleaseHandlers:
         self._store = store
         self._backup = backup
         self._terms = terms
-        self._shelf = shelf
+        self._artifacts = artifacts
         self._now = now
         self._seen: dict[str, _Seen] = {}
         self._weighed: dict[tuple[str, int], _Weighed] = {}
@@ -94,8 +95,8 @@ class ReleaseHandlers:
             _, found = await self._releases.lines()
         if not any(release.manifest == raw for one in found for release in one.line.releases):
             _check_target(manifest, await self._store.verifiers())
-            if self._shelf is not None:
-                await self._shelf.check(manifest)
+            if self._artifacts is not None:
+                await asyncio.to_thread(check_served, self._artifacts, manifest)
         share = self._terms.rule.share
         new = Release(raw, manifest.version, manifest.digest, State.CANDIDATE, self._now(), "published")
         line = await self._releases.change(
@@ -250,4 +251,32 @@ def _check_target(manifest: Manifest, fleet: Sequence[Verifier]) -> None:
             f"manifest.tokenizer_hash is {manifest.tokenizer_hash!r}, and target {targets[0].name!r} has {known[0]!r}:"
             " the draft would mean other text by the same ids; build it with the target's own tokenizer",
             field="manifest.tokenizer_hash",
+        )
+
+
+def check_served(artifacts: ArtifactStore, manifest: Manifest) -> None:
+    """Raises BadRequest if devices would not get from this coordinator's folder what the manifest says.
+
+    A file that is only elsewhere, by absolute URLs, is not looked at.
+    """
+    path = artifacts.find(manifest.digest)
+    if path is None:
+        if manifest.urls and all("://" in url for url in manifest.urls):
+            return
+        raise BadRequest(
+            f"{manifest.digest}.gguf is not in {artifacts.folder}, from where devices would fetch it; put it there"
+            " first, or name in the manifest where it is",
+            field="manifest.artifact",
+        )
+    try:
+        size = path.stat().st_size
+        if size != manifest.size:
+            raise BadRequest.bound("manifest.size", manifest.size, f"{size} bytes, as {path.name} has")
+        found = known_file_digest(path)
+    except OSError as error:
+        raise BadRequest(f"{path} cannot be read: {error.strerror}", field="manifest.artifact") from error
+    if found != manifest.digest:
+        raise BadRequest(
+            f"{path} is damaged or another file: its SHA-256 is {found}; put the right one there",
+            field="manifest.artifact",
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from edge_agent.drafting.offline_generation import Deliveries, written
 from edge_agent.drafting.sources.base import DraftTask
 from edge_agent.drafting.sources.ngram import PromptLookup
 from edge_agent.drafting.worker import DraftWorker
+from outrider.artifacts.hashing import file_digest
 from outrider.core.acceptance.calibrator import AcceptancePrior, Calibrator
 from outrider.core.errors import ModelRefused
 from outrider.core.vocabulary import compare_token_tables
@@ -253,7 +253,7 @@ def _load(path: Path, target_table: Sequence[bytes], options: DraftOptions, dige
 
     model = LlamaModel.load(path, threads=options.threads)
     try:
-        return model, compare_token_tables(model.token_table(), target_table), digest or _digest(path)
+        return model, compare_token_tables(model.token_table(), target_table), digest or file_digest(path)
     except BaseException:
         model.close()
         raise
@@ -262,11 +262,6 @@ def _load(path: Path, target_table: Sequence[bytes], options: DraftOptions, dige
 def _free(loading: asyncio.Task[tuple[LlamaModel, int, str]]) -> None:
     if not loading.cancelled() and loading.exception() is None:
         loading.result()[0].close()
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _in_ms(widths: DecodeLatency) -> str:

@@ -16,10 +16,8 @@ from pathlib import Path
 from edge_agent.releases.check import PASSING, ReleasePolicy, ReleaseRefused, check, key_of, name_of
 from edge_agent.releases.download import Downloader, Wanted, absolute
 from edge_agent.releases.loader import RefusalLog, ReleaseLoader
-from edge_agent.releases.retry_timer import RetryTimer
 from edge_agent.releases.state import InstalledRelease
-from edge_agent.releases.store import is_whole
-from edge_agent.releases.trials import ReleaseTrials
+from edge_agent.releases.trials import ReleaseTrials, retry_backoff
 from edge_agent.session.coordinator_client import ReleaseOffer
 from outrider.core.errors import OutriderError
 from outrider.wire.ticket import Target
@@ -79,7 +77,7 @@ class OfferFollower:
         self._shelf = shelf
         self._refusals = refusals
         self.trials = trials
-        self._downloader = Downloader(shelf.store.folder, plan.stall_s, ca=plan.ca)
+        self._downloader = Downloader(shelf.store.files, plan.stall_s, ca=plan.ca)
         self._wake = asyncio.Event()
         self._news = asyncio.Event()
         """Something was heard since the coordinator was asked last."""
@@ -87,7 +85,7 @@ class OfferFollower:
         """Serials: of the latest news, and of what was done last. Where they differ the coordinator is to be asked."""
         self._not_before = 0.0
         self._doubts = 0
-        self._later = RetryTimer()
+        self._retry = retry_backoff()
         self._altered: Counter[str] = Counter()
         """By the names of manifests."""
 
@@ -95,7 +93,7 @@ class OfferFollower:
         """Somebody has heard of this state of releases. It is only a reason to ask: the coordinator's word counts."""
         if serial > self._heard:
             self._heard, self._not_before = serial, 0.0
-            self._later.now()
+            self._retry.retry_now()
             self._news.set()
         elif serial < self._heard == self._settled:
             self._heard, self._not_before = serial, time.monotonic() + _LESS_S
@@ -116,12 +114,12 @@ class OfferFollower:
                     await self._update()
             except Exception as error:
                 log.exception("draft releases are left alone for a while: %s", error)
-                self._later.put_off()
+                self._retry.failed()
             await self._pause()
 
     @property
     def _wait_s(self) -> float:
-        return max(self._later.in_s, self._not_before - time.monotonic(), 0.0)
+        return max(self._retry.due_in_s, self._not_before - time.monotonic(), 0.0)
 
     async def _pause(self) -> None:
         """Until there is something to ask."""
@@ -150,7 +148,7 @@ class OfferFollower:
             except ReleaseRefused as error:
                 step = await self._refused(offer, error)
         if step is _Step.LATER:
-            self._later.put_off()
+            self._retry.failed()
         elif step is _Step.DONE:
             self._settle(offer.serial, heard)
 
@@ -161,11 +159,11 @@ class OfferFollower:
             return
         if serial < heard and self._doubts < _DOUBTS:
             self._doubts += 1
-            self._later.put_off()
+            self._retry.failed()
             return
         self._doubts = 0
         self._heard = self._settled = serial
-        self._later.reset()
+        self._retry.progressed()
 
     async def _do(self, offer: ReleaseOffer) -> _Step:
         """Raises ReleaseRefused where what is offered would not do."""
@@ -183,7 +181,7 @@ class OfferFollower:
         if await self.trials.has(slot):
             return _Step.DONE
         self.trials.wanted = slot.digest
-        if not await asyncio.to_thread(is_whole, self._shelf.store.file(slot.digest), slot.digest):
+        if not await asyncio.to_thread(self._shelf.store.files.verify, slot.digest):
             wanted = Wanted(slot.digest, manifest.size, absolute(manifest.urls, offer.base_url, slot.digest))
             return _Step.AGAIN if await self._fetched(wanted) else _Step.NEWS
         if not await self.trials.take(slot):
@@ -206,7 +204,7 @@ class OfferFollower:
         """False where there is news before the file is here: what has come of it is kept."""
         store = self._shelf.store
         await asyncio.to_thread(store.tidy, wanted.digest)
-        fetching = asyncio.create_task(self._downloader.fetch(wanted, store.file(wanted.digest)))
+        fetching = asyncio.create_task(self._downloader.fetch(wanted))
         news = asyncio.create_task(self._news.wait())
         try:
             await asyncio.wait({fetching, news}, return_when=asyncio.FIRST_COMPLETED)

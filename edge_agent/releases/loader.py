@@ -13,7 +13,7 @@ from edge_agent.drafting.health import DraftHealth, HitRate
 from edge_agent.drafting.pool import DraftPool
 from edge_agent.releases.check import Kind, ReleaseRefused
 from edge_agent.releases.state import InstalledRelease, ReleaseState
-from edge_agent.releases.store import SlotStore, is_whole
+from edge_agent.releases.store import SlotStore
 from outrider.core.errors import VocabularyMismatch
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class ReleaseLoader:
     async def current(self) -> DraftPool | None:
         """The current release, or the last good one where it does not do; None for the verifier's own draft."""
         while (slot := self.state.current) is not None:
-            if not await asyncio.to_thread(is_whole, self.store.file(slot.digest), slot.digest):
+            if not await asyncio.to_thread(self.store.files.verify, slot.digest):
                 log.warning("the file of release %s is damaged or gone: it is fetched again when offered", slot.digest)
                 await self.change(self.state.dropped())
                 continue
@@ -125,7 +125,7 @@ class ReleaseLoader:
         """What another process has found good, without touching anything of it."""
         state = self.state.trusting(self._trusted)
         slot = state.last_good if state.busy or state.trial else state.current
-        if slot is None or not await asyncio.to_thread(is_whole, self.store.file(slot.digest), slot.digest):
+        if slot is None or not await asyncio.to_thread(self.store.files.verify, slot.digest):
             return None
         try:
             return await self._pool(slot, DraftHealth())
@@ -150,7 +150,9 @@ class ReleaseLoader:
         pool: DraftPool | None = None
         try:
             async with asyncio.timeout(_LOAD_S):
-                pool = await self._load(self.store.file(slot.digest), f"version {slot.version}", slot.digest, health)
+                pool = await self._load(
+                    self.store.files.path(slot.digest), f"version {slot.version}", slot.digest, health
+                )
                 await pool.warm_up()
             if health.failure:
                 raise ReleaseRefused("unusable", f"{release} cannot start: {health.failure}")

@@ -126,10 +126,6 @@ class ReleaseState(_Frozen):
             state = state.dropped()
         return state
 
-    def holds(self, digest: str) -> bool:
-        """Whether a slot has this file."""
-        return any(slot is not None and slot.digest == digest for slot in (self.current, self.last_good))
-
     # --- taking a release
 
     def take(self, slot: InstalledRelease, before: HitRate, now_unix: float = 0.0) -> ReleaseState:

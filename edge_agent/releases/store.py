@@ -1,11 +1,10 @@
-"""Where a target's releases are kept on disk: `state.json`, the slots' files, unfinished downloads, a lock.
+"""Keep a target's draft releases on disk: `state.json`, the slots' files, unfinished downloads, a lock.
 
-One process at a time keeps the folder; others may read it.
+One process at a time changes the folder; others may read it.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 import os
@@ -16,6 +15,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from edge_agent.releases.state import ReleaseState
+from outrider.artifacts import atomic_files
+from outrider.artifacts.store import ArtifactStore
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ class SlotStore:
 
     def __init__(self, folder: Path, lock: BufferedRandom | None, state: ReleaseState) -> None:
         self.folder = folder
+        self.files = ArtifactStore(folder, ".gguf")
         self._lock = lock
         self._state = state
         self._written = True
@@ -40,9 +42,9 @@ class SlotStore:
         """root: of all targets. target: its weights hash. Raises OSError for a folder that cannot be written to."""
         folder = root / hashlib.sha256(target.encode()).hexdigest()[:16]
         folder.mkdir(parents=True, exist_ok=True)
-        lock = _locked(folder / _LOCK)
+        lock = atomic_files.lock(folder / _LOCK)
         if lock is not None:
-            _write(folder / _TARGET, target.encode())
+            atomic_files.write(folder / _TARGET, target.encode())
         return cls(folder, lock, read(folder, keep=lock is not None))
 
     @property
@@ -59,7 +61,7 @@ class SlotStore:
         if not self.ours:
             raise PermissionError("another process keeps this folder")
         if state != self._state or not self._written or not (self.folder / _STATE).exists():
-            _write(self.folder / _STATE, state.model_dump_json(indent=1).encode())
+            atomic_files.write(self.folder / _STATE, state.model_dump_json(indent=1).encode())
         self._state, self._written = state, True
 
     def hold(self, state: ReleaseState) -> None:
@@ -72,17 +74,9 @@ class SlotStore:
             log.warning("%s cannot be written, so that a crash forgets: %s", self.folder / _STATE, error)
             self._state, self._written = state, False
 
-    def file(self, digest: str) -> Path:
-        """Of a release, whole and checked when it was put there."""
-        return self.folder / f"{digest}.gguf"
-
     def tidy(self, wanted: str = "") -> None:
         """Remove what no slot holds. wanted: a release whose download may go on, or that is taken soon."""
-        for path in [*self.folder.glob("*.gguf"), *self.folder.glob("*.partial"), *self.folder.glob("*.etag")]:
-            digest = path.name.split(".")[0]
-            held = path.suffix == ".gguf" and self._state.holds(digest)
-            if not held and digest != wanted:
-                path.unlink(missing_ok=True)
+        self.files.tidy({wanted, *(slot.digest for slot in (self._state.current, self._state.last_good) if slot)})
 
     def close(self) -> None:
         """Another process may keep it from now on."""
@@ -120,44 +114,3 @@ def folders(root: Path) -> Iterator[tuple[str, Path]]:
     """(weights hash, folder) of every target that has one."""
     for path in sorted(root.glob(f"*/{_TARGET}")):
         yield path.read_text(errors="replace")[:200], path.parent
-
-
-def is_whole(path: Path, digest: str) -> bool:
-    """Whether the file is there and has this SHA-256."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() == digest
-    except OSError:
-        return False
-
-
-def put(partial: Path, path: Path) -> None:
-    """Move a finished file to its name, so that a power cut cannot leave a part of it there."""
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-    _sync_folder(path.parent)
-
-
-def _write(path: Path, data: bytes) -> None:
-    new = path.with_name(path.name + ".new")
-    new.write_bytes(data)
-    put(new, path)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _locked(path: Path) -> BufferedRandom | None:
-    file = path.open("a+b")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        return None
-    return file

@@ -13,8 +13,8 @@ from edge_agent.drafting.manager import DraftManager
 from edge_agent.drafting.pool import DraftPool
 from edge_agent.releases.check import Kind, ReleaseRefused
 from edge_agent.releases.loader import ReleaseLoader
-from edge_agent.releases.retry_timer import RetryTimer
 from edge_agent.releases.state import InstalledRelease, ReleaseState
+from outrider.core.backoff import Backoff
 from outrider.core.errors import OutriderError
 
 log = logging.getLogger(__name__)
@@ -25,9 +25,16 @@ TRIAL_S = 3600.0
 """A release that has not failed for so long has passed: some texts bring no guesses to judge it by."""
 _SINGLE_S = 10.0
 """How long a third model waits for sessions to leave the first one, before it is put off."""
+RETRY_FIRST_S, RETRY_MAX_S = 5.0, 600.0
+"""The pauses after what failed, at first and at most."""
 
 Own = Callable[[], Awaitable[DraftPool | None]]
 """The draft that the verifiers offer themselves. Raises core errors where it cannot be had at the moment."""
+
+
+def retry_backoff() -> Backoff:
+    """Return the pauses of whatever is tried again for a release."""
+    return Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
 
 
 class ReleaseTrials:
@@ -40,7 +47,7 @@ class ReleaseTrials:
         self._changing = asyncio.Lock()
         """Held while the slots and the room change."""
         self._wake = asyncio.Event()
-        self._later = RetryTimer()
+        self._retry = retry_backoff()
         current = shelf.state.current
         self._astray = current is not None and (room.pool is None or room.pool.release != current.digest)
         """The slots say another draft than the room has: it is to be loaded."""
@@ -65,11 +72,11 @@ class ReleaseTrials:
         while True:
             try:
                 async with self._changing:
-                    if not self._later.in_s:
+                    if not self._retry.due_in_s:
                         await (self._reload() if self._astray else self._judge())
             except Exception as error:
                 log.exception("the draft in use is not judged for a while: %s", error)
-                self._later.put_off()
+                self._retry.failed()
             await self._pause()
 
     async def _pause(self) -> None:
@@ -171,7 +178,7 @@ class ReleaseTrials:
             self._arrived()
             return
         if not await self._room.single(_SINGLE_S):
-            self._later.put_off()
+            self._retry.failed()
             return
         pool = await self._shelf.current()
         if pool is None:
@@ -179,7 +186,7 @@ class ReleaseTrials:
                 pool = await self._own()
             except OutriderError as error:
                 log.warning("the verifier's own draft cannot be had, it is asked for again later: %s", error)
-                self._later.put_off()
+                self._retry.failed()
                 return
             self._own_release = pool.release if pool is not None else ""
         await self._swap(pool)
@@ -192,5 +199,5 @@ class ReleaseTrials:
     def _arrived(self) -> None:
         self.swaps += 1
         self._astray = False
-        self._later.reset()
+        self._retry.progressed()
         self._wake.set()

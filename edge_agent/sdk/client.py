@@ -46,13 +46,14 @@ from edge_agent.sdk.types import DEFAULT_RETRIES, Completion, Offline, Options, 
 from edge_agent.session.channels import Channels
 from edge_agent.session.coordinator_client import ANY_WORKLOAD, CoordinatorClient, Placement, Workload
 from edge_agent.session.driver import SessionDriver
-from edge_agent.session.failover import FIRST_CONTACT_S, AttachTarget, Backoff, DirectRoute, GrantRoute, Route
+from edge_agent.session.failover import FIRST_CONTACT_S, AttachTarget, DirectRoute, GrantRoute, Route
 from edge_agent.session.statistics import Statistics
 from edge_agent.target.artifact_cache import ArtifactCache
 from edge_agent.target.artifact_client import Library
 from edge_agent.target.bundle import Books, TargetKit, assemble, own_draft
 from edge_agent.target.chat_template import Message, check_messages
 from edge_agent.target.description_cache import Memory, NoVerifier
+from outrider.core.backoff import Backoff
 from outrider.core.errors import Unavailable
 from outrider.core.protocol.device import DeviceSession
 from outrider.settings.layers import from_environment

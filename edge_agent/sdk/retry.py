@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import time
 from collections.abc import Callable, Sequence
 
 from edge_agent.drafting.offline_generation import Deliveries
+from outrider.core.backoff import backoff_s
 from outrider.core.errors import InternalError, OutriderError, Overloaded, Unavailable
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ async def persistent(
                     yield delivery
             return
         except mendable as error:
-            pause_s = max(_pause_s(tries), _asked_for(error))
+            pause_s = max(backoff_s(tries + 1, _FIRST_PAUSE_S, _MOST_PAUSE_S, jitter=0.25), _asked_for(error))
             tries += 1
             if came or tries > retries or time.monotonic() + pause_s - begun > within_s:
                 raise
@@ -64,10 +64,6 @@ async def unless_unreachable(
     async with contextlib.aclosing(alone(received, cause)) as deliveries:
         async for delivery in deliveries:
             yield delivery
-
-
-def _pause_s(failures: int) -> float:
-    return min(_MOST_PAUSE_S, _FIRST_PAUSE_S * 2.0**failures) * random.uniform(0.75, 1.0)
 
 
 def _asked_for(error: Exception) -> float:

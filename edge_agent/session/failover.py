@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import random
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,13 +16,12 @@ from google.protobuf.message import DecodeError
 
 from edge_agent.session.stream import VerifierSilent
 from outrider.core import errors
+from outrider.core.backoff import Backoff
 from outrider.core.errors import BadRequest, OutriderError, Unavailable
 from outrider.core.protocol.messages import SessionLimits
 from outrider.wire.codecs import limits_from_proto
 from outrider.wire.v1 import coordinator_pb2 as pb
 
-BACKOFF_FIRST_S = 0.1
-BACKOFF_MAX_S = 3.0
 FIRST_CONTACT_S = 3.5
 """How long a verifier that stands alone is looked for: its address is rather wrong than it just restarts."""
 
@@ -73,36 +70,6 @@ def after(error: OutriderError) -> Step:
         case errors.Unauthenticated() | errors.PermissionDenied():
             return Step.ELSEWHERE  # the ticket has expired, or another verifier has taken the address over
     return Step.NOWHERE
-
-
-class Backoff:
-    """Pauses that double, with jitter, and a budget of time without progress."""
-
-    def __init__(
-        self, budget_s: float, clock: Callable[[], float] = time.monotonic, draw: Callable[[], float] = random.random
-    ) -> None:
-        self._budget_s = budget_s
-        self._clock = clock
-        self._draw = draw
-        self._failures = 0
-        self._since: float | None = None
-
-    def progressed(self) -> None:
-        self._failures, self._since = 0, None
-
-    def failed(self, error: OutriderError) -> None:
-        """Count a failure. Raises `error` where the budget is used up."""
-        now = self._clock()
-        if self._since is None:
-            self._since = now
-        self._failures += 1
-        if now - self._since > self._budget_s:
-            raise error
-
-    def pause_s(self, least_s: float = 0.0) -> float:
-        """Seconds to wait now; half to all of the doubled base, never less than `least_s`."""
-        base = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** max(0, self._failures - 1))
-        return max(least_s, base * (0.5 + 0.5 * self._draw()))
 
 
 class DirectRoute:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import os
-import tempfile
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
 from edge_agent.target.artifact_client import Description
+from outrider.artifacts import atomic_files
 from outrider.core.errors import OutriderError
 
 log = logging.getLogger(__name__)
@@ -32,10 +31,7 @@ class Memory:
         data = _DESCRIPTION.dump_json(description)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self._path.parent)
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            os.replace(name, self._path)
+            atomic_files.write(self._path, data, mode=0o600)
         except OSError as error:
             log.warning("what the target is cannot be kept for times without a verifier: %s", error)
 

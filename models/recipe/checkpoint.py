@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
+
+from outrider.artifacts import atomic_files
 
 
 @dataclass
@@ -35,9 +36,8 @@ def save(folder: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer]
             for key, value in state.items():
                 tensors[f"optimizer.{key}.{names[id(parameter)]}"] = torch.as_tensor(value)
     contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    partial = folder / "state.partial"
-    save_file(contiguous, partial, metadata={"progress": json.dumps(vars(progress))})
-    os.replace(partial, folder / "state.safetensors")
+    with atomic_files.replacing(folder / "state.safetensors") as partial:
+        save_file(contiguous, partial, metadata={"progress": json.dumps(vars(progress))})
 
 
 def restore(folder: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> Progress:

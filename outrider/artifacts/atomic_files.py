@@ -1,39 +1,81 @@
-"""Files that are there whole or not at all, even where the machine loses power a moment later."""
+"""Write files that are there whole or not at all, even where the machine loses power a moment later."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
-import shutil
+import secrets
+from collections.abc import Iterator
+from io import BufferedRandom
 from pathlib import Path
+
+PARTIAL = ".partial"
+"""The suffix of a file that is still being written; nothing reads it under this name."""
 
 
 def write(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Put `data` into the place of `path`."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-    sync_folder(path.parent)
-
-
-def copy(source: Path, path: Path) -> None:
-    """Put a copy of `source` into the place of `path`, which others may read."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    shutil.copyfile(source, partial)
-    partial.chmod(0o644)
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder last."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    """Replace `path` by a file of these bytes, created with these permissions (less the umask). Raises OSError."""
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL}")  # several writers each have their own
     try:
-        os.fsync(descriptor)
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield the name of a file to write in place of `path`, for one writer at a time.
+
+    The file moves to `path` when the body ends, and is removed if the body raises. One that a killed process has left
+    under the same name is overwritten.
+    """
+    partial = path.with_name(path.name + PARTIAL)
+    try:
+        yield partial
+        replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def replace(finished: Path, path: Path) -> None:
+    """Move a finished file to `path` in the same folder, both its bytes and its name on disk before this returns."""
+    with finished.open("rb") as file:
+        os.fsync(file.fileno())
+    os.replace(finished, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
     finally:
-        os.close(descriptor)
+        os.close(folder)
+
+
+def lock(path: Path) -> BufferedRandom | None:
+    """Open a file, created if need be, and lock it until it is closed or the process ends.
+
+    Returns None if another process, or another part of this one, holds the lock. Raises OSError for a file that cannot
+    be opened. The file at `path` when this returns is the one that was locked: its former holder may have moved it
+    away between opening and locking.
+    """
+    while True:
+        file = path.open("a+b")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(file, path):
+                return file
+        except OSError:  # a file system without locks, too
+            file.close()
+            return None
+        file.close()
+
+
+def _is_at(file: BufferedRandom, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except FileNotFoundError:
+        return False

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
+from outrider.artifacts import atomic_files
 from outrider.llama.library import library
 
 QuantKind = Literal["Q8_0", "Q4_0", "Q4_K_M", "Q6_K", "F16"]
@@ -22,12 +23,10 @@ def quantize(source: Path, destination: Path, kind: QuantKind, threads: int = 1)
     params = lib.llama_model_quantize_default_params()
     params.ftype = getattr(lib, f"LLAMA_FTYPE_MOSTLY_{kind}")
     params.nthread = threads
-    partial = destination.with_name(destination.name + ".partial")
-    code = lib.llama_model_quantize(os.fsencode(source), os.fsencode(partial), params)
-    if code != 0:
-        partial.unlink(missing_ok=True)
-        raise ValueError(
-            f"llama.cpp could not quantise {source.name} to {kind} (code {code}): is it a whole GGUF file?"
-        )
     # Never truncate a file in place: a process that has mapped it would die of SIGBUS.
-    os.replace(partial, destination)
+    with atomic_files.replacing(destination) as partial:
+        code = lib.llama_model_quantize(os.fsencode(source), os.fsencode(partial), params)
+        if code != 0:
+            raise ValueError(
+                f"llama.cpp could not quantise {source.name} to {kind} (code {code}): is it a whole GGUF file?"
+            )

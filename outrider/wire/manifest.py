@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
 
+from outrider.artifacts.hashing import PREFIX, digest_of
 from outrider.core.errors import BadRequest, ModelRefused
 from outrider.wire.ticket import MAX_KEY_ID, MAX_LABEL, Signer, public_key
 from outrider.wire.v1 import coordinator_pb2 as pb
@@ -30,7 +31,6 @@ LATEST_UNIX = 253_402_300_799.0
 """The end of the year 9999: what is later is no date."""
 DOMAIN = b"outrider draft release v1\0"
 """What the signed bytes begin with: a signature of something else never passes for a release's."""
-_HASH = re.compile(r"sha256:[0-9a-f]{64}")
 _QUANTIZATION = re.compile(r"[A-Z0-9_]{1,16}")
 
 
@@ -60,7 +60,7 @@ class Manifest:
     @property
     def digest(self) -> str:
         """Hex digits of the file's hash."""
-        return self.artifact.removeprefix("sha256:")
+        return self.artifact.removeprefix(PREFIX)
 
 
 def sign(manifest: Manifest, signer: Signer) -> bytes:
@@ -140,8 +140,8 @@ def _check(manifest: Manifest) -> None:
     if not 0 < manifest.size <= MAX_FILE:
         raise BadRequest.bound("manifest.size", manifest.size, f"between 1 and {MAX_FILE} bytes")
     for name, value in (("artifact", manifest.artifact), ("parent", manifest.parent)):
-        if not _HASH.fullmatch(value) and not (name == "parent" and not value):
-            raise BadRequest.bound(f"manifest.{name}", repr(value)[:100], '"sha256:" and 64 hex digits')
+        if value or name == "artifact":
+            digest_of(value, f"manifest.{name}")
     for name, value in (("weights_hash", manifest.weights_hash), ("tokenizer_hash", manifest.tokenizer_hash)):
         if not 0 < len(value) <= MAX_LABEL or not value.isprintable():
             raise BadRequest.bound(f"manifest.{name}", repr(value)[:100], f"1 to {MAX_LABEL} printable letters")

@@ -15,7 +15,7 @@ from certificate import self_signed
 
 from coordinator.api import http_connection
 from coordinator.api.artifact_http import MAX_CONNECTIONS, serving
-from coordinator.releases.shelf import Shelf
+from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import BadRequest, Unavailable
 
 CONTENT = bytes(range(256)) * 1_024
@@ -35,7 +35,7 @@ def folder(tmp_path):
 @pytest.fixture
 async def get(folder):
     """Ask; returns status, headers (lower case) and body."""
-    async with serving(Shelf(folder), "127.0.0.1:0") as base:
+    async with serving(ArtifactStore(folder, ".gguf"), "127.0.0.1:0") as base:
 
         async def ask(path: str = f"artifacts/{DIGEST}.gguf", method: str = "GET", **headers: str):
             named = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -136,7 +136,7 @@ async def test_many_fetch_at_once_while_the_loop_goes_on(get) -> None:
 
 async def test_a_client_that_goes_away_does_no_harm(folder, get) -> None:
     (folder / f"{'b' * 64}.gguf").write_bytes(b"x" * 8_000_000)
-    async with serving(Shelf(folder), "127.0.0.1:0") as base:
+    async with serving(ArtifactStore(folder, ".gguf"), "127.0.0.1:0") as base:
         port = urlsplit(base).port
         for _ in range(5):
             with socket.create_connection(("127.0.0.1", port)) as connection:
@@ -176,7 +176,7 @@ def _closed(client: socket.socket) -> bool:
 
 async def test_silent_connections_shut_nobody_else_out_and_end_soon(folder, monkeypatch) -> None:
     monkeypatch.setattr(http_connection, "REQUEST_S", 2.0)
-    async with serving(Shelf(folder), "127.0.0.1:0") as base:
+    async with serving(ArtifactStore(folder, ".gguf"), "127.0.0.1:0") as base:
         silent = [await asyncio.to_thread(_connected, base) for _ in range(MAX_CONNECTIONS)]
         assert await asyncio.to_thread(_status, base, "127.0.0.2") == 200
         assert await asyncio.to_thread(_status, base) == 0  # its address has too many already
@@ -189,7 +189,7 @@ async def test_silent_connections_shut_nobody_else_out_and_end_soon(folder, monk
 @pytest.mark.parametrize("first", [b"", f"GET /artifacts/{'0' * 64} HTTP/1.1\r\nhost: x\r\n\r\n".encode()])
 async def test_a_request_that_comes_byte_by_byte_is_not_waited_for(folder, monkeypatch, first) -> None:
     monkeypatch.setattr(http_connection, "REQUEST_S", 0.3)
-    async with serving(Shelf(folder), "127.0.0.1:0") as base:
+    async with serving(ArtifactStore(folder, ".gguf"), "127.0.0.1:0") as base:
         reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(base).port)
         writer.write(first + b"GET ")
         ended = asyncio.create_task(reader.read())
@@ -208,7 +208,7 @@ async def test_a_client_that_does_not_read_is_cut_off_and_a_slow_one_is_not(fold
     size = 32_000_000
     (folder / f"{'b' * 64}.gguf").write_bytes(b"x" * size)
     request = f"GET /artifacts/{'b' * 64} HTTP/1.1\r\nhost: x\r\n\r\n".encode()
-    async with serving(Shelf(folder), "127.0.0.1:0") as base:
+    async with serving(ArtifactStore(folder, ".gguf"), "127.0.0.1:0") as base:
         with await asyncio.to_thread(_connected, base) as stuck, await asyncio.to_thread(_connected, base) as slow:
             stuck.sendall(request)
             slow.sendall(request)
@@ -228,29 +228,31 @@ def _received(client: socket.socket) -> int:
 
 
 async def test_the_port_is_free_again_once_it_is_over(folder) -> None:
-    async with serving(Shelf(folder), "127.0.0.1:0") as base:
+    async with serving(ArtifactStore(folder, ".gguf"), "127.0.0.1:0") as base:
         address = urlsplit(base).netloc
         with pytest.raises(Unavailable, match="is the port taken"):
-            async with serving(Shelf(folder), address):
+            async with serving(ArtifactStore(folder, ".gguf"), address):
                 pass
-    async with serving(Shelf(folder), address) as again:
+    async with serving(ArtifactStore(folder, ".gguf"), address) as again:
         assert again == base
 
 
 async def test_beyond_loopback_plain_text_needs_insecure_and_a_name_for_devices(folder) -> None:
     with pytest.raises(BadRequest, match="--insecure"):
-        async with serving(Shelf(folder), "0.0.0.0:0"):
+        async with serving(ArtifactStore(folder, ".gguf"), "0.0.0.0:0"):
             pass
     with pytest.raises(BadRequest, match="--artifacts-url"):
-        async with serving(Shelf(folder), "0.0.0.0:0", insecure=True):
+        async with serving(ArtifactStore(folder, ".gguf"), "0.0.0.0:0", insecure=True):
             pass
-    async with serving(Shelf(folder), "0.0.0.0:0", insecure=True, url="https://drafts.example/") as base:
+    async with serving(
+        ArtifactStore(folder, ".gguf"), "0.0.0.0:0", insecure=True, url="https://drafts.example/"
+    ) as base:
         assert base == "https://drafts.example/"
 
 
 async def test_with_the_coordinators_certificate_it_speaks_tls(folder, tmp_path) -> None:
     tls = self_signed(tmp_path)
-    async with serving(Shelf(folder), "127.0.0.1:0", tls=tls) as base:
+    async with serving(ArtifactStore(folder, ".gguf"), "127.0.0.1:0", tls=tls) as base:
         assert base.startswith("https://")
         context = ssl.create_default_context(cafile=tls.cert)
         status, _, body = await asyncio.to_thread(_ask, base, "GET", f"/artifacts/{DIGEST}", {}, context)
@@ -261,5 +263,5 @@ async def test_a_certificate_that_cannot_be_used_is_refused(folder, tmp_path) ->
     tls = self_signed(tmp_path)
     tls.key.write_text("no key")
     with pytest.raises(BadRequest, match="TLS certificate and key cannot be used"):
-        async with serving(Shelf(folder), "127.0.0.1:0", tls=tls):
+        async with serving(ArtifactStore(folder, ".gguf"), "127.0.0.1:0", tls=tls):
             pass

@@ -15,11 +15,11 @@ from releasing import FIRST, SIGNER, guesses, listed, name_of, offered, publish,
 
 from coordinator.releases.backup import Backup
 from coordinator.releases.canary import drawn
-from coordinator.releases.handlers import ReleaseHandlers
-from coordinator.releases.shelf import Shelf
+from coordinator.releases.handlers import ReleaseHandlers, check_served
 from coordinator.releases.store import ReleaseStore
 from coordinator.store import keys
 from coordinator.store.redis_store import Store
+from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import BadRequest, ModelRefused, NotFound, PermissionDenied, Unauthenticated, Unavailable
 from outrider.wire.ticket import Signer
 from outrider.wire.v1 import coordinator_pb2 as pb
@@ -489,8 +489,9 @@ async def test_two_that_ask_for_the_same_file_at_once_are_both_answered(tmp_path
     digest = hashlib.sha256(content).hexdigest()
     (tmp_path / f"{digest}.gguf").write_bytes(content)
     manifest = replace(FIRST, artifact=f"sha256:{digest}", size=len(content))
-    shelf = Shelf(tmp_path)
-    assert await asyncio.gather(*(shelf.check(manifest) for _ in range(3))) == [None, None, None]
+    artifacts = ArtifactStore(tmp_path, ".gguf")
+    checks = (asyncio.to_thread(check_served, artifacts, manifest) for _ in range(3))
+    assert await asyncio.gather(*checks) == [None, None, None]
 
 
 def test_the_draw_is_by_names_alone_and_keeps_whom_it_had() -> None:

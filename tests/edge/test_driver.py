@@ -15,8 +15,9 @@ from scripted import ScriptedSource, continuation, target, worker
 from edge_agent.drafting.worker import DraftWorker
 from edge_agent.session.channels import Channels
 from edge_agent.session.driver import DriverOptions, SessionDriver
-from edge_agent.session.failover import Backoff, DirectRoute
+from edge_agent.session.failover import DirectRoute
 from edge_agent.session.statistics import Statistics
+from outrider.core.backoff import Backoff
 from outrider.core.errors import ModelRefused, ProtocolViolation, Unavailable
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Append, Directive, Finish, SessionLimits

@@ -13,10 +13,11 @@ from scripted import ScriptedSource, continuation, target, worker
 
 from edge_agent.session.channels import Channels
 from edge_agent.session.driver import DriverOptions, SessionDriver
-from edge_agent.session.failover import Backoff, DirectRoute, GrantRoute, Grants, Step, after, limits_of
+from edge_agent.session.failover import DirectRoute, GrantRoute, Grants, Step, after, limits_of
 from edge_agent.session.statistics import Statistics
 from edge_agent.session.stream import VerifierSilent
 from outrider.core import errors
+from outrider.core.backoff import Backoff
 from outrider.core.errors import BadRequest, OutriderError, Unavailable
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import SessionLimits
@@ -114,29 +115,6 @@ async def test_epochs_only_grow_and_stay_within_their_grant() -> None:
         epochs.append((await route.next()).epoch)
         route.failed(Unavailable("reset"), progressed=True)
     assert epochs == [10, 11, 12, 13]
-
-
-async def test_progress_renews_the_budget_and_its_lack_ends_it() -> None:
-    now = [0.0]
-    backoff = Backoff(10.0, clock=lambda: now[0], draw=lambda: 0.0)
-    for _ in range(5):
-        backoff.failed(Unavailable("x"))
-        now[0] += 9.0
-        backoff.progressed()
-    backoff.failed(Unavailable("x"))
-    now[0] += 11.0
-    with pytest.raises(Unavailable):
-        backoff.failed(Unavailable("x"))
-
-
-def test_pauses_double_up_to_a_bound_and_honour_the_peers_wish() -> None:
-    backoff = Backoff(1e9, draw=lambda: 1.0)
-    pauses = []
-    for _ in range(8):
-        backoff.failed(Unavailable("x"))
-        pauses.append(backoff.pause_s())
-    assert pauses[:4] == pytest.approx([0.1, 0.2, 0.4, 0.8]) and pauses[-1] == 3.0
-    assert backoff.pause_s(60.0) == 60.0
 
 
 async def test_an_overloaded_verifier_is_left_alone_for_as_long_as_it_asked() -> None:

@@ -14,8 +14,9 @@ from scripted import target
 
 from edge_agent.session.channels import Channels
 from edge_agent.session.coordinator_client import CoordinatorClient
-from edge_agent.session.failover import Backoff, DirectRoute, GrantRoute
+from edge_agent.session.failover import DirectRoute, GrantRoute
 from edge_agent.target.artifact_client import Library
+from outrider.core.backoff import Backoff
 from outrider.core.errors import NotFound, Unavailable
 
 DATA = bytes(range(256)) * 40

@@ -18,10 +18,12 @@ from file_server import Behaviour, FileServer, wanted
 from edge_agent import AsyncClient, EdgeSettings
 from edge_agent.releases.check import ReleaseRefused
 from edge_agent.releases.download import Downloader, Wanted, absolute
+from outrider.artifacts.store import ArtifactStore
 from outrider.wire.channels import ClientTls
 
 DATA = random.Random(7).randbytes(300_000)
 DIGEST = hashlib.sha256(DATA).hexdigest()
+FILE = f"{DIGEST}.gguf"
 
 
 @pytest.fixture
@@ -32,12 +34,12 @@ async def server() -> AsyncIterator[FileServer]:
 
 @pytest.fixture
 def downloader(tmp_path: Path) -> Downloader:
-    return Downloader(tmp_path, stall_s=0.5)
+    return Downloader(ArtifactStore(tmp_path, ".gguf"), stall_s=0.5)
 
 
 async def refused(downloader: Downloader, what: Wanted, path: Path) -> ReleaseRefused:
     with pytest.raises(ReleaseRefused) as caught:
-        await downloader.fetch(what, path)
+        await downloader.fetch(what)
     assert path.name not in os.listdir(path.parent), "something that was refused has got the file's name"
     return caught.value
 
@@ -45,12 +47,12 @@ async def refused(downloader: Downloader, what: Wanted, path: Path) -> ReleaseRe
 async def test_a_file_that_is_there_is_not_asked_for_again(
     server: FileServer, downloader: Downloader, tmp_path: Path
 ) -> None:
-    path = tmp_path / "file"
+    path = tmp_path / FILE
     for _ in range(2):
-        await downloader.fetch(wanted(DIGEST, DATA, server), path)
+        await downloader.fetch(wanted(DIGEST, DATA, server))
         assert await asyncio.to_thread(path.read_bytes) == DATA
     assert len(server.asked) == 1
-    assert os.listdir(tmp_path) == ["file"]
+    assert os.listdir(tmp_path) == [FILE]
 
 
 @pytest.mark.parametrize("etag", ["", '"strong"', 'W/"weak"'])
@@ -58,40 +60,40 @@ async def test_what_broke_off_goes_on_where_it_was(
     server: FileServer, downloader: Downloader, tmp_path: Path, etag: str
 ) -> None:
     server.behaviour = Behaviour(break_after=100_000, etag=etag)
-    error = await refused(downloader, wanted(DIGEST, DATA, server), tmp_path / "file")
+    error = await refused(downloader, wanted(DIGEST, DATA, server), tmp_path / FILE)
     assert error.kind == "truncated" and "100000 of 300000 bytes" in str(error)
-    await downloader.fetch(wanted(DIGEST, DATA, server), tmp_path / "file")
+    await downloader.fetch(wanted(DIGEST, DATA, server))
     assert server.ranges == ["", "bytes=100000-"]
     assert server.asked[-1][1].get("if-range", "") == (etag if etag.startswith('"') else "")
-    assert await asyncio.to_thread((tmp_path / "file").read_bytes) == DATA
+    assert await asyncio.to_thread((tmp_path / FILE).read_bytes) == DATA
 
 
 async def test_a_file_that_changed_meanwhile_is_begun_anew(
     server: FileServer, downloader: Downloader, tmp_path: Path
 ) -> None:
     server.behaviour = Behaviour(break_after=1000, etag='"one"', flip=3)
-    await refused(downloader, wanted(DIGEST, DATA, server), tmp_path / "file")
+    await refused(downloader, wanted(DIGEST, DATA, server), tmp_path / FILE)
     server.behaviour = Behaviour(etag='"two"')
-    await downloader.fetch(wanted(DIGEST, DATA, server), tmp_path / "file")
-    assert await asyncio.to_thread((tmp_path / "file").read_bytes) == DATA
+    await downloader.fetch(wanted(DIGEST, DATA, server))
+    assert await asyncio.to_thread((tmp_path / FILE).read_bytes) == DATA
 
 
 async def test_a_beginning_that_is_wrong_is_thrown_away_and_fetched_again_at_once(
     server: FileServer, downloader: Downloader, tmp_path: Path
 ) -> None:
     await asyncio.to_thread((tmp_path / f"{DIGEST}.partial").write_bytes, b"x" * 5000)
-    await downloader.fetch(wanted(DIGEST, DATA, server), tmp_path / "file")
+    await downloader.fetch(wanted(DIGEST, DATA, server))
     assert server.ranges == ["bytes=5000-", ""]
-    assert await asyncio.to_thread((tmp_path / "file").read_bytes) == DATA
+    assert await asyncio.to_thread((tmp_path / FILE).read_bytes) == DATA
 
 
 async def test_a_server_that_knows_no_ranges_starts_from_the_beginning(
     server: FileServer, downloader: Downloader, tmp_path: Path
 ) -> None:
     server.behaviour = Behaviour(break_after=1000, ranges=False)
-    await refused(downloader, wanted(DIGEST, DATA, server), tmp_path / "file")
-    await downloader.fetch(wanted(DIGEST, DATA, server), tmp_path / "file")
-    assert await asyncio.to_thread((tmp_path / "file").read_bytes) == DATA
+    await refused(downloader, wanted(DIGEST, DATA, server), tmp_path / FILE)
+    await downloader.fetch(wanted(DIGEST, DATA, server))
+    assert await asyncio.to_thread((tmp_path / FILE).read_bytes) == DATA
 
 
 async def test_a_file_that_breaks_off_at_the_same_place_again_is_truncated_again(
@@ -100,7 +102,7 @@ async def test_a_file_that_breaks_off_at_the_same_place_again_is_truncated_again
     kinds = []
     for _ in range(2):
         server.behaviour = Behaviour(break_after=1000, ranges=False)
-        kinds.append((await refused(downloader, wanted(DIGEST, DATA, server), tmp_path / "file")).kind)
+        kinds.append((await refused(downloader, wanted(DIGEST, DATA, server), tmp_path / FILE)).kind)
     assert kinds == ["truncated", "truncated"]
 
 
@@ -122,56 +124,57 @@ async def test_what_is_not_the_file_is_refused_and_named(
 ) -> None:
     server.behaviour = behaviour
     begun = time.monotonic()
-    error = await refused(downloader, wanted(DIGEST, DATA, server), tmp_path / "file")
+    error = await refused(downloader, wanted(DIGEST, DATA, server), tmp_path / FILE)
     assert error.kind == kind and said in str(error)
     assert time.monotonic() - begun < 3.0
 
 
 async def test_nothing_of_an_altered_file_is_kept(server: FileServer, downloader: Downloader, tmp_path: Path) -> None:
     server.behaviour = Behaviour(flip=0, etag='"x"')
-    await refused(downloader, wanted(DIGEST, DATA, server), tmp_path / "file")
+    await refused(downloader, wanted(DIGEST, DATA, server), tmp_path / FILE)
     assert os.listdir(tmp_path) == []
 
 
-async def test_another_part_than_was_asked_for_is_refused(
+async def test_another_part_than_was_asked_for_is_thrown_away_and_the_whole_file_fetched(
     server: FileServer, downloader: Downloader, tmp_path: Path
 ) -> None:
     server.behaviour = Behaviour(break_after=1000)
-    await refused(downloader, wanted(DIGEST, DATA, server), tmp_path / "file")
+    await refused(downloader, wanted(DIGEST, DATA, server), tmp_path / FILE)
     server.behaviour = Behaviour(wrong_range=10)
-    error = await refused(downloader, wanted(DIGEST, DATA, server), tmp_path / "file")
-    assert "from 1010 on, asked for 1000" in str(error)
+    await downloader.fetch(wanted(DIGEST, DATA, server))
+    assert server.ranges == ["", "bytes=1000-", ""]
+    assert await asyncio.to_thread((tmp_path / FILE).read_bytes) == DATA
 
 
 async def test_the_next_address_goes_on_with_what_the_first_one_brought(
     server: FileServer, downloader: Downloader, tmp_path: Path
 ) -> None:
     async with FileServer({f"{DIGEST}.gguf": DATA}, Behaviour(break_after=200_000)) as first:
-        await downloader.fetch(wanted(DIGEST, DATA, first, server), tmp_path / "file")
+        await downloader.fetch(wanted(DIGEST, DATA, first, server))
     assert server.ranges == ["bytes=200000-"]
-    assert await asyncio.to_thread((tmp_path / "file").read_bytes) == DATA
+    assert await asyncio.to_thread((tmp_path / FILE).read_bytes) == DATA
 
 
 async def test_a_server_that_alters_the_file_does_not_keep_the_next_one_from_being_asked(
     server: FileServer, downloader: Downloader, tmp_path: Path
 ) -> None:
     async with FileServer({f"{DIGEST}.gguf": DATA}, Behaviour(flip=9)) as first:
-        await downloader.fetch(wanted(DIGEST, DATA, first, server), tmp_path / "file")
-    assert await asyncio.to_thread((tmp_path / "file").read_bytes) == DATA
+        await downloader.fetch(wanted(DIGEST, DATA, first, server))
+    assert await asyncio.to_thread((tmp_path / FILE).read_bytes) == DATA
 
 
 async def test_redirects_are_followed_a_few_times(server: FileServer, downloader: Downloader, tmp_path: Path) -> None:
     async with FileServer(behaviour=Behaviour(location=server.url)) as first:
-        await downloader.fetch(wanted(DIGEST, DATA, first), tmp_path / "file")
+        await downloader.fetch(wanted(DIGEST, DATA, first))
         first.behaviour.location = first.url
-        error = await refused(downloader, wanted("0" * 64, DATA, first), tmp_path / "other")
+        error = await refused(downloader, wanted("0" * 64, DATA, first), tmp_path / f"{'0' * 64}.gguf")
     assert error.kind == "unreachable"
 
 
 async def test_where_nobody_listens_or_nothing_is_named_it_says_so(downloader: Downloader, tmp_path: Path) -> None:
     nobody = Wanted(DIGEST, len(DATA), ("http://127.0.0.1:9/file.gguf",))
-    assert (await refused(downloader, nobody, tmp_path / "file")).kind == "unreachable"
-    nowhere = await refused(downloader, Wanted(DIGEST, len(DATA), ()), tmp_path / "file")
+    assert (await refused(downloader, nobody, tmp_path / FILE)).kind == "unreachable"
+    nowhere = await refused(downloader, Wanted(DIGEST, len(DATA), ()), tmp_path / FILE)
     assert "--artifacts" in str(nowhere)
 
 
@@ -180,12 +183,14 @@ async def test_a_server_with_a_certificate_of_the_clusters_own_authority_is_trus
 ) -> None:
     authority, context = await asyncio.to_thread(private, tmp_path)
     async with FileServer({f"{DIGEST}.gguf": DATA}, tls=context) as server:
-        stranger = await refused(Downloader(tmp_path, 5.0), wanted(DIGEST, DATA, server), tmp_path / "file")
+        stranger = await refused(
+            Downloader(ArtifactStore(tmp_path, ".gguf"), 5.0), wanted(DIGEST, DATA, server), tmp_path / FILE
+        )
         assert stranger.kind == "unreachable" and "CERTIFICATE_VERIFY_FAILED" in str(stranger)
-        await Downloader(tmp_path, 5.0, ca=authority).fetch(wanted(DIGEST, DATA, server), tmp_path / "file")
-    assert await asyncio.to_thread((tmp_path / "file").read_bytes) == DATA
-    nothing = Downloader(tmp_path, 5.0, ca=tmp_path / "missing.pem")
-    assert "mend the file" in str(await refused(nothing, wanted("0" * 64, DATA, server), tmp_path / "other"))
+        await Downloader(ArtifactStore(tmp_path, ".gguf"), 5.0, ca=authority).fetch(wanted(DIGEST, DATA, server))
+    assert await asyncio.to_thread((tmp_path / FILE).read_bytes) == DATA
+    nothing = Downloader(ArtifactStore(tmp_path, ".gguf"), 5.0, ca=tmp_path / "missing.pem")
+    assert "mend the file" in str(await refused(nothing, wanted("0" * 64, DATA, server), tmp_path / f"{'0' * 64}.gguf"))
 
 
 def test_a_clients_own_authority_is_the_one_that_its_downloads_trust(tmp_path: Path) -> None:
@@ -201,8 +206,8 @@ async def test_a_mirror_that_alters_the_file_is_asked_last_from_then_on(
 ) -> None:
     server.behaviour = Behaviour(break_after=200_000)
     async with FileServer({f"{DIGEST}.gguf": DATA}, Behaviour(flip=9)) as first:
-        await refused(downloader, wanted(DIGEST, DATA, first, server), tmp_path / "file")
-        await downloader.fetch(wanted(DIGEST, DATA, first, server), tmp_path / "file")
+        await refused(downloader, wanted(DIGEST, DATA, first, server), tmp_path / FILE)
+        await downloader.fetch(wanted(DIGEST, DATA, first, server))
         assert len(first.asked) == 1 and server.ranges == ["", "bytes=200000-"]
 
 
@@ -211,25 +216,25 @@ async def test_headers_that_drip_without_end_are_not_waited_for(
 ) -> None:
     server.behaviour = Behaviour(drip_headers=True, drip_s=0.1)
     async with asyncio.timeout(10.0):
-        assert (await refused(downloader, wanted(DIGEST, DATA, server), tmp_path / "file")).kind == "unreachable"
+        assert (await refused(downloader, wanted(DIGEST, DATA, server), tmp_path / FILE)).kind == "unreachable"
 
 
 async def test_what_a_full_disk_holds_of_a_file_is_given_back(
     server: FileServer, downloader: Downloader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.behaviour = Behaviour(break_after=1000)
-    await refused(downloader, wanted(DIGEST, DATA, server), tmp_path / "file")
+    await refused(downloader, wanted(DIGEST, DATA, server), tmp_path / FILE)
     room = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: room._replace(free=298_000))
     with pytest.raises(OSError, match="299000 bytes are to come, 298000 are free"):
-        await downloader.fetch(wanted(DIGEST, DATA, server), tmp_path / "file")
+        await downloader.fetch(wanted(DIGEST, DATA, server))
     assert len(server.asked) == 1 and os.listdir(tmp_path) == []
 
 
 async def test_a_disk_without_room_is_an_oserror(server: FileServer, downloader: Downloader, tmp_path: Path) -> None:
     (tmp_path / f"{DIGEST}.partial").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left"):
-        await downloader.fetch(wanted(DIGEST, DATA, server), tmp_path / "file")
+        await downloader.fetch(wanted(DIGEST, DATA, server))
     assert os.listdir(tmp_path) == []
 
 

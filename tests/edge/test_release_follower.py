@@ -16,8 +16,7 @@ from file_server import Behaviour, FileServer
 from edge_agent.drafting.health import WINDOW, DraftHealth, HitRate
 from edge_agent.drafting.manager import DraftManager
 from edge_agent.drafting.pool import DraftOptions, DraftPool
-from edge_agent.releases import retry_timer, trials
-from edge_agent.releases import store as stores
+from edge_agent.releases import trials
 from edge_agent.releases.check import ReleasePolicy
 from edge_agent.releases.follower import OfferFollower, UpdateOptions
 from edge_agent.releases.loader import RefusalLog, ReleaseLoader
@@ -26,6 +25,7 @@ from edge_agent.releases.store import SlotStore
 from edge_agent.releases.trials import ReleaseTrials
 from edge_agent.releases.updater import ReleaseUpdater
 from edge_agent.session.coordinator_client import ReleaseOffer
+from outrider.artifacts import atomic_files
 from outrider.core.errors import Unavailable
 from outrider.wire.manifest import Manifest, sign
 from outrider.wire.ticket import Signer, Target
@@ -122,7 +122,7 @@ class Device:
 
 @pytest.fixture
 async def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Device]:
-    monkeypatch.setattr(retry_timer, "_FIRST_S", 0.1)
+    monkeypatch.setattr(trials, "RETRY_FIRST_S", 0.1)
     monkeypatch.setattr(trials, "LOOK_S", 0.01)
     async with FileServer() as files:
         device = Device(files, tmp_path)
@@ -223,7 +223,7 @@ async def test_a_full_disk_does_not_keep_a_draft_that_fails_in_use(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(stores, "_write", full)
+        patched.setattr(atomic_files, "write", full)
         device.pool.health.failed("it broke")
         await until(lambda: device.in_use == "own")
         assert "a crash forgets" in caplog.text and "Traceback" not in caplog.text

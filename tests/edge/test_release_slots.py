@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from edge_agent.drafting.health import DraftHealth, HitRate, TrialVerdict, judge
-from edge_agent.releases import store as stores
 from edge_agent.releases.state import MAX_REFUSED, InstalledRelease, ReleaseState
 from edge_agent.releases.store import SlotStore, folders, read
 
@@ -192,8 +191,8 @@ def test_a_state_that_makes_no_sense_is_said_put_aside_and_begun_anew(
 
 def test_files_that_no_slot_holds_are_removed_but_for_a_download_that_may_go_on(store: SlotStore) -> None:
     store.change(on_trial(on_trial(store.state, slot(1)).proven(), slot(2)))
-    kept = [store.file(slot(1).digest), store.file(slot(2).digest), store.folder / f"{digest(9)}.partial"]
-    gone = [store.file(slot(3).digest), store.folder / f"{digest(8)}.partial", store.folder / f"{digest(8)}.etag"]
+    kept = [store.files.path(slot(1).digest), store.files.path(slot(2).digest), store.folder / f"{digest(9)}.partial"]
+    gone = [store.files.path(slot(3).digest), store.folder / f"{digest(8)}.partial", store.folder / f"{digest(8)}.etag"]
     for path in kept + gone:
         path.write_bytes(b"x")
     store.tidy(digest(9))
@@ -204,7 +203,7 @@ class Killed(BaseException):
     """The process ends here."""
 
 
-@pytest.mark.parametrize("at", ["write_bytes", "fsync", "replace"])
+@pytest.mark.parametrize("at", ["fdopen", "fsync", "replace"])
 def test_a_process_that_is_killed_while_it_writes_leaves_the_state_before_or_after(
     store: SlotStore, tmp_path: Path, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,9 +214,9 @@ def test_a_process_that_is_killed_while_it_writes_leaves_the_state_before_or_aft
         raise Killed
 
     with monkeypatch.context() as patched:
-        if at == "write_bytes":
-            half = lambda path, data: (path.open("wb").write(data[: len(data) // 2]), killed())  # noqa: E731
-            patched.setattr(Path, "write_bytes", half)
+        if at == "fdopen":
+            half = lambda descriptor, _: (os.write(descriptor, b'{"format":'), os.close(descriptor), killed())  # noqa: E731
+            patched.setattr(os, "fdopen", half)
         else:
             patched.setattr(os, at, killed)
         with pytest.raises(Killed):
@@ -229,8 +228,8 @@ def test_a_process_that_is_killed_while_it_writes_leaves_the_state_before_or_aft
 def test_the_state_is_on_disk_before_it_is_said_to_be(store: SlotStore, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(stores.os, "fsync", lambda handle: (calls.append("fsync"), fsync(handle)))
-    monkeypatch.setattr(stores.os, "replace", lambda *names: (calls.append("replace"), replace(*names)))
+    monkeypatch.setattr(os, "fsync", lambda handle: (calls.append("fsync"), fsync(handle)))
+    monkeypatch.setattr(os, "replace", lambda *names: (calls.append("replace"), replace(*names)))
     store.change(on_trial(store.state, slot(1)))
     assert calls == ["fsync", "replace", "fsync"]  # the file, its name, the folder
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -26,6 +25,7 @@ from cloud_verifier.distill.data.logit_backfill import Filling
 from cloud_verifier.distill.data.selection import Limits, age, class_names, select, shingles
 from cloud_verifier.distill.data.spans import Outline, Source, Stretch, cut, stretches
 from cloud_verifier.distill.data.texts import Text, load_texts, save_texts
+from outrider.artifacts import atomic_files
 
 CARD = "card.json"
 
@@ -250,8 +250,7 @@ def _write(folder: Path, chosen: _Chosen, filling: Filling, card: DatasetCard) -
         shutil.rmtree(folder)
     for name, pieces in (("train", chosen.learnt), ("watched", chosen.watched), ("heldout", chosen.measured)):
         save_texts(folder / name, [filling.text(piece) for piece in pieces])
-    (folder / (CARD + ".partial")).write_text(card.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    os.replace(folder / (CARD + ".partial"), folder / CARD)
+    atomic_files.write(folder / CARD, card.model_dump_json(indent=1).encode() + b"\n")
 
 
 def _tokens(outlines: Iterable[Outline]) -> int:

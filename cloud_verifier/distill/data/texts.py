@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import save
+
+from outrider.artifacts import atomic_files
 
 FORMAT = 2
 PART_TOKENS = 1 << 17
@@ -62,9 +63,7 @@ def save_texts(folder: Path, texts: Sequence[Text]) -> None:
             "tail": np.concatenate([text.tail for text in part]),
         }
         metadata = {"format": str(FORMAT), "texts": json.dumps(names)}
-        partial = folder / f"{number:05d}.partial"
-        partial.write_bytes(save(tensors, metadata))
-        os.replace(partial, folder / f"{number:05d}.safetensors")
+        atomic_files.write(folder / f"{number:05d}.safetensors", save(tensors, metadata))
 
 
 def load_texts(folder: Path) -> list[Text]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from cloud_verifier.distill.gguf.exporter import ARCHITECTURES, ExportError, interleave_rotary
+from outrider.artifacts import atomic_files
 
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])(\.default)?\.weight")
 _PLAIN = {"use_dora": False, "rank_pattern": {}, "alpha_pattern": {}, "modules_to_save": None, "bias": "none"}
@@ -35,19 +35,18 @@ def export_adapter(adapter_folder: Path, base_folder: Path, out: Path) -> None:
     config, base = _json(adapter_folder / "adapter_config.json"), _json(base_folder / "config.json")
     _refuse(config, base)
     architecture = ARCHITECTURES[base["model_type"]]
-    partial = out.with_name(out.name + ".partial")
-    writer = gguf.GGUFWriter(partial, gguf.MODEL_ARCH_NAMES[architecture])
-    writer.add_type(gguf.GGUFType.ADAPTER)
-    writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
-    writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, _alpha(config))
-    names = gguf.get_tensor_name_map(architecture, base["num_hidden_layers"])
-    for name, array in _tensors(adapter_folder / "adapter_model.safetensors", base, names):
-        writer.add_tensor(name, array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    os.replace(partial, out)
+    with atomic_files.replacing(out) as partial:
+        writer = gguf.GGUFWriter(partial, gguf.MODEL_ARCH_NAMES[architecture])
+        writer.add_type(gguf.GGUFType.ADAPTER)
+        writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
+        writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, _alpha(config))
+        names = gguf.get_tensor_name_map(architecture, base["num_hidden_layers"])
+        for name, array in _tensors(adapter_folder / "adapter_model.safetensors", base, names):
+            writer.add_tensor(name, array)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
 
 
 def _refuse(config: dict[str, Any], base: dict[str, Any]) -> None:

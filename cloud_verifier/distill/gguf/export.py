@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from cloud_verifier.distill.gguf import parity
 from cloud_verifier.distill.gguf.exporter import ExportError, check_types, export_gguf, tensor_types
+from outrider.artifacts import atomic_files
 from outrider.core.errors import ModelRefused
 from outrider.llama import LlamaModel
 from outrider.llama.quantize import quantize
@@ -51,19 +51,18 @@ def export(
     tokenizer_json = tokenizer_folder / "tokenizer.json"
     if not tokenizer_json.is_file():
         raise ExportError(f"{tokenizer_folder} has no tokenizer.json: give the target's folder")
-    full, unchecked = out.with_name(out.name + ".f32"), out.with_name(out.name + ".unchecked")
+    full = out.with_name(out.name + ".f32")
     try:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(tokenizer_folder, local_files_only=True)
-        export_gguf(load_model(model_folder), tokenizer, full, name=f"draft-{model_folder.parent.name}")
-        _quantize(full, unchecked, kind, threads)
-        check_types(unchecked, kind, widened)
-        with _loaded(unchecked) as model:
-            probes = parity.check(model, tokenizer_json.read_text(encoding="utf-8"))
-        types = Counter(tensor_types(unchecked).values())
-        os.replace(unchecked, out)
+        with atomic_files.replacing(out) as unchecked:
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(tokenizer_folder, local_files_only=True)
+            export_gguf(load_model(model_folder), tokenizer, full, name=f"draft-{model_folder.parent.name}")
+            _quantize(full, unchecked, kind, threads)
+            check_types(unchecked, kind, widened)
+            with _loaded(unchecked) as model:
+                probes = parity.check(model, tokenizer_json.read_text(encoding="utf-8"))
+            types = Counter(tensor_types(unchecked).values())
     finally:
-        for path in (full, unchecked):
-            path.unlink(missing_ok=True)
+        full.unlink(missing_ok=True)
     return Exported(out, out.stat().st_size, dict(types), probes)
 
 
@@ -80,7 +79,7 @@ def load_model(folder: Path) -> PreTrainedModel:
 
 def _quantize(full: Path, out: Path, kind: Kind, threads: int) -> None:
     if kind == "F32":
-        os.replace(full, out)
+        full.rename(out)
         return
     try:
         quantize(full, out, kind, threads)

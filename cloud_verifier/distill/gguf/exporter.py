@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fnmatch
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -18,6 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from outrider.artifacts import atomic_files
 
 Array = NDArray[np.float32]
 
@@ -61,18 +62,17 @@ def export_gguf(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, path
         known = ", ".join(sorted(ARCHITECTURES))
         raise ExportError(f"model type {config.model_type!r} cannot be exported; known are {known}")
     architecture = ARCHITECTURES[config.model_type]
-    partial = path.with_name(path.name + ".partial")
-    writer = gguf.GGUFWriter(partial, gguf.MODEL_ARCH_NAMES[architecture])
-    _write_hyperparameters(writer, config, name)
-    _write_tokenizer(writer, tokenizer, config.vocab_size)
-    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
-    for tensor_name, array in _tensors(model, names):
-        writer.add_tensor(tensor_name, array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    os.replace(partial, path)
+    with atomic_files.replacing(path) as partial:
+        writer = gguf.GGUFWriter(partial, gguf.MODEL_ARCH_NAMES[architecture])
+        _write_hyperparameters(writer, config, name)
+        _write_tokenizer(writer, tokenizer, config.vocab_size)
+        names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+        for tensor_name, array in _tensors(model, names):
+            writer.add_tensor(tensor_name, array)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
 
 
 def tensor_types(path: Path) -> dict[str, str]:

@@ -1,5 +1,5 @@
-"""Publishing: a file on the shelf, a manifest signed for it, and the coordinator told, so that a kill anywhere harms
-nothing.
+"""Publishing: a file in the artifact store, a manifest signed for it, and the coordinator told, so that a kill anywhere
+harms nothing.
 
 The order is what makes it so. The file lies whole under its own hash before anything names it; the signed manifest lies
 in the ledger before the coordinator hears of it, and is what it hears again after a kill. Only a version that somebody
@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cloud_verifier.distill.publishing.artifact_store import Shelf
 from cloud_verifier.distill.publishing.ledger import Entry, Ledger
 from cloud_verifier.distill.publishing.release_client import (
     CANARY,
@@ -25,6 +24,7 @@ from cloud_verifier.distill.publishing.release_client import (
     Known,
     Releases,
 )
+from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import BadRequest, ModelRefused, PermissionDenied
 from outrider.wire.manifest import Manifest, sign
 from outrider.wire.ticket import Signer
@@ -61,14 +61,14 @@ class Publisher:
         self,
         releases: Releases,
         ledger: Ledger,
-        shelf: Shelf,
+        artifacts: ArtifactStore,
         signer: Signer,
         target: TargetHashes,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._releases = releases
         self._ledger = ledger
-        self._shelf = shelf
+        self._artifacts = artifacts
         self._signer = signer
         self._target = target
         self._clock = clock
@@ -82,7 +82,7 @@ class Publisher:
 
     async def publish(self, draft: Draft) -> Known:
         """Publish a draft; the same one again publishes nothing new. Raises core errors."""
-        digest = self._shelf.put(draft.file)
+        digest = self._artifacts.put(draft.file)
         known = await self.known()
         if digest in known:
             return known[digest]
@@ -154,16 +154,16 @@ class Publisher:
         return [e for e in self._ledger.all() if e.manifest.weights_hash == self._target.weights_hash]
 
     def _manifest(self, draft: Draft, digest: str, version: int) -> Manifest:
-        place = self._shelf.place(digest)
+        file = self._artifacts.path(digest)
         return Manifest(
             version=version,
             weights_hash=self._target.weights_hash,
             tokenizer_hash=self._target.tokenizer_hash,
             artifact=f"sha256:{digest}",
-            size=place.stat().st_size,
+            size=file.stat().st_size,
             quantization=draft.quantization,
             parent=f"sha256:{draft.parent}" if draft.parent else "",
-            urls=(f"artifacts/{place.name}",),
+            urls=(f"artifacts/{file.name}",),
             metrics=dict(draft.metrics),
             created_unix=self._clock(),
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from cloud_verifier.distill.training.ranks import like, whole
+from outrider.artifacts import atomic_files
 
 STATE, BEST = "state.safetensors", "best.safetensors"
 
@@ -59,11 +59,8 @@ def gather(module: nn.Module, optimizer: torch.optim.Optimizer | None = None) ->
 def write(path: Path, tensors: dict[str, Tensor], progress: Progress) -> None:
     """Write one file; a crash while writing leaves the previous one whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    save_file(tensors, partial, metadata={"progress": json.dumps(asdict(progress))})
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    with atomic_files.replacing(path) as partial:
+        save_file(tensors, partial, metadata={"progress": json.dumps(asdict(progress))})
 
 
 def progress_of(path: Path) -> Progress | None:

@@ -37,6 +37,7 @@ from cloud_verifier.distill.training.plan import TrainingPlan
 from cloud_verifier.distill.training.ranks import Ranks
 from cloud_verifier.distill.training.student import Student, load_base
 from cloud_verifier.distill.training.trainer import Trainer, TrainingFailed
+from outrider.artifacts import atomic_files
 
 log = logging.getLogger(__name__)
 
@@ -123,9 +124,7 @@ def _finish(folder: Path, plan: TrainingPlan, progress: Progress) -> None:
         "model": "model",
         "adapter": "adapter" if handle is not None else None,
     }
-    partial = folder / (DONE + ".partial")
-    partial.write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
-    os.replace(partial, folder / DONE)
+    atomic_files.write(folder / DONE, json.dumps(done, indent=1).encode() + b"\n")
     log.info("done: held-out overlap %.4f, was %.4f", progress.best_overlap, progress.first_overlap)
 
 

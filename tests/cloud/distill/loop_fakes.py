@@ -17,11 +17,11 @@ from cloud_verifier.distill.config import DistillConfig
 from cloud_verifier.distill.data.dataset import DatasetCard, DatasetPlan
 from cloud_verifier.distill.data.traffic_counts import TrafficWatch
 from cloud_verifier.distill.loop import Loop
-from cloud_verifier.distill.publishing.artifact_store import Shelf
 from cloud_verifier.distill.publishing.ledger import Ledger
 from cloud_verifier.distill.publishing.publisher import Publisher, TargetHashes
 from cloud_verifier.distill.publishing.release_client import CANARY, CANDIDATE, STABLE, SUPERSEDED, Known
 from cloud_verifier.distill.stage_processes import StageFailed
+from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import BadRequest, Unavailable
 from outrider.wire.manifest import read_unverified, verify
 from outrider.wire.ticket import Signer
@@ -216,8 +216,9 @@ class World:
         return DistillConfig(**{**told, **self.settings})
 
     def publisher(self) -> Publisher:
-        ledger, shelf = Ledger(self.folder / "state" / "releases"), Shelf(self.folder / "artifacts")
-        return Publisher(self.releases, ledger, shelf, SIGNER, self.target, lambda: self.now)
+        ledger = Ledger(self.folder / "state" / "releases")
+        artifacts = ArtifactStore(self.folder / "artifacts", ".gguf")
+        return Publisher(self.releases, ledger, artifacts, SIGNER, self.target, lambda: self.now)
 
     def loop(self) -> Loop:
         """As it comes up after a start."""

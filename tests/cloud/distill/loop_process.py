@@ -18,12 +18,12 @@ from loop_fakes import TARGET, FakeLog, World, passage, write_stage
 
 from cloud_verifier.distill.data.traffic_counts import TrafficWatch
 from cloud_verifier.distill.loop import Loop
-from cloud_verifier.distill.publishing.artifact_store import Shelf
 from cloud_verifier.distill.publishing.keys import load
 from cloud_verifier.distill.publishing.ledger import Ledger
 from cloud_verifier.distill.publishing.publisher import Publisher
 from cloud_verifier.distill.publishing.release_client import Coordinator
 from cloud_verifier.distill.stage_processes import Budget, Children
+from outrider.artifacts.store import ArtifactStore
 
 STAGES = ("dataset", "training", "export", "gate")
 
@@ -34,7 +34,11 @@ async def loop(folder: Path, address: str) -> None:
     log = FakeLog([passage("one", 1_000, "sums", 500.0)])
     async with Coordinator(address, admin_token="sesame") as releases:
         publisher = Publisher(
-            releases, Ledger(config.state / "releases"), Shelf(config.artifacts), load(folder / "key.pem"), TARGET
+            releases,
+            Ledger(config.state / "releases"),
+            ArtifactStore(config.artifacts, ".gguf"),
+            load(folder / "key.pem"),
+            TARGET,
         )
         watch = TrafficWatch(log, TARGET.weights_hash, config.alarm_tokens)
         children = Children(Budget(1, 3, 60.0, 60.0), modules)

@@ -16,10 +16,10 @@ from cloud_verifier.distill import state
 from cloud_verifier.distill.job import Job
 from cloud_verifier.distill.loop import Loop
 from cloud_verifier.distill.publishing import publisher
-from cloud_verifier.distill.publishing.artifact_store import digest_of
 from cloud_verifier.distill.publishing.release_client import CANARY, CANDIDATE, ROLLED_BACK, STABLE
 from cloud_verifier.distill.stage_processes import StageFailed
 from cloud_verifier.distill.state import Outcome
+from outrider.artifacts.hashing import file_digest
 from outrider.core.errors import BadRequest, ModelRefused, Unavailable
 
 STAGES = ["dataset", "training", "export", "gate"]
@@ -51,7 +51,7 @@ async def test_enough_fresh_traffic_becomes_a_release_and_its_canary_is_awaited(
     world.releases.decide_all(STABLE)
     await until_idle(loop)
     assert (loop.state.run, last(loop).result) == (None, "stable")
-    assert world.releases.known[last(loop).release].manifest.parent == f"sha256:{digest_of(world.config.draft)}"
+    assert world.releases.known[last(loop).release].manifest.parent == f"sha256:{file_digest(world.config.draft)}"
 
 
 async def test_too_little_traffic_begins_nothing(world: World) -> None:
@@ -61,7 +61,7 @@ async def test_too_little_traffic_begins_nothing(world: World) -> None:
 
 
 async def test_falling_acceptance_begins_a_run_for_that_class(world: World) -> None:
-    release = digest_of(world.folder / "narrow.gguf")
+    release = file_digest(world.folder / "narrow.gguf")
     loop = world.loop()
     world.traffic(300, "code", 0.8, draft_release=release)
     await until_idle(loop)
@@ -78,7 +78,7 @@ async def test_an_alarm_waits_for_enough_to_learn_from_and_does_not_become_usual
 ) -> None:
     caplog.set_level("INFO")
     world.settings = {"run_tokens": 400}
-    release = digest_of(world.folder / "narrow.gguf")
+    release = file_digest(world.folder / "narrow.gguf")
     loop = world.loop()
     world.traffic(300, "code", 0.8, draft_release=release)
     await until_idle(loop)
@@ -180,7 +180,7 @@ async def test_a_run_that_comes_too_early_to_be_judged_waits_for_more_traffic_an
 
 
 async def test_a_run_that_failed_changes_nothing_of_what_is_usual(world: World) -> None:
-    release = digest_of(world.folder / "narrow.gguf")
+    release = file_digest(world.folder / "narrow.gguf")
     world.traffic(300, "code", 0.8, draft_release=release)
     loop = await until_idle(world.loop())
     world.stages.fails["dataset"] = [StageFailed("dataset", "nothing held out", hopeless=True)]

@@ -15,13 +15,13 @@ from cloud_verifier.distill.config import DistillConfig
 from cloud_verifier.distill.data.traffic_counts import TrafficWatch
 from cloud_verifier.distill.factory import _budget, target_hashes
 from cloud_verifier.distill.loop import Loop
-from cloud_verifier.distill.publishing.artifact_store import Shelf
 from cloud_verifier.distill.publishing.ledger import Ledger
 from cloud_verifier.distill.publishing.publisher import Publisher
 from cloud_verifier.distill.publishing.release_client import CANARY
 from cloud_verifier.distill.stage_processes import Children
 from cloud_verifier.traffic.passage import Passage
 from cloud_verifier.traffic.segments import SegmentLog, SegmentWriter
+from outrider.artifacts.store import ArtifactStore
 from outrider.llama import LlamaModel
 
 MODELS = Path(__file__).resolve().parents[3] / "models"
@@ -73,7 +73,8 @@ async def test_the_narrow_draft_learns_sums_and_the_gate_lets_it_pass(tmp_path: 
         training_options={"steps": 40, "batch_tokens": 1_024, "micro_tokens": 1_024, "precision": "float32"},
     )
     releases = FakeReleases()
-    publisher = Publisher(releases, Ledger(config.state / "releases"), Shelf(config.artifacts), SIGNER, hashes)
+    artifacts = ArtifactStore(config.artifacts, ".gguf")
+    publisher = Publisher(releases, Ledger(config.state / "releases"), artifacts, SIGNER, hashes)
     watch = TrafficWatch(SegmentLog(config.traffic), hashes.weights_hash, config.alarm_tokens)
     loop = Loop(config, Children(_budget(config)), publisher, watch)
 

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from loop_fakes import SIGNER, TARGET, World, killed_at
 
-from cloud_verifier.distill.publishing import artifact_store, keys, ledger
+from cloud_verifier.distill.publishing import keys, ledger
 from cloud_verifier.distill.publishing import publisher as publisher_module
-from cloud_verifier.distill.publishing.artifact_store import digest_of
 from cloud_verifier.distill.publishing.publisher import Draft
 from cloud_verifier.distill.publishing.release_client import CANARY, ROLLED_BACK, STABLE, SUPERSEDED, Known
 from outrider.artifacts import atomic_files
+from outrider.artifacts import store as artifact_store
+from outrider.artifacts.hashing import file_digest
 from outrider.core.errors import BadRequest, ModelRefused, Unavailable
 from outrider.wire.manifest import Manifest, sign, verify
 
@@ -38,14 +39,14 @@ def _known(manifest: Manifest) -> Known:
 
 
 async def test_a_release_is_a_file_under_its_hash_and_a_manifest_that_devices_believe(world: World) -> None:
-    parent = digest_of(world.folder / "narrow.gguf")
+    parent = file_digest(world.folder / "narrow.gguf")
     known = await world.publisher().publish(draft(world, parent=parent, metrics={"gain": 0.5}))
     manifest = verify(world.releases.published[0], {SIGNER.key_id: SIGNER.public_key})
     assert manifest == known.manifest
     assert (manifest.version, manifest.parent, manifest.metrics) == (1, f"sha256:{parent}", {"gain": 0.5})
     assert (manifest.weights_hash, manifest.tokenizer_hash) == (TARGET.weights_hash, TARGET.tokenizer_hash)
     file = world.folder / "artifacts" / f"{manifest.digest}.gguf"
-    assert digest_of(file) == manifest.digest and file.stat().st_size == manifest.size
+    assert file_digest(file) == manifest.digest and file.stat().st_size == manifest.size
     assert file.stat().st_mode & stat.S_IROTH
 
 
@@ -100,7 +101,7 @@ def test_killed_before_any_line_it_publishes_exactly_once(tmp_path: Path) -> Non
         assert again is not None and world.releases.versions == [1]
         assert again.raw == world.releases.published[0], "what is signed twice is two releases of one version"
         place = world.folder / "artifacts" / f"{again.digest}.gguf"
-        assert digest_of(place) == again.digest
+        assert file_digest(place) == again.digest
         if ended is not None:
             break
         line, kills = line + 1, kills + 1

@@ -159,7 +159,7 @@ def test_a_write_that_is_killed_before_its_rename_has_not_happened(
         patch.setattr(os, "unlink", killed)  # nothing is tidied up after a kill
         with pytest.raises(KeyboardInterrupt):
             writer.flush()
-    [left] = [path for path in files(tmp_path) if path.suffix == ".tmp"]
+    [left] = [path for path in files(tmp_path) if path.suffix == ".partial"]
     assert told(read(tmp_path)) == told([passage()])
     SegmentLog(str(tmp_path)).expire(NOW)
     assert left.exists()  # somebody may be writing it
