@@ -104,10 +104,14 @@ class Downloader:
 
     async def _from(self, url: str, wanted: Wanted) -> None:
         """Fetch what is missing from one address. Raises ReleaseRefused, or OSError for a disk without room."""
-        name = f"release {wanted.digest[:12]} from {url}"
         try:
             await download(
-                self._store, wanted.digest, wanted.size, lambda offset: self._chunks(url, wanted, offset), name=name
+                self._store,
+                wanted.digest,
+                wanted.size,
+                lambda offset: self._chunks(url, wanted, offset),
+                name=f"release {wanted.digest[:12]} from {url}",
+                announced_by="its signed manifest",
             )
         except DownloadRefused as error:
             raise ReleaseRefused(error.reason, str(error)) from error

@@ -62,7 +62,9 @@ class ArtifactCache:
 
         digest, name = ref.digest, f"{ref.role} {ref.name!r}"
         try:
-            return await download(self._store, digest, ref.size, chunks, name=name, attempts=_ATTEMPTS)
+            return await download(
+                self._store, digest, ref.size, chunks, name=name, announced_by="its verifier", attempts=_ATTEMPTS
+            )
         except OSError as error:
             raise BadRequest(
                 f"the cache directory {self._store.folder} cannot hold {name} of {ref.size} bytes: {error}; "

@@ -39,12 +39,13 @@ class DownloadRefused(ModelRefused):
 
 
 async def download(
-    store: ArtifactStore, digest: str, size: int, source: Source, *, name: str, attempts: int = 1
+    store: ArtifactStore, digest: str, size: int, source: Source, *, name: str, announced_by: str, attempts: int = 1
 ) -> Path:
     """Return the path of an artifact, fetched from `source` unless the store has it undamaged.
 
-    size: bytes of the whole file. name: for messages. attempts: how often a file that is too long or has another hash
-    is fetched, at least twice if the first attempt went on with what an earlier download had left.
+    size: bytes of the whole file. name, announced_by: for messages, what it is and what says its size and hash.
+    attempts: how often a file that is too long or has another hash is fetched, at least twice if the first attempt
+    went on with what an earlier download had left.
 
     Raises DownloadRefused, or what the source raises; what has come is kept for the next call then, unless it was
     altered or too long. Raises OSError for a disk without room, and then nothing is kept.
@@ -65,8 +66,8 @@ async def download(
             while True:
                 left -= 1
                 try:
-                    await _fill(file, size, source, name)
-                    await asyncio.to_thread(_check_hash, partial, digest, name)
+                    await _fill(file, size, source, name, announced_by)
+                    await asyncio.to_thread(_check_hash, partial, digest, name, announced_by)
                     return await asyncio.to_thread(store.finish, file, digest)
                 except DownloadRefused as error:
                     if error.reason == "truncated" or not left:
@@ -79,7 +80,7 @@ async def download(
             raise
 
 
-async def _fill(file: BufferedRandom, size: int, source: Source, name: str) -> None:
+async def _fill(file: BufferedRandom, size: int, source: Source, name: str, announced_by: str) -> None:
     """Append what is missing. Raises DownloadRefused, OSError, or what the source raises."""
     held = file.seek(0, os.SEEK_END)
     if held >= size:
@@ -98,7 +99,9 @@ async def _fill(file: BufferedRandom, size: int, source: Source, name: str) -> N
                     raise DownloadRefused("altered", f"{name}: bytes came from {position} on, asked for {held}")
                 held += len(chunk)
                 if held > size:
-                    raise DownloadRefused("too long", f"{name} goes on beyond the {size} bytes that were announced")
+                    raise DownloadRefused(
+                        "too long", f"{name} goes on beyond the {size} bytes that {announced_by} says"
+                    )
                 waiting += chunk
                 if len(waiting) >= _WRITE_BYTES:
                     written, waiting = waiting, bytearray()
@@ -113,10 +116,10 @@ async def _fill(file: BufferedRandom, size: int, source: Source, name: str) -> N
         )
 
 
-def _check_hash(partial: Path, digest: str, name: str) -> None:
+def _check_hash(partial: Path, digest: str, name: str, announced_by: str) -> None:
     if file_digest(partial) != digest:
         raise DownloadRefused(
             "altered",
-            f"{name} has another SHA-256 than was announced ({digest[:12]}...): it was altered at its source or on the "
-            "way, and was thrown away unread",
+            f"{name} has another SHA-256 than {announced_by} says (hash {digest[:12]}...): altered at its source or "
+            "on the way, it was thrown away unread",
         )

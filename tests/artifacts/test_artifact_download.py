@@ -43,7 +43,9 @@ def store(tmp_path: Path) -> ArtifactStore:
 
 
 async def get(store: ArtifactStore, origin: Origin, attempts: int = 1) -> Path:
-    return await download(store, DIGEST, len(DATA), origin, name="the draft", attempts=attempts)
+    return await download(
+        store, DIGEST, len(DATA), origin, name="the draft", announced_by="its manifest", attempts=attempts
+    )
 
 
 async def refused(store: ArtifactStore, origin: Origin, attempts: int = 1) -> DownloadRefused:
@@ -134,7 +136,9 @@ async def test_a_download_that_is_cancelled_is_gone_on_with(store: ArtifactStore
         came.set()
         await asyncio.Event().wait()
 
-    task = asyncio.create_task(download(store, DIGEST, len(DATA), hanging, name="the draft"))
+    task = asyncio.create_task(
+        download(store, DIGEST, len(DATA), hanging, name="the draft", announced_by="its manifest")
+    )
     await came.wait()
     task.cancel()
     await asyncio.wait({task})
