@@ -176,7 +176,7 @@ async def ask(arm: Arm, level: int, requests: Iterator[int], warm_s: float, coun
 
 async def timing(cluster: Cluster) -> Mapping[str, float]:
     """Milliseconds of the parts of the verifier's recent steps."""
-    return dict((await harness.status(cluster.address)).verifiers[0].timing_ms)
+    return dict((await harness.status(cluster.address)).verifiers[0].telemetry.timing_ms)
 
 
 async def measure(arms: Sequence[Arm], recordings: int, rounds: int, levels: Sequence[int], count_s: float) -> Cells:

@@ -163,7 +163,8 @@ class Bench:
 
 def _settled(status: pb.StatusResponse, wanted: set[str]) -> bool:
     here = {verifier.address for verifier in status.verifiers}
-    return here == wanted and not any(verifier.kv_used or verifier.live_sessions for verifier in status.verifiers)
+    loads = [verifier.telemetry for verifier in status.verifiers]
+    return here == wanted and not any(load.kv_used or load.live_sessions for load in loads)
 
 
 def _options(trial: Trial) -> dict[str, Any]:

@@ -90,9 +90,9 @@ class Watcher:
             await asyncio.sleep(1.0)
 
     async def sample(self) -> Sample:
-        verifier = await self.status()
+        load = (await self.status()).telemetry
         front, *others = map(proc.rss_mb, proc.family(self._pid))
-        return Sample(time.monotonic(), front, sum(others), verifier.kv_used, verifier.live_sessions)
+        return Sample(time.monotonic(), front, sum(others), load.kv_used, load.live_sessions)
 
     async def status(self) -> pb.VerifierStatus:
         status = await harness.status(self._coordinator)
@@ -100,13 +100,13 @@ class Watcher:
             raise RuntimeError(f"{len(status.verifiers)} verifiers are registered, there was one")
         return status.verifiers[0]
 
-    async def at_rest(self) -> pb.VerifierStatus:
+    async def at_rest(self) -> VerifierTelemetry:
         """Once nothing is used any more, or time is up."""
         until = time.monotonic() + SETTLE_S
         while True:
-            status = await self.status()
-            if not (status.kv_used or status.live_sessions) or time.monotonic() > until:
-                return status
+            load = (await self.status()).telemetry
+            if not (load.kv_used or load.live_sessions) or time.monotonic() > until:
+                return load
             await asyncio.sleep(0.5)
 
 

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import secrets
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -27,6 +28,12 @@ from outrider.core.tokenizer_json import token_table
 from outrider.core.vocabulary import vocabulary_hash
 from outrider.telemetry.prometheus import registry
 from outrider.wire.channels import bind, check_bind, is_loopback, server, split_address
+from outrider.wire.telemetry import (
+    session_telemetry_from_proto,
+    session_telemetry_to_proto,
+    verifier_telemetry_from_proto,
+    verifier_telemetry_to_proto,
+)
 from outrider.wire.v1 import coordinator_pb2, session_pb2, session_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -293,39 +300,20 @@ async def _everybody(ticket: bytes) -> None:
 
 
 def _report(service: VerifierService, host: EngineHost) -> coordinator_pb2.ReportRequest:
-    stats = host.stats
+    """Complete the engine's telemetry with what only the front knows."""
+    measured = verifier_telemetry_from_proto(host.stats.verifier)
+    verifier = replace(measured, live_sessions=len(service.tenants), draining=service.draining)
+    # The engine's figures are a moment old: a session that has left must not take its place once more.
+    live = (told for told in host.stats.sessions if told.session_id in service.tenants)
+    sessions = [
+        replace(
+            session,
+            tenant=service.tenants[session.session_id],
+            rtt_ms=service.rtt_ms.get(session.session_id, 0.0),
+            traffic_class=service.traffic_class(session.session_id),
+        )
+        for session in map(session_telemetry_from_proto, live)
+    ]
     return coordinator_pb2.ReportRequest(
-        live_sessions=len(service.tenants),
-        step_ms=stats.step_ms,
-        node_ms=stats.node_ms,
-        timing_ms=stats.timing_ms,
-        step_cost_ms=stats.step_cost_ms,
-        session_cost_ms=stats.session_cost_ms,
-        min_acceptance=min(1.0, max(0.0, stats.min_acceptance)),
-        kv_used=stats.kv_used,
-        kv_capacity=stats.kv_capacity,
-        tokens_per_s=stats.tokens_per_s,
-        draining=service.draining,
-        sessions=[
-            coordinator_pb2.SessionReport(
-                session_id=session.session_id,
-                epoch=session.epoch,
-                tenant=service.tenants.get(session.session_id, ""),
-                steps=session.steps,
-                committed=session.committed,
-                evaluated=session.evaluated,
-                accepted=session.accepted,
-                rtt_ms=service.rtt_ms.get(session.session_id, 0.0),
-                verdicts=session.verdicts,
-                draft_ms=session.draft_ms,
-                nodes_per_level=session.nodes_per_level,
-                draft_release=session.draft_release,
-                traffic_class=service.traffic_class(session.session_id),
-                positions=session.positions,
-                right=session.right,
-            )
-            for session in stats.sessions
-            # The engine's figures are a moment old: a session that has left must not take its seat once more.
-            if session.session_id in service.tenants
-        ],
+        verifier=verifier_telemetry_to_proto(verifier), sessions=map(session_telemetry_to_proto, sessions)
     )

@@ -12,7 +12,7 @@ import random
 import statistics
 from collections.abc import Iterator, Sequence
 
-from coordinator.records import Candidate, PlacementRequest, Verifier
+from coordinator.records import Candidate, PlacementRequest, VerifierStatus
 from outrider.core.errors import BadRequest, NotFound, OutriderError, Overloaded, Unavailable
 
 CANDIDATES_AT_ONCE = 32
@@ -20,7 +20,7 @@ CANDIDATES_AT_ONCE = 32
 
 
 def candidates(
-    fleet: Sequence[Verifier], need: PlacementRequest, draw: random.Random, unknown_rtt_ms: float
+    fleet: Sequence[VerifierStatus], need: PlacementRequest, draw: random.Random, unknown_rtt_ms: float
 ) -> list[Candidate]:
     """Those that serve what is needed, best tier first, at random within a tier."""
     fitting = [v for v in fleet if fits(v, need)]
@@ -31,7 +31,7 @@ def candidates(
     return [Candidate(i, need.rtt_ms.get(i, guess), i in need.failed) for i in ids]
 
 
-def fits(verifier: Verifier, need: PlacementRequest) -> bool:
+def fits(verifier: VerifierStatus, need: PlacementRequest) -> bool:
     """Whether the verifier could give this session the right tokens at all."""
     target = verifier.registration.target
     if need.weights is not None:
@@ -39,7 +39,7 @@ def fits(verifier: Verifier, need: PlacementRequest) -> bool:
     return not need.target or target.name == need.target
 
 
-def tier(verifier: Verifier, need: PlacementRequest) -> int:
+def tier(verifier: VerifierStatus, need: PlacementRequest) -> int:
     """0 is best: has not failed this session, same numerics class. One that failed is still better than nobody."""
     registration = verifier.registration
     other_class = bool(need.numerics_class) and registration.target.numerics_class != need.numerics_class
@@ -57,7 +57,7 @@ def batches(ranked: Sequence[Candidate]) -> Iterator[Sequence[Candidate]]:
         yield ranked[start : start + CANDIDATES_AT_ONCE]
 
 
-def sole_target(fleet: Sequence[Verifier], wanted: str) -> str:
+def sole_target(fleet: Sequence[VerifierStatus], wanted: str) -> str:
     """The name of the target to use. Raises BadRequest where none was named and the cluster serves several."""
     names = sorted({v.registration.target.name for v in fleet})
     if wanted or not names:
@@ -69,7 +69,7 @@ def sole_target(fleet: Sequence[Verifier], wanted: str) -> str:
     return names[0]
 
 
-def refusal(fleet: Sequence[Verifier], need: PlacementRequest, alive: int) -> OutriderError:
+def refusal(fleet: Sequence[VerifierStatus], need: PlacementRequest, alive: int) -> OutriderError:
     """Why nobody took the session; `alive` verifiers would have fitted and are full, draining or cordoned."""
     if alive:
         return Overloaded(

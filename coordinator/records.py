@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 from outrider.wire.ticket import Target
 
 
@@ -23,35 +24,6 @@ class Registration:
 
 
 @dataclass(frozen=True)
-class SessionStats:
-    """One live session, as its verifier counts it."""
-
-    session_id: str
-    tenant: str
-    verifier_id: str
-    epoch: int = 0
-    steps: int = 0
-    committed: int = 0
-    evaluated: int = 0
-    accepted: int = 0
-    rtt_ms: float = 0.0
-    verdicts: bytes = b""
-    """On its device's guesses for the last positions (outrider.core.acceptance.history), oldest first."""
-    draft_ms: float = 0.0
-    """Of its device for one level of its tree; 0 where it has not shown."""
-    nodes_per_level: float = 0.0
-    """A level's guess and its siblings; 0 where it has not shown."""
-    draft: str = ""
-    """Release that its device says it drafts with; empty where it does not, or its verifier does not tell."""
-    traffic: str = ""
-    """Class, by its ticket."""
-    positions: int = 0
-    """Since the first guess with this release was judged, those without a guess among them; of them the next."""
-    right: int = 0
-    """Whose first guess was right."""
-
-
-@dataclass(frozen=True)
 class WorkloadKey:
     """What makes sessions alike, as far as anybody can tell beforehand."""
 
@@ -66,103 +38,82 @@ class WorkloadKey:
 
 @dataclass(frozen=True)
 class Prior:
-    """What verifiers lately saw of a kind of sessions."""
+    """What verifiers lately measured of the sessions with one workload key."""
 
-    verdicts: bytes = b""
-    """On their devices' guesses, in the order of the reports."""
+    acceptance_history: bytes = b""
+    """Outcomes of their devices' proposals, in the order of the reports (outrider.core.acceptance.history)."""
     draft_ms: float = 0.0
-    """The usual one; 0 where none has shown, as is the next."""
+    """Usual time for one level of a device's tree; 0 if not known."""
     nodes_per_level: float = 0.0
-
-
-@dataclass(frozen=True)
-class SessionWindow:
-    """How far a session speculates, with what that was decided from."""
-
-    session_id: str
-    verifier_id: str
-    epoch: int
-    k: int
-    """Levels that one step verifies, as was counted on."""
-    most: int
-    """That it may verify."""
-    depth: int
-    """Levels that its device drafts ahead."""
-    draft_wait_ms: float
-    nodes_per_level: float
-    min_acceptance: float
-    speedup: float
-    """Predicted, over streaming."""
-    tokens_per_step: float
-    """Predicted."""
-    reason: str
-    rtt_ms: float
-    draft_ms: float
-    verdicts: int
-    """How many there were to judge by."""
-    hits: float
-    """Share of first guesses that were right."""
+    """Usual nodes of a level; 0 if not known."""
 
 
 MAX_LEVELS = 4_096
-"""Of a window's bounds: no session's limits are wider."""
-
-
+"""Levels of a window's bounds: no session's limits are wider."""
 MAX_DRAFT_WAIT_MS = 60_000.0
-"""Of a pinned window."""
+"""Draft wait of a pinned window."""
 MAX_PER_LEVEL = 16.0
 """Nodes per level of a pinned window."""
 
 
 @dataclass(frozen=True)
-class WindowBounds:
-    """What an operator allows a session, or all that have no bounds of their own."""
+class Window:
+    """How far a session speculates. A level is the proposal for one position, with its siblings."""
 
-    k: int
-    depth: int
-    pinned: bool = False
-    """These, whatever the measurements say."""
+    k: int = 0
+    """Speculation length: levels that one step verifies, at most; 0 is plain streaming."""
+    depth: int = 0
+    """Window depth: levels that the device drafts ahead of the last token that it knows, at most."""
     draft_wait_ms: float | None = None
-    """Of a pinned window; None leaves it to the coordinator, as is the next."""
+    """How long the verifier waits for nodes before a plain step. None leaves it to the coordinator; it counts as 0."""
     nodes_per_level: float | None = None
+    """The first proposal of a level and its siblings. None leaves it to the coordinator; it counts as 1."""
 
 
 @dataclass(frozen=True)
-class Load:
-    """A verifier's second."""
+class WindowBounds:
+    """The widest window that an operator allows a session, or all sessions that have no bounds of their own."""
 
-    live_sessions: int = 0
-    step_ms: float = 0.0
-    kv_used: int = 0
-    kv_capacity: int = 0
-    tokens_per_s: float = 0.0
-    draining: bool = False
-    node_ms: float = 0.0
-    """What a node adds to a step."""
-    timing_ms: Mapping[str, float] = field(default_factory=dict)
-    """The parts of a step."""
-    step_cost_ms: Mapping[int, float] = field(default_factory=dict)
-    """The cost model: rows of one session -> milliseconds of a step."""
-    session_cost_ms: float = 0.0
-    """And of each further session, beside its rows."""
-    min_acceptance: float = 0.0
-    """What a node must be worth to be evaluated now, 0 to 1."""
-    evaluated: int = 0
-    """Nodes, of the live sessions since they began there; as is the next."""
-    accepted: int = 0
-    rtt_ms: float = 0.0
-    """The median of its sessions; 0 where none is measured."""
+    window: Window
+    pinned: bool = False
+    """The session has exactly this window, whatever the measurements say."""
+
+
+@dataclass(frozen=True)
+class WindowDecision:
+    """The window that was decided for a session, what it was decided from and what is predicted of it."""
+
+    session_id: str
+    epoch: int
+    window: Window
+    min_acceptance: float
+    """Commits that a node must bring to pay for its time."""
+    speedup: float
+    """Predicted, over plain streaming."""
+    tokens_per_step: float
+    """Predicted."""
+    reason: str
+    rtt_ms: float
+    draft_ms: float
+    observations: int
+    """Positions of the acceptance history that the decision was made from."""
+    first_acceptance: float
+    """Share of these positions whose first proposal was accepted."""
+    max_k: int = 0
+    """Levels that the verifier may evaluate in a step where it finds them worth it; window.k was counted on."""
+    verifier_id: str = ""
+    """Verifier of the session; filled in by the store."""
 
 
 VERIFIER_STATES = ("serving", "cordoned", "draining")
 
 
 @dataclass(frozen=True)
-class Verifier:
+class VerifierStatus:
     """A registered verifier with a valid lease."""
 
     registration: Registration
-    load: Load
+    telemetry: VerifierTelemetry
     lease_s: float
     """Until the lease ends unless it is renewed."""
     cordoned: bool = False
@@ -171,17 +122,20 @@ class Verifier:
     @property
     def state(self) -> str:
         """One of VERIFIER_STATES; new sessions are placed on those that serve alone."""
-        return "draining" if self.load.draining else "cordoned" if self.cordoned else "serving"
+        return "draining" if self.telemetry.draining else "cordoned" if self.cordoned else "serving"
 
 
 @dataclass(frozen=True)
 class SessionStatus:
-    """A session that holds a place, with what was last reported of it: zeros while nothing was."""
+    """A session that holds a place."""
 
-    stats: SessionStats
-    reported: bool
+    telemetry: SessionTelemetry
+    """As last reported, without the acceptance history; its counts are 0 before the first report."""
+    verifier_id: str
     standby: str
-    """Verifier that its device goes to if this one fails; empty where there is none."""
+    """Verifier that the device goes to if this one fails; empty if there is none."""
+    reported: bool
+    """False: the session is placed, and no verifier has reported it yet."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +154,7 @@ class ReportContext:
 class ReportReply:
     """What a verifier is told in answer to its report; `killed` and `drain` as in Heard."""
 
-    windows: tuple[SessionWindow, ...] = ()
+    windows: tuple[WindowDecision, ...] = ()
     killed: tuple[str, ...] = ()
     drain: bool = False
 
@@ -300,7 +254,7 @@ class Membership:
 class Windows:
     """Everything that `window show` shows."""
 
-    decided: tuple[SessionWindow, ...]
+    decided: tuple[WindowDecision, ...]
     bounds: Mapping[str, WindowBounds]
     """By session id; those of "" are for all others."""
     total: int = 0
@@ -311,7 +265,7 @@ class Windows:
 class Fleet:
     """Everything that `status` shows."""
 
-    verifiers: tuple[Verifier, ...]
+    verifiers: tuple[VerifierStatus, ...]
     sessions: tuple[SessionStatus, ...]
     store: str
     uptime_s: float

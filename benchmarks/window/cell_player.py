@@ -133,17 +133,17 @@ async def watched(site: Site, sights: list[Sight], every_s: float = LOOK_S) -> A
         await asyncio.wait({looking})
 
 
-def _sight(window: coordinator_pb2.SessionWindow) -> Sight:
+def _sight(decided: coordinator_pb2.WindowDecision) -> Sight:
     return Sight(
         time.monotonic(),
-        window.session_id,
-        window.k,
-        window.depth,
-        window.tokens_per_step,
-        window.speedup,
-        window.hits,
-        window.rtt_ms,
-        window.draft_ms,
-        window.nodes_per_level,
-        window.min_acceptance,
+        decided.session_id,
+        decided.window.k,
+        decided.window.depth,
+        decided.tokens_per_step,
+        decided.speedup,
+        decided.first_acceptance,
+        decided.rtt_ms,
+        decided.draft_ms,
+        decided.window.nodes_per_level,
+        decided.min_acceptance,
     )

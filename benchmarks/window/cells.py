@@ -52,7 +52,7 @@ class Sight:
     tokens_per_step: float
     """Predicted."""
     speedup: float
-    hits: float
+    first_acceptance: float
     rtt_ms: float
     draft_ms: float
     nodes_per_level: float

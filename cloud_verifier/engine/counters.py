@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cloud_verifier.engine.stats import SessionStats
 from outrider.core.histogram import ROWS, STEP_S, WAIT_S, Histogram
+from outrider.core.telemetry import SessionTelemetry
 
 POSITIONS = 32
 """Of a step's accepted tokens, that are told apart: what lies beyond is in the sum alone."""
@@ -21,7 +21,7 @@ class EngineCounters:
         self.drafts = 0
         """Rows of a step, of one session each, that held nodes of its device."""
         self.dead = self.ignored = 0
-        """Nodes of sessions that have ended; see SessionStats."""
+        """Nodes of sessions that have ended; see SessionTelemetry."""
         self.step_s = Histogram(STEP_S)
         """Of steps, without what passes between them."""
         self.rows = Histogram(ROWS)
@@ -57,10 +57,10 @@ class EngineCounters:
         else:
             self.token_s.add(gap_s / count, count)
 
-    def left(self, stats: SessionStats) -> None:
+    def left(self, session: SessionTelemetry) -> None:
         """A session has ended."""
-        self.dead += stats.dead
-        self.ignored += stats.ignored
+        self.dead += session.dead
+        self.ignored += session.ignored
 
     @property
     def accepted_by_position(self) -> list[int]:

@@ -29,7 +29,7 @@ from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft
 from cloud_verifier.engine.server_draft.server_draft import ServerDraft
 from cloud_verifier.engine.session import EngineSession
 from cloud_verifier.engine.session_history import SessionHistory, TenantAcceptance, fingerprint
-from cloud_verifier.engine.stats import EngineStats, Rate, SessionStats
+from cloud_verifier.engine.stats import EngineStats, Rate
 from cloud_verifier.engine.step_profiler import StepProfiler, StepTimer
 from cloud_verifier.engine.validation import check_attach
 from outrider.core.errors import (
@@ -44,6 +44,7 @@ from outrider.core.errors import (
 from outrider.core.protocol.messages import Append, Attach, Cancel, Commit, Directive, Finish, SessionLimits
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.step_cost import StepCost
+from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 from outrider.core.verification import TreeBatch, Verified
 from outrider.telemetry.logs import about
 
@@ -124,7 +125,7 @@ class Engine:
         self._pool = KVPool(model.layers, self.config.kv_slots, dtype=model.torch_dtype, device=model.device)
         self._live: OrderedDict[str, EngineSession] = OrderedDict()
         """In the order in which the scheduler serves them."""
-        self._ended: OrderedDict[str, SessionStats] = OrderedDict()
+        self._ended: OrderedDict[str, SessionTelemetry] = OrderedDict()
         self._admission = Admission(self.config, self._pool, self._ledger, self._live)
         self._memory = SessionHistory(self.config.remembered_sessions, self.config.remembered_tokens)
         self._outbox: list[Event] = []
@@ -276,12 +277,24 @@ class Engine:
         return self._counters
 
     def stats(self) -> EngineStats:
-        """A snapshot."""
+        """Return a snapshot."""
         ledger, own = self._ledger, self._server_draft
-        live = {key: session.stats for key, session in self._live.items()}
+        live = {key: session.telemetry for key, session in self._live.items()}
         states = Counter(session.state for session in self._live.values())
         return EngineStats(
-            live_sessions=len(self._live),
+            verifier=VerifierTelemetry(
+                live_sessions=len(self._live),
+                step_ms=1e3 * ledger.step_s,
+                tokens_per_s=self._rate.per_second(self._clock()),
+                kv_used=self._pool.used,
+                kv_capacity=self._pool.slots,
+                min_acceptance=ledger.min_acceptance,
+                node_ms=1e3 * ledger.node_s,
+                step_cost_ms={rows: 1e3 * seconds for rows, seconds in ledger.cost.table().items()},
+                session_cost_ms=1e3 * ledger.cost.share_s,
+                timing_ms=ledger.parts_ms,
+            ),
+            sessions={**self._ended, **live},
             steps=self._steps,
             committed=self._committed,
             evaluated=self._evaluated,
@@ -291,21 +304,11 @@ class Engine:
             prefilled=self._prefilled,
             prefix_hits=self._prefix_hits,
             prefix_tokens=self._prefix_tokens,
-            kv_used=self._pool.used,
             kv_reserved=self._pool.promised,
             kv_cached=self._pool.prefixes.cached,
-            kv_capacity=self._pool.slots,
-            step_ms=1e3 * ledger.step_s,
-            min_acceptance=ledger.min_acceptance,
-            node_ms=1e3 * ledger.node_s,
-            step_cost_ms={rows: 1e3 * seconds for rows, seconds in ledger.cost.table().items()},
-            session_cost_ms=1e3 * ledger.cost.share_s,
-            tokens_per_s=self._rate.per_second(self._clock()),
-            timing_ms=ledger.parts_ms,
             dead=self._counters.dead + sum(session.dead for session in live.values()),
             ignored=self._counters.ignored + sum(session.ignored for session in live.values()),
             states={state: states[state] for state in STATES},
-            sessions={**self._ended, **live},
         )
 
     # A step: schedule (-> draft) -> forward -> walk -> commit
@@ -519,7 +522,7 @@ class Engine:
             self._server_draft.release(session.session_id)
         del self._live[session.session_id]
         self._memory.keep(session.session_id, session.request, session.protocol.committed)
-        self._ended[session.session_id] = stats = session.stats
-        self._counters.left(stats)
+        self._ended[session.session_id] = telemetry = session.telemetry
+        self._counters.left(telemetry)
         while len(self._ended) > 2 * self.config.max_sessions:
             self._ended.popitem(last=False)

@@ -17,12 +17,13 @@ from cloud_verifier.engine.sampling import Sampler
 from cloud_verifier.engine.scheduler import Candidate, RowAllocation
 from cloud_verifier.engine.server_draft.llama_draft import DraftlessSession
 from cloud_verifier.engine.session_history import Fingerprint, fingerprint
-from cloud_verifier.engine.stats import Acceptance, MovingAverage, SessionStats
+from cloud_verifier.engine.stats import MovingAverage, StepCounts
 from outrider.core.acceptance.node_acceptance import NodeAcceptance
 from outrider.core.counts import TokenCounts
 from outrider.core.errors import InternalError
 from outrider.core.protocol.messages import Append, Attach, Commit, Directive, Finish, SessionLimits, TokenLogprobs
 from outrider.core.protocol.verifier import VerifierSession
+from outrider.core.telemetry import SessionTelemetry
 from outrider.core.tree import TokenTree
 from outrider.core.verification import TreeBatch, Verified, tree_batch_of, verify
 
@@ -92,7 +93,7 @@ class EngineSession:
         self._sampler = Sampler(attach.sampling, attach.prompt)
         self._penalised = attach.sampling.penalised
         self._counts = TokenCounts(self.tokens if self._penalised else ())
-        self._acceptance = Acceptance()
+        self._counted = StepCounts()
         self._commits: deque[tuple[float, int]] = deque()
         """(time, position after it) of those that the device may not have heard of."""
         self._answer_s = MovingAverage(0.1)
@@ -119,16 +120,24 @@ class EngineSession:
         return len(self.tokens) - len(self.table)
 
     @property
-    def stats(self) -> SessionStats:
-        return replace(
-            self._acceptance.snapshot(self.protocol.dead),
-            ignored=self._ignored,
-            verdicts=self.protocol.verdicts.known(),
+    def telemetry(self) -> SessionTelemetry:
+        """What the engine measured of the session; the front adds what only it knows."""
+        counts, history = self._counted, self.protocol.verdicts
+        return SessionTelemetry(
+            session_id=self.session_id,
+            epoch=self.protocol.epoch,
+            steps=counts.steps,
+            committed=counts.committed,
+            evaluated=counts.evaluated,
+            accepted=counts.accepted,
+            acceptance_history=history.known(),
             draft_ms=1e3 * self._draft_s.value,
             nodes_per_level=self._per_level.value,
             draft_release=self.draft,
-            positions=self.protocol.verdicts.positions,
-            right=self.protocol.verdicts.right,
+            positions=history.positions,
+            first_accepted=history.right,
+            dead=self.protocol.dead,
+            ignored=self._ignored,
         )
 
     def append(self, message: Append, now: float) -> None:
@@ -136,7 +145,7 @@ class EngineSession:
         rtt_s = 1e-3 * self.rtt_ms
         while self._commits and (rtt_s == 0.0 or self._commits[0][0] + rtt_s <= now):
             self.protocol.unheard = self._commits.popleft()[1]
-        bare = self._acceptance.steps > 0 and not len(self.protocol.tree) and message.base == self.protocol.position
+        bare = self._counted.steps > 0 and not len(self.protocol.tree) and message.base == self.protocol.position
         self.protocol.append(message)
         if bare and rtt_s and len(self.protocol.tree) > 0:
             # The first guesses after a commit that left none: what passed beside the way there and back was drafting,
@@ -378,9 +387,9 @@ class EngineSession:
         if self._penalised:
             self._counts.add(verified.tokens)
         if own:
-            self._acceptance.add((), 0, len(verified.tokens))
+            self._counted.add(0, 0, len(verified.tokens))
         else:
-            self._acceptance.add(batch.depths, len(verified.rows), len(verified.tokens))
+            self._counted.add(len(batch.ids), len(verified.rows), len(verified.tokens))
         self.last_commit = now
         self._commits.append((now, self.protocol.position))
         if len(batch.ids) and not own:

@@ -1,4 +1,4 @@
-"""What the engine tells of itself: snapshots for the service, and the meters behind them."""
+"""Hold the statistics of an engine: the snapshot that its front is given, and the averages and rates behind it."""
 
 from __future__ import annotations
 
@@ -6,89 +6,48 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class SessionStats:
-    """One session in one epoch; everything is the verifier's own measurement."""
-
-    steps: int = 0
-    """Forward passes that committed something."""
-    committed: int = 0
-    evaluated: int = 0
-    """Nodes that went through a forward pass."""
-    accepted: int = 0
-    """Of them, those that were committed."""
-    dead: int = 0
-    """Nodes that came too late or below such a one."""
-    ignored: int = 0
-    """Nodes that no step could take since they were outside the directive's window; each counts once."""
-    evaluated_by_depth: tuple[int, ...] = ()
-    """Index 0 is depth 1."""
-    accepted_by_depth: tuple[int, ...] = ()
-    verdicts: bytes = b""
-    """On the guesses for its last positions (outrider.core.acceptance.history), oldest first."""
-    draft_ms: float = 0.0
-    """Of its device for one level of its tree; 0 where it has not shown."""
-    nodes_per_level: float = 0.0
-    """A level's guess and its siblings; 0 where no node was evaluated."""
-    draft_release: str = ""
-    """That its device says it drafts with."""
-    positions: int = 0
-    """Since its first guess with that draft was judged, those without a guess among them."""
-    right: int = 0
-    """Of them, those where the first guess was right."""
+from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 
 
 @dataclass(frozen=True)
 class EngineStats:
-    """The engine at one moment. Times are moving averages over steps that generated and prefilled nothing."""
+    """The engine at one moment. Counts are over all sessions since the engine began."""
 
-    live_sessions: int
+    verifier: VerifierTelemetry
+    """What the engine measures of itself."""
+    sessions: Mapping[str, SessionTelemetry]
+    """Live sessions by id, and ended ones that nobody has stopped yet."""
     steps: int
     committed: int
+    """Tokens."""
     evaluated: int
+    """Nodes of devices; nodes of the server draft are counted in own_evaluated alone."""
     accepted: int
+    """Nodes of devices."""
     own_evaluated: int
-    """Nodes of the co-located draft, which the other figures leave out."""
+    """Nodes of the server draft."""
     own_accepted: int
+    """Nodes of the server draft."""
     prefilled: int
     """Prompt tokens put into the pool."""
     prefix_hits: int
     """Sessions that began with cached tokens."""
     prefix_tokens: int
-    """Tokens that they did not have to compute."""
-    kv_used: int
-    """Slots of live sessions."""
+    """Cached tokens that those sessions did not have to compute."""
     kv_reserved: int
-    """Slots promised to live sessions; what is left is what a new one can get."""
+    """KV slots promised to live sessions; the rest is what a new session can get."""
     kv_cached: int
-    """Slots with tokens that no live session needs; free for whoever asks."""
-    kv_capacity: int
-    step_ms: float
-    """From one step's begin to the next one's while there is work: what a device has to plan with."""
-    min_acceptance: float
-    """0..1: what a node's time would commit otherwise; one of less worth does not pay."""
-    node_ms: float
-    """What a node more adds to a step as they are at present, by the cost model."""
-    step_cost_ms: Mapping[int, float]
-    """The cost model: milliseconds of a step of one session, by its rows."""
-    session_cost_ms: float
-    """And of each further session, beside its rows."""
-    tokens_per_s: float
-    """Tokens committed per second of the clock, over the last few seconds."""
-    timing_ms: Mapping[str, float]
-    """The parts of a step (ledger.PARTS); together they are step_ms."""
+    """KV slots with tokens that no live session needs; they are free for any session."""
     dead: int
-    """As in SessionStats, of all sessions so far, as is the next."""
+    """Nodes that arrived too late, or below such a node."""
     ignored: int
+    """Nodes outside the speculation window of their session."""
     states: Mapping[str, int]
-    """Live sessions by state (meters.STATES)."""
-    sessions: Mapping[str, SessionStats]
-    """Live ones, and ended ones that nobody has stopped yet."""
+    """Live sessions by state (counters.STATES)."""
 
 
 class MovingAverage:
-    """Exponentially weighted over samples; the first ones count by their plain mean."""
+    """Average samples with exponential weights; the first samples count by their plain mean."""
 
     def __init__(self, share: float = 0.05) -> None:
         self.value = 0.0
@@ -101,7 +60,7 @@ class MovingAverage:
 
 
 class Rate:
-    """Events per second, weighted by exp(-age / memory_s)."""
+    """Estimate events per second, each event weighted by exp(-age / memory_s)."""
 
     def __init__(self, now: float, memory_s: float = 5.0) -> None:
         self._memory_s = memory_s
@@ -120,34 +79,18 @@ class Rate:
         return self._weighted * math.exp(-(now - self._last) / self._memory_s)
 
 
-class Acceptance:
-    """Counts of one session, by depth."""
+class StepCounts:
+    """Count what verification steps committed, evaluated and accepted of one session."""
 
     def __init__(self) -> None:
         self.steps = 0
         self.committed = 0
-        self._evaluated: list[int] = []
-        self._accepted: list[int] = []
+        self.evaluated = 0
+        self.accepted = 0
 
-    def add(self, depths: tuple[int, ...], accepted: int, committed: int) -> None:
-        """depths: of the nodes evaluated, 1 for a child of the root. accepted: how deep the walk went on them."""
+    def add(self, evaluated: int, accepted: int, committed: int) -> None:
+        """Count a step: nodes evaluated and accepted, tokens committed."""
         self.steps += 1
+        self.evaluated += evaluated
+        self.accepted += accepted
         self.committed += committed
-        grown = max(depths, default=0) - len(self._evaluated)
-        self._evaluated += [0] * grown
-        self._accepted += [0] * grown
-        for depth in depths:
-            self._evaluated[depth - 1] += 1
-        for depth in range(accepted):
-            self._accepted[depth] += 1
-
-    def snapshot(self, dead: int) -> SessionStats:
-        return SessionStats(
-            steps=self.steps,
-            committed=self.committed,
-            evaluated=sum(self._evaluated),
-            accepted=sum(self._accepted),
-            dead=dead,
-            evaluated_by_depth=tuple(self._evaluated),
-            accepted_by_depth=tuple(self._accepted),
-        )

@@ -26,6 +26,7 @@ from outrider.core.tokenizer_json import token_table
 from outrider.core.vocabulary import compare_token_tables
 from outrider.telemetry.logs import about
 from outrider.wire import codecs
+from outrider.wire.telemetry import session_telemetry_to_proto, verifier_telemetry_to_proto
 from outrider.wire.v1 import engine_pb2 as pb
 from outrider.wire.v1 import session_pb2
 
@@ -138,39 +139,14 @@ class EngineLoop:
         stats = self._engine.stats()
         return pb.EngineEvent(
             stats=pb.EngineStats(
-                live_sessions=stats.live_sessions,
-                step_ms=stats.step_ms,
-                node_ms=stats.node_ms,
-                min_acceptance=stats.min_acceptance,
-                step_cost_ms=stats.step_cost_ms,
-                session_cost_ms=stats.session_cost_ms,
-                tokens_per_s=stats.tokens_per_s,
-                kv_used=stats.kv_used,
-                kv_capacity=stats.kv_capacity,
-                timing_ms=stats.timing_ms,
+                verifier=verifier_telemetry_to_proto(stats.verifier),
+                sessions=map(session_telemetry_to_proto, stats.sessions.values()),
                 prefix_hits=stats.prefix_hits,
                 prefix_tokens=stats.prefix_tokens,
                 kv_cached=stats.kv_cached,
                 kv_reserved=stats.kv_reserved,
                 unrecorded=self._unrecorded + self._engine.unrecorded,
                 counters=counters_to_proto(self._engine.counters, stats),
-                sessions=[
-                    pb.SessionStats(
-                        session_id=session_id,
-                        epoch=self._epochs.get(session_id, 0),
-                        steps=session.steps,
-                        committed=session.committed,
-                        evaluated=session.evaluated,
-                        accepted=session.accepted,
-                        verdicts=session.verdicts,
-                        draft_ms=session.draft_ms,
-                        nodes_per_level=session.nodes_per_level,
-                        draft_release=session.draft_release,
-                        positions=session.positions,
-                        right=session.right,
-                    )
-                    for session_id, session in stats.sessions.items()
-                ],
             )
         )
 

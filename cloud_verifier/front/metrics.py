@@ -88,17 +88,18 @@ class VerifierCollector(Collector):
         yield histogram("outrider_inter_token_latency_seconds", text, _of(STEP_S, counters.token_s))
         text = "From a session's begin at the engine to its first rows"
         yield histogram("outrider_queue_wait_seconds", text, _of(WAIT_S, counters.queue_s))
-        yield gauge("outrider_min_acceptance", "Worth below which a node does not pay, 0 to 1", stats.min_acceptance)
+        text = "Worth below which a node does not pay, 0 to 1"
+        yield gauge("outrider_min_acceptance", text, stats.verifier.min_acceptance)
         yield gauge("outrider_sessions", "Live sessions by state", dict(counters.sessions), "state")
         yield gauge("outrider_session_capacity", "Sessions served at once", self.capacity)
 
     def _memory(self) -> Iterator[Metric]:
-        stats = self.stats
+        stats, slots_in_all = self.stats, self.stats.verifier.kv_capacity
         text = "KV slots; used and reserved are live sessions', cached are free for whoever asks"
-        slots = {"used": stats.kv_used, "reserved": stats.kv_reserved, "cached": stats.kv_cached}
+        slots = {"used": stats.verifier.kv_used, "reserved": stats.kv_reserved, "cached": stats.kv_cached}
         yield gauge("outrider_kv_slots", text, slots, "state")
-        yield gauge("outrider_kv_slot_capacity", "KV slots in all", stats.kv_capacity)
-        used = stats.kv_reserved / stats.kv_capacity if stats.kv_capacity else 0.0
+        yield gauge("outrider_kv_slot_capacity", "KV slots in all", slots_in_all)
+        used = stats.kv_reserved / slots_in_all if slots_in_all else 0.0
         yield gauge("outrider_kv_cache_usage_ratio", "KV slots promised to live sessions, 0 to 1", used)
         yield counter("outrider_prefix_cache_hits", "Sessions that began with cached tokens", stats.prefix_hits)
         yield counter("outrider_prefix_cache_hit_tokens", "Tokens they did not compute", stats.prefix_tokens)

@@ -92,7 +92,9 @@ class SessionStream:
 
     def directive(self) -> Directive:
         """What the device is told from now on."""
-        self._told = replace(self._base, step_ms=self._host.stats.step_ms, min_acceptance=self._min_acceptance())
+        self._told = replace(
+            self._base, step_ms=self._host.stats.verifier.step_ms, min_acceptance=self._min_acceptance()
+        )
         self._counters.told(self._told)
         return self._told
 
@@ -289,14 +291,16 @@ class SessionStream:
 
     def _load_changed(self) -> bool:
         """Whether the device plans with a step time or a price that is off by more than a quarter."""
-        stats, told = self._host.stats, self._told
+        load, told = self._host.stats.verifier, self._told
         threshold_changed = abs(self._min_acceptance() - told.min_acceptance) > CHANGE * told.min_acceptance
-        return abs(stats.step_ms - told.step_ms) > CHANGE * told.step_ms or threshold_changed
+        return abs(load.step_ms - told.step_ms) > CHANGE * told.step_ms or threshold_changed
 
     def _min_acceptance(self) -> float:
         """What a node must be worth to be sent: less than what pays for a row now, for one that is held is worth more
         after a commit that passes through its parent."""
-        return max(self._config.min_acceptance, HELD * max(self._base.min_acceptance, self._host.stats.min_acceptance))
+        return max(
+            self._config.min_acceptance, HELD * max(self._base.min_acceptance, self._host.stats.verifier.min_acceptance)
+        )
 
     def _measure(self, nonce: int, on_rtt: Callable[[str, float], None]) -> None:
         """The lesser of the last two round trips estimates the path: a queue only adds to one, and a longer path shows

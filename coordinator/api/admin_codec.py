@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from coordinator.api.admin_handlers import SessionsAsked
 from coordinator.api.authentication import tenant_name
-from coordinator.api.codec import at_most, session_id, verifier_id
+from coordinator.api.codec import session_id, verifier_id
 from coordinator.api.tenant_keys import Tenant
 from coordinator.records import (
     MAX_DRAFT_WAIT_MS,
@@ -12,12 +12,15 @@ from coordinator.records import (
     MAX_PER_LEVEL,
     Fleet,
     SessionStatus,
-    SessionWindow,
-    Verifier,
+    VerifierStatus,
+    Window,
     WindowBounds,
+    WindowDecision,
     Windows,
 )
 from outrider.core.errors import BadRequest
+from outrider.wire.bounds import at_most
+from outrider.wire.telemetry import session_telemetry_to_proto, verifier_telemetry_to_proto
 from outrider.wire.ticket import target_to_proto
 from outrider.wire.v1 import coordinator_pb2 as pb
 
@@ -71,7 +74,7 @@ def tenants_asked(request: pb.ListTenantsRequest) -> tuple[str, int]:
 def fleet_to_proto(fleet: Fleet) -> pb.StatusResponse:
     return pb.StatusResponse(
         verifiers=map(verifier_to_proto, fleet.verifiers),
-        sessions=map(seated_to_proto, fleet.sessions),
+        sessions=map(session_to_proto, fleet.sessions),
         store=fleet.store,
         uptime_s=fleet.uptime_s,
         total_verifiers=fleet.total_verifiers,
@@ -79,48 +82,25 @@ def fleet_to_proto(fleet: Fleet) -> pb.StatusResponse:
     )
 
 
-def verifier_to_proto(verifier: Verifier) -> pb.VerifierStatus:
-    registration, load = verifier.registration, verifier.load
+def verifier_to_proto(verifier: VerifierStatus) -> pb.VerifierStatus:
+    registration = verifier.registration
     return pb.VerifierStatus(
         verifier_id=registration.verifier_id,
         address=registration.address,
         target=target_to_proto(registration.target),
         capacity_sessions=registration.capacity,
-        live_sessions=load.live_sessions,
-        step_ms=load.step_ms,
-        tokens_per_s=load.tokens_per_s,
         lease_s=verifier.lease_s,
-        draining=load.draining,
         cordoned=verifier.cordoned,
-        kv_used=load.kv_used,
-        kv_capacity=load.kv_capacity,
-        node_ms=load.node_ms,
-        timing_ms=load.timing_ms,
-        step_cost_ms=load.step_cost_ms,
-        session_cost_ms=load.session_cost_ms,
-        min_acceptance=load.min_acceptance,
-        evaluated=load.evaluated,
-        accepted=load.accepted,
-        rtt_ms=load.rtt_ms,
+        telemetry=verifier_telemetry_to_proto(verifier.telemetry),
     )
 
 
-def seated_to_proto(seated: SessionStatus) -> pb.SessionStatus:
-    stats = seated.stats
+def session_to_proto(session: SessionStatus) -> pb.SessionStatus:
     return pb.SessionStatus(
-        session_id=stats.session_id,
-        tenant=stats.tenant,
-        verifier_id=stats.verifier_id,
-        epoch=stats.epoch,
-        committed=stats.committed,
-        tokens_per_step=stats.committed / stats.steps if stats.steps else 0.0,
-        rtt_ms=stats.rtt_ms,
-        reported=seated.reported,
-        evaluated=stats.evaluated,
-        accepted=stats.accepted,
-        standby=seated.standby,
-        draft_release=stats.draft,
-        traffic_class=stats.traffic,
+        telemetry=session_telemetry_to_proto(session.telemetry),
+        verifier_id=session.verifier_id,
+        standby=session.standby,
+        reported=session.reported,
     )
 
 
@@ -139,54 +119,58 @@ def bounds_from_proto(request: pb.BoundWindowRequest) -> tuple[str, WindowBounds
     if not request.HasField("bounds"):
         return of, None
     bounds = request.bounds
-    at_most("bounds.depth", bounds.depth, MAX_LEVELS)
-    if bounds.k > bounds.depth:
+    window = _window_from_proto(bounds.window)
+    at_most("bounds.depth", window.depth, MAX_LEVELS)
+    if window.k > window.depth:
         raise BadRequest.bound(
-            "bounds.k", bounds.k, f"at most bounds.depth, {bounds.depth}: a step takes what is there"
+            "bounds.k", window.k, f"at most bounds.depth, {window.depth}: a step takes what is there"
         )
-    draft_wait_ms = bounds.draft_wait_ms if bounds.HasField("draft_wait_ms") else None
-    if draft_wait_ms is not None and not 0.0 <= draft_wait_ms <= MAX_DRAFT_WAIT_MS:
-        raise BadRequest.bound("bounds.draft_wait_ms", draft_wait_ms, f"between 0 and {MAX_DRAFT_WAIT_MS}")
-    per_level = bounds.nodes_per_level if bounds.HasField("nodes_per_level") else None
+    wait_ms, per_level = window.draft_wait_ms, window.nodes_per_level
+    if wait_ms is not None and not 0.0 <= wait_ms <= MAX_DRAFT_WAIT_MS:
+        raise BadRequest.bound("bounds.draft_wait_ms", wait_ms, f"between 0 and {MAX_DRAFT_WAIT_MS}")
     if per_level is not None and not 1.0 <= per_level <= MAX_PER_LEVEL:
         raise BadRequest.bound("bounds.nodes_per_level", per_level, f"between 1 and {MAX_PER_LEVEL}")
-    return of, WindowBounds(bounds.k, bounds.depth, bounds.pinned, draft_wait_ms, per_level)
+    return of, WindowBounds(window, bounds.pinned)
 
 
 def windows_to_proto(windows: Windows) -> pb.ShowWindowsResponse:
     everybody = windows.bounds.get("")
     return pb.ShowWindowsResponse(
-        windows=[_window_to_proto(window, windows.bounds.get(window.session_id)) for window in windows.decided],
+        windows=[_decision_to_proto(one, windows.bounds.get(one.session_id)) for one in windows.decided],
         everybody=_bounds_to_proto(everybody) if everybody else None,
         total=windows.total,
     )
 
 
-def _window_to_proto(window: SessionWindow, bounds: WindowBounds | None) -> pb.SessionWindow:
-    return pb.SessionWindow(
-        session_id=window.session_id,
-        verifier_id=window.verifier_id,
-        k=window.k,
-        depth=window.depth,
-        draft_wait_ms=window.draft_wait_ms,
-        min_acceptance=window.min_acceptance,
-        speedup=window.speedup,
-        reason=window.reason,
-        rtt_ms=window.rtt_ms,
-        draft_ms=window.draft_ms,
-        verdicts=window.verdicts,
-        hits=window.hits,
+def _decision_to_proto(decision: WindowDecision, bounds: WindowBounds | None) -> pb.WindowDecision:
+    return pb.WindowDecision(
+        session_id=decision.session_id,
+        verifier_id=decision.verifier_id,
+        window=_window_to_proto(decision.window),
+        min_acceptance=decision.min_acceptance,
+        speedup=decision.speedup,
+        tokens_per_step=decision.tokens_per_step,
+        reason=decision.reason,
+        rtt_ms=decision.rtt_ms,
+        draft_ms=decision.draft_ms,
+        observations=decision.observations,
+        first_acceptance=decision.first_acceptance,
         bounds=_bounds_to_proto(bounds) if bounds else None,
-        tokens_per_step=window.tokens_per_step,
-        nodes_per_level=window.nodes_per_level,
     )
 
 
 def _bounds_to_proto(bounds: WindowBounds) -> pb.WindowBounds:
-    return pb.WindowBounds(
-        k=bounds.k,
-        depth=bounds.depth,
-        pinned=bounds.pinned,
-        draft_wait_ms=bounds.draft_wait_ms,
-        nodes_per_level=bounds.nodes_per_level,
+    return pb.WindowBounds(window=_window_to_proto(bounds.window), pinned=bounds.pinned)
+
+
+def _window_to_proto(window: Window) -> pb.Window:
+    return pb.Window(**vars(window))  # fields have the same names in both, and None is absent
+
+
+def _window_from_proto(window: pb.Window) -> Window:
+    return Window(
+        window.k,
+        window.depth,
+        window.draft_wait_ms if window.HasField("draft_wait_ms") else None,
+        window.nodes_per_level if window.HasField("nodes_per_level") else None,
     )

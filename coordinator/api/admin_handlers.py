@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from coordinator.config import CoordinatorConfig
-from coordinator.records import SessionStatus, Verifier
+from coordinator.records import SessionStatus, VerifierStatus
 from coordinator.store.redis_store import SESSIONS_AT_ONCE, Store
 from outrider.core.errors import NotFound
 
@@ -39,7 +39,7 @@ class Operators:
         self._store = store
         self._config = config
 
-    async def verifiers(self, verifier_id: str, after: str, limit: int) -> tuple[list[Verifier], str]:
+    async def verifiers(self, verifier_id: str, after: str, limit: int) -> tuple[list[VerifierStatus], str]:
         """This one, or all ("") after one, by id; and after whom the next page begins, "" where there is none.
 
         Raises NotFound or Unavailable.
@@ -52,7 +52,7 @@ class Operators:
         ids = [name for name in await self._store.fleet() if name > after]
         return await self._store.verifiers(ids[:limit]), ids[limit - 1] if len(ids) > limit else ""
 
-    async def steer(self, verifier_id: str, order: str) -> Verifier | None:
+    async def steer(self, verifier_id: str, order: str) -> VerifierStatus | None:
         """Cordon, uncordon or drain; the verifier as it is then. None: it is not registered (any more).
 
         Raises NotFound or Unavailable.
@@ -73,10 +73,10 @@ class Operators:
         looked = 0
         async for verifier_id, lot in self._lots(asked):
             for seated in await self._store.sessions((verifier_id, session_id) for session_id in lot):
-                if asked.tenant in ("", seated.stats.tenant):
+                if asked.tenant in ("", seated.telemetry.tenant):
                     found.append(seated)
                 if len(found) == asked.limit:
-                    return found, f"{verifier_id}/{seated.stats.session_id}"
+                    return found, f"{verifier_id}/{seated.telemetry.session_id}"
             looked += len(lot)
             if looked >= SCANNED:
                 return found, f"{verifier_id}/{lot[-1]}"

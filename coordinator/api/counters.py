@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from coordinator.records import SessionWindow
+from coordinator.records import WindowDecision
 from coordinator.store.redis_store import StoreCounters
 from outrider.core.errors import OutriderError
 from outrider.core.histogram import CALL_S, LEVELS, STEP_S, Histogram
@@ -48,10 +48,11 @@ class CoordinatorCounters:
     def place(self, *, resumed: bool, standby: bool) -> None:
         self.placed["resume" if resumed else "open", "yes" if standby else "no"] += 1
 
-    def decide(self, windows: Iterable[SessionWindow], seconds: float) -> None:
+    def decide(self, decisions: Iterable[WindowDecision], seconds: float) -> None:
+        """Count the decisions about all sessions of a verifier, which took so many seconds together."""
         self.decide_s.add(seconds)
-        for window in windows:
-            self.k.add(window.k)
-            self.depth.add(window.depth)
-            self.draft_wait_s.add(window.draft_wait_ms / 1e3)
-            self.speedup.add(window.speedup)
+        for decision in decisions:
+            self.k.add(decision.window.k)
+            self.depth.add(decision.window.depth)
+            self.draft_wait_s.add((decision.window.draft_wait_ms or 0.0) / 1e3)
+            self.speedup.add(decision.speedup)

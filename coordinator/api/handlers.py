@@ -17,7 +17,6 @@ from coordinator.config import CoordinatorConfig
 from coordinator.records import (
     Fleet,
     Grant,
-    Load,
     Membership,
     Opening,
     Placed,
@@ -27,10 +26,9 @@ from coordinator.records import (
     ReportReply,
     ResumeOrder,
     Seat,
-    SessionStats,
-    SessionWindow,
-    Verifier,
+    VerifierStatus,
     WindowBounds,
+    WindowDecision,
     Windows,
     WorkloadKey,
 )
@@ -40,6 +38,7 @@ from coordinator.window import report_adapter
 from coordinator.window.decision_queue import WAIT_S, Deciding
 from outrider.core.errors import BadRequest, NotFound, PermissionDenied, Unavailable
 from outrider.core.protocol.messages import SessionLimits
+from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 from outrider.telemetry import logs
 from outrider.wire import ticket
 from outrider.wire.ticket import Claims, Target
@@ -151,22 +150,26 @@ class Handlers:
         return self.membership
 
     async def report(
-        self, verifier_id: str, instance: int, load: Load, sessions: Sequence[SessionStats]
+        self, verifier_id: str, instance: int, verifier: VerifierTelemetry, sessions: Sequence[SessionTelemetry]
     ) -> ReportReply | None:
         """Renew a verifier's lease and its sessions' seats; what it is told. None: it has to register again."""
-        heard = await self._store.report(verifier_id, instance, load, sessions, lease_ms=self._config.lease_ms)
+        heard = await self._store.report(verifier_id, instance, verifier, sessions, lease_ms=self._config.lease_ms)
         if heard is None:
             return None
-        windows: tuple[SessionWindow, ...] = ()
+        windows: tuple[WindowDecision, ...] = ()
         if self._config.window_control:
             windows = await self._deciding.about(
-                verifier_id, lambda: self._decide(verifier_id, load, sessions, heard.kinds)
+                verifier_id, lambda: self._decide(verifier_id, verifier, sessions, heard.kinds)
             )
         return ReportReply(windows, heard.killed, heard.drain)
 
     async def _decide(
-        self, verifier_id: str, load: Load, sessions: Sequence[SessionStats], kinds: Mapping[str, WorkloadKey]
-    ) -> tuple[SessionWindow, ...]:
+        self,
+        verifier_id: str,
+        verifier: VerifierTelemetry,
+        sessions: Sequence[SessionTelemetry],
+        kinds: Mapping[str, WorkloadKey],
+    ) -> tuple[WindowDecision, ...]:
         before = await self._store.windows([verifier_id])
         bounds = await self._store.bounds(["", *(session.session_id for session in sessions)])
         new = {
@@ -177,7 +180,9 @@ class Handlers:
         seen = await self._store.priors(new.values())
         priors = {session_id: seen[kind] for session_id, kind in new.items() if kind in seen}
         begun = time.perf_counter()
-        windows = await asyncio.to_thread(report_adapter.decide, load, sessions, before, bounds, self.limits, priors)
+        windows = await asyncio.to_thread(
+            report_adapter.decide, verifier, sessions, before, bounds, self.limits, priors
+        )
         self.counters.decide(windows.values(), time.perf_counter() - begun)
         await self._store.decide(verifier_id, windows.values(), keep_ms=2 * self._config.lease_ms)
         return tuple(windows.values())
@@ -228,7 +233,7 @@ class Handlers:
         keys = await self._store.share_key(ours.key_id, ours.public_key, self._config.session_ms)
         self._keyring.learn(keys)
 
-    async def _place(self, session: _Session, need: PlacementRequest, fleet: Sequence[Verifier]) -> Opening:
+    async def _place(self, session: _Session, need: PlacementRequest, fleet: Sequence[VerifierStatus]) -> Opening:
         alive = 0
         ranked = placement.candidates(fleet, need, self._draw, self._config.unknown_rtt_ms)
         for among in placement.batches(ranked):

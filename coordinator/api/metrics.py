@@ -15,7 +15,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from coordinator.api.counters import CoordinatorCounters
-from coordinator.records import VERIFIER_STATES, Verifier
+from coordinator.records import VERIFIER_STATES, VerifierStatus
 from coordinator.releases import metrics as drafts
 from coordinator.releases.handlers import ReleaseHandlers
 from coordinator.releases.records import Release
@@ -33,7 +33,7 @@ REFRESH_S = 1.0
 class _Seen:
     """What the store held."""
 
-    verifiers: Sequence[Verifier]
+    verifiers: Sequence[VerifierStatus]
     releases: Sequence[Release]
 
 
@@ -102,12 +102,12 @@ class CoordinatorCollector(Collector):
         yield histogram(f"{name}_draft_wait_seconds", f"Wait before a plain step, {what}", counters.draft_wait_s)
         yield histogram(f"{name}_predicted_speedup", f"Over streaming, {what}", counters.speedup)
 
-    def _fleet(self, verifiers: Sequence[Verifier] | None) -> Iterator[Metric]:
+    def _fleet(self, verifiers: Sequence[VerifierStatus] | None) -> Iterator[Metric]:
         name, states = "outrider_coordinator", () if verifiers is None else VERIFIER_STATES
         by_state = {state: [one for one in verifiers or () if one.state == state] for state in states}
         text = "Verifiers with a lease, by state"
         yield gauge(f"{name}_verifiers", text, {state: len(found) for state, found in by_state.items()}, "state")
-        live = {state: sum(one.load.live_sessions for one in found) for state, found in by_state.items()}
+        live = {state: sum(one.telemetry.live_sessions for one in found) for state, found in by_state.items()}
         text = "Live sessions, as verifiers last reported, by the state of theirs"
         yield gauge(f"{name}_sessions", text, live, "state")
         places = sum(one.registration.capacity for one in by_state.get("serving", ()))

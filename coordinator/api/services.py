@@ -110,8 +110,8 @@ class RegistryServicer(_Servicer, stubs.RegistryServicer):
     async def Report(self, request: pb.ReportRequest, metadata: Metadata) -> pb.ReportResponse:
         self._access.verifier(metadata)
         verifier_id, instance = codec.identity_from_proto(request)
-        load, sessions = codec.load_from_proto(request), codec.sessions_from_proto(request)
-        told = await self._handlers.report(verifier_id, instance, load, sessions)
+        verifier, sessions = codec.telemetry_from_proto(request)
+        told = await self._handlers.report(verifier_id, instance, verifier, sessions)
         serial = await self._releases.hear(verifier_id, sessions if told is not None else ())
         keys = dict(self._handlers.membership.public_keys)
         if told is None:
@@ -168,7 +168,7 @@ class AdminServicer(_Servicer, stubs.AdminServicer):
     async def ListSessions(self, request: pb.ListSessionsRequest, metadata: Metadata) -> pb.ListSessionsResponse:
         self._access.operator(metadata)
         found, after = await self._operators.sessions(admin_codec.sessions_asked(request))
-        return pb.ListSessionsResponse(sessions=map(admin_codec.seated_to_proto, found), next=after)
+        return pb.ListSessionsResponse(sessions=map(admin_codec.session_to_proto, found), next=after)
 
     @_rpc
     async def KillSession(self, request: pb.KillSessionRequest, metadata: Metadata) -> pb.KillSessionResponse:

@@ -16,12 +16,13 @@ Document = dict[str, Any]
 
 
 def verifier(v: pb.VerifierStatus) -> Document:
+    t = v.telemetry
     return {
         "id": v.verifier_id,
         "address": v.address,
-        "state": "draining" if v.draining else "cordoned" if v.cordoned else "serving",
+        "state": "draining" if t.draining else "cordoned" if v.cordoned else "serving",
         "cordoned": v.cordoned,
-        "draining": v.draining,
+        "draining": t.draining,
         "target": {
             "name": v.target.name,
             "weights": v.target.weights_hash,
@@ -30,71 +31,73 @@ def verifier(v: pb.VerifierStatus) -> Document:
             "backend": v.target.backend,
             "hardware": v.target.hardware,
         },
-        "sessions": v.live_sessions,
+        "sessions": t.live_sessions,
         "capacity": v.capacity_sessions,
-        "tokens_per_s": v.tokens_per_s,
-        "min_acceptance": v.min_acceptance,
-        "evaluated": v.evaluated,
-        "accepted": v.accepted,
-        "acceptance": _share(v.accepted, v.evaluated),
-        "rtt_ms": v.rtt_ms or None,
-        "kv_used": v.kv_used,
-        "kv_capacity": v.kv_capacity,
+        "tokens_per_s": t.tokens_per_s,
+        "min_acceptance": t.min_acceptance,
+        "evaluated": t.evaluated,
+        "accepted": t.accepted,
+        "acceptance": _share(t.accepted, t.evaluated),
+        "rtt_ms": t.rtt_ms or None,
+        "kv_used": t.kv_used,
+        "kv_capacity": t.kv_capacity,
         "lease_s": v.lease_s,
-        "step_ms": v.step_ms,
-        "node_ms": v.node_ms,
-        "step_parts_ms": dict(sorted(v.timing_ms.items())),
-        "step_cost_ms": {str(rows): ms for rows, ms in sorted(v.step_cost_ms.items())},
-        "session_cost_ms": v.session_cost_ms,
+        "step_ms": t.step_ms,
+        "node_ms": t.node_ms,
+        "step_parts_ms": dict(sorted(t.timing_ms.items())),
+        "step_cost_ms": {str(rows): ms for rows, ms in sorted(t.step_cost_ms.items())},
+        "session_cost_ms": t.session_cost_ms,
     }
 
 
 def session(s: pb.SessionStatus) -> Document:
+    t = s.telemetry
     return {
-        "id": s.session_id,
-        "tenant": s.tenant,
+        "id": t.session_id,
+        "tenant": t.tenant,
         "verifier": s.verifier_id,
         "standby": s.standby or None,
         "state": "live" if s.reported else "placed",
-        "epoch": s.epoch,
-        "committed": s.committed,
-        "tokens_per_step": s.tokens_per_step or None,
-        "evaluated": s.evaluated,
-        "accepted": s.accepted,
-        "acceptance": _share(s.accepted, s.evaluated),
-        "rtt_ms": s.rtt_ms or None,
-        "draft": s.draft_release or None,
-        "traffic_class": s.traffic_class or None,
+        "epoch": t.epoch,
+        "committed": t.committed,
+        "tokens_per_step": _share(t.committed, t.steps) or None,
+        "evaluated": t.evaluated,
+        "accepted": t.accepted,
+        "acceptance": _share(t.accepted, t.evaluated),
+        "rtt_ms": t.rtt_ms or None,
+        "draft": t.draft_release or None,
+        "traffic_class": t.traffic_class or None,
     }
 
 
-def window(w: pb.SessionWindow) -> Document:
+def window(d: pb.WindowDecision) -> Document:
     return {
-        "session": w.session_id,
-        "verifier": w.verifier_id,
-        "k": w.k,
-        "depth": w.depth,
-        "nodes_per_level": w.nodes_per_level,
-        "draft_wait_ms": w.draft_wait_ms,
-        "min_acceptance": w.min_acceptance,
-        "speedup": w.speedup,
-        "tokens_per_step": w.tokens_per_step,
-        "hits": w.hits,
-        "verdicts": w.verdicts,
-        "rtt_ms": w.rtt_ms,
-        "draft_ms": w.draft_ms,
-        "bounds": bounds(w.bounds) if w.HasField("bounds") else None,
-        "reason": w.reason,
+        "session": d.session_id,
+        "verifier": d.verifier_id,
+        "k": d.window.k,
+        "depth": d.window.depth,
+        "nodes_per_level": d.window.nodes_per_level,
+        "draft_wait_ms": d.window.draft_wait_ms,
+        "min_acceptance": d.min_acceptance,
+        "speedup": d.speedup,
+        "tokens_per_step": d.tokens_per_step,
+        "first_acceptance": d.first_acceptance,
+        "observations": d.observations,
+        "rtt_ms": d.rtt_ms,
+        "draft_ms": d.draft_ms,
+        "bounds": bounds(d.bounds) if d.HasField("bounds") else None,
+        "reason": d.reason,
     }
 
 
 def bounds(b: pb.WindowBounds) -> Document:
+    w = b.window
     return {
-        "k": b.k,
-        "depth": b.depth,
+        "k": w.k,
+        "depth": w.depth,
         "pinned": b.pinned,
-        "draft_wait_ms": b.draft_wait_ms if b.HasField("draft_wait_ms") else None,
-        "nodes_per_level": b.nodes_per_level if b.HasField("nodes_per_level") else None,
+        "draft_wait_ms": w.draft_wait_ms if w.HasField("draft_wait_ms") else None,
+        "nodes_per_level": w.nodes_per_level if w.HasField("nodes_per_level") else None,
     }
 
 

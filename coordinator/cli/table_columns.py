@@ -104,7 +104,7 @@ def _window(w: Document) -> tuple[str, ...]:
         f"{w['min_acceptance']:.2f}",
         f"{w['speedup']:.2f}",
         f"{w['tokens_per_step']:.2f}",
-        f"{w['hits']:.2f} of {w['verdicts']}",
+        f"{w['first_acceptance']:.2f} of {w['observations']}",
         ms(w["rtt_ms"]),
         ms(w["draft_ms"]),
         bounds(w["bounds"]) if w["bounds"] else "-",

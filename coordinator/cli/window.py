@@ -70,10 +70,10 @@ async def _show(options: argparse.Namespace, ask: Ask) -> Shown:
 async def _bound(options: argparse.Namespace, ask: Ask) -> Shown:
     bounds = None
     if options.verb != "lift":
-        bounds = pb.WindowBounds(k=options.k, depth=options.depth)
+        window = pb.Window(k=options.k, depth=options.depth)
         if options.verb == "pin":
-            bounds.pinned = True
-            bounds.MergeFrom(pb.WindowBounds(draft_wait_ms=options.draft_wait_ms, nodes_per_level=options.per_level))
+            window.MergeFrom(pb.Window(draft_wait_ms=options.draft_wait_ms, nodes_per_level=options.per_level))
+        bounds = pb.WindowBounds(window=window, pinned=options.verb == "pin")
     await ask("BoundWindow", pb.BoundWindowRequest(session_id=options.session, bounds=bounds))
     known = json_views.bounds(bounds) if bounds is not None else None
     whose = options.session or "all sessions without bounds of their own"

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from coordinator.records import SessionStats, Verifier
+from coordinator.records import VerifierStatus
 from coordinator.releases import evidence, lifecycle
 from coordinator.releases.backup import Backup
 from coordinator.releases.canary import drawn
@@ -18,6 +18,7 @@ from coordinator.store.redis_store import Store
 from outrider.artifacts.hashing import known_file_digest
 from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import BadRequest, OutriderError
+from outrider.core.telemetry import SessionTelemetry
 from outrider.wire import manifest as manifests
 from outrider.wire.manifest import Manifest
 
@@ -137,7 +138,7 @@ class ReleaseHandlers:
         log.info("%s of release %s by an operator: %s", order.value, release.name, release.state.value)
         return release
 
-    async def hear(self, verifier_id: str, sessions: Sequence[SessionStats]) -> int:
+    async def hear(self, verifier_id: str, sessions: Sequence[SessionTelemetry]) -> int:
         """Take what sessions show of a trial; the serial. A report never fails for it: 0 where that is unknown."""
         try:
             seen = await self._trial(verifier_id)
@@ -240,7 +241,7 @@ def _trial_of(line: ReleaseTrack) -> Trial | None:
     return Trial(canary.name, canary.version, stable.name if stable else "") if canary is not None else None
 
 
-def _check_target(manifest: Manifest, fleet: Sequence[Verifier]) -> None:
+def _check_target(manifest: Manifest, fleet: Sequence[VerifierStatus]) -> None:
     """Raises BadRequest for a draft of another vocabulary than its target's. Its target may be down for now."""
     targets = [v.registration.target for v in fleet if v.registration.target.weights_hash == manifest.weights_hash]
     if not targets:

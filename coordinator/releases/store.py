@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from coordinator.records import SessionStats
 from coordinator.releases.records import Evidence, Release, ReleaseTrack, Sample, State, Trial
 from coordinator.store import keys
 from coordinator.store.redis_store import SESSIONS_AT_ONCE, Store
 from outrider.core.errors import Unavailable
+from outrider.core.telemetry import SessionTelemetry
 
 LEAST = 32
 """Positions of a stretch: fewer say little."""
@@ -90,19 +90,20 @@ class ReleaseStore:
         now, target, text = await self._store.run("release_trial", touched, [serial, weights])
         return int(now), target, found(target, text).line if text else None
 
-    async def sample(self, weights: str, trial: Trial, sessions: Sequence[SessionStats], per_session: int) -> int:
+    async def sample(self, weights: str, trial: Trial, sessions: Sequence[SessionTelemetry], per_session: int) -> int:
         """Take what these sessions show of a trial; returns how many samples that were. Safe to repeat."""
-        compared = [session for session in sessions if trial.arm(session.draft)]
+        compared = [session for session in sessions if trial.arm(session.draft_release)]
         lots = [compared[i : i + SESSIONS_AT_ONCE] for i in range(0, len(compared), SESSIONS_AT_ONCE)]
         return sum([await self._sample(weights, trial, lot, per_session) for lot in lots])
 
-    async def _sample(self, weights: str, trial: Trial, lot: Sequence[SessionStats], per_session: int) -> int:
+    async def _sample(self, weights: str, trial: Trial, lot: Sequence[SessionTelemetry], per_session: int) -> int:
         touched = [keys.samples(weights, trial.version), keys.sampled(weights, trial.version)]
         arguments: list[Any] = [f"{trial.version}:{trial.name}", LEAST, MOST, FRESH]
         arguments += [per_session, TENANT_SAMPLES, ARM_SAMPLES, KEEP_SAMPLES_MS, KEEP_STRETCH_MS]
         for s in lot:
             touched.append(keys.stretch(s.session_id))
-            arguments += [trial.arm(s.draft), s.draft, f"{s.epoch:020d}", s.tenant, s.traffic, s.positions, s.right]
+            arguments += [trial.arm(s.draft_release), s.draft_release, f"{s.epoch:020d}", s.tenant, s.traffic_class]
+            arguments += [s.positions, s.first_accepted]
         return int(await self._store.run("release_sample", touched, arguments))
 
     async def samples(self, weights: str, version: int, known: int = 0) -> list[Sample] | None:

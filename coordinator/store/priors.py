@@ -8,11 +8,11 @@ from coordinator.records import Prior, WorkloadKey
 from coordinator.store import keys
 
 POSITIONS = 256
-"""Whose verdicts a report holds at most (outrider.core.acceptance.history)."""
-VERDICTS = 256
-"""Kept of a kind: more than decisions are made from, and few enough to be of today."""
+"""Positions that a report's acceptance history holds at most (outrider.core.acceptance.history)."""
+OUTCOMES = 256
+"""Positions kept of a workload key: more than decisions are made from, and few enough to be of today."""
 KEPT_MS = 86_400_000
-"""A day: what nobody has asked for since yesterday is measured anew."""
+"""A day: a prior that nobody has asked for since yesterday is measured anew."""
 NO_KIND = WorkloadKey("", "", "", "")
 """Stands where a script wants a key and nothing is kept."""
 
@@ -25,7 +25,7 @@ def kinds(session_ids: Sequence[str], facts: Sequence[str], drafts: Sequence[str
     found = {}
     for i, session_id in enumerate(session_ids):
         tenant, weights, draft, traffic = facts[4 * i : 4 * i + 4]
-        if draft and drafts[i] in ("", draft):  # verdicts on two drafts are mixed for a while: of no kind
+        if draft and drafts[i] in ("", draft):  # outcomes of two drafts are mixed for a while: of no kind
             found[session_id] = WorkloadKey(tenant, draft, traffic, weights)
     return found
 
@@ -36,12 +36,12 @@ def key(kind: WorkloadKey) -> str:
 
 def read(record: Mapping[str, str]) -> Prior:
     return Prior(
-        bytes(int(digit) for digit in record.get("verdicts", "")),
+        bytes(int(digit) for digit in record.get("acceptance_history", "")),
         float(record.get("draft_ms", 0)),
         float(record.get("nodes_per_level", 0)),
     )
 
 
-def digits(verdicts: bytes) -> str:
-    """One for each: a script's arguments and a hash's values are text."""
-    return "".join(map(str, verdicts))
+def digits(history: bytes) -> str:
+    """Return an acceptance history as text, a digit for each position, for scripts and hashes."""
+    return "".join(map(str, history))

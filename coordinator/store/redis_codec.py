@@ -1,13 +1,39 @@
-"""What the store keeps in hashes: records as fields, and back."""
+"""Convert records to the fields of Redis hashes and back.
+
+Telemetry is kept as the bytes of its protobuf message, in base64, in the field `telemetry`. Beside it stand the fields
+that Lua scripts read:
+
+    verifier:<id>   instance, capacity, name, weights_hash, tokenizer_hash, class of the registration, and live, draining
+                    of the telemetry (place.lua, report.lua, register.lua, steer.lua, release_trial.lua)
+    stats:<id>      verifier, epoch, and what observe.lua keeps for itself: folded, window
+"""
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
-from coordinator.records import Load, Registration, Seat, SessionStats, SessionStatus, Verifier
+from coordinator.records import (
+    Registration,
+    Seat,
+    SessionStatus,
+    VerifierStatus,
+    Window,
+    WindowBounds,
+    WindowDecision,
+)
+from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
+from outrider.wire.telemetry import (
+    session_telemetry_from_proto,
+    session_telemetry_to_proto,
+    verifier_telemetry_from_proto,
+    verifier_telemetry_to_proto,
+)
 from outrider.wire.ticket import Target
+from outrider.wire.v1 import telemetry_pb2
 
 
 def of_registration(r: Registration) -> dict[str, Any]:
@@ -26,23 +52,18 @@ def of_registration(r: Registration) -> dict[str, Any]:
     }
 
 
-def of_load(load: Load) -> dict[str, Any]:
+def of_telemetry(verifier: VerifierTelemetry) -> dict[str, Any]:
     return {
-        "live": load.live_sessions,
-        "step_ms": load.step_ms,
-        "kv_used": load.kv_used,
-        "kv_capacity": load.kv_capacity,
-        "tokens_per_s": load.tokens_per_s,
-        "draining": int(load.draining),
-        "node_ms": load.node_ms,
-        "timing_ms": json.dumps(dict(load.timing_ms)),
-        "step_cost_ms": json.dumps(dict(load.step_cost_ms)),
-        "session_cost_ms": load.session_cost_ms,
-        "min_acceptance": load.min_acceptance,
-        "evaluated": load.evaluated,
-        "accepted": load.accepted,
-        "rtt_ms": load.rtt_ms,
+        "live": verifier.live_sessions,
+        "draining": int(verifier.draining),
+        "telemetry": base64.b64encode(verifier_telemetry_to_proto(verifier).SerializeToString()),
     }
+
+
+def session_bytes(session: SessionTelemetry) -> bytes:
+    """Return the telemetry in base64, without its acceptance history: observe.lua adds that to the workload's prior."""
+    message = session_telemetry_to_proto(replace(session, acceptance_history=b""))
+    return base64.b64encode(message.SerializeToString())
 
 
 def flat(fields: Mapping[str, Any]) -> list[Any]:
@@ -59,7 +80,7 @@ def seat(verifier_id: str, flat: Sequence[str]) -> Seat:
     return Seat(verifier_id, record["address"], record["tls"] == "1", _target(record))
 
 
-def verifier(verifier_id: str, record: Mapping[str, str], ttl_ms: int, cordon: int) -> Verifier:
+def verifier_status(verifier_id: str, record: Mapping[str, str], ttl_ms: int, cordon: int) -> VerifierStatus:
     registration = Registration(
         verifier_id,
         record["address"],
@@ -68,43 +89,51 @@ def verifier(verifier_id: str, record: Mapping[str, str], ttl_ms: int, cordon: i
         int(record["capacity"]),
         int(record["instance"]),
     )
-    load = Load(
-        int(record.get("live", 0)),
-        float(record.get("step_ms", 0)),
-        int(record.get("kv_used", 0)),
-        int(record.get("kv_capacity", 0)),
-        float(record.get("tokens_per_s", 0)),
-        record.get("draining") == "1",
-        float(record.get("node_ms", 0)),
-        json.loads(record.get("timing_ms", "{}")),
-        {int(rows): ms for rows, ms in json.loads(record.get("step_cost_ms", "{}")).items()},
-        float(record.get("session_cost_ms", 0)),
-        float(record.get("min_acceptance", 0)),
-        int(record.get("evaluated", 0)),
-        int(record.get("accepted", 0)),
-        float(record.get("rtt_ms", 0)),
-    )
-    return Verifier(registration, load, max(ttl_ms, 0) / 1000, bool(cordon))
+    written = base64.b64decode(record.get("telemetry", ""))
+    telemetry = verifier_telemetry_from_proto(telemetry_pb2.VerifierTelemetry.FromString(written))
+    return VerifierStatus(registration, telemetry, max(ttl_ms, 0) / 1000, bool(cordon))
 
 
-def seated(session_id: str, seat_on: str, record: Mapping[str, str], placed: Mapping[str, str]) -> SessionStatus:
-    """record: what its verifier reports; empty where that has not come yet. placed: what it was placed as."""
-    epoch, steps, committed, evaluated, accepted = (int(record.get(name, 0)) for name in _COUNTS)
-    stats = SessionStats(
-        session_id,
-        record.get("tenant", placed.get("tenant", "")),
-        record.get("verifier", seat_on),
-        epoch,
-        steps,
-        committed,
-        evaluated,
-        accepted,
-        float(record.get("rtt_ms", 0)),
-        draft=placed.get("draft", ""),
-        traffic=placed.get("traffic", ""),
+def session_status(
+    session_id: str, seat_on: str, reported: Mapping[str, str], placed: Mapping[str, str]
+) -> SessionStatus:
+    """reported: the hash stats:<id>, empty before the first report. placed: the hash session:<id>."""
+    telemetry = SessionTelemetry(session_id)
+    if "telemetry" in reported:
+        written = base64.b64decode(reported["telemetry"])
+        telemetry = session_telemetry_from_proto(telemetry_pb2.SessionTelemetry.FromString(written))
+    telemetry = replace(
+        telemetry,
+        tenant=telemetry.tenant or placed.get("tenant", ""),
+        draft_release=telemetry.draft_release or placed.get("draft", ""),
+        traffic_class=telemetry.traffic_class or placed.get("traffic", ""),
     )
+    verifier_id = reported.get("verifier", seat_on)
     standby = placed.get("standby", "")  # where its device is by now, if it had to go there
-    return SessionStatus(stats, bool(record), standby if standby != stats.verifier_id else "")
+    return SessionStatus(telemetry, verifier_id, standby if standby != verifier_id else "", bool(reported))
 
 
-_COUNTS = ("epoch", "steps", "committed", "evaluated", "accepted")
+def decision_to_json(decision: WindowDecision) -> str:
+    return json.dumps(asdict(decision))
+
+
+def decision_from_json(verifier_id: str, written: str) -> WindowDecision | None:
+    """None for what a coordinator of another version has written."""
+    try:
+        fields = json.loads(written)
+        return WindowDecision(**{**fields, "window": Window(**fields["window"]), "verifier_id": verifier_id})
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def bounds_to_json(bounds: WindowBounds) -> str:
+    return json.dumps(asdict(bounds))
+
+
+def bounds_from_json(written: str | bytes | None) -> WindowBounds | None:
+    """None for nothing, and for what a coordinator of another version has written."""
+    try:
+        fields = json.loads(written) if written else None
+        return WindowBounds(Window(**fields["window"]), fields["pinned"]) if fields else None
+    except (KeyError, TypeError, ValueError):
+        return None

@@ -7,11 +7,10 @@ resume needs, epochs start from the clock. While Redis is away every method rais
 from __future__ import annotations
 
 import functools
-import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import urlsplit
@@ -26,22 +25,21 @@ except ImportError as error:
 
 from coordinator.records import (
     Candidate,
-    Load,
     Placed,
     PlacementRequest,
     Prior,
     Registration,
     ReportContext,
-    SessionStats,
     SessionStatus,
-    SessionWindow,
-    Verifier,
+    VerifierStatus,
     WindowBounds,
+    WindowDecision,
     WorkloadKey,
 )
 from coordinator.store import keys, priors, redis_codec
 from outrider.core.errors import BadRequest, Killed, Unavailable
 from outrider.core.histogram import CALL_S, Histogram
+from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 
 SCRIPTS = Path(__file__).parent / "lua"
 MAX_CONNECTIONS = 32
@@ -137,13 +135,19 @@ class Store:
 
     @_reaching
     async def report(
-        self, verifier_id: str, instance: int, load: Load, sessions: Sequence[SessionStats], *, lease_ms: int
+        self,
+        verifier_id: str,
+        instance: int,
+        verifier: VerifierTelemetry,
+        sessions: Sequence[SessionTelemetry],
+        *,
+        lease_ms: int,
     ) -> ReportContext | None:
         """Renew the lease and the seats of the sessions listed, and keep what is said of them.
 
         None where the lease is lost or someone else's.
         """
-        fields = redis_codec.flat(redis_codec.of_load(load))
+        fields = redis_codec.flat(redis_codec.of_telemetry(verifier))
         ids = [session.session_id for session in sessions]
         arguments = [verifier_id, instance, lease_ms, lease_ms, len(fields), *fields, *ids]
         touched = [key(session_id) for session_id in ids for key in (keys.closed, keys.session)]
@@ -152,7 +156,7 @@ class Store:
         if not known:
             return None
         drain, killed, facts = found
-        kinds = priors.kinds(ids, facts, [session.draft for session in sessions])
+        kinds = priors.kinds(ids, facts, [session.draft_release for session in sessions])
         for start in range(0, len(sessions), SESSIONS_AT_ONCE):
             await self._observe(verifier_id, sessions[start : start + SESSIONS_AT_ONCE], kinds, 2 * lease_ms)
         return ReportContext(kinds, tuple(killed), bool(drain))
@@ -170,21 +174,25 @@ class Store:
         return {kind: priors.read(record) for kind, record in zip(asked, replies, strict=True) if record}
 
     @_reaching
-    async def windows(self, verifier_ids: Sequence[str]) -> dict[str, SessionWindow]:
+    async def windows(self, verifier_ids: Sequence[str]) -> dict[str, WindowDecision]:
         """Session id -> what was decided last, of all sessions on these verifiers."""
         async with self._redis.pipeline(transaction=False) as pipe:
             for verifier_id in verifier_ids:
                 pipe.hgetall(keys.windows(verifier_id))
             replies = await pipe.execute()
-        decided = [_read(SessionWindow, decision) for reply in replies for decision in reply.values()]
-        return {window.session_id: window for window in decided if window is not None}
+        decisions = [
+            redis_codec.decision_from_json(verifier_id, written)
+            for verifier_id, reply in zip(verifier_ids, replies, strict=True)
+            for written in reply.values()
+        ]
+        return {decision.session_id: decision for decision in decisions if decision is not None}
 
     @_reaching
-    async def decide(self, verifier_id: str, windows: Iterable[SessionWindow], *, keep_ms: int) -> None:
+    async def decide(self, verifier_id: str, windows: Iterable[WindowDecision], *, keep_ms: int) -> None:
         """Keep what was decided of a verifier's sessions, in place of what was before."""
         arguments: list[Any] = [keep_ms]
         for window in windows:
-            arguments += [window.session_id, json.dumps(asdict(window))]
+            arguments += [window.session_id, redis_codec.decision_to_json(window)]
         await self._run("decide", [keys.windows(verifier_id)], arguments)
 
     @_reaching
@@ -193,10 +201,8 @@ class Store:
         if not session_ids:
             return {}
         values = await self._redis.mget([keys.bounds(session_id) for session_id in session_ids])
-        found = (
-            (session_id, _read(WindowBounds, value)) for session_id, value in zip(session_ids, values, strict=True)
-        )
-        return {session_id: bounds for session_id, bounds in found if bounds is not None}
+        found = {i: redis_codec.bounds_from_json(value) for i, value in zip(session_ids, values, strict=True)}
+        return {session_id: bounds for session_id, bounds in found.items() if bounds is not None}
 
     @_reaching
     async def knows(self, session_id: str) -> bool:
@@ -209,7 +215,7 @@ class Store:
         if bounds is None:
             await self._redis.delete(keys.bounds(session_id))
         else:
-            await self._redis.set(keys.bounds(session_id), json.dumps(asdict(bounds)), px=keep_ms)
+            await self._redis.set(keys.bounds(session_id), redis_codec.bounds_to_json(bounds), px=keep_ms)
 
     @_reaching
     async def deregister(self, verifier_id: str, instance: int) -> bool:
@@ -222,7 +228,7 @@ class Store:
         return sorted(await self._run("fleet", [keys.FLEET], []))
 
     @_reaching
-    async def verifiers(self, ids: Sequence[str] | None = None) -> list[Verifier]:
+    async def verifiers(self, ids: Sequence[str] | None = None) -> list[VerifierStatus]:
         """Those of these with a valid lease, by id; None: everybody."""
         asked = await self.fleet() if ids is None else ids
         async with self._redis.pipeline(transaction=False) as pipe:
@@ -233,7 +239,7 @@ class Store:
             replies = await pipe.execute()
         found = zip(asked, replies[::3], replies[1::3], replies[2::3], strict=True)
         return [
-            redis_codec.verifier(verifier_id, record, ttl, cordon)
+            redis_codec.verifier_status(verifier_id, record, ttl, cordon)
             for verifier_id, record, ttl, cordon in found
             if record
         ]
@@ -270,11 +276,10 @@ class Store:
                 pipe.hgetall(keys.session(session_id))
             replies = await pipe.execute()
         records = zip(asked, replies[::2], replies[1::2], strict=True)
-        found = [
-            redis_codec.seated(session_id, seat_on, stats, placed) for (seat_on, session_id), stats, placed in records
-        ]
         return [
-            seated for seated, (seat_on, _) in zip(found, asked, strict=True) if seated.stats.verifier_id == seat_on
+            status
+            for (seat_on, session_id), reported, placed in records
+            if (status := redis_codec.session_status(session_id, seat_on, reported, placed)).verifier_id == seat_on
         ]
 
     @_reaching
@@ -348,14 +353,14 @@ class Store:
         return {name: bytes.fromhex(raw) for name, raw in (entry.split(":", 1) for entry in entries)}
 
     async def _observe(
-        self, verifier_id: str, sessions: Sequence[SessionStats], kinds: Mapping[str, WorkloadKey], keep_ms: int
+        self, verifier_id: str, sessions: Sequence[SessionTelemetry], kinds: Mapping[str, WorkloadKey], keep_ms: int
     ) -> None:
-        arguments: list[Any] = [verifier_id, keep_ms, priors.POSITIONS, priors.VERDICTS, priors.KEPT_MS]
+        arguments: list[Any] = [verifier_id, keep_ms, priors.POSITIONS, priors.OUTCOMES, priors.KEPT_MS]
         touched = []
         for s in sessions:
             kind = kinds.get(s.session_id)
-            arguments += [s.tenant, f"{s.epoch:020d}", s.steps, s.committed, s.evaluated, s.accepted, s.rtt_ms]
-            arguments += [s.session_id, priors.digits(s.verdicts) if kind else "", s.draft_ms, s.nodes_per_level]
+            arguments += [f"{s.epoch:020d}", redis_codec.session_bytes(s), s.committed]
+            arguments += [priors.digits(s.acceptance_history) if kind else "", s.draft_ms, s.nodes_per_level]
             touched += [keys.stats(s.session_id), keys.closed(s.session_id), priors.key(kind or priors.NO_KIND)]
         await self._run("observe", touched, arguments)
 
@@ -385,11 +390,3 @@ def without_credentials(url: str) -> str:
 
 def _lease_keys(verifier_id: str) -> list[str]:
     return [keys.verifier(verifier_id), keys.seats(verifier_id), keys.FLEET]
-
-
-def _read(kind: Callable[..., _T], written: str | bytes | None) -> _T | None:
-    """None for nothing, and for what a coordinator of another version has written."""
-    try:
-        return kind(**json.loads(written)) if written else None
-    except (TypeError, ValueError):
-        return None

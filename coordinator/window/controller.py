@@ -10,15 +10,17 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from coordinator.window.streaming import LinkTiming, Window, replay
+from coordinator.records import Window, WindowBounds, WindowDecision
+from coordinator.window.streaming import LinkTiming, replay
 from coordinator.window.window_search import Option, Tables
 from outrider.core.acceptance.history import HIT
 from outrider.core.step_cost import StepCost
+from outrider.core.telemetry import SessionTelemetry
 
 K = (1, 2, 3, 4, 6, 8, 12, 16)
 """Levels per step that are considered, beside 0."""
@@ -42,42 +44,35 @@ SLACK = 2.0
 """Of patience over the time in which an answer is expected: round trips vary, and who answers in time ends the wait."""
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """What an operator allows a session."""
-
-    k: int = K[-1]
-    depth: int = 32
-    pinned: Window | None = None
-    """This and nothing else, but for its patience."""
-    draft_wait_s: float | None = None
-    """Of the pinned one; None leaves it to the controller."""
+MAX_DEPTH = 32
+"""Window depth of a session without bounds."""
+STREAMING = Window(0, 0, 0.0, 1.0)
+WIDEST = WindowBounds(Window(K[-1], MAX_DEPTH))
 
 
 @dataclass(frozen=True)
 class SessionView:
-    """What its verifier measured of one session."""
+    """A session as the controller sees it."""
 
-    session_id: str
-    verdicts: bytes
-    """Of its last positions, oldest first (outrider.core.acceptance.history); a prior's where it is new."""
-    rtt_s: float
-    draft_s: float = math.inf
-    """Of its device for one more level; infinite where it drafts nothing."""
-    nodes_per_level: float = 1.0
+    telemetry: SessionTelemetry
+    """As its verifier reports it. The acceptance history is cut to what decisions are made from, and begins with that of
+    its workload key if the session is new; draft_ms is a guess where it is not known, and infinite if the device drafts
+    nothing; nodes_per_level is at least 1."""
     current: Window | None = None
     """None for a new session."""
-    bounds: Bounds = field(default_factory=Bounds)
-    as_it_is: tuple[float, float] | None = None
-    """Tokens and nodes per step of a session that is not to be decided about; it goes on so, fair or not."""
+    bounds: WindowBounds = WIDEST
+    fixed: tuple[float, float] | None = None
+    """Tokens and nodes per step of a session of which too little is known to decide: it goes on so, fair or not."""
 
     @property
     def drafts(self) -> bool:
-        return bool(self.verdicts) and self.draft_s < math.inf
+        return self.fixed is None and bool(self.telemetry.acceptance_history) and self.telemetry.draft_ms < math.inf
 
     @property
-    def failed(self) -> bool:
-        return self.verdicts.count(HIT) < FAILED * len(self.verdicts)
+    def first_acceptance(self) -> float:
+        """Share of the positions whose first proposal was accepted."""
+        history = self.telemetry.acceptance_history
+        return history.count(HIT) / max(1, len(history))
 
 
 @dataclass(frozen=True)
@@ -107,25 +102,8 @@ class VerifierView:
         return found
 
 
-@dataclass(frozen=True)
-class Decision:
-    """What a session shall do, and why."""
-
-    window: Window
-    min_acceptance: float
-    """Commits that a node must bring to pay for its time."""
-    speedup: float
-    """Predicted, over streaming."""
-    tokens_per_step: float
-    """Predicted."""
-    reason: str
-
-
-_STREAMING = Option(Window(0, 0))
-
-
-def decide(view: VerifierView, tolerance: float = TOLERANCE) -> Mapping[str, Decision]:
-    """Session id -> what it shall do from now on.
+def decide(view: VerifierView, tolerance: float = TOLERANCE) -> Mapping[str, WindowDecision]:
+    """Return the window of each session by its id.
 
     tolerance: by which share of streaming's speed a session may be slower; 1 asks for goodput alone.
     """
@@ -147,55 +125,66 @@ def decide(view: VerifierView, tolerance: float = TOLERANCE) -> Mapping[str, Dec
     if kept.slowest >= least:
         balance = tables.polished(kept, least, STICK)  # what stays as it is may leave more, or less, for others
     min_acceptance = tables.node_min_acceptance(balance)
+    chosen = [table[option] for table, option in zip(tables.options, balance.chosen, strict=True)]
     return {
-        session.session_id: Decision(
-            table[option].window,
-            min_acceptance,
-            table[option].tokens * plain_s / balance.step_s,
-            table[option].tokens_per_step,
-            _reason(session, table[option], table, plain_s, balance.step_s),
+        session.telemetry.session_id: WindowDecision(
+            session_id=session.telemetry.session_id,
+            epoch=session.telemetry.epoch,
+            window=option.window,
+            min_acceptance=min_acceptance,
+            speedup=option.tokens * plain_s / balance.step_s,
+            tokens_per_step=option.tokens_per_step,
+            reason=_reason(session, option, table, plain_s, balance.step_s),
+            rtt_ms=session.telemetry.rtt_ms,
+            draft_ms=session.telemetry.draft_ms,
+            observations=len(session.telemetry.acceptance_history),
+            first_acceptance=session.first_acceptance,
+            max_k=option.window.k,
         )
-        for session, table, option in zip(view.sessions, tables.options, balance.chosen, strict=True)
+        for session, table, option in zip(view.sessions, tables.options, chosen, strict=True)
     }
 
 
 def _options(session: SessionView, step_s: float, alone: bool) -> list[Option]:
     """Streaming first. step_s: of the steps that the session shares."""
-    bounds, pinned = session.bounds, session.bounds.pinned
-    if session.as_it_is is not None and pinned is None:
-        tokens, nodes = session.as_it_is
-        return [Option(_STREAMING.window, tokens, nodes, tokens, given=True)]
+    bounds, pinned = session.bounds.window, session.bounds.pinned
+    if session.fixed is not None and not pinned:
+        tokens, nodes = session.fixed
+        return [Option(STREAMING, tokens, nodes, tokens, given=True)]
     # Only ratios matter to a replay. In steps of a twelfth they are the same for many, and from one second to the next.
-    rtt, draft = _rounded(session.rtt_s / step_s), _rounded(session.draft_s / step_s)
+    step_ms = 1e3 * step_s
+    rtt, draft = _rounded(session.telemetry.rtt_ms / step_ms), _rounded(session.telemetry.draft_ms / step_ms)
     answer = rtt + 2.0 * draft
     near = min(SLACK * answer, NEAR) if answer <= NEAR else 0.0
-    if pinned is not None:
-        draft_wait = near if bounds.draft_wait_s is None else bounds.draft_wait_s / step_s
-        window = replace(pinned, draft_wait_s=draft_wait * step_s)
+    if pinned:
+        wait = near if bounds.draft_wait_ms is None else bounds.draft_wait_ms / step_ms
+        window = replace(bounds, draft_wait_ms=wait * step_ms)
         if not session.drafts:
-            return [Option(window, 1.0, pinned.k * pinned.nodes_per_level, given=True)]
-        return [_option(session, rtt, draft, window, draft_wait, given=True)]
+            return [Option(window, 1.0, window.k * (window.nodes_per_level or 1.0), given=True)]
+        return [_option(session, rtt, draft, window, wait, given=True)]
+    options = [Option(STREAMING)]
     if not session.drafts:
-        return [_STREAMING]
+        return options
     ahead = math.ceil(rtt) + SPARE
-    options = [_STREAMING]
     for k in K:
         if k <= min(bounds.k, bounds.depth):
             depth = min(k + ahead, bounds.depth)
-            # In a batch nothing is gained by patience but where all have to wait: the others' step goes on, and to sit
-            # it out would save one row. So it is granted there, and not counted on.
-            for draft_wait in dict.fromkeys((0.0, near) if alone else (0.0,)):
-                window = Window(depth, k, (draft_wait if alone else near) * step_s, session.nodes_per_level)
-                options.append(_option(session, rtt, draft, window, draft_wait))
+            # In a batch nothing is gained by waiting but where all have to wait: the others' step goes on, and to sit
+            # it out would save one row. So the wait is granted there, and not counted on.
+            for wait in dict.fromkeys((0.0, near) if alone else (0.0,)):
+                granted_ms = (wait if alone else near) * step_ms
+                window = Window(k, depth, granted_ms, session.telemetry.nodes_per_level)
+                options.append(_option(session, rtt, draft, window, wait))
     return options
 
 
 def _option(
-    session: SessionView, rtt: float, draft: float, window: Window, draft_wait: float, *, given: bool = False
+    session: SessionView, rtt: float, draft: float, window: Window, wait: float, *, given: bool = False
 ) -> Option:
-    """What the window brings. rtt, draft and the patience that is counted on: in steps."""
-    tokens, nodes, per_step = _per_step(session.verdicts, rtt, draft, window.k, window.depth, draft_wait)
-    return Option(window, tokens, nodes * window.nodes_per_level, per_step, given)
+    """Return what the window brings. rtt, draft and the draft wait that is counted on are in steps."""
+    history = session.telemetry.acceptance_history
+    tokens, levels, per_step = _per_step(history, rtt, draft, window.k, window.depth, wait)
+    return Option(window, tokens, levels * (window.nodes_per_level or 1.0), per_step, given)
 
 
 def _rounded(ratio: float) -> float:
@@ -205,31 +194,36 @@ def _rounded(ratio: float) -> float:
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def _per_step(
-    verdicts: bytes, rtt: float, draft: float, k: int, depth: int, draft_wait: float
-) -> tuple[float, float, float]:
-    """(tokens, levels evaluated) per length of a step, and tokens per step, which may have waited; times in steps."""
-    speed = replay(verdicts, LinkTiming(rtt, draft, _unit), Window(depth, k, draft_wait))
+def _per_step(history: bytes, rtt: float, draft: float, k: int, depth: int, wait: float) -> tuple[float, float, float]:
+    """Return (tokens, levels evaluated) per length of a step, and tokens per step, which may have waited.
+
+    Times are in steps: the replay takes a step for a second.
+    """
+    speed = replay(history, LinkTiming(rtt, draft, _one_second), Window(k, depth, 1e3 * wait))
     return speed.tokens_per_s, speed.nodes / speed.seconds, speed.tokens_per_step
 
 
-def _unit(nodes: int) -> float:
+def _one_second(nodes: int) -> float:
     return 1.0
 
 
 def _kept(session: SessionView, table: Sequence[Option], best: int, min_acceptance: float) -> int:
-    """Which option is the session's window as it is, where no other is much better. Streaming takes the place of a
-    draft that has failed even so: it may be hardly better, where nodes cost next to nothing."""
-    if session.current is None or (table[best].window.k == 0 and session.failed):
+    """Return the option that is the session's present window, unless another is much better.
+
+    Streaming takes the place of a draft that has failed in any case: it may be hardly better, where nodes cost next to
+    nothing.
+    """
+    failed = session.first_acceptance < FAILED and bool(session.telemetry.acceptance_history)
+    if session.current is None or (table[best].window.k == 0 and failed):
         return best
-    k, waits = session.current.k, bool(session.current.draft_wait_s)
+    k, waits = session.current.k, bool(session.current.draft_wait_ms)
     enough = table[best].gain(min_acceptance) - STICK * table[best].tokens
-    same = (i for i, o in enumerate(table) if o.window.k == k and bool(o.window.draft_wait_s) == waits)
+    same = (i for i, o in enumerate(table) if o.window.k == k and bool(o.window.draft_wait_ms) == waits)
     return next((i for i in same if table[i].gain(min_acceptance) >= enough), best)
 
 
 def _reason(session: SessionView, option: Option, table: Sequence[Option], plain_s: float, step_s: float) -> str:
-    if session.bounds.pinned is not None:
+    if session.bounds.pinned:
         return "pinned by the operator"
     if not session.drafts:
         return "its device drafts nothing"
@@ -238,6 +232,6 @@ def _reason(session: SessionView, option: Option, table: Sequence[Option], plain
         tried = f"; the most that any window gives is {best.tokens:.2f} tokens a step" if best else ""
         return f"no window pays{tried}"
     return (
-        f"{option.tokens_per_step:.2f} tokens a step for {option.nodes:.1f} nodes at RTT {1e3 * session.rtt_s:.0f} ms,"
-        f" step {1e3 * step_s:.0f} ms ({1e3 * plain_s:.0f} plain)"
+        f"{option.tokens_per_step:.2f} tokens a step for {option.nodes:.1f} nodes"
+        f" at RTT {session.telemetry.rtt_ms:.0f} ms, step {1e3 * step_s:.0f} ms ({1e3 * plain_s:.0f} plain)"
     )

@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from coordinator.records import SessionWindow
+from coordinator.records import WindowDecision
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ WAIT_S = 1.0
 STALE_S = 10.0
 """After which nobody is told of a decision any more."""
 
-Windows = tuple[SessionWindow, ...]
+Windows = tuple[WindowDecision, ...]
 Decide = Callable[[], Awaitable[Windows]]
 
 

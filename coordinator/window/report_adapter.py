@@ -12,13 +12,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from coordinator.records import Load, Prior, SessionStats, SessionWindow, WindowBounds
+from coordinator.records import Prior, Window, WindowBounds, WindowDecision
 from coordinator.window import controller
-from coordinator.window.controller import Bounds, Decision, SessionView, VerifierView
-from coordinator.window.streaming import Window
+from coordinator.window.controller import SessionView, VerifierView
 from outrider.core.acceptance.history import HIT
 from outrider.core.protocol.messages import Directive, SessionLimits
 from outrider.core.step_cost import StepCost
+from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 
 LEAST = 24
 """Verdicts before a session is decided about."""
@@ -36,74 +36,75 @@ SILENT = 64
 PROBE_DEPTH = 2
 """Levels that are guessed ahead of the text where none is to be verified."""
 PROBE_PER_LEVEL = 2.0
-UNSHOWN_DRAFT_S = 0.005
-"""Of a device whose drafting time has not shown, since its verifier never waited for it; or half a step if less."""
-UNKNOWN = Window(24, 6)
-"""The most that a session is told that has bounds, and of which too little is known."""
+UNSHOWN_DRAFT_MS = 5.0
+"""Drafting time of a device whose own is not known since its verifier never waited for it; or half a step if less."""
+UNKNOWN = Window(6, 24, 0.0, 1.0)
+"""The widest window of a session that has bounds, and of which too little is known."""
 
 
 def decide(
-    load: Load,
-    sessions: Sequence[SessionStats],
-    before: Mapping[str, SessionWindow],
+    verifier: VerifierTelemetry,
+    sessions: Sequence[SessionTelemetry],
+    before: Mapping[str, WindowDecision],
     bounds: Mapping[str, WindowBounds],
     limits: SessionLimits,
     priors: Mapping[str, Prior],
-) -> dict[str, SessionWindow]:
-    """Session id -> its window from now on, for those of a verifier's sessions that are told one.
+) -> dict[str, WindowDecision]:
+    """Return the windows of a verifier's sessions by session id, of those that are decided about.
 
-    before: what was decided last. bounds: by session id; those of "" are for all others. limits: of all of them.
-    priors: what was seen of its kind, by the id of a session that has not shown enough of itself.
+    before: the last decisions. bounds: by session id; those of "" are for all others. limits: of all of them.
+    priors: of its workload key, by the id of a session that has not shown enough of itself.
     """
-    if not load.step_cost_ms:
+    if not verifier.step_cost_ms:
         return {}
-    known = {key for key, prior in priors.items() if len(prior.verdicts) >= LEAST}
+    known = {key for key, prior in priors.items() if len(prior.acceptance_history) >= LEAST}
     newcomers = {s.session_id for s in sessions if s.session_id in known and _is_new(s)}
     sessions = [_with(s, priors[s.session_id]) if s.session_id in known and wants_prior(s) else s for s in sessions]
-    cost = StepCost({rows: ms / 1e3 for rows, ms in load.step_cost_ms.items()}, load.session_cost_ms / 1e3)
-    between_s = load.timing_ms.get("between", 0.0) / 1e3
-    plain_s = between_s + cost.seconds(len(sessions), len(sessions))
+    cost = StepCost({rows: ms / 1e3 for rows, ms in verifier.step_cost_ms.items()}, verifier.session_cost_ms / 1e3)
+    between_s = verifier.timing_ms.get("between", 0.0) / 1e3
+    plain_ms = 1e3 * (between_s + cost.seconds(len(sessions), len(sessions)))
     allowed = {s.session_id: bounds.get(s.session_id) or bounds.get("") for s in sessions}
-    views = [_view(s, before.get(s.session_id), allowed[s.session_id], limits, plain_s) for s in sessions]
-    decisions = controller.decide(VerifierView(cost, tuple(views), between_s, load.step_ms / 1e3))
+    views = [_view(s, before.get(s.session_id), allowed[s.session_id], limits, plain_ms) for s in sessions]
+    decisions = controller.decide(VerifierView(cost, tuple(views), between_s, verifier.step_ms / 1e3))
     decided = {}
-    for session, view in zip(sessions, views, strict=True):
-        bound, decision = allowed[session.session_id], decisions[session.session_id]
-        if bound is not None and bound.pinned:
-            decided[session.session_id] = _window(session, view, decision)
-        elif view.as_it_is is None and (view.drafts or view.current is not None):
-            if session.session_id in newcomers:
+    for view in views:
+        session_id = view.telemetry.session_id
+        bound, decision = allowed[session_id], decisions[session_id]
+        if view.bounds.pinned:
+            decided[session_id] = decision
+        elif view.fixed is None and (view.drafts or view.current is not None):
+            if session_id in newcomers:
                 decision = replace(decision, reason=f"by its class's prior: {decision.reason}")
-            lone = len(sessions) == 1
-            decided[session.session_id] = _window(session, view, decision, lone=lone)
+            decided[session_id] = _probing(view, _widened(view, decision) if len(views) == 1 else decision)
         elif bound is not None:
-            decided[session.session_id] = _window(session, view, _within(bound, decision))
+            decided[session_id] = _probing(view, _within(bound.window, decision))
     return decided
 
 
-def directive(window: SessionWindow, limits: SessionLimits) -> Directive:
-    """What the session's verifier and device are told."""
-    per_level = window.nodes_per_level if window.k else PROBE_PER_LEVEL
+def directive(decision: WindowDecision, limits: SessionLimits) -> Directive:
+    """Return what the session's verifier and device are told."""
+    window = decision.window
+    per_level = (window.nodes_per_level or 1.0) if window.k else PROBE_PER_LEVEL
     return Directive(
         window_nodes=min(limits.nodes, math.ceil(window.depth * per_level)),
         window_depth=min(limits.depth, window.depth),
-        nodes_per_step=min(limits.nodes, math.ceil(window.most * per_level)),
-        min_acceptance=window.min_acceptance if window.k else 0.0,
-        draft_wait_ms=math.ceil(window.draft_wait_ms),
+        nodes_per_step=min(limits.nodes, math.ceil(decision.max_k * per_level)),
+        min_acceptance=decision.min_acceptance if window.k else 0.0,
+        draft_wait_ms=math.ceil(window.draft_wait_ms or 0.0),
     )
 
 
-def wants_prior(session: SessionStats) -> bool:
-    """Whether it has shown less than it is judged by, and not that it drafts nothing."""
-    return len(session.verdicts) < RECENT and not _drafts_nothing(session)
+def wants_prior(session: SessionTelemetry) -> bool:
+    """Whether the session has shown less than it is judged by, and not that it drafts nothing."""
+    return len(session.acceptance_history) < RECENT and not _drafts_nothing(session)
 
 
-def latest(verdicts: bytes) -> bytes:
-    """The last ones, as far back as they are of one text: a draft's luck changes with it.
+def latest(history: bytes) -> bytes:
+    """Return the last outcomes, as far back as they are of one text: how well a draft does changes with it.
 
     Cut where the end differs most from the beginning, much as in adaptive windowing (Bifet and Gavalda, 2007).
     """
-    kept = verdicts[-RECENT:]
+    kept = history[-RECENT:]
     while True:
         difference, last = max((_difference(kept[:-last], kept[-last:]), last) for last in LAST)
         if difference <= CHANGED:
@@ -112,104 +113,94 @@ def latest(verdicts: bytes) -> bytes:
 
 
 def _difference(earlier: bytes, later: bytes) -> float:
-    """In standard deviations, had all been drawn alike; 0 where there are too few to tell."""
+    """Return the difference of the acceptance rates in standard deviations, had all outcomes been drawn alike.
+
+    0 where there are too few to tell.
+    """
     if len(earlier) < LAST[0]:
         return 0.0
-    hits, other = earlier.count(HIT), later.count(HIT)
-    mean = (hits + other) / (len(earlier) + len(later))
+    before, after = earlier.count(HIT), later.count(HIT)
+    mean = (before + after) / (len(earlier) + len(later))
     deviation = math.sqrt(mean * (1.0 - mean) * (1.0 / len(earlier) + 1.0 / len(later)))
-    return abs(hits / len(earlier) - other / len(later)) / deviation if deviation else 0.0
+    return abs(before / len(earlier) - after / len(later)) / deviation if deviation else 0.0
 
 
-def _is_new(session: SessionStats) -> bool:
-    return len(session.verdicts) < LEAST and wants_prior(session)
+def _is_new(session: SessionTelemetry) -> bool:
+    return len(session.acceptance_history) < LEAST and wants_prior(session)
 
 
-def _with(session: SessionStats, prior: Prior) -> SessionStats:
-    """The session as if its kind's guesses had been its own, before its own, which its kind's have in them already."""
-    own = len(session.verdicts)
+def _with(session: SessionTelemetry, prior: Prior) -> SessionTelemetry:
+    """Return the session with the prior's history before its own, which the prior has in it already."""
+    own = len(session.acceptance_history)
+    earlier = prior.acceptance_history[: max(0, len(prior.acceptance_history) - own)]
     return replace(
         session,
-        verdicts=prior.verdicts[: max(0, len(prior.verdicts) - own)] + session.verdicts,
+        acceptance_history=earlier + session.acceptance_history,
         draft_ms=session.draft_ms or prior.draft_ms,
         nodes_per_level=session.nodes_per_level or prior.nodes_per_level,
     )
 
 
-def _drafts_nothing(session: SessionStats) -> bool:
-    return not session.verdicts and session.committed >= SILENT
+def _drafts_nothing(session: SessionTelemetry) -> bool:
+    return not session.acceptance_history and session.committed >= SILENT
 
 
-def _known(session: SessionStats) -> bool:
-    """Well enough to decide about it, or for one that drafts nothing to count as streaming."""
-    return _drafts_nothing(session) or (len(session.verdicts) >= LEAST and session.rtt_ms > 0.0)
+def _known(session: SessionTelemetry) -> bool:
+    """Whether enough is known to decide about the session or, if it drafts nothing, to count it as streaming."""
+    return _drafts_nothing(session) or (len(session.acceptance_history) >= LEAST and session.rtt_ms > 0.0)
 
 
 def _view(
-    session: SessionStats,
-    before: SessionWindow | None,
-    bounds: WindowBounds | None,
+    session: SessionTelemetry,
+    before: WindowDecision | None,
+    allowed: WindowBounds | None,
     limits: SessionLimits,
-    plain_s: float,
+    plain_ms: float,
 ) -> SessionView:
-    current, as_it_is, per_level = None, None, max(1.0, session.nodes_per_level)
-    if before is not None and before.epoch == session.epoch:
-        current = Window(before.depth, before.k, before.draft_wait_ms / 1e3, before.nodes_per_level)
-    if not _known(session):
-        steps = max(1, session.steps)
-        as_it_is = max(1.0, session.committed / steps), session.evaluated / steps
-    return SessionView(
-        session.session_id,
-        latest(session.verdicts) if as_it_is is None else b"",
-        session.rtt_ms / 1e3,
-        session.draft_ms / 1e3 or min(UNSHOWN_DRAFT_S, plain_s / 2),
-        per_level,
-        current,
-        _bounds(bounds, limits, per_level),
-        as_it_is,
+    current = before.window if before is not None and before.epoch == session.epoch else None
+    steps, per_level = max(1, session.steps), max(1.0, session.nodes_per_level)
+    fixed = None if _known(session) else (max(1.0, session.committed / steps), session.evaluated / steps)
+    judged = replace(
+        session,
+        acceptance_history=latest(session.acceptance_history),
+        draft_ms=session.draft_ms or min(UNSHOWN_DRAFT_MS, plain_ms / 2),
+        nodes_per_level=per_level,
     )
+    return SessionView(judged, current, _bounds(allowed, limits, per_level), fixed)
 
 
-def _bounds(allowed: WindowBounds | None, limits: SessionLimits, nodes_per_level: float) -> Bounds:
-    """An operator's and the tickets' together."""
-    per_level = (allowed.nodes_per_level if allowed else None) or nodes_per_level
-    depth = min(Bounds.depth, limits.depth, int(limits.nodes / per_level))
+def _bounds(allowed: WindowBounds | None, limits: SessionLimits, nodes_per_level: float) -> WindowBounds:
+    """Return the bounds that the operator and the tickets set together."""
+    per_level = (allowed.window.nodes_per_level if allowed else None) or nodes_per_level
+    depth = min(controller.MAX_DEPTH, limits.depth, int(limits.nodes / per_level))
     if allowed is None:
-        return Bounds(depth=depth)
-    k, depth = min(allowed.k, depth), min(allowed.depth, depth)
-    pinned = Window(depth, k, nodes_per_level=per_level) if allowed.pinned else None
-    draft_wait_s = None if allowed.draft_wait_ms is None else allowed.draft_wait_ms / 1e3
-    return Bounds(min(k, Bounds.k), depth, pinned, draft_wait_s)
+        return WindowBounds(Window(controller.K[-1], depth))
+    k, depth = min(allowed.window.k, depth), min(allowed.window.depth, depth)
+    if allowed.pinned:
+        return WindowBounds(Window(k, depth, allowed.window.draft_wait_ms, per_level), pinned=True)
+    return WindowBounds(Window(min(k, controller.K[-1]), depth))
 
 
-def _within(bounds: WindowBounds, decision: Decision) -> Decision:
-    window = Window(min(UNKNOWN.depth, bounds.depth), min(UNKNOWN.k, bounds.k))
-    return replace(decision, window=window, reason="too little is known of it; the operator's bounds")
+def _within(bounds: Window, decision: WindowDecision) -> WindowDecision:
+    k, depth = min(UNKNOWN.k, bounds.k), min(UNKNOWN.depth, bounds.depth)
+    window = replace(UNKNOWN, k=k, depth=depth)
+    return replace(decision, window=window, max_k=k, reason="too little is known of it; the operator's bounds")
 
 
-def _window(session: SessionStats, view: SessionView, decision: Decision, *, lone: bool = False) -> SessionWindow:
-    """lone: it shares its steps with nobody. Then the verifier's own pricing, which knows each node, may take more than
-    was counted on, since nobody else pays for it."""
-    window, judged = decision.window, view.verdicts or session.verdicts
-    probes = window.k == 0 and view.bounds.pinned is None
-    if lone and window.k:
-        window = replace(window, depth=min(view.bounds.depth, window.depth + view.bounds.k - window.k))
-    most = min(view.bounds.k, window.depth) if lone and window.k else window.k
-    return SessionWindow(
-        session_id=session.session_id,
-        verifier_id=session.verifier_id,
-        epoch=session.epoch,
-        k=window.k,
-        most=most,
-        depth=min(PROBE_DEPTH, view.bounds.depth) if probes else window.depth,
-        draft_wait_ms=1e3 * window.draft_wait_s,
-        nodes_per_level=window.nodes_per_level,
-        min_acceptance=decision.min_acceptance,
-        speedup=decision.speedup,
-        tokens_per_step=decision.tokens_per_step,
-        reason=decision.reason,
-        rtt_ms=session.rtt_ms,
-        draft_ms=1e3 * view.draft_s,
-        verdicts=len(judged),
-        hits=judged.count(HIT) / max(1, len(judged)),
-    )
+def _widened(view: SessionView, decision: WindowDecision) -> WindowDecision:
+    """Let the verifier evaluate more than was counted on, for a session that shares its steps with no other.
+
+    The verifier's own choice, which knows each node, costs no other session anything.
+    """
+    bounds, window = view.bounds.window, decision.window
+    if not window.k:
+        return decision
+    depth = min(bounds.depth, window.depth + bounds.k - window.k)
+    return replace(decision, window=replace(window, depth=depth), max_k=min(bounds.k, depth))
+
+
+def _probing(view: SessionView, decision: WindowDecision) -> WindowDecision:
+    """Let a device that shall not speculate draft a little, which no step evaluates."""
+    if decision.window.k:
+        return decision
+    return replace(decision, window=replace(decision.window, depth=min(PROBE_DEPTH, view.bounds.window.depth)))

@@ -1,15 +1,15 @@
-"""The streaming model: how fast one session goes for a given window, by replaying how its draft did on its own text.
+"""Predict how fast one session goes with a given window, by replaying its acceptance history.
 
 Matches are not independent of one another (a geometric law overstates how deep they run), so nothing is drawn: the
-recorded verdicts are played once, as they came. With an unbroken spine of guesses and siblings beside it, all of the
-protocol that matters for speed is when the guess for position p
+recorded outcomes are replayed once, in their order. With an unbroken spine of first proposals and siblings beside it,
+all of the protocol that matters for speed is when the proposal for position p
 
-    is drafted    F[p] = min(F[p-1] if the guess before was right, C[p-1]) + draft, not before C[p - depth]
+    is drafted    F[p] = min(F[p-1] if the proposal before was accepted, C[p-1]) + draft, not before C[p - depth]
     arrives       A[p] = F[p] + rtt / 2
 
-and C[p], when the device hears the token of position p: a step that begins at T commits on while A[p] <= T and the
-verdict is no miss, at most k guesses, then one token of the target's own; the device hears of it rtt / 2 after its end.
-A sibling that was right is committed like a guess, but nothing was drafted below it.
+and C[p], when the token of position p reaches the device: a step that begins at T commits on while A[p] <= T and the
+outcome is no miss, at most k proposals, then one token of the target's own, which reaches the device rtt / 2 after the
+step's end. An accepted sibling is committed like a first proposal, but nothing was drafted below it.
 """
 
 from __future__ import annotations
@@ -18,44 +18,31 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from coordinator.records import Window
 from outrider.core.acceptance.history import HIT, MISS, SIBLING
 
 StepTime = Callable[[int], float]
-"""Nodes of this session in a step -> its seconds, whatever else is in it."""
+"""Nodes of this session in a step -> seconds of the step."""
 
 
 @dataclass(frozen=True)
 class LinkTiming:
-    """What lies between a device and its tokens, and is not for the controller to choose."""
+    """The times of a session that the controller cannot choose."""
 
     rtt_s: float
     draft_s: float
-    """Of the device for one more level of its tree; infinite where it drafts nothing."""
+    """Time of the device for one more level of its tree; infinite if it drafts nothing."""
     step_s: StepTime
 
 
 @dataclass(frozen=True)
-class Window:
-    """What the controller chooses for one session."""
-
-    depth: int
-    """How many levels the device runs ahead of the last token that it knows."""
-    k: int
-    """Levels that one step verifies; 0 is plain streaming."""
-    draft_wait_s: float = 0.0
-    """How long the verifier waits for a guess before a plain step, where the device is near enough to use it."""
-    nodes_per_level: float = 1.0
-    """A level's guess and its siblings that go along."""
-
-
-@dataclass(frozen=True)
 class Speed:
-    """Of a replay."""
+    """The result of a replay."""
 
     tokens: int
     steps: int
     nodes: float
-    """That went through the target."""
+    """Nodes that went through the target."""
     seconds: float
 
     @property
@@ -67,80 +54,80 @@ class Speed:
         return self.tokens / self.steps
 
 
-def replay(verdicts: Sequence[int], way: LinkTiming, window: Window) -> Speed:
-    """One session from its first step to the end of the verdicts; its device starts to draft with the first step.
+def replay(history: Sequence[int], timing: LinkTiming, window: Window) -> Speed:
+    """Replay one session from its first step to the end of its history; the device starts to draft with the first step.
 
-    verdicts: of consecutive positions, at least one.
+    history: outcomes of consecutive positions (outrider.core.acceptance.history), at least one.
     """
-    device = _Device(verdicts, way, window)
-    waits = window.draft_wait_s > 0.0 and way.rtt_s <= window.draft_wait_s
+    device = _Device(history, timing, window.depth)
+    wait_s, per_level = (window.draft_wait_ms or 0.0) / 1e3, window.nodes_per_level or 1.0
+    waits = wait_s > 0.0 and timing.rtt_s <= wait_s
     now = nodes = 0.0
     position = steps = 0
-    while position < len(verdicts):
-        reached = position
+    while position < len(history):
+        end = position
         rows = 0.0
         if window.k:
             if waits:
-                now = max(now, min(device.arrival(position), now + window.draft_wait_s))
-            last = min(position + window.k, len(verdicts))
-            while reached < last and verdicts[reached] != MISS and device.arrival(reached) <= now:
-                reached += 1
-            caught = reached > position and verdicts[reached - 1] == SIBLING
-            rows = window.nodes_per_level * device.levels(position, reached - caught, now)
-        now += way.step_s(round(rows))
+                now = max(now, min(device.arrival(position), now + wait_s))
+            last = min(position + window.k, len(history))
+            while end < last and history[end] != MISS and device.arrival(end) <= now:
+                end += 1
+            by_sibling = end > position and history[end - 1] == SIBLING
+            rows = per_level * device.levels(position, end - by_sibling, now, window.k)
+        now += timing.step_s(round(rows))
         nodes += rows
         steps += 1
-        position = min(reached + 1, len(verdicts))
-        device.hear(position, now)
-    return Speed(len(verdicts), steps, nodes, now)
+        position = min(end + 1, len(history))
+        device.receive(position, now)
+    return Speed(len(history), steps, nodes, now)
 
 
 class _Device:
-    """When the guesses for each position reach the verifier."""
+    """Compute when the proposals for each position reach the verifier."""
 
-    def __init__(self, verdicts: Sequence[int], way: LinkTiming, window: Window) -> None:
-        self._verdicts = verdicts
-        self._way = way
-        self._window = window
-        self._half_s = way.rtt_s / 2.0
-        self._heard: list[float] = []
+    def __init__(self, history: Sequence[int], timing: LinkTiming, depth: int) -> None:
+        self._history = history
+        self._draft_s = timing.draft_s
+        self._depth = depth
+        self._half_s = timing.rtt_s / 2.0
+        self._received: list[float] = []
         """C[p]"""
         self._arrivals: list[float] = []
-        """A[p], as far as it hangs on nothing to come."""
+        """A[p], as far as it depends on nothing to come."""
         self._drafted = 0.0
         """F of the last one of them."""
 
     def arrival(self, position: int) -> float:
-        """A[p]; infinite while it hangs on a token that has not been committed."""
+        """Return A[p]; infinite while it depends on a token that has not been committed."""
         p = len(self._arrivals)
         if position != p:
             return self._arrivals[position] if position < p else math.inf
         known = self._time_of(p - 1)
-        guessed = self._drafted if p and self._verdicts[p - 1] == HIT else math.inf
-        begun = max(min(known, guessed), self._time_of(p - self._window.depth))
+        drafted = self._drafted if p and self._history[p - 1] == HIT else math.inf
+        begun = max(min(known, drafted), self._time_of(p - self._depth))
         if begun == math.inf:
             return math.inf
-        self._drafted = begun + self._way.draft_s
+        self._drafted = begun + self._draft_s
         self._arrivals.append(self._drafted + self._half_s)
         return self._arrivals[p]
 
+    def levels(self, position: int, end: int, now: float, k: int) -> int:
+        """Return the levels that a step at `now` evaluates: those before `end`, whose first proposals are accepted, the
+        level at `end`, and the levels drafted below it."""
+        if end == len(self._history) or self.arrival(end) > now:
+            return end - position
+        below = (now - self.arrival(end)) / self._draft_s if self._draft_s else math.inf
+        return int(min(k, self._depth, end - position + 1 + below))
+
+    def receive(self, end: int, now: float) -> None:
+        """Commit all positions before `end` at `now`."""
+        self._received += [now + self._half_s] * (end - len(self._received))
+        while len(self._arrivals) < end and self.arrival(len(self._arrivals)) < math.inf:
+            pass  # a proposal that arrives after its token still leads to those below it
+
     def _time_of(self, position: int) -> float:
-        """When it knows this token."""
+        """Return when the device knows this token."""
         if position < 0:
             return 0.0
-        return self._heard[position] if position < len(self._heard) else math.inf
-
-    def levels(self, position: int, right: int, now: float) -> int:
-        """That a step takes at this time: those before `right`, whose first guesses are right, the one after them, and
-        what was drafted below that."""
-        window = self._window
-        if right == len(self._verdicts) or self.arrival(right) > now:
-            return right - position
-        beyond = (now - self.arrival(right)) / self._way.draft_s if self._way.draft_s else math.inf
-        return int(min(window.k, window.depth, right - position + 1 + beyond))
-
-    def hear(self, end: int, now: float) -> None:
-        """All before `end` are committed now."""
-        self._heard += [now + self._half_s] * (end - len(self._heard))
-        while len(self._arrivals) < end and self.arrival(len(self._arrivals)) < math.inf:
-            pass  # a guess that comes after its token still leads to those below it
+        return self._received[position] if position < len(self._received) else math.inf

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from coordinator.window.streaming import Window
+from coordinator.records import Window
 
 PRICES = (0.0, *(0.01 * 1.15**i for i in range(34)), 1.0)
 """Commits per node; at 1 no node is worth anything, since it commits at most one token."""

@@ -9,6 +9,7 @@ import grpc
 from outrider.wire import ticket
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import coordinator_pb2_grpc, session_pb2
+from outrider.wire.v1.telemetry_pb2 import SessionTelemetry, VerifierTelemetry
 
 DEMO = session_pb2.TargetIdentity(
     name="demo", weights_hash="sha256:w", tokenizer_hash="sha256:t", dtype="float32", backend="sdpa", hardware="cpu"
@@ -62,9 +63,8 @@ class Peer:
         request = pb.ReportRequest(
             verifier_id=verifier_id,
             instance=instance,
-            live_sessions=len(sessions),
-            sessions=[s if isinstance(s, pb.SessionReport) else pb.SessionReport(session_id=s) for s in sessions],
-            **load,
+            verifier=VerifierTelemetry(live_sessions=len(sessions), **load),
+            sessions=[s if isinstance(s, SessionTelemetry) else SessionTelemetry(session_id=s) for s in sessions],
         )
         return await self.registry.Report(request)
 

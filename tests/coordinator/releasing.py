@@ -7,6 +7,7 @@ from outrider.wire import manifest as manifests
 from outrider.wire.manifest import Manifest
 from outrider.wire.ticket import Signer
 from outrider.wire.v1 import coordinator_pb2 as pb
+from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
 
 SIGNER = Signer.generate()
 FIRST = Manifest(
@@ -57,7 +58,7 @@ def version_of(offer: pb.OfferReleaseResponse) -> int:
     return manifests.read_unverified(offer.manifest).version if offer.manifest else 0
 
 
-def guesses(session_id: str, draft: str, right: int, positions: int, **changes) -> pb.SessionReport:
+def guesses(session_id: str, draft: str, right: int, positions: int, **changes) -> SessionTelemetry:
     """Cumulative counts of a session."""
-    fields = {"epoch": 5, "tenant": "default", "draft_release": draft, "positions": positions, "right": right}
-    return pb.SessionReport(session_id=session_id, **(fields | changes))
+    fields = {"epoch": 5, "tenant": "default", "draft_release": draft, "positions": positions, "first_accepted": right}
+    return SessionTelemetry(session_id=session_id, **(fields | changes))

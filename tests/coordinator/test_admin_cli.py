@@ -22,6 +22,7 @@ from outrider.wire import channels
 from outrider.wire.status import abort
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import coordinator_pb2_grpc
+from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
 
 EVIL = "\x1b[2J\u202eevil"
 
@@ -46,7 +47,7 @@ async def busy(coordinator):
     for name in ("v1", "v2"):
         await coordinator.join(name)
     reports = [
-        pb.SessionReport(
+        SessionTelemetry(
             session_id=i, tenant="ann", epoch=7, steps=10, committed=25, evaluated=40, accepted=10, rtt_ms=20.0
         )
         for i in "ab"
@@ -221,8 +222,10 @@ class Hostile(coordinator_pb2_grpc.AdminServicer):
     """A coordinator that says what no real one lets in."""
 
     verifier = pb.VerifierStatus(verifier_id=EVIL, address=EVIL, target=identity(name=EVIL, hardware=EVIL))
-    session = pb.SessionStatus(session_id=EVIL, tenant=EVIL, verifier_id=EVIL, traffic_class=EVIL, draft_release=EVIL)
-    window = pb.SessionWindow(session_id=EVIL, verifier_id=EVIL, reason=EVIL)
+    session = pb.SessionStatus(
+        telemetry=SessionTelemetry(session_id=EVIL, tenant=EVIL, traffic_class=EVIL, draft_release=EVIL), verifier_id=EVIL
+    )
+    window = pb.WindowDecision(session_id=EVIL, verifier_id=EVIL, reason=EVIL)
 
     async def Status(self, request, context):
         return pb.StatusResponse(verifiers=[self.verifier], sessions=[self.session], store=EVIL)

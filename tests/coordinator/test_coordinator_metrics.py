@@ -14,6 +14,7 @@ from releasing import guesses, name_of, publish, signed, steer
 from outrider.core.errors import BadRequest, Overloaded, Unavailable
 from outrider.telemetry import logs
 from outrider.wire.v1 import coordinator_pb2 as pb
+from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
 
 
 @pytest.fixture
@@ -104,9 +105,9 @@ async def test_windows_that_were_decided_are_counted(scraped) -> None:
     peer, scrape = scraped
     await peer.join("v1")
     opened = await peer.open()
-    session = pb.SessionReport(
+    session = SessionTelemetry(
         session_id=opened.session_id, epoch=1, steps=40, committed=60, evaluated=90, accepted=30, rtt_ms=20.0,
-        verdicts=bytes([1] * 40), draft_ms=3.0, nodes_per_level=2.0,
+        acceptance_history=bytes([1] * 40), draft_ms=3.0, nodes_per_level=2.0,
     )  # fmt: skip
     await peer.report("v1", [session], step_ms=50.0, step_cost_ms={1: 40.0, 8: 45.0}, node_ms=0.7)
     found = await scrape()

@@ -5,6 +5,7 @@ from peers import identity
 
 from outrider.core.errors import BadRequest, Unauthenticated
 from outrider.wire.v1 import coordinator_pb2 as pb
+from outrider.wire.v1.telemetry_pb2 import SessionTelemetry, VerifierTelemetry
 
 GOOD_OPEN = {"target": "demo"}
 GOOD_RESUME = {"session_id": "s", "ticket": b"t"}
@@ -90,21 +91,22 @@ async def test_a_registration_beyond_its_bounds_is_refused(coordinator, refused,
     [
         ({"verifier_id": "v/1"}, "verifier_id is 'v/1'"),
         ({"instance": 0}, "instance is 0"),
-        ({"live_sessions": 10**6}, "live_sessions is 1000000"),
-        ({"step_ms": float("inf")}, "step_ms is inf"),
-        ({"node_ms": float("nan")}, "node_ms is nan"),
-        ({"timing_ms": {"verify": -1.0}}, "timing_ms of verify is -1.0"),
-        ({"timing_ms": {str(i): 1.0 for i in range(17)}}, "entries in timing_ms is 17"),
-        ({"timing_ms": {"p" * 33: 1.0}}, "length of a name in timing_ms is 33"),
-        ({"step_cost_ms": {8: -1.0}}, "step_cost_ms of 8 is -1.0"),
-        ({"step_cost_ms": dict.fromkeys(range(65), 1.0)}, "entries in step_cost_ms is 65"),
-        ({"session_cost_ms": float("inf")}, "session_cost_ms is inf"),
-        ({"tokens_per_s": -1.0}, "tokens_per_s is -1.0"),
-        ({"sessions": [pb.SessionReport(session_id="s")] * 8_193}, "entries in sessions is 8193"),
-        ({"sessions": [pb.SessionReport(session_id="")]}, "session_id is ''"),
-        ({"sessions": [pb.SessionReport(session_id="s", rtt_ms=float("nan"))]}, "sessions.rtt_ms is nan"),
-        ({"sessions": [pb.SessionReport(session_id="s", tenant="t" * 65)]}, "sessions.tenant is 'ttt"),
-        ({"sessions": [pb.SessionReport(session_id="s", tenant="a:b")]}, "sessions.tenant is 'a:b'"),
+        ({"verifier": VerifierTelemetry(live_sessions=10**6)}, "live_sessions is 1000000"),
+        ({"verifier": VerifierTelemetry(step_ms=float("inf"))}, "step_ms is inf"),
+        ({"verifier": VerifierTelemetry(node_ms=float("nan"))}, "node_ms is nan"),
+        ({"verifier": VerifierTelemetry(timing_ms={"verify": -1.0})}, "timing_ms of verify is -1.0"),
+        ({"verifier": VerifierTelemetry(timing_ms={str(i): 1.0 for i in range(17)})}, "entries in timing_ms is 17"),
+        ({"verifier": VerifierTelemetry(timing_ms={"p" * 33: 1.0})}, "length of a name in timing_ms is 33"),
+        ({"verifier": VerifierTelemetry(step_cost_ms={8: -1.0})}, "step_cost_ms of 8 is -1.0"),
+        ({"verifier": VerifierTelemetry(step_cost_ms=dict.fromkeys(range(65), 1.0))}, "entries in step_cost_ms is 65"),
+        ({"verifier": VerifierTelemetry(session_cost_ms=float("inf"))}, "session_cost_ms is inf"),
+        ({"verifier": VerifierTelemetry(tokens_per_s=-1.0)}, "tokens_per_s is -1.0"),
+        ({"verifier": VerifierTelemetry(min_acceptance=1.5)}, "min_acceptance is 1.5"),
+        ({"sessions": [SessionTelemetry(session_id="s")] * 8_193}, "entries in sessions is 8193"),
+        ({"sessions": [SessionTelemetry(session_id="")]}, "session_id is ''"),
+        ({"sessions": [SessionTelemetry(session_id="s", rtt_ms=float("nan"))]}, "sessions.rtt_ms is nan"),
+        ({"sessions": [SessionTelemetry(session_id="s", tenant="t" * 65)]}, "sessions.tenant is 'ttt"),
+        ({"sessions": [SessionTelemetry(session_id="s", tenant="a:b")]}, "sessions.tenant is 'a:b'"),
     ],
 )
 async def test_a_report_beyond_its_bounds_is_refused(coordinator, refused, change, complaint):
@@ -115,7 +117,8 @@ async def test_a_report_beyond_its_bounds_is_refused(coordinator, refused, chang
 
 async def test_a_report_at_its_bounds_is_taken(coordinator):
     await coordinator.registry.Register(pb.RegisterRequest(**{**GOOD_REGISTER, "capacity_sessions": 4_096}))
-    extreme = pb.SessionReport(session_id="s" * 128, epoch=2**64 - 1, steps=2**64 - 1, committed=2**64 - 1)
+    extreme = SessionTelemetry(session_id="s" * 128, epoch=2**64 - 1, steps=2**64 - 1, committed=2**64 - 1)
     assert (await coordinator.registry.Report(pb.ReportRequest(**GOOD_REPORT, sessions=[extreme]))).known
     [shown] = (await coordinator.status()).sessions
-    assert (shown.epoch, shown.tokens_per_step) == (2**64 - 1, 1.0)
+    reported = shown.telemetry
+    assert (reported.epoch, reported.steps, reported.committed) == (2**64 - 1,) * 3

@@ -61,7 +61,7 @@ async def test_others_go_on(coordinator):
     await coordinator.report("v1", sessions)
     await kill(coordinator, sessions[1])
     assert list((await coordinator.report("v1", sessions)).killed) == [sessions[1]]
-    assert {s.session_id for s in (await coordinator.status()).sessions} == {sessions[0], sessions[2]}
+    assert {s.telemetry.session_id for s in (await coordinator.status()).sessions} == {sessions[0], sessions[2]}
 
 
 async def test_one_that_is_not_there_is_not_found(coordinator, opened, refused):

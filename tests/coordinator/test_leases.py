@@ -6,6 +6,7 @@ from peers import identity, until
 
 from outrider.core.errors import NotFound, Unavailable
 from outrider.wire.v1 import coordinator_pb2 as pb
+from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
 
 
 async def test_a_registered_verifier_is_shown_with_what_it_said(coordinator):
@@ -24,10 +25,11 @@ async def test_a_registered_verifier_is_shown_with_what_it_said(coordinator):
     )
     [shown] = (await coordinator.status()).verifiers
     assert (shown.verifier_id, shown.address, shown.capacity_sessions) == ("v1", "127.0.0.1:10001", 5)
-    assert (shown.live_sessions, shown.step_ms, shown.kv_used, shown.kv_capacity) == (2, 12.5, 10, 100)
-    assert (shown.tokens_per_s, shown.node_ms) == (250.0, 0.5)
-    assert dict(shown.timing_ms) == {"verify": 1.5}
-    assert (dict(shown.step_cost_ms), shown.session_cost_ms) == ({1: 10.0, 8: 12.0}, 0.25)
+    told = shown.telemetry
+    assert (told.live_sessions, told.step_ms, told.kv_used, told.kv_capacity) == (2, 12.5, 10, 100)
+    assert (told.tokens_per_s, told.node_ms) == (250.0, 0.5)
+    assert dict(told.timing_ms) == {"verify": 1.5}
+    assert (dict(told.step_cost_ms), told.session_cost_ms) == ({1: 10.0, 8: 12.0}, 0.25)
     assert shown.target == identity()
     assert 4.0 < shown.lease_s <= 5.0
 
@@ -108,29 +110,31 @@ async def test_a_session_is_shown_as_its_verifier_reports_it(coordinator):
     await coordinator.join("v1")
     opened = await coordinator.open()
     epoch = opened.primary.epoch_first
-    report = pb.SessionReport(
+    report = SessionTelemetry(
         session_id=opened.session_id, epoch=epoch, tenant="default", steps=10, committed=35, rtt_ms=4.5
     )
     await coordinator.report("v1", [report])
     [shown] = (await coordinator.status()).sessions
-    assert (shown.session_id, shown.tenant, shown.verifier_id) == (opened.session_id, "default", "v1")
-    assert (shown.epoch, shown.committed, shown.tokens_per_step, shown.rtt_ms) == (epoch, 35, 3.5, 4.5)
+    told = shown.telemetry
+    assert (told.session_id, told.tenant, shown.verifier_id) == (opened.session_id, "default", "v1")
+    assert (told.epoch, told.steps, told.committed, told.rtt_ms) == (epoch, 10, 35, 4.5)
 
 
 async def test_a_session_that_has_not_attached_yet_is_shown_where_it_was_placed(coordinator):
     await coordinator.join("v1")
     opened = await coordinator.open()
     [shown] = (await coordinator.status()).sessions
-    assert (shown.session_id, shown.tenant, shown.verifier_id) == (opened.session_id, "default", "v1")
-    assert shown.committed == 0
+    told = shown.telemetry
+    assert (told.session_id, told.tenant, shown.verifier_id) == (opened.session_id, "default", "v1")
+    assert told.committed == 0
 
 
 async def test_a_zombies_report_does_not_hide_the_owner_of_a_greater_epoch(coordinator):
     await coordinator.join("v1")
     await coordinator.join("v2")
-    await coordinator.report("v2", [pb.SessionReport(session_id="s", epoch=1_000, steps=1, committed=50)])
-    await coordinator.report("v1", [pb.SessionReport(session_id="s", epoch=999, steps=1, committed=40)])
-    shown = {(s.verifier_id, s.committed) for s in (await coordinator.status()).sessions}
+    await coordinator.report("v2", [SessionTelemetry(session_id="s", epoch=1_000, steps=1, committed=50)])
+    await coordinator.report("v1", [SessionTelemetry(session_id="s", epoch=999, steps=1, committed=40)])
+    shown = {(s.verifier_id, s.telemetry.committed) for s in (await coordinator.status()).sessions}
     assert shown == {("v2", 50)}
 
 

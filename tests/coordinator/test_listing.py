@@ -5,6 +5,7 @@ import pytest
 from coordinator.api import admin_handlers
 from outrider.core.errors import BadRequest, NotFound
 from outrider.wire.v1 import coordinator_pb2 as pb
+from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
 
 
 async def sessions(coordinator, **request) -> pb.ListSessionsResponse:
@@ -19,7 +20,7 @@ async def every_page(coordinator, **request) -> list[list[str]]:
     found, after = [], ""
     while True:
         answer = await sessions(coordinator, **request, after=after)
-        found.append([s.session_id for s in answer.sessions])
+        found.append([s.telemetry.session_id for s in answer.sessions])
         if not answer.next:
             return found
         after = answer.next
@@ -34,7 +35,7 @@ async def busy(coordinator):
         await coordinator.report(
             name,
             [
-                pb.SessionReport(
+                SessionTelemetry(
                     session_id=i,
                     tenant=tenant.get(i, "ann"),
                     epoch=5,
@@ -69,8 +70,9 @@ async def test_a_tenants_few_sessions_are_found_over_several_pages(busy, monkeyp
 
 async def test_a_session_shows_what_was_reported_of_it(busy):
     [shown] = (await sessions(busy, session_id="a")).sessions
-    assert (shown.verifier_id, shown.tenant, shown.reported) == ("v1", "ann", True)
-    assert (shown.tokens_per_step, shown.evaluated, shown.accepted) == (2.5, 40, 10)
+    assert (shown.verifier_id, shown.telemetry.tenant, shown.reported) == ("v1", "ann", True)
+    assert (shown.telemetry.steps, shown.telemetry.committed) == (10, 25)
+    assert (shown.telemetry.evaluated, shown.telemetry.accepted) == (40, 10)
 
 
 async def test_a_session_that_was_placed_shows_where_and_what_for(coordinator):
@@ -80,15 +82,16 @@ async def test_a_session_that_was_placed_shows_where_and_what_for(coordinator):
     [shown] = (await sessions(coordinator, session_id=opened.session_id)).sessions
     assert not shown.reported
     assert {shown.verifier_id, shown.standby} == {"v1", "v2"}
-    assert (shown.draft_release, shown.traffic_class, shown.tenant) == ("abc", "code", "default")
+    told = shown.telemetry
+    assert (told.draft_release, told.traffic_class, told.tenant) == ("abc", "code", "default")
 
 
 async def test_one_that_went_elsewhere_is_listed_where_it_is_and_once(busy):
-    await busy.report("v2", [pb.SessionReport(session_id="a", epoch=6, committed=30)])
-    found = [s for s in (await sessions(busy)).sessions if s.session_id == "a"]
+    await busy.report("v2", [SessionTelemetry(session_id="a", epoch=6, committed=30)])
+    found = [s for s in (await sessions(busy)).sessions if s.telemetry.session_id == "a"]
     assert [s.verifier_id for s in found] == ["v2"]
     [shown] = (await sessions(busy, session_id="a")).sessions
-    assert (shown.verifier_id, shown.epoch) == ("v2", 6)
+    assert (shown.verifier_id, shown.telemetry.epoch) == ("v2", 6)
 
 
 async def test_verifiers_come_by_id_in_pages_with_what_their_sessions_did(busy, refused):
@@ -97,15 +100,16 @@ async def test_verifiers_come_by_id_in_pages_with_what_their_sessions_did(busy, 
     rest = await verifiers(busy, limit=1, after=first.next)
     assert ([v.verifier_id for v in rest.verifiers], rest.next) == (["v2"], "")
     [shown] = (await verifiers(busy, verifier_id="v1")).verifiers
-    assert (shown.evaluated, shown.accepted, shown.min_acceptance) == (200, 50, 0.25)
+    told = shown.telemetry
+    assert (told.evaluated, told.accepted, told.min_acceptance) == (200, 50, 0.25)
     assert isinstance(await refused(verifiers(busy, verifier_id="v9")), NotFound)
 
 
 async def test_a_verifiers_round_trip_is_the_median_of_those_that_are_measured(coordinator):
     await coordinator.join("v1")
-    reports = [pb.SessionReport(session_id=f"s{i}", rtt_ms=ms) for i, ms in enumerate((0.0, 10.0, 20.0, 90.0))]
+    reports = [SessionTelemetry(session_id=f"s{i}", rtt_ms=ms) for i, ms in enumerate((0.0, 10.0, 20.0, 90.0))]
     await coordinator.report("v1", reports)
-    assert (await verifiers(coordinator)).verifiers[0].rtt_ms == 20.0
+    assert (await verifiers(coordinator)).verifiers[0].telemetry.rtt_ms == 20.0
 
 
 @pytest.mark.parametrize(

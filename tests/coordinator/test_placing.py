@@ -8,15 +8,17 @@ import pytest
 from peers import identity, until
 
 from coordinator import placement
-from coordinator.records import Load, PlacementRequest, Registration, Verifier
+from coordinator.records import PlacementRequest, Registration, VerifierStatus
 from outrider.core.errors import BadRequest, OutriderError, Overloaded
+from outrider.core.telemetry import VerifierTelemetry
 from outrider.wire.status import error_from_rpc
 from outrider.wire.ticket import Target
 
 
 def verifier(verifier_id, **target):
     names = {"name": "demo", "weights_hash": "w", "tokenizer_hash": "t", "dtype": "float32", **target}
-    return Verifier(Registration(verifier_id, "127.0.0.1:1", False, Target(**names), 4, 1), Load(), 5.0)
+    registration = Registration(verifier_id, "127.0.0.1:1", False, Target(**names), 4, 1)
+    return VerifierStatus(registration, VerifierTelemetry(), 5.0)
 
 
 async def attempt(call):

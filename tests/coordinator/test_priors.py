@@ -8,16 +8,18 @@ import pytest
 import redis.asyncio as aioredis
 from peers import identity
 
-from coordinator.records import Load, Prior, SessionStats, SessionWindow, WindowBounds
+from coordinator.records import Prior, Window, WindowBounds, WindowDecision
 from coordinator.store import keys, priors
 from coordinator.window import report_adapter
 from outrider.core.acceptance.history import HIT, MISS, SIBLING
 from outrider.core.errors import BadRequest
 from outrider.core.protocol.messages import SessionLimits
+from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 from outrider.wire.v1 import coordinator_pb2 as pb
+from outrider.wire.v1 import telemetry_pb2
 
 COSTS = {"step_cost_ms": {1: 30.0, 65: 33.2}, "session_cost_ms": 0.1}
-LOAD = Load(**COSTS)
+LOAD = VerifierTelemetry(**COSTS)
 LIMITS = SessionLimits()
 GOOD = bytes([HIT, HIT, HIT, HIT, SIBLING, HIT, HIT, MISS])
 """Three quarters of the first guesses are right, and half of the others are caught."""
@@ -25,14 +27,14 @@ DRAFT = "a" * 64
 KEY = keys.prior("default", DRAFT, "", "sha256:w")
 
 
-def report(session_id: str, verdicts: bytes, **changes: object) -> pb.SessionReport:
-    fields = {"epoch": 5, "committed": len(verdicts), "verdicts": verdicts, "draft_ms": 2.0, "nodes_per_level": 1.5}
-    return pb.SessionReport(session_id=session_id, **(fields | changes))
+def report(session_id: str, history: bytes, **changes: object) -> telemetry_pb2.SessionTelemetry:
+    fields = {"epoch": 5, "committed": len(history), "acceptance_history": history, "draft_ms": 2.0, "nodes_per_level": 1.5}
+    return telemetry_pb2.SessionTelemetry(session_id=session_id, **(fields | changes))
 
 
 async def kept(redis, key: str = KEY) -> bytes:
     async with aioredis.from_url(redis.url, decode_responses=True) as store:
-        return bytes(map(int, await store.hget(key, "verdicts") or ""))
+        return bytes(map(int, await store.hget(key, "acceptance_history") or ""))
 
 
 @pytest.fixture
@@ -125,7 +127,7 @@ async def test_what_is_kept_is_bounded_and_expires(cluster, redis) -> None:
     for _ in range(3):
         session = (await cluster.open(draft_release=DRAFT)).session_id
         await cluster.report("v1", [report(session, GOOD * 16)])
-    assert await kept(redis) == (GOOD * 64)[-priors.VERDICTS :]
+    assert await kept(redis) == (GOOD * 64)[-priors.OUTCOMES :]
     async with aioredis.from_url(redis.url) as store:
         assert 0 < await store.pttl(KEY) <= priors.KEPT_MS
 
@@ -154,14 +156,14 @@ def test_the_parts_of_a_kind_cannot_be_exchanged_for_one_another() -> None:
 # --- what it is good for
 
 
-def fresh(**changes: object) -> SessionStats:
+def fresh(**changes: object) -> SessionTelemetry:
     fields = {"epoch": 5, "rtt_ms": 20.0, "committed": 3, "steps": 2, **changes}
-    return SessionStats("s", "default", "v1", **fields)  # type: ignore[arg-type]
+    return SessionTelemetry("s", tenant="default", **fields)  # type: ignore[arg-type]
 
 
 def decide(
-    session: SessionStats, prior: Prior | None, before: SessionWindow | None = None, **bounds: WindowBounds
-) -> SessionWindow | None:
+    session: SessionTelemetry, prior: Prior | None, before: WindowDecision | None = None, **bounds: WindowBounds
+) -> WindowDecision | None:
     told = {"s": before} if before else {}
     return report_adapter.decide(LOAD, [session], told, bounds, LIMITS, {"s": prior} if prior else {}).get("s")
 
@@ -171,16 +173,16 @@ PRIOR = Prior(GOOD * 8, draft_ms=4.0, nodes_per_level=2.5)
 
 def test_a_new_session_is_decided_about_by_its_kind() -> None:
     window = decide(fresh(), PRIOR)
-    assert window is not None and window.k > 0
+    assert window is not None and window.window.k > 0
     assert window.reason.startswith("by its class's prior: ")
-    assert (window.draft_ms, window.nodes_per_level, window.verdicts) == (4.0, 2.5, 64)
+    assert (window.draft_ms, window.window.nodes_per_level, window.observations) == (4.0, 2.5, 64)
 
 
 @pytest.mark.parametrize(
     ("session", "prior"),
     [
         (fresh(), None),
-        (fresh(), replace(PRIOR, verdicts=GOOD * 2)),
+        (fresh(), replace(PRIOR, acceptance_history=GOOD * 2)),
         (fresh(rtt_ms=0.0), PRIOR),
     ],
 )
@@ -189,14 +191,14 @@ def test_but_not_by_a_kind_that_is_hardly_known_nor_before_its_distance_is(sessi
 
 
 def test_its_own_guesses_count_beside_and_soon_alone() -> None:
-    beside = decide(fresh(verdicts=bytes([MISS] * 6)), PRIOR)
-    alone = decide(fresh(verdicts=bytes([MISS] * 40)), PRIOR)
-    assert beside is not None and beside.verdicts == 64  # the class has them, too
-    assert alone is not None and alone.k == 0  # what contradicts them is of another text
-    assert alone.verdicts == 40
+    beside = decide(fresh(acceptance_history=bytes([MISS] * 6)), PRIOR)
+    alone = decide(fresh(acceptance_history=bytes([MISS] * 40)), PRIOR)
+    assert beside is not None and beside.observations == 64  # the class has them, too
+    assert alone is not None and alone.window.k == 0  # what contradicts them is of another text
+    assert alone.observations == 40
     assert "prior" not in alone.reason
-    alike = decide(fresh(verdicts=GOOD * 4), PRIOR)
-    assert alike is not None and alike.verdicts == 64
+    alike = decide(fresh(acceptance_history=GOOD * 4), PRIOR)
+    assert alike is not None and alike.observations == 64
 
 
 def test_what_it_has_shown_of_its_own_speed_stands() -> None:
@@ -206,16 +208,16 @@ def test_what_it_has_shown_of_its_own_speed_stands() -> None:
 
 def test_a_device_that_drafts_nothing_after_all_is_seen_and_no_longer_waited_for() -> None:
     near = decide(fresh(rtt_ms=1.0), PRIOR)
-    assert near is not None and near.k > 0
+    assert near is not None and near.window.k > 0
     silent = decide(fresh(rtt_ms=1.0, committed=report_adapter.SILENT, steps=report_adapter.SILENT), PRIOR, near)
-    assert silent is not None and (silent.k, silent.draft_wait_ms) == (0, 0.0)
+    assert silent is not None and (silent.window.k, silent.window.draft_wait_ms) == (0, 0.0)
     assert silent.reason == "its device drafts nothing"
-    assert silent.depth > 0  # so that it shows if it has begun
+    assert silent.window.depth > 0  # so that it shows if it has begun
 
 
 def test_a_pin_is_a_pin() -> None:
-    window = decide(fresh(), PRIOR, s=WindowBounds(3, 9, pinned=True))
-    assert window is not None and (window.k, window.reason) == (3, "pinned by the operator")
+    window = decide(fresh(), PRIOR, s=WindowBounds(Window(3, 9), pinned=True))
+    assert window is not None and (window.window.k, window.reason) == (3, "pinned by the operator")
 
 
 async def test_a_new_session_of_a_known_kind_is_told_in_the_first_report(cluster) -> None:
@@ -223,7 +225,7 @@ async def test_a_new_session_of_a_known_kind_is_told_in_the_first_report(cluster
     await cluster.report("v1", [report(before, GOOD * 8)])
     new = (await cluster.open(draft_release=DRAFT)).session_id
     unlike = (await cluster.open()).session_id
-    reports = [pb.SessionReport(session_id=s, epoch=5, rtt_ms=20.0, steps=1, committed=1) for s in (new, unlike)]
+    reports = [telemetry_pb2.SessionTelemetry(session_id=s, epoch=5, rtt_ms=20.0, steps=1, committed=1) for s in (new, unlike)]
     answer = await cluster.report("v1", reports, **COSTS)
     assert [told.session_id for told in answer.directives] == [new]
     [window] = (await cluster.admin.ShowWindows(pb.ShowWindowsRequest(session_id=new))).windows

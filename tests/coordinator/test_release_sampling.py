@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from coordinator.records import SessionStats
 from coordinator.releases import store as limits
 from coordinator.releases.records import Trial
 from coordinator.releases.store import ReleaseStore
 from coordinator.store import keys
 from coordinator.store.redis_store import SESSIONS_AT_ONCE, Store
+from outrider.core.telemetry import SessionTelemetry
 
 NEW, OLD = "n" * 64, "0" * 64
 TRIAL = Trial(NEW, 2, OLD)
@@ -34,9 +34,9 @@ class Sessions:
         self.per_session = per_session
 
     async def report(self, positions: int, right: int, draft: str = NEW, **changes: object) -> int:
-        fields = {"session_id": "s", "tenant": "acme", "verifier_id": "v1", "epoch": 5, "traffic": "code"}
-        stats = SessionStats(**{**fields, "draft": draft, "positions": positions, "right": right, **changes})
-        return await self.releases.sample("w", self.trial, [stats], self.per_session)
+        fields = {"session_id": "s", "tenant": "acme", "epoch": 5, "traffic_class": "code"}
+        fields |= {"draft_release": draft, "positions": positions, "first_accepted": right, **changes}
+        return await self.releases.sample("w", self.trial, [SessionTelemetry(**fields)], self.per_session)
 
     async def taken(self) -> list[tuple[bool, int, int]]:
         found = await self.releases.samples("w", self.trial.version)
@@ -63,7 +63,7 @@ async def test_the_same_report_again_adds_nothing(sessions) -> None:
 
 async def test_samples_say_whose_they_are_and_of_what_class(sessions, releases) -> None:
     await sessions.report(40, 25)
-    await sessions.report(40, 10, OLD, session_id="t", tenant="bobs", traffic="")
+    await sessions.report(40, 10, OLD, session_id="t", tenant="bobs", traffic_class="")
     canary, stable = await releases.samples("w", 2)
     assert (canary.canary, canary.tenant, canary.traffic, canary.value) == (True, "acme", "code", 25 / 40)
     assert (stable.canary, stable.tenant, stable.traffic, stable.value) == (False, "bobs", "", 10 / 40)
@@ -180,7 +180,9 @@ async def test_a_report_of_many_sessions_is_taken_in_lots(sessions, releases, mo
         return await run(self, script, touched, arguments)
 
     monkeypatch.setattr(Store, "run", counted)
-    many = [SessionStats(f"s{i}", "acme", "v1", 5, draft=NEW, positions=40, right=20) for i in range(600)]
+    many = [
+        SessionTelemetry(f"s{i}", 5, "acme", draft_release=NEW, positions=40, first_accepted=20) for i in range(600)
+    ]
     assert await releases.sample("w", TRIAL, many, 4) == 600
     assert sum(lots) == 600
     assert max(lots) == SESSIONS_AT_ONCE

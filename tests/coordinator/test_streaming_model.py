@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.window.streaming import LinkTiming, Window, replay
+from coordinator.records import Window
+from coordinator.window.streaming import LinkTiming, replay
 from outrider.core.acceptance.history import HIT, MISS, SIBLING
 
 STEP_S = 0.030
@@ -20,7 +21,7 @@ def flat(nodes: int) -> float:
 
 
 def drawn(hit: float, caught: float, count: int, seed: int = 1) -> bytes:
-    """Independent verdicts: `caught` of the first guess's misses are a sibling's hits."""
+    """Independent outcomes: `caught` of the first guess's misses are a sibling's hits."""
     rng = random.Random(seed)
     return bytes(HIT if rng.random() < hit else SIBLING if rng.random() < caught else MISS for _ in range(count))
 
@@ -40,36 +41,36 @@ def test_it_agrees_with_an_event_simulation_of_the_protocol(
 
 @pytest.mark.parametrize(("depth", "over_streaming"), [(4, 1.42), (8, 1.76), (16, 1.90), (24, 1.92)])
 def test_a_short_window_leaves_the_link_idle(depth: int, over_streaming: float) -> None:
-    speed = replay(drawn(0.8, 0.5, 20_000), LinkTiming(0.05, 0.002, flat), Window(depth, 24, nodes_per_level=2.0))
+    speed = replay(drawn(0.8, 0.5, 20_000), LinkTiming(0.05, 0.002, flat), Window(24, depth, nodes_per_level=2.0))
     assert speed.tokens_per_s * STEP_S == pytest.approx(over_streaming, rel=0.025)
 
 
-@given(verdicts=st.binary(min_size=1, max_size=60).map(lambda data: bytes(byte % 3 for byte in data)))
-def test_without_a_window_it_is_one_token_a_step(verdicts: bytes) -> None:
-    speed = replay(verdicts, LinkTiming(0.05, 0.002, flat), Window(0, 0))
-    assert (speed.steps, speed.nodes) == (len(verdicts), 0.0)
-    assert speed.seconds == pytest.approx(STEP_S * len(verdicts))
+@given(history=st.binary(min_size=1, max_size=60).map(lambda data: bytes(byte % 3 for byte in data)))
+def test_without_a_window_it_is_one_token_a_step(history: bytes) -> None:
+    speed = replay(history, LinkTiming(0.05, 0.002, flat), Window(0, 0))
+    assert (speed.steps, speed.nodes) == (len(history), 0.0)
+    assert speed.seconds == pytest.approx(STEP_S * len(history))
 
 
 def test_a_perfect_draft_without_delay_gets_k_guesses_and_one_token_more() -> None:
-    speed = replay(bytes([HIT] * 500), LinkTiming(0.0, 1e-6, flat), Window(12, 4))
+    speed = replay(bytes([HIT] * 500), LinkTiming(0.0, 1e-6, flat), Window(4, 12))
     assert speed.tokens_per_step == pytest.approx(5.0, rel=0.01)
 
 
 def test_a_draft_that_is_always_wrong_gains_nothing_and_costs_its_nodes() -> None:
-    speed = replay(bytes([MISS] * 300), LinkTiming(0.0, 0.001, flat), Window(8, 4, draft_wait_s=0.005))
+    speed = replay(bytes([MISS] * 300), LinkTiming(0.0, 0.001, flat), Window(4, 8, draft_wait_ms=5.0))
     assert speed.steps == 300
     assert speed.nodes >= 300
     assert speed.seconds > 300 * (STEP_S + 0.001)
 
 
 def test_a_guess_that_comes_while_its_token_is_computed_is_not_evaluated() -> None:
-    speed = replay(bytes([MISS] * 300), LinkTiming(0.0, 0.001, flat), Window(8, 4))
+    speed = replay(bytes([MISS] * 300), LinkTiming(0.0, 0.001, flat), Window(4, 8))
     assert (speed.steps, speed.nodes) == (300, 0.0)
 
 
 def test_a_device_that_drafts_nothing_streams() -> None:
-    speed = replay(bytes([HIT] * 100), LinkTiming(0.05, math.inf, flat), Window(16, 8))
+    speed = replay(bytes([HIT] * 100), LinkTiming(0.05, math.inf, flat), Window(8, 16))
     assert (speed.steps, speed.nodes) == (100, 0.0)
 
 
@@ -78,19 +79,19 @@ def test_of_equal_rates_the_one_that_comes_in_runs_goes_deeper() -> None:
     runs = bytes(([HIT] * 40 + [MISS] * 10) * 20)
     mixed = bytearray(runs)
     random.Random(3).shuffle(mixed)
-    way, window = LinkTiming(0.001, 0.0005, flat), Window(12, 10)
+    way, window = LinkTiming(0.001, 0.0005, flat), Window(10, 12)
     assert replay(runs, way, window).tokens_per_step > 1.1 * replay(bytes(mixed), way, window).tokens_per_step
 
 
 def test_patience_catches_a_first_guess_that_is_nearly_there() -> None:
-    verdicts, way = drawn(0.8, 0.5, 5000), LinkTiming(0.002, 0.002, flat)
-    waiting = replay(verdicts, way, Window(16, 12, draft_wait_s=0.008))
-    assert waiting.tokens_per_step > 1.05 * replay(verdicts, way, Window(16, 12)).tokens_per_step
+    history, way = drawn(0.8, 0.5, 5000), LinkTiming(0.002, 0.002, flat)
+    waiting = replay(history, way, Window(12, 16, draft_wait_ms=8.0))
+    assert waiting.tokens_per_step > 1.05 * replay(history, way, Window(12, 16)).tokens_per_step
 
 
 def test_patience_is_nothing_to_a_device_that_is_further_away() -> None:
-    verdicts, way = drawn(0.8, 0.5, 500), LinkTiming(0.05, 0.002, flat)
-    assert replay(verdicts, way, Window(16, 12, draft_wait_s=0.02)) == replay(verdicts, way, Window(16, 12))
+    history, way = drawn(0.8, 0.5, 500), LinkTiming(0.05, 0.002, flat)
+    assert replay(history, way, Window(12, 16, draft_wait_ms=20.0)) == replay(history, way, Window(12, 16))
 
 
 @given(
@@ -104,11 +105,11 @@ def test_patience_is_nothing_to_a_device_that_is_further_away() -> None:
 def test_it_stays_within_what_is_possible(
     hit: float, rtt_s: float, draft_s: float, depth: int, k: int, seed: int
 ) -> None:
-    verdicts = drawn(hit, 0.5, 120, seed)
-    speed = replay(verdicts, LinkTiming(rtt_s, draft_s, flat), Window(depth, k))
+    history = drawn(hit, 0.5, 120, seed)
+    speed = replay(history, LinkTiming(rtt_s, draft_s, flat), Window(k, depth))
     assert speed.tokens == 120
     assert 1.0 <= speed.tokens_per_step <= 1 + min(k, depth)
     assert speed.nodes <= speed.steps * min(k, depth)
     assert speed.seconds >= STEP_S * speed.steps * (1.0 - 1e-9)
     # Every token is either a step's own or a guess that was right.
-    assert speed.steps >= sum(verdict == MISS for verdict in verdicts)
+    assert speed.steps >= sum(outcome == MISS for outcome in history)

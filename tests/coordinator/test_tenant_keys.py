@@ -10,6 +10,7 @@ from coordinator.config import CoordinatorConfig
 from coordinator.store import keys
 from outrider.core.errors import BadRequest, NotFound, Unauthenticated
 from outrider.wire.v1 import coordinator_pb2 as pb
+from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
 
 ADMIN = "admin-token-0123456789"
 GIVEN = "given-key-0123456789"
@@ -60,9 +61,9 @@ async def test_a_revoked_key_opens_nothing_at_any_coordinator_and_what_is_open_g
         error = await refused(open_as(coordinator, key))
         assert isinstance(error, Unauthenticated)
         assert "unknown here" in str(error)
-    report = pb.SessionReport(session_id=opened.session_id, tenant="acme")
+    report = SessionTelemetry(session_id=opened.session_id, tenant="acme")
     assert (await one.report("v1", [report])).killed == []
-    assert [s.tenant for s in (await two.status()).sessions] == ["acme"]
+    assert [s.telemetry.tenant for s in (await two.status()).sessions] == ["acme"]
 
 
 async def test_a_revoked_name_can_be_created_again_with_another_key(cluster, refused):

@@ -10,42 +10,44 @@ from dataclasses import replace
 import pytest
 from peers import until
 
-from coordinator.records import Load, Prior, SessionStats, SessionWindow, WindowBounds
+from coordinator.records import Prior, Window, WindowBounds, WindowDecision
 from coordinator.window import report_adapter
 from outrider.core.acceptance.history import HIT, MISS
 from outrider.core.errors import BadRequest, NotFound, Unauthenticated
 from outrider.core.protocol.messages import SessionLimits
+from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 from outrider.wire.v1 import coordinator_pb2 as pb
+from outrider.wire.v1 import telemetry_pb2
 
-LOAD = Load(step_cost_ms={1: 30.0, 65: 33.2}, session_cost_ms=0.1, timing_ms={"between": 1.0})
+LOAD = VerifierTelemetry(step_cost_ms={1: 30.0, 65: 33.2}, session_cost_ms=0.1, timing_ms={"between": 1.0})
 """A verifier on which nodes cost next to nothing."""
 LIMITS = SessionLimits()
 REPORTED = {"step_cost_ms": {1: 30.0, 65: 33.2}, "session_cost_ms": 0.1}
 
 
-def verdicts(hit: float, count: int = 96, seed: int = 0) -> bytes:
+def history(hit: float, count: int = 96, seed: int = 0) -> bytes:
     rng = random.Random(seed)
     return bytes(HIT if rng.random() < hit else MISS for _ in range(count))
 
 
-def stats(session_id: str = "s", hit: float = 0.85, **changes: object) -> SessionStats:
-    fields = {"epoch": 5, "rtt_ms": 20.0, "verdicts": verdicts(hit), "draft_ms": 2.0, "nodes_per_level": 1.5}
-    return SessionStats(session_id, "default", "v1", **(fields | changes))  # type: ignore[arg-type]
+def stats(session_id: str = "s", hit: float = 0.85, **changes: object) -> SessionTelemetry:
+    fields = {"epoch": 5, "rtt_ms": 20.0, "acceptance_history": history(hit), "draft_ms": 2.0, "nodes_per_level": 1.5}
+    return SessionTelemetry(session_id, tenant="default", **(fields | changes))  # type: ignore[arg-type]
 
 
-def report(session_id: str, hit: float = 0.85, **changes: object) -> pb.SessionReport:
-    fields = {"epoch": 5, "rtt_ms": 20.0, "verdicts": verdicts(hit), "draft_ms": 2.0, "nodes_per_level": 1.5}
-    return pb.SessionReport(session_id=session_id, **(fields | changes))
+def report(session_id: str, hit: float = 0.85, **changes: object) -> telemetry_pb2.SessionTelemetry:
+    fields = {"epoch": 5, "rtt_ms": 20.0, "acceptance_history": history(hit), "draft_ms": 2.0, "nodes_per_level": 1.5}
+    return telemetry_pb2.SessionTelemetry(session_id=session_id, **(fields | changes))
 
 
 def decide(
-    *sessions: SessionStats,
-    before: dict[str, SessionWindow] | None = None,
-    load: Load = LOAD,
+    *sessions: SessionTelemetry,
+    before: dict[str, WindowDecision] | None = None,
+    load: VerifierTelemetry = LOAD,
     limits: SessionLimits = LIMITS,
     priors: dict[str, Prior] | None = None,
     **bounds: WindowBounds,
-) -> dict[str, SessionWindow]:
+) -> dict[str, WindowDecision]:
     """bounds: by session id; `everybody` is ""."""
     named = {"" if name == "everybody" else name: bound for name, bound in bounds.items()}
     return report_adapter.decide(load, sessions, before or {}, named, limits, priors or {})
@@ -55,121 +57,121 @@ def test_a_good_draft_speculates_and_a_bad_one_only_probes() -> None:
     decided = decide(stats("good"), stats("bad", hit=0.0))
     good, bad = (report_adapter.directive(decided[name], LIMITS) for name in ("good", "bad"))
     assert decided["good"].speedup > 1.5
-    assert good.nodes_per_step > decided["good"].k >= 4
+    assert good.nodes_per_step > decided["good"].window.k >= 4
     assert good.window_nodes >= good.window_depth > 4
-    assert decided["bad"].k == 0
+    assert decided["bad"].window.k == 0
     assert (bad.nodes_per_step, bad.window_depth, bad.draft_wait_ms) == (0, report_adapter.PROBE_DEPTH, 0)
 
 
 def test_who_is_alone_may_have_all_that_the_verifier_itself_finds_worth_its_time() -> None:
     alone = decide(stats(), load=CPU)["s"]
     beside = decide(stats(), stats("other"), load=CPU)["s"]
-    assert 0 < alone.k < alone.most == 16
-    assert alone.depth - alone.most >= 2
+    assert 0 < alone.window.k < alone.max_k == 16
+    assert alone.window.depth - alone.max_k >= 2
     assert (
         report_adapter.directive(alone, LIMITS).nodes_per_step
         > 2 * report_adapter.directive(beside, LIMITS).nodes_per_step
     )
-    assert beside.most == beside.k > 0
-    assert decide(stats(), s=WindowBounds(2, 6))["s"].k == 2
+    assert beside.max_k == beside.window.k > 0
+    assert decide(stats(), s=WindowBounds(Window(2, 6)))["s"].window.k == 2
 
 
 def test_a_near_device_is_waited_for_by_as_much_as_was_planned_with_and_never_beyond_a_part_of_a_step() -> None:
     near, far = decide(stats(rtt_ms=2.0))["s"], decide(stats(rtt_ms=100.0))["s"]
-    assert 0.0 < near.draft_wait_ms <= 0.4 * 32.0
-    assert report_adapter.directive(near, LIMITS).draft_wait_ms >= near.draft_wait_ms
+    assert 0.0 < near.window.draft_wait_ms <= 0.4 * 32.0
+    assert report_adapter.directive(near, LIMITS).draft_wait_ms >= near.window.draft_wait_ms
     assert report_adapter.directive(far, LIMITS).draft_wait_ms == 0
 
 
-@pytest.mark.parametrize("changes", [{"verdicts": b""}, {"verdicts": verdicts(0.9, 10)}, {"rtt_ms": 0.0}])
+@pytest.mark.parametrize("changes", [{"acceptance_history": b""}, {"acceptance_history": history(0.9, 10)}, {"rtt_ms": 0.0}])
 def test_nothing_is_decided_about_a_session_that_is_hardly_known(changes: dict[str, object]) -> None:
     assert decide(stats(**changes)) == {}
 
 
-CPU = Load(step_cost_ms={1: 10.0, 9: 17.0, 65: 80.0}, session_cost_ms=0.3)
+CPU = VerifierTelemetry(step_cost_ms={1: 10.0, 9: 17.0, 65: 80.0}, session_cost_ms=0.3)
 """A verifier on which they cost a lot."""
 
 
 @pytest.mark.parametrize("load", [LOAD, CPU])
 @pytest.mark.parametrize("nodes", [2, 10])
-def test_a_newcomer_takes_nobodys_speculation_away(load: Load, nodes: int) -> None:
+def test_a_newcomer_takes_nobodys_speculation_away(load: VerifierTelemetry, nodes: int) -> None:
     """However many nodes it has by its verifier's own setting, and though they make every step longer."""
-    known = [stats(f"s{i}", hit=0.9, rtt_ms=2.0, verdicts=verdicts(0.9, seed=i)) for i in range(3)]
+    known = [stats(f"s{i}", hit=0.9, rtt_ms=2.0, acceptance_history=history(0.9, seed=i)) for i in range(3)]
     alone = decide(*known, load=load)
-    beside = decide(*known, stats("new", verdicts=b"", steps=2, committed=3, evaluated=2 * nodes), load=load)
+    beside = decide(*known, stats("new", acceptance_history=b"", steps=2, committed=3, evaluated=2 * nodes), load=load)
     assert beside.keys() == alone.keys()
-    assert all(window.k > 0 for window in alone.values())
-    assert all(window.k > 0 for window in beside.values())
+    assert all(window.window.k > 0 for window in alone.values())
+    assert all(window.window.k > 0 for window in beside.values())
 
 
 def test_what_newcomers_cost_everybody_is_no_reason_to_stream_for_the_others() -> None:
     known = [stats("good", hit=0.9, rtt_ms=2.0), stats("fair", hit=0.5, rtt_ms=2.0)]
-    newcomers = [stats(f"n{i}", verdicts=b"", steps=2, committed=3, evaluated=20) for i in range(3)]
-    assert all(window.k > 0 for window in decide(*known, *newcomers, load=CPU).values())
+    newcomers = [stats(f"n{i}", acceptance_history=b"", steps=2, committed=3, evaluated=20) for i in range(3)]
+    assert all(window.window.k > 0 for window in decide(*known, *newcomers, load=CPU).values())
 
 
 def test_who_has_never_drafted_counts_as_streaming_and_is_not_slowed_down() -> None:
     known = [stats(f"s{i}", hit=0.9, rtt_ms=2.0) for i in range(3)]
-    beside = decide(*known, stats("thin", verdicts=b"", committed=500, steps=500), load=CPU)
+    beside = decide(*known, stats("thin", acceptance_history=b"", committed=500, steps=500), load=CPU)
     assert "thin" not in beside
-    assert all(window.k == 0 for window in beside.values())
+    assert all(window.window.k == 0 for window in beside.values())
 
 
 def test_nor_where_the_verifier_tells_no_costs() -> None:
-    assert decide(stats(), load=Load()) == {}
+    assert decide(stats(), load=VerifierTelemetry()) == {}
 
 
 def test_a_draft_that_has_become_good_is_judged_by_its_last_guesses() -> None:
-    turned = verdicts(0.0, 200) + verdicts(0.85, report_adapter.RECENT)
-    assert decide(stats(verdicts=turned))["s"].k > 0
+    turned = history(0.0, 200) + history(0.85, report_adapter.RECENT)
+    assert decide(stats(acceptance_history=turned))["s"].window.k > 0
 
 
 def test_bounds_bound_and_pins_pin_the_session_or_all_others() -> None:
     bounds = {
-        "everybody": WindowBounds(2, 6),
-        "b": WindowBounds(0, 0),
-        "new": WindowBounds(3, 9, pinned=True),
-        "off": WindowBounds(0, 0, pinned=True),
+        "everybody": WindowBounds(Window(2, 6)),
+        "b": WindowBounds(Window(0, 0)),
+        "new": WindowBounds(Window(3, 9), pinned=True),
+        "off": WindowBounds(Window(0, 0), pinned=True),
     }
-    new = {"verdicts": b"", "committed": 3}
+    new = {"acceptance_history": b"", "committed": 3}
     decided = decide(stats("a"), stats("b"), stats("new", **new), stats("off"), stats("newer", **new), **bounds)
-    assert 0 < decided["a"].k <= 2
-    assert decided["a"].depth <= 6
+    assert 0 < decided["a"].window.k <= 2
+    assert decided["a"].window.depth <= 6
     for session in ("b", "off"):
         told = report_adapter.directive(decided[session], LIMITS)
         assert told.nodes_per_step == told.window_nodes == told.window_depth == 0
-    assert (decided["new"].k, decided["new"].depth, decided["new"].reason) == (3, 9, "pinned by the operator")
-    assert (decided["newer"].k, decided["newer"].depth) == (2, 6)  # not known, and held to the bounds all the same
+    assert (decided["new"].window.k, decided["new"].window.depth, decided["new"].reason) == (3, 9, "pinned by the operator")
+    assert (decided["newer"].window.k, decided["newer"].window.depth) == (2, 6)  # not known, and held to the bounds all the same
 
 
 def test_a_pinned_session_that_is_slower_than_streaming_keeps_nobody_else_from_speculating() -> None:
-    decided = decide(stats("pinned", hit=0.0), stats("free"), pinned=WindowBounds(4, 8, pinned=True))
-    assert decided["free"].k > 0
+    decided = decide(stats("pinned", hit=0.0), stats("free"), pinned=WindowBounds(Window(4, 8), pinned=True))
+    assert decided["free"].window.k > 0
 
 
 def test_a_pin_is_waited_for_like_any_other_window() -> None:
     free = decide(stats(rtt_ms=1.0))["s"]
-    pinned = decide(stats(rtt_ms=1.0), s=WindowBounds(free.k, free.depth, pinned=True))["s"]
-    assert pinned.draft_wait_ms == pytest.approx(free.draft_wait_ms, rel=0.02)
+    pinned = decide(stats(rtt_ms=1.0), s=WindowBounds(Window(free.window.window.k, free.window.window.depth), pinned=True))["s"]
+    assert pinned.window.draft_wait_ms == pytest.approx(free.window.draft_wait_ms, rel=0.02)
     assert pinned.speedup > 0.9 * free.speedup
 
 
 def test_no_window_is_beyond_the_tickets_limits() -> None:
     few = SessionLimits(nodes=6, depth=5)
-    for decided in (decide(stats(), limits=few), decide(stats(), limits=few, s=WindowBounds(99, 99, pinned=True))):
+    for decided in (decide(stats(), limits=few), decide(stats(), limits=few, s=WindowBounds(Window(99, 99), pinned=True))):
         told = report_adapter.directive(decided["s"], few)
         assert told.window_depth <= 5
         assert max(told.window_nodes, told.nodes_per_step) <= 6
-        assert decided["s"].depth * decided["s"].nodes_per_level <= 6
+        assert decided["s"].window.depth * decided["s"].window.nodes_per_level <= 6
 
 
 def test_a_window_stays_in_its_epoch_and_the_next_one_begins_anew() -> None:
     other = stats("other")
     best = decide(stats(), other)["s"]
-    near = replace(best, k=12 if best.k > 12 else 16, depth=18)
-    same, anew = (decide(stats(epoch=epoch), other, before={"s": near})["s"].k for epoch in (5, 6))
-    assert same == near.k != best.k
-    assert anew == best.k
+    near = replace(best, window=replace(best.window, k=12 if best.window.k > 12 else 16, depth=18))
+    same, anew = (decide(stats(epoch=epoch), other, before={"s": near})["s"].window.k for epoch in (5, 6))
+    assert same == near.window.k != best.window.k
+    assert anew == best.window.k
 
 
 async def test_a_report_is_answered_with_directives_that_window_show_explains(coordinator) -> None:
@@ -182,8 +184,8 @@ async def test_a_report_is_answered_with_directives_that_window_show_explains(co
     assert told.directive.nodes_per_step > 0
     shown = await coordinator.admin.ShowWindows(pb.ShowWindowsRequest())
     [window] = shown.windows
-    assert (window.session_id, window.verifier_id, window.verdicts) == (session, "v1", 96)
-    assert window.hits == pytest.approx(0.85, abs=0.1)
+    assert (window.session_id, window.verifier_id, window.observations) == (session, "v1", 96)
+    assert window.first_acceptance == pytest.approx(0.85, abs=0.1)
     assert "RTT 20 ms" in window.reason
     assert not (await coordinator.admin.ShowWindows(pb.ShowWindowsRequest(session_id="another"))).windows
 
@@ -192,7 +194,7 @@ async def test_what_one_coordinator_was_told_holds_at_every_other_and_across_rep
     one, other = await start(), await start()
     await one.join("v1")
     session = (await one.open()).session_id
-    pinned = pb.WindowBounds(k=2, depth=7, pinned=True, draft_wait_ms=11, nodes_per_level=2.0)
+    pinned = pb.WindowBounds(window=pb.Window(k=2, depth=7, draft_wait_ms=11, nodes_per_level=2.0), pinned=True)
     await one.admin.BoundWindow(pb.BoundWindowRequest(session_id=session, bounds=pinned))
     [told] = (await other.report("v1", [report(session)], **REPORTED)).directives
     assert (told.directive.nodes_per_step, told.directive.window_depth, told.directive.window_nodes) == (4, 7, 14)
@@ -232,7 +234,7 @@ async def test_window_control_can_be_left_out(start, refused) -> None:
     await coordinator.join("v1")
     session = (await coordinator.open()).session_id
     assert not (await coordinator.report("v1", [report(session)], **REPORTED)).directives
-    asked = pb.BoundWindowRequest(session_id=session, bounds=pb.WindowBounds(k=1, depth=1))
+    asked = pb.BoundWindowRequest(session_id=session, bounds=pb.WindowBounds(window=pb.Window(k=1, depth=1)))
     assert isinstance(await refused(coordinator.admin.BoundWindow(asked)), BadRequest)
 
 
@@ -261,8 +263,8 @@ async def test_many_siblings_are_the_devices_doing_and_no_fault_of_the_report(co
 @pytest.mark.parametrize(
     ("bad", "says"),
     [
-        ({"verdicts": bytes(2000)}, "bytes of sessions.verdicts is 2000"),
-        ({"verdicts": b"\x07"}, "a byte of sessions.verdicts is 7"),
+        ({"acceptance_history": bytes(2000)}, "bytes of sessions.acceptance_history is 2000"),
+        ({"acceptance_history": b"\x07"}, "a byte of sessions.acceptance_history is 7"),
         ({"draft_ms": -1.0}, "sessions.draft_ms"),
         ({"nodes_per_level": float("nan")}, "sessions.nodes_per_level is nan"),
     ],
@@ -277,14 +279,14 @@ async def test_what_cannot_be_measured_is_refused(coordinator, refused, bad, say
 async def test_bounds_that_make_no_sense_are_refused(coordinator, refused) -> None:
     await coordinator.join("v1")
     session = (await coordinator.open()).session_id
-    nobody = pb.BoundWindowRequest(session_id="nobody", bounds=pb.WindowBounds(k=1, depth=1))
+    nobody = pb.BoundWindowRequest(session_id="nobody", bounds=pb.WindowBounds(window=pb.Window(k=1, depth=1)))
     assert isinstance(await refused(coordinator.admin.BoundWindow(nobody)), NotFound)
     for bounds in (
-        pb.WindowBounds(k=5, depth=4),
-        pb.WindowBounds(k=1, depth=10_000),
-        pb.WindowBounds(k=1, depth=1, pinned=True, draft_wait_ms=-1.0),
-        pb.WindowBounds(k=1, depth=1, pinned=True, draft_wait_ms=math.nan),
-        pb.WindowBounds(k=1, depth=1, pinned=True, nodes_per_level=0.5),
+        pb.WindowBounds(window=pb.Window(k=5, depth=4)),
+        pb.WindowBounds(window=pb.Window(k=1, depth=10_000)),
+        pb.WindowBounds(window=pb.Window(k=1, depth=1, draft_wait_ms=-1.0), pinned=True),
+        pb.WindowBounds(window=pb.Window(k=1, depth=1, draft_wait_ms=math.nan), pinned=True),
+        pb.WindowBounds(window=pb.Window(k=1, depth=1, nodes_per_level=0.5), pinned=True),
     ):
         error = await refused(coordinator.admin.BoundWindow(pb.BoundWindowRequest(session_id=session, bounds=bounds)))
         assert isinstance(error, BadRequest)
@@ -328,8 +330,8 @@ def test_a_text_that_was_left_does_not_come_back_as_the_next_one_grows(since: in
 
 def test_a_window_that_pays_no_longer_is_not_kept_for_being_the_present_one() -> None:
     before = decide(stats())
-    assert before["s"].k > 0
-    assert decide(stats(verdicts=bytes([MISS]) * 64), before=before)["s"].k == 0
+    assert before["s"].window.k > 0
+    assert decide(stats(acceptance_history=bytes([MISS]) * 64), before=before)["s"].window.k == 0
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8])

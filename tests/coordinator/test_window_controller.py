@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.records import Window, WindowBounds
 from coordinator.window import controller, report_adapter
-from coordinator.window.controller import TOLERANCE, Bounds, SessionView, VerifierView, decide
-from coordinator.window.streaming import Window
+from coordinator.window.controller import TOLERANCE, SessionView, VerifierView, decide
 from coordinator.window.window_search import Tables
 from outrider.core.acceptance.history import HIT, MISS, SIBLING
 from outrider.core.step_cost import StepCost
+from outrider.core.telemetry import SessionTelemetry
 
 GPU = StepCost({1: 0.030, 65: 0.0332})
 """Nodes cost next to nothing."""
@@ -31,8 +32,12 @@ def drawn(hit: float, count: int = 160, seed: int = 0) -> bytes:
 
 
 def session(number: int = 0, hit: float = 0.8, rtt_ms: float = 50.0, **changes: object) -> SessionView:
-    view = SessionView(f"s{number}", drawn(hit, seed=number), rtt_ms / 1e3, 0.002, 2.0)
-    return replace(view, **changes)  # type: ignore[arg-type]
+    """changes: of its telemetry, and `current` and `bounds`."""
+    telemetry = SessionTelemetry(
+        f"s{number}", rtt_ms=rtt_ms, acceptance_history=drawn(hit, seed=number), draft_ms=2.0, nodes_per_level=2.0
+    )
+    of_view = {name: changes.pop(name) for name in ("current", "bounds") if name in changes}
+    return SessionView(replace(telemetry, **changes), **of_view)  # type: ignore[arg-type]
 
 
 def view(*sessions: SessionView, cost: StepCost = GPU) -> VerifierView:
@@ -40,15 +45,15 @@ def view(*sessions: SessionView, cost: StepCost = GPU) -> VerifierView:
 
 
 def test_a_good_draft_on_an_idle_verifier_runs_ahead_of_the_link() -> None:
-    verdicts = drawn(0.8, count=5000)
-    near, far = (decide(view(session(rtt_ms=rtt, verdicts=verdicts)))["s0"] for rtt in (1.0, 100.0))
+    history = drawn(0.8, count=5000)
+    near, far = (decide(view(session(rtt_ms=rtt, acceptance_history=history)))["s0"] for rtt in (1.0, 100.0))
     assert near.window.k >= 6
     assert near.speedup > 2.5
     assert far.window.depth >= far.window.k + 3  # a round trip is more than three steps
     assert far.speedup == pytest.approx(1.5, abs=0.05)
 
 
-@pytest.mark.parametrize("changes", [{"hit": 0.0}, {"draft_s": math.inf}, {"verdicts": b""}])
+@pytest.mark.parametrize("changes", [{"hit": 0.0}, {"draft_ms": math.inf}, {"acceptance_history": b""}])
 def test_who_gains_nothing_streams(changes: dict[str, object]) -> None:
     hit = float(changes.pop("hit", 0.8))  # type: ignore[arg-type]
     decision = decide(view(session(hit=hit, **changes), cost=CPU))["s0"]
@@ -72,12 +77,12 @@ def test_on_a_saturated_verifier_nodes_have_a_price_and_nobody_is_slower_than_st
 
 def test_nobody_pays_for_others() -> None:
     """A session without a draft shares every step: the others' nodes must not slow it down."""
-    decisions = decide(view(session(0, hit=0.9), session(1, draft_s=math.inf), cost=CPU))
+    decisions = decide(view(session(0, hit=0.9), session(1, draft_ms=math.inf), cost=CPU))
     assert decisions["s1"].speedup >= 1.0 - TOLERANCE - 1e-9
 
 
 def test_without_fairness_the_others_may_pay_for_more_goodput() -> None:
-    sessions = view(*(session(i, hit=0.9, rtt_ms=1.0) for i in range(3)), session(9, draft_s=math.inf), cost=CPU)
+    sessions = view(*(session(i, hit=0.9, rtt_ms=1.0) for i in range(3)), session(9, draft_ms=math.inf), cost=CPU)
     fair, greedy = decide(sessions), decide(sessions, tolerance=1.0)
     assert sum(d.window.k for d in greedy.values()) > sum(d.window.k for d in fair.values())
     assert greedy["s9"].speedup < 0.95
@@ -88,10 +93,10 @@ def test_an_empty_verifier_needs_no_decision() -> None:
 
 
 def test_an_operators_pin_holds_and_bounds_bound() -> None:
-    pinned = Window(7, 3, nodes_per_level=1.0)
-    decision = decide(view(session(bounds=Bounds(pinned=pinned))))["s0"]
-    assert (decision.window, decision.reason) == (pinned, "pinned by the operator")
-    bounded = decide(view(session(rtt_ms=1.0, bounds=Bounds(k=2, depth=5))))["s0"]
+    pinned = Window(3, 7, nodes_per_level=1.0)
+    decision = decide(view(session(bounds=WindowBounds(pinned, pinned=True))))["s0"]
+    assert (decision.window, decision.reason) == (replace(pinned, draft_wait_ms=0.0), "pinned by the operator")
+    bounded = decide(view(session(rtt_ms=1.0, bounds=WindowBounds(Window(2, 5)))))["s0"]
     assert 0 < bounded.window.k <= 2
     assert bounded.window.depth <= 5
 
@@ -107,7 +112,7 @@ def test_the_same_measurements_give_the_same_decision_and_noise_does_not_move_it
     """No oscillation: fed with its own decisions and fresh draws of the same text, k settles."""
     current, seen = None, []
     for turn in range(30):
-        view_now = session(current=current, verdicts=drawn(0.8, seed=turn))
+        view_now = session(current=current, acceptance_history=drawn(0.8, seed=turn))
         current = decide(view(view_now))["s0"].window
         seen.append(current.k)
     assert sum(a != b for a, b in itertools.pairwise(seen[3:])) <= 4
@@ -117,12 +122,12 @@ def test_a_text_that_is_good_and_bad_in_turn_does_not_switch_speculation_on_and_
     """Far away, where a poor stretch makes streaming as good: within the band a window stays."""
     switched = 0
     for seed in range(6):
-        rng, share, verdicts, current = random.Random(seed), 0.75, bytearray(), None
+        rng, share, history, current = random.Random(seed), 0.75, bytearray(), None
         for _ in range(60):
             for _ in range(20):
                 share = (0.3 if share == 0.75 else 0.75) if rng.random() < 0.02 else share
-                verdicts.append(HIT if rng.random() < share else MISS)
-            far = session(rtt_s=0.1, verdicts=report_adapter.latest(bytes(verdicts)), current=current)
+                history.append(HIT if rng.random() < share else MISS)
+            far = session(rtt_ms=100.0, acceptance_history=report_adapter.latest(bytes(history)), current=current)
             now = decide(view(far))["s0"].window
             switched += current is not None and (current.k == 0) != (now.k == 0)
             current = now
@@ -132,7 +137,7 @@ def test_a_text_that_is_good_and_bad_in_turn_does_not_switch_speculation_on_and_
 def test_a_draft_that_has_failed_is_given_up_though_its_nodes_cost_nothing() -> None:
     current = decide(view(session()))["s0"].window
     assert current.k > 0
-    failed = session(current=current, verdicts=bytes([MISS]) * 64)
+    failed = session(current=current, acceptance_history=bytes([MISS]) * 64)
     assert decide(view(failed))["s0"].window.k == 0
 
 
@@ -154,7 +159,9 @@ def test_against_brute_force_over_everybodys_windows() -> None:
     shares = []
     for _ in range(400):
         sessions = [
-            SessionView(f"s{i}", drawn(rng.uniform(0.1, 0.95), 80, rng.randrange(50)), rng.choice(RTTS), 0.002, 2.0)
+            session(
+                i, acceptance_history=drawn(rng.uniform(0.1, 0.95), 80, rng.randrange(50)), rtt_ms=1e3 * rng.choice(RTTS)
+            )
             for i in range(rng.randint(1, 3))
         ]
         snapshot = VerifierView(rng.choice([GPU, BUSY_GPU, CPU]), tuple(sessions))

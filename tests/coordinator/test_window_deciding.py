@@ -6,10 +6,10 @@ import asyncio
 import itertools
 from dataclasses import replace
 
-from coordinator.records import SessionWindow
+from coordinator.records import Window, WindowDecision
 from coordinator.window.decision_queue import STALE_S, Deciding, Windows
 
-WINDOW = SessionWindow("s", "v", 1, 2, 2, 6, 0.0, 1.0, 0.0, 1.5, 2.0, "pays", 1.0, 1.0, 24, 0.5)
+WINDOW = WindowDecision("s", 1, Window(2, 6, 0.0, 1.0), 0.0, 1.5, 2.0, "pays", 1.0, 1.0, 24, 0.5)
 
 
 def of(session_id: str) -> Windows:

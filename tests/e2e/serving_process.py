@@ -60,12 +60,12 @@ async def taken(system: System) -> list[tuple[int, int]]:
     """Of each verifier, live sessions and KV slots: what they are once none is taken, or at the end of the wait."""
 
     def free(status: pb.StatusResponse) -> bool:
-        return not any(v.live_sessions or v.kv_used for v in status.verifiers)
+        return not any(v.telemetry.live_sessions or v.telemetry.kv_used for v in status.verifiers)
 
     with contextlib.suppress(TimeoutError, AssertionError):
         await system.until_status(free)
-    return [(v.live_sessions, v.kv_used) for v in (await system.status()).verifiers]
+    return [(v.telemetry.live_sessions, v.telemetry.kv_used) for v in (await system.status()).verifiers]
 
 
 async def until_live(system: System, count: int) -> None:
-    await system.until_status(lambda status: sum(v.live_sessions for v in status.verifiers) >= count)
+    await system.until_status(lambda status: sum(v.telemetry.live_sessions for v in status.verifiers) >= count)

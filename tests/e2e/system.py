@@ -202,7 +202,8 @@ class System:
 
         def at_rest(status: pb.StatusResponse) -> bool:
             registered = {verifier.address for verifier in status.verifiers}
-            return registered == wanted and not any(v.kv_used or v.live_sessions for v in status.verifiers)
+            loads = [verifier.telemetry for verifier in status.verifiers]
+            return registered == wanted and not any(load.kv_used or load.live_sessions for load in loads)
 
         await self.until_status(at_rest)
 

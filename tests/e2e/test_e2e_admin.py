@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import operator
 import sys
 import time
 
@@ -57,7 +58,7 @@ async def begun(system, device, **where):
 
     def alone(status: pb.StatusResponse) -> bool:
         found[:] = status.sessions
-        return len(found) == 1 and found[0].committed > 0
+        return len(found) == 1 and found[0].telemetry.committed > 0
 
     await system.until_status(alone)
     return running, found[0]
@@ -75,12 +76,12 @@ async def test_a_live_session_is_shown_with_its_verifier_and_what_it_does(cluste
     verifier = await asked(cluster, "verifiers", "show", session.verifier_id)
     assert verifier["address"] == running.hops[0]
     assert verifier["sessions"] == 1
-    shown = await asked(cluster, "sessions", "show", session.session_id)
+    shown = await asked(cluster, "sessions", "show", session.telemetry.session_id)
     assert shown["standby"] not in (None, session.verifier_id)
     assert shown["draft"]
     code, out, _ = await outrider(cluster, "top", "--once")
     assert code == 0
-    assert session.session_id in out
+    assert session.telemetry.session_id in out
     await running.cancel()
     await running.done()
 
@@ -104,14 +105,15 @@ async def test_a_cordoned_verifier_finishes_what_it_has_and_gets_nothing_new(clu
 async def test_a_killed_session_ends_with_a_final_error_at_once_and_its_place_is_free(cluster, device):
     running, session = await begun(cluster, device)
     killed = time.monotonic()
-    assert (await outrider(cluster, "sessions", "kill", session.session_id))[0] == 0
+    assert (await outrider(cluster, "sessions", "kill", session.telemetry.session_id))[0] == 0
     with pytest.raises(Failed, match="operator") as caught:
         await running.done()
     assert caught.value.kind == "Killed"
     assert len(running.hops) == 1  # nowhere else did it try
     assert time.monotonic() - killed < 10.0
-    await cluster.until_status(lambda s: not s.sessions and not any(v.live_sessions or v.kv_used for v in s.verifiers))
-    assert (await outrider(cluster, "sessions", "show", session.session_id))[0] == 3
+    loads = operator.attrgetter("telemetry.live_sessions", "telemetry.kv_used")
+    await cluster.until_status(lambda s: not s.sessions and not any(any(loads(v)) for v in s.verifiers))
+    assert (await outrider(cluster, "sessions", "show", session.telemetry.session_id))[0] == 3
     await device.run(cluster.here, PROMPT, max_tokens=4)  # another one may come
 
 
@@ -126,7 +128,7 @@ async def test_tenants_come_and_go_while_the_cluster_runs(pair, tmp_path, device
         running, session = await begun(fresh, device, **acme)
         assert session.tenant == "acme"
         [listed] = (await asked(fresh, "sessions", "list", "--tenant", "acme"))["sessions"]
-        assert listed["id"] == session.session_id
+        assert listed["id"] == session.telemetry.session_id
         revoked = time.monotonic()
         assert (await outrider(fresh, "tenants", "revoke", "acme"))[0] == 0
         with pytest.raises(Failed, match="unknown here") as caught:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import operator
 import os
 import signal
 import socket
@@ -55,7 +56,8 @@ async def test_a_session_that_outlasts_the_drain_is_handed_over_without_a_loss(h
     leaving.signal_group(signal.SIGTERM)
     begun = now()
     # The coordinator learns of it at once, and the seat of the session that goes on is still told.
-    await hasty.until_status(lambda s: any(v.draining and v.live_sessions for v in s.verifiers), timeout_s=DRAIN_S)
+    loads = operator.attrgetter("telemetry.draining", "telemetry.live_sessions")
+    await hasty.until_status(lambda s: any(all(loads(v)) for v in s.verifiers), timeout_s=DRAIN_S)
     await running.until_hops(2)
     resumed = running.times[-1]
     done = await running.done()

@@ -139,14 +139,14 @@ async def test_a_verifier_that_dies_in_the_middle_is_not_noticed(settled: System
     asked = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": 600}
     async with httpx.AsyncClient(base_url=url, timeout=60) as web:
         whole = (await web.post("v1/chat/completions", json=asked)).json()["choices"][0]["message"]["content"]
-    await settled.until_status(lambda status: not any(v.live_sessions for v in status.verifiers))
+    await settled.until_status(lambda status: not any(v.telemetry.live_sessions for v in status.verifiers))
     await page.open(url)
     await page.set("temperature", 0)
     await page.set("max_tokens", 600)
     await page.ask(QUESTION)
     await page.until(f"{SPANS}.length > 3")
     await until_live(settled, 1)
-    busy = next(v.address for v in (await settled.status()).verifiers if v.live_sessions)
+    busy = next(v.address for v in (await settled.status()).verifiers if v.telemetry.live_sessions)
     await settled.verifier_at(busy).kill()
     settled.replace_in_background()
     assert await page.answered() == whole

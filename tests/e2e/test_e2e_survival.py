@@ -147,7 +147,7 @@ async def test_a_cancel_frees_everything_at_the_verifier(settled, device):
     assert EARLY <= len(done["tokens"]) < LONG["max_tokens"]
     await settled.until_status(lambda status: not holding(status), timeout_s=3.0)
     await settled.until_status(
-        lambda status: done["session"] not in {s.session_id for s in status.sessions}, timeout_s=3.0
+        lambda status: done["session"] not in {s.telemetry.session_id for s in status.sessions}, timeout_s=3.0
     )
 
 
@@ -164,4 +164,4 @@ async def test_a_device_that_is_killed_frees_everything_at_the_verifier(settled,
 
 def holding(status) -> bool:
     """Whether any verifier says that it holds tokens."""
-    return any(verifier.kv_used for verifier in status.verifiers)
+    return any(verifier.telemetry.kv_used for verifier in status.verifiers)

@@ -31,13 +31,13 @@ async def outrider(system, *arguments: str) -> tuple[int, str]:
     return process.returncode, said.decode()
 
 
-async def windows(system) -> list[pb.SessionWindow]:
+async def windows(system) -> list[pb.WindowDecision]:
     async with channel(system.cluster.address) as link:
         admin = coordinator_pb2_grpc.AdminStub(link)
         return list((await admin.ShowWindows(pb.ShowWindowsRequest(), timeout=3.0)).windows)
 
 
-async def until_decided(system, wanted) -> pb.SessionWindow:
+async def until_decided(system, wanted) -> pb.WindowDecision:
     async with asyncio.timeout(20):
         while True:
             if found := [window for window in await windows(system) if wanted(window)]:
@@ -47,7 +47,7 @@ async def until_decided(system, wanted) -> pb.SessionWindow:
 
 async def test_a_session_is_steered_by_what_was_measured_and_says_why(settled, device):
     running = await device.begin(settled.here, PROMPT, **OPTIONS)
-    decided = await until_decided(settled, lambda window: window.verdicts >= 24)
+    decided = await until_decided(settled, lambda window: window.observations >= 24)
     assert decided.rtt_ms > 0.0
     assert decided.reason
     code, shown = await outrider(settled, "window", "show", decided.session_id)
@@ -63,7 +63,7 @@ async def test_an_operators_pin_holds_for_all_until_it_is_lifted(settled, device
     assert (await outrider(settled, "window", "pin", "--all", "--k", "0", "--depth", "0"))[0] == 0
     running = await device.begin(settled.here, PROMPT, **OPTIONS)
     pinned = await until_decided(settled, lambda window: window.reason == "pinned by the operator")
-    assert pinned.k == 0
+    assert pinned.window.k == 0
     done = await running.done()
     assert done["tokens"] == whole["tokens"]
     assert done["steps"] > 1.5 * whole["steps"]  # it streamed but for its beginning

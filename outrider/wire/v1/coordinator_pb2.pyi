@@ -1,4 +1,5 @@
 from outrider.wire.v1 import session_pb2 as _session_pb2
+from outrider.wire.v1 import telemetry_pb2 as _telemetry_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -234,85 +235,17 @@ class RegisterResponse(_message.Message):
     public_keys: _containers.ScalarMap[str, bytes]
     def __init__(self, lease_ms: _Optional[int] = ..., report_interval_ms: _Optional[int] = ..., public_keys: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
 
-class SessionReport(_message.Message):
-    __slots__ = ("session_id", "epoch", "tenant", "steps", "committed", "evaluated", "accepted", "rtt_ms", "verdicts", "draft_ms", "nodes_per_level", "draft_release", "traffic_class", "positions", "right")
-    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    TENANT_FIELD_NUMBER: _ClassVar[int]
-    STEPS_FIELD_NUMBER: _ClassVar[int]
-    COMMITTED_FIELD_NUMBER: _ClassVar[int]
-    EVALUATED_FIELD_NUMBER: _ClassVar[int]
-    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
-    RTT_MS_FIELD_NUMBER: _ClassVar[int]
-    VERDICTS_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_MS_FIELD_NUMBER: _ClassVar[int]
-    NODES_PER_LEVEL_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_RELEASE_FIELD_NUMBER: _ClassVar[int]
-    TRAFFIC_CLASS_FIELD_NUMBER: _ClassVar[int]
-    POSITIONS_FIELD_NUMBER: _ClassVar[int]
-    RIGHT_FIELD_NUMBER: _ClassVar[int]
-    session_id: str
-    epoch: int
-    tenant: str
-    steps: int
-    committed: int
-    evaluated: int
-    accepted: int
-    rtt_ms: float
-    verdicts: bytes
-    draft_ms: float
-    nodes_per_level: float
-    draft_release: str
-    traffic_class: str
-    positions: int
-    right: int
-    def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., tenant: _Optional[str] = ..., steps: _Optional[int] = ..., committed: _Optional[int] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ..., rtt_ms: _Optional[float] = ..., verdicts: _Optional[bytes] = ..., draft_ms: _Optional[float] = ..., nodes_per_level: _Optional[float] = ..., draft_release: _Optional[str] = ..., traffic_class: _Optional[str] = ..., positions: _Optional[int] = ..., right: _Optional[int] = ...) -> None: ...
-
 class ReportRequest(_message.Message):
-    __slots__ = ("verifier_id", "instance", "live_sessions", "step_ms", "kv_used", "kv_capacity", "tokens_per_s", "draining", "sessions", "node_ms", "step_cost_ms", "session_cost_ms", "timing_ms", "min_acceptance")
-    class StepCostMsEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: int
-        value: float
-        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
-    class TimingMsEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: float
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    __slots__ = ("verifier_id", "instance", "verifier", "sessions")
     VERIFIER_ID_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
-    LIVE_SESSIONS_FIELD_NUMBER: _ClassVar[int]
-    STEP_MS_FIELD_NUMBER: _ClassVar[int]
-    KV_USED_FIELD_NUMBER: _ClassVar[int]
-    KV_CAPACITY_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
-    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    VERIFIER_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
-    NODE_MS_FIELD_NUMBER: _ClassVar[int]
-    STEP_COST_MS_FIELD_NUMBER: _ClassVar[int]
-    SESSION_COST_MS_FIELD_NUMBER: _ClassVar[int]
-    TIMING_MS_FIELD_NUMBER: _ClassVar[int]
-    MIN_ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     verifier_id: str
     instance: int
-    live_sessions: int
-    step_ms: float
-    kv_used: int
-    kv_capacity: int
-    tokens_per_s: float
-    draining: bool
-    sessions: _containers.RepeatedCompositeFieldContainer[SessionReport]
-    node_ms: float
-    step_cost_ms: _containers.ScalarMap[int, float]
-    session_cost_ms: float
-    timing_ms: _containers.ScalarMap[str, float]
-    min_acceptance: float
-    def __init__(self, verifier_id: _Optional[str] = ..., instance: _Optional[int] = ..., live_sessions: _Optional[int] = ..., step_ms: _Optional[float] = ..., kv_used: _Optional[int] = ..., kv_capacity: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., draining: bool = ..., sessions: _Optional[_Iterable[_Union[SessionReport, _Mapping]]] = ..., node_ms: _Optional[float] = ..., step_cost_ms: _Optional[_Mapping[int, float]] = ..., session_cost_ms: _Optional[float] = ..., timing_ms: _Optional[_Mapping[str, float]] = ..., min_acceptance: _Optional[float] = ...) -> None: ...
+    verifier: _telemetry_pb2.VerifierTelemetry
+    sessions: _containers.RepeatedCompositeFieldContainer[_telemetry_pb2.SessionTelemetry]
+    def __init__(self, verifier_id: _Optional[str] = ..., instance: _Optional[int] = ..., verifier: _Optional[_Union[_telemetry_pb2.VerifierTelemetry, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[_telemetry_pb2.SessionTelemetry, _Mapping]]] = ...) -> None: ...
 
 class ReportResponse(_message.Message):
     __slots__ = ("known", "public_keys", "directives", "release_serial", "drain", "killed")
@@ -364,92 +297,34 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class VerifierStatus(_message.Message):
-    __slots__ = ("verifier_id", "address", "target", "capacity_sessions", "live_sessions", "step_ms", "tokens_per_s", "lease_s", "draining", "kv_used", "kv_capacity", "node_ms", "timing_ms", "step_cost_ms", "session_cost_ms", "cordoned", "min_acceptance", "evaluated", "accepted", "rtt_ms")
-    class TimingMsEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: float
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
-    class StepCostMsEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: int
-        value: float
-        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
+    __slots__ = ("verifier_id", "address", "target", "capacity_sessions", "lease_s", "cordoned", "telemetry")
     VERIFIER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_SESSIONS_FIELD_NUMBER: _ClassVar[int]
-    LIVE_SESSIONS_FIELD_NUMBER: _ClassVar[int]
-    STEP_MS_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
-    DRAINING_FIELD_NUMBER: _ClassVar[int]
-    KV_USED_FIELD_NUMBER: _ClassVar[int]
-    KV_CAPACITY_FIELD_NUMBER: _ClassVar[int]
-    NODE_MS_FIELD_NUMBER: _ClassVar[int]
-    TIMING_MS_FIELD_NUMBER: _ClassVar[int]
-    STEP_COST_MS_FIELD_NUMBER: _ClassVar[int]
-    SESSION_COST_MS_FIELD_NUMBER: _ClassVar[int]
     CORDONED_FIELD_NUMBER: _ClassVar[int]
-    MIN_ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
-    EVALUATED_FIELD_NUMBER: _ClassVar[int]
-    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
-    RTT_MS_FIELD_NUMBER: _ClassVar[int]
+    TELEMETRY_FIELD_NUMBER: _ClassVar[int]
     verifier_id: str
     address: str
     target: _session_pb2.TargetIdentity
     capacity_sessions: int
-    live_sessions: int
-    step_ms: float
-    tokens_per_s: float
     lease_s: float
-    draining: bool
-    kv_used: int
-    kv_capacity: int
-    node_ms: float
-    timing_ms: _containers.ScalarMap[str, float]
-    step_cost_ms: _containers.ScalarMap[int, float]
-    session_cost_ms: float
     cordoned: bool
-    min_acceptance: float
-    evaluated: int
-    accepted: int
-    rtt_ms: float
-    def __init__(self, verifier_id: _Optional[str] = ..., address: _Optional[str] = ..., target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., capacity_sessions: _Optional[int] = ..., live_sessions: _Optional[int] = ..., step_ms: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., draining: bool = ..., kv_used: _Optional[int] = ..., kv_capacity: _Optional[int] = ..., node_ms: _Optional[float] = ..., timing_ms: _Optional[_Mapping[str, float]] = ..., step_cost_ms: _Optional[_Mapping[int, float]] = ..., session_cost_ms: _Optional[float] = ..., cordoned: bool = ..., min_acceptance: _Optional[float] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ..., rtt_ms: _Optional[float] = ...) -> None: ...
+    telemetry: _telemetry_pb2.VerifierTelemetry
+    def __init__(self, verifier_id: _Optional[str] = ..., address: _Optional[str] = ..., target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., capacity_sessions: _Optional[int] = ..., lease_s: _Optional[float] = ..., cordoned: bool = ..., telemetry: _Optional[_Union[_telemetry_pb2.VerifierTelemetry, _Mapping]] = ...) -> None: ...
 
 class SessionStatus(_message.Message):
-    __slots__ = ("session_id", "tenant", "verifier_id", "epoch", "committed", "tokens_per_step", "rtt_ms", "reported", "evaluated", "accepted", "standby", "draft_release", "traffic_class")
-    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
-    TENANT_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("telemetry", "verifier_id", "standby", "reported")
+    TELEMETRY_FIELD_NUMBER: _ClassVar[int]
     VERIFIER_ID_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    COMMITTED_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_PER_STEP_FIELD_NUMBER: _ClassVar[int]
-    RTT_MS_FIELD_NUMBER: _ClassVar[int]
-    REPORTED_FIELD_NUMBER: _ClassVar[int]
-    EVALUATED_FIELD_NUMBER: _ClassVar[int]
-    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     STANDBY_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_RELEASE_FIELD_NUMBER: _ClassVar[int]
-    TRAFFIC_CLASS_FIELD_NUMBER: _ClassVar[int]
-    session_id: str
-    tenant: str
+    REPORTED_FIELD_NUMBER: _ClassVar[int]
+    telemetry: _telemetry_pb2.SessionTelemetry
     verifier_id: str
-    epoch: int
-    committed: int
-    tokens_per_step: float
-    rtt_ms: float
-    reported: bool
-    evaluated: int
-    accepted: int
     standby: str
-    draft_release: str
-    traffic_class: str
-    def __init__(self, session_id: _Optional[str] = ..., tenant: _Optional[str] = ..., verifier_id: _Optional[str] = ..., epoch: _Optional[int] = ..., committed: _Optional[int] = ..., tokens_per_step: _Optional[float] = ..., rtt_ms: _Optional[float] = ..., reported: bool = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ..., standby: _Optional[str] = ..., draft_release: _Optional[str] = ..., traffic_class: _Optional[str] = ...) -> None: ...
+    reported: bool
+    def __init__(self, telemetry: _Optional[_Union[_telemetry_pb2.SessionTelemetry, _Mapping]] = ..., verifier_id: _Optional[str] = ..., standby: _Optional[str] = ..., reported: bool = ...) -> None: ...
 
 class StatusResponse(_message.Message):
     __slots__ = ("verifiers", "sessions", "store", "uptime_s", "total_verifiers", "total_sessions")
@@ -589,19 +464,25 @@ class RevokeTenantResponse(_message.Message):
     tenant: Tenant
     def __init__(self, tenant: _Optional[_Union[Tenant, _Mapping]] = ...) -> None: ...
 
-class WindowBounds(_message.Message):
-    __slots__ = ("k", "depth", "pinned", "draft_wait_ms", "nodes_per_level")
+class Window(_message.Message):
+    __slots__ = ("k", "depth", "draft_wait_ms", "nodes_per_level")
     K_FIELD_NUMBER: _ClassVar[int]
     DEPTH_FIELD_NUMBER: _ClassVar[int]
-    PINNED_FIELD_NUMBER: _ClassVar[int]
     DRAFT_WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     NODES_PER_LEVEL_FIELD_NUMBER: _ClassVar[int]
     k: int
     depth: int
-    pinned: bool
     draft_wait_ms: float
     nodes_per_level: float
-    def __init__(self, k: _Optional[int] = ..., depth: _Optional[int] = ..., pinned: bool = ..., draft_wait_ms: _Optional[float] = ..., nodes_per_level: _Optional[float] = ...) -> None: ...
+    def __init__(self, k: _Optional[int] = ..., depth: _Optional[int] = ..., draft_wait_ms: _Optional[float] = ..., nodes_per_level: _Optional[float] = ...) -> None: ...
+
+class WindowBounds(_message.Message):
+    __slots__ = ("window", "pinned")
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    window: Window
+    pinned: bool
+    def __init__(self, window: _Optional[_Union[Window, _Mapping]] = ..., pinned: bool = ...) -> None: ...
 
 class ShowWindowsRequest(_message.Message):
     __slots__ = ("session_id",)
@@ -609,49 +490,43 @@ class ShowWindowsRequest(_message.Message):
     session_id: str
     def __init__(self, session_id: _Optional[str] = ...) -> None: ...
 
-class SessionWindow(_message.Message):
-    __slots__ = ("session_id", "verifier_id", "k", "depth", "draft_wait_ms", "min_acceptance", "speedup", "reason", "rtt_ms", "draft_ms", "verdicts", "hits", "bounds", "tokens_per_step", "nodes_per_level")
+class WindowDecision(_message.Message):
+    __slots__ = ("session_id", "verifier_id", "window", "min_acceptance", "speedup", "tokens_per_step", "reason", "rtt_ms", "draft_ms", "observations", "first_acceptance", "bounds")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     VERIFIER_ID_FIELD_NUMBER: _ClassVar[int]
-    K_FIELD_NUMBER: _ClassVar[int]
-    DEPTH_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
     MIN_ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     SPEEDUP_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_STEP_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     RTT_MS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_MS_FIELD_NUMBER: _ClassVar[int]
-    VERDICTS_FIELD_NUMBER: _ClassVar[int]
-    HITS_FIELD_NUMBER: _ClassVar[int]
+    OBSERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     BOUNDS_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_PER_STEP_FIELD_NUMBER: _ClassVar[int]
-    NODES_PER_LEVEL_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     verifier_id: str
-    k: int
-    depth: int
-    draft_wait_ms: float
+    window: Window
     min_acceptance: float
     speedup: float
+    tokens_per_step: float
     reason: str
     rtt_ms: float
     draft_ms: float
-    verdicts: int
-    hits: float
+    observations: int
+    first_acceptance: float
     bounds: WindowBounds
-    tokens_per_step: float
-    nodes_per_level: float
-    def __init__(self, session_id: _Optional[str] = ..., verifier_id: _Optional[str] = ..., k: _Optional[int] = ..., depth: _Optional[int] = ..., draft_wait_ms: _Optional[float] = ..., min_acceptance: _Optional[float] = ..., speedup: _Optional[float] = ..., reason: _Optional[str] = ..., rtt_ms: _Optional[float] = ..., draft_ms: _Optional[float] = ..., verdicts: _Optional[int] = ..., hits: _Optional[float] = ..., bounds: _Optional[_Union[WindowBounds, _Mapping]] = ..., tokens_per_step: _Optional[float] = ..., nodes_per_level: _Optional[float] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[str] = ..., verifier_id: _Optional[str] = ..., window: _Optional[_Union[Window, _Mapping]] = ..., min_acceptance: _Optional[float] = ..., speedup: _Optional[float] = ..., tokens_per_step: _Optional[float] = ..., reason: _Optional[str] = ..., rtt_ms: _Optional[float] = ..., draft_ms: _Optional[float] = ..., observations: _Optional[int] = ..., first_acceptance: _Optional[float] = ..., bounds: _Optional[_Union[WindowBounds, _Mapping]] = ...) -> None: ...
 
 class ShowWindowsResponse(_message.Message):
     __slots__ = ("windows", "everybody", "total")
     WINDOWS_FIELD_NUMBER: _ClassVar[int]
     EVERYBODY_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
-    windows: _containers.RepeatedCompositeFieldContainer[SessionWindow]
+    windows: _containers.RepeatedCompositeFieldContainer[WindowDecision]
     everybody: WindowBounds
     total: int
-    def __init__(self, windows: _Optional[_Iterable[_Union[SessionWindow, _Mapping]]] = ..., everybody: _Optional[_Union[WindowBounds, _Mapping]] = ..., total: _Optional[int] = ...) -> None: ...
+    def __init__(self, windows: _Optional[_Iterable[_Union[WindowDecision, _Mapping]]] = ..., everybody: _Optional[_Union[WindowBounds, _Mapping]] = ..., total: _Optional[int] = ...) -> None: ...
 
 class BoundWindowRequest(_message.Message):
     __slots__ = ("session_id", "bounds")

@@ -1,4 +1,5 @@
 from outrider.wire.v1 import session_pb2 as _session_pb2
+from outrider.wire.v1 import telemetry_pb2 as _telemetry_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -131,85 +132,25 @@ class EngineReady(_message.Message):
     max_sequence: int
     def __init__(self, target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., vocabulary_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_sequence: _Optional[int] = ...) -> None: ...
 
-class SessionStats(_message.Message):
-    __slots__ = ("session_id", "epoch", "steps", "committed", "evaluated", "accepted", "verdicts", "draft_ms", "nodes_per_level", "positions", "right", "draft_release")
-    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    STEPS_FIELD_NUMBER: _ClassVar[int]
-    COMMITTED_FIELD_NUMBER: _ClassVar[int]
-    EVALUATED_FIELD_NUMBER: _ClassVar[int]
-    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
-    VERDICTS_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_MS_FIELD_NUMBER: _ClassVar[int]
-    NODES_PER_LEVEL_FIELD_NUMBER: _ClassVar[int]
-    POSITIONS_FIELD_NUMBER: _ClassVar[int]
-    RIGHT_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_RELEASE_FIELD_NUMBER: _ClassVar[int]
-    session_id: str
-    epoch: int
-    steps: int
-    committed: int
-    evaluated: int
-    accepted: int
-    verdicts: bytes
-    draft_ms: float
-    nodes_per_level: float
-    positions: int
-    right: int
-    draft_release: str
-    def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., steps: _Optional[int] = ..., committed: _Optional[int] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ..., verdicts: _Optional[bytes] = ..., draft_ms: _Optional[float] = ..., nodes_per_level: _Optional[float] = ..., positions: _Optional[int] = ..., right: _Optional[int] = ..., draft_release: _Optional[str] = ...) -> None: ...
-
 class EngineStats(_message.Message):
-    __slots__ = ("live_sessions", "step_ms", "tokens_per_s", "kv_used", "kv_capacity", "sessions", "timing_ms", "prefix_hits", "prefix_tokens", "kv_cached", "node_ms", "step_cost_ms", "session_cost_ms", "kv_reserved", "min_acceptance", "unrecorded", "counters")
-    class TimingMsEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: float
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
-    class StepCostMsEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: int
-        value: float
-        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
-    LIVE_SESSIONS_FIELD_NUMBER: _ClassVar[int]
-    STEP_MS_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
-    KV_USED_FIELD_NUMBER: _ClassVar[int]
-    KV_CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("verifier", "sessions", "prefix_hits", "prefix_tokens", "kv_cached", "kv_reserved", "unrecorded", "counters")
+    VERIFIER_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
-    TIMING_MS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_HITS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KV_CACHED_FIELD_NUMBER: _ClassVar[int]
-    NODE_MS_FIELD_NUMBER: _ClassVar[int]
-    STEP_COST_MS_FIELD_NUMBER: _ClassVar[int]
-    SESSION_COST_MS_FIELD_NUMBER: _ClassVar[int]
     KV_RESERVED_FIELD_NUMBER: _ClassVar[int]
-    MIN_ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     UNRECORDED_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
-    live_sessions: int
-    step_ms: float
-    tokens_per_s: float
-    kv_used: int
-    kv_capacity: int
-    sessions: _containers.RepeatedCompositeFieldContainer[SessionStats]
-    timing_ms: _containers.ScalarMap[str, float]
+    verifier: _telemetry_pb2.VerifierTelemetry
+    sessions: _containers.RepeatedCompositeFieldContainer[_telemetry_pb2.SessionTelemetry]
     prefix_hits: int
     prefix_tokens: int
     kv_cached: int
-    node_ms: float
-    step_cost_ms: _containers.ScalarMap[int, float]
-    session_cost_ms: float
     kv_reserved: int
-    min_acceptance: float
     unrecorded: int
     counters: EngineCounters
-    def __init__(self, live_sessions: _Optional[int] = ..., step_ms: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., kv_used: _Optional[int] = ..., kv_capacity: _Optional[int] = ..., sessions: _Optional[_Iterable[_Union[SessionStats, _Mapping]]] = ..., timing_ms: _Optional[_Mapping[str, float]] = ..., prefix_hits: _Optional[int] = ..., prefix_tokens: _Optional[int] = ..., kv_cached: _Optional[int] = ..., node_ms: _Optional[float] = ..., step_cost_ms: _Optional[_Mapping[int, float]] = ..., session_cost_ms: _Optional[float] = ..., kv_reserved: _Optional[int] = ..., min_acceptance: _Optional[float] = ..., unrecorded: _Optional[int] = ..., counters: _Optional[_Union[EngineCounters, _Mapping]] = ...) -> None: ...
+    def __init__(self, verifier: _Optional[_Union[_telemetry_pb2.VerifierTelemetry, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[_telemetry_pb2.SessionTelemetry, _Mapping]]] = ..., prefix_hits: _Optional[int] = ..., prefix_tokens: _Optional[int] = ..., kv_cached: _Optional[int] = ..., kv_reserved: _Optional[int] = ..., unrecorded: _Optional[int] = ..., counters: _Optional[_Union[EngineCounters, _Mapping]] = ...) -> None: ...
 
 class Histogram(_message.Message):
     __slots__ = ("counts", "sum")

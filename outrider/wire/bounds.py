@@ -1,0 +1,43 @@
+"""Check single values that come over the wire. Every refusal is a BadRequest that names field, value and bound."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from outrider.core.errors import BadRequest
+
+MAX_LABEL = 64
+_LABEL = re.compile(r"[A-Za-z0-9._-]{0,64}")
+
+
+def at_most(field: str, value: int, most: int) -> None:
+    """Raise BadRequest if the value is above the bound."""
+    if value > most:
+        raise BadRequest.bound(field, value, f"at most {most}")
+
+
+def measure(field: str, value: float, most: float) -> float:
+    """Return a measured value. Raises BadRequest unless it is a number from 0 to `most`."""
+    if not (math.isfinite(value) and 0 <= value <= most):
+        raise BadRequest.bound(field, value, f"between 0 and {most:g}")
+    return value
+
+
+def is_label(value: str) -> bool:
+    """Whether the value is a label: at most 64 letters, digits, '.', '_' or '-', so that it may be part of a key."""
+    return _LABEL.fullmatch(value) is not None
+
+
+def label(field: str, value: str) -> str:
+    """Return a label, which may be empty. Raises BadRequest for anything else."""
+    if not is_label(value):
+        raise BadRequest.bound(field, repr(value[:MAX_LABEL]), f"at most {MAX_LABEL} letters, digits, '.', '_' or '-'")
+    return value
+
+
+def identifier(field: str, value: str, most: int) -> str:
+    """Return an id of 1 to `most` letters, digits, '.', '_' or '-', which may be part of a key. Raises BadRequest."""
+    if not re.fullmatch(rf"[A-Za-z0-9._-]{{1,{most}}}", value):
+        raise BadRequest.bound(field, repr(value[:most]), f"1 to {most} letters, digits, '.', '_' or '-'")
+    return value
