@@ -33,10 +33,10 @@ from typing import Any
 from benchmarks import harness
 from benchmarks.fleet_optimum import Asked
 from benchmarks.fleet_world import STREAMING, Fleet, Scale, Verifier
-from coordinator.window.controller import TOLERANCE, Decision, decide
-from coordinator.window.streaming import Window
+from coordinator.records import Window, WindowDecision
+from coordinator.window.controller import TOLERANCE, decide
 
-STATIC = Window(24, 6, nodes_per_level=1.6)
+STATIC = Window(6, 24, nodes_per_level=1.6)
 """For everybody: what a near device with a good draft likes."""
 DECIDED_EVERY = 4
 """Seconds; a verifier's turn comes with its number."""
@@ -61,7 +61,7 @@ class Judged:
     next_second: Mapping[str, Sequence[float]]
 
     @classmethod
-    def of(cls, verifier: Verifier, decisions: Mapping[str, Decision]) -> Judged:
+    def of(cls, verifier: Verifier, decisions: Mapping[str, WindowDecision]) -> Judged:
         greedy = decide(verifier.view(), tolerance=1.0)
         windows = {
             "static": [STATIC] * len(verifier.sessions),

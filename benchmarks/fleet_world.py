@@ -11,11 +11,13 @@ from dataclasses import dataclass, field, replace
 
 from benchmarks import fleet_optimum
 from benchmarks.fleet_optimum import Process, Truth
-from coordinator.window.controller import Decision, SessionView, VerifierView
+from coordinator.records import Window, WindowDecision
+from coordinator.window.controller import SessionView, VerifierView
 from coordinator.window.report_adapter import RECENT, latest
-from coordinator.window.streaming import LinkTiming, Speed, Window, replay
+from coordinator.window.streaming import LinkTiming, Speed, replay
 from outrider.core.acceptance.history import HIT, MISS, SIBLING
 from outrider.core.step_cost import StepCost
+from outrider.core.telemetry import SessionTelemetry
 
 STREAMING = Window(0, 0)
 LIFE_S = 45.0
@@ -114,11 +116,17 @@ class Session:
 
     def view(self, prior: bytes) -> SessionView:
         """prior: verdicts on its kind of text, by which it is judged until it has enough of its own."""
-        verdicts = latest(self.seen if len(self.seen) >= RECENT else prior + self.seen)
-        device = self.device
-        return SessionView(self.name, verdicts, device.rtt_s, device.draft_s, NODES_PER_LEVEL, self.window)
+        history = latest(self.seen if len(self.seen) >= RECENT else prior + self.seen)
+        telemetry = SessionTelemetry(
+            self.name,
+            rtt_ms=1e3 * self.device.rtt_s,
+            acceptance_history=history,
+            draft_ms=1e3 * self.device.draft_s,
+            nodes_per_level=NODES_PER_LEVEL,
+        )
+        return SessionView(telemetry, self.window)
 
-    def obey(self, decision: Decision) -> None:
+    def obey(self, decision: WindowDecision) -> None:
         self.changes += self.window is not None and decision.window.k != self.window.k
         self.window = decision.window
 
@@ -169,7 +177,7 @@ def _lived(session: Session, window: Window, step_s: float) -> Speed:
     expected = 1.0 if window.k == 0 else 4.0
     verdicts = session.text.ahead(max(8, math.ceil(expected / step_s)))
     way = LinkTiming(session.device.rtt_s, session.device.draft_s, lambda nodes: step_s)
-    return replay(verdicts, way, replace(window, draft_wait_s=0.0))
+    return replay(verdicts, way, replace(window, draft_wait_ms=0.0))
 
 
 class Fleet:

@@ -32,6 +32,7 @@ from benchmarks.swarm import SETTINGS, Swarm, make_tape
 from benchmarks.tape import Tape
 from outrider.core.errors import Overloaded
 from outrider.wire.v1 import coordinator_pb2 as pb
+from outrider.wire.v1.telemetry_pb2 import VerifierTelemetry
 
 SESSIONS = 32
 PROCESSES = 4

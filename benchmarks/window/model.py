@@ -18,8 +18,9 @@ from benchmarks.window.cell_player import CellPlayer
 from benchmarks.window.cells import Cell, Key, interval
 from benchmarks.window.context import Context
 from benchmarks.window.plan import PACED, TOKENS
+from coordinator.records import Window
 from coordinator.window.controller import NEAR, SPARE, K
-from coordinator.window.streaming import LinkTiming, Window, replay
+from coordinator.window.streaming import LinkTiming, replay
 
 NODES_PER_LEVEL = 2.0
 DEEPEST = 24
@@ -66,7 +67,9 @@ def windows(over: LinkTiming) -> list[Window]:
     ahead = math.ceil(over.rtt_s / plain_s) + SPARE
     depths = [(k, depth) for k in K for depth in {min(k + ahead, DEEPEST), DEEPEST}]
     return [
-        Window(depth, k, draft_wait_s, NODES_PER_LEVEL) for k, depth in depths for draft_wait_s in (0.0, NEAR * plain_s)
+        Window(k, depth, draft_wait_ms, NODES_PER_LEVEL)
+        for k, depth in depths
+        for draft_wait_ms in (0.0, 1e3 * NEAR * plain_s)
     ]
 
 

@@ -3,9 +3,9 @@
 Telemetry is kept as the bytes of its protobuf message, in base64, in the field `telemetry`. Beside it stand the fields
 that Lua scripts read:
 
-    verifier:<id>   instance, capacity, name, weights_hash, tokenizer_hash, class of the registration, and live, draining
-                    of the telemetry (place.lua, report.lua, register.lua, steer.lua, release_trial.lua)
-    stats:<id>      verifier, epoch, and what observe.lua keeps for itself: folded, window
+    verifier:<id>   instance, capacity, name, weights_hash, tokenizer_hash, class, live, draining
+                    (place.lua, report.lua, register.lua, steer.lua, release_trial.lua)
+    stats:<id>      verifier, epoch, folded, window (observe.lua)
 """
 
 from __future__ import annotations

@@ -55,9 +55,9 @@ class SessionView:
     """A session as the controller sees it."""
 
     telemetry: SessionTelemetry
-    """As its verifier reports it. The acceptance history is cut to what decisions are made from, and begins with that of
-    its workload key if the session is new; draft_ms is a guess where it is not known, and infinite if the device drafts
-    nothing; nodes_per_level is at least 1."""
+    """As its verifier reports it. The acceptance history is cut to what decisions are made from, and begins with that
+    of its workload key if the session is new; draft_ms is a guess where it is not known, and infinite if the device
+    drafts nothing; nodes_per_level is at least 1."""
     current: Window | None = None
     """None for a new session."""
     bounds: WindowBounds = WIDEST

@@ -11,7 +11,8 @@ import pytest
 from benchmarks import fleet
 from benchmarks.fleet import BOUNDS, DECIDED_EVERY, FLEETS, LOADS, Tally
 from benchmarks.fleet_world import STREAMING, STRETCH, Fleet, Scale, Text
-from coordinator.window.controller import TOLERANCE, Decision, VerifierView, decide
+from coordinator.records import WindowDecision
+from coordinator.window.controller import TOLERANCE, VerifierView, decide
 from outrider.core.acceptance.history import HIT
 
 SMALL = Scale(devices=24, verifiers=2, regions=1)
@@ -45,7 +46,7 @@ def test_the_optimum_keeps_the_promise_and_the_other_one_brings_no_less(lived: t
 def test_worse_windows_are_further_from_the_optimum(
     monkeypatch: pytest.MonkeyPatch, lived: tuple[Fleet, Tally]
 ) -> None:
-    def streaming(view: VerifierView, tolerance: float = 0.02) -> Mapping[str, Decision]:
+    def streaming(view: VerifierView, tolerance: float = 0.02) -> Mapping[str, WindowDecision]:
         return {name: replace(one, window=STREAMING) for name, one in decide(view, tolerance).items()}
 
     monkeypatch.setattr(fleet, "decide", streaming)

@@ -12,7 +12,8 @@ import pytest
 
 from benchmarks.fleet_optimum import ENDLESS, Asked, Process, Truth, Verifier, divided, per_step
 from benchmarks.fleet_world import Text
-from coordinator.window.streaming import LinkTiming, Window, replay
+from coordinator.records import Window
+from coordinator.window.streaming import LinkTiming, replay
 
 RIGHT = Process(1.0, 1.0, flip=0.04, caught=0.0)
 WRONG = Process(0.0, 0.0, flip=0.04, caught=0.0)
@@ -69,7 +70,7 @@ def test_a_long_text_played_by_the_streaming_model_goes_as_fast(
     kind: str, process: Process, rtt: float, draft: float, k: int, depth: int
 ) -> None:
     played = replay(
-        Text(kind, random.Random(7)).take(30_000), LinkTiming(rtt, draft, lambda nodes: 1.0), Window(depth, k)
+        Text(kind, random.Random(7)).take(30_000), LinkTiming(rtt, draft, lambda nodes: 1.0), Window(k, depth)
     )
     assert _speed(process, k, rtt, draft, depth)[0] == pytest.approx(played.tokens_per_step, rel=0.03)
 

@@ -93,14 +93,14 @@ async def test_an_engine_serves_refuses_forgets_and_its_death_is_told(config, re
                 host.release(session_id, 1, inbox)
 
         # An epoch that the engine refuses has displaced the older one, which must not be held for ever.
-        await until(lambda: host.stats.kv_used > 0)
+        await until(lambda: host.stats.verifier.kv_used > 0)
         newer = host.register("big", 2)
         host.send(start(epoch=2, prompt=(1,) * 250, session_id="big"))
         with pytest.raises(errors.BadRequest):
             await tokens_of(newer)
         host.release("big", 2, newer)
         host.release("big", 1, inbox)
-        await until(lambda: host.stats.kv_used == 0 and host.stats.live_sessions == 0)
+        await until(lambda: host.stats.verifier.kv_used == 0 and host.stats.verifier.live_sessions == 0)
 
         # SIGTERM reaches the whole group where a supervisor sends it; the front alone decides.
         os.kill(host.pid, signal.SIGTERM)

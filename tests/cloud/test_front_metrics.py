@@ -13,6 +13,7 @@ from cloud_verifier.traffic.passage_builder import Counts
 from outrider.core.errors import Draining, InternalError, Overloaded
 from outrider.telemetry.prometheus import registry
 from outrider.wire.v1 import engine_pb2, session_pb2
+from outrider.wire.v1.telemetry_pb2 import VerifierTelemetry
 
 
 @pytest.fixture
@@ -108,10 +109,13 @@ async def test_what_the_engine_told_last_is_what_a_scrape_shows(plain) -> None:
     )
     plain.engine.say(
         stats=engine_pb2.EngineStats(
-            min_acceptance=0.25, kv_reserved=64, kv_capacity=256, unrecorded=5, counters=counters
+            verifier=VerifierTelemetry(min_acceptance=0.25, kv_capacity=256),
+            kv_reserved=64,
+            unrecorded=5,
+            counters=counters,
         )
     )
-    await until(lambda: plain.host.stats.min_acceptance == 0.25)
+    await until(lambda: plain.host.stats.verifier.min_acceptance == 0.25)
     found = scrape(plain)
     assert found["spec_decode_num_drafts_total"] == 3
     assert found["spec_decode_num_draft_tokens_total"] == 9

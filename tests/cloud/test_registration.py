@@ -17,6 +17,7 @@ from outrider.wire.status import abort
 from outrider.wire.ticket import Claims, Signer, Target
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import coordinator_pb2_grpc, session_pb2
+from outrider.wire.v1.telemetry_pb2 import VerifierTelemetry
 
 
 class Registry(coordinator_pb2_grpc.RegistryServicer):
@@ -90,7 +91,7 @@ async def reporting(made: Registration):
 
     async def forever() -> None:
         while True:
-            await made.report(pb.ReportRequest(kv_used=3))
+            await made.report(pb.ReportRequest(verifier=VerifierTelemetry(kv_used=3)))
             await made.pause()
 
     task = asyncio.create_task(forever())
@@ -167,7 +168,7 @@ async def test_a_lost_lease_is_taken_again_by_the_same_instance(registry):
     first, second = registry.registrations
     assert first.instance == second.instance == registry.reports[0].instance != 0
     assert registry.reports[0].verifier_id == "v1"
-    assert registry.reports[0].kv_used == 3
+    assert registry.reports[0].verifier.kv_used == 3
 
 
 async def test_reports_go_on_after_a_coordinator_was_away_or_refused(registry):

@@ -27,6 +27,7 @@ from outrider.core.protocol.messages import Directive, SessionLimits
 from outrider.wire.status import error_from_rpc
 from outrider.wire.ticket import Claims, Target
 from outrider.wire.v1 import engine_pb2, session_pb2
+from outrider.wire.v1.telemetry_pb2 import VerifierTelemetry
 
 SESSION = "/outrider.wire.v1.Verifier/Session"
 SAMPLING = session_pb2.Sampling(top_p=1.0, repetition_penalty=1.0)
@@ -144,8 +145,8 @@ async def test_a_draining_verifier_refuses_new_streams_and_keeps_the_old(plain):
 async def test_a_hand_over_sends_what_was_committed_and_then_names_the_reason(plain):
     stream = await plain.open()
     plain.engine.commit("s", 1, 0, [5, 6])
-    plain.engine.say(stats=engine_pb2.EngineStats(step_ms=0.5))
-    await until(lambda: plain.host.stats.step_ms == 0.5)  # the commit has reached the front
+    plain.engine.say(stats=engine_pb2.EngineStats(verifier=VerifierTelemetry(step_ms=0.5)))
+    await until(lambda: plain.host.stats.verifier.step_ms == 0.5)  # the commit has reached the front
     plain.service.draining = True
     plain.service.hand_over()
     commits = []
@@ -163,8 +164,8 @@ async def test_a_hand_over_sends_what_was_committed_and_then_names_the_reason(pl
 async def test_a_killed_session_gets_what_was_committed_and_then_a_final_error(plain):
     stream, other = await plain.open(), await plain.open("other")
     plain.engine.commit("s", 1, 0, [5, 6])
-    plain.engine.say(stats=engine_pb2.EngineStats(step_ms=0.5))
-    await until(lambda: plain.host.stats.step_ms == 0.5)  # the commit has reached the front
+    plain.engine.say(stats=engine_pb2.EngineStats(verifier=VerifierTelemetry(step_ms=0.5)))
+    await until(lambda: plain.host.stats.verifier.step_ms == 0.5)  # the commit has reached the front
     assert plain.service.kill("s")
     commits = []
     with pytest.raises(grpc.aio.AioRpcError) as ended:
@@ -247,23 +248,23 @@ async def test_a_stranger_is_told_that_it_is_one_though_all_places_are_taken(tmp
 
 async def test_a_device_is_told_when_step_time_or_price_have_changed_by_much(plain):
     stream = await plain.open()
-    plain.engine.say(stats=engine_pb2.EngineStats(step_ms=12.0))
+    plain.engine.say(stats=engine_pb2.EngineStats(verifier=VerifierTelemetry(step_ms=12.0)))
 
     assert (await stream.read()).directive.step_ms == 12.0
-    plain.engine.say(stats=engine_pb2.EngineStats(step_ms=13.0))
-    await until(lambda: plain.host.stats.step_ms == 13.0)
-    plain.engine.say(stats=engine_pb2.EngineStats(step_ms=30.0))
+    plain.engine.say(stats=engine_pb2.EngineStats(verifier=VerifierTelemetry(step_ms=13.0)))
+    await until(lambda: plain.host.stats.verifier.step_ms == 13.0)
+    plain.engine.say(stats=engine_pb2.EngineStats(verifier=VerifierTelemetry(step_ms=30.0)))
     assert (await stream.read()).directive.step_ms == 30.0  # 13 was too near to 12 to be worth a message
-    plain.engine.say(stats=engine_pb2.EngineStats(step_ms=30.0, min_acceptance=0.6))
+    plain.engine.say(stats=engine_pb2.EngineStats(verifier=VerifierTelemetry(step_ms=30.0, min_acceptance=0.6)))
     assert (await stream.read()).directive.min_acceptance == 0.3  # half of what pays for a row
-    plain.engine.say(stats=engine_pb2.EngineStats(step_ms=30.0, min_acceptance=0.01))
+    plain.engine.say(stats=engine_pb2.EngineStats(verifier=VerifierTelemetry(step_ms=30.0, min_acceptance=0.01)))
     assert (await stream.read()).directive.min_acceptance == 0.1  # the least, by the configuration
     stream.call.cancel()
 
 
 async def test_what_the_coordinator_says_reaches_engine_and_device_within_the_sessions_limits(plain):
     stream = await plain.open()
-    plain.engine.say(stats=engine_pb2.EngineStats(step_ms=12.0))
+    plain.engine.say(stats=engine_pb2.EngineStats(verifier=VerifierTelemetry(step_ms=12.0)))
     assert (await stream.read()).directive.step_ms == 12.0
     limits = VerifierConfig(model="m").limits
     plain.service.steer("s", 1, Directive(10_000, 10_000, 4, 0.5, 3))
@@ -785,8 +786,8 @@ async def speak(engine) -> None:
 async def test_silence_is_counted_while_the_front_itself_runs(tmp_path):
     async with front(tmp_path, engine_silence_s=0.4) as running:
         time.sleep(1.0)  # noqa: ASYNC251  # as if all had been suspended: nobody speaks or listens
-        running.engine.say(stats=engine_pb2.EngineStats(step_ms=3.0))
-        await until(lambda: running.host.stats.step_ms == 3.0)
+        running.engine.say(stats=engine_pb2.EngineStats(verifier=VerifierTelemetry(step_ms=3.0)))
+        await until(lambda: running.host.stats.verifier.step_ms == 3.0)
         assert not running.host.ended.is_set()
 
 

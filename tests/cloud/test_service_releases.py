@@ -22,6 +22,7 @@ from outrider.core.protocol.messages import Attach, SessionLimits
 from outrider.wire import codecs
 from outrider.wire.ticket import Claims
 from outrider.wire.v1 import engine_pb2, session_pb2
+from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
 
 CLAIMS = Claims(
     "s",
@@ -215,13 +216,13 @@ async def test_the_draft_in_use_as_a_first_message_is_refused(tmp_path):
 async def test_a_report_says_draft_class_and_how_its_guesses_did(tmp_path):
     async with front(tmp_path, authorise=allowing()) as running:
         stream = await running.open()
-        told = engine_pb2.SessionStats(session_id="s", epoch=1, draft_release="r2", positions=40, right=31)
-        gone = engine_pb2.SessionStats(session_id="gone", epoch=1, positions=9)
+        told = SessionTelemetry(session_id="s", epoch=1, draft_release="r2", positions=40, first_accepted=31)
+        gone = SessionTelemetry(session_id="gone", epoch=1, positions=9)
         running.engine.say(stats=engine_pb2.EngineStats(sessions=[told, gone]))
         await until(lambda: len(running.host.stats.sessions) == 2)
         [report] = _report(running.service, running.host).sessions
         assert (report.session_id, report.tenant, report.traffic_class) == ("s", "acme", "code")
-        assert (report.draft_release, report.positions, report.right) == ("r2", 40, 31)
+        assert (report.draft_release, report.positions, report.first_accepted) == ("r2", 40, 31)
         stream.call.cancel()
 
 

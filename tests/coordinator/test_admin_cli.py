@@ -223,7 +223,8 @@ class Hostile(coordinator_pb2_grpc.AdminServicer):
 
     verifier = pb.VerifierStatus(verifier_id=EVIL, address=EVIL, target=identity(name=EVIL, hardware=EVIL))
     session = pb.SessionStatus(
-        telemetry=SessionTelemetry(session_id=EVIL, tenant=EVIL, traffic_class=EVIL, draft_release=EVIL), verifier_id=EVIL
+        telemetry=SessionTelemetry(session_id=EVIL, tenant=EVIL, traffic_class=EVIL, draft_release=EVIL),
+        verifier_id=EVIL,
     )
     window = pb.WindowDecision(session_id=EVIL, verifier_id=EVIL, reason=EVIL)
 

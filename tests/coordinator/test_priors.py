@@ -28,7 +28,13 @@ KEY = keys.prior("default", DRAFT, "", "sha256:w")
 
 
 def report(session_id: str, history: bytes, **changes: object) -> telemetry_pb2.SessionTelemetry:
-    fields = {"epoch": 5, "committed": len(history), "acceptance_history": history, "draft_ms": 2.0, "nodes_per_level": 1.5}
+    fields = {
+        "epoch": 5,
+        "committed": len(history),
+        "acceptance_history": history,
+        "draft_ms": 2.0,
+        "nodes_per_level": 1.5,
+    }
     return telemetry_pb2.SessionTelemetry(session_id=session_id, **(fields | changes))
 
 
@@ -225,7 +231,9 @@ async def test_a_new_session_of_a_known_kind_is_told_in_the_first_report(cluster
     await cluster.report("v1", [report(before, GOOD * 8)])
     new = (await cluster.open(draft_release=DRAFT)).session_id
     unlike = (await cluster.open()).session_id
-    reports = [telemetry_pb2.SessionTelemetry(session_id=s, epoch=5, rtt_ms=20.0, steps=1, committed=1) for s in (new, unlike)]
+    reports = [
+        telemetry_pb2.SessionTelemetry(session_id=s, epoch=5, rtt_ms=20.0, steps=1, committed=1) for s in (new, unlike)
+    ]
     answer = await cluster.report("v1", reports, **COSTS)
     assert [told.session_id for told in answer.directives] == [new]
     [window] = (await cluster.admin.ShowWindows(pb.ShowWindowsRequest(session_id=new))).windows

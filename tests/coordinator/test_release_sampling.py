@@ -86,8 +86,8 @@ async def test_what_a_session_did_long_before_the_trial_does_not_count(sessions)
 
 async def test_counts_that_begin_again_on_another_verifier_begin_another_stretch(sessions) -> None:
     await sessions.report(20, 20)
-    assert await sessions.report(10, 2, epoch=6, verifier_id="v2") == 0
-    assert await sessions.report(40, 12, epoch=6, verifier_id="v2") == 1
+    assert await sessions.report(10, 2, epoch=6) == 0
+    assert await sessions.report(40, 12, epoch=6) == 1
     assert await sessions.taken() == [(True, 12, 40)]
 
 

@@ -83,7 +83,9 @@ def test_a_near_device_is_waited_for_by_as_much_as_was_planned_with_and_never_be
     assert report_adapter.directive(far, LIMITS).draft_wait_ms == 0
 
 
-@pytest.mark.parametrize("changes", [{"acceptance_history": b""}, {"acceptance_history": history(0.9, 10)}, {"rtt_ms": 0.0}])
+@pytest.mark.parametrize(
+    "changes", [{"acceptance_history": b""}, {"acceptance_history": history(0.9, 10)}, {"rtt_ms": 0.0}]
+)
 def test_nothing_is_decided_about_a_session_that_is_hardly_known(changes: dict[str, object]) -> None:
     assert decide(stats(**changes)) == {}
 
@@ -140,8 +142,15 @@ def test_bounds_bound_and_pins_pin_the_session_or_all_others() -> None:
     for session in ("b", "off"):
         told = report_adapter.directive(decided[session], LIMITS)
         assert told.nodes_per_step == told.window_nodes == told.window_depth == 0
-    assert (decided["new"].window.k, decided["new"].window.depth, decided["new"].reason) == (3, 9, "pinned by the operator")
-    assert (decided["newer"].window.k, decided["newer"].window.depth) == (2, 6)  # not known, and held to the bounds all the same
+    assert (decided["new"].window.k, decided["new"].window.depth, decided["new"].reason) == (
+        3,
+        9,
+        "pinned by the operator",
+    )
+    assert (decided["newer"].window.k, decided["newer"].window.depth) == (
+        2,
+        6,
+    )  # not known, and held to the bounds all the same
 
 
 def test_a_pinned_session_that_is_slower_than_streaming_keeps_nobody_else_from_speculating() -> None:
@@ -151,14 +160,17 @@ def test_a_pinned_session_that_is_slower_than_streaming_keeps_nobody_else_from_s
 
 def test_a_pin_is_waited_for_like_any_other_window() -> None:
     free = decide(stats(rtt_ms=1.0))["s"]
-    pinned = decide(stats(rtt_ms=1.0), s=WindowBounds(Window(free.window.window.k, free.window.window.depth), pinned=True))["s"]
+    pinned = decide(stats(rtt_ms=1.0), s=WindowBounds(Window(free.window.k, free.window.depth), pinned=True))["s"]
     assert pinned.window.draft_wait_ms == pytest.approx(free.window.draft_wait_ms, rel=0.02)
     assert pinned.speedup > 0.9 * free.speedup
 
 
 def test_no_window_is_beyond_the_tickets_limits() -> None:
     few = SessionLimits(nodes=6, depth=5)
-    for decided in (decide(stats(), limits=few), decide(stats(), limits=few, s=WindowBounds(Window(99, 99), pinned=True))):
+    for decided in (
+        decide(stats(), limits=few),
+        decide(stats(), limits=few, s=WindowBounds(Window(99, 99), pinned=True)),
+    ):
         told = report_adapter.directive(decided["s"], few)
         assert told.window_depth <= 5
         assert max(told.window_nodes, told.nodes_per_step) <= 6

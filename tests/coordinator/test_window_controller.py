@@ -160,7 +160,9 @@ def test_against_brute_force_over_everybodys_windows() -> None:
     for _ in range(400):
         sessions = [
             session(
-                i, acceptance_history=drawn(rng.uniform(0.1, 0.95), 80, rng.randrange(50)), rtt_ms=1e3 * rng.choice(RTTS)
+                i,
+                acceptance_history=drawn(rng.uniform(0.1, 0.95), 80, rng.randrange(50)),
+                rtt_ms=1e3 * rng.choice(RTTS),
             )
             for i in range(rng.randint(1, 3))
         ]

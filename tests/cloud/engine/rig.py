@@ -167,7 +167,7 @@ class Rig:
     def slots(self) -> tuple[int, int]:
         """(slots that hold a token, slots promised)."""
         stats = self.engine.stats()
-        return stats.kv_used, stats.kv_reserved
+        return stats.verifier.kv_used, stats.kv_reserved
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:

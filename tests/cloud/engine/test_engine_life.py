@@ -143,7 +143,7 @@ def test_a_device_that_missed_the_last_commit_gets_the_end_again(llama: TargetMo
     one = client(prompt, perfect(expected), max_tokens=6, ignore_eos=True)
     rig.attach("s", one)
     rig.clients.clear()  # everything is lost on its way
-    while rig.engine.stats().live_sessions:
+    while rig.engine.stats().verifier.live_sessions:
         rig.clock.now += 1.0
         rig.turn()
     rig.attach("s", one)
@@ -224,7 +224,7 @@ def test_an_attach_outside_a_bound_is_refused_by_name(field: str, changes: dict[
     with pytest.raises(BadRequest) as refusal:
         engine.start("s", attach_of(**{"prompt": (1, 2, 3)} | changes), LIMITS, DIRECTIVE)
     assert refusal.value.field == field
-    assert engine.stats().live_sessions == 0
+    assert engine.stats().verifier.live_sessions == 0
     engine.start("s", attach_of([1, 2, 3]), LIMITS, DIRECTIVE)  # the epoch is not used up
 
 
@@ -514,7 +514,8 @@ def test_the_parts_of_a_step_are_timed(llama: TargetModel, reference: Plain) -> 
     rig = Rig(llama)
     running(rig, reference)
     stats = rig.engine.stats()
-    assert list(stats.timing_ms) == ["between", "draft", "plan", "forward", "verify", "commit"]
-    assert min(stats.timing_ms.values()) > 0
-    assert sum(stats.timing_ms.values()) == pytest.approx(stats.step_ms)
-    assert stats.tokens_per_s > 0
+    timing_ms = stats.verifier.timing_ms
+    assert list(timing_ms) == ["between", "draft", "plan", "forward", "verify", "commit"]
+    assert min(timing_ms.values()) > 0
+    assert sum(timing_ms.values()) == pytest.approx(stats.verifier.step_ms)
+    assert stats.verifier.tokens_per_s > 0

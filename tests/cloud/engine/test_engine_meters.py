@@ -53,7 +53,7 @@ def test_a_resumed_sessions_first_commit_is_no_first_token(llama: TargetModel, r
     expected = reference("llama").generate(prompt, 12, ignore_eos=True)
     before = attach_of(prompt, max_tokens=12, tokens=tuple(expected[:5]), ignore_eos=True)
     rig.engine.start("s", before, LIMITS, Directive())
-    while rig.engine.stats().live_sessions:
+    while rig.engine.stats().verifier.live_sessions:
         rig.engine.step()
     assert rig.engine.counters.first_token_s.total == 0
     assert rig.engine.counters.token_s.total == 7

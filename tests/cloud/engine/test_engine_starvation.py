@@ -43,7 +43,7 @@ class Crowd:
         self.rig.clock.now += 0.001
 
     def _arrive(self) -> None:
-        rng, live = self.rig.rng, self.rig.engine.stats().live_sessions
+        rng, live = self.rig.rng, self.rig.engine.stats().verifier.live_sessions
         if live == AT_ONCE or rng.random() < 0.5:
             return
         self.came += 1

@@ -215,19 +215,19 @@ def test_another_draft_is_named_and_counted_from_there(target: Target, reference
     rig.engine.step()
     [first] = rig.engine.produced()
     stats = rig.engine.stats().sessions["s"]
-    assert (first.visit.draft, stats.draft_release, stats.positions, stats.right) == ("r1", "r1", 1, 0)
+    assert (first.visit.draft, stats.draft_release, stats.positions, stats.first_accepted) == ("r1", "r1", 1, 0)
 
     rig.engine.append("s", Append(1, 2, 1, (0,), (wrong[1],)))  # of the old draft, still
     rig.engine.drafts_with("s", "r2")
     rig.engine.step()
     stats = rig.engine.stats().sessions["s"]
-    assert (stats.draft_release, stats.positions, stats.right) == ("r2", 0, 0)
+    assert (stats.draft_release, stats.positions, stats.first_accepted) == ("r2", 0, 0)
 
     rig.engine.append("s", Append(1, 3, 2, (0, 3), (expected[2], wrong[3])))
     rig.engine.step()
     rig.engine.step()
     stats = rig.engine.stats().sessions["s"]
-    assert (stats.positions, stats.right) == (3, 1)
+    assert (stats.positions, stats.first_accepted) == (3, 1)
     assert rig.engine.produced()[0].visit.draft == "r2"
     rig.engine.drafts_with("nobody", "r3")  # of one that has gone
 

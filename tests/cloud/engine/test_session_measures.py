@@ -11,16 +11,16 @@ from tiny_targets import Reference
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Committed
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.stats import SessionStats
 from outrider.core.acceptance.history import HIT, MISS
 from outrider.core.protocol.messages import Append, Directive
+from outrider.core.telemetry import SessionTelemetry
 
 Target = Callable[[str], TargetModel]
 Plain = Callable[[str], Reference]
 STREAMING = Directive(window_nodes=0, nodes_per_step=0, draft_wait_ms=0)
 
 
-def measured(rig: Rig, name: str = "s") -> SessionStats:
+def measured(rig: Rig, name: str = "s") -> SessionTelemetry:
     return rig.engine.stats().sessions[name]
 
 
@@ -47,21 +47,21 @@ def test_a_good_draft_is_known_as_one_and_a_session_without_as_unknown(target: T
     expected = reference("llama").generate(prompt_of(12), 40, ignore_eos=True)
     rig.attach("s", client(prompt_of(12), perfect(expected), max_tokens=40, ignore_eos=True))
     rig.run()
-    verdicts = measured(rig).verdicts
-    assert set(verdicts) == {HIT}
-    assert len(verdicts) > 20
+    history = measured(rig).acceptance_history
+    assert set(history) == {HIT}
+    assert len(history) > 20
     assert measured(rig).nodes_per_level == pytest.approx(1.0)
 
     rig.attach("t", client(prompt_of(12), nothing, max_tokens=10, ignore_eos=True))
     rig.run()
-    assert rig.engine.stats().sessions["t"].verdicts == b""
+    assert rig.engine.stats().sessions["t"].acceptance_history == b""
 
 
 def test_a_guess_that_was_under_way_when_its_token_was_committed_is_judged(streaming: Rig) -> None:
     (token,) = committed(streaming)
     streaming.clock.now += 0.030  # sent before the commit could arrive
     streaming.engine.append("s", nodes(token))
-    assert measured(streaming).verdicts == bytes([HIT])
+    assert measured(streaming).acceptance_history == bytes([HIT])
 
 
 def test_a_guess_made_after_its_token_was_heard_proves_nothing(streaming: Rig) -> None:
@@ -71,7 +71,7 @@ def test_a_guess_made_after_its_token_was_heard_proves_nothing(streaming: Rig) -
         streaming.clock.now += 0.041
         position = measured(streaming).committed - 1
         streaming.engine.append("s", Append(1, position + 1, position, (0,), (token,)))
-    assert measured(streaming).verdicts == b""
+    assert measured(streaming).acceptance_history == b""
 
 
 def test_a_guess_that_is_never_evaluated_is_judged(streaming: Rig) -> None:
@@ -79,7 +79,9 @@ def test_a_guess_that_is_never_evaluated_is_judged(streaming: Rig) -> None:
     streaming.engine.append("s", nodes(wrong, 2))
     tokens = committed(streaming)
     assert measured(streaming).evaluated == 0
-    assert measured(streaming).verdicts == bytes([MISS if tokens[0] not in (1, 2) else 2 if tokens[0] == 1 else 1])
+    assert measured(streaming).acceptance_history == bytes(
+        [MISS if tokens[0] not in (1, 2) else 2 if tokens[0] == 1 else 1]
+    )
 
 
 def test_the_time_that_a_device_drafts_is_what_passes_beside_the_way(streaming: Rig) -> None:
@@ -112,7 +114,7 @@ def test_without_a_round_trip_nothing_is_said_of_the_device(target: Target) -> N
     rig.engine.start("s", attach_of(prompt_of(9), ignore_eos=True, max_tokens=64), LIMITS, STREAMING)
     (token,) = committed(rig)
     rig.engine.append("s", nodes(token))
-    assert (measured(rig).verdicts, measured(rig).draft_ms) == (b"", 0.0)
+    assert (measured(rig).acceptance_history, measured(rig).draft_ms) == (b"", 0.0)
 
 
 def test_a_tenants_good_nodes_keep_their_acceptance_beside_anothers_rubbish(target: Target, reference: Plain) -> None:

@@ -6,13 +6,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import torch
 from rig import DIRECTIVE, LIMITS, Rig, attach_of, client, guesses, nodes, prompt_of
 from tiny_targets import Reference
 
 from cloud_verifier.engine.engine import Committed, Event
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.stats import SessionStats
+from cloud_verifier.engine.session import EngineSession
 from outrider.core.protocol.messages import Append, Directive
+from outrider.core.telemetry import SessionTelemetry
+from outrider.core.verification import TreeBatch, Verified
 
 Target = Callable[[str], TargetModel]
 Plain = Callable[[str], Reference]
@@ -29,7 +32,7 @@ def chain(*tokens: int) -> Append:
     return Append(1, first_id=1, base=0, parents=tuple(range(len(tokens))), tokens=tokens)
 
 
-def stats(rig: Rig) -> SessionStats:
+def stats(rig: Rig) -> SessionTelemetry:
     return rig.engine.stats().sessions["s"]
 
 
@@ -96,15 +99,24 @@ def test_a_window_without_depth_is_one_without_nodes_and_nothing_is_waited_for(t
 
 
 def test_a_device_that_heeds_no_window_gets_the_targets_own_tokens_all_the_same(
-    target: Target, reference: Plain
+    target: Target, reference: Plain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    depths: list[int] = []
+    verify = EngineSession.verify
+
+    def noted(self: EngineSession, batch: TreeBatch, logits: torch.Tensor) -> Verified:
+        depths.extend(batch.depths)
+        return verify(self, batch, logits)
+
+    monkeypatch.setattr(EngineSession, "verify", noted)
     rig = Rig(target("llama"))
     heedless = client(PROMPT, guesses, max_tokens=40, ignore_eos=True)
     heedless.directive = replace(DIRECTIVE, window_nodes=3, window_depth=2)
     rig.attach("s", heedless)
     rig.run()
     assert heedless.device.received == reference("llama").generate(PROMPT, 40, ignore_eos=True)
-    assert len(stats(rig).evaluated_by_depth) <= 2
+    assert len(depths) == stats(rig).evaluated
+    assert max(depths) <= 2
     assert stats(rig).evaluated <= 3 * stats(rig).steps
     assert stats(rig).ignored > 0
 

@@ -1,0 +1,69 @@
+"""Telemetry comes out of its message as it went in, and nothing that no verifier measures comes in."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from outrider.core.acceptance.history import HIT, MISS, SIBLING
+from outrider.core.errors import BadRequest
+from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
+from outrider.wire import telemetry as codec
+from outrider.wire.v1 import telemetry_pb2 as pb
+
+SESSION = SessionTelemetry(
+    "s", 7, "acme", 10, 25, 40, 9, 12.5, bytes([HIT, MISS, SIBLING]), 2.5, 1.5, "d" * 64, "code", 30, 20, 3, 4
+)
+VERIFIER = VerifierTelemetry(
+    2, True, 12.0, 80.0, 5, 10, 0.25, 0.5, {1: 9.5, 8: 10.0}, 0.25, {"forward": 8.0}, 40, 9, 20.0
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"), [(SessionTelemetry, pb.SessionTelemetry), (VerifierTelemetry, pb.VerifierTelemetry)]
+)
+def test_every_field_has_one_name(kind, message) -> None:
+    assert {field.name for field in dataclasses.fields(kind)} == set(message.DESCRIPTOR.fields_by_name)
+
+
+def test_a_session_comes_out_as_it_went_in() -> None:
+    message = pb.SessionTelemetry.FromString(codec.session_telemetry_to_proto(SESSION).SerializeToString())
+    assert codec.session_telemetry_from_proto(message) == SESSION
+    assert all(vars(SESSION).values())  # so that no field is left out unseen
+
+
+def test_a_verifier_comes_out_as_it_went_in() -> None:
+    message = pb.VerifierTelemetry.FromString(codec.verifier_telemetry_to_proto(VERIFIER).SerializeToString())
+    assert codec.verifier_telemetry_from_proto(message) == VERIFIER
+    assert all(vars(VERIFIER).values())
+
+
+@pytest.mark.parametrize(
+    ("change", "cleaned"),
+    [
+        ({"nodes_per_level": 500.0}, {"nodes_per_level": codec.MAX_NODES_PER_LEVEL}),
+        ({"draft_release": "a:b"}, {"draft_release": ""}),
+        ({"traffic_class": "x" * 65}, {"traffic_class": ""}),
+        ({"positions": 3, "first_accepted": 4}, {"positions": 0, "first_accepted": 0}),
+        ({"positions": 2**41, "first_accepted": 1}, {"positions": 0, "first_accepted": 0}),
+    ],
+)
+def test_what_a_device_does_is_no_fault_of_the_report(change, cleaned) -> None:
+    message = codec.session_telemetry_to_proto(dataclasses.replace(SESSION, **change))
+    assert codec.session_telemetry_from_proto(message) == dataclasses.replace(SESSION, **cleaned)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 2e9])
+@pytest.mark.parametrize("field", ["step_ms", "tokens_per_s", "node_ms", "session_cost_ms", "min_acceptance", "rtt_ms"])
+def test_what_no_verifier_measures_is_refused_by_name(field, value) -> None:
+    with pytest.raises(BadRequest, match=f"^{field} is ") as refusal:
+        codec.verifier_telemetry_from_proto(pb.VerifierTelemetry(**{field: value}))
+    assert refusal.value.field == field
+
+
+def test_a_verifiers_totals_are_those_of_its_sessions() -> None:
+    sessions = [SessionTelemetry(str(ms), evaluated=4, accepted=3, rtt_ms=ms) for ms in (0.0, 10.0, 20.0, 90.0)]
+    totals = VERIFIER.with_totals_of(sessions)
+    assert (totals.evaluated, totals.accepted, totals.rtt_ms) == (16, 12, 20.0)
+    assert VERIFIER.with_totals_of(()).rtt_ms == 0.0
