@@ -1,4 +1,4 @@
-"""What the verifiers of a target say about it, and the bytes that they offer."""
+"""Ask the verifiers of a target for its description and its artifacts' bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import grpc
 
 from edge_agent.session.failover import AttachTarget, Route
-from edge_agent.session.stream import VerifierSilent
+from edge_agent.session.stream import Silent
 from edge_agent.target.artifact_cache import ArtifactRef
 from outrider.core.errors import BadRequest, OutriderError
 from outrider.core.protocol.messages import MAX_VOCABULARY
@@ -23,32 +23,32 @@ from outrider.wire.v1 import session_pb2_grpc
 log = logging.getLogger(__name__)
 
 DESCRIBE_S = 3.0
-"""For connecting and the answer: over TLS it takes five round trips, and a lost SYN costs another second."""
+"""Seconds for connecting and the answer: over TLS it takes five round trips, and a lost SYN costs another second."""
 CHUNK_S = 10.0
-"""For connecting and each chunk, which is 256 KiB. A connection that is dead is noticed earlier (wire.channels)."""
+"""Seconds for connecting and each chunk of 256 KiB. A dead connection is noticed earlier (wire.channels)."""
 
 
 @dataclass(frozen=True)
 class Description:
-    """A target and what comes with it."""
+    """A target and the artifacts that belong to it."""
 
     target: Target
     artifacts: tuple[ArtifactRef, ...]
     vocabulary_size: int
     eos_token_ids: tuple[int, ...]
     max_sequence: int
-    """Prompt and generated tokens together."""
+    """Most tokens of prompt and output together; 0 where the verifier does not say."""
 
     def artifact(self, role: str) -> ArtifactRef | None:
-        """The first artifact of a role."""
+        """Return the first artifact of a role."""
         return next((artifact for artifact in self.artifacts if artifact.role == role), None)
 
 
-class Library:
-    """Describe and FetchArtifact of the verifiers on a route: where one fails, the next one goes on.
+class ArtifactClient:
+    """Calls Describe and FetchArtifact of the verifiers on a route; where one fails, the next one takes over.
 
-    Artifacts are known by their hashes, so it does not matter whose bytes they are. A call needs no `wait_for_ready`:
-    it waits for the first attempt to connect, and the route comes back later where that fails. Raises core errors.
+    Artifacts are addressed by their hashes, so any verifier's bytes will do. Calls go without `wait_for_ready`: they
+    wait for the first attempt to connect, and the route returns to a verifier later. Raises core errors.
     """
 
     def __init__(
@@ -64,29 +64,29 @@ class Library:
         self._describe_s = describe_s
         self._chunk_s = chunk_s
         self._verifier: session_pb2_grpc.VerifierStub | None = None
-        self._heard = False
-        """Whether the verifier at hand was of any use."""
+        self._progressed = False
+        """Whether the present verifier has answered anything."""
 
     async def describe(self) -> Description:
-        """Raises BadRequest for an answer that makes no sense."""
+        """Ask for the target's description. Raises BadRequest for an invalid answer."""
         while True:
-            verifier = await self._at_hand()
+            verifier = await self._connected()
             try:
                 async with _answering(self._describe_s):
                     answer = await verifier.Describe(pb.DescribeRequest())
-                self._heard = True
+                self._progressed = True
                 return _description(answer)
             except OutriderError as error:
                 self._leave(error)
 
     async def fetch(self, content_hash: str, offset: int) -> AsyncGenerator[bytes, None]:
-        """The artifact's bytes from `offset` on, in chunks."""
+        """Yield the artifact's bytes from `offset` on, in chunks."""
         while True:
-            verifier = await self._at_hand()
+            verifier = await self._connected()
             call = verifier.FetchArtifact(pb.FetchArtifactRequest(hash=content_hash, offset=offset))
             try:
                 while (data := await self._chunk(call)) is not None:
-                    self._heard = True
+                    self._progressed = True
                     offset += len(data)
                     yield data
                 return
@@ -96,33 +96,33 @@ class Library:
                 call.cancel()
 
     async def _chunk(self, call: grpc.aio.UnaryStreamCall[pb.FetchArtifactRequest, pb.ArtifactChunk]) -> bytes | None:
-        """The next bytes, None at the end."""
+        """Read the next bytes; None at the end."""
         async with _answering(self._chunk_s):
             chunk = await call.read()
         return chunk.data if isinstance(chunk, pb.ArtifactChunk) else None
 
-    async def _at_hand(self) -> session_pb2_grpc.VerifierStub:
-        """The verifier that answered last, or the next one."""
+    async def _connected(self) -> session_pb2_grpc.VerifierStub:
+        """Return the verifier that answered last, or the next one on the route."""
         if self._verifier is None:
             channel = self._dial(await self._route.next())
             self._verifier = session_pb2_grpc.VerifierStub(channel)  # type: ignore[no-untyped-call]
         return self._verifier
 
     def _leave(self, error: OutriderError) -> None:
-        """Raises `error` where no other verifier can help."""
-        progressed, self._heard, self._verifier = self._heard, False, None
+        """Give the present verifier up. Raises `error` where no other verifier can help."""
+        progressed, self._progressed, self._verifier = self._progressed, False, None
         self._route.failed(error, progressed=progressed)
         log.info("the verifier could not describe its target or send an artifact, trying on: %s", error)
 
 
 @contextlib.asynccontextmanager
 async def _answering(within_s: float) -> AsyncIterator[None]:
-    """What gRPC raises as core errors; VerifierSilent where the body takes too long."""
+    """Raise gRPC's errors as core errors, and Silent where the body takes longer than `within_s` seconds."""
     try:
         async with asyncio.timeout(within_s):
             yield
     except TimeoutError:
-        raise VerifierSilent(f"the verifier has been silent for {within_s:g} s") from None
+        raise Silent(f"the verifier has been silent for {within_s:g} s") from None
     except grpc.RpcError as error:
         raise error_from_rpc(error) from error
 

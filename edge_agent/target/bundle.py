@@ -1,4 +1,4 @@
-"""Everything that the device needs for one target: tokenizer, chat template, draft."""
+"""Load what a device needs for one target: its description, tokenizer, chat template and draft."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from edge_agent.drafting.health import DraftHealth
+from edge_agent.drafting.health import Health
 from edge_agent.drafting.pool import DraftOptions, DraftPool
 from edge_agent.releases.loader import Load
 from edge_agent.target.artifact_cache import ArtifactCache, ArtifactRef, Fetch
@@ -24,11 +24,12 @@ log = logging.getLogger(__name__)
 LOOKUP = "lookup"
 AUTO = "auto"
 
-Begin = Callable[[Target, Load], Awaitable[DraftPool | None]]
+FirstDraft = Callable[[Target, Load], Awaitable[DraftPool | None]]
+"""Loads a draft that takes precedence over the one that the verifiers offer; returns None where there is none."""
 
 
-class Books(Protocol):
-    """Where a target's description and artifacts come from: verifiers, or what is left of them on this device."""
+class ArtifactSource(Protocol):
+    """Gives a target's description and artifacts: its verifiers do, or the caches of this device."""
 
     async def describe(self) -> Description: ...
 
@@ -37,8 +38,8 @@ class Books(Protocol):
 
 
 @dataclass(frozen=True)
-class TargetKit:
-    """Made once per client and target; `drafts` is None for plain cloud streaming."""
+class TargetBundle:
+    """Everything that a client loads once for its target. `drafts` is None for plain streaming."""
 
     description: Description
     tokenizer: TargetTokenizer
@@ -50,119 +51,112 @@ class TargetKit:
             await self.drafts.__aexit__(None, None, None)
 
 
-async def assemble(
-    library: Books,
-    cache: ArtifactCache,
-    draft: str | Path | None,
-    options: DraftOptions,
-    begin: Begin | None = None,
-) -> TargetKit:
-    """Describe, fetch what is missing, check it, load the draft.
+@dataclass(frozen=True)
+class BundleLoader:
+    """Loads a target's bundle, or its draft alone, from a source of artifacts through the cache."""
 
-    draft: "auto" the one that the verifier offers, "lookup" look-up alone, a path, or None for none. begin: gives
-    the draft that comes before the verifier's own, if there is one.
-    Raises VocabularyMismatch for a draft of another vocabulary, ModelRefused, BadRequest.
-    """
-    description = await library.describe()
-    tokenizer_ref = description.artifact("tokenizer")
-    if tokenizer_ref is None:
-        raise BadRequest("the verifier offers no tokenizer, so that no text can be made; is it much older?")
-    tokenizer_path = await cache.get(tokenizer_ref, library.fetch)
-    tokenizer = await asyncio.to_thread(lambda: TargetTokenizer(tokenizer_path.read_bytes()))
-    announced = description.target.tokenizer_hash
-    if announced != f"sha256:{tokenizer.vocabulary_hash.hex()}":
-        raise VocabularyMismatch(
-            f"the target's token table has the hash {announced[:24]}, the tokenizer that its verifier offers "
-            f"sha256:{tokenizer.vocabulary_hash.hex()[:16]}; the verifier's model directory is inconsistent"
-        )
-    template_ref = description.artifact("template")
-    template = await _template(template_ref, library, cache, description, tokenizer) if template_ref else None
+    source: ArtifactSource
+    cache: ArtifactCache
+    draft_options: DraftOptions
 
-    def load(path: Path, name: str, digest: str, health: DraftHealth) -> Awaitable[DraftPool]:
-        return DraftPool.load(path, name, tokenizer.table, options, digest, health)
+    async def load(self, draft: str | Path | None, first_draft: FirstDraft | None = None) -> TargetBundle:
+        """Fetch what is missing, check it and load it.
 
-    drafts = await begin(description.target, load) if begin is not None else None
-    if drafts is None:
-        drafts = await _drafts(description, library, cache, tokenizer, draft, options)
-    kit = TargetKit(description, tokenizer, template, drafts)
-    try:
-        if drafts is not None:
-            await drafts.warm_up()
-    except BaseException:  # a cancellation, above all
-        await kit.close()
-        raise
-    return kit
+        draft: "auto" takes the verifiers' own, "lookup" guesses from the text alone, a path names a GGUF file, None
+        loads no draft. `first_draft` is asked before any of them.
+        Raises VocabularyMismatch for a draft of another vocabulary, ModelRefused, BadRequest.
+        """
+        description = await self.source.describe()
+        tokenizer = await self._tokenizer(description)
+        template = await self._template(description, tokenizer)
 
+        def load(path: Path, name: str, digest: str, health: Health) -> Awaitable[DraftPool]:
+            return DraftPool.load(path, name, tokenizer.table, self.draft_options, digest, health)
 
-async def _template(
-    ref: ArtifactRef, library: Books, cache: ArtifactCache, description: Description, tokenizer: TargetTokenizer
-) -> ChatTemplate:
-    path = await cache.get(ref, library.fetch)
-    variables = _guessed_tokens(description, tokenizer)
-    tokens_ref = description.artifact("special_tokens")
-    if tokens_ref is not None:
-        tokens_path = await cache.get(tokens_ref, library.fetch)
+        drafts = await first_draft(description.target, load) if first_draft is not None else None
+        if drafts is None:
+            drafts = await self._drafts(description, tokenizer, draft)
+        bundle = TargetBundle(description, tokenizer, template, drafts)
         try:
-            variables |= special_tokens(tokens_path.read_bytes())
-        except ModelRefused as error:
-            log.warning("chat goes on without the target's special tokens: %s", error)
-    return ChatTemplate(path.read_bytes(), variables=variables)
+            if drafts is not None:
+                await drafts.warm_up()
+        except BaseException:  # a cancellation, above all
+            await bundle.close()
+            raise
+        return bundle
+
+    async def offered_draft(self, description: Description, tokenizer: TargetTokenizer) -> DraftPool | None:
+        """Load the verifiers' own draft; look-up where they have none, None where theirs cannot be used.
+
+        Raises VocabularyMismatch, or the error of the fetch, which may succeed at another time.
+        """
+        ref = description.artifact("draft")
+        if ref is None:
+            log.info("the verifier offers no draft; guessing from the text itself")
+            return DraftPool.lookup_only(self.draft_options) if self.draft_options.prompt_lookup else None
+        try:
+            path = await self._fetched(ref)
+            return await DraftPool.load(path, ref.name, tokenizer.table, self.draft_options, ref.digest)
+        except VocabularyMismatch:
+            raise
+        except (ModelRefused, ImportError) as error:
+            log.warning("the offered draft cannot be used, going on as plain streaming: %s", error)
+            return None
+
+    async def _fetched(self, ref: ArtifactRef) -> Path:
+        return await self.cache.get(ref, self.source.fetch)
+
+    async def _tokenizer(self, description: Description) -> TargetTokenizer:
+        """Raises BadRequest where none is offered, VocabularyMismatch for one that is not the target's."""
+        ref = description.artifact("tokenizer")
+        if ref is None:
+            raise BadRequest("the verifier offers no tokenizer, so that no text can be made; is it much older?")
+        path = await self._fetched(ref)
+        tokenizer = await asyncio.to_thread(lambda: TargetTokenizer(path.read_bytes()))
+        announced = description.target.tokenizer_hash
+        if announced != f"sha256:{tokenizer.vocabulary_hash.hex()}":
+            raise VocabularyMismatch(
+                f"the target's token table has the hash {announced[:24]}, the tokenizer that its verifier offers "
+                f"sha256:{tokenizer.vocabulary_hash.hex()[:16]}; the verifier's model directory is inconsistent"
+            )
+        return tokenizer
+
+    async def _template(self, description: Description, tokenizer: TargetTokenizer) -> ChatTemplate | None:
+        ref = description.artifact("template")
+        if ref is None:
+            return None
+        path = await self._fetched(ref)
+        variables = _default_special_tokens(description, tokenizer)
+        tokens_ref = description.artifact("special_tokens")
+        if tokens_ref is not None:
+            tokens_path = await self._fetched(tokens_ref)
+            try:
+                variables |= special_tokens(tokens_path.read_bytes())
+            except ModelRefused as error:
+                log.warning("chat goes on without the target's special tokens: %s", error)
+        return ChatTemplate(path.read_bytes(), variables=variables)
+
+    async def _drafts(
+        self, description: Description, tokenizer: TargetTokenizer, draft: str | Path | None
+    ) -> DraftPool | None:
+        if draft is None:
+            return None
+        if draft == LOOKUP:
+            return DraftPool.lookup_only(self.draft_options)
+        if draft != AUTO:
+            return await DraftPool.load(Path(draft), Path(draft).name, tokenizer.table, self.draft_options)
+        try:
+            return await self.offered_draft(description, tokenizer)
+        except VocabularyMismatch:
+            raise  # draft and target were paired by mistake, and whoever did it should learn of it
+        except OutriderError as error:
+            log.warning("the offered draft cannot be fetched, going on as plain streaming: %s", error)
+            return None
 
 
-def _guessed_tokens(description: Description, tokenizer: TargetTokenizer) -> dict[str, str]:
-    """What a verifier that does not offer its special tokens lets us know of them."""
+def _default_special_tokens(description: Description, tokenizer: TargetTokenizer) -> dict[str, str]:
+    """Guess the special tokens of a target whose verifier does not offer them."""
     ends = [
         tokenizer.table[i].decode("utf-8", "replace") for i in description.eos_token_ids if i < len(tokenizer.table)
     ]
     return {"eos_token": ends[0] if ends else "", "bos_token": ""}
-
-
-async def _drafts(
-    description: Description,
-    library: Books,
-    cache: ArtifactCache,
-    tokenizer: TargetTokenizer,
-    draft: str | Path | None,
-    options: DraftOptions,
-) -> DraftPool | None:
-    if draft is None:
-        return None
-    if draft == LOOKUP:
-        return DraftPool.lookup_only(options)
-    if draft != AUTO:
-        return await DraftPool.load(Path(draft), Path(draft).name, tokenizer.table, options)
-    return await offered_draft(description, library, cache, tokenizer, options)
-
-
-async def offered_draft(
-    description: Description, library: Books, cache: ArtifactCache, tokenizer: TargetTokenizer, options: DraftOptions
-) -> DraftPool | None:
-    """As `own_draft`, and None where it cannot be fetched."""
-    try:
-        return await own_draft(description, library, cache, tokenizer, options)
-    except VocabularyMismatch:
-        raise  # somebody has paired what does not belong together, and should hear of it
-    except OutriderError as error:
-        log.warning("the offered draft cannot be fetched, going on as plain cloud streaming: %s", error)
-        return None
-
-
-async def own_draft(
-    description: Description, library: Books, cache: ArtifactCache, tokenizer: TargetTokenizer, options: DraftOptions
-) -> DraftPool | None:
-    """The verifier's own draft; look-up where it has none, None where it cannot be used.
-
-    Raises VocabularyMismatch, or what the fetch raises: it may be had at another time.
-    """
-    ref = description.artifact("draft")
-    if ref is None:
-        log.info("the verifier offers no draft; guessing from the text itself")
-        return DraftPool.lookup_only(options) if options.prompt_lookup else None
-    try:
-        path = await cache.get(ref, library.fetch)
-        return await DraftPool.load(path, ref.name, tokenizer.table, options, ref.digest)
-    except VocabularyMismatch:
-        raise
-    except (ModelRefused, ImportError) as error:
-        log.warning("the offered draft cannot be used, going on as plain cloud streaming: %s", error)
-        return None

@@ -1,4 +1,4 @@
-"""What a target's verifiers said of it last: enough to load its draft where none of them can be reached."""
+"""Keep what a target's verifiers last said of it, which is enough to load its draft while none can be reached."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ log = logging.getLogger(__name__)
 _DESCRIPTION = TypeAdapter(Description)
 
 
-class Memory:
-    """Of one client's target, in a file of its own under `folder`. address: where it is asked for."""
+class DescriptionCache:
+    """Keeps one client's target description in a file under `folder`, named by cluster address and target."""
 
     def __init__(self, folder: Path, address: str, target: str) -> None:
         name = hashlib.sha256(f"{address}\n{target}".encode()).hexdigest()[:32]
         self._path = folder / f"{name}.json"
 
     def keep(self, description: Description) -> None:
-        """A disk that cannot take it is no reason to fail."""
+        """Write the description down. A disk that cannot take it is logged, no more."""
         data = _DESCRIPTION.dump_json(description)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -36,16 +36,16 @@ class Memory:
             log.warning("what the target is cannot be kept for times without a verifier: %s", error)
 
     def recall(self) -> Description | None:
-        """None where nothing was kept that can be read."""
+        """Return the description; None where none was kept that can be read."""
         with contextlib.suppress(OSError, ValidationError):
             return _DESCRIPTION.validate_json(self._path.read_bytes())
         return None
 
 
-class NoVerifier:
-    """A library without verifiers: it has the description, and of the artifacts those that are in the cache.
+class CachedSource:
+    """An ArtifactSource without verifiers: a kept description, and the artifacts that are in the cache.
 
-    cause: why no verifier can be asked; what is missing raises it.
+    Fetching anything else raises `cause`, the reason why no verifier can be asked.
     """
 
     def __init__(self, description: Description, cause: OutriderError) -> None:

@@ -1,4 +1,4 @@
-"""Jinja2 as Hugging Face's chat templates use it, in a sandbox: the only module that imports it."""
+"""Run Jinja2 in a sandbox, as Hugging Face's chat templates need it; no other module imports it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ except ImportError as error:
 from outrider.core.errors import BadRequest, ModelRefused
 
 MAX_RENDERED_CHARS = 16 << 20
-"""Several times the longest prompt."""
+"""Bound on the output: several times the longest prompt."""
 _MAX_POWER_BITS = 4096
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks the assistant's words for training; here its body is just text."""
+    """Renders the body of `{% generation %}`, which marks the assistant's words for training, as plain text."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own interface
 
@@ -35,7 +35,7 @@ class _Generation(Extension):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Also refuses products that would fill the memory."""
+    """A sandbox that refuses products which would fill the memory, too."""
 
     intercepted_binops = frozenset(["*", "**"])
 
@@ -52,7 +52,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 def compiled(source: str) -> jinja2.Template:
-    """Raises ModelRefused for a template that does not compile."""
+    """Compile a template's source. Raises ModelRefused where that fails."""
     environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
@@ -64,7 +64,7 @@ def compiled(source: str) -> jinja2.Template:
 
 
 def rendered(template: jinja2.Template, variables: Mapping[str, Any]) -> str:
-    """Raises BadRequest for variables that the template refuses, ModelRefused for output without end."""
+    """Render a template. Raises BadRequest for variables that it refuses, ModelRefused for output without end."""
     pieces: list[str] = []
     length = 0
     try:

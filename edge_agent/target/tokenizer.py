@@ -10,35 +10,32 @@ from outrider.core.vocabulary import vocabulary_hash
 
 
 class TargetTokenizer:
-    """Text to ids; the way back is `edge_agent.target.detokenizer`, which works on the table.
-
-    `data` is a tokenizer.json.
-    """
+    """Turns text into ids. `edge_agent.target.detokenizer` goes back from ids to text, by this one's table."""
 
     def __init__(self, data: bytes) -> None:
-        """Raises ModelRefused for a file that is no tokenizer, ImportError naming the extra."""
+        """Read `data`, a tokenizer.json. Raises ModelRefused for an invalid one, ImportError naming the extra."""
         try:
             from tokenizers import Tokenizer
         except ImportError as error:
             raise ImportError("the device needs tokenizers: pip install 'outrider[edge]'") from error
         self.table = token_table(data)
-        """Raw bytes of every id."""
+        """The raw bytes of every id."""
         self.longest = max(map(len, self.table), default=0)
-        """Bytes of the longest token."""
+        """Length of the longest token, in bytes."""
         try:
             self._tokenizer = Tokenizer.from_buffer(data)
             self._plain = Tokenizer.from_buffer(data)
         except BaseException as error:
-            _pass_on(error)
+            _reraise_foreign(error)
             raise ModelRefused(f"the target's tokenizer.json cannot be read: {error}") from error
-        for tokenizer in (self._tokenizer, self._plain):  # a file may carry what its training set: prompts stay whole
+        for tokenizer in (self._tokenizer, self._plain):  # the file may truncate and pad, as its training did
             tokenizer.no_truncation()
             tokenizer.no_padding()
-        # Users' text: a control token that is spelt out is text.
+        # A control token that a user spells out is text.
         self._plain.encode_special_tokens = True
         added = self._tokenizer.get_added_tokens_decoder()
         self.special = frozenset(i for i, token in added.items() if token.special)
-        """Ids that are no text."""
+        """Ids that stand for no text."""
         self.controls = tuple(token.content for token in added.values() if token.special)
 
     @functools.cached_property
@@ -46,30 +43,30 @@ class TargetTokenizer:
         return vocabulary_hash(self.table)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of text in which control tokens are spelt out and meant, as a chat template writes them."""
+        """Return the ids of a chat template's text, in which control tokens are spelt out and meant."""
         return self._ids(self._tokenizer, text, added=False)
 
     def encode_plain(self, text: str) -> list[int]:
-        """Ids of a user's text, without anything around it."""
+        """Return the ids of a user's text, without a BOS token."""
         return self._ids(self._plain, text, added=False)
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Ids of a user's text as a prompt: with the BOS token, where the target wants one."""
+        """Return the ids of a user's text as a prompt, with the BOS token where the target has one."""
         return self._ids(self._plain, text, added=True)
 
     def _ids(self, tokenizer: object, text: str, *, added: bool) -> list[int]:
         try:
-            # A batch, since that gives the interpreter's lock up: a long text would stop every other thread.
+            # A batch of one, since that releases the interpreter's lock: a long text would stop every other thread.
             (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=added)  # type: ignore[attr-defined]
             return list(encoding.ids)
         except (TypeError, UnicodeEncodeError) as error:
             raise BadRequest(f"the text cannot be tokenised: {error}; remove lone surrogates", field="text") from error
         except BaseException as error:
-            _pass_on(error)
+            _reraise_foreign(error)
             raise ModelRefused(f"the target's tokenizer fails on this text: {error}") from error
 
 
-def _pass_on(error: BaseException) -> None:
-    """Raise again what is not the library's: it raises bare Exception, and PanicException, which is a BaseException."""
+def _reraise_foreign(error: BaseException) -> None:
+    """Raise `error` again unless it is the library's, which raises Exception and PanicException, a BaseException."""
     if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
         raise error
