@@ -1,35 +1,40 @@
-"""The device: drafts ahead, streams guesses to a verifier, and delivers the target's own tokens.
+"""The device: draft ahead, stream proposals to a verifier, and deliver the target's own tokens.
 
-`AsyncClient` and `Client` are the same client, for callers that await and for callers that block. Importing this loads
-neither llama.cpp nor a tokenizer; both are loaded when a target is first used.
+`AsyncClient` and `Client` are the same client, for code that awaits and for code that blocks. Importing the package
+imports nothing else: each name is imported when it is first used, which keeps `outrider-edge --help` quick. llama.cpp
+and a tokenizer are loaded when a target is first used.
 """
 
-from edge_agent.config import EdgeSettings
-from edge_agent.sdk.blocking import Client
-from edge_agent.sdk.blocking_stream import BlockingStream
-from edge_agent.sdk.client import AsyncClient
-from edge_agent.sdk.completion_stream import CompletionStream
-from edge_agent.sdk.timeout import Timeout
-from edge_agent.sdk.types import Chunk, Completion
-from edge_agent.session.statistics import Statistics, Usage
-from outrider.core.errors import (
-    BadRequest,
-    Draining,
-    Fenced,
-    InternalError,
-    Killed,
-    ModelRefused,
-    NotFound,
-    OutriderError,
-    Overloaded,
-    PermissionDenied,
-    ProtocolViolation,
-    TimedOut,
-    Unauthenticated,
-    Unavailable,
-    VocabularyMismatch,
-)
-from outrider.wire.channels import ClientTls
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from edge_agent.config import EdgeSettings
+    from edge_agent.sdk.blocking import BlockingStream, Client
+    from edge_agent.sdk.client import AsyncClient
+    from edge_agent.sdk.generation import CompletionStream
+    from edge_agent.sdk.types import Chunk, Completion, Timeout
+    from edge_agent.session.statistics import Statistics, Usage
+    from outrider.core.errors import (
+        BadRequest,
+        Draining,
+        Fenced,
+        InternalError,
+        Killed,
+        ModelRefused,
+        NotFound,
+        OutriderError,
+        Overloaded,
+        PermissionDenied,
+        ProtocolViolation,
+        TimedOut,
+        Unauthenticated,
+        Unavailable,
+        VocabularyMismatch,
+    )
+    from outrider.wire.channels import ClientTls
 
 __all__ = [
     "AsyncClient",
@@ -59,3 +64,26 @@ __all__ = [
     "Usage",
     "VocabularyMismatch",
 ]
+
+_MODULES = {
+    "AsyncClient": "edge_agent.sdk.client",
+    "BlockingStream": "edge_agent.sdk.blocking",
+    "Chunk": "edge_agent.sdk.types",
+    "Client": "edge_agent.sdk.blocking",
+    "ClientTls": "outrider.wire.channels",
+    "Completion": "edge_agent.sdk.types",
+    "CompletionStream": "edge_agent.sdk.generation",
+    "EdgeSettings": "edge_agent.config",
+    "Statistics": "edge_agent.session.statistics",
+    "Timeout": "edge_agent.sdk.types",
+    "Usage": "edge_agent.session.statistics",
+}
+"""The modules of the public names; errors, which are the rest, are in outrider.core.errors."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULES.get(name, "outrider.core.errors")), name)
+    globals()[name] = value
+    return value

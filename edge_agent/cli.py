@@ -16,9 +16,9 @@ from typing import Any
 from edge_agent.config import EdgeSettings
 from edge_agent.releases.commands import add_commands
 from edge_agent.sdk.client import AsyncClient
-from edge_agent.sdk.completion_stream import CompletionStream
-from edge_agent.sdk.timeout import DEFAULT_TIMEOUT
-from edge_agent.sdk.types import TOO_LONG, Options
+from edge_agent.sdk.generation import CompletionStream
+from edge_agent.sdk.request import TOO_LONG
+from edge_agent.sdk.types import DEFAULT_TIMEOUT, Options
 from edge_agent.target.bundle import LOOKUP
 from edge_agent.target.chat_template import Message
 from outrider import __version__

@@ -36,7 +36,7 @@ _COUNTED = (
 
 
 @dataclass
-class Following:
+class RequestRecord:
     """A request that runs."""
 
     statistics: Statistics
@@ -81,7 +81,7 @@ class EdgeMetrics(Collector):
     """Of one client. All on its event loop."""
 
     def __init__(self) -> None:
-        self._following: dict[int, Following] = {}
+        self._following: dict[int, RequestRecord] = {}
         self._ended = _Ended()
         self._answered: Counter[tuple[str, str]] = Counter()
         self._registry = registry(self)
@@ -91,9 +91,9 @@ class EdgeMetrics(Collector):
         return generate_latest(self._registry)
 
     @contextlib.contextmanager
-    def following(self, statistics: Statistics) -> Iterator[Following]:
+    def following(self, statistics: Statistics) -> Iterator[RequestRecord]:
         """Count a request while the body runs it, and how it ends: by what it sets as `finish`, or by its error."""
-        one = Following(statistics)
+        one = RequestRecord(statistics)
         self._following[id(one)] = one
         try:
             yield one

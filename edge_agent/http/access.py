@@ -1,4 +1,4 @@
-"""Who may ask, how much, and under which name: the outermost layer, which leaves streams as they are."""
+"""Check a request's host name, key and size before it reaches a route, and give it an id in logs and traces."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from edge_agent.http.errors import ApiError, api_error
 from edge_agent.http.options import ServeOptions
-from edge_agent.http.problems import Problem, problem_of
 from edge_agent.metrics import EdgeMetrics
 from outrider.telemetry import logs, traces
 
 log = logging.getLogger(__name__)
 
 _PREFIX = "/v1/"
-"""What needs the key, and is worth a line and a span."""
+"""Paths that need the key, and are logged and traced."""
 _MAX_PATH = 200
-"""Characters of a path in the log."""
+"""Most characters of a path in the log."""
 
 
-class Access:
-    """An ASGI middleware: name of the host, API key, bound on bodies, and the request's id (x-request-id; the client's,
-    or a new one) in answer, log and the calls that are made for it, in the trace that `traceparent` names.
+class AccessMiddleware:
+    """An ASGI middleware that checks host name, API key and body size, and leaves streams as they are.
 
-    Who asks for the head alone gets that of GET; what comes after it is the server's to drop.
+    It gives each request an id (the client's x-request-id, or a new one) in the answer, the logs and the calls that are
+    made for it, in the trace that `traceparent` names. A HEAD request is answered as GET; the server drops the body.
     """
 
     def __init__(self, app: ASGIApp, options: ServeOptions, metrics: EdgeMetrics) -> None:
@@ -42,40 +42,40 @@ class Access:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        name, begun, status = logs.given_request(headers.items()) or secrets.token_hex(16), time.monotonic(), 0
+        request_id, begun, status = logs.given_request(headers.items()) or secrets.token_hex(16), time.monotonic(), 0
 
-        async def tell(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[logs.REQUEST_HEADER] = name
+                MutableHeaders(scope=message)[logs.REQUEST_HEADER] = request_id
             await send(message)
 
-        asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
-        with logs.about(request=name), _span(scope, headers) as span:
+        routed = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+        with logs.about(request=request_id), _span(scope, headers) as span:
             try:
-                await self._answer(asked, headers, receive, tell)
+                await self._answer(routed, headers, receive, send_with_id)
             except Exception as error:
                 if status:  # it is too late for another answer
                     raise
-                await problem_of(error).response()(asked, receive, tell)
+                await api_error(error).response()(routed, receive, send_with_id)
             finally:
-                span.note(request_id=name, status=status)
+                span.note(request_id=request_id, status=status)
                 if status:
-                    self._metrics.answered(_route(asked), status)
+                    self._metrics.answered(_route(routed), status)
                 _log(scope, status, time.monotonic() - begun)
 
     async def _answer(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
-        problem = self._refusal(scope, headers)
-        if problem is not None:
-            await problem.response()(scope, receive, send)
+        refusal = self._refusal(scope, headers)
+        if refusal is not None:
+            await refusal.response()(scope, receive, send)
         else:
             await self._app(scope, _bounded(receive, self._options.max_body_bytes), send)
 
-    def _refusal(self, scope: Scope, headers: Headers) -> Problem | None:
+    def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
         hosts, key, most = self._options.hosts, self._options.api_key, self._options.max_body_bytes
         if hosts is not None and (host := _host(headers.get("host", ""))) not in hosts:
-            return _strange(host)
+            return _unknown_host(host)
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > most:
             return _too_large(most)
@@ -84,7 +84,7 @@ class Access:
         kind, _, given = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), key.encode()):
             return None
-        return Problem(
+        return ApiError(
             401,
             "the API key is missing or wrong; send this server's as `Authorization: Bearer KEY`",
             code="invalid_api_key",
@@ -93,7 +93,7 @@ class Access:
 
 
 def _bounded(receive: Receive, most: int) -> Receive:
-    """A body without a length, or a longer one than it says, is cut off."""
+    """Cut a body off that has no length, or exceeds the one that it gave."""
     read = 0
 
     async def reading() -> Message:
@@ -108,12 +108,12 @@ def _bounded(receive: Receive, most: int) -> Receive:
     return reading
 
 
-def _too_large(most: int) -> Problem:
-    return Problem(413, f"the body is larger than {most} bytes, which is all that is read", code="too_large")
+def _too_large(most: int) -> ApiError:
+    return ApiError(413, f"the body is larger than {most} bytes, which is all that is read", code="too_large")
 
 
-def _strange(host: str) -> Problem:
-    return Problem(
+def _unknown_host(host: str) -> ApiError:
+    return ApiError(
         403,
         f"this server is asked as {host[:200]!r}, and without a key answers to its own address alone; set "
         "OUTRIDER_EDGE_SERVE_API_KEY, or allow it with --serve-without-key",
@@ -122,12 +122,12 @@ def _strange(host: str) -> Problem:
 
 
 def _route(scope: Scope) -> str:
-    """The path that the router has found; "" for a request that found none, or was refused before."""
+    """Return the path of the route that was found; "" for a request without one, or refused before."""
     return str(getattr(scope.get("route"), "path", ""))
 
 
 def _host(given: str) -> str:
-    """Of a Host header, without its port; "" where it is none."""
+    """Return the name in a Host header, without its port; "" if it is invalid."""
     try:
         return urlsplit(f"//{given}").hostname or ""
     except ValueError:
@@ -135,11 +135,11 @@ def _host(given: str) -> str:
 
 
 def _span(scope: Scope, headers: Headers) -> contextlib.AbstractContextManager[traces.Span]:
-    asks = scope["path"].startswith(_PREFIX)
-    return traces.span("outrider.http", headers.items()) if asks else contextlib.nullcontext(traces.Span())
+    traced = scope["path"].startswith(_PREFIX)
+    return traces.span("outrider.http", headers.items()) if traced else contextlib.nullcontext(traces.Span())
 
 
 def _log(scope: Scope, status: int, spent_s: float) -> None:
-    """Who looks after its health does so every few seconds."""
+    """Log a request; those for health and metrics, which come every few seconds, at the level DEBUG."""
     level = logging.INFO if scope["path"].startswith(_PREFIX) else logging.DEBUG
     log.log(level, "%s %s %d in %.0f ms", scope["method"], scope["path"][:_MAX_PATH], status, 1000 * spent_s)

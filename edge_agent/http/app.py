@@ -1,11 +1,16 @@
-"""The routes of the OpenAI-compatible server."""
+"""The routes of the OpenAI-compatible server, and its chat page."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+import functools
+import hashlib
+import re
+from collections.abc import Awaitable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 try:
@@ -19,55 +24,50 @@ try:
 except ImportError as error:
     raise ImportError("`outrider-edge serve` needs fastapi and uvicorn: pip install 'outrider[edge]'") from error
 
-from edge_agent.http import answers, schema
-from edge_agent.http.access import Access
-from edge_agent.http.answers import Answer
-from edge_agent.http.bodies import Body, ChatBody, CompletionBody
-from edge_agent.http.event_stream import DONE, ClientGone, Events, EventStream, event, unless_gone
-from edge_agent.http.generation import growing, whole
-from edge_agent.http.logprobs import Teller
+from edge_agent.http.access import AccessMiddleware
+from edge_agent.http.errors import ApiError, JsonResponse, api_error, invalid
 from edge_agent.http.options import ServeOptions
-from edge_agent.http.page import page
-from edge_agent.http.problems import Json, Problem, invalid, problem_of
+from edge_agent.http.requests import ChatCompletionRequest, CompletionRequest, RequestBody
+from edge_agent.http.responses import CompletionWriter
+from edge_agent.http.schema import (
+    ChatCompletionResponse,
+    CompletionResponse,
+    HealthResponse,
+    ModelCard,
+    ModelList,
+    responses,
+)
+from edge_agent.http.streaming import DONE, ClientGone, Events, EventStream, drained, event, merged, unless_gone
 from edge_agent.sdk.client import AsyncClient
-from edge_agent.sdk.completion_stream import CompletionStream
-from edge_agent.sdk.types import Chunk
-from edge_agent.target.bundle import TargetKit
-from edge_agent.target.detokenizer import Detokeniser
-from edge_agent.target.tokenizer import TargetTokenizer
+from edge_agent.sdk.generation import CompletionStream
+from edge_agent.target.bundle import TargetBundle
+from edge_agent.target.detokenizer import Detokenizer
 from outrider import __version__
 from outrider.core.errors import OutriderError
 from outrider.telemetry.logs import REQUEST_HEADER
 
-_GONE = 499
-"""What nginx calls a request whose client has closed: nobody reads it but the log."""
+_CLIENT_CLOSED = 499
+"""nginx's status for a request whose client has closed; only the log shows it."""
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """A request that was begun: its choices, each with what comes before its text."""
+class _StartedRequest:
+    """A checked request, its choices, and the writer of its answer."""
 
-    body: Body
-    answer: Answer
-    streams: Sequence[CompletionStream]
-    prefixes: Sequence[str]
-    tokenizer: TargetTokenizer
-
-    def tellers(self) -> list[Teller]:
-        """Of each choice's log-probabilities."""
-        table, silent = self.tokenizer.table, self.tokenizer.special
-        return [Teller(table, silent, chat=self.answer.chat, offset=len(prefix)) for prefix in self.prefixes]
+    body: RequestBody
+    streams: list[CompletionStream]
+    writer: CompletionWriter
 
 
 def app_of(client: AsyncClient, options: ServeOptions) -> FastAPI:
-    """The application; whoever runs it owns the client."""
+    """Return the application; the caller owns the client."""
     app = FastAPI(
         title="Outrider", version=__version__, middleware=_middleware(client, options), docs_url=None, redoc_url=None
     )
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _http_problem)
-    for expected in (Problem, OutriderError, ClientGone):
-        app.add_exception_handler(expected, _problem)
+    app.add_exception_handler(RequestValidationError, _invalid_body)
+    app.add_exception_handler(HTTPException, _http_error)
+    for expected in (ApiError, OutriderError, ClientGone):
+        app.add_exception_handler(expected, _error)
     _add_completions(app, client, options)
     _add_models(app, client)
     _add_state(app, client)
@@ -75,71 +75,81 @@ def app_of(client: AsyncClient, options: ServeOptions) -> FastAPI:
 
 
 def _add_completions(app: FastAPI, client: AsyncClient, options: ServeOptions) -> None:
-    @app.post("/v1/completions", response_model=None, responses=schema.told(schema.Completion, streams=True))
-    async def completions(body: CompletionBody, request: Request) -> Response:
-        return await unless_gone(request, _answer(_texts(client, body, options), options))
+    @app.post("/v1/completions", response_model=None, responses=responses(CompletionResponse, streams=True))
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        return await unless_gone(request, _answer(_start_texts(client, body, options), options))
 
-    @app.post("/v1/chat/completions", response_model=None, responses=schema.told(schema.ChatCompletion, streams=True))
-    async def chat_completions(body: ChatBody, request: Request) -> Response:
-        return await unless_gone(request, _answer(_chats(client, body, options), options))
+    @app.post("/v1/chat/completions", response_model=None, responses=responses(ChatCompletionResponse, streams=True))
+    async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
+        return await unless_gone(request, _answer(_start_chat(client, body, options), options))
 
 
 def _add_models(app: FastAPI, client: AsyncClient) -> None:
-    @app.get("/v1/models", response_model=None, responses=schema.told(schema.Models))
+    @app.get("/v1/models", response_model=None, responses=responses(ModelList))
     async def models() -> Response:
-        return Json({"object": "list", "data": [_model(await client.prepare())]})
+        return JsonResponse({"object": "list", "data": [_model_card(await client.prepare())]})
 
-    @app.get("/v1/models/{name:path}", response_model=None, responses=schema.told(schema.Model))
+    @app.get("/v1/models/{name:path}", response_model=None, responses=responses(ModelCard))
     async def model(name: str) -> Response:
-        kit = await client.prepare()
-        _check_model(name, kit)
-        return Json(_model(kit))
+        bundle = await client.prepare()
+        _check_model(name, bundle)
+        return JsonResponse(_model_card(bundle))
 
 
 def _add_state(app: FastAPI, client: AsyncClient) -> None:
     @app.get("/", response_model=None, include_in_schema=False)
     def chat_page() -> Response:
-        return page()
+        html, policy = _page()
+        headers = {"content-security-policy": policy, "x-content-type-options": "nosniff", "cache-control": "no-cache"}
+        return Response(html, media_type="text/html; charset=utf-8", headers=headers)
 
-    @app.get("/health", response_model=None, responses={200: {"model": schema.Health}, 503: {"model": schema.Health}})
+    @app.get("/health", response_model=None, responses={200: {"model": HealthResponse}, 503: {"model": HealthResponse}})
     async def health() -> Response:
         """Whether the target is known and its draft loaded."""
-        return Json({"status": "ok"}) if client.ready else Json({"status": "loading"}, 503)
+        return JsonResponse({"status": "ok"}) if client.ready else JsonResponse({"status": "loading"}, 503)
 
     @app.get("/metrics", response_model=None, response_class=PlainTextResponse)
     async def exposition() -> Response:
         return Response(client.metrics.render(), media_type="text/plain; version=0.0.4")
 
 
-# --- a request
+# --- completions
 
 
-async def _texts(client: AsyncClient, body: CompletionBody, options: ServeOptions) -> _Asked:
+async def _start_texts(client: AsyncClient, body: CompletionRequest, options: ServeOptions) -> _StartedRequest:
     body.refuse_unsupported()
     _check_choices(body, len(body.prompts), options.max_choices)
     streams: list[CompletionStream] = []
     for prompt in body.prompts:
         streams.append(await client.stream(prompt, **body.options(len(streams))))
         await _add_choices(client, body, streams)
-    kit = await _checked_kit(client, body)
-    told = [_echoed(prompt, kit) if body.echo else "" for prompt in body.prompts]
-    prefixes = [prefix for prefix in told for _ in range(body.choices)]
-    return _Asked(body, _answer_of(kit, chat=False), streams, prefixes, kit.tokenizer)
+    bundle = await _checked_bundle(client, body)
+    echoes = [_echo(prompt, bundle) if body.echo else "" for prompt in body.prompts]
+    return _started(body, bundle, streams, [echo for echo in echoes for _ in range(body.choices)], chat=False)
 
 
-async def _chats(client: AsyncClient, body: ChatBody, options: ServeOptions) -> _Asked:
+async def _start_chat(client: AsyncClient, body: ChatCompletionRequest, options: ServeOptions) -> _StartedRequest:
     body.refuse_unsupported()
     _check_choices(body, 1, options.max_choices)
-    streams = [await client.stream_chat(body.turns(), **body.options(0))]
+    streams = [await client.stream_chat(body.template_messages(), **body.options(0))]
     await _add_choices(client, body, streams)
-    kit = await _checked_kit(client, body)
-    return _Asked(body, _answer_of(kit, chat=True), streams, [""] * len(streams), kit.tokenizer)
+    return _started(body, await _checked_bundle(client, body), streams, [""] * len(streams), chat=True)
 
 
-def _check_choices(body: Body, prompts: int, most: int) -> None:
-    """Raises Problem for a request that would leave no place for others."""
+def _started(
+    body: RequestBody, bundle: TargetBundle, streams: list[CompletionStream], prefixes: list[str], *, chat: bool
+) -> _StartedRequest:
+    provenance = bool(body.provenance)
+    writer = CompletionWriter(
+        bundle, streams, prefixes, chat=chat, provenance=provenance, choices_per_prompt=body.choices
+    )
+    return _StartedRequest(body, streams, writer)
+
+
+def _check_choices(body: RequestBody, prompts: int, most: int) -> None:
+    """Raise ApiError for a request that would take so many slots that others wait."""
     if prompts * body.choices > most:
-        raise Problem(
+        raise ApiError(
             400,
             f"prompts times n are {prompts} x {body.choices}, must be at most {most}, half of what this server does at "
             "once; ask in several requests, or serve with more --max-sessions",
@@ -148,29 +158,20 @@ def _check_choices(body: Body, prompts: int, most: int) -> None:
         )
 
 
-async def _add_choices(client: AsyncClient, body: Body, streams: list[CompletionStream]) -> None:
-    """The other choices of the last stream's prompt, whose ids are made once."""
+async def _add_choices(client: AsyncClient, body: RequestBody, streams: list[CompletionStream]) -> None:
+    """Add the other choices of the last stream's prompt, which is tokenised only once."""
     ids = streams[-1].prompt_token_ids
     for choice in range(len(streams), len(streams) + body.choices - 1):
-        await asyncio.sleep(0)  # many ids take a while to check: other sessions first
+        await asyncio.sleep(0)  # many ids take a while to check, and other sessions go first
         streams.append(await client.stream(ids, **body.options(choice)))
 
 
-async def _checked_kit(client: AsyncClient, body: Body) -> TargetKit:
-    """The target, which a stream has loaded; nothing was asked of it yet. Raises Problem where another one is meant."""
-    kit = await client.prepare()
-    _check_model(body.model, kit)
-    return kit
-
-
-async def _answer(asking: Awaitable[_Asked], options: ServeOptions) -> Response:
-    """The whole answer, or its first event with the rest to come."""
-    asked = await asking
-    if not asked.body.stream:
-        completions = await whole(asked.streams)
-        content = asked.answer.whole(completions, asked.prefixes, asked.tellers())
-        return Json({**content, "usage": answers.usage_of(completions, _prompts(asked))})
-    events = _events(asked)
+async def _answer(starting: Awaitable[_StartedRequest], options: ServeOptions) -> Response:
+    """Return the whole answer, or its first event with the rest to come."""
+    started = await starting
+    if not started.body.stream:
+        return JsonResponse(started.writer.whole(await drained(started.streams)))
+    events = _events(started)
     try:
         return EventStream(await anext(events), events, options.stall_s)
     except BaseException:
@@ -178,80 +179,47 @@ async def _answer(asking: Awaitable[_Asked], options: ServeOptions) -> Response:
         raise
 
 
-async def _events(asked: _Asked) -> Events:
-    """What fails before the first chunk is raised, later it is an event."""
-    begun = False
+async def _events(started: _StartedRequest) -> Events:
+    """Yield the answer's events. An error before the first one is raised, a later one is an event of its own."""
+    writer, begun = started.writer, False
+    usage = {"usage": None} if started.body.includes_usage else {}  # then every event has the field
     try:
-        async with contextlib.aclosing(_contents(asked)) as contents:
-            async for content in contents:
-                begun = True
-                yield event(content)
+        async with contextlib.aclosing(merged(started.streams)) as choices:
+            async for choice, chunk in choices:
+                for content in writer.chunks(choice, chunk):
+                    begun = True
+                    yield event({**content, **usage})
+        if usage:
+            yield event(writer.usage())
     except Exception as error:
         if not begun:
             raise
-        yield event(problem_of(error, chat=asked.answer.chat).body)
+        yield event(api_error(error, chat=writer.chat).body)
     yield DONE
 
 
-async def _contents(asked: _Asked) -> AsyncGenerator[dict[str, Any], None]:
-    """Every event's content; with `include_usage` all have the field."""
-    answer, usage = asked.answer, {"usage": None} if asked.body.includes_usage else {}
-    provenance, tellers = asked.body.provenance, asked.tellers()
-    begun: set[int] = set()
-    async with contextlib.aclosing(growing(asked.streams)) as growth:
-        async for grown in growth:
-            choice, stream = grown.choice, asked.streams[grown.choice]
-            if choice not in begun:
-                begun.add(choice)
-                if answer.chat or asked.prefixes[choice]:
-                    yield {**answer.begins(choice, asked.prefixes[choice]), **usage}
-            if grown.chunk is None:
-                yield {**answer.ends(choice, stream.completion), **usage}
-            elif _worth_telling(grown.chunk) or provenance:
-                told = _told(asked, grown.chunk, stream) if provenance else None
-                yield {**answer.goes_on(choice, grown.chunk, tellers[choice], told), **usage}
-    if usage:
-        yield answer.usage(answers.usage_of([stream.completion for stream in asked.streams], _prompts(asked)))
-
-
-def _told(asked: _Asked, chunk: Chunk, stream: CompletionStream) -> dict[str, Any]:
-    tokenizer = asked.tokenizer
-    return answers.tokens_told(chunk, stream.statistics, tokenizer.table, tokenizer.special)
-
-
-def _worth_telling(chunk: Chunk) -> bool:
-    """Half a character is no event."""
-    return bool(chunk.text or chunk.logprobs or not chunk.verified)
-
-
-def _prompts(asked: _Asked) -> list[int]:
-    """The tokens of each prompt."""
-    return [stream.completion.usage.prompt_tokens for stream in asked.streams[:: asked.body.choices]]
-
-
-def _echoed(prompt: str | list[int], kit: TargetKit) -> str:
+def _echo(prompt: str | list[int], bundle: TargetBundle) -> str:
     if isinstance(prompt, str):
         return prompt
-    detokeniser = Detokeniser(kit.tokenizer.table, kit.tokenizer.special)
-    return "".join(detokeniser.feed(token) for token in prompt if token >= 0) + detokeniser.flush()
+    detokenizer = Detokenizer(bundle.tokenizer.table, bundle.tokenizer.special)
+    return "".join(detokenizer.feed(token) for token in prompt if token >= 0) + detokenizer.flush()
 
 
 # --- the target as a model
 
 
-def _answer_of(kit: TargetKit, *, chat: bool) -> Answer:
-    return Answer(kit.description.target.name, _fingerprint(kit), chat)
+async def _checked_bundle(client: AsyncClient, body: RequestBody) -> TargetBundle:
+    """Return the target, which a stream has loaded. Raises ApiError where the request names another model."""
+    bundle = await client.prepare()
+    _check_model(body.model, bundle)
+    return bundle
 
 
-def _fingerprint(kit: TargetKit) -> str:
-    return f"fp_{kit.description.target.weights_hash.removeprefix('sha256:')[:16]}"
-
-
-def _check_model(name: str | None, kit: TargetKit) -> None:
-    """Raises Problem for another model; none is this one."""
-    known = kit.description.target.name
+def _check_model(name: str | None, bundle: TargetBundle) -> None:
+    """Raise ApiError for the name of another model; no name means this one."""
+    known = bundle.description.target.name
     if name and name != known:
-        raise Problem(
+        raise ApiError(
             404,
             f"the model {name[:200]!r} does not exist here; there is {known!r}",
             param="model",
@@ -259,48 +227,47 @@ def _check_model(name: str | None, kit: TargetKit) -> None:
         )
 
 
-def _model(kit: TargetKit) -> dict[str, Any]:
-    description = kit.description
+def _model_card(bundle: TargetBundle) -> dict[str, Any]:
+    description = bundle.description
     return {
         "id": description.target.name,
         "object": "model",
         "created": 0,
         "owned_by": "outrider",
         "max_model_len": description.max_sequence,
-        "draft": kit.drafts.name if kit.drafts is not None else None,
+        "draft": bundle.drafts.name if bundle.drafts is not None else None,
     }
 
 
 # --- errors
 
 
-async def _problem(request: Request, error: Exception) -> Response:
+async def _error(request: Request, error: Exception) -> Response:
     if isinstance(error, ClientGone):
-        return Response(status_code=_GONE)
-    return problem_of(error, chat=request.scope["path"].startswith("/v1/chat/")).response()
+        return Response(status_code=_CLIENT_CLOSED)
+    return api_error(error, chat=request.scope["path"].startswith("/v1/chat/")).response()
 
 
-async def _http_problem(request: Request, error: Exception) -> Response:
-    """What the router finds: an unknown path, a wrong method, a body that cannot be read."""
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Answer what the router finds: an unknown path, a wrong method, a body that cannot be read."""
     if not isinstance(error, HTTPException):
-        return problem_of(error).response()
-    if isinstance(error.__cause__, Problem):  # of a body that was cut off while it was read
+        return api_error(error).response()
+    if isinstance(error.__cause__, ApiError):  # the body was cut off while it was read
         return error.__cause__.response()
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_value")
     message = str(error.detail)
     if error.status_code in (404, 405):
         message = f"{request.method} {request.scope['path'][:200]} is not served here; GET /openapi.json tells what is"
-    return Problem(error.status_code, message, code=code, headers=dict(error.headers or {})).response()
+    return ApiError(error.status_code, message, code=code, headers=dict(error.headers or {})).response()
 
 
-async def _invalid(_: Request, error: Exception) -> Response:
-    """The first field that is wrong, by name."""
+async def _invalid_body(_: Request, error: Exception) -> Response:
     return invalid(error.errors() if isinstance(error, RequestValidationError) else []).response()
 
 
 def _middleware(client: AsyncClient, options: ServeOptions) -> list[Middleware]:
-    """Outermost first: refusals have CORS headers, too, or a page could not read them."""
-    access = Middleware(Access, options=options, metrics=client.metrics)
+    """Return the middleware, outermost first: refusals need CORS headers, too, or a page could not read them."""
+    access = Middleware(AccessMiddleware, options=options, metrics=client.metrics)
     if not options.cors_origins:
         return [access]
     cors = Middleware(
@@ -311,3 +278,22 @@ def _middleware(client: AsyncClient, options: ServeOptions) -> list[Middleware]:
         expose_headers=[REQUEST_HEADER],
     )
     return [cors, access]
+
+
+# --- the chat page
+
+
+@functools.cache
+def _page() -> tuple[str, str]:
+    """Return the page, and a policy that runs what stands in its file and nothing that a text could bring in."""
+    html = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+    return html, (
+        f"default-src 'none'; script-src {_hash('script', html)}; style-src {_hash('style', html)}; img-src data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+def _hash(element: str, html: str) -> str:
+    """Return the content of the page's one element of this name, as a source in a policy."""
+    (content,) = re.findall(f"<{element}>(.*?)</{element}>", html, re.DOTALL)
+    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

@@ -1,4 +1,4 @@
-"""What `outrider-edge serve` is made of, checked before anything listens."""
+"""The options of `outrider-edge serve`, checked before it listens."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from outrider.wire.channels import is_loopback, split_address
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Of one server."""
+    """How one HTTP server serves."""
 
     listen: str = "127.0.0.1:8080"
-    """HOST:PORT; port 0 takes a free one."""
+    """HOST:PORT to listen at; port 0 takes a free one."""
     api_key: str | None = None
-    """What clients must send as `Authorization: Bearer KEY`; None: nothing."""
+    """Key that clients must send as `Authorization: Bearer KEY`; None asks for none."""
     cors_origins: tuple[str, ...] = ()
-    """Origins whose pages browsers may let ask; "*" is any."""
+    """Origins whose pages may send requests from a browser; "*" is any."""
     without_key: bool = False
-    """Serve whoever can connect, under any name, where there is no key."""
+    """Without a key, serve anybody who can connect, under any host name."""
     max_body_bytes: int = 8 << 20
-    """Of a request."""
+    """Largest body of a request, in bytes."""
     max_choices: int = 32
-    """Of a request, over all its prompts: half of what is served at once, so that others find a place, too."""
+    """Most choices of a request, over all its prompts: half of all slots, so that others find one, too."""
     stall_s: float = 60.0
-    """A client that takes nothing of its stream for so many seconds has gone."""
+    """Seconds after which a client that takes nothing of its stream counts as gone."""
     stop_s: float = 20.0
-    """Seconds that requests under way have at the end."""
+    """Seconds that requests under way have to finish when the server stops."""
 
     @classmethod
     def of(cls, settings: EdgeSettings) -> ServeOptions:
@@ -44,17 +44,17 @@ class ServeOptions:
 
     @property
     def hosts(self) -> frozenset[str] | None:
-        """Names by which it may be asked; None: any.
+        """The host names that requests may use; None is any.
 
-        A page can have a name of its own point at loopback, where its browser then takes this server for the page's:
-        without a key nothing else would keep it out.
+        A web page can point a name of its own at loopback, and its browser then takes this server for the page's own:
+        without a key nothing else would keep the page out.
         """
         if self.api_key is not None or self.without_key:
             return None
         return frozenset({"localhost", "127.0.0.1", "::1", split_address(self.listen)[0].lower()})
 
     def check(self) -> None:
-        """Raises BadRequest for what would be unsafe or cannot be."""
+        """Raise BadRequest for options that are unsafe or impossible."""
         split_address(self.listen)
         if self.api_key is not None and not (self.api_key and self.api_key.isascii() and self.api_key.isprintable()):
             raise BadRequest("the server's API key must be a text of printable ASCII characters", field="api_key")

@@ -1,4 +1,4 @@
-"""What is answered, as /openapi.json tells it; `answers` makes it."""
+"""The responses as /openapi.json describes them; `responses` writes them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 
-class Wrong(BaseModel):
+class ErrorDetail(BaseModel):
     message: str
     type: str
     param: str | None
     code: str | None
 
 
-class Error(BaseModel):
-    error: Wrong
+class ErrorResponse(BaseModel):
+    error: ErrorDetail
 
 
-class Model(BaseModel):
+class ModelCard(BaseModel):
     id: str
     object: Literal["model"]
     created: int
@@ -28,65 +28,65 @@ class Model(BaseModel):
     draft: str | None
 
 
-class Models(BaseModel):
+class ModelList(BaseModel):
     object: Literal["list"]
-    data: list[Model]
+    data: list[ModelCard]
 
 
-class Health(BaseModel):
+class HealthResponse(BaseModel):
     status: Literal["ok", "loading"]
 
 
-class Choice(BaseModel):
+class _Choice(BaseModel):
     index: int
     logprobs: dict[str, Any] | None
     finish_reason: Literal["stop", "length"]
     outrider: dict[str, Any]
 
 
-class TextChoice(Choice):
+class CompletionChoice(_Choice):
     text: str
 
 
-class Message(BaseModel):
+class AssistantMessage(BaseModel):
     role: Literal["assistant"]
     content: str
     refusal: None
 
 
-class ChatChoice(Choice):
-    message: Message
+class ChatCompletionChoice(_Choice):
+    message: AssistantMessage
 
 
-class Usage(BaseModel):
+class UsageResponse(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
 
 
-class Answer(BaseModel):
+class _Response(BaseModel):
     id: str
     created: int
     model: str
     system_fingerprint: str
-    usage: Usage
+    usage: UsageResponse
 
 
-class Completion(Answer):
+class CompletionResponse(_Response):
     object: Literal["text_completion"]
-    choices: list[TextChoice]
+    choices: list[CompletionChoice]
 
 
-class ChatCompletion(Answer):
+class ChatCompletionResponse(_Response):
     object: Literal["chat.completion"]
-    choices: list[ChatChoice]
+    choices: list[ChatCompletionChoice]
 
 
-Responses = dict[int | str, dict[str, Any]]
+RouteResponses = dict[int | str, dict[str, Any]]
 
 _EVENTS: Mapping[str, Any] = {"text/event-stream": {"schema": {"type": "string"}}}
 
 
-def told(model: type[BaseModel], *, streams: bool = False) -> Responses:
-    """A route's answers: this one, or events of its parts, and errors."""
-    return {200: {"model": model, **({"content": _EVENTS} if streams else {})}, "default": {"model": Error}}
+def responses(model: type[BaseModel], *, streams: bool = False) -> RouteResponses:
+    """Return a route's responses: the model, or events of its parts, and errors."""
+    return {200: {"model": model, **({"content": _EVENTS} if streams else {})}, "default": {"model": ErrorResponse}}

@@ -1,4 +1,4 @@
-"""Listening, and ending: `outrider-edge serve` beside its command line."""
+"""Run the HTTP server of `outrider-edge serve` from its start to its end."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from outrider.core.errors import BadRequest, ModelRefused, OutriderError
 
 log = logging.getLogger(__name__)
 
-_AGAIN_S = 2.0
+_RETRY_S = 2.0
 
 
 async def serve(client: AsyncClient, options: ServeOptions) -> None:
     """Serve until SIGINT or SIGTERM; a second one does not wait for requests under way.
 
-    Raises what keeps the target from being loaded and does not go away: BadRequest, ModelRefused, VocabularyMismatch,
-    and what is no OutriderError.
+    Raises what keeps the target from being loaded for good: BadRequest, ModelRefused, VocabularyMismatch, and any error
+    that is no OutriderError.
     """
     async with serving(client, options) as url:
         with _signals() as signalled:
@@ -38,7 +38,7 @@ async def serve(client: AsyncClient, options: ServeOptions) -> None:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[asyncio.Event]:
-    """Set once by SIGINT or SIGTERM, which after the body do again what they do in every program."""
+    """Yield an event that SIGINT or SIGTERM sets once; after the body they do what they do in every program."""
     came = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -51,7 +51,7 @@ def _signals() -> Iterator[asyncio.Event]:
 
 
 async def _unless_failed(work: Coroutine[Any, Any, None], ended: asyncio.Event) -> None:
-    """Return when `ended` is set; raises what `work` raises before."""
+    """Return when `ended` is set. Raises what `work` raises before."""
     working, ending = asyncio.create_task(work), asyncio.create_task(ended.wait())
     try:
         await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
@@ -66,7 +66,7 @@ async def _unless_failed(work: Coroutine[Any, Any, None], ended: asyncio.Event) 
 
 @contextlib.asynccontextmanager
 async def serving(client: AsyncClient, options: ServeOptions) -> AsyncIterator[str]:
-    """Serve while the body runs, and `stop_s` longer at most; yields the URL, which ends with "/".
+    """Serve while the body runs, and at most `stop_s` seconds longer; yields the URL, which ends with "/".
 
     The first request loads the target, unless the body does. Raises BadRequest, Unavailable.
     """
@@ -77,13 +77,13 @@ async def serving(client: AsyncClient, options: ServeOptions) -> AsyncIterator[s
 
 
 async def _load(client: AsyncClient) -> None:
-    """Have everything ready before the first request; a cluster that is not there yet is waited for."""
+    """Load the target before the first request; waits for a cluster that is not there yet."""
     while True:
         try:
             await client.prepare()
             return
-        except (BadRequest, ModelRefused):  # VocabularyMismatch, too: no try mends a draft that does not fit
+        except (BadRequest, ModelRefused):  # VocabularyMismatch, too: no further try mends a draft that does not fit
             raise
         except OutriderError as error:
             log.warning("the target cannot be loaded yet: %s", error)
-        await asyncio.sleep(_AGAIN_S)
+        await asyncio.sleep(_RETRY_S)

@@ -1,4 +1,4 @@
-"""What a client has under way beside its requests, and how it ends."""
+"""Keep a client's work that outlives its callers, and end it with the client."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ import logging
 from collections.abc import Awaitable, Collection, Coroutine
 from typing import Any, TypeVar
 
-from edge_agent.session.driver import SessionDriver
 from outrider.core.errors import BadRequest, OutriderError
 
 log = logging.getLogger(__name__)
 
 _A = TypeVar("_A")
 _CLOSE_S = 1.0
-"""How long closing waits for sessions to end, and then for the coordinator to hear of it."""
+"""Seconds that closing waits for sessions to end, and as long again for the coordinator to be told."""
 
 
-class Tasks:
-    """Of one client."""
+class BackgroundTasks:
+    """The tasks of one client, and whether it is closed."""
 
     def __init__(self) -> None:
         self.closed = False
@@ -31,14 +30,17 @@ class Tasks:
             raise BadRequest("the client is closed; make another one")
 
     def begin(self, work: Coroutine[Any, Any, _A]) -> asyncio.Task[_A]:
-        """It goes on until it ends or the client is closed."""
+        """Start work that goes on until it ends or the client is closed."""
         task = asyncio.create_task(work)
         self._waiting.add(task)
         task.add_done_callback(self._waiting.discard)
         return task
 
     async def result_of(self, task: asyncio.Task[_A]) -> _A:
-        """Of what was begun, which goes on where its caller is cancelled. Raises BadRequest where closing ends it."""
+        """Wait for what `begin` returned, which goes on if the caller is cancelled.
+
+        Raises BadRequest if closing the client has ended it.
+        """
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -48,16 +50,13 @@ class Tasks:
             raise
 
     def keep(self, task: asyncio.Future[Any]) -> None:
-        """It outlives its request, and closing waits for it a while."""
+        """Let a task outlive its request; closing waits for it for a while."""
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    def keep_rest_of(self, driver: SessionDriver) -> None:
-        """What is left of a session's work after its last delivery."""
-        if driver.winding_down is not None:
-            self.keep(driver.winding_down)
-
     def in_background(self, work: Awaitable[None]) -> None:
+        """Start work that nobody waits for; core errors of it are logged."""
+
         async def quietly() -> None:
             try:
                 await work
@@ -67,7 +66,7 @@ class Tasks:
         self.keep(asyncio.ensure_future(quietly()))
 
     async def end(self, streams: Collection[Awaitable[None]]) -> None:
-        """Cancel what waits; let streams and what is in the background come to their end."""
+        """Cancel what waits; let streams, then the background, come to their end."""
         for waiting in self._waiting:
             waiting.cancel()
         await _ended([*(asyncio.ensure_future(stream) for stream in streams), *self._waiting])
@@ -75,7 +74,7 @@ class Tasks:
 
 
 async def _ended(tasks: Collection[asyncio.Future[Any]]) -> None:
-    """Let them end by themselves for a while, then cancel them."""
+    """Let tasks end by themselves for a while, then cancel them."""
     if tasks:
         _, pending = await asyncio.wait(tasks, timeout=_CLOSE_S)
         for task in pending:

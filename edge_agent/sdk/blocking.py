@@ -1,28 +1,34 @@
-"""The SDK for callers that block: `Client` is `AsyncClient` on an event loop in a thread of its own."""
+"""The SDK's client for code that blocks: `Client` runs `AsyncClient` on an event loop in a thread of its own."""
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 from edge_agent.config import EdgeSettings
 from edge_agent.metrics import EdgeMetrics
 from edge_agent.releases.updater import ReleaseUpdater
-from edge_agent.sdk.blocking_stream import BlockingStream
-from edge_agent.sdk.client import AsyncClient, Prompt
-from edge_agent.sdk.loop_thread import LoopThread
-from edge_agent.sdk.timeout import DEFAULT_TIMEOUT, Timeout
-from edge_agent.sdk.types import DEFAULT_RETRIES, Completion, Offline, Options
-from edge_agent.target.bundle import TargetKit
+from edge_agent.sdk.client import AsyncClient
+from edge_agent.sdk.generation import CompletionStream
+from edge_agent.sdk.types import DEFAULT_RETRIES, DEFAULT_TIMEOUT, Chunk, Completion, Offline, Options, Prompt, Timeout
+from edge_agent.session.statistics import Statistics
+from edge_agent.target.bundle import TargetBundle
 from edge_agent.target.chat_template import Message
+from outrider.core.errors import BadRequest
 from outrider.wire.channels import ClientTls
+
+_A = TypeVar("_A")
 
 
 class Client:
-    """As AsyncClient, whose arguments, methods, types and errors it has, for code that blocks. A context manager.
+    """A client for code that blocks, with the arguments, methods, types and errors of AsyncClient. A context manager.
 
         from edge_agent import Client
 
@@ -32,8 +38,8 @@ class Client:
                 for chunk in stream:
                     print(chunk.text, end="", flush=True)
 
-    Any number of threads may use one.
-    Ctrl-C cancels the request that its thread waits for. A client that nobody closes is closed with the process.
+    Any number of threads may share one. Ctrl-C cancels the request that its thread waits for. The end of the process
+    closes a client that is still open.
     """
 
     def __init__(
@@ -70,7 +76,7 @@ class Client:
             offline=offline,
             settings=settings,
         )
-        self._thread = LoopThread(self._client, "outrider-client")
+        self._thread = _LoopThread(self._client, "outrider-client")
         self._end = weakref.finalize(self, self._thread.stop)
 
     def __enter__(self) -> Self:
@@ -82,20 +88,20 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Cancel what still runs, free the draft, close the connections.
+        """Cancel all requests, free the draft and close the connections.
 
-        Requests that have a place end as cancelled; those that wait for one, and later ones, raise BadRequest.
+        Requests that hold a slot end as cancelled; those that wait for one, and later ones, raise BadRequest.
         """
         self._end()
 
     @property
     def updates(self) -> ReleaseUpdater | None:
-        """What keeps the draft up to date; None where nothing does."""
+        """What keeps the draft up to date; None unless releases are followed."""
         return self._client.updates
 
     @property
     def metrics(self) -> EdgeMetrics:
-        """What its requests counted, for Prometheus."""
+        """Counts of the client's requests, for Prometheus."""
         return self._client.metrics
 
     @property
@@ -104,24 +110,149 @@ class Client:
         return self._client.ready
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
-        """The whole completion of a text or of token ids. `options` are those of Options."""
+        """Return the whole completion of a text or of token ids; Options explains the keyword arguments."""
         return self._thread.run(self._client.generate(prompt, **options))
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> BlockingStream:
-        """The completion in chunks, as the verifier commits them."""
+        """Return the completion in chunks, as the verifier commits them."""
         return BlockingStream(self._thread.run(self._client.stream(prompt, **options)), self._thread)
 
     def chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Completion:
-        """The assistant's answer to messages with `role` and `content`, in the target's own template."""
+        """Return the assistant's answer to messages with `role` and `content`, in the target's own template."""
         return self._thread.run(self._client.chat(messages, **options))
 
     def stream_chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> BlockingStream:
-        """The assistant's answer in chunks. Raises ModelRefused for a target without a chat template."""
+        """Return the assistant's answer in chunks. Raises ModelRefused for a target without a chat template."""
         return BlockingStream(self._thread.run(self._client.stream_chat(messages, **options)), self._thread)
 
-    def prepare(self) -> TargetKit:
-        """Fetch and load what the target needs, once; the first request does it otherwise.
+    def prepare(self) -> TargetBundle:
+        """Fetch and load what the target needs, once; otherwise the first request does it.
 
-        Its `drafts` are those in use now. Whoever leaves before it is done does not stop it: the next one finds it.
+        `drafts` of the result is the draft in use now. A caller that is cancelled does not stop the loading.
         """
         return self._thread.run(self._client.prepare())
+
+
+class BlockingStream:
+    """A request that runs, as `Client.stream` returns it: iterate over it for chunks.
+
+    Leaving the iteration early, or the context, cancels the request. `with stream:` around the loop cancels at its end
+    at the latest; without it a `break` does so when the iterator is collected, which CPython does at once.
+    """
+
+    def __init__(self, stream: CompletionStream, thread: _LoopThread) -> None:
+        self._stream = stream
+        self._thread = thread
+
+    def __iter__(self) -> Iterator[Chunk]:
+        try:
+            while (chunk := self.next()) is not None:
+                yield chunk
+        finally:
+            self.close()
+
+    def next(self) -> Chunk | None:
+        """Wait for the next chunk; None at the end. Call `close` to leave before it."""
+        return self._thread.run(self._stream.next())
+
+    def close(self) -> None:
+        """Cancel the request, once a chunk that another thread awaits has come."""
+        self._thread.finish(self._stream.aclose())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def statistics(self) -> Statistics:
+        """The counts of what has come so far; they are live."""
+        return self._stream.statistics
+
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        """The prompt's token ids. They may be given as a prompt again, which saves tokenising it."""
+        return self._stream.prompt_token_ids
+
+    @property
+    def completion(self) -> Completion:
+        """What has come so far; its `finish_reason` is "cancelled" where the output had not ended."""
+        return self._stream.completion
+
+    def drain(self) -> Completion:
+        """Run to the end, and return the whole. Raises the error of a request that no verifier could finish."""
+        return self._thread.run(self._stream.drain())
+
+
+class _LoopThread:
+    """An event loop on a thread of its own, which runs coroutines for threads that wait for them.
+
+    `resident` is entered when the loop begins and left when it ends.
+    """
+
+    def __init__(self, resident: AsyncClient, name: str) -> None:
+        self._resident = resident
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._begun = threading.Event()
+        self._ending = asyncio.Event()
+        self._unawaited: set[asyncio.Future[None]] = set()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name=name, daemon=True)
+        self._thread.start()
+        self._begun.wait()
+
+    def run(self, work: Coroutine[Any, Any, _A]) -> _A:
+        """Return the coroutine's result, or raise its error; an interrupt of the waiting, as by Ctrl-C, cancels it.
+
+        Raises BadRequest once the loop has ended, and on the loop's own thread, which cannot wait for itself.
+        """
+        future = self._submit(work)
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise _closed() from None
+        except BaseException:
+            future.cancel()  # without effect if it is done
+            raise
+
+    def finish(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a clean-up: without waiting on the loop's own thread, and not at all once the loop has ended."""
+        if threading.current_thread() is self._thread:  # called by the garbage collector
+            self._unawaited.add(task := asyncio.ensure_future(work))
+            task.add_done_callback(self._unawaited.discard)
+            return
+        with contextlib.suppress(BadRequest):
+            self.run(work)
+
+    def stop(self) -> None:
+        """End the loop, and wait until it has ended."""
+        loop = self._loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended already
+                loop.call_soon_threadsafe(self._ending.set)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _submit(self, work: Coroutine[Any, Any, _A]) -> concurrent.futures.Future[_A]:
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise BadRequest("a blocking client cannot be used on its own event loop; use AsyncClient there")
+        try:
+            if self._loop is None or not self._thread.is_alive():
+                raise RuntimeError
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:
+            work.close()
+            raise _closed() from None
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        async with self._resident:
+            self._begun.set()
+            await self._ending.wait()
+
+
+def _closed() -> BadRequest:
+    return BadRequest("the client is closed; make another one")

@@ -1,145 +1,264 @@
-"""One request's parts: its prompt's ids, its session, its driver's options, and its text out of what is delivered."""
+"""One request from its placement to its text: the run itself, its deadline, and the stream that a caller reads."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from types import TracebackType
+from typing import Self
 
-from edge_agent.config import EdgeSettings
-from edge_agent.drafting.offline_generation import Deliveries
-from edge_agent.drafting.pool import DraftPool
 from edge_agent.drafting.sources.base import DraftTask
-from edge_agent.sdk.completion_stream import Chunks
-from edge_agent.sdk.types import Chunk, FinishReason, Request, check_ids, check_prompt, check_text
-from edge_agent.session.driver import DriverOptions
-from edge_agent.session.statistics import Statistics
-from edge_agent.target.bundle import TargetKit
-from edge_agent.target.chat_template import Message
+from edge_agent.sdk.request import Request, check_fits, check_ids
+from edge_agent.sdk.sessions import DeliverySource, Sessions
+from edge_agent.sdk.types import Chunk, Completion, FinishReason, Timeout
+from edge_agent.session.statistics import Statistics, Usage
+from edge_agent.target.bundle import TargetBundle
 from edge_agent.target.detokenizer import TextAssembler
-from outrider.core.errors import ModelRefused, Unavailable
-from outrider.core.protocol.device import DeviceSession
-from outrider.core.protocol.messages import Finish
+from outrider.core.backoff import backoff_s
+from outrider.core.errors import InternalError, OutriderError, Overloaded, TimedOut, Unavailable
+from outrider.core.protocol.device import Delivery, DeviceSession
+from outrider.core.protocol.messages import Finish, TokenLogprobs
+
+log = logging.getLogger(__name__)
 
 _REASONS: dict[Finish, FinishReason] = {
     Finish.EOS: "eos",
     Finish.LENGTH: "length",
     Finish.CANCELLED: "cancelled",
 }
+_RETRIED = (InternalError, Overloaded, Unavailable)
+"""Errors that another try at verifiers may not meet again."""
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.5, 8.0
 
 
-def ids_of_text(kit: TargetKit, text: str) -> list[int]:
-    """Of a prompt. Not for the event loop: a long text takes seconds. Raises BadRequest."""
-    return _bounded(kit, kit.tokenizer.encode_prompt)(text)
+class Deadline:
+    """The end of one request's time, which begins when this is made."""
+
+    def __init__(self, timeout: Timeout, clock: Callable[[], float] = time.monotonic) -> None:
+        self._timeout = timeout
+        self._clock = clock
+        self._begun = clock()
+
+    @contextlib.asynccontextmanager
+    async def holds(self, *, first_token: bool) -> AsyncIterator[None]:
+        """Cancel the body when the time is over, and raise TimedOut. first_token: no token has come yet."""
+        seconds, of_first = self._timeout.total, False
+        first = self._timeout.first_token
+        if first_token and first is not None and (seconds is None or first < seconds):
+            seconds, of_first = first, True
+        left = None if seconds is None else max(0.0, self._begun + seconds - self._clock())
+        try:
+            async with asyncio.timeout(left) as scope:
+                yield
+        except TimeoutError:
+            if not scope.expired() or seconds is None:
+                raise
+            raise _timed_out(seconds, of_first=of_first) from None
 
 
-def ids_of_chat(kit: TargetKit, messages: Sequence[Message]) -> list[int]:
-    """Of messages in the target's template. Not for the event loop: a template is somebody else's program.
+def _timed_out(seconds: float, *, of_first: bool) -> TimedOut:
+    what = "no token came within" if of_first else "the request took longer than"
+    field = "first_token" if of_first else "total"
+    return TimedOut(
+        f"{what} {seconds:g} s; allow more with timeout=Timeout({field}=SECONDS)", seconds=seconds, first_token=of_first
+    )
 
-    Raises ModelRefused for a target without one, BadRequest.
+
+class Generation:
+    """One request: it is placed at a verifier, drafted for, and turned into text.
+
+    A try that fails before the first token begins again, as often and as late as the request and the settings allow; a
+    session that fails later resumes elsewhere by itself, and needs no further try. Where the request allows it, the
+    draft model goes on alone once no verifier can be reached.
+
+    Nothing is sent before `chunks` is iterated. Raises BadRequest for what the target cannot take.
     """
-    if kit.template is None:
-        raise ModelRefused(f"the target {kit.description.target.name} has no chat template; use generate")
-    tokenizer = kit.tokenizer
-    encode, encode_plain = _bounded(kit, tokenizer.encode), _bounded(kit, tokenizer.encode_plain)
-    return kit.template.tokenise(messages, encode, encode_plain, tokenizer.controls)
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        bundle: TargetBundle,
+        request: Request,
+        prompt: Sequence[int],
+        statistics: Statistics,
+        deadline: Deadline,
+    ) -> None:
+        description = bundle.description
+        self.prompt = tuple(prompt)
+        self.request = request
+        self.statistics = statistics
+        self.deadline = deadline
+        self.finish_reason: FinishReason | None = None
+        """Why the output has ended; None before."""
+        self._sessions = sessions
+        self._bundle = bundle
+        self._max_tokens = request.max_tokens_after(len(prompt), description.max_sequence)
+        check_fits(self.prompt, self._max_tokens, description.vocabulary_size, description.max_sequence)
+        check_ids("stop_token_ids", request.stop_token_ids, description.vocabulary_size)
+        check_ids("logit_bias", list(request.logit_bias), description.vocabulary_size)
+        self._text = TextAssembler(bundle.tokenizer.table, bundle.tokenizer.special, request.stop)
+        self._received: list[int] = []
+        self._is_alone = False
+        """Whether the draft model writes without a verifier."""
+
+    async def chunks(self) -> AsyncGenerator[Chunk, None]:
+        """Yield the output as it comes, once one of the client's slots is free. Closing this cancels the session.
+
+        Raises the error of the last try.
+        """
+        async with self._sessions.slot(self.statistics) as record:
+            begun, failures, source = time.monotonic(), 0, self._at_verifiers()
+            while True:
+                try:
+                    async with source as deliveries:
+                        async for delivery in deliveries:
+                            chunk = self._chunk(delivery)
+                            record.finish = self.finish_reason or record.finish
+                            yield chunk
+                            if self.finish_reason is not None:
+                                return
+                    return
+                except OutriderError as error:
+                    failures += 1
+                    source = await self._source_after(error, failures, time.monotonic() - begun)
+
+    def _at_verifiers(self) -> DeliverySource:
+        """Return what a session at verifiers delivers, from its placement on."""
+        session = DeviceSession(
+            self.prompt,
+            sampling=self.request.sampling,
+            max_tokens=self._max_tokens,
+            stop_token_ids=self.request.stop_token_ids,
+            eos_token_ids=self._bundle.description.eos_token_ids,
+            ignore_eos=self.request.ignore_eos,
+            logprobs=self.request.logprobs,
+        )
+        return self._sessions.open(session, self._bundle, self.request, self.statistics)
+
+    def _alone(self, cause: Unavailable) -> DeliverySource:
+        """Return what the draft model writes after the tokens received. Raises Unavailable where it may or can not."""
+        pool = self._sessions.drafts.pool
+        if pool is None or not pool.has_model:
+            raise Unavailable(f"{cause}; and no draft model is here that could go on alone") from cause
+        if self.request.logprobs is not None:
+            raise Unavailable(f"{cause}; and only the target has log-probabilities") from cause
+        log.warning("no verifier can be reached, the draft goes on alone and unverified: %s", cause)
+        self._is_alone = True
+        self.statistics.uses(pool.name, pool.release)
+        ends = self.request.end_ids(self._bundle.description.eos_token_ids)
+        task = DraftTask(self.prompt, tuple(self._received), self.request.sampling, self._max_tokens, ends)
+        return contextlib.aclosing(pool.alone(task, self.statistics.written_alone))
+
+    async def _source_after(self, error: OutriderError, failures: int, elapsed_s: float) -> DeliverySource:
+        """Return where to go on after so many failed tries, the last one by `error`; waits before another try.
+
+        Raises `error` where nothing helps.
+        """
+        if self.request.offline == "draft_only" and isinstance(error, Unavailable) and not self._is_alone:
+            return self._alone(error)
+        asked_s = error.retry_after_s if isinstance(error, Overloaded | Unavailable) else 0.0
+        pause_s = max(asked_s, backoff_s(failures, _FIRST_PAUSE_S, _MAX_PAUSE_S, jitter=0.25))
+        may_help = isinstance(error, _RETRIED) and not self._received and not self._is_alone
+        in_time = elapsed_s + pause_s <= self._sessions.settings.resume_budget_s
+        if not may_help or not in_time or failures > self.request.retries:
+            raise error
+        log.info("try %d of %d in %.1f s: %s", failures + 1, self.request.retries + 1, pause_s, error)
+        await asyncio.sleep(pause_s)
+        return self._at_verifiers()
+
+    def _chunk(self, delivery: Delivery) -> Chunk:
+        """Return the delivery's text and tokens, up to a stop string; notes why the output ends with it."""
+        text, count, stopped = self._text.feed(delivery.tokens, last=bool(delivery.finish))
+        self._received += delivery.tokens
+        self.finish_reason = "stop" if stopped else _REASONS.get(delivery.finish)
+        # No target has accepted what the draft wrote alone; it is this device's all the same.
+        own = delivery.accepted if delivery.verified else delivery.drafted
+        logprobs = delivery.logprobs[:count] if self.request.logprobs is not None else None
+        return Chunk(text, delivery.tokens[:count], own[:count], delivery.verified, logprobs)
 
 
-def _bounded(kit: TargetKit, encode: Callable[[str], list[int]]) -> Callable[[str], list[int]]:
-    """The same, but a text that the target cannot hold is refused before the work."""
+class CompletionStream:
+    """A request that runs, as `AsyncClient.stream` returns it: iterate over it for chunks.
 
-    def encoded(text: str) -> list[int]:
-        check_text(text, kit.tokenizer.longest, kit.description.max_sequence)
-        return encode(text)
+    Leaving the iteration early, or the context, cancels the request. `async with stream:` around the loop waits until
+    the verifier has been told so; without it a `break` cancels in the background. `statistics` and `completion` are
+    live: they cover what has come so far.
+    """
 
-    return encoded
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+        self._chunks = generation.chunks()
+        self._pulling = asyncio.Lock()
+        """Held while a chunk is awaited: a generator that runs cannot be closed."""
+        self._taken: list[Chunk] = []
+        self.statistics = generation.statistics
 
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        try:
+            while (chunk := await self.next()) is not None:
+                yield chunk
+        finally:
+            await self.aclose()
 
-def session_of(kit: TargetKit, ids: Sequence[int], request: Request) -> DeviceSession:
-    """Raises BadRequest for what the target cannot take."""
-    description = kit.description
-    prompt = check_prompt(ids, request.max_tokens, description.vocabulary_size, description.max_sequence)
-    check_ids("stop_token_ids", request.stop_token_ids, description.vocabulary_size)
-    check_ids("logit_bias", [token for token, _ in request.sampling.logit_bias], description.vocabulary_size)
-    return DeviceSession(
-        prompt,
-        sampling=request.sampling,
-        max_tokens=request.max_tokens,
-        stop_token_ids=request.stop_token_ids,
-        eos_token_ids=description.eos_token_ids,
-        ignore_eos=request.ignore_eos,
-        logprobs=request.logprobs,
-    )
+    async def next(self) -> Chunk | None:
+        """Wait for the next chunk; None at the end. Call `aclose` to leave before it."""
+        async with self._pulling, self._generation.deadline.holds(first_token=not self._taken):
+            chunk = await anext(self._chunks, None)
+        if chunk is not None:
+            self._taken.append(chunk)
+        return chunk
 
+    async def aclose(self) -> None:
+        """Cancel the request, once a chunk that another task awaits has come."""
+        async with self._pulling:
+            await self._chunks.aclose()
 
-def ends_of(kit: TargetKit, request: Request) -> frozenset[int]:
-    """Token ids that end the sequence."""
-    ends = frozenset(request.stop_token_ids)
-    return ends if request.ignore_eos else ends | frozenset(kit.description.eos_token_ids)
+    async def __aenter__(self) -> Self:
+        return self
 
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
 
-def written_alone(
-    kit: TargetKit,
-    ids: Sequence[int],
-    request: Request,
-    statistics: Statistics,
-    pool: DraftPool | None,
-    received: Sequence[int],
-    cause: Unavailable,
-) -> Deliveries:
-    """What the draft makes of the tokens received, where no verifier can be reached. Raises Unavailable where it may or
-    can not. cause: why none can."""
-    if pool is None or not pool.has_model:
-        raise Unavailable(f"{cause}; and no draft model is here that could go on alone") from cause
-    if request.logprobs is not None:
-        raise Unavailable(f"{cause}; and only the target has log-probabilities") from cause
-    statistics.uses(pool.name, pool.release)
-    task = DraftTask(tuple(ids), tuple(received), request.sampling, request.max_tokens, ends_of(kit, request))
-    return pool.alone(task, statistics.written_alone)
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        """The prompt's token ids. They may be given as a prompt again, which saves tokenising it."""
+        return self._generation.prompt
 
+    @property
+    def completion(self) -> Completion:
+        """What has come so far; its `finish_reason` is "cancelled" where the output had not ended."""
+        chunks = self._taken
+        token_ids = tuple(token for chunk in chunks for token in chunk.token_ids)
+        return Completion(
+            text="".join(chunk.text for chunk in chunks),
+            token_ids=token_ids,
+            drafted=tuple(own for chunk in chunks for own in chunk.drafted),
+            verified=all(chunk.verified for chunk in chunks),
+            logprobs=_joined_logprobs(chunks),
+            finish_reason=self._generation.finish_reason or "cancelled",
+            usage=Usage(len(self.prompt_token_ids), len(token_ids)),
+            seed=self._generation.request.sampling.seed,
+            session_id=self.statistics.session_id,
+            statistics=self.statistics,
+        )
 
-def search_budget_s(settings: EdgeSettings, request: Request) -> float:
-    """How long a session without progress looks for a verifier."""
-    budget_s = settings.resume_budget_s
-    return budget_s if request.offline == "raise" else min(budget_s, settings.offline_after_s)
-
-
-def driver_options(
-    kit: TargetKit,
-    request: Request,
-    settings: EdgeSettings,
-    session_id: str,
-    *,
-    announced: str,
-    release: str,
-    notice: Callable[[int], None] | None,
-) -> DriverOptions:
-    """announced: the release that the session was opened with. release: the one that it begins with. notice: hears of
-    other releases."""
-    return DriverOptions(
-        session_id=session_id,
-        vocabulary_hash=kit.tokenizer.vocabulary_hash,
-        vocabulary_size=kit.description.vocabulary_size,
-        ends=ends_of(kit, request),
-        silence_s=settings.silence_s,
-        siblings=settings.siblings,
-        release=release,
-        announced=announced,
-        notice=notice or (lambda _: None),
-    )
+    async def drain(self) -> Completion:
+        """Run to the end, and return the whole. Raises the error of a request that no verifier could finish."""
+        try:
+            while await self.next() is not None:
+                pass
+        finally:
+            await self.aclose()
+        return self.completion
 
 
-async def chunks_of(deliveries: Deliveries, kit: TargetKit, request: Request) -> Chunks:
-    """Text as it comes, up to a stop string, and why it ended with the last one."""
-    assembler = TextAssembler(kit.tokenizer.table, kit.tokenizer.special, request.stop)
-    async with contextlib.aclosing(deliveries):
-        async for delivery in deliveries:
-            piece = assembler.feed(delivery.tokens, last=bool(delivery.finish))
-            # What the draft wrote alone was not accepted by anybody; it is this device's all the same.
-            own = delivery.accepted if delivery.verified else delivery.drafted
-            known = delivery.logprobs[: piece.tokens] if request.logprobs is not None else None
-            tokens = delivery.tokens[: piece.tokens]
-            chunk = Chunk(piece.text, tokens, own[: piece.tokens], delivery.verified, known)
-            reason: FinishReason | None = "stop" if piece.stopped else _REASONS.get(delivery.finish)
-            yield chunk, reason
-            if piece.stopped:
-                return
+def _joined_logprobs(chunks: Sequence[Chunk]) -> tuple[TokenLogprobs, ...] | None:
+    """Return the log-probabilities of all tokens; None unless they were asked for."""
+    if not chunks or any(chunk.logprobs is None for chunk in chunks):
+        return None
+    return tuple(one for chunk in chunks for one in chunk.logprobs or ())

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import grpc
 
 from edge_agent.session.failover import AttachTarget, Route
-from edge_agent.session.stream import Silent
+from edge_agent.session.stream import VerifierSilent
 from edge_agent.target.artifact_cache import ArtifactRef
 from outrider.core.errors import BadRequest, OutriderError
 from outrider.core.protocol.messages import MAX_VOCABULARY
@@ -117,12 +117,12 @@ class ArtifactClient:
 
 @contextlib.asynccontextmanager
 async def _answering(within_s: float) -> AsyncIterator[None]:
-    """Raise gRPC's errors as core errors, and Silent where the body takes longer than `within_s` seconds."""
+    """Raise gRPC's errors as core errors, and VerifierSilent where the body takes longer than `within_s` seconds."""
     try:
         async with asyncio.timeout(within_s):
             yield
     except TimeoutError:
-        raise Silent(f"the verifier has been silent for {within_s:g} s") from None
+        raise VerifierSilent(f"the verifier has been silent for {within_s:g} s") from None
     except grpc.RpcError as error:
         raise error_from_rpc(error) from error
 

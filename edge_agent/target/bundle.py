@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from edge_agent.drafting.health import Health
+from edge_agent.drafting.health import DraftHealth
 from edge_agent.drafting.pool import DraftOptions, DraftPool
 from edge_agent.releases.loader import Load
 from edge_agent.target.artifact_cache import ArtifactCache, ArtifactRef, Fetch
 from edge_agent.target.artifact_client import Description
-from edge_agent.target.chat_template import ChatTemplate, special_tokens
+from edge_agent.target.chat_template import ChatTemplate, Message, special_tokens
 from edge_agent.target.tokenizer import TargetTokenizer
 from outrider.core.errors import BadRequest, ModelRefused, OutriderError, VocabularyMismatch
+from outrider.core.protocol.messages import MAX_PROMPT_TOKENS
 from outrider.wire.ticket import Target
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,33 @@ class TargetBundle:
     template: ChatTemplate | None
     drafts: DraftPool | None
 
+    def encode_prompt(self, text: str) -> list[int]:
+        """Return the ids of a prompt. Raises BadRequest. Call it on a thread: a long text takes seconds."""
+        self._check_length(text)
+        return self.tokenizer.encode_prompt(text)
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Return the ids of messages in the target's template. Call it on a thread: a template is foreign code.
+
+        Raises ModelRefused for a target without a template, BadRequest.
+        """
+        if self.template is None:
+            raise ModelRefused(f"the target {self.description.target.name} has no chat template; use generate")
+        tokenizer = self.tokenizer
+
+        def encode(text: str) -> list[int]:
+            self._check_length(text)
+            return tokenizer.encode(text)
+
+        def encode_plain(text: str) -> list[int]:
+            self._check_length(text)
+            return tokenizer.encode_plain(text)
+
+        return self.template.tokenise(messages, encode, encode_plain, tokenizer.controls)
+
+    def _check_length(self, text: str) -> None:
+        check_text(text, self.tokenizer.longest, self.description.max_sequence)
+
     async def close(self) -> None:
         if self.drafts is not None:
             await self.drafts.__aexit__(None, None, None)
@@ -70,7 +98,7 @@ class BundleLoader:
         tokenizer = await self._tokenizer(description)
         template = await self._template(description, tokenizer)
 
-        def load(path: Path, name: str, digest: str, health: Health) -> Awaitable[DraftPool]:
+        def load(path: Path, name: str, digest: str, health: DraftHealth) -> Awaitable[DraftPool]:
             return DraftPool.load(path, name, tokenizer.table, self.draft_options, digest, health)
 
         drafts = await first_draft(description.target, load) if first_draft is not None else None
@@ -152,6 +180,20 @@ class BundleLoader:
         except OutriderError as error:
             log.warning("the offered draft cannot be fetched, going on as plain streaming: %s", error)
             return None
+
+
+def check_text(text: str, longest: int, max_sequence: int) -> None:
+    """Raise BadRequest for a text that is too long however it is tokenised, before that work begins.
+
+    longest: bytes of the target's longest token. max_sequence: most tokens that the target holds, 0 if unknown.
+    """
+    tokens = min(max_sequence or MAX_PROMPT_TOKENS, MAX_PROMPT_TOKENS)
+    if len(text) > tokens * longest:  # a character is at least a byte
+        raise BadRequest.bound(
+            "length of prompt",
+            f"{len(text)} characters",
+            f"at most {tokens * longest}, {tokens} of the target's longest tokens; shorten it",
+        )
 
 
 def _default_special_tokens(description: Description, tokenizer: TargetTokenizer) -> dict[str, str]:

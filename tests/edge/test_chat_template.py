@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from edge_agent.sdk.request import check_messages
 from edge_agent.target.chat_template import ChatTemplate, special_tokens
 from outrider.core.errors import BadRequest, ModelRefused
 
@@ -112,7 +113,7 @@ def test_what_the_template_raises_reaches_the_caller() -> None:
 @pytest.mark.parametrize("messages", [[], [{"role": "user"}], [{"content": "x"}], [{"role": "user", "content": 3}]])
 def test_messages_without_role_or_content_are_refused(messages: list[dict[str, str]]) -> None:
     with pytest.raises(BadRequest, match="messages"):
-        ChatTemplate(SOURCE).tokenise(messages, encode, plain, CONTROLS)
+        check_messages(messages)
 
 
 def test_variables_and_filters_of_the_dialect_are_there() -> None:

@@ -10,8 +10,8 @@ from openai import AsyncOpenAI, BadRequestError
 from reciter import TEXT
 
 from edge_agent import AsyncClient
-from edge_agent.http.logprobs import Teller
 from edge_agent.http.options import ServeOptions
+from edge_agent.http.responses import LogprobsWriter
 from edge_agent.http.serve import serving
 from outrider.core.errors import BadRequest, ProtocolViolation, Unavailable
 from outrider.core.protocol.device import DeviceSession
@@ -122,6 +122,6 @@ async def test_a_bias_reaches_the_target(openai: AsyncOpenAI, verifier: FakeVeri
 )
 def test_offsets_are_those_of_the_text_that_is_told(pieces: list[bytes], offsets: list[int]) -> None:
     silent = {i for i, piece in enumerate(pieces) if piece == b"<end>"}
-    teller = Teller(pieces, silent, chat=False, offset=3)
-    told = [teller.tell([i], [TokenLogprobs(-1.0, ())]) for i in range(len(pieces))]
+    writer = LogprobsWriter(pieces, silent, chat=False, offset=3)
+    told = [writer.write([i], [TokenLogprobs(-1.0, ())]) for i in range(len(pieces))]
     assert [one["text_offset"][0] for one in told if one] == offsets

@@ -16,9 +16,9 @@ from fake_verifier import FakeVerifier, until_free
 from reciter import recital
 
 from edge_agent import AsyncClient, EdgeSettings
-from edge_agent.http.event_stream import EventStream
 from edge_agent.http.options import ServeOptions
 from edge_agent.http.serve import serving
+from edge_agent.http.streaming import EventStream
 
 LOCAL = "127.0.0.1:0"
 CHAT = [{"role": "user", "content": "x"}]

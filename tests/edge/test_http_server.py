@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -26,8 +27,8 @@ from openai.types.chat.chat_completion import Choice
 from reciter import TEXT
 
 from edge_agent import AsyncClient, EdgeSettings
-from edge_agent.http.answers import REASONS
 from edge_agent.http.options import ServeOptions
+from edge_agent.http.responses import REASONS
 from edge_agent.http.serve import serving
 from edge_agent.sdk.types import FinishReason
 from outrider.core.errors import Killed, OutriderError, Overloaded, ProtocolViolation, VocabularyMismatch
@@ -146,10 +147,8 @@ async def test_an_answer_of_no_stated_length_is_as_long_as_the_target_can_hold(
     openai: AsyncOpenAI, verifier: FakeVerifier, client: AsyncClient
 ) -> None:
     verifier.script.step_s = 0.0005
-    kit = await client.prepare()
-    client._preparation.kit = kit.__class__(
-        kit.description.__class__(**{**vars(kit.description), "max_sequence": 60}), kit.tokenizer, kit.template, None
-    )
+    bundle = await client.prepare()
+    client._bundle = replace(bundle, description=replace(bundle.description, max_sequence=60))
     answer = await openai.chat.completions.create(
         model="fake", messages=[{"role": "user", "content": "b"}], temperature=0
     )

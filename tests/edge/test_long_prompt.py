@@ -13,7 +13,8 @@ from fake_verifier import FakeVerifier
 from reciter import recital
 
 from edge_agent import AsyncClient, BadRequest
-from edge_agent.sdk.types import check_text, prompt_of
+from edge_agent.sdk.request import check_prompt
+from edge_agent.target.bundle import check_text
 from outrider.core.protocol.messages import MAX_PROMPT_TOKENS
 
 LONG = "a few words, " * 75_000
@@ -96,7 +97,7 @@ def test_the_bound_on_a_text_is_what_the_longest_tokens_could_spell() -> None:
 
 def test_too_many_token_ids_are_refused_before_a_look_at_each() -> None:
     with pytest.raises(BadRequest, match=f"{MAX_PROMPT_TOKENS + 1} tokens"):
-        prompt_of(["no id"] * (MAX_PROMPT_TOKENS + 1))
+        check_prompt(["no id"] * (MAX_PROMPT_TOKENS + 1))
 
 
 async def test_a_streams_prompt_may_be_asked_again_as_ids(client: AsyncClient, verifier: FakeVerifier) -> None:

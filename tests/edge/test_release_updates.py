@@ -19,10 +19,9 @@ from file_server import Behaviour, FileServer
 from publisher import Publisher
 from scripted import continuation, target, tokenizer_json
 
-from edge_agent import AsyncClient, Completion, EdgeSettings
+from edge_agent import AsyncClient, Completion, CompletionStream, EdgeSettings
 from edge_agent.drafting.health import WINDOW
 from edge_agent.releases.updater import ReleaseUpdater
-from edge_agent.sdk.completion_stream import CompletionStream
 from edge_agent.target.tokenizer import TargetTokenizer
 from outrider.wire.ticket import Signer
 

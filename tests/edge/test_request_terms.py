@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fake_verifier import FakeVerifier, Script, until_free
 from reciter import TEXT, recital
+from scripted import tokenizer_json
 
-from edge_agent import AsyncClient, EdgeSettings, Timeout
-from edge_agent.sdk.retry import AT_VERIFIERS, Deliveries, persistent, unless_unreachable
-from edge_agent.sdk.timeout import Deadline
+from edge_agent import AsyncClient, EdgeSettings, Statistics, Timeout
+from edge_agent.metrics import EdgeMetrics, RequestRecord
+from edge_agent.sdk import generation
+from edge_agent.sdk.generation import Deadline, Generation
+from edge_agent.sdk.request import Request
+from edge_agent.sdk.sessions import DeliverySource
+from edge_agent.target.artifact_client import Description
+from edge_agent.target.bundle import TargetBundle
+from edge_agent.target.tokenizer import TargetTokenizer
 from outrider.core.errors import BadRequest, InternalError, NotFound, Overloaded, TimedOut, Unavailable
 from outrider.core.protocol.device import Delivery
 from outrider.core.protocol.messages import Finish
+from outrider.wire.ticket import Target
 
 SETTINGS = EdgeSettings(offline_after_s=0.2, silence_s=0.5, resume_budget_s=1.0)
 
@@ -127,30 +137,59 @@ async def test_a_timeout_of_the_bodys_own_is_not_the_requests() -> None:
 # --- other tries
 
 
-def failing(times: int, error: Exception, *, after: int = 0) -> tuple[list[int], object]:
-    """Tries that fail so many times, each after so many tokens."""
-    tries: list[int] = []
+class ScriptedSessions:
+    """Sessions of which so many fail, each after so many tokens; the draft model could write alone."""
 
-    async def begin() -> Deliveries:
-        tries.append(1)
-        failed = len(tries) <= times
-        for token in range(after if failed else 3):
+    def __init__(self, times: int, error: Exception, *, after: int = 0, within_s: float = 30.0) -> None:
+        self.settings = EdgeSettings(resume_budget_s=within_s)
+        self.drafts = SimpleNamespace(pool=SimpleNamespace(name="", release="", has_model=True, alone=self.alone))
+        self.tries = 0
+        self._times = times
+        self._error = error
+        self._after = after
+
+    @contextlib.asynccontextmanager
+    async def slot(self, statistics: Statistics) -> AsyncIterator[RequestRecord]:
+        with EdgeMetrics().following(statistics) as record:
+            yield record
+
+    def open(self, *_: object) -> DeliverySource:
+        self.tries += 1
+        return contextlib.aclosing(self._deliveries(failing=self.tries <= self._times))
+
+    async def _deliveries(self, *, failing: bool) -> AsyncGenerator[Delivery, None]:
+        for token in range(self._after if failing else 3):
             yield Delivery((token,), (False,), (False,), (), Finish.NONE)
-        if failed:
-            raise error
+        if failing:
+            raise self._error
 
-    return tries, begin
+    def alone(self, *_: object) -> AsyncGenerator[Delivery, None]:
+        return self._deliveries(failing=False)
+
+
+@pytest.fixture
+def bundle(monkeypatch: pytest.MonkeyPatch) -> TargetBundle:
+    """A target for scripted sessions, with pauses between tries that are short."""
+    monkeypatch.setattr(generation, "_FIRST_PAUSE_S", 0.01)
+    tokenizer = TargetTokenizer(tokenizer_json())
+    description = Description(Target("fake", "", ""), (), len(tokenizer.table), (), 0)
+    return TargetBundle(description, tokenizer, None, None)
+
+
+async def tokens_of(sessions: ScriptedSessions, bundle: TargetBundle, request: Request) -> list[tuple[int, ...]]:
+    asked = Generation(sessions, bundle, request, [1], Statistics(), Deadline(Timeout()))  # type: ignore[arg-type]
+    return [chunk.token_ids async for chunk in asked.chunks()]
 
 
 @pytest.mark.parametrize("error", [Unavailable("gone"), Overloaded("full", retry_after_s=0.0), InternalError("broken")])
-async def test_a_request_begins_again_as_often_as_its_budget_says(error: Exception) -> None:
-    tries, begin = failing(2, error)
-    assert [d.tokens async for d in persistent(begin, 2, 30.0)] == [(0,), (1,), (2,)]  # type: ignore[arg-type]
-    assert len(tries) == 3
-    tries, begin = failing(2, error)
+async def test_a_request_begins_again_as_often_as_its_budget_says(bundle: TargetBundle, error: Exception) -> None:
+    sessions = ScriptedSessions(2, error)
+    assert await tokens_of(sessions, bundle, Request.of(retries=2)) == [(0,), (1,), (2,)]
+    assert sessions.tries == 3
+    sessions = ScriptedSessions(2, error)
     with pytest.raises(type(error)):
-        [d async for d in persistent(begin, 1, 30.0)]  # type: ignore[arg-type]
-    assert len(tries) == 2
+        await tokens_of(sessions, bundle, Request.of(retries=1))
+    assert sessions.tries == 2
 
 
 @pytest.mark.parametrize(
@@ -158,12 +197,12 @@ async def test_a_request_begins_again_as_often_as_its_budget_says(error: Excepti
     [(BadRequest("wrong"), 0, 30.0), (Unavailable("gone"), 1, 30.0), (Unavailable("gone"), 0, 0.0)],
 )
 async def test_it_does_not_begin_again_for_nothing_nor_after_a_token_nor_too_late(
-    error: Exception, after: int, within_s: float
+    bundle: TargetBundle, error: Exception, after: int, within_s: float
 ) -> None:
-    tries, begin = failing(9, error, after=after)
+    sessions = ScriptedSessions(9, error, after=after, within_s=within_s)
     with pytest.raises(type(error)):
-        [d async for d in persistent(begin, 5, within_s)]  # type: ignore[arg-type]
-    assert len(tries) == 1
+        await tokens_of(sessions, bundle, Request.of(retries=5))
+    assert sessions.tries == 1
 
 
 @pytest.mark.parametrize(
@@ -171,16 +210,12 @@ async def test_it_does_not_begin_again_for_nothing_nor_after_a_token_nor_too_lat
     [(Unavailable("gone"), 1), (Overloaded("full", retry_after_s=0.0), 3), (InternalError("broken"), 3)],
 )
 async def test_where_the_draft_may_write_alone_only_verifiers_that_are_there_are_asked_again(
-    error: Exception, tried: int
+    bundle: TargetBundle, error: Exception, tried: int
 ) -> None:
-    tries, begin = failing(2, error)
-
-    def alone(received: Sequence[int], cause: Unavailable) -> Deliveries:
-        return failing(0, cause)[1]()  # type: ignore[operator, no-any-return]
-
-    trying = unless_unreachable(persistent(begin, 2, 30.0, AT_VERIFIERS), alone)  # type: ignore[arg-type]
-    assert [d.tokens async for d in trying] == [(0,), (1,), (2,)]
-    assert len(tries) == tried
+    sessions = ScriptedSessions(2, error)
+    request = Request.of(retries=2, offline="draft_only")
+    assert await tokens_of(sessions, bundle, request) == [(0,), (1,), (2,)]
+    assert sessions.tries == tried
 
 
 async def test_a_try_that_begins_again_drafts_as_the_first(verifier: FakeVerifier, tmp_path: Path) -> None:
@@ -193,19 +228,20 @@ async def test_a_try_that_begins_again_drafts_as_the_first(verifier: FakeVerifie
             verifier.script.refuse = None
 
         asyncio.get_running_loop().call_later(0.3, admit)
-        client._attempt = renamed(client._attempt)  # type: ignore[method-assign]
+        client._sessions.open = renamed(client._sessions.open)  # type: ignore[method-assign]
         completion = await client.generate("x", max_tokens=80)
     assert (TEXT * 2).startswith(completion.text) and completion.statistics.drafted > 0
     assert completion.statistics.attaches == 2
 
 
-def renamed(attempt: Callable[..., Deliveries]) -> Callable[..., Deliveries]:
-    """An error that no other hop mends, as one that another try does: a try is one attach then."""
+def renamed(opened: Callable[..., DeliverySource]) -> Callable[..., DeliverySource]:
+    """An error that no other verifier mends, as one that another try does: a try is one attach then."""
 
-    async def renaming(*args: object) -> Deliveries:
+    @contextlib.asynccontextmanager
+    async def renaming(*args: object) -> AsyncIterator[AsyncGenerator[Delivery, None]]:
         try:
-            async for delivery in attempt(*args):
-                yield delivery
+            async with opened(*args) as deliveries:
+                yield deliveries
         except NotFound as error:
             raise InternalError(str(error)) from error
 

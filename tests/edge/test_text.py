@@ -6,33 +6,34 @@ import random
 
 import pytest
 
-from edge_agent.target.detokenizer import Detokeniser, StopScanner, TextAssembler, check_stops
+from edge_agent.sdk.request import Request
+from edge_agent.target.detokenizer import Detokenizer, StopScanner, TextAssembler
 from outrider.core.errors import BadRequest
 
 BYTES = [bytes([i]) for i in range(256)]
 
 
 def test_a_character_split_over_tokens_comes_whole() -> None:
-    detokeniser = Detokeniser(BYTES)
-    assert [detokeniser.feed(byte) for byte in "é€🙂".encode()] == ["", "é", "", "", "€", "", "", "", "🙂"]
+    detokenizer = Detokenizer(BYTES)
+    assert [detokenizer.feed(byte) for byte in "é€🙂".encode()] == ["", "é", "", "", "€", "", "", "", "🙂"]
 
 
 def test_bytes_that_are_no_utf8_become_replacement_characters_and_stay_so() -> None:
-    detokeniser = Detokeniser(BYTES)
-    assert detokeniser.feed(0xFF) == "�"
-    assert detokeniser.feed(0xE2) == ""
-    assert detokeniser.feed(ord("a")) == "�a"
+    detokenizer = Detokenizer(BYTES)
+    assert detokenizer.feed(0xFF) == "�"
+    assert detokenizer.feed(0xE2) == ""
+    assert detokenizer.feed(ord("a")) == "�a"
 
 
 def test_what_is_unfinished_at_the_end_is_shown_as_such() -> None:
-    detokeniser = Detokeniser(BYTES)
-    assert detokeniser.feed(0xE2) == ""
-    assert detokeniser.flush() == "�"
+    detokenizer = Detokenizer(BYTES)
+    assert detokenizer.feed(0xE2) == ""
+    assert detokenizer.flush() == "�"
 
 
 def test_special_and_unknown_ids_are_no_text() -> None:
-    detokeniser = Detokeniser([b"a", b"<|end|>"], special={1})
-    assert [detokeniser.feed(token) for token in (0, 1, 7)] == ["a", "", ""]
+    detokenizer = Detokenizer([b"a", b"<|end|>"], special={1})
+    assert [detokenizer.feed(token) for token in (0, 1, 7)] == ["a", "", ""]
 
 
 def test_text_in_pieces_is_the_text_as_a_whole_whatever_the_chunks() -> None:
@@ -43,7 +44,7 @@ def test_text_in_pieces_is_the_text_as_a_whole_whatever_the_chunks() -> None:
         while tokens:
             size = rng.randint(1, 5)
             chunk, tokens = tokens[:size], tokens[size:]
-            out += assembler.feed(chunk, last=not tokens).text
+            out += assembler.feed(chunk, last=not tokens)[0]
             assert text.startswith(out)
         assert out == text
 
@@ -87,18 +88,17 @@ def test_any_chunking_finds_the_same_stop() -> None:
 
 def test_tokens_after_the_one_that_completes_the_stop_do_not_count() -> None:
     assembler = TextAssembler(BYTES, (), ["##"])
-    piece = assembler.feed(list(b"ab#"), last=False)
-    assert (piece.text, piece.tokens, piece.stopped) == ("ab", 3, False)
-    piece = assembler.feed(list(b"#xyz"), last=False)
-    assert (piece.text, piece.tokens, piece.stopped) == ("", 1, True)
+    assert assembler.feed(list(b"ab#"), last=False) == ("ab", 3, False)
+    assert assembler.feed(list(b"#xyz"), last=False) == ("", 1, True)
 
 
 def test_the_end_of_the_sequence_gives_back_what_was_held() -> None:
     assembler = TextAssembler(BYTES, (), ["##"])
-    assert assembler.feed(list(b"ab#"), last=True).text == "ab#"
+    assert assembler.feed(list(b"ab#"), last=True) == ("ab#", 3, False)
 
 
 @pytest.mark.parametrize("stop", ["", ["a"] * 17, "x" * 257, [""]])
 def test_stop_strings_out_of_bounds_are_refused(stop: str | list[str]) -> None:
-    with pytest.raises(BadRequest):
-        check_stops(stop)
+    with pytest.raises(BadRequest, match="stop") as caught:
+        Request.of(stop=stop)
+    assert caught.value.field == "stop"

@@ -73,7 +73,7 @@ def test_a_client_in_a_program_reads_the_file_that_the_environment_names(
     file = toml(tmp_path / "o.toml", edge={"verifier": "127.0.0.1:9", "siblings": 2})
     monkeypatch.setenv(VARIABLE, str(file))
     assert from_environment(EdgeSettings).siblings == 2
-    assert AsyncClient()._settings.verifier == "127.0.0.1:9"
+    assert AsyncClient()._sessions.settings.verifier == "127.0.0.1:9"
 
 
 def test_an_address_stands_for_itself_where_a_lower_source_has_the_other_one(

@@ -15,7 +15,7 @@ from scripted import target
 from edge_agent.session.channels import Channels
 from edge_agent.session.coordinator_client import CoordinatorClient
 from edge_agent.session.failover import DirectRoute, GrantRoute
-from edge_agent.target.artifact_client import Library
+from edge_agent.target.artifact_client import ArtifactClient
 from outrider.core.backoff import Backoff
 from outrider.core.errors import NotFound, Unavailable
 
@@ -30,7 +30,7 @@ class World:
         self.coordinator = FakeCoordinator(self.one, self.two)
         self.channels = Channels(None, insecure=False)
 
-    async def library(self, budget_s: float = 5.0) -> Library:
+    async def library(self, budget_s: float = 5.0) -> ArtifactClient:
         """Of a session that was placed; quick to lose patience."""
         calls = CoordinatorClient(self.channels.get(self.coordinator.address, tls=False), None, asyncio.ensure_future)
         grants = (await calls.open("")).grants
@@ -39,7 +39,7 @@ class World:
             return await calls.resume(grants.session_id, ticket, failed, last_epoch)  # type: ignore[arg-type]
 
         route = GrantRoute(grants, resume, Backoff(budget_s, draw=lambda: 0.0))  # type: ignore[arg-type]
-        return Library(
+        return ArtifactClient(
             route, lambda hop: self.channels.get(hop.address, tls=False, bulk=True), describe_s=0.5, chunk_s=0.5
         )
 
@@ -54,7 +54,7 @@ async def world() -> AsyncIterator[World]:
         yield made
 
 
-async def fetched(library: Library, offset: int = 0) -> bytes:
+async def fetched(library: ArtifactClient, offset: int = 0) -> bytes:
     return b"".join([chunk async for chunk in library.fetch(hash_of(DATA), offset)])
 
 
@@ -107,7 +107,7 @@ async def test_what_no_verifier_has_is_asked_for_once(world: World) -> None:
 
 async def test_a_verifier_that_stands_alone_is_asked_again_when_it_is_back(world: World) -> None:
     address = world.one.address
-    library = Library(DirectRoute(address, Backoff(5.0)), lambda hop: world.channels.get(hop.address, tls=False))
+    library = ArtifactClient(DirectRoute(address, Backoff(5.0)), lambda hop: world.channels.get(hop.address, tls=False))
     stream = library.fetch(hash_of(DATA), 0)
     begin = await anext(stream)
     await world.one.kill()

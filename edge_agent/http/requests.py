@@ -1,4 +1,4 @@
-"""What OpenAI's clients ask: fields that are heeded, some that are refused by name, and the rest, which is ignored."""
+"""The bodies of requests: fields that are honoured, some that are refused by name, and the rest, which is ignored."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from edge_agent.http.problems import Problem, unsupported
+from edge_agent.http.errors import ApiError, unsupported
 from edge_agent.sdk.types import Options
 from edge_agent.target.chat_template import Message
 
 MAX_CHOICES = 64
-"""Of one request, over all its prompts."""
+"""Most choices of one request, over all its prompts."""
 
 _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
@@ -51,11 +51,11 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "web_search_options": (),
 }
-"""Fields that would change the answer, and the values besides null with which they change nothing."""
+"""Fields that would change the answer, with the values, besides null, that change nothing."""
 
 
 def _integral(value: object) -> object:
-    """JSON has one kind of number: 16.0 is an integer."""
+    """Accept 16.0 as an integer: JSON has one kind of number."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -68,8 +68,8 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
 
 
-class Body(BaseModel):
-    """What both kinds of completions have. Unknown fields are ignored; null is as if a field were not there."""
+class RequestBody(BaseModel):
+    """The fields of both kinds of completions. Unknown ones are ignored; null is the same as a missing field."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -92,11 +92,11 @@ class Body(BaseModel):
     ignore_eos: bool | None = None
     traffic_class: str | None = None
     provenance: bool | None = None
-    """Whether each chunk tells of its tokens, who wrote them."""
+    """Whether each chunk lists its tokens with their provenance."""
 
     @property
     def choices(self) -> int:
-        """Asked for, for each prompt."""
+        """The number of choices for each prompt."""
         return self.n or 1
 
     @property
@@ -104,15 +104,15 @@ class Body(BaseModel):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     def refuse_unsupported(self) -> None:
-        """Raises Problem naming the field."""
+        """Raise ApiError for a field that this server cannot honour, by its name."""
         for name, value in (self.model_extra or {}).items():
             if name in _HARMLESS and value is not None and value not in _HARMLESS[name]:
                 raise unsupported(name)
         if self.stream_options is not None and not self.stream:
-            raise Problem(400, "stream_options is only for stream=true", param="stream_options", code="invalid_value")
+            raise ApiError(400, "stream_options is only for stream=true", param="stream_options", code="invalid_value")
 
     def options(self, choice: int) -> Options:
-        """Of the choice with this number: each has noise of its own. OpenAI's defaults where nothing is said."""
+        """Return the SDK's options for the choice of this index, whose seed differs; the defaults are OpenAI's."""
         given = {
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -125,7 +125,7 @@ class Body(BaseModel):
             "ignore_eos": self.ignore_eos,
             "traffic_class": self.traffic_class,
         }
-        options: Options = {"temperature": 1.0, "max_tokens": self.most_tokens(), "stop": self.stop}
+        options: Options = {"temperature": 1.0, "max_tokens": self.token_limit(), "stop": self.stop}
         options.update({name: value for name, value in given.items() if value is not None})  # type: ignore[typeddict-item]
         if self.logit_bias:
             options["logit_bias"] = {_id(token): value for token, value in self.logit_bias.items()}
@@ -135,23 +135,23 @@ class Body(BaseModel):
             options["seed"] = (self.seed + choice) % 2**64
         return options
 
-    def most_tokens(self) -> int | None:
+    def token_limit(self) -> int | None:
         return self.max_tokens
 
     def alternatives(self) -> int | None:
-        """To tell with each token's log-probability; None: tell nothing of them."""
+        """Return how many alternatives each token's log-probability comes with; None for no log-probabilities."""
         return None
 
 
 def _id(token: str) -> int:
     if not (token.isascii() and token.isdecimal()) or len(token) > 10:
         message = f"logit_bias has the key {token[:40]!r}, must be a token id"
-        raise Problem(400, message, param="logit_bias", code="invalid_value")
+        raise ApiError(400, message, param="logit_bias", code="invalid_value")
     return int(token)
 
 
-class CompletionBody(Body):
-    """POST /v1/completions"""
+class CompletionRequest(RequestBody):
+    """The body of POST /v1/completions."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
     echo: bool | None = None
@@ -159,14 +159,14 @@ class CompletionBody(Body):
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
-        """One or more."""
+        """The prompts, of which there is at least one unless the body is wrong."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if self.prompt and isinstance(self.prompt[0], int):
             return [self.prompt]
         return self.prompt  # type: ignore[return-value]
 
-    def most_tokens(self) -> int | None:
+    def token_limit(self) -> int | None:
         return 16 if self.max_tokens is None else self.max_tokens
 
     def alternatives(self) -> int | None:
@@ -177,7 +177,7 @@ class CompletionBody(Body):
         if self.logprobs is not None and self.echo:
             raise unsupported("logprobs", " together with echo")
         if not 1 <= len(self.prompts) * self.choices <= MAX_CHOICES:
-            raise Problem(
+            raise ApiError(
                 400,
                 f"prompts times n are {len(self.prompts)} x {self.choices}, must be between 1 and {MAX_CHOICES}",
                 param="prompt",
@@ -185,8 +185,8 @@ class CompletionBody(Body):
             )
 
 
-class Part(BaseModel):
-    """Of a message's content."""
+class ContentPart(BaseModel):
+    """A part of a message's content."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -198,34 +198,34 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
 
 
-class ChatBody(Body):
-    """POST /v1/chat/completions"""
+class ChatCompletionRequest(RequestBody):
+    """The body of POST /v1/chat/completions."""
 
     messages: list[ChatMessage]
     max_completion_tokens: Whole | None = None
     logprobs: bool | None = None
     top_logprobs: Whole | None = None
 
-    def most_tokens(self) -> int | None:
+    def token_limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     def refuse_unsupported(self) -> None:
         super().refuse_unsupported()
         if self.top_logprobs is not None and not self.logprobs:
-            raise Problem(400, "top_logprobs needs logprobs=true", param="top_logprobs", code="invalid_value")
+            raise ApiError(400, "top_logprobs needs logprobs=true", param="top_logprobs", code="invalid_value")
 
     def alternatives(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    def turns(self) -> list[Message]:
-        """For the target's template. Raises Problem naming the message."""
-        return [_turn(f"messages[{i}]", message) for i, message in enumerate(self.messages)]
+    def template_messages(self) -> list[Message]:
+        """Return the messages for the target's template. Raises ApiError naming the one that is unsupported."""
+        return [_message(f"messages[{i}]", message) for i, message in enumerate(self.messages)]
 
 
-def _turn(field: str, message: ChatMessage) -> Message:
+def _message(field: str, message: ChatMessage) -> Message:
     if message.role in ("tool", "function") or (message.model_extra or {}).get("tool_calls"):
         raise unsupported(f"{field}.role" if message.role in ("tool", "function") else f"{field}.tool_calls")
     role = "system" if message.role == "developer" else message.role

@@ -1,0 +1,230 @@
+"""Write completions in OpenAI's shapes; what speculation did stands in a field of its own, `outrider`."""
+
+from __future__ import annotations
+
+import codecs
+import secrets
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from edge_agent.sdk.generation import CompletionStream
+from edge_agent.sdk.types import Chunk, Completion, FinishReason
+from edge_agent.session.statistics import Statistics
+from edge_agent.target.bundle import TargetBundle
+from outrider.core.protocol.messages import TokenLogprobs
+
+REASONS: Mapping[FinishReason, str] = {"eos": "stop", "stop": "stop", "length": "length", "cancelled": "length"}
+"""OpenAI's finish reasons, which have none for a cancelled answer: it is cut short."""
+
+TokenTable = Sequence[bytes]
+"""The raw bytes of every token id."""
+
+
+class CompletionWriter:
+    """Writes the answer to one request: whole, or chunk by chunk.
+
+    `streams` are the choices of all prompts, in order, each with the text that stands before it in `prefixes`. `chat`
+    answers with messages rather than text; `provenance` tells of each chunk's tokens.
+    """
+
+    def __init__(
+        self,
+        bundle: TargetBundle,
+        streams: Sequence[CompletionStream],
+        prefixes: Sequence[str],
+        *,
+        chat: bool,
+        provenance: bool,
+        choices_per_prompt: int,
+    ) -> None:
+        self.chat = chat
+        self._streams = streams
+        self._prefixes = prefixes
+        self._provenance = provenance
+        self._choices_per_prompt = choices_per_prompt
+        self._tokenizer = bundle.tokenizer
+        self._begun: set[int] = set()
+        """Choices of which something was written."""
+        table, silent = bundle.tokenizer.table, bundle.tokenizer.special
+        self._logprobs = [LogprobsWriter(table, silent, chat=chat, offset=len(prefix)) for prefix in prefixes]
+        self._head = {
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": bundle.description.target.name,
+            "system_fingerprint": f"fp_{bundle.description.target.weights_hash.removeprefix('sha256:')[:16]}",
+        }
+
+    def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
+        """Return the answer with all choices."""
+        choices = [self._choice(index, completion) for index, completion in enumerate(completions)]
+        kind = "chat.completion" if self.chat else "text_completion"
+        return {**self._head, "object": kind, "choices": choices, "usage": self._usage(completions)}
+
+    def chunks(self, index: int, chunk: Chunk | None) -> Iterator[dict[str, Any]]:
+        """Write one chunk of a choice, or its end (None)."""
+        prefix = self._prefixes[index]
+        if index not in self._begun:
+            self._begun.add(index)
+            if self.chat or prefix:
+                yield self._piece(index, {"role": "assistant", "content": ""} if self.chat else prefix)
+        if chunk is None:
+            completion = self._streams[index].completion
+            reason = REASONS[completion.finish_reason]
+            yield self._piece(index, {} if self.chat else "", reason, outrider=_about(completion))
+        elif chunk.text or chunk.logprobs or not chunk.verified or self._provenance:  # half a character is no event
+            outrider = self._provenance_of(index, chunk) if self._provenance else {}
+            if not chunk.verified:
+                outrider["verified"] = False
+            logprobs = self._logprobs[index].write(chunk.token_ids, chunk.logprobs)
+            text = {"content": chunk.text} if self.chat else chunk.text
+            yield self._piece(index, text, logprobs=logprobs, outrider=outrider)
+
+    def usage(self) -> dict[str, Any]:
+        """Return the chunk that ends a stream whose client asks for its usage."""
+        usage = self._usage([stream.completion for stream in self._streams])
+        return {**self._head, "object": self._chunk_kind, "choices": [], "usage": usage}
+
+    @property
+    def _chunk_kind(self) -> str:
+        return "chat.completion.chunk" if self.chat else "text_completion"
+
+    def _choice(self, index: int, completion: Completion) -> dict[str, Any]:
+        text = self._prefixes[index] + completion.text
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {
+            "index": index,
+            **({"message": message} if self.chat else {"text": text}),
+            "logprobs": self._logprobs[index].write(completion.token_ids, completion.logprobs),
+            "finish_reason": REASONS[completion.finish_reason],
+            "outrider": _about(completion),
+        }
+
+    def _piece(
+        self,
+        index: int,
+        text: object,
+        reason: str | None = None,
+        *,
+        logprobs: Mapping[str, Any] | None = None,
+        outrider: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        choice = {
+            "index": index,
+            "delta" if self.chat else "text": text,
+            "logprobs": logprobs,
+            "finish_reason": reason,
+        }
+        if outrider:
+            choice["outrider"] = outrider
+        return {**self._head, "object": self._chunk_kind, "choices": [choice]}
+
+    def _provenance_of(self, index: int, chunk: Chunk) -> dict[str, Any]:
+        """Return the origin of each token of a chunk, with its bytes, and the statistics so far.
+
+        A character may be spread over several tokens; a token that stands for no text has no bytes.
+        """
+        table, silent = self._tokenizer.table, self._tokenizer.special
+        tokens = [
+            {
+                "id": token,
+                "bytes": [] if token in silent or token >= len(table) else list(table[token]),
+                "provenance": provenance,
+            }
+            for token, provenance in zip(chunk.token_ids, chunk.provenance, strict=True)
+        ]
+        return {"tokens": tokens, "statistics": _figures(self._streams[index].statistics)}
+
+    def _usage(self, completions: Sequence[Completion]) -> dict[str, int]:
+        """Count the tokens written, and those of each prompt once, however many choices it has."""
+        written = sum(one.usage.completion_tokens for one in completions)
+        read = sum(one.usage.prompt_tokens for one in completions[:: self._choices_per_prompt])
+        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+
+
+def _about(completion: Completion) -> dict[str, Any]:
+    """Return what a choice's session was, and what its speculation did."""
+    return {
+        "seed": completion.seed,
+        "verified": completion.verified,
+        "finish_reason": completion.finish_reason,
+        "session_id": completion.session_id,
+        "statistics": _figures(completion.statistics),
+    }
+
+
+def _figures(statistics: Statistics) -> dict[str, Any]:
+    """Return counts of tokens and nodes so far; times in milliseconds, None where there is no measurement yet."""
+    first = statistics.first_token_s
+    return {
+        "draft": statistics.draft,
+        "tokens": statistics.tokens,
+        "steps": statistics.steps,
+        "tokens_per_step": round(statistics.tokens_per_step, 3),
+        "tokens_per_s": round(statistics.tokens_per_s, 2),
+        "drafted": statistics.drafted,
+        "evaluated": statistics.evaluated,
+        "accepted": statistics.accepted,
+        "acceptance": round(statistics.acceptance, 4),
+        "unverified": statistics.unverified,
+        "rtt_ms": round(statistics.rtt_ms, 3) or None,
+        "first_token_ms": None if first is None else round(1000 * first, 2),
+        "attaches": statistics.attaches,
+    }
+
+
+class LogprobsWriter:
+    """Writes the log-probabilities of one choice, in the order of its tokens, in the shape of a chat or of completions.
+
+    `silent` are ids that stand for no text; `offset` is the number of characters before the first token's.
+    """
+
+    def __init__(self, table: TokenTable, silent: Collection[int] = (), *, chat: bool, offset: int = 0) -> None:
+        self._table = table
+        self._silent = silent
+        self._chat = chat
+        self._offset = offset
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def write(self, ids: Sequence[int], known: Iterable[TokenLogprobs] | None) -> dict[str, Any] | None:
+        """Return the next tokens' log-probabilities; None unless they were asked for."""
+        if known is None:
+            return None
+        known = tuple(known)
+        if self._chat:
+            content = [
+                {**self._token(token, one.logprob), "top_logprobs": [self._token(*other) for other in one.top]}
+                for token, one in zip(ids, known, strict=True)
+            ]
+            return {"content": content, "refusal": None}
+        return {
+            "tokens": [self._text(token) for token in ids],
+            "token_logprobs": [one.logprob for one in known],
+            "top_logprobs": [{self._text(token): value for token, value in one.top} for one in known],
+            "text_offset": [self._text_offset(token) for token in ids],
+        }
+
+    def _token(self, token: int, logprob: float) -> dict[str, Any]:
+        return {"token": self._text(token), "logprob": logprob, "bytes": list(self._bytes(token))}
+
+    def _bytes(self, token: int) -> bytes:
+        return self._table[token] if token < len(self._table) else b""
+
+    def _text(self, token: int) -> str:
+        """Return a token's text; a part of a character is written as OpenAI does."""
+        raw = self._bytes(token)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+    def _text_offset(self, token: int) -> int:
+        """Return where the token's text begins, and count its characters."""
+        if token in self._silent:
+            return self._offset
+        cut, _ = self._decoder.getstate()
+        text = self._decoder.decode(self._bytes(token))
+        replaced = bool(cut) and text.startswith("\ufffd")  # an earlier character that this token does not finish
+        begins = self._offset + replaced
+        self._offset += len(text)
+        return begins

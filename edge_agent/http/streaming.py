@@ -1,0 +1,157 @@
+"""Run the choices of one request, and send them as server-sent events that end with their reader."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from edge_agent.sdk.generation import CompletionStream
+from edge_agent.sdk.types import Chunk, Completion
+
+log = logging.getLogger(__name__)
+
+_A = TypeVar("_A")
+
+DONE = b"data: [DONE]\n\n"
+
+_HEADERS = {
+    b"content-type": b"text/event-stream; charset=utf-8",
+    b"cache-control": b"no-cache",
+    b"x-accel-buffering": b"no",  # nginx would gather events
+}
+
+ChoiceChunks = AsyncGenerator[tuple[int, Chunk | None], None]
+"""(index of the choice, its next chunk, or None at its end)"""
+Events = AsyncGenerator[bytes, None]
+
+
+class ClientGone(Exception):
+    """Nobody waits for the answer any more."""
+
+
+# --- choices
+
+
+async def drained(streams: Sequence[CompletionStream]) -> list[Completion]:
+    """Run all streams to their ends. The first error, and a cancellation, ends all."""
+    tasks = [asyncio.create_task(stream.drain()) for stream in streams]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def merged(streams: Sequence[CompletionStream]) -> ChoiceChunks:
+    """Yield the chunks of all streams as they come. The first error ends all; so does closing this."""
+    if len(streams) == 1:  # without a task and a queue on the way
+        async with streams[0] as stream:
+            while (chunk := await stream.next()) is not None:
+                yield 0, chunk
+            yield 0, None
+        return
+    queue: asyncio.Queue[tuple[int, Chunk | None] | Exception] = asyncio.Queue(maxsize=2 * len(streams))
+    tasks = [asyncio.create_task(_forward(choice, stream, queue)) for choice, stream in enumerate(streams)]
+    left = len(streams)
+    try:
+        while left:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            left -= item[1] is None
+            yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def _forward(
+    choice: int, stream: CompletionStream, queue: asyncio.Queue[tuple[int, Chunk | None] | Exception]
+) -> None:
+    try:
+        async with stream:
+            while (chunk := await stream.next()) is not None:
+                await queue.put((choice, chunk))
+        await queue.put((choice, None))
+    except Exception as error:
+        await queue.put(error)
+
+
+# --- events
+
+
+def event(content: object) -> bytes:
+    return b"data: " + json.dumps(content, separators=(",", ":"), allow_nan=False).encode() + b"\n\n"
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, _A]) -> _A:
+    """Return the result of `work`; a client that goes away cancels it, and ClientGone is raised."""
+    task, gone = asyncio.create_task(work), asyncio.create_task(_disconnected(request.receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        for one in (task, gone):
+            one.cancel()
+        await asyncio.wait({task, gone})
+
+
+class EventStream(Response):
+    """A response whose first event is known already, so that what fails before it has a status of its own.
+
+    A client that takes nothing for `stall_s` seconds ends it: otherwise it would hold its sessions for good.
+    """
+
+    def __init__(self, first: bytes, rest: Events, stall_s: float) -> None:
+        super().__init__()
+        self._first = first
+        self._rest = rest
+        self._stall_s = stall_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending, gone = asyncio.create_task(self._send_all(send)), asyncio.create_task(_disconnected(receive))
+        try:
+            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+        except ClientGone:
+            log.warning("a client took nothing of its stream for %g s: its request ends", self._stall_s)
+        finally:
+            for one in (sending, gone):
+                one.cancel()
+            await asyncio.wait({sending, gone})
+            await self._rest.aclose()
+
+    async def _send_all(self, send: Send) -> None:
+        headers = list(_HEADERS.items())
+        await self._send(send, {"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send(send, {"type": "http.response.body", "body": self._first, "more_body": True})
+        async with contextlib.aclosing(self._rest):
+            async for data in self._rest:
+                await self._send(send, {"type": "http.response.body", "body": data, "more_body": True})
+        await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Send, message: Message) -> None:
+        """Send one message. Raises ClientGone if the client does not take it in time."""
+        try:
+            async with asyncio.timeout(self._stall_s):
+                await send(message)
+        except TimeoutError:
+            raise ClientGone from None
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,255 @@
+"""Check a request's options, prompt and messages before anything is sent. Every check raises BadRequest."""
+
+from __future__ import annotations
+
+import operator
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence, Set
+from numbers import Real
+from typing import Annotated, Any, NoReturn, Unpack
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError
+
+from edge_agent.sdk.types import DEFAULT_RETRIES, DEFAULT_TIMEOUT, Offline, Options, Timeout
+from edge_agent.target.chat_template import Message
+from outrider.core.errors import BadRequest
+from outrider.core.processors import SamplingParams
+from outrider.core.protocol.messages import MAX_GENERATED_TOKENS, MAX_LOGPROBS, MAX_PROMPT_TOKENS, MAX_STOP_TOKENS
+
+TOO_LONG = frozenset({"length of prompt", "prompt plus max_tokens"})
+"""Values of BadRequest.field for a prompt that the target cannot hold."""
+
+OPEN_END = 1024
+"""Most tokens of a request whose max_tokens is None."""
+MAX_RETRIES = 100
+MAX_STOPS = 16
+MAX_STOP_CHARS = 256
+_MAX_BITS = 64
+_MAX_SHOWN = 80
+
+
+# --- types that pydantic lacks
+
+
+def _integer(value: object) -> object:
+    """Accept whatever is an integer, NumPy's included, which pydantic's strict mode refuses; no bool."""
+    if isinstance(value, bool):
+        return value
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return value
+    if number.bit_length() > _MAX_BITS:
+        raise _wrong(f"Input should be an integer of at most {_MAX_BITS} bits")
+    return number
+
+
+def _number(value: object) -> float:
+    """Accept whatever is a real number, NumPy's included; neither a bool nor a Decimal."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise _wrong("Input should be a number")
+    try:
+        return float(value)
+    except OverflowError:
+        raise _wrong("Input should be a number that a float can hold") from None
+
+
+def _items(value: object) -> tuple[object, ...]:
+    """Accept lists, tuples, arrays and iterators; nothing without an order, no text and no bytes."""
+    if isinstance(value, str | bytes | bytearray | memoryview | Mapping | Set) or not isinstance(value, Iterable):
+        raise _wrong("Input should be a list")
+    return tuple(value)
+
+
+def _texts(value: object) -> tuple[object, ...]:
+    return () if value is None else (value,) if isinstance(value, str) else _items(value)
+
+
+def _biases(value: object) -> object:
+    return {} if value is None else dict(value) if isinstance(value, Mapping) else value
+
+
+def _timeout(value: object) -> Timeout:
+    """Accept a Timeout, seconds in all, or None for no limit; pydantic checks the fields afterwards."""
+    return value if isinstance(value, Timeout) else Timeout(value, None)  # type: ignore[arg-type]
+
+
+def _wrong(message: str) -> PydanticCustomError:
+    return PydanticCustomError("outrider", message)
+
+
+Integer = Annotated[int, BeforeValidator(_integer)]
+Number = Annotated[float, BeforeValidator(_number)]
+TokenIds = Annotated[tuple[Integer, ...], BeforeValidator(_items)]
+Text = Annotated[str, Field(pattern=r"")]
+"""A text that UTF-8 can express: with a pattern, pydantic refuses lone surrogates."""
+
+
+# --- a request
+
+
+class Request(BaseModel):
+    """The options of one request, each within its bounds; `of` makes one from a caller's keyword arguments."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    max_tokens: Annotated[Integer, Field(ge=1, le=MAX_GENERATED_TOKENS)] | None = 256
+    temperature: Number = 0.0
+    top_k: Integer = 0
+    top_p: Number = 1.0
+    min_p: Number = 0.0
+    repetition_penalty: Number = 1.0
+    presence_penalty: Number = 0.0
+    frequency_penalty: Number = 0.0
+    seed: Integer | None = None
+    logit_bias: Annotated[dict[Integer, Number], BeforeValidator(_biases)] = Field(default_factory=dict)
+    stop: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)], ...],
+        BeforeValidator(_texts),
+        Field(max_length=MAX_STOPS),
+    ] = ()
+    stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_TOKENS)] = ()
+    ignore_eos: bool = False
+    traffic_class: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,64}$")] = ""
+    timeout: Annotated[Timeout, BeforeValidator(_timeout)] = DEFAULT_TIMEOUT
+    retries: Annotated[Integer, Field(ge=0, le=MAX_RETRIES)] = DEFAULT_RETRIES
+    offline: Offline = "raise"
+    logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    _sampling: SamplingParams = PrivateAttr()
+
+    @classmethod
+    def of(cls, **options: Unpack[Options]) -> Request:
+        """Check a caller's options. Raises BadRequest naming the one that is wrong."""
+        if unknown := sorted(set(options) - set(cls.model_fields)):
+            raise BadRequest(f"unknown option {unknown[0]!r}; known are {', '.join(sorted(cls.model_fields))}")
+        try:
+            return cls.model_validate(options)
+        except ValidationError as error:
+            raise bad_request(error) from None
+
+    def model_post_init(self, context: Any) -> None:
+        """Check the bounds of sampling, which SamplingParams knows. Raises BadRequest."""
+        self._sampling = SamplingParams(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            seed=secrets.randbits(64) if self.seed is None else self.seed,
+            logit_bias=tuple(self.logit_bias.items()),
+        )
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The sampling parameters, with the seed that was drawn where the caller gave none."""
+        return self._sampling
+
+    def max_tokens_after(self, prompt_tokens: int, max_sequence: int) -> int:
+        """Return the most tokens to generate after the prompt, for a target that holds `max_sequence` (0: unknown)."""
+        if self.max_tokens is not None:
+            return self.max_tokens
+        left = max_sequence - prompt_tokens
+        return left if 0 < left < OPEN_END else OPEN_END
+
+    def end_ids(self, eos_token_ids: Sequence[int]) -> frozenset[int]:
+        """Return the ids that end the output of a target with these of its own."""
+        return frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else frozenset(eos_token_ids))
+
+
+# --- prompts and messages
+
+
+_TOKEN_IDS = TypeAdapter[tuple[int, ...]](TokenIds, config=ConfigDict(strict=True))
+
+
+def check_prompt(prompt: object) -> str | tuple[int, ...]:
+    """Return a text, or token ids as a tuple. Raises BadRequest for anything else."""
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, list | tuple):
+        _check_length(len(prompt))  # before a look at each
+    try:
+        return _TOKEN_IDS.validate_python(prompt)
+    except ValidationError as error:
+        raise bad_request(error, "prompt") from None
+
+
+def check_messages(messages: object) -> tuple[Message, ...]:
+    """Return the messages, each a mapping with a role and a content. Raises BadRequest."""
+    try:
+        given = _items(messages)
+    except PydanticCustomError:
+        refuse("messages", messages, "a list of messages")
+    if not given:
+        raise BadRequest.bound("messages", "empty", "at least one message")
+    return tuple(_checked(f"messages[{i}]", message) for i, message in enumerate(given))
+
+
+def _checked(field: str, message: object) -> Message:
+    if not isinstance(message, Mapping):
+        refuse(field, message, 'a mapping with "role" and "content"')
+    for key in ("role", "content"):
+        if not isinstance(message.get(key), str):
+            refuse(f"{field}.{key}", message.get(key), "a text")
+    return message
+
+
+def check_fits(ids: Sequence[int], max_tokens: int, vocabulary_size: int, max_sequence: int) -> None:
+    """Raise BadRequest for a prompt that the target cannot hold together with `max_tokens`, or has no ids for."""
+    _check_length(len(ids))
+    check_ids("prompt", ids, vocabulary_size)
+    if max_sequence and len(ids) + max_tokens > max_sequence:
+        raise BadRequest.bound(
+            "prompt plus max_tokens",
+            f"{len(ids)} + {max_tokens}",
+            f"at most {max_sequence}, which is all that the target can hold",
+        )
+
+
+def _check_length(tokens: int) -> None:
+    if not tokens:
+        raise BadRequest("the prompt is empty, must have at least one token", field="prompt")
+    if tokens > MAX_PROMPT_TOKENS:
+        raise BadRequest.bound("length of prompt", f"{tokens} tokens", f"at most {MAX_PROMPT_TOKENS}")
+
+
+def check_ids(field: str, ids: Sequence[int], vocabulary_size: int) -> None:
+    """Raise BadRequest for an id outside the target's vocabulary."""
+    if ids and not 0 <= min(ids) <= max(ids) < vocabulary_size:
+        wrong = next(i for i in ids if not 0 <= i < vocabulary_size)
+        bound = f"between 0 and {vocabulary_size - 1}"
+        raise BadRequest(f"a token id in {field} is {wrong}, must be {bound}", field=field)
+
+
+# --- errors
+
+
+def bad_request(error: ValidationError, field: str = "") -> BadRequest:
+    """Return the first thing that pydantic finds wrong: the option, what it got and what it must be.
+
+    field: the name of a value that is no model's field.
+    """
+    first = error.errors(include_url=False)[0]
+    path = [*([field] if field else []), *first["loc"]]
+    name = str(path[0])
+    place = name + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path[1:])
+    must = re.sub(r"^\w+ should ", "must ", first["msg"])
+    return BadRequest(f"{place} is {_shown(first['input'])}, {must}", field=name)
+
+
+def refuse(field: str, value: object, bound: str) -> NoReturn:
+    """Raise BadRequest with as much of the value as a message can take."""
+    raise BadRequest.bound(field, _shown(value), bound)
+
+
+def _shown(value: object) -> str:
+    try:
+        shown = repr(value)
+    except Exception:  # a foreign type's, or an integer of thousands of digits
+        return f"a {type(value).__name__}"
+    return shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}..."

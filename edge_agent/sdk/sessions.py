@@ -1,0 +1,200 @@
+"""Open sessions at verifiers for the requests of one client, each with a lease of its draft."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+
+import grpc
+
+from edge_agent.config import EdgeSettings
+from edge_agent.drafting.manager import DraftManager
+from edge_agent.metrics import EdgeMetrics, RequestRecord
+from edge_agent.sdk.background_tasks import BackgroundTasks
+from edge_agent.sdk.request import Request
+from edge_agent.session.channels import Channels
+from edge_agent.session.coordinator_client import ANY_WORKLOAD, CoordinatorClient, Placement, Workload
+from edge_agent.session.driver import DriverOptions, SessionDriver
+from edge_agent.session.failover import (
+    FIRST_CONTACT_S,
+    AttachTarget,
+    DirectRoute,
+    GrantRoute,
+    Grants,
+    Route,
+)
+from edge_agent.session.statistics import Statistics
+from edge_agent.target.artifact_client import ArtifactClient
+from edge_agent.target.bundle import TargetBundle
+from outrider.core.backoff import Backoff
+from outrider.core.protocol.device import Delivery, DeviceSession
+
+DeliverySource = AbstractAsyncContextManager[AsyncGenerator[Delivery, None]]
+"""Gives the deliveries of one try; leaving it ends the try."""
+
+
+class Sessions:
+    """Places sessions at a cluster, or attaches them to its one verifier, and drives them.
+
+    coordinator, verifier: "host:port", one of them empty. reroute: a verifier's address -> the one to dial instead.
+    Raises core errors, and BadRequest once `tasks` are closed.
+    """
+
+    def __init__(
+        self,
+        settings: EdgeSettings,
+        tasks: BackgroundTasks,
+        channels: Channels,
+        *,
+        coordinator: str,
+        verifier: str,
+        target: str,
+        api_key: str | None,
+        tls: bool,
+        reroute: Mapping[str, str],
+    ) -> None:
+        self.settings = settings
+        self.metrics = EdgeMetrics()
+        self.drafts = DraftManager(None)
+        """The draft that sessions get; none before the target is loaded."""
+        self.on_release_notice: Callable[[int], None] = lambda serial: None
+        """Called with the serial number of the cluster's draft releases whenever it is mentioned."""
+        self._tasks = tasks
+        self._channels = channels
+        self._coordinator_address = coordinator
+        self._verifier_address = verifier
+        self._target = target
+        self._api_key = api_key
+        self._tls = tls
+        self._reroute = dict(reroute)
+        self._slots = asyncio.Semaphore(settings.max_sessions)
+        self._drivers: set[SessionDriver] = set()
+
+    @contextlib.asynccontextmanager
+    async def slot(self, statistics: Statistics) -> AsyncIterator[RequestRecord]:
+        """Wait until one more request may run, and count it in the metrics."""
+        with self.metrics.following(statistics) as record:
+            async with self._slots:
+                yield record
+
+    @contextlib.asynccontextmanager
+    async def open(
+        self, session: DeviceSession, bundle: TargetBundle, request: Request, statistics: Statistics
+    ) -> AsyncIterator[AsyncGenerator[Delivery, None]]:
+        """Place the session, lease a draft and drive it while the body runs; yields what verifiers commit."""
+        async with contextlib.AsyncExitStack() as stack:
+            self._tasks.check_open()
+            drafts = self.drafts
+            workload = Workload(drafts.pool.release if drafts.pool else "", request.traffic_class)
+            placement = await self._placed(len(session.prompt), workload)
+            if placement is not None:
+                stack.callback(self._close_session, placement)
+                if drafts.pool is not None and drafts.pool.release == workload.draft and placement.measured:
+                    drafts.pool.expect(placement.measured)
+            statistics.session_id = placement.grants.session_id if placement else secrets.token_hex(8)
+            drafting = await stack.enter_async_context(drafts.session())
+            self._tasks.check_open()
+            lent = drafting.lent
+            statistics.uses(lent.name if lent else "", lent.release if lent else "")
+            options = DriverOptions(
+                session_id=statistics.session_id,
+                vocabulary_hash=bundle.tokenizer.vocabulary_hash,
+                vocabulary_size=bundle.description.vocabulary_size,
+                ends=request.end_ids(bundle.description.eos_token_ids),
+                silence_s=self.settings.silence_s,
+                siblings=self.settings.siblings,
+                release=lent.release if lent else "",
+                announced=workload.draft,
+                notice=self.on_release_notice,
+            )
+            route = self._route(placement, self._search_budget_s(request))
+            driver = SessionDriver(session, route, self.dial, drafting.worker, options, statistics)
+            drafts.begin(drafting, driver)
+            self._drivers.add(driver)
+            stack.callback(self._drivers.discard, driver)
+            stack.callback(self._keep_winding_down, driver)
+            yield await stack.enter_async_context(contextlib.aclosing(driver.deliveries()))
+
+    @contextlib.asynccontextmanager
+    async def artifacts(self) -> AsyncIterator[ArtifactClient]:
+        """Reach the artifacts of the target's verifiers, through a session that is placed for the body alone."""
+        budget_s = self.settings.resume_budget_s
+        placement = await self._place()
+        if placement is None:
+            budget_s = min(budget_s, FIRST_CONTACT_S)
+        try:
+            yield ArtifactClient(self._route(placement, budget_s), lambda target: self.dial(target, bulk=True))
+        finally:
+            if placement is not None:
+                self._close_session(placement)
+
+    def coordinator(self) -> CoordinatorClient:
+        channel = self._channels.get(self._coordinator_address, tls=self._tls)
+        return CoordinatorClient(channel, self._api_key, self._tasks.in_background)
+
+    def dial(self, target: AttachTarget, *, bulk: bool = False) -> grpc.aio.Channel:
+        """Return the channel to a verifier. bulk: one apart, for downloads."""
+        return self._channels.get(self._reroute.get(target.address, target.address), tls=target.tls, bulk=bulk)
+
+    def cancel(self) -> None:
+        """End all sessions: what they deliver ends as cancelled."""
+        for driver in self._drivers:
+            driver.cancel()
+
+    async def close(self) -> None:
+        """Free the draft and close the channels, after the sessions have ended."""
+        await self.drafts.close()
+        self.drafts = DraftManager(None)
+        await self._channels.close()
+
+    # --- placement
+
+    async def _place(self, prompt_tokens: int = 0, workload: Workload = ANY_WORKLOAD) -> Placement | None:
+        """Open a session at the coordinator; None without one."""
+        if not self._coordinator_address:
+            return None
+        wait_s = self.settings.resume_budget_s
+        placement = await self.coordinator().open(self._target, prompt_tokens, wait_s=wait_s, like=workload)
+        self.on_release_notice(placement.release_serial)
+        return placement
+
+    async def _placed(self, prompt_tokens: int, workload: Workload) -> Placement | None:
+        """As `_place`, but a caller that is cancelled meanwhile leaves no session behind."""
+        placing = self._tasks.begin(self._place(prompt_tokens, workload))
+        try:
+            return await self._tasks.result_of(placing)
+        except asyncio.CancelledError:
+            placing.cancel()
+            placing.add_done_callback(self._close_unused)
+            raise
+
+    def _close_unused(self, placing: asyncio.Task[Placement | None]) -> None:
+        if not placing.cancelled() and placing.exception() is None and (placement := placing.result()) is not None:
+            self._close_session(placement)
+
+    def _close_session(self, placement: Placement) -> None:
+        self._tasks.in_background(self.coordinator().close(placement.grants.session_id, placement.grants.ticket))
+
+    def _route(self, placement: Placement | None, budget_s: float) -> Route:
+        backoff = Backoff(budget_s)
+        if placement is None:
+            return DirectRoute(self._verifier_address, backoff, tls=self._tls)
+        session_id = placement.grants.session_id
+
+        async def resume(ticket: bytes, failed: Sequence[str], last_epoch: int) -> Grants:
+            return await self.coordinator().resume(session_id, ticket, failed, last_epoch)
+
+        return GrantRoute(placement.grants, resume, backoff)
+
+    def _search_budget_s(self, request: Request) -> float:
+        """Return how long a session without progress looks for a verifier, in seconds."""
+        budget_s = self.settings.resume_budget_s
+        return budget_s if request.offline == "raise" else min(budget_s, self.settings.offline_after_s)
+
+    def _keep_winding_down(self, driver: SessionDriver) -> None:
+        """Let the rest of a session's work outlive its last delivery."""
+        if driver.winding_down is not None:
+            self._tasks.keep(driver.winding_down)
