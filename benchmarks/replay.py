@@ -19,10 +19,11 @@ from benchmarks.tape import Call, Tape
 from edge_agent.config import EdgeSettings
 from edge_agent.drafting.drafter import Source
 from edge_agent.sdk.client import AsyncClient
+from edge_agent.sdk.sessions import Sessions
 from edge_agent.sdk.types import Options
 from edge_agent.session.coordinator_client import ANY_WORKLOAD, Placement, Workload
 from edge_agent.session.failover import AttachTarget, Route
-from edge_agent.target.bundle import TargetKit
+from edge_agent.target.bundle import TargetBundle
 from outrider.core.errors import BadRequest, OutriderError, Overloaded
 from outrider.core.protocol.messages import SessionLimits
 from outrider.testing.network_link import Link
@@ -97,36 +98,50 @@ class Outcome:
         return self.finish in ("eos", "length")
 
 
-class LightClient(AsyncClient):
-    """The SDK's client with a kit that is there already. One per session: each is a device of its own."""
+class _WatchedSessions(Sessions):
+    """Sessions that note how long refusals take, and that can fall silent."""
 
-    def __init__(self, kit: TargetKit, **options: Any) -> None:
-        super().__init__(draft=None, retries=0, **options)
-        self._ready_kit = kit
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self.refused_s: list[float] = []
         self.session_id = ""
         self.dead = False
-        """It says nothing more to anybody."""
+        """Whether nothing more is said to anybody."""
 
-    async def _assemble(self) -> TargetKit:
-        return self._ready_kit
-
-    async def _place(self, prompt_tokens: int = 0, like: Workload = ANY_WORKLOAD) -> Placement | None:
+    async def place(self, prompt_tokens: int = 0, workload: Workload = ANY_WORKLOAD) -> Placement | None:
         began = time.monotonic()
         try:
-            placement = await super()._place(prompt_tokens, like)
+            placement = await super().place(prompt_tokens, workload)
         except Overloaded:
             self.refused_s.append(time.monotonic() - began)
             raise
         self.session_id = placement.grants.session_id if placement else ""
         return placement
 
-    def _close_session(self, placement: Placement) -> None:
+    def close_session(self, placement: Placement) -> None:
         if not self.dead:
-            super()._close_session(placement)
+            super().close_session(placement)
 
-    def _route(self, placement: Placement | None, budget_s: float) -> Route:
-        return _Watched(super()._route(placement, budget_s), self.refused_s)
+    def route(self, placement: Placement | None, budget_s: float) -> Route:
+        return _Watched(super().route(placement, budget_s), self.refused_s)
+
+
+class LightClient(AsyncClient):
+    """The SDK's client with a target's bundle that is loaded already. One per session: each is a device of its own."""
+
+    _sessions_type = _WatchedSessions
+    _sessions: _WatchedSessions
+
+    def __init__(self, bundle: TargetBundle, **options: Any) -> None:
+        super().__init__(draft=None, retries=0, **options)
+        self._ready_bundle = bundle
+
+    @property
+    def sessions(self) -> _WatchedSessions:
+        return self._sessions
+
+    async def _load_from_verifiers(self) -> TargetBundle:
+        return self._ready_bundle
 
 
 class _Watched:
@@ -174,15 +189,15 @@ class Player:
         self._taught = tape.calibrators()
         self._where = where
         self._settings = EdgeSettings(resume_budget_s=where.wait_s, cache_dir=scratch)
-        self._kit: TargetKit | None = None
+        self._bundle: TargetBundle | None = None
 
     async def __aenter__(self) -> Player:
         async with AsyncClient(verifier=self._where.verifier, draft=None, settings=self._settings) as plain:
-            self._kit = await plain.prepare()
+            self._bundle = await plain.prepare()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._kit = None
+        self._bundle = None
 
     async def play(self, job: Job) -> Outcome:
         """Never raises for what happens to the session; a job that is not on the tape is a BadRequest."""
@@ -194,7 +209,7 @@ class Player:
             proxy = await self._proxy(stack, job)
             client = await stack.enter_async_context(self._client(drafts, proxy))
             await self._run(client, job, outcome, proxy)
-            outcome.refused_s, outcome.session_id = client.refused_s, client.session_id
+            outcome.refused_s, outcome.session_id = client.sessions.refused_s, client.sessions.session_id
             outcome.wire_up, outcome.wire_down = (proxy.bytes_up, proxy.bytes_down) if proxy else (0, 0)
         for source in drafts.sources if drafts else ():
             outcome.asked += source.asked
@@ -215,11 +230,11 @@ class Player:
         return RecordedDrafts(self._tape, self._taught, spoil=spoil, release=self._release)
 
     def _client(self, drafts: RecordedDrafts | None, proxy: DelayProxy | None) -> LightClient:
-        if self._kit is None:
+        if self._bundle is None:
             raise BadRequest("the player is not open; use it as a context manager")
         where = self._where
         return LightClient(
-            replace(self._kit, drafts=drafts),
+            replace(self._bundle, drafts=drafts),
             coordinator=where.coordinator or None,
             verifier=None if where.coordinator else where.verifier,
             reroute={where.verifier: proxy.address} if proxy else None,
@@ -270,7 +285,7 @@ class Player:
 
     async def _die(self, client: LightClient, job: Job, proxy: DelayProxy) -> None:
         """From here on nothing that the client says reaches anybody."""
-        client.dead = True
+        client.sessions.dead = True
         if job.ending == "drop":
             await proxy.__aexit__(None, None, None)
         else:

@@ -30,7 +30,8 @@ from benchmarks.replay import Job, Outcome, Where, options_of
 from benchmarks.tape import Call, Tape
 from cloud_verifier.config import VerifierConfig
 from edge_agent.sdk.client import AsyncClient
-from edge_agent.sdk.types import Options, Request
+from edge_agent.sdk.request import Request
+from edge_agent.sdk.types import Options
 from outrider.core.errors import BadRequest, Unavailable
 from outrider.core.tokenizer_json import token_table
 

@@ -158,11 +158,13 @@ class _Call:
 class TappedClient(AsyncClient):
     def __init__(self, tap: Tap, **options: Any) -> None:
         super().__init__(**options)
-        self._tap = tap
+        dial = self._sessions.dial
 
-    def _dial(self, hop: AttachTarget) -> grpc.aio.Channel:
-        tapped: grpc.aio.Channel = self._tap.channel(hop, super()._dial(hop))
-        return tapped
+        def tapped(target: AttachTarget, *, bulk: bool = False) -> grpc.aio.Channel:
+            channel = dial(target, bulk=bulk)
+            return channel if bulk else tap.channel(target, channel)
+
+        self._sessions.dial = tapped  # type: ignore[method-assign]
 
 
 @dataclass

@@ -20,7 +20,8 @@ from edge_agent.drafting.growth import DecodeLatency, SpeculationPlan
 from edge_agent.drafting.sources.base import DraftTask
 from edge_agent.drafting.sources.ngram import PromptLookup
 from edge_agent.sdk.client import AsyncClient
-from edge_agent.sdk.types import Options, Request
+from edge_agent.sdk.request import Request
+from edge_agent.sdk.types import Options
 from outrider.core.acceptance.calibrator import Calibrator
 from outrider.core.acceptance.history import HIT, MISS, SIBLING
 from outrider.core.tokenizer_json import token_table

@@ -18,14 +18,7 @@ from edge_agent.sdk.request import Request
 from edge_agent.session.channels import Channels
 from edge_agent.session.coordinator_client import ANY_WORKLOAD, CoordinatorClient, Placement, Workload
 from edge_agent.session.driver import DriverOptions, SessionDriver
-from edge_agent.session.failover import (
-    FIRST_CONTACT_S,
-    AttachTarget,
-    DirectRoute,
-    GrantRoute,
-    Grants,
-    Route,
-)
+from edge_agent.session.failover import FIRST_CONTACT_S, AttachTarget, DirectRoute, GrantRoute, Grants, Route
 from edge_agent.session.statistics import Statistics
 from edge_agent.target.artifact_client import ArtifactClient
 from edge_agent.target.bundle import TargetBundle
@@ -91,7 +84,7 @@ class Sessions:
             workload = Workload(drafts.pool.release if drafts.pool else "", request.traffic_class)
             placement = await self._placed(len(session.prompt), workload)
             if placement is not None:
-                stack.callback(self._close_session, placement)
+                stack.callback(self.close_session, placement)
                 if drafts.pool is not None and drafts.pool.release == workload.draft and placement.measured:
                     drafts.pool.expect(placement.measured)
             statistics.session_id = placement.grants.session_id if placement else secrets.token_hex(8)
@@ -110,7 +103,7 @@ class Sessions:
                 announced=workload.draft,
                 notice=self.on_release_notice,
             )
-            route = self._route(placement, self._search_budget_s(request))
+            route = self.route(placement, self._search_budget_s(request))
             driver = SessionDriver(session, route, self.dial, drafting.worker, options, statistics)
             drafts.begin(drafting, driver)
             self._drivers.add(driver)
@@ -122,14 +115,14 @@ class Sessions:
     async def artifacts(self) -> AsyncIterator[ArtifactClient]:
         """Reach the artifacts of the target's verifiers, through a session that is placed for the body alone."""
         budget_s = self.settings.resume_budget_s
-        placement = await self._place()
+        placement = await self.place()
         if placement is None:
             budget_s = min(budget_s, FIRST_CONTACT_S)
         try:
-            yield ArtifactClient(self._route(placement, budget_s), lambda target: self.dial(target, bulk=True))
+            yield ArtifactClient(self.route(placement, budget_s), lambda target: self.dial(target, bulk=True))
         finally:
             if placement is not None:
-                self._close_session(placement)
+                self.close_session(placement)
 
     def coordinator(self) -> CoordinatorClient:
         channel = self._channels.get(self._coordinator_address, tls=self._tls)
@@ -152,7 +145,7 @@ class Sessions:
 
     # --- placement
 
-    async def _place(self, prompt_tokens: int = 0, workload: Workload = ANY_WORKLOAD) -> Placement | None:
+    async def place(self, prompt_tokens: int = 0, workload: Workload = ANY_WORKLOAD) -> Placement | None:
         """Open a session at the coordinator; None without one."""
         if not self._coordinator_address:
             return None
@@ -162,8 +155,8 @@ class Sessions:
         return placement
 
     async def _placed(self, prompt_tokens: int, workload: Workload) -> Placement | None:
-        """As `_place`, but a caller that is cancelled meanwhile leaves no session behind."""
-        placing = self._tasks.begin(self._place(prompt_tokens, workload))
+        """As `place`, but a caller that is cancelled meanwhile leaves no session behind."""
+        placing = self._tasks.begin(self.place(prompt_tokens, workload))
         try:
             return await self._tasks.result_of(placing)
         except asyncio.CancelledError:
@@ -173,12 +166,12 @@ class Sessions:
 
     def _close_unused(self, placing: asyncio.Task[Placement | None]) -> None:
         if not placing.cancelled() and placing.exception() is None and (placement := placing.result()) is not None:
-            self._close_session(placement)
+            self.close_session(placement)
 
-    def _close_session(self, placement: Placement) -> None:
+    def close_session(self, placement: Placement) -> None:
         self._tasks.in_background(self.coordinator().close(placement.grants.session_id, placement.grants.ticket))
 
-    def _route(self, placement: Placement | None, budget_s: float) -> Route:
+    def route(self, placement: Placement | None, budget_s: float) -> Route:
         backoff = Backoff(budget_s)
         if placement is None:
             return DirectRoute(self._verifier_address, backoff, tls=self._tls)
