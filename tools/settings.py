@@ -15,7 +15,7 @@ from coordinator.config import CoordinatorConfig
 from edge_agent.config import EdgeSettings
 from outrider.settings.file import table_of
 from outrider.settings.layers import flag_of, variable_of
-from outrider.settings.options import choices_of, default_of, form_of
+from outrider.settings.options import choices_of, default_of, metavar_of
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 MODELS: tuple[type[BaseSettings], ...] = (CoordinatorConfig, VerifierConfig, EdgeSettings, DistillConfig)
@@ -60,7 +60,7 @@ def _section(cls: type[BaseSettings]) -> str:
 def _row(cls: type[BaseSettings], name: str) -> str:
     field = cls.model_fields[name]
     flag = flag_of(cls, name)
-    takes = "\\|".join(choices_of(field)) or ("" if field.annotation is bool else form_of(name, field))
+    takes = "\\|".join(choices_of(field)) or ("" if field.annotation is bool else metavar_of(name, field))
     if field.annotation is bool:
         flag = f"--[no-]{flag.removeprefix('--')}"
     shown = f"`{flag} {takes}`".replace(" `", "`") if flag else "none: a secret"

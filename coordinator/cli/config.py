@@ -17,9 +17,9 @@ from typing import Any
 
 from coordinator.cli.output import Shown, form_option, note, render
 from outrider.core.text import table
-from outrider.settings.file import VARIABLE, named, read
+from outrider.settings.file import VARIABLE, config_file, read
 from outrider.settings.layers import variables
-from outrider.settings.report import written
+from outrider.settings.report import shown
 
 EXIT_WRONG = 2
 TIMEOUT_S = 60.0
@@ -69,7 +69,7 @@ def add_parser(commands: Any) -> None:
 
 def _check(options: argparse.Namespace) -> int:
     """The exit code. Raises BadRequest for a file that cannot be read."""
-    file = named(options.file)
+    file = config_file(options.file)
     if file is not None:
         read(file)  # what is wrong with all of it is said once
     document = summary(file, asyncio.run(_ask_all(file)))
@@ -151,7 +151,7 @@ async def _ask(command: tuple[str, ...], file: Path | None) -> Document | Silent
 
 def _table(document: Document) -> str:
     rows = [
-        (f"{process['process']}.{setting['name']}", written(setting["value"]), _source(process, setting))
+        (f"{process['process']}.{setting['name']}", shown(setting["value"]), _source(process, setting))
         for process in document["processes"]
         for setting in process["settings"]
     ]

@@ -20,7 +20,7 @@ from coordinator.cluster import START_TIMEOUT_S, Child, Cluster, stand_apart
 from coordinator.config import DEFAULT_STATE, CoordinatorConfig
 from coordinator.store.embedded_redis import tied_to_this_process
 from outrider.core.errors import BadRequest
-from outrider.settings.file import VARIABLE, named, read
+from outrider.settings.file import VARIABLE, config_file, read
 from outrider.settings.layers import Layers
 
 EXIT_FAILED = 1
@@ -195,7 +195,7 @@ async def _unless(stop: asyncio.Future[int], work: Coroutine[Any, Any, _T]) -> _
 
 
 async def _up(options: argparse.Namespace) -> int:
-    file = named(options.config)
+    file = config_file(options.config)
     pair = _pair(options, elsewhere=_is_set("verifier", "model", file))
     if (options.tls_cert is None) != (options.tls_key is None):
         raise BadRequest("--tls-cert and --tls-key go together: give both or neither", field="tls_cert")
@@ -243,7 +243,7 @@ async def _start(cluster: Cluster, options: argparse.Namespace, pair: Sequence[s
     state = ["--state-dir", options.state_dir] if options.state_dir else []
     name = ["--name", options.name] if options.name else []
     redis = ["--redis", options.redis] if options.redis else []
-    drafts = _served_drafts(options.state_dir, named(options.config))
+    drafts = _served_drafts(options.state_dir, config_file(options.config))
     listen = ["--listen", options.listen] if options.listen else []
     await cluster.start_coordinator(*listen, *redis, *state, *drafts, *shared)
     for _ in range(options.verifiers):
@@ -297,7 +297,9 @@ async def _show(cluster: Cluster, options: argparse.Namespace, pair: Sequence[st
 def _chat(options: argparse.Namespace) -> int:
     where = ["--verifier", options.verifier] if options.verifier else []
     where += ["--coordinator", options.coordinator] if options.coordinator else []
-    if not where and not any(_is_set("edge", name, named(options.config)) for name in ("coordinator", "verifier")):
+    if not where and not any(
+        _is_set("edge", name, config_file(options.config)) for name in ("coordinator", "verifier")
+    ):
         where = ["--coordinator", DEFAULT_COORDINATOR]
     file = ["--config", str(options.config)] if options.config else []
     os.execv(sys.executable, [sys.executable, "-m", "edge_agent.cli", "chat", *where, *file, *options.passed_on])

@@ -1,4 +1,4 @@
-"""Flags made of a settings model: the text of each is the setting's own, with its default and its variable."""
+"""Make flags of a settings model: the help of each is the setting's own text, with its default and its variable."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
-from outrider.settings import report
-from outrider.settings.file import VARIABLE, named, table_of
+from outrider.settings.file import VARIABLE, config_file, table_of
 from outrider.settings.layers import Layers, Repeated, flag_of, variable_of
 from outrider.settings.problems import is_secret
+from outrider.settings.report import FORMS, complaints, render, report
 
 S = TypeVar("S", bound=BaseSettings)
 _DEST = "setting:"
-"""Before the names of settings in a namespace, which holds other options of the same name."""
+"""The prefix of settings in a namespace, which holds other options of the same names."""
 _UNITS = {"_ms": "MS", "_s": "SECONDS", "_minutes": "MINUTES", "_days": "DAYS", "_bytes": "BYTES"}
 _RATE = "_per_s"
 _TYPES = {int: "N", float: "X", Path: "PATH", dict: "JSON", tuple: "JSON"}
 
 
 def add_settings(parser: Any, cls: type[BaseSettings], names: Collection[str] | None = None) -> None:
-    """A flag for each of these settings, or for all; secrets have none. parser: or a group of one."""
+    """Add a flag for each of these settings, or for all, to a parser or a group; secrets have none."""
     for name, field in cls.model_fields.items():
         flag = flag_of(cls, name)
         if not flag or (names is not None and name not in names):
             continue
-        text = described(cls, name).replace("%", "%%")
+        text = " ".join((field.description or "").split())
+        text = f"{text} [default: {default_of(field)}] [env: {variable_of(cls, name)}]".replace("%", "%%")
         given: dict[str, Any] = {"dest": f"{_DEST}{name}", "default": None, "help": text}
         choices = choices_of(field)
         if field.annotation is bool:
@@ -40,14 +41,14 @@ def add_settings(parser: Any, cls: type[BaseSettings], names: Collection[str] | 
         elif choices:
             given["choices"] = choices
         else:
-            given["metavar"] = form_of(name, field)
+            given["metavar"] = metavar_of(name, field)
         if any(isinstance(mark, Repeated) for mark in field.metadata):
             given["action"] = "append"
         parser.add_argument(flag, **given)
 
 
 def parser_of(cls: type[BaseSettings], program: str, text: str) -> argparse.ArgumentParser:
-    """Of a program whose options are its settings. text: what it does."""
+    """Return the parser of a program whose options are its settings. text: says what the program does."""
     made = argparse.ArgumentParser(prog=program, usage="%(prog)s [OPTION ...]", description=text, epilog=epilog(cls))
     add_config_options(made, cls)
     add_settings(made, cls)
@@ -55,7 +56,7 @@ def parser_of(cls: type[BaseSettings], program: str, text: str) -> argparse.Argu
 
 
 def add_config_options(parser: Any, cls: type[BaseSettings], *, check: bool = True) -> None:
-    """`--config`, and `--check-config` where the command calls `settle`."""
+    """Add `--config`, and `--check-config` if the command calls `settle`."""
     parser.add_argument(
         "--config",
         type=Path,
@@ -67,14 +68,14 @@ def add_config_options(parser: Any, cls: type[BaseSettings], *, check: bool = Tr
         parser.add_argument(
             "--check-config",
             nargs="?",
-            choices=report.FORMS,
+            choices=FORMS,
             const="table",
             help="start nothing; show every setting, where it came from, and all that is wrong",
         )
 
 
 def epilog(cls: type[BaseSettings]) -> str:
-    """What holds for all settings of a process."""
+    """Return the end of a help text: what holds for all settings of a process."""
     secrets = [variable_of(cls, name) for name, field in cls.model_fields.items() if is_secret(field)]
     return (
         f"An option that names an environment variable may be given there, or by its name with underscores in the "
@@ -84,53 +85,46 @@ def epilog(cls: type[BaseSettings]) -> str:
 
 
 def flags_of(cls: type[BaseSettings], options: argparse.Namespace) -> dict[str, Any]:
-    """The settings that a command line gives, by name."""
+    """Return the settings that a command line gives, by name."""
     given = {name: getattr(options, f"{_DEST}{name}", None) for name in cls.model_fields}
-    return {name: _read(cls, name, value) for name, value in given.items() if value is not None}
+    return {name: _parsed(cls, name, value) for name, value in given.items() if value is not None}
 
 
 def layers_of(cls: type[S], options: argparse.Namespace) -> Layers[S]:
-    """The settings that a command line asks for. Raises BadRequest for a file that cannot be read."""
-    return Layers(cls, flags_of(cls, options), named(options.config))
+    """Return the sources of a command line's settings. Raises BadRequest for a file that cannot be read."""
+    return Layers(cls, flags_of(cls, options), config_file(options.config))
 
 
 def settle(cls: type[S], options: argparse.Namespace, program: str, check: Callable[[S], object] | None = None) -> S:
-    """The settings, once what is hardly meant has been told on stderr; with --check-config the report, and the end.
+    """Return the settings of a command line and print warnings on stderr; with --check-config print the report and end.
 
     check: raises BadRequest for what is wrong beyond the model. Raises BadRequest, and SystemExit after a report.
     """
     layers = layers_of(cls, options)
     if options.check_config:
-        found = report.of(layers, check)
-        print(found.render(options.check_config), flush=True)
-        for line in found.complaints:
+        found = report(layers, check)
+        print(render(found, options.check_config), flush=True)
+        for line in complaints(found):
             print(f"{program}: {line}", file=sys.stderr)
-        raise SystemExit(0 if found.good else 2)
+        raise SystemExit(2 if found["problems"] else 0)
     config = layers.load()
     for warning in layers.warnings():
         print(f"{program}: warning: {warning}", file=sys.stderr, flush=True)
     return config
 
 
-def _read(cls: type[BaseSettings], name: str, given: Any) -> Any:
-    """A flag's value; JSON that is none is left to the model to refuse."""
+def _parsed(cls: type[BaseSettings], name: str, given: Any) -> Any:
+    """Return a flag's value; text that should be JSON and is not is left to the model to refuse."""
     if isinstance(given, list):
         return ",".join(given)
-    if form_of(name, cls.model_fields[name]) == "JSON":
+    if metavar_of(name, cls.model_fields[name]) == "JSON":
         with contextlib.suppress(ValueError):
             return json.loads(given)
     return given
 
 
-def described(cls: type[BaseSettings], name: str) -> str:
-    """A setting's text with its default and its variable."""
-    field = cls.model_fields[name]
-    text = " ".join((field.description or "").split())
-    return f"{text} [default: {default_of(field)}] [env: {variable_of(cls, name)}]"
-
-
 def default_of(field: FieldInfo) -> str:
-    """As the file would say it, without quotes; a user's home is `~`."""
+    """Return a setting's default as the file would have it, without quotes; the user's home is `~`."""
     if field.is_required():
         return "none, must be given"
     value = field.get_default(call_default_factory=True, validated_data={})
@@ -142,14 +136,14 @@ def default_of(field: FieldInfo) -> str:
 
 
 def choices_of(field: FieldInfo) -> tuple[str, ...]:
-    """Of a setting that takes one of a few words; () for all others."""
+    """Return the words of which a setting takes one; () if it takes anything else."""
     return get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
 
 
-def form_of(name: str, field: FieldInfo) -> str:
-    """What stands for its value in a help text."""
+def metavar_of(name: str, field: FieldInfo) -> str:
+    """Return the word that stands for a setting's value in a help text: its unit, or its type."""
     kinds = {get_origin(kind) or kind for kind in (field.annotation, *get_args(field.annotation))}
     unit = next((unit for end, unit in _UNITS.items() if name.endswith(end) and not name.endswith(_RATE)), "")
     if str in kinds and "HOST:PORT" in (field.description or ""):
         return "HOST:PORT"
-    return unit or next((form for kind, form in _TYPES.items() if kind in kinds), "TEXT")
+    return unit or next((word for kind, word in _TYPES.items() if kind in kinds), "TEXT")

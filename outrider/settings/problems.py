@@ -1,4 +1,4 @@
-"""What is wrong with settings, each said with its place, what was got and what is near to it; secrets are not said."""
+"""Describe what is wrong with settings: the place, the value and what is near to it, but never a secret."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from pydantic.fields import FieldInfo
 
 from outrider.core.errors import BadRequest
 
-SHOWN = 80
-"""Letters of a value that are repeated."""
+MAX_SHOWN = 80
+"""Characters of a value that are repeated."""
 _PASSWORD = re.compile(r"(://[^/@\s]*:)[^@/\s]*@")
 
 
 @dataclass(frozen=True)
-class Problem:
-    """Of one setting, or of several that contradict one another."""
+class SettingProblem:
+    """What is wrong with one setting, or with several that contradict one another."""
 
     where: str
     what: str
     name: str = ""
-    """The setting, where it is one."""
+    """The setting, if it is one."""
     missing: bool = False
-    """It must be given, and nobody did."""
+    """The setting is required, and no source has it."""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}"
 
 
 class WrongSettings(BadRequest):
-    """All that is wrong, at once."""
+    """All that is wrong with the settings of a process."""
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[SettingProblem]) -> None:
         lines = [str(problem) for problem in problems]
         several = "\n  ".join([f"{len(lines)} settings are wrong:", *lines])
         super().__init__(lines[0] if len(lines) == 1 else several, field=problems[0].name)
@@ -44,35 +44,35 @@ class WrongSettings(BadRequest):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name that is most like it; "" where none is."""
+    """Return the known name that is most like this one; "" if none is."""
     return next(iter(difflib.get_close_matches(name, list(known), n=1)), "")
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """The end of a complaint about a name that is not known."""
+    """Return the end of a message about an unknown name: "; the nearest is NAME", or ""."""
     found = nearest(name.lower(), known)
     return f"; the nearest is {found}" if found else ""
 
 
 def is_secret(field: FieldInfo) -> bool:
-    """Whether any part of its value is."""
+    """Whether any part of a setting's value is a secret."""
     return _holds_secret(field.annotation)
 
 
-def veiled(text: str) -> str:
-    """Without the password of a URL."""
+def without_passwords(text: str) -> str:
+    """Replace the passwords of URLs in a text."""
     return _PASSWORD.sub(r"\1********@", text)
 
 
 def got(value: Any) -> str:
-    """As it was given, shortened."""
+    """Return a value as it was given, shortened and without passwords."""
     said = repr(value)
-    return veiled(said if len(said) <= SHOWN else f"{said[:SHOWN]}...")
+    return without_passwords(said if len(said) <= MAX_SHOWN else f"{said[:MAX_SHOWN]}...")
 
 
-def plain(name: str) -> str:
-    """A name from a file, fit for a terminal."""
-    return name if name.isascii() and name.isprintable() and len(name) <= SHOWN else got(name)
+def printable(name: str) -> str:
+    """Return a name from outside, escaped if it could steer a terminal."""
+    return name if name.isascii() and name.isprintable() and len(name) <= MAX_SHOWN else got(name)
 
 
 def _holds_secret(annotation: Any) -> bool:

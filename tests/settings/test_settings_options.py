@@ -18,7 +18,7 @@ from edge_agent.config import EdgeSettings
 from edge_agent.sdk.types import DEFAULT_RETRIES, DEFAULT_TIMEOUT, Offline
 from outrider.settings.file import VARIABLE
 from outrider.settings.layers import Layers, flag_of, variable_of
-from outrider.settings.options import choices_of, form_of, layers_of
+from outrider.settings.options import choices_of, layers_of, metavar_of
 from outrider.settings.problems import is_secret
 
 _NAMED = re.compile(r"\[env: (\w+)\]")
@@ -144,7 +144,7 @@ def test_objects_and_lists_are_json() -> None:
 def test_the_form_of_a_number_is_its_unit_and_a_rate_has_none() -> None:
     fields = {"drain_s": "SECONDS", "lease_ms": "MS", "stream_messages_per_s": "X"}
     known = {name: field for process in PROCESSES for name, field in process.model.model_fields.items()}
-    assert {name: form_of(name, known[name]) for name in fields} == fields
+    assert {name: metavar_of(name, known[name]) for name in fields} == fields
 
 
 @pytest.mark.parametrize(
