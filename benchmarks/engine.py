@@ -36,9 +36,9 @@ from benchmarks.trees import Device, Tally
 from benchmarks.turns import LIMITS, Bench, Profiled, Turn
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.numerics_check import self_test
-from outrider.core.processors import SamplingParams
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Finish
+from outrider.core.sampling import SamplingParams
 
 SESSIONS = (1, 4, 16)
 NODES = (0, 1, 4, 8, 16)

@@ -13,7 +13,7 @@ from typing import Any
 
 from edge_agent.drafting.sources.base import Proposal
 from outrider.core.acceptance.calibrator import Calibrator
-from outrider.core.processors import SamplingParams
+from outrider.core.sampling import SamplingParams
 
 Place = tuple[int, tuple[int, ...]]
 """How many tokens of the output stand before, and the tokens after them that are not the output's."""

@@ -20,8 +20,8 @@ import edge_agent
 from edge_agent.sdk.types import Options
 from outrider.core import errors
 from outrider.core.errors import OutriderError
-from outrider.core.processors import SamplingParams
 from outrider.core.protocol.messages import TokenLogprobs
+from outrider.core.sampling import SamplingParams
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "sdk.md"

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from outrider.core.counts import TokenCounts
 from outrider.core.coupling import gumbel, position_key, session_key
 from outrider.core.errors import InternalError
-from outrider.core.processors import SamplingParams, penalise, surviving_log_probs
+from outrider.core.processors import penalise, surviving_log_probs
+from outrider.core.sampling import SamplingParams
 
 
 class Sampler:

@@ -8,91 +8,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.core.counts import TokenCounts
-from outrider.core.errors import BadRequest
+from outrider.core.sampling import SamplingParams
 
 Logits = NDArray[np.float64]
 
-MAX_BIASES = 300
-"""Token ids whose logits one request may change; as OpenAI has it."""
-
 _REACHES = (4.0, 10.0, math.inf)
 """Nats below the most likely token within which its nucleus is looked for, the narrowest first."""
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """How the target's distribution becomes a token. Temperature 0 is greedy and ignores top-k, top-p and min-p."""
-
-    temperature: float = 0.0
-    top_k: int = 0
-    """Keep the k most likely tokens; 0 is off."""
-    top_p: float = 1.0
-    """Keep the smallest set of most likely tokens with at least this much probability; 1 is off."""
-    min_p: float = 0.0
-    """Drop tokens less likely than this share of the most likely one; 0 is off."""
-    repetition_penalty: float = 1.0
-    """Divide positive and multiply negative logits of tokens that occurred (CTRL, arXiv 1909.05858); 1 is off."""
-    presence_penalty: float = 0.0
-    """Subtract this from tokens that occurred; 0 is off."""
-    frequency_penalty: float = 0.0
-    """Subtract this for each time that the token occurred; 0 is off."""
-    seed: int = 0
-    """64 bits; with the prompt's hash it keys the noise."""
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    """(token id, what is added to its logit); -100 bans a token as good as certainly."""
-
-    def __post_init__(self) -> None:
-        _within("temperature", self.temperature, 0.0, 100.0)
-        _within("top_k", self.top_k, 0, 2**31 - 1)
-        _within("top_p", self.top_p, 0.0, 1.0)
-        _within("min_p", self.min_p, 0.0, 1.0)
-        _within("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
-        _within("presence_penalty", self.presence_penalty, -100.0, 100.0)
-        _within("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
-        _within("seed", self.seed, 0, 2**64 - 1)
-        _check_bias(self.logit_bias)
-        if self.top_p == 0.0:
-            raise BadRequest.bound("top_p", self.top_p, "greater than 0 (use temperature=0 for greedy)")
-        if 0.0 < self.temperature < 1e-3:
-            raise BadRequest.bound("temperature", self.temperature, "0 (greedy) or at least 0.001")
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0.0
-
-    @property
-    def penalised(self) -> bool:
-        """Whether the logits are changed before anything else, mostly by the tokens that occurred."""
-        return bool(
-            self.repetition_penalty != 1.0
-            or self.presence_penalty != 0.0
-            or self.frequency_penalty != 0.0
-            or self.logit_bias
-        )
-
-
-def _within(field: str, value: float, low: float, high: float) -> None:
-    kind, name = (int, "a whole number ") if isinstance(low, int) else (int | float, "a number ")
-    if isinstance(value, bool) or not isinstance(value, kind):
-        raise BadRequest.bound(field, repr(value)[:80], f"{name}between {low} and {high}")
-    if not low <= value <= high:  # NaN is not, either
-        raise BadRequest.bound(field, value, f"between {low} and {high}")
-
-
-def _check_bias(bias: tuple[tuple[int, float], ...]) -> None:
-    if len(bias) > MAX_BIASES:
-        raise BadRequest.bound("number of ids in logit_bias", len(bias), f"at most {MAX_BIASES}")
-    for token, value in bias:
-        _within("a token id in logit_bias", token, 0, 2**31 - 1)
-        _within("a value in logit_bias", value, -100.0, 100.0)
-    if len({token for token, _ in bias}) < len(bias):
-        raise BadRequest("logit_bias names a token id twice", field="logit_bias")
 
 
 def penalise(logits: Logits, params: SamplingParams, counts: TokenCounts, path: Iterable[int] = ()) -> Logits:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from outrider.core.counts import TokenCounts
 from outrider.core.coupling import gumbel, position_key
-from outrider.core.processors import SamplingParams, mass_before, penalise
+from outrider.core.processors import mass_before, penalise
+from outrider.core.sampling import SamplingParams
 
 
 @dataclass(frozen=True)

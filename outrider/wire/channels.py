@@ -1,4 +1,4 @@
-"""Where every channel and server is made: liveness, bounds and TLS are decided here and nowhere else.
+"""Make every gRPC channel and server: liveness, bounds and TLS are decided here and nowhere else.
 
 The numbers were measured (grpcio 1.85, aio): a peer that hangs without closing is noticed only after 60 s unless
 `http2.ping_timeout_ms` is set, whatever `keepalive_timeout_ms` says; a server with default settings drops a client
@@ -11,12 +11,14 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
-
-import grpc
+from typing import TYPE_CHECKING
 
 from outrider.core.errors import BadRequest, Unavailable
 
 __all__ = ["ClientTls", "ServerTls", "bind", "channel", "check_bind", "is_loopback", "server", "split_address"]
+
+if TYPE_CHECKING:  # settings name addresses and certificates, and a command's --help should not wait for gRPC
+    import grpc
 
 PING_EVERY_MS = 2_000
 """A client asks a silent server for life this often."""
@@ -87,7 +89,9 @@ class ServerTls:
     key: Path
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Read the files. Raises BadRequest where one is missing or unreadable."""
+        """Read the files. Raises BadRequest if one is missing or unreadable."""
+        import grpc
+
         return grpc.ssl_server_credentials([(_read(self.key, "TLS key"), _read(self.cert, "TLS certificate"))])
 
 
@@ -98,17 +102,21 @@ class ClientTls:
     ca: Path | None = None
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """Read the file. Raises BadRequest where it is missing or unreadable."""
+        """Read the file. Raises BadRequest if it is missing or unreadable."""
+        import grpc
+
         return grpc.ssl_channel_credentials(_read(self.ca, "TLS authority") if self.ca else None)
 
 
 def channel(
     address: str, *, tls: ClientTls | None = None, insecure: bool = False, bulk: bool = False
 ) -> grpc.aio.Channel:
-    """A channel to `host:port`. `bulk` is for downloads: it reads ahead as far as the link allows.
+    """Return a channel to `host:port`. bulk: for downloads, reads ahead as far as the link allows.
 
     Raises BadRequest for a plain connection to another machine, unless `insecure`.
     """
+    import grpc
+
     split_address(address)
     check_bind(address, tls, insecure)
     options = _CLIENT if bulk else (*_CLIENT, *_DEVICE)
@@ -120,7 +128,9 @@ def channel(
 
 
 def server(*, max_rpcs: int = MAX_CONCURRENT_RPCS) -> grpc.aio.Server:
-    """A server without an address; `bind` gives it one."""
+    """Return a server without an address; `bind` gives it one."""
+    import grpc
+
     return grpc.aio.server(options=_SERVER, maximum_concurrent_rpcs=max_rpcs)
 
 
@@ -148,7 +158,7 @@ def check_bind(address: str, tls: object | None, insecure: bool) -> None:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether `host:port` never leaves this machine. A name other than localhost is taken to leave it."""
+    """Whether connections to `host:port` never leave this machine; by any name but localhost they are taken to."""
     host, _ = split_address(address)
     if host.lower() == "localhost":
         return True
@@ -159,7 +169,7 @@ def is_loopback(address: str) -> bool:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of `host:port` or `[v6]:port`. Raises BadRequest."""
+    """Return host and port of `host:port` or `[v6]:port`. Raises BadRequest."""
     host, colon, port = address.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if bracketed else host

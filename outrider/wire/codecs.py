@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from outrider.core.errors import BadRequest
-from outrider.core.processors import SamplingParams
 from outrider.core.protocol.messages import (
     MAX_APPEND_NODES,
     MAX_GENERATED_TOKENS,
@@ -31,6 +30,7 @@ from outrider.core.protocol.messages import (
     SessionLimits,
     TokenLogprobs,
 )
+from outrider.core.sampling import SamplingParams
 from outrider.wire.v1 import session_pb2 as pb
 
 MAX_TICKET_BYTES = 4_096

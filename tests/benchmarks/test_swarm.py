@@ -31,8 +31,8 @@ from edge_agent.drafting.worker import DraftWorker
 from edge_agent.sdk.client import AsyncClient
 from edge_agent.sdk.types import Completion
 from outrider.core.errors import BadRequest
-from outrider.core.processors import SamplingParams
 from outrider.core.protocol.messages import Directive, SessionLimits
+from outrider.core.sampling import SamplingParams
 
 TOKENS = 64
 DECODE_S = 0.001

@@ -20,8 +20,8 @@ from edge_agent.drafting.drafter import CalibratedSource
 from edge_agent.drafting.growth import DecodeLatency, SpeculationPlan
 from edge_agent.drafting.sources.base import DraftTask
 from outrider.core.acceptance.calibrator import AcceptancePrior, Calibrator
-from outrider.core.processors import SamplingParams
 from outrider.core.protocol.messages import Directive, SessionLimits
+from outrider.core.sampling import SamplingParams
 
 TOKENS = 64
 WIDTHS = DecodeLatency(((1, 0.001), (4, 0.002)))

@@ -13,7 +13,8 @@ import transformers
 
 from outrider.core.counts import TokenCounts
 from outrider.core.coupling import gumbel, position_key, session_key
-from outrider.core.processors import SamplingParams, filtered_log_probs, penalise
+from outrider.core.processors import filtered_log_probs, penalise
+from outrider.core.sampling import SamplingParams
 
 logging.getLogger("transformers").setLevel(logging.ERROR)
 

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core.counts import TokenCounts
-from outrider.core.processors import SamplingParams, penalise
+from outrider.core.processors import penalise
+from outrider.core.sampling import SamplingParams
 
 VOCABULARY = 40
 TOKENS = st.lists(st.integers(0, VOCABULARY + 5), max_size=120)

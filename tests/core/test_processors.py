@@ -16,7 +16,8 @@ from transformers import (
 
 from outrider.core.counts import TokenCounts
 from outrider.core.errors import BadRequest
-from outrider.core.processors import SamplingParams, filtered_log_probs, log_softmax, penalise
+from outrider.core.processors import filtered_log_probs, log_softmax, penalise
+from outrider.core.sampling import SamplingParams
 
 VOCABULARY = 64
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from outrider.core.processors import SamplingParams, filtered_log_probs, log_softmax, mass_before
+from outrider.core.processors import filtered_log_probs, log_softmax, mass_before
+from outrider.core.sampling import SamplingParams
 
 
 def plain_top_p(logits: np.ndarray, top_p: float) -> np.ndarray:

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core import processors
-from outrider.core.processors import SamplingParams, log_softmax, mass_before, surviving_log_probs
+from outrider.core.processors import log_softmax, mass_before, surviving_log_probs
+from outrider.core.sampling import SamplingParams
 
 
 def by_sorting_everything(logits: np.ndarray, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:

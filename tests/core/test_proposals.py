@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from outrider.core.counts import TokenCounts
-from outrider.core.processors import SamplingParams
 from outrider.core.proposals import propose
+from outrider.core.sampling import SamplingParams
 
 LOGITS = np.log(np.array([0.5, 0.25, 0.25], dtype=np.float64))
 

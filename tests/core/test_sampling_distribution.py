@@ -17,7 +17,8 @@ import pytest
 from scipy import stats
 
 from outrider.core.coupling import gumbel, position_key, session_key
-from outrider.core.processors import SamplingParams, filtered_log_probs, log_softmax
+from outrider.core.processors import filtered_log_probs, log_softmax
+from outrider.core.sampling import SamplingParams
 from outrider.core.verification import TreeBatch, verify
 
 VOCABULARY = 5

@@ -11,8 +11,8 @@ from cloud_verifier.config import VerifierConfig
 from edge_agent.config import EdgeSettings
 from edge_agent.session.failover import Step, after
 from outrider.core.errors import OutriderError
-from outrider.core.processors import MAX_BIASES, SamplingParams
 from outrider.core.protocol import messages
+from outrider.core.sampling import MAX_BIASES, SamplingParams
 from outrider.wire import channels, codecs
 from outrider.wire.status import CODES
 

@@ -12,7 +12,7 @@ import pytest
 from edge_agent import AsyncClient
 from edge_agent.sdk.request import Request, check_messages, check_prompt
 from outrider.core.errors import BadRequest
-from outrider.core.processors import SamplingParams
+from outrider.core.sampling import SamplingParams
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from edge_agent.drafting.sources.llama import LlamaSource
 from outrider.core.acceptance.calibrator import Calibrator
 from outrider.core.counts import TokenCounts
 from outrider.core.coupling import gumbel, position_key, session_key
-from outrider.core.processors import SamplingParams, filtered_log_probs, penalise
+from outrider.core.processors import filtered_log_probs, penalise
+from outrider.core.sampling import SamplingParams
 from outrider.core.tree import ROOT
 from outrider.llama import LlamaModel, TreeContext
 

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.errors import BadRequest
-from outrider.core.processors import SamplingParams
 from outrider.core.protocol.messages import (
     MAX_APPEND_NODES,
     MAX_GENERATED_TOKENS,
@@ -34,6 +33,7 @@ from outrider.core.protocol.messages import (
     SessionLimits,
     TokenLogprobs,
 )
+from outrider.core.sampling import SamplingParams
 from outrider.wire import codecs
 from outrider.wire.codecs import MAX_HASH_BYTES, MAX_TICKET_BYTES, Open, Opened
 from outrider.wire.v1 import session_pb2 as pb

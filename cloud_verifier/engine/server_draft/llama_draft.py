@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from outrider.core.counts import TokenCounts
 from outrider.core.errors import BadRequest
-from outrider.core.processors import SamplingParams
 from outrider.core.proposals import propose
+from outrider.core.sampling import SamplingParams
 from outrider.core.tree import ROOT, TokenTree
 
 MOST_READ = 256

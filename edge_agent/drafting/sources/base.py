@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from outrider.core.processors import SamplingParams
 from outrider.core.proposals import Proposal
+from outrider.core.sampling import SamplingParams
 
 __all__ = ["DraftSource", "DraftTask", "Proposal", "NodeContext"]
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.core.errors import Fenced, ProtocolViolation
-from outrider.core.processors import SamplingParams
 from outrider.core.protocol.messages import (
     MAX_APPEND_NODES,
     Append,
@@ -17,6 +16,7 @@ from outrider.core.protocol.messages import (
     SessionLimits,
     TokenLogprobs,
 )
+from outrider.core.sampling import SamplingParams
 from outrider.core.tree import ROOT, TokenTree
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from outrider.core.processors import SamplingParams
+from outrider.core.sampling import SamplingParams
 
 MAX_PROMPT_TOKENS = 131_072
 MAX_GENERATED_TOKENS = 131_072

@@ -21,7 +21,7 @@ from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.numerics_check import self_test
 from cloud_verifier.engine.parallel.tensor_parallel import RankGroup, ShardedTarget
 from outrider.core.errors import InternalError, ModelRefused, Unavailable
-from outrider.core.processors import SamplingParams
+from outrider.core.sampling import SamplingParams
 
 SAMPLINGS = {
     "greedy": SamplingParams(),

@@ -15,9 +15,9 @@ from cloud_verifier.engine.engine import Committed, Engine, Event, Failed
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.row_allocation import AllocationPolicy
 from outrider.core.errors import OutriderError
-from outrider.core.processors import SamplingParams
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Append, Attach, Directive, SessionLimits
+from outrider.core.sampling import SamplingParams
 from outrider.core.tree import ROOT
 
 LIMITS = SessionLimits(nodes=24, depth=8, in_flight=48, run_ahead=32)

@@ -16,7 +16,7 @@ from cloud_verifier.engine.engine import Committed
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.server_draft import llama_draft, policy
 from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft
-from outrider.core.processors import SamplingParams
+from outrider.core.sampling import SamplingParams
 
 Target = Callable[[str], TargetModel]
 Plain = Callable[[str], Reference]

@@ -27,8 +27,8 @@ from outrider.core.errors import (
     Overloaded,
     ProtocolViolation,
 )
-from outrider.core.processors import SamplingParams
 from outrider.core.protocol.messages import Append, Cancel, Finish
+from outrider.core.sampling import SamplingParams
 from outrider.core.step_cost import StepCost
 from outrider.core.verification import TreeBatch
 

@@ -11,8 +11,8 @@ from tiny_targets import Reference
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.model import TargetModel
-from outrider.core.processors import SamplingParams
 from outrider.core.protocol.messages import Append
+from outrider.core.sampling import SamplingParams
 
 Target = Callable[[str], TargetModel]
 Plain = Callable[[str], Reference]

@@ -18,8 +18,8 @@ from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.scheduler import RowAllocation
 from cloud_verifier.engine.session import EngineSession
 from outrider.core.errors import InternalError, Overloaded
-from outrider.core.processors import SamplingParams
 from outrider.core.protocol.messages import Cancel
+from outrider.core.sampling import SamplingParams
 from outrider.core.verification import TreeBatch
 
 Target = Callable[[str], TargetModel]

@@ -22,7 +22,7 @@ from cloud_verifier.engine.numerics_check import FLOAT32_BOUND, self_test
 from cloud_verifier.engine.sampling import Sampler
 from outrider.core.counts import TokenCounts
 from outrider.core.errors import ModelRefused
-from outrider.core.processors import SamplingParams
+from outrider.core.sampling import SamplingParams
 
 Directory = Callable[[str], Path]
 LENGTHS = (100, 20)

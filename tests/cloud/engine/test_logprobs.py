@@ -12,8 +12,8 @@ from tiny_targets import VOCAB, Reference
 from cloud_verifier.engine.engine import Committed
 from cloud_verifier.engine.logprobs import LEAST, logprobs_of
 from cloud_verifier.engine.model import TargetModel
-from outrider.core.processors import SamplingParams
 from outrider.core.protocol.messages import TokenLogprobs
+from outrider.core.sampling import SamplingParams
 
 Target = Callable[[str], TargetModel]
 Plain = Callable[[str], Reference]

@@ -18,8 +18,8 @@ from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.recording import LEAST_LOG_PROB, Produced, Recording, depths_right
 from cloud_verifier.engine.session import EngineSession
-from outrider.core.processors import SamplingParams
 from outrider.core.protocol.messages import Append, Directive
+from outrider.core.sampling import SamplingParams
 from outrider.core.tree import ROOT, TokenTree
 from outrider.core.verification import Verified
 

@@ -9,7 +9,7 @@ import torch
 from cloud_verifier.engine.sampling import Sampler
 from outrider.core.counts import TokenCounts
 from outrider.core.errors import InternalError
-from outrider.core.processors import SamplingParams
+from outrider.core.sampling import SamplingParams
 
 NOBODY = TokenCounts()
 
