@@ -15,8 +15,8 @@ from pydantic_core import PydanticCustomError
 from edge_agent.sdk.types import DEFAULT_RETRIES, DEFAULT_TIMEOUT, Offline, Options, Timeout
 from edge_agent.target.chat_template import Message
 from outrider.core.errors import BadRequest
-from outrider.core.processors import SamplingParams
 from outrider.core.protocol.messages import MAX_GENERATED_TOKENS, MAX_LOGPROBS, MAX_PROMPT_TOKENS, MAX_STOP_TOKENS
+from outrider.core.sampling import SamplingParams
 
 TOO_LONG = frozenset({"length of prompt", "prompt plus max_tokens"})
 """Values of BadRequest.field for a prompt that the target cannot hold."""
