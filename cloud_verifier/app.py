@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from cloud_verifier.config import INSTALL, VerifierConfig
 from cloud_verifier.engine_process.malloc_trim import give_back_what_is_freed
+from outrider.console_scripts import EndedByInterrupt
 from outrider.core.errors import BadRequest, OutriderError
 from outrider.settings.options import parser_of, settle
 from outrider.telemetry import traces
@@ -33,7 +34,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 async def _main(config: VerifierConfig) -> int:
-    from cloud_verifier.verifier import Verifier  # needs the extra; `main` says so where it is missing
+    with EndedByInterrupt():
+        from cloud_verifier.verifier import Verifier  # needs the extra; `main` says so where it is missing
 
     traces.configure("verifier")
 

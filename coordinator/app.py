@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from coordinator.api.authentication import Access
 from coordinator.config import CoordinatorConfig
+from outrider.console_scripts import EndedByInterrupt
 from outrider.core.errors import OutriderError, Unavailable
 from outrider.settings.options import parser_of, settle
 from outrider.telemetry import traces
@@ -42,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _serve(config: CoordinatorConfig) -> None:
-    from coordinator.api.server import running  # needs the extra; `main` says so where it is missing
+    with EndedByInterrupt():
+        from coordinator.api.server import running  # needs the extra; `main` says so where it is missing
 
     traces.configure("coordinator")
 

@@ -15,6 +15,7 @@ from typing import Any, get_args
 
 from cloud_verifier.distill.config import INSTALL, DistillConfig
 from cloud_verifier.distill.publishing import keys
+from outrider.console_scripts import EndedByInterrupt
 from outrider.core.errors import BadRequest, OutriderError
 from outrider.settings.options import add_config_options, add_settings, epilog, layers_of, settle
 from outrider.telemetry.logs import LogFormat, configure
@@ -196,7 +197,9 @@ async def _once(config: DistillConfig) -> int:
 
 @contextlib.asynccontextmanager
 async def _loop(config: DistillConfig) -> AsyncIterator[Any]:
-    from cloud_verifier.distill.factory import assembled
+    with EndedByInterrupt():
+        import cloud_verifier.engine.model  # noqa: F401  # the factory needs its hash of the target; it imports torch
+        from cloud_verifier.distill.factory import assembled
 
     async with assembled(config) as loop:
         yield loop

@@ -1,0 +1,70 @@
+"""Start each of the five programs so that Ctrl-C ends it quietly, even while it is still importing its modules.
+
+An application takes up to seconds to import, and has no handler of its own until then. So this module imports nothing that
+takes time, and names the applications instead of importing them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+INTERRUPTED = 128 + signal.SIGINT
+"""Exit code of a program that Ctrl-C has ended."""
+
+
+def operator() -> None:
+    """Run `outrider`."""
+    run("coordinator.cli")
+
+
+def coordinator() -> None:
+    """Run `outrider-coordinator`."""
+    run("coordinator.app")
+
+
+def verifier() -> None:
+    """Run `outrider-verifier`."""
+    run("cloud_verifier.app")
+
+
+def edge() -> None:
+    """Run `outrider-edge`."""
+    run("edge_agent.cli")
+
+
+def distill() -> None:
+    """Run `outrider-distill`."""
+    run("cloud_verifier.distill.cli")
+
+
+def run(module: str) -> None:
+    """Import a module and exit with what its `main` returns, or with 130 and no traceback if Ctrl-C comes first."""
+    interruptible = EndedByInterrupt()
+    try:
+        with interruptible:
+            from importlib import import_module
+
+            main = import_module(module).main
+        code = main()
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    finally:
+        interruptible.__enter__()  # the interpreter's own end takes a moment, too
+    raise SystemExit(code)
+
+
+class EndedByInterrupt:
+    """A context in which Ctrl-C ends the process at once, with exit code 130. For imports that take long.
+
+    A KeyboardInterrupt does not serve: modules that are half imported turn it into errors of their own, or swallow it. A
+    process that ignores Ctrl-C, as jobs in a shell's background do, goes on ignoring it.
+    """
+
+    def __enter__(self) -> None:
+        self._before = signal.getsignal(signal.SIGINT)
+        if self._before is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
