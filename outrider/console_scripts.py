@@ -1,7 +1,7 @@
 """Start each of the five programs so that Ctrl-C ends it quietly, even while it is still importing its modules.
 
-An application takes up to seconds to import, and has no handler of its own until then. So this module imports nothing that
-takes time, and names the applications instead of importing them.
+An application takes up to seconds to import, and has no handler of its own until then. So this module imports nothing
+that takes time, and names the applications instead of importing them.
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ def distill() -> None:
 
 def run(module: str) -> None:
     """Import a module and exit with what its `main` returns, or with 130 and no traceback if Ctrl-C comes first."""
-    interruptible = EndedByInterrupt()
     try:
-        with interruptible:
+        with EndedByInterrupt():
             from importlib import import_module
 
             main = import_module(module).main
@@ -50,21 +49,25 @@ def run(module: str) -> None:
     except KeyboardInterrupt:
         code = INTERRUPTED
     finally:
-        interruptible.__enter__()  # the interpreter's own end takes a moment, too
+        _end_at_interrupt()  # the interpreter's own end takes a moment, too
     raise SystemExit(code)
 
 
 class EndedByInterrupt:
     """A context in which Ctrl-C ends the process at once, with exit code 130. For imports that take long.
 
-    A KeyboardInterrupt does not serve: modules that are half imported turn it into errors of their own, or swallow it. A
-    process that ignores Ctrl-C, as jobs in a shell's background do, goes on ignoring it.
+    A KeyboardInterrupt does not serve: modules that are half imported turn it into errors of their own, or swallow it.
+    A process that ignores Ctrl-C, as jobs in a shell's background do, goes on ignoring it.
     """
 
     def __enter__(self) -> None:
         self._before = signal.getsignal(signal.SIGINT)
-        if self._before is not signal.SIG_IGN:
-            signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+        _end_at_interrupt()
 
     def __exit__(self, *_: object) -> None:
         signal.signal(signal.SIGINT, self._before)
+
+
+def _end_at_interrupt() -> None:
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))

@@ -1,0 +1,80 @@
+"""Ctrl-C in their first moments ends the installed programs at once, quietly, with the exit code of an interrupt."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+MOMENTS_S = (0.02, 0.05, 0.1, 0.2, 0.4)
+AT_ONCE_S = 10.0
+"""A busy machine takes its time; a program that goes on until it is ready takes longer, or never ends."""
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The address of a server that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def arguments(name: str, silent: str, folder: Path) -> Sequence[str]:
+    """Return a command line of a program with which it goes on for longer than any of the moments."""
+    target, draft = str(ROOT / "models" / "target"), str(ROOT / "models" / "draft.gguf")
+    return {
+        "outrider": ["status", "--coordinator", silent],
+        "outrider-coordinator": ["--listen", "127.0.0.1:0", "--state-dir", str(folder)],
+        "outrider-distill": [
+            *("run", "--target", target, "--draft", draft),
+            *("--traffic", str(folder / "traffic"), "--artifacts", str(folder / "artifacts")),
+            *("--state", str(folder / "state")),
+        ],
+        "outrider-edge": ["chat", "--verifier", silent, "--message", "x"],
+        "outrider-verifier": ["--listen", "127.0.0.1:0", "--model", target],
+    }[name]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_ctrl_c_in_the_first_moments_ends_a_program_quietly(name: str, silent: str, tmp_path: Path) -> None:
+    stops_in_order = {"outrider-coordinator", "outrider-distill", "outrider-verifier"}  # once they have begun to serve
+    codes = {130, 0} if name in stops_in_order else {130}
+    for moment_s in MOMENTS_S:
+        code, said = interrupted(name, arguments(name, silent, tmp_path), moment_s)
+        assert code in codes, f"after {moment_s} s: {said}"
+        assert "Traceback" not in said and "KeyboardInterrupt" not in said, f"after {moment_s} s: {said}"
+
+
+def interrupted(name: str, arguments: Sequence[str], moment_s: float) -> tuple[int, str]:
+    """Return the exit code and stderr of a program that gets a Ctrl-C so long after its first line of ours has run.
+
+    What comes before that line is Python's own start, which on a busy machine takes as long as it likes.
+    """
+    module, _, function = SCRIPTS[name].partition(":")
+    code = f"from {module} import {function}; {function}()"
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", "-c", code, *arguments],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        while not (line := process.stderr.readline()).rstrip().endswith(module):
+            assert line, "it ended by itself"
+        time.sleep(moment_s)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=AT_ONCE_S)
+    finally:
+        process.kill()
+        process.wait()
+    return process.returncode, "\n".join(line for line in said.splitlines() if not line.startswith("import time:"))
