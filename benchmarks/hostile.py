@@ -58,16 +58,18 @@ class Raw:
         if self._control is not None:
             if self.ticket:  # the next attack needs a place too
                 with contextlib.suppress(OutriderError):
-                    await CoordinatorClient(self._control, None).close(self.session_id, self.ticket)
+                    await CoordinatorClient(self._control, None, asyncio.ensure_future).close(
+                        self.session_id, self.ticket
+                    )
             await self._control.close()
 
     async def place(self, wait_s: float = 0.0) -> None:
         """Take a place. Raises Overloaded where there is none."""
         if self._control is None:
             return
-        placement = await CoordinatorClient(self._control, None).open("", wait_s=wait_s)
-        grant = placement.grants.grants[0]
-        self.session_id, self.ticket = placement.grants.session_id, grant.ticket
+        placement = await CoordinatorClient(self._control, None, asyncio.ensure_future).open("", wait_s=wait_s)
+        grant = placement.grants[0]
+        self.session_id, self.ticket = placement.session_id, grant.ticket
         self.epoch, self.last_epoch = grant.epoch_first, grant.epoch_last
 
     def begin(self) -> None:

@@ -13,10 +13,10 @@ from dataclasses import replace
 
 from benchmarks.tape import Recording, Tape, place
 from benchmarks.window.noted import NotedDrafter
-from edge_agent.drafting.drafter import CalibratedSource, Source
+from edge_agent.drafting.calibrated_source import CalibratedSource
 from edge_agent.drafting.growth import DecodeLatency
 from edge_agent.drafting.pool import DraftOptions, DraftPool
-from edge_agent.drafting.sources.base import DraftTask, NodeContext, Proposal
+from edge_agent.drafting.sources.base import DraftSource, DraftTask, NodeContext, Proposal
 from edge_agent.drafting.sources.ngram import PromptLookup
 from edge_agent.drafting.worker import DraftWorker
 from outrider.core.acceptance.calibrator import AcceptancePrior, Calibrator
@@ -69,21 +69,21 @@ class RecordedSource:
         else:
             self._take(self._commit_s)
 
-    def expand(self, spots: Sequence[NodeContext]) -> list[list[Proposal]]:
-        evaluated = [spot.id for spot in spots if spot.id != ROOT]
+    def expand(self, nodes: Sequence[NodeContext]) -> list[list[Proposal]]:
+        evaluated = [node.id for node in nodes if node.id != ROOT]
         self._evaluated.update(evaluated)
         if evaluated:
             self._take(self._decodes.of(len(evaluated)))
-        return [self._answer(spot) for spot in spots]
+        return [self._answer(node) for node in nodes]
 
     def knows(self, token: int) -> bool:
         return token < self._vocabulary
 
-    def _answer(self, spot: NodeContext) -> list[Proposal]:
+    def _answer(self, node: NodeContext) -> list[Proposal]:
         if self._recording is None:
             return []
         self.asked += 1
-        found = self._recording.answers.get(place(self._recording.call.output, self._position, spot.path))
+        found = self._recording.answers.get(place(self._recording.call.output, self._position, node.path))
         self.missed += found is None
         return list(found or ())
 
@@ -105,7 +105,7 @@ class Spoiled:
     that a tree in the span grows as deep as any other.
     """
 
-    def __init__(self, below: Source, output: Sequence[int], span: tuple[int, int], vocabulary: int) -> None:
+    def __init__(self, below: DraftSource, output: Sequence[int], span: tuple[int, int], vocabulary: int) -> None:
         self._below = below
         self._output = output
         self._span = range(*span)
@@ -121,9 +121,9 @@ class Spoiled:
         self._position += len(tokens)
         self._below.advance(path, tokens)
 
-    def expand(self, spots: Sequence[NodeContext]) -> list[list[Proposal]]:
-        found = self._below.expand(spots)
-        return [self._spoil(self._position + len(s.path), p) for s, p in zip(spots, found, strict=True)]
+    def expand(self, nodes: Sequence[NodeContext]) -> list[list[Proposal]]:
+        found = self._below.expand(nodes)
+        return [self._spoil(self._position + len(n.path), p) for n, p in zip(nodes, found, strict=True)]
 
     def knows(self, token: int) -> bool:
         return self._below.knows(token)
@@ -149,27 +149,27 @@ class RecordedDrafts(DraftPool):
         tape: Tape,
         taught: Sequence[Calibrator] = (),
         workers: int = 1,
-        spoil: Callable[[Source], Source] = lambda source: source,
+        spoil: Callable[[DraftSource], DraftSource] = lambda source: source,
         release: str = "recorded",
     ) -> None:
         super().__init__("recorded", DraftOptions(workers=workers), release=release)
         self._tape = tape
         greedy, sampled, lookup_greedy, lookup_sampled = copy.deepcopy(list(taught or tape.calibrators()))
-        self._of_model, self._of_lookup = (greedy, sampled), (lookup_greedy, lookup_sampled)
+        self._model_calibrators, self._lookup_calibrators = (greedy, sampled), (lookup_greedy, lookup_sampled)
         self._spoil = spoil
         self.sources: list[RecordedSource] = []
         self.drafters: list[NotedDrafter] = []
 
-    def expect(self, measured: AcceptancePrior) -> None:
+    def apply_prior(self, prior: AcceptancePrior) -> None:
         """As a pool with a model does: the tape stands for it."""
-        for calibrator in self._of_model:
-            calibrator.expect(measured.first, measured.sibling, measured.positions)
+        for calibrator in self._model_calibrators:
+            calibrator.expect(prior.first, prior.sibling, prior.positions)
 
     def _worker(self) -> DraftWorker:
         source = RecordedSource(self._tape)
         self.sources.append(source)
-        model = CalibratedSource(self._spoil(source), *self._of_model)
-        lookup = CalibratedSource(self._spoil(PromptLookup()), *self._of_lookup, leads=False)
+        model = CalibratedSource(self._spoil(source), *self._model_calibrators)
+        lookup = CalibratedSource(self._spoil(PromptLookup()), *self._lookup_calibrators, leads=False)
         drafter = NotedDrafter(model, lookup, DecodeLatency(self._tape.widths))
         self.drafters.append(drafter)
         return DraftWorker(lambda: drafter)

@@ -18,10 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.tape import Call, Lesson, Place, Recording, Tape, place
-from edge_agent.drafting.drafter import CalibratedSource, Drafter, Source
+from edge_agent.drafting.calibrated_source import CalibratedSource
+from edge_agent.drafting.drafter import Drafter
 from edge_agent.drafting.growth import DecodeLatency, SpeculationPlan
 from edge_agent.drafting.pool import WIDTHS, DraftOptions
-from edge_agent.drafting.sources.base import DraftTask, NodeContext, Proposal
+from edge_agent.drafting.sources.base import DraftSource, DraftTask, NodeContext, Proposal
 from edge_agent.drafting.sources.llama import LlamaSource
 from edge_agent.drafting.sources.ngram import PromptLookup
 from outrider.core.acceptance.calibrator import Calibrator
@@ -39,7 +40,7 @@ SLOW_STEP_MS = 1_000.0
 class RecordingSource:
     """A source that notes what the one below it answers, and how long it takes."""
 
-    def __init__(self, below: Source, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, below: DraftSource, clock: Callable[[], float] = time.perf_counter) -> None:
         self._below = below
         self._clock = clock
         self._output: tuple[int, ...] = ()
@@ -72,15 +73,15 @@ class RecordingSource:
         if not known:
             self._evaluated.clear()
 
-    def expand(self, spots: Sequence[NodeContext]) -> list[list[Proposal]]:
+    def expand(self, nodes: Sequence[NodeContext]) -> list[list[Proposal]]:
         began = self._clock()
-        found = self._below.expand(spots)
-        evaluated = [spot.id for spot in spots if spot.id != ROOT]
+        found = self._below.expand(nodes)
+        evaluated = [node.id for node in nodes if node.id != ROOT]
         if evaluated:
             self.decodes[len(evaluated)].append(self._clock() - began)
         self._evaluated.update(evaluated)
-        for spot, proposals in zip(spots, found, strict=True):
-            self.answers[place(self._output, self._position, spot.path)] = tuple(proposals)
+        for node, proposals in zip(nodes, found, strict=True):
+            self.answers[place(self._output, self._position, node.path)] = tuple(proposals)
         return found
 
     def knows(self, token: int) -> bool:
@@ -103,7 +104,13 @@ class Recorder:
     """Records calls one after another; the draft learns on the way, as a device's does."""
 
     def __init__(
-        self, source: Source, widths: DecodeLatency, plan: SpeculationPlan, *, vocabulary: int, ends: Sequence[int] = ()
+        self,
+        source: DraftSource,
+        widths: DecodeLatency,
+        plan: SpeculationPlan,
+        *,
+        vocabulary: int,
+        ends: Sequence[int] = (),
     ) -> None:
         self._source = RecordingSource(source)
         self._witnesses = [Witness() for _ in range(4)]

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from benchmarks.recorded_draft import RecordedDrafts, Spoiled
 from benchmarks.tape import Call, Tape
 from edge_agent.config import EdgeSettings
-from edge_agent.drafting.drafter import Source
+from edge_agent.drafting.sources.base import DraftSource
 from edge_agent.sdk.client import AsyncClient
 from edge_agent.sdk.sessions import Sessions
 from edge_agent.sdk.types import Options
@@ -25,7 +25,6 @@ from edge_agent.session.coordinator_client import ANY_WORKLOAD, Placement, Workl
 from edge_agent.session.failover import AttachTarget, Route
 from edge_agent.target.bundle import TargetBundle
 from outrider.core.errors import BadRequest, OutriderError, Overloaded
-from outrider.core.protocol.messages import SessionLimits
 from outrider.testing.network_link import Link
 from outrider.testing.network_proxy import MAX_RTT_MS, DelayProxy
 
@@ -115,7 +114,7 @@ class _WatchedSessions(Sessions):
         except Overloaded:
             self.refused_s.append(time.monotonic() - began)
             raise
-        self.session_id = placement.grants.session_id if placement else ""
+        self.session_id = placement.session_id if placement else ""
         return placement
 
     def close_session(self, placement: Placement) -> None:
@@ -161,9 +160,6 @@ class _Watched:
         if isinstance(error, Overloaded):
             self._refused_s.append(time.monotonic() - self._hopped)
         self._under.failed(error, progressed=progressed)
-
-    def learned(self, limits: SessionLimits) -> None:
-        self._under.learned(limits)
 
 
 @dataclass(frozen=True)
@@ -224,7 +220,7 @@ class Player:
             return RecordedDrafts(self._tape, self._taught, release=self._release)
         output, vocabulary = self._tape.recordings[job.recording].call.output, self._tape.vocabulary
 
-        def spoil(source: Source) -> Source:
+        def spoil(source: DraftSource) -> DraftSource:
             return Spoiled(source, output, job.spoiled, vocabulary)
 
         return RecordedDrafts(self._tape, self._taught, spoil=spoil, release=self._release)

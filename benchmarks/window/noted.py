@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edge_agent.drafting.drafter import CalibratedSource, Drafter, DraftUpdate
+from edge_agent.drafting.calibrated_source import CalibratedSource
+from edge_agent.drafting.drafter import Drafter, DraftUpdate
 from edge_agent.drafting.growth import DecodeLatency, SpeculationPlan
 from edge_agent.drafting.sources.base import DraftTask
 from outrider.core.tree import ROOT
@@ -37,7 +38,7 @@ class NotedDrafter(Drafter):
     def harvest(self, *, moved: bool) -> DraftUpdate | None:
         growth = super().harvest(moved=moved)
         if growth is not None and growth.nodes:
-            survival = {standing.node.id: standing.survival for standing in self._survey()}
+            survival = {item.node.id: item.survival for item in self._ranked()}
             self._open |= {node.id: survival[node.id] for node in growth.nodes}
         return growth
 

@@ -15,7 +15,8 @@ from benchmarks.replay import Where
 from benchmarks.swarm import record
 from benchmarks.tape import Call, Lesson, Recording, Tape
 from cloud_verifier.config import VerifierConfig
-from edge_agent.drafting.drafter import CalibratedSource, Drafter
+from edge_agent.drafting.calibrated_source import CalibratedSource
+from edge_agent.drafting.drafter import Drafter
 from edge_agent.drafting.growth import DecodeLatency, SpeculationPlan
 from edge_agent.drafting.sources.base import DraftTask
 from edge_agent.drafting.sources.ngram import PromptLookup

@@ -1,25 +1,40 @@
-"""What the voices of a draft say of one node's children: how likely each child is, and what is learned from it.
+"""Rates what draft sources propose for a node's children by acceptance probability, and learns from the commits.
 
-A second voice (look-up beside a model) is judged in the light of the first: where the model contradicts it, it is
-seldom right, though it is right often enough where the model has not been asked yet. Its guesses have no ranks of their
-own, so the rows of its calibrator stand for that.
+A secondary source (n-gram lookup beside a model) is rated in the light of the leading one: where the model contradicts
+it, it is seldom right, though it is right often enough where the model has not been asked yet. Its proposals have no
+ranks of their own, so the rows of its calibrator stand for these cases.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from edge_agent.drafting.sources.base import Proposal
+from edge_agent.drafting.sources.base import DraftSource, DraftTask, Proposal
 from outrider.core.acceptance.calibrator import Calibrator
 
 UNCOMPARED, AGREED, LOWER, CONTRADICTED = range(4)
-"""A second voice's guess: the leading one has not spoken; has it first; has it, but not first; has not got it."""
+"""Ranks of a secondary proposal: the leading source was not asked; has it first; has it, but not first; has it not."""
+
+
+@dataclass(frozen=True)
+class CalibratedSource:
+    """A draft source with the calibrators of its acceptance probabilities."""
+
+    source: DraftSource
+    greedy: Calibrator
+    sampled: Calibrator
+    leads: bool = True
+    """Whether its first proposals make the greedy spine."""
+
+    def calibrator(self, task: DraftTask) -> Calibrator:
+        """Return the calibrator of a session's sampling: perturbed scores have other margins."""
+        return self.greedy if task.sampling.greedy else self.sampled
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
-    """A proposal as a calibrator knows it."""
+class _RatedProposal:
+    """A proposal with the features by which its calibrator rates it."""
 
     calibrator: Calibrator
     token: int
@@ -27,56 +42,57 @@ class _Said:
     margin: float
     depth: int
     first: bool
-    """Whether it is the leading voice's first guess."""
+    """Whether it is the leading source's first proposal."""
 
     @property
-    def accept(self) -> float:
+    def acceptance(self) -> float:
         return self.calibrator.probability(self.rank, self.margin, self.depth)
 
 
 class NodeProposals:
-    """Of one node."""
+    """The proposals of all sources for the children of one node."""
 
     def __init__(self) -> None:
-        self._leading: dict[int, _Said] = {}
+        self.children: dict[int, tuple[float, bool]] = {}
+        """token -> (acceptance probability given the parent, whether it is the leading source's first proposal)"""
+        self._leading: dict[int, _RatedProposal] = {}
         """By token."""
-        self._second: list[_Said] = []
-        """Uncompared."""
-        self._compared: list[_Said] = []
+        self._secondary: list[_RatedProposal] = []
+        """Rated as if the leading source had not been asked."""
+        self._compared: list[_RatedProposal] = []
+        """The secondary proposals again, rated by what the leading source says of them."""
 
-    def lead(self, calibrator: Calibrator, proposals: Sequence[Proposal], depth: int) -> None:
-        """What the leading voice proposes. depth: of the children, below the last committed token."""
-        self._leading |= {p.token: _Said(calibrator, p.token, p.rank, p.margin, depth, p.rank == 0) for p in proposals}
-        self._compare()
+    def add(self, calibrator: Calibrator, proposals: Sequence[Proposal], depth: int, *, leads: bool) -> None:
+        """Add the proposals of one source.
 
-    def second(self, calibrator: Calibrator, proposals: Sequence[Proposal], depth: int) -> None:
-        """What the other one proposes; of the same depth."""
-        self._second += [_Said(calibrator, p.token, UNCOMPARED, p.margin, depth, False) for p in proposals]
-        self._compare()
+        depth: of the children, below the last committed token. leads: whether this is the leading source.
+        """
+        if leads:
+            self._leading |= {
+                p.token: _RatedProposal(calibrator, p.token, p.rank, p.margin, depth, p.rank == 0) for p in proposals
+            }
+        else:
+            self._secondary += [
+                _RatedProposal(calibrator, p.token, UNCOMPARED, p.margin, depth, False) for p in proposals
+            ]
+        if self._leading:
+            self._compared = [replace(p, rank=self._comparison(p.token)) for p in self._secondary]
+        self.children = {}
+        for rated in (*self._leading.values(), *(self._compared or self._secondary)):
+            acceptance, first = self.children.get(rated.token, (0.0, False))
+            self.children[rated.token] = (max(acceptance, rated.acceptance), first or rated.first)
 
-    def guesses(self) -> dict[int, tuple[float, bool]]:
-        """token -> (probability that the target takes it after the parent, whether it is the leading first guess)."""
-        found: dict[int, tuple[float, bool]] = {}
-        for said in (*self._leading.values(), *(self._compared or self._second)):
-            accept, first = found.get(said.token, (0.0, False))
-            found[said.token] = (max(accept, said.accept), first or said.first)
-        return found
-
-    def led(self, token: int) -> bool | None:
-        """Whether the leading voice had this token first; None where it has said nothing."""
-        first = next((said for said in self._leading.values() if said.first), None)
+    def predicted(self, token: int) -> bool | None:
+        """Return whether the leading source proposed this token first; None where it proposed nothing."""
+        first = next((rated for rated in self._leading.values() if rated.first), None)
         return None if first is None else first.token == token
 
     def learn(self, token: int) -> None:
-        """The target's token is known."""
-        for said in (*self._leading.values(), *self._second, *self._compared):
-            said.calibrator.observe(said.rank, said.margin, said.depth, said.token == token)
+        """Update the calibrators with the token that the target committed here."""
+        for rated in (*self._leading.values(), *self._secondary, *self._compared):
+            rated.calibrator.observe(rated.rank, rated.margin, rated.depth, rated.token == token)
 
-    def _compare(self) -> None:
-        if self._leading:
-            self._compared = [self._against(said) for said in self._second]
-
-    def _against(self, said: _Said) -> _Said:
-        leading = self._leading.get(said.token)
-        rank = CONTRADICTED if leading is None else LOWER if leading.rank else AGREED
-        return _Said(said.calibrator, said.token, rank, said.margin, said.depth, False)
+    def _comparison(self, token: int) -> int:
+        """Return the rank of a secondary proposal by what the leading source proposed."""
+        leading = self._leading.get(token)
+        return CONTRADICTED if leading is None else LOWER if leading.rank else AGREED

@@ -1,6 +1,7 @@
-"""A draft at work for one session: what it grows is taken in, what is committed is passed on to it.
+"""Drafts for one session: merges what a worker drafts into the session's tree, and hands over to another draft.
 
-A session that changes its draft has two of them for a while: the one that drafts, and the one that still reads.
+When a draft is replaced, the worker of the new one reads the sequence while the old one goes on drafting. It takes over
+once it has caught up, and if it cannot read the sequence nothing changes.
 """
 
 from __future__ import annotations
@@ -9,139 +10,266 @@ import asyncio
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from edge_agent.drafting.drafter import DraftUpdate
+from edge_agent.drafting.drafter import DraftNode, DraftUpdate
 from edge_agent.drafting.growth import SpeculationPlan
+from edge_agent.drafting.pool import DraftPool
 from edge_agent.drafting.sources.base import DraftTask
-from edge_agent.drafting.tree_merge import Intake
 from edge_agent.drafting.worker import DraftFailed, DraftWorker
 from outrider.core.protocol.device import Delivery, DeviceSession
 from outrider.core.protocol.messages import MAX_VOCABULARY
+from outrider.core.tree import ROOT
 
-_READING_SHARE = 4
-"""Of the nodes that a session may hold one in so many is for a draft that still reads: they can be kept free for it."""
-
-
-@dataclass(frozen=True)
-class Lent:
-    """A worker for a session, and whose it is."""
-
-    worker: DraftWorker
-    release: str = ""
-    """As DraftPool has it."""
-    name: str = ""
+_ENOUGH_UPDATES = 8
+"""Updates after which a successor takes over although it lags behind: a slower draft would never catch up."""
 
 
-class Drafting:
-    """One worker at one session.
+class _BorrowedWorker:
+    """A worker that reads one session's sequence, and its nodes in the session's tree.
 
-    hear: gets what the worker tells, on the event loop. follows: another one drafts still, and has nodes in the tree.
+    Updates arrive late: a node's parent may have become a committed token meanwhile, or may be gone. The rules are
+    those between device and verifier: what hangs below a dropped node is dropped.
     """
 
-    def __init__(
-        self,
-        lent: Lent,
-        session: DeviceSession,
-        hear: Callable[[Drafting, DraftUpdate | DraftFailed], None],
-        *,
-        follows: bool = False,
-    ) -> None:
-        self.lent = lent
+    def __init__(self, pool: DraftPool, worker: DraftWorker, session: DeviceSession) -> None:
+        self.pool = pool
+        self.worker = worker
+        self.updates = 0
+        self.updated_at: float | None = None
+        """Time of the last update, by the event loop's clock; None before the sequence has been read."""
+        self.base = -1
+        """Generated tokens that the drafter had received at its last update."""
+        self.resting = False
+        """Whether the last update said that nothing more will come before a commit or another plan."""
         self._session = session
-        self._intake = Intake(session, MAX_VOCABULARY)
-        self._hear = hear
-        self._begun = 0
-        """How often it began to read: what it told of an earlier time is of another tree."""
+        self._nodes: dict[int, int] = {}
+        """The drafter's id of a live node -> the session's id."""
+        self._committed: dict[int, int] = {}
+        """The drafter's id of a node that became a token -> the position after it."""
         self._plan: SpeculationPlan | None = None
-        self._crowded = False
-        self._early: list[DraftUpdate] = []
-        """Not yet taken in."""
-        self.told = 0
-        """How often it has told something."""
-        self._follows = follows
-        self.leads = not follows
-        """Whether what it grows goes to the verifier."""
-        self.heard_at: float | None = None
-        """When it last told something, by the loop's clock; None before its prompt is read."""
-        self.base = 0
-        """Tokens that it knew of then."""
-        self.rested_at = -1
-        """Tokens received when it last said that it rests."""
 
-    def begin(self, plan: SpeculationPlan, ends: frozenset[int]) -> None:
-        """Read the sequence as it stands, and draft on from there."""
-        session = self._session
-        task = DraftTask(session.prompt, tuple(session.received), session.sampling, session.max_tokens, ends)
-        loop = asyncio.get_running_loop()
-        self._begun += 1
-        begun = self._begun
+    def begin(
+        self, plan: SpeculationPlan, report: Callable[[_BorrowedWorker, DraftUpdate | DraftFailed], None]
+    ) -> None:
+        """Read the sequence as it stands. report: receives updates on the event loop."""
+        session, loop = self._session, asyncio.get_running_loop()
+        task = DraftTask(
+            session.prompt, tuple(session.received), session.sampling, session.max_tokens, session.end_token_ids
+        )
 
-        def tell(news: DraftUpdate | DraftFailed) -> None:
-            if begun == self._begun:
-                self._hear(self, news)
-
-        def report(news: DraftUpdate | DraftFailed) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
-                loop.call_soon_threadsafe(tell, news)
+        def pass_on(news: DraftUpdate | DraftFailed) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody is interested any more
+                loop.call_soon_threadsafe(report, self, news)
 
         self._plan = plan
-        self.lent.worker.begin(task, self._fitting(plan), report)
-
-    def hold(self, growth: DraftUpdate) -> None:
-        """Keep what cannot be taken in yet."""
-        self.heard_at, self.base = asyncio.get_running_loop().time(), growth.base
-        self._early.append(growth)
-        self.told += 1
-
-    def take_in(self, vocabulary_size: int) -> int:
-        """Add what was held to the session's tree; returns how many nodes were new."""
-        self._intake.vocabulary_size = vocabulary_size
-        added = 0
-        for growth in self._early:
-            added += self._intake.add(growth)
-            if growth.resting:
-                self.rested_at = growth.base
-        self._early = []
-        return added
-
-    def moved(self, delivery: Delivery) -> None:
-        """The session has delivered tokens; the worker hears of them by `commit`."""
-        self._intake.moved(delivery)
-
-    def commit(self, tokens: tuple[int, ...]) -> None:
-        self.lent.worker.commit(tokens)
-        if self._plan is not None and self._crowded and self.leads:
-            self.replan(self._plan)  # some of what stood in the way is gone
+        self.worker.begin(task, plan, pass_on)
 
     def replan(self, plan: SpeculationPlan) -> None:
-        self._plan = plan
-        self.lent.worker.replan(self._fitting(plan))
+        """Draft by another plan, within the room that the nodes of other drafts leave in the session's tree."""
+        foreign = len(self._session.tree) - len(self._nodes)
+        plan = dataclasses.replace(plan, nodes=max(0, min(plan.nodes, self._session.limits.nodes - foreign)))
+        if plan != self._plan:
+            self._plan = plan
+            self.resting = False
+            self.worker.replan(plan)
 
-    def lead(self, plan: SpeculationPlan, ends: frozenset[int]) -> None:
-        """From now on what it grows goes to the verifier."""
-        self.leads = True
-        held = sum(len(growth.nodes) for growth in self._early)
-        if held <= self._session.limits.nodes - len(self._session.tree):
-            self.replan(plan)
+    def commit(self, delivery: Delivery) -> None:
+        """Follow the session, which has delivered tokens: nodes became tokens, and others were dropped."""
+        first = len(self._session.received) - len(delivery.tokens)
+        after = {node: first + i + 1 for i, node in enumerate(delivery.path)}
+        for ours, theirs in list(self._nodes.items()):
+            if theirs in after:
+                self._committed[ours] = after[theirs]
+            if theirs not in self._session.tree:
+                del self._nodes[ours]
+        if delivery.tokens:
+            self.worker.commit(delivery.tokens)
+
+    def note(self, update: DraftUpdate) -> float:
+        """Record how far the drafter has read; return the time by the event loop's clock."""
+        self.updates += 1
+        self.updated_at = asyncio.get_running_loop().time()
+        self.base, self.resting = update.base, update.resting
+        return self.updated_at
+
+    def merge(self, update: DraftUpdate, vocabulary_size: int) -> None:
+        """Add the nodes that are still valid to the session's tree. vocabulary_size: the target's ids are smaller."""
+        self._committed = {node: after for node, after in self._committed.items() if after >= update.base}
+        for node in update.nodes:
+            parent = self._parent(node, update.base)
+            if parent is not None and node.token < vocabulary_size:
+                present = self._session.tree.child(parent, node.token)
+                ours = present if present is not None else self._session.add(parent, node.token)
+                if ours is not None:
+                    self._nodes[node.id] = ours
+
+    def give_back(self) -> None:
+        """Return the worker to its pool."""
+        self.pool.give_back(self.worker)
+
+    def _parent(self, node: DraftNode, base: int) -> int | None:
+        """Return the session's id of a node's parent; None for a node that is dropped or was committed meanwhile."""
+        if node.parent in self._nodes:
+            return self._nodes[node.parent]
+        position = base if node.parent == ROOT else self._committed.get(node.parent)
+        received = self._session.received
+        if position is None:
+            return None
+        if position < len(received):
+            if received[position] == node.token:
+                self._committed[node.id] = position + 1
+            return None
+        return ROOT
+
+
+class DraftSession:
+    """The draft of one session, used on the event loop. Made by `DraftManager.session`.
+
+    worker: of `pool`, to begin with; without one, nothing is drafted until the draft is replaced.
+    """
+
+    def __init__(self, session: DeviceSession, pool: DraftPool | None, worker: DraftWorker | None) -> None:
+        self._session = session
+        self._current = _BorrowedWorker(pool, worker, session) if pool is not None and worker is not None else None
+        self._successor: _BorrowedWorker | None = None
+        """Reads the sequence, to take over from the current worker."""
+        self.pool = pool
+        self._requested = pool
+        """The draft that the session shall use in the end."""
+        self.name = self._current.pool.name if self._current is not None else ""
+        """Of the draft in use; empty for none."""
+        self.release = self._current.pool.release if self._current is not None else None
+        """Release of the draft in use, "" once drafting was switched off; None where the session never had a draft."""
+        self.failure = ""
+        """Why drafting ended, if it did."""
+        self.vocabulary_size = MAX_VOCABULARY
+        """Token ids at or beyond it are not the target's, and are never proposed."""
+        self._plan: SpeculationPlan | None = None
+        """None before `begin`."""
+        self._on_change: Callable[[], None] = lambda: None
+        self._on_handover: Callable[[float], None] = lambda _: None
+        self._replaced_at: float | None = None
+        """Last update of the replaced draft, until the new one has sent its first."""
+        self._ended = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether `begin` was called."""
+        return self._plan is not None
+
+    @property
+    def drafting(self) -> bool:
+        """Whether a worker drafts for the session."""
+        return self._current is not None
+
+    def rests(self, plan: SpeculationPlan, rtt_s: float) -> bool:
+        """Return whether no nodes will come before the verifier's draft wait ends. rtt_s: to the verifier and back."""
+        current = self._current
+        if not plan.speculates or current is None or current.updated_at is None:
+            return True
+        if not plan.waits:
+            return False
+        if current.resting and current.base == len(self._session.received):
+            return True
+        return not len(self._session.tree) and current.worker.decode_s + rtt_s > plan.draft_wait_s
+
+    def begin(self, plan: SpeculationPlan, on_change: Callable[[], None], on_handover: Callable[[float], None]) -> None:
+        """Read the sequence as it stands, and draft.
+
+        on_change: called when nodes were added, when the draft rests or fails, and when another draft takes over,
+        before the first of its nodes. on_handover: receives, for each draft that took over from another one, the
+        seconds between the last update of the old one and the first of the new one.
+        """
+        self._plan, self._on_change, self._on_handover = plan, on_change, on_handover
+        if self._current is not None:
+            self._current.begin(plan, self._receive)
+
+    def replan(self, plan: SpeculationPlan) -> None:
+        """Draft by another plan."""
+        self._plan = plan
+        if self._current is not None:
+            self._current.replan(plan)
+
+    def commit(self, delivery: Delivery) -> None:
+        """Follow the session, which has delivered tokens."""
+        for worker in (self._current, self._successor):
+            if worker is not None:
+                worker.commit(delivery)
+        if self._plan is not None:
+            self.replan(self._plan)  # nodes of a replaced draft may have left room
+
+    async def change_to(self, pool: DraftPool | None) -> None:
+        """Change to another draft, or to none. Where all of its workers are in use, the session keeps what it has."""
+        self._requested = pool
+        if pool is self.pool:
+            self._drop_successor()
             return
-        self._early = []  # in part it would be of no use: below what is missing nothing can be sent
-        self.heard_at = None
-        self._intake = Intake(self._session, MAX_VOCABULARY)
-        self.begin(plan, ends)
+        worker = await pool.take() if pool is not None else None
+        if pool is not None and worker is None:
+            return
+        successor = _BorrowedWorker(pool, worker, self._session) if pool is not None and worker is not None else None
+        if self._ended or self._session.finished or self._requested is not pool:
+            if successor is not None:
+                successor.give_back()
+            return
+        self._drop_successor()
+        if successor is None or self._plan is None:  # there is nothing to read
+            self._hand_over(pool, successor)
+        else:
+            self._successor = successor
+            successor.begin(dataclasses.replace(self._plan, nodes=0), self._receive)
 
     def end(self) -> None:
-        self.lent.worker.end()
+        """Return the workers; nothing is drafted any more."""
+        self._ended = True
+        self._drop_successor()
+        if self._current is not None:
+            self._current.give_back()
+            self._current = None
 
-    # --- room for what two of them have grown
+    def _receive(self, worker: _BorrowedWorker, news: DraftUpdate | DraftFailed) -> None:
+        """Take in what a worker reports, unless it was returned meanwhile."""
+        if self._session.finished:
+            return
+        if worker is self._successor:
+            self._receive_from_successor(worker, news)
+        elif worker is self._current:
+            if isinstance(news, DraftFailed):
+                self.failure = news.reason
+                worker.give_back()
+                self._current = None
+            else:
+                now = worker.note(news)
+                worker.merge(news, self.vocabulary_size)
+                if self._replaced_at is not None:
+                    self._on_handover(now - self._replaced_at)
+                    self._replaced_at = None
+            self._on_change()
 
-    def _fitting(self, plan: SpeculationPlan) -> SpeculationPlan:
-        """The plan without what another draft's nodes take of the session's tree: what finds no room there is lost."""
-        if not self._follows:
-            return plan
-        most = self._session.limits.nodes
-        room = (
-            max(1, most // _READING_SHARE) if not self.leads else most - (len(self._session.tree) - self._intake.known)
-        )
-        self._crowded = room < plan.nodes
-        return dataclasses.replace(plan, nodes=room) if self._crowded else plan
+    def _receive_from_successor(self, successor: _BorrowedWorker, news: DraftUpdate | DraftFailed) -> None:
+        """Hand over to the successor when it has caught up with the current worker; give it up where it fails."""
+        if isinstance(news, DraftFailed):
+            self._drop_successor()
+            return
+        successor.note(news)
+        caught_up = self._current is None or successor.base >= self._current.base
+        if caught_up or successor.updates >= _ENOUGH_UPDATES:
+            self._hand_over(successor.pool, successor)
+
+    def _hand_over(self, pool: DraftPool | None, successor: _BorrowedWorker | None) -> None:
+        """Use another draft from now on; the nodes of the old one stay in the tree."""
+        previous, self._current, self._successor = self._current, successor, None
+        self._replaced_at = None
+        if previous is not None:
+            self._replaced_at = previous.updated_at
+            previous.give_back()
+        self.pool, self.failure = pool, ""
+        self.name, self.release = (pool.name, pool.release) if pool is not None else ("", "")
+        if self._plan is not None:
+            self.replan(self._plan)
+            self._on_change()
+
+    def _drop_successor(self) -> None:
+        if self._successor is not None:
+            self._successor.give_back()
+            self._successor = None

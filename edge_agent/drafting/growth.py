@@ -1,8 +1,8 @@
-"""How the tree grows: pure decisions about what to draft, what to offer and when to send.
+"""Decides which nodes of the token tree to evaluate, which to propose and when to send them, as pure functions.
 
-Survival S of a node is the estimated probability that the target walks through it: the product of accept probabilities
-along its path. A tree that is grown by S is best-first; where wide decodes are dear it comes out as a comb, a greedy
-spine with siblings that cost no decode of their own.
+The survival S of a node is the estimated probability that the target's own tokens lead through it: the product of the
+acceptance probabilities along its path. Growing the tree by S makes it best-first. Where wide decodes are expensive it
+becomes a comb: a greedy spine, with siblings that cost no decode of their own.
 """
 
 from __future__ import annotations
@@ -13,50 +13,55 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from outrider.core.protocol.messages import Directive, SessionLimits
+from outrider.core.tree import Node
 
 DEFAULT_STEP_S = 0.010
-"""A target step that nobody has measured yet."""
+"""Length of a verification step that has not been measured yet."""
 _SPINE_FLOOR = 2
-"""The greedy spine is kept to this depth whatever its survival: a wrong calibration must be able to unlearn."""
+"""The greedy spine is kept to this depth whatever its survival, so that a wrong calibration can be corrected."""
 _WAIT_GAIN = 2.0
-"""Waiting must gain at this multiple of the current rate: nodes that come during a step are not lost."""
+"""Waiting must gain at this multiple of the current rate, since nodes that arrive during a step are not lost."""
 _LEAST_SURVIVAL = 0.1
-"""What no price goes below: a node costs three to four bytes up and, if it is taken, a row of a step. At 0.1 that is as
-much for each that is right as a whole token costs. With 0.12 a token cost 1.3 bytes less, and steps committed 4% fewer
-at a round trip of 20 ms."""
+"""Lower bound of `min_acceptance`. A node costs three to four bytes up and, if it is evaluated, a row of a step. At 0.1
+that costs as many bytes for each accepted node as a whole token does. With 0.12 a token cost 1.3 bytes less, and steps
+committed 4% fewer tokens at a round trip of 20 ms."""
 _PROBE_STEPS, _PROBE_S = 4, 0.25
-"""One message in so many steps, and in so long, where no step takes nodes: they only show how they would do, and each
-costs the verifier's front what a few rows cost its engine."""
+"""Where no step evaluates nodes, one message in so many steps, and in so many seconds, is enough: such nodes only
+measure acceptance, and each message costs the verifier's front what a few rows cost its engine."""
 _EARLY = 0.25
-"""Of a step, by which a message should be there before the next one begins: steps and lines vary."""
+"""Fraction of a step by which a message should arrive before the next step: steps and links vary."""
 _DRAFT_WAIT_SHARE = 0.6
-"""Of the verifier's patience that drafting may use; the rest is the way there."""
+"""Fraction of the verifier's draft wait that drafting may use; the rest is left for the way to the verifier."""
 
 
 @dataclass(frozen=True)
 class SpeculationPlan:
-    """What the verifier allows and what the device's clock says, in one snapshot."""
+    """The verifier's directive within the session's limits, and what the device has measured."""
 
     nodes: int
     """Nodes that the tree may hold."""
     depth: int
-    """A child of the root has depth 1."""
+    """Deepest level of the tree; a child of the root has depth 1."""
     nodes_per_step: int
-    """k: nodes that one step of the verifier takes. With 0 a few are drafted still, so that the verifier sees how they
-    would do; it waits for none of them."""
+    """Speculation length k: nodes that one verification step evaluates. With 0 a few nodes are drafted all the same, so
+    that the verifier can measure their acceptance, and it waits for none of them."""
     min_acceptance: float
-    """Least survival that a node must have."""
+    """Least survival at which a node is proposed."""
     draft_wait_s: float
-    """How long the verifier waits for nodes; 0 where it is too far away to wait at all."""
+    """Time that the verifier waits for nodes; 0 where the round trip is too long for it to wait at all."""
     step_s: float
+    """Length of a verification step."""
     siblings: int = 3
-    """b: children offered per parent at most."""
+    """Most children that are proposed for a node."""
 
     @classmethod
     def of(
         cls, directive: Directive, limits: SessionLimits, *, siblings: int = 3, waits: bool = True
     ) -> SpeculationPlan:
-        """The directive, never above the session's limits. waits: the verifier is near enough to wait for nodes."""
+        """Return the plan of a directive, capped by the session's limits.
+
+        waits: whether the verifier is near enough to wait for nodes.
+        """
         return cls(
             nodes=min(directive.window_nodes, limits.nodes),
             depth=min(directive.window_depth, limits.depth),
@@ -69,29 +74,30 @@ class SpeculationPlan:
 
     @property
     def pause_s(self) -> float:
-        """Least seconds from one message to the next that nobody waits for."""
+        """Least time between two messages that the verifier does not wait for."""
         return 0.5 * self.step_s if self.nodes_per_step else max(_PROBE_STEPS * self.step_s, _PROBE_S)
 
     @property
     def waits(self) -> bool:
-        """Whether the verifier waits for nodes where it has none."""
+        """Whether the verifier waits for nodes when it holds none."""
         return self.draft_wait_s > 0.0 and self.nodes_per_step > 0
 
     @property
     def speculates(self) -> bool:
-        """Whether any node is worth drafting; otherwise the session is plain cloud streaming."""
+        """Whether nodes are drafted at all; otherwise the session is plain cloud streaming."""
         return self.nodes > 0 and self.depth > 0 and self.min_acceptance < 1.0
 
 
 @dataclass(frozen=True)
-class Leaf:
-    """A node that the draft has not evaluated, but could."""
+class RankedNode:
+    """A node of the token tree with its survival."""
 
-    id: int
-    survival: float
+    node: Node
     depth: int
+    """Levels below the last committed token; 0 for the root itself."""
+    survival: float
     spine: bool = False
-    """Whether every node on its path is the draft's first guess."""
+    """Whether every node on its path is the leading source's first proposal."""
 
 
 @dataclass(frozen=True)
@@ -100,102 +106,106 @@ class ChildProposal:
 
     token: int
     survival: float
-    lead: bool
-    """Whether it is the leading source's first guess."""
+    leading: bool
+    """Whether it is the leading source's first proposal."""
 
 
 @dataclass(frozen=True)
 class DecodeLatency:
-    """Seconds of one decode by the number of nodes in it, as measured on this device."""
+    """The duration of one decode by the number of nodes in it, as measured on this device."""
 
     seconds: tuple[tuple[int, float], ...]
-    """(width, seconds), ascending"""
+    """(nodes, seconds), ascending."""
 
     @classmethod
     def measured(cls, seconds: Mapping[int, float]) -> DecodeLatency:
+        """Build it from the seconds of a decode for each number of nodes."""
         return cls(tuple(sorted(seconds.items())))
 
-    def of(self, width: int) -> float:
-        """Linear between the widths measured and beyond the last one."""
+    def of(self, nodes: int) -> float:
+        """Return the seconds of a decode of so many nodes, by linear inter- and extrapolation."""
         points = self.seconds
-        if len(points) == 1 or width <= points[0][0]:
-            return points[0][1] * max(1.0, width / points[0][0])
-        right = min(max(1, bisect.bisect_left(points, (width, 0.0))), len(points) - 1)
+        if len(points) == 1 or nodes <= points[0][0]:
+            return points[0][1] * max(1.0, nodes / points[0][0])
+        right = min(max(1, bisect.bisect_left(points, (nodes, 0.0))), len(points) - 1)
         (w0, t0), (w1, t1) = points[right - 1], points[right]
-        return max(t0, t0 + (t1 - t0) * (width - w0) / (w1 - w0))
+        return max(t0, t0 + (t1 - t0) * (nodes - w0) / (w1 - w0))
 
     @property
     def widest(self) -> int:
+        """The most nodes whose decode was measured."""
         return self.seconds[-1][0]
 
 
-def floor(plan: SpeculationPlan, widths: DecodeLatency, expected: float) -> float:
-    """Least survival at which a node is worth a decode: the verifier's price, or the device's own time.
+def least_survival(plan: SpeculationPlan, latency: DecodeLatency, tokens_per_step: float) -> float:
+    """Return the survival at which a node pays for its decode: `min_acceptance`, or more on a slow device.
 
-    Device time is worth E / R tokens a second (E: tokens that a step commits, R: its seconds), but only while the
-    verifier waits for it: a decode that runs beside a step delays the answer to a Commit by half its length, and only
-    if the Commit falls into it.
+    The device's time costs E / R tokens a second (E: tokens that a step commits, R: its seconds), but only while the
+    verifier waits for it: a decode that runs beside a step delays the answer to a commit by half its length, and only
+    if the commit falls into it.
     """
-    decode = widths.of(1)
-    rate = expected / plan.step_s
-    falls_into_it = min(1.0, decode / plan.step_s)
-    return max(plan.min_acceptance, rate * decode * falls_into_it / 2)
+    decode_s = latency.of(1)
+    overlap = min(1.0, decode_s / plan.step_s)
+    return max(plan.min_acceptance, tokens_per_step / plan.step_s * decode_s * overlap / 2)
 
 
-def choose_leaves(leaves: Sequence[Leaf], plan: SpeculationPlan, widths: DecodeLatency, least: float) -> list[Leaf]:
-    """The leaves to evaluate in one decode, best first: as many as give the most survival per second.
+def choose_leaves(
+    leaves: Sequence[RankedNode], plan: SpeculationPlan, latency: DecodeLatency, least: float
+) -> list[RankedNode]:
+    """Return the leaves to evaluate in one decode: as many as give the most survival per second, best first.
 
-    A wide decode joins when its marginal survival pays for its marginal time, so t(W) decides between comb and
-    best-first. The deepest leaf of the greedy spine goes along whenever it is worth a decode at all.
+    A leaf joins when its survival pays for the time that it adds to the decode, so t(W) decides between a comb and a
+    best-first tree. The deepest leaf of the greedy spine joins whenever it qualifies for a decode at all.
+    least: survival that a leaf needs to be evaluated.
     """
-    worth = [leaf for leaf in leaves if leaf.depth < plan.depth and _worth(leaf.survival, leaf, least)]
-    if not worth:
+    qualified = [leaf for leaf in leaves if leaf.depth < plan.depth and _qualifies(leaf, least)]
+    if not qualified:
         return []
-    worth.sort(key=lambda leaf: (-leaf.survival, leaf.id))
-    chosen = worth[: _best_count(worth, widths)]
-    spine = next((leaf for leaf in worth if leaf.spine), None)
+    qualified.sort(key=lambda leaf: (-leaf.survival, leaf.node.id))
+    chosen = qualified[: _best_count(qualified, latency)]
+    spine = next((leaf for leaf in qualified if leaf.spine), None)
     if spine is not None and spine not in chosen:
-        chosen = [spine, *chosen[:-1]] if len(chosen) == widths.widest else [*chosen, spine]
+        chosen = [spine, *chosen[:-1]] if len(chosen) == latency.widest else [*chosen, spine]
     return chosen
 
 
-def _worth(survival: float, leaf: Leaf, least: float) -> bool:
-    return survival >= least or (leaf.spine and leaf.depth < _SPINE_FLOOR)
+def _qualifies(leaf: RankedNode, least: float) -> bool:
+    return leaf.survival >= least or (leaf.spine and leaf.depth < _SPINE_FLOOR)
 
 
-def _best_count(leaves: Sequence[Leaf], widths: DecodeLatency) -> int:
-    """n that maximises (survival of the n best) / t(n)."""
+def _best_count(leaves: Sequence[RankedNode], latency: DecodeLatency) -> int:
+    """Return the n that maximises (survival of the n best) / t(n)."""
     best, best_rate, total = 1, 0.0, 0.0
-    for n, leaf in enumerate(leaves[: widths.widest], start=1):
+    for n, leaf in enumerate(leaves[: latency.widest], start=1):
         total += leaf.survival
-        rate = total / widths.of(n)
+        rate = total / latency.of(n)
         if rate > best_rate * 1.0001:
             best, best_rate = n, rate
     return best
 
 
 def choose_children(
-    guesses: Sequence[ChildProposal], depth: int, spine: bool, plan: SpeculationPlan
+    proposals: Sequence[ChildProposal], depth: int, spine: bool, plan: SpeculationPlan
 ) -> list[ChildProposal]:
-    """The children to add below one parent, out of guesses by falling survival.
+    """Return the children to add below one parent.
 
-    depth: the children's. spine: whether the parent is on the greedy spine.
+    proposals: by falling survival. depth: of the children. spine: whether the parent is on the greedy spine.
     """
     if depth > plan.depth or not plan.speculates:
         return []
-    kept = [guess for guess in guesses[: plan.siblings] if guess.survival >= plan.min_acceptance]
-    if spine and depth <= _SPINE_FLOOR and not any(guess.lead for guess in kept):
-        kept += [guess for guess in guesses if guess.lead][:1]
+    kept = [child for child in proposals[: plan.siblings] if child.survival >= plan.min_acceptance]
+    if spine and depth <= _SPINE_FLOOR and not any(child.leading for child in kept):
+        kept += [child for child in proposals if child.leading][:1]
     return kept
 
 
-def worth_waiting(
+def should_wait(
     plan: SpeculationPlan, held: Sequence[float], next_gain: float, decode_s: float, elapsed_s: float
 ) -> bool:
-    """Whether to draft on before the first nodes after a Commit go out, while the verifier waits for them.
+    """Return whether to draft further before the first nodes after a commit are sent, while the verifier waits.
 
-    held: survival of the nodes that would go now. next_gain: survival that the next decode is expected to add.
-    Sends when the marginal gain per second falls to the rate that sending now would have (twice it, see above).
+    held: survival of the nodes that would be sent now. next_gain: survival that the next decode is expected to add.
+    Waiting ends when its marginal gain per second falls to twice the rate that sending now would have.
     """
     if next_gain <= 0.0 or len(held) >= plan.nodes_per_step:
         return False
@@ -208,17 +218,18 @@ def worth_waiting(
 
 
 def send_interval(step_s: float) -> float:
-    """Least seconds between two harvests that nobody waits for: more of them would only cost wake-ups."""
+    """Return the least seconds between two updates that nobody waits for: more of them would only cost wake-ups."""
     return max(0.002, step_s / 4)
 
 
-def departure(plan: SpeculationPlan, rtt_s: float, beat: float, earliest: float) -> float:
-    """When nodes that nobody waits for should leave: one message a step, a while before it would miss the next one.
+def departure_time(plan: SpeculationPlan, rtt_s: float, step_began: float, earliest: float) -> float:
+    """Return when nodes that the verifier does not wait for should leave: once a step, just in time for the next one.
 
-    beat: when a Commit came, whose verifier began its next step half a round trip before. Until then more is drafted
-    for the same message, and of what the next Commit refutes nothing was sent. Where hardly any time is left before the
-    message would miss a step, half of it is drafted in.
+    Until then more is drafted for the same message, and nothing is sent that the next commit refutes. Where little time
+    is left before the message would miss a step, half of it is used for drafting.
+    step_began: arrival of a commit, whose verifier began its next step half a round trip earlier.
+    earliest: the message must not leave before. All times are of one clock, in seconds.
     """
-    first = beat + (plan.step_s - rtt_s) % plan.step_s
+    first = step_began + (plan.step_s - rtt_s) % plan.step_s
     last = first + plan.step_s * max(0, math.ceil((earliest - first) / plan.step_s))
     return max(last - _EARLY * plan.step_s, (earliest + last) / 2)

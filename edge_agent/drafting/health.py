@@ -1,4 +1,4 @@
-"""How well a draft guesses on this device, and whether that is well enough to keep it."""
+"""Counts how often a draft's first proposals are right on this device, and compares two drafts by that."""
 
 from __future__ import annotations
 
@@ -8,68 +8,74 @@ from collections import deque
 from dataclasses import dataclass
 
 WINDOW = 256
-"""Positions that a draft is judged by, the latest."""
+"""The latest positions, by which a draft is judged."""
 _LEAST = 64
-"""Positions before which nothing is said, and of which so many of the draft before must be known to compare with."""
-_BOUND = 0.1
-"""By how much the share of right guesses may fall: texts differ, and releases were compared on many before."""
+"""Positions below which a hit rate says nothing, of the draft on trial as of the one before it."""
+_MARGIN = 0.1
+"""By how much the hit rate may fall: texts differ, and releases were compared on many texts before."""
 _SIGMAS = 3.0
-"""Standard errors of the difference that chance is granted beside it."""
+"""Standard errors of the difference that are tolerated on top of the margin."""
 
 
 @dataclass(frozen=True)
 class HitRate:
-    """First guesses of a draft at positions that came to be decided."""
+    """The first proposals of a draft at positions whose token is known by now."""
 
     guessed: int = 0
     right: int = 0
 
     @property
     def share(self) -> float:
+        """The fraction that was right; 0 where nothing was proposed."""
         return self.right / self.guessed if self.guessed else 0.0
 
 
 class DraftHealth:
-    """Of one draft on this device, through all its sessions. score: what was seen of it before.
+    """The hit rate of one draft through all its sessions, and its last failure. past: what was counted earlier.
 
-    Not locked: workers' threads append, others count.
+    It is not locked: workers' threads append, others read.
     """
 
-    def __init__(self, score: HitRate | None = None) -> None:
-        held = score or HitRate()
-        self._hits: deque[bool] = deque([True] * held.right + [False] * (held.guessed - held.right), maxlen=WINDOW)
+    def __init__(self, past: HitRate | None = None) -> None:
+        counted = past or HitRate()
+        hits = [True] * counted.right + [False] * (counted.guessed - counted.right)
+        self._hits: deque[bool] = deque(hits, maxlen=WINDOW)
         self.failure = ""
-        """What ended drafting in a session, or kept it from beginning; empty where nothing did."""
+        """The error that ended drafting in a session, or kept it from beginning; empty where there was none."""
 
-    def heard(self, right: bool) -> None:
-        """The target's token at a position for which the draft had a first guess."""
+    def count(self, right: bool) -> None:
+        """Count a position at which the draft had a first proposal and the target's token became known."""
         self._hits.append(right)
 
     def failed(self, reason: str) -> None:
+        """Record why the draft failed."""
         self.failure = reason
 
     @property
-    def score(self) -> HitRate:
+    def hit_rate(self) -> HitRate:
+        """The hit rate over the latest positions."""
         hits = tuple(self._hits)
         return HitRate(len(hits), sum(hits))
 
 
 class TrialVerdict(enum.Enum):
-    EARLY = "too few positions to say"
-    HEALTHY = "as good as the one before, as far as this device can tell"
-    WORSE = "clearly worse than the one before"
+    """The outcome of comparing a release on trial with the draft before it."""
+
+    EARLY = "too few positions to tell"
+    HEALTHY = "as good as the draft before, as far as this device can tell"
+    WORSE = "clearly worse than the draft before"
 
 
 def judge(before: HitRate, now: HitRate) -> TrialVerdict:
-    """Of a release that is on trial. Where nothing is known of the one before, not failing is all that is asked."""
+    """Compare a release on trial with the draft before it; where that is unknown, the release only must not fail."""
     if now.guessed < _LEAST:
         return TrialVerdict.EARLY
-    if before.guessed >= _LEAST and before.share - now.share > _BOUND + _SIGMAS * _error(before, now):
+    if before.guessed >= _LEAST and before.share - now.share > _MARGIN + _SIGMAS * _standard_error(before, now):
         return TrialVerdict.WORSE
     return TrialVerdict.HEALTHY if now.guessed >= WINDOW else TrialVerdict.EARLY
 
 
-def _error(one: HitRate, other: HitRate) -> float:
-    """Standard error of the difference of two shares that are equal in truth."""
-    share = (one.right + other.right) / (one.guessed + other.guessed)
-    return math.sqrt(share * (1.0 - share) * (1.0 / one.guessed + 1.0 / other.guessed))
+def _standard_error(a: HitRate, b: HitRate) -> float:
+    """Return the standard error of the difference of two hit rates under the hypothesis that they are equal."""
+    share = (a.right + b.right) / (a.guessed + b.guessed)
+    return math.sqrt(share * (1.0 - share) * (1.0 / a.guessed + 1.0 / b.guessed))

@@ -1,22 +1,22 @@
-"""One draft in memory, and workers that sessions borrow."""
+"""Holds one draft in memory and lends its workers to sessions."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from edge_agent.drafting import offline_generation
+from edge_agent.drafting.calibrated_source import CalibratedSource
 from edge_agent.drafting.cpu_budget import CpuBudget
-from edge_agent.drafting.drafter import CalibratedSource, Drafter
+from edge_agent.drafting.drafter import Drafter
 from edge_agent.drafting.growth import DecodeLatency
 from edge_agent.drafting.health import DraftHealth
-from edge_agent.drafting.offline_generation import Deliveries, written
 from edge_agent.drafting.sources.base import DraftTask
 from edge_agent.drafting.sources.ngram import PromptLookup
 from edge_agent.drafting.worker import DraftWorker
@@ -32,28 +32,28 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WIDTHS = (1, 2, 4, 8)
-_LOOKUP_ALONE = DecodeLatency(((1, 1e-4),))
+"""Numbers of nodes for which the duration of a decode is measured."""
+_LOOKUP_LATENCY = DecodeLatency(((1, 1e-4),))
 
 
 @dataclass(frozen=True)
 class DraftOptions:
-    """How drafts run on this device."""
+    """How a client's drafts run on this device."""
 
     workers: int = 2
     """Sessions that may draft at once; further ones run without a draft rather than wait."""
     threads: int = 1
     """CPU threads of a decode."""
     context: int = 4096
-    """Tokens that a draft's context holds, never more than the draft was trained for."""
+    """Tokens that a draft's context holds, capped by what the draft was trained for."""
     prompt_lookup: bool = True
-    cpu_share: float = 1.0
-    """Of one core's time, for all sessions together; 1 is no cap."""
-    share: CpuBudget | None = None
-    """The account of that time, where several drafts have it together."""
+    """Whether n-gram lookup in the text proposes tokens beside the model."""
+    budget: CpuBudget | None = None
+    """CPU time of all drafts together; None is no cap."""
 
 
 class DraftPool:
-    """Workers of one draft. Use as an async context manager; made by `load` or `lookup_only`."""
+    """One draft and its workers. Made by `load` or `lookup_only`, freed by `close`."""
 
     def __init__(
         self,
@@ -66,24 +66,24 @@ class DraftPool:
     ) -> None:
         self.name = name
         self.release = release
-        """Alike on every device that has this draft; empty where it is not to be compared."""
+        """The same on every device that has this draft; empty where it is not to be compared."""
         self.health = health or DraftHealth()
+        self.closing = False
+        """Whether it is being freed, so that no session can use it any more."""
         self._options = options
         self._model = model
-        self._shared = shared_vocabulary
-        # Learned by all sessions together: a draft's luck hardly depends on who asks.
-        self._of_model = (Calibrator(), Calibrator())
-        self._of_lookup = (Calibrator(), Calibrator())
-        self._widths: DecodeLatency | None = None
-        self._share = options.share or CpuBudget(options.cpu_share, options.threads)
-        self._idle: list[DraftWorker] = []
+        self._shared_vocabulary = shared_vocabulary
+        # All sessions learn together: a draft's acceptance hardly depends on who asks. Each pair is (greedy, sampled).
+        self._model_calibrators = (Calibrator(), Calibrator())
+        self._lookup_calibrators = (Calibrator(), Calibrator())
+        self._latency: DecodeLatency | None = None
         self._workers: list[DraftWorker] = []
-        self._alone: ThreadPoolExecutor | None = None
-        """The thread of those that write without a verifier."""
-        self._lent = 0
-        self._returned = asyncio.Event()
-        """Set whenever no worker is lent out."""
-        self._returned.set()
+        self._idle: list[DraftWorker] = []
+        self._offline_thread: ThreadPoolExecutor | None = None
+        self._users = 0
+        self._unused = asyncio.Event()
+        """Set whenever no session uses the draft."""
+        self._unused.set()
 
     @classmethod
     async def load(
@@ -95,50 +95,40 @@ class DraftPool:
         digest: str = "",
         health: DraftHealth | None = None,
     ) -> Self:
-        """Load a GGUF and compare its vocabulary with the target's.
+        """Load a GGUF file and compare its vocabulary with the target's.
 
         name: for people. digest: SHA-256 of the file in hex, where it is known.
         Raises ModelRefused, VocabularyMismatch, ImportError without llama-cpp-python.
         """
         loading = asyncio.create_task(asyncio.to_thread(_load, path, target_table, options, digest))
         try:
-            model, shared, known = await asyncio.shield(loading)
-        except asyncio.CancelledError:  # the thread goes on: what it loads is nobody's
+            model, shared, digest = await asyncio.shield(loading)
+        except asyncio.CancelledError:  # the thread goes on, and nobody would free what it loads
             loading.add_done_callback(_free)
             raise
-        return cls(name, options, model, shared, known, health)
+        return cls(name, options, model, shared, digest, health)
 
     @classmethod
     def lookup_only(cls, options: DraftOptions) -> Self:
-        """No model: guesses from what the text has said before."""
+        """Make a draft without a model, which proposes what the text repeats."""
         return cls("lookup", options, release="lookup")
 
     @property
     def has_model(self) -> bool:
+        """Whether a model drafts, rather than lookup alone."""
         return self._model is not None
 
-    def expect(self, measured: AcceptancePrior) -> None:
-        """Start from what verifiers measured of this draft's guesses elsewhere, as long as little was learned here."""
-        for calibrator in self._of_lookup if self._model is None else self._of_model:
-            calibrator.expect(measured.first, measured.sibling, measured.positions)
-
-    @contextlib.asynccontextmanager
-    async def borrow(self) -> AsyncIterator[DraftWorker | None]:
-        """A worker for one session, None where all are lent out or the draft cannot start."""
-        worker = await self.take()
-        try:
-            yield worker
-        finally:
-            if worker is not None:
-                self.give_back(worker)
+    def apply_prior(self, prior: AcceptancePrior) -> None:
+        """Start from the acceptance that verifiers measured elsewhere, as long as little was learned here."""
+        for calibrator in self._lookup_calibrators if self._model is None else self._model_calibrators:
+            calibrator.expect(prior.first, prior.sibling, prior.positions)
 
     async def take(self) -> DraftWorker | None:
-        """As `borrow`, until `give_back`."""
-        worker = self._at_hand()
+        """Borrow a worker until `give_back`; None where all are in use or the draft cannot start."""
+        worker = self._idle_worker()
         if worker is None:
             return None
-        self._lent += 1
-        self._returned.clear()
+        self._add_user()
         try:
             await asyncio.shield(asyncio.wrap_future(worker.ready))
         except asyncio.CancelledError:
@@ -146,52 +136,60 @@ class DraftPool:
             raise
         except Exception as error:
             log.warning("the draft %s cannot start: %s", self.name, error)
-            self._came_back()
+            self._remove_user()
             return None
         return worker
 
     def give_back(self, worker: DraftWorker) -> None:
+        """End the worker's session and keep the worker for the next one."""
         worker.end()
         self._idle.append(worker)
-        self._came_back()
+        self._remove_user()
 
-    async def alone(self, task: DraftTask, wrote: Callable[[], None]) -> Deliveries:
-        """What the model itself writes, only where `has_model`; see `solo.written`. wrote: called for each token."""
-        if self._alone is None:
-            self._alone = ThreadPoolExecutor(1, "outrider-solo")
-        self._lent += 1
-        self._returned.clear()
+    async def generate_offline(self, task: DraftTask, on_token: Callable[[], None]) -> offline_generation.Deliveries:
+        """Generate with the model alone, see `offline_generation.generate`. Raises ModelRefused without a model."""
+        if self._offline_thread is None:
+            self._offline_thread = ThreadPoolExecutor(1, "outrider-offline")
+        self._add_user()
         try:
-            async with contextlib.aclosing(written(task, self._own_source, self._alone)) as deliveries:
+            deliveries = offline_generation.generate(task, self._offline_source, self._offline_thread)
+            async with contextlib.aclosing(deliveries):
                 async for delivery in deliveries:
-                    wrote()
+                    on_token()
                     yield delivery
         finally:
-            self._came_back()
+            self._remove_user()
 
     async def warm_up(self) -> None:
         """Start the first worker now rather than in the first request."""
-        async with self.borrow():
-            pass
+        worker = await self.take()
+        if worker is not None:
+            self.give_back(worker)
 
-    async def all_back(self) -> None:
-        """Return once no session has a worker."""
-        await self._returned.wait()
+    async def unused(self) -> None:
+        """Return once no session uses the draft."""
+        await self._unused.wait()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def close(self) -> None:
+        """End the workers and free the model."""
+        self.closing = True
         for worker in self._workers:
             await asyncio.to_thread(worker.close)
-        if self._alone is not None:
-            await asyncio.to_thread(self._alone.shutdown)
+        if self._offline_thread is not None:
+            await asyncio.to_thread(self._offline_thread.shutdown)
         if self._model is not None:
             self._model.close()
 
-    def _at_hand(self) -> DraftWorker | None:
+    def _add_user(self) -> None:
+        self._users += 1
+        self._unused.clear()
+
+    def _remove_user(self) -> None:
+        self._users -= 1
+        if not self._users:
+            self._unused.set()
+
+    def _idle_worker(self) -> DraftWorker | None:
         if self._idle:
             return self._idle.pop()
         if len(self._workers) >= self._options.workers:
@@ -199,56 +197,56 @@ class DraftPool:
         self._workers.append(self._worker())
         return self._workers[-1]
 
-    def _came_back(self) -> None:
-        self._lent -= 1
-        if not self._lent:
-            self._returned.set()
-
     def _worker(self) -> DraftWorker:
-        lookup = CalibratedSource(PromptLookup(), *self._of_lookup, leads=self._model is None)
-        if self._model is None:
-            return DraftWorker(lambda: Drafter(None, lookup, _LOOKUP_ALONE), share=self._share)
-        return self._model_worker(self._model, lookup if self._options.prompt_lookup else None)
-
-    def _model_worker(self, model: LlamaModel, lookup: CalibratedSource | None) -> DraftWorker:
-        from outrider.llama import measure_widths
-
-        held: list[TreeContext] = []
+        """Start another worker."""
+        model, budget = self._model, self._options.budget
+        lookup = CalibratedSource(PromptLookup(), *self._lookup_calibrators, leads=model is None)
+        if model is None:
+            return DraftWorker(lambda: Drafter(None, lookup, _LOOKUP_LATENCY), budget=budget)
+        contexts: list[TreeContext] = []
 
         def build() -> Drafter:
-            """On the worker's thread, which owns the context from then on."""
-            source, context = self._source(model)
-            held.append(context)
-            if self._widths is None:
-                self._widths = DecodeLatency.measured(measure_widths(context, WIDTHS))
-                log.info("draft %s: ms per decode by width: %s", self.name, _in_ms(self._widths))
-            return Drafter(CalibratedSource(source, *self._of_model), lookup, self._widths, health=self.health)
+            source, context = self._model_source(model)
+            contexts.append(context)
+            calibrated = CalibratedSource(source, *self._model_calibrators)
+            beside = lookup if self._options.prompt_lookup else None
+            return Drafter(calibrated, beside, self._measured_latency(context), health=self.health)
 
         def release() -> None:
-            for context in held:
+            for context in contexts:
                 context.close()
 
-        return DraftWorker(build, release, self._share, failed=self.health.failed)
+        return DraftWorker(build, release, budget, failed=self.health.failed)
 
-    def _own_source(self) -> tuple[LlamaSource, Callable[[], None]]:
-        """For one text, on the thread that calls."""
+    def _measured_latency(self, context: TreeContext) -> DecodeLatency:
+        """Return how long decodes take; the first worker measures it."""
+        from outrider.llama import measure_widths
+
+        if self._latency is None:
+            self._latency = DecodeLatency.measured(measure_widths(context, WIDTHS))
+            in_ms = ", ".join(f"{width}: {1000 * seconds:.2f}" for width, seconds in self._latency.seconds)
+            log.info("draft %s: ms per decode by nodes: %s", self.name, in_ms)
+        return self._latency
+
+    def _offline_source(self) -> tuple[LlamaSource, Callable[[], None]]:
+        """Return a source for one sequence, and what frees it."""
         if self._model is None:
-            raise ModelRefused(f"the draft {self.name} has no model that could write alone")
-        source, context = self._source(self._model)
+            raise ModelRefused(f"the draft {self.name} has no model that could generate alone")
+        source, context = self._model_source(self._model)
         return source, context.close
 
-    def _source(self, model: LlamaModel) -> tuple[LlamaSource, TreeContext]:
-        """The thread that calls owns the context."""
+    def _model_source(self, model: LlamaModel) -> tuple[LlamaSource, TreeContext]:
+        """Return a source and its context, which belongs to the calling thread."""
         from edge_agent.drafting.sources.llama import LlamaSource
         from outrider.llama import TreeContext
 
         size = min(self._options.context, model.n_ctx_train)
         context = TreeContext(model, n_ctx=size, threads=self._options.threads)
-        return LlamaSource(context, shared_vocabulary=self._shared), context
+        return LlamaSource(context, shared_vocabulary=self._shared_vocabulary), context
 
 
 def _load(path: Path, target_table: Sequence[bytes], options: DraftOptions, digest: str) -> tuple[LlamaModel, int, str]:
-    """(the model, ids that it shares with the target, SHA-256 of its file)"""
+    """Return the model, the number of ids that it shares with the target, and the SHA-256 of its file."""
     from outrider.llama import LlamaModel
 
     model = LlamaModel.load(path, threads=options.threads)
@@ -262,7 +260,3 @@ def _load(path: Path, target_table: Sequence[bytes], options: DraftOptions, dige
 def _free(loading: asyncio.Task[tuple[LlamaModel, int, str]]) -> None:
     if not loading.cancelled() and loading.exception() is None:
         loading.result()[0].close()
-
-
-def _in_ms(widths: DecodeLatency) -> str:
-    return ", ".join(f"{width}: {1000 * seconds:.2f}" for width, seconds in widths.seconds)

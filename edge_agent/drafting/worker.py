@@ -1,15 +1,12 @@
-"""The thread that owns a draft: it drafts without pause and never makes the event loop wait.
+"""Runs a drafter on a thread of its own, so that drafting never makes the event loop wait.
 
-Commands go in through a queue and are obeyed between two decodes; growth comes out through a callback. llama.cpp
-releases the GIL while it decodes, so Commits reach the client meanwhile.
+The event loop leaves its requests in an inbox, which the thread reads between two decodes; updates come back through a
+callback. llama.cpp releases the GIL while it decodes, so commits reach the client meanwhile.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
-import math
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -25,194 +22,193 @@ from outrider.core.errors import BadRequest
 
 log = logging.getLogger(__name__)
 
-Done = TypeVar("Done")
+Result = TypeVar("Result")
 
 Report = Callable[["DraftUpdate | DraftFailed"], None]
-"""Called on the worker's thread; must not block."""
+"""Receives what was drafted. Called on the worker's thread, so it must not block."""
 
 
 @dataclass(frozen=True)
 class DraftFailed:
-    """The session goes on without a draft."""
+    """The draft cannot serve the session any further; the session goes on without it."""
 
     reason: str
 
 
-@dataclass(frozen=True)
-class _Begin:
-    task: DraftTask
-    plan: SpeculationPlan
-    report: Report
+@dataclass
+class _Inbox:
+    """The requests that the thread has not read yet.
 
+    It keeps their sum, not their order, so a draft that lags behind catches up in one evaluation.
+    """
 
-@dataclass(frozen=True)
-class _Commit:
-    tokens: tuple[int, ...]
+    begin: tuple[DraftTask, Report] | None = None
+    end: bool = False
+    close: bool = False
+    plan: SpeculationPlan | None = None
+    tokens: tuple[int, ...] = ()
 
+    @property
+    def urgent(self) -> bool:
+        """Whether it holds more than a commit or a plan, which may wait for the CPU budget."""
+        return self.begin is not None or self.end or self.close
 
-@dataclass(frozen=True)
-class _Replan:
-    plan: SpeculationPlan
-
-
-@dataclass(frozen=True)
-class _End:
-    pass
-
-
-@dataclass(frozen=True)
-class _Close:
-    pass
-
-
-_Command = _Begin | _Commit | _Replan | _End | _Close
+    @property
+    def empty(self) -> bool:
+        return not (self.urgent or self.plan is not None or self.tokens)
 
 
 class DraftWorker:
-    """One thread, one drafter, one session at a time; later sessions profit from what its context still holds.
+    """One thread with one drafter, for one session at a time; later sessions profit from what its context still holds.
 
-    build: makes the drafter on the worker's thread. release: frees what `build` took, on the same thread. share: of the
-    CPU, with all who draft on this device; prompts are read whatever it says. failed: hears, on the worker's thread,
-    what the draft itself is to blame for.
+    build: makes the drafter, on the worker's thread. release: frees what `build` took, on the same thread.
+    budget: of CPU time; only prompts are read whatever it says. failed: receives, on the worker's thread, errors for
+    which the draft itself is to blame.
     """
 
     def __init__(
         self,
         build: Callable[[], Drafter],
         release: Callable[[], None] = lambda: None,
-        share: CpuBudget | None = None,
+        budget: CpuBudget | None = None,
         clock: Callable[[], float] = time.monotonic,
         failed: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._build = build
         self._release = release
-        self._share = share or CpuBudget()
+        self._budget = budget or CpuBudget()
         self._clock = clock
         self._failed = failed
-        self._inbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._inbox = _Inbox()
+        self._inbox_changed = threading.Condition()
+        """Guards the inbox."""
         self._drafter: Drafter | None = None
         self._report: Report | None = None
         self.ready: Future[None] = Future()
-        """Done when the drafter is built; carries what went wrong."""
+        """Done when the drafter is built; carries the error where that failed."""
         self._thread = threading.Thread(target=self._main, name="outrider-draft", daemon=True)
         self._thread.start()
 
     @property
     def decode_s(self) -> float:
-        """Seconds that one decode takes, lately."""
+        """Moving average of the duration of a decode; infinite before the drafter is built."""
         return self._drafter.decode_s if self._drafter else float("inf")
 
     def begin(self, task: DraftTask, plan: SpeculationPlan, report: Report) -> None:
-        """Take a session over; whatever was drafted before is dropped."""
-        self._inbox.put(_Begin(task, plan, report))
+        """Begin a session; whatever was drafted before is dropped."""
+        with self._inbox_changed:
+            self._inbox = _Inbox(begin=(task, report), plan=plan, close=self._inbox.close)
+            self._inbox_changed.notify()
 
     def commit(self, tokens: Iterable[int]) -> None:
-        self._inbox.put(_Commit(tuple(tokens)))
+        """Append committed tokens to the session's sequence."""
+        with self._inbox_changed:
+            self._inbox.tokens += tuple(tokens)
+            self._inbox_changed.notify()
 
     def replan(self, plan: SpeculationPlan) -> None:
-        self._inbox.put(_Replan(plan))
+        """Draft by another plan."""
+        with self._inbox_changed:
+            self._inbox.plan = plan
+            self._inbox_changed.notify()
 
     def end(self) -> None:
-        """Stop drafting; nothing is reported after the command has been read."""
-        self._inbox.put(_End())
+        """End the session; nothing is reported once the thread has read this."""
+        with self._inbox_changed:
+            self._inbox = _Inbox(end=True, close=self._inbox.close)
+            self._inbox_changed.notify()
 
     def close(self, timeout_s: float = 5.0) -> None:
         """End the thread and free its context. Blocks for at most one decode."""
-        self._inbox.put(_Close())
+        with self._inbox_changed:
+            self._inbox.close = True
+            self._inbox_changed.notify()
         self._thread.join(timeout_s)
+
+    # --- on the worker's thread
 
     def _main(self) -> None:
         try:
             self._drafter = self._build()
         except BaseException as error:
-            self._failed(_told(error))
+            self._failed(_described(error))
             self._release()  # what it had taken before it failed
             self.ready.set_exception(error)
             return
         self.ready.set_result(None)
         try:
-            self._serve(self._drafter)
+            self._run(self._drafter)
         finally:
             self._release()
 
-    def _serve(self, drafter: Drafter) -> None:
-        rest_s = math.inf
-        held: list[_Command] = []
-        while True:
-            commands = self._commands(rest_s, held)
-            if any(isinstance(command, _Close) for command in commands):
-                return
-            rest_s = self._share.rest_s(awaited=drafter.plan.waits)
-            if rest_s > 0 and commands and all(isinstance(command, _Commit | _Replan) for command in commands):
-                held = commands  # to catch up with a Commit is drafting, too
-                continue
-            held = []
+    def _run(self, drafter: Drafter) -> None:
+        pause_s: float | None = None
+        while not (inbox := self._next_requests(drafter, pause_s)).close:
             try:
-                for command in commands:
-                    self._obey(drafter, command)
-                if commands and self._report:
-                    self._tell(drafter.harvest(moved=True))  # survivors first, before the next decode
-                rest_s = math.inf if self._report is None else self._draft(drafter)
+                self._serve(drafter, inbox)
+                pause_s = None if self._report is None else self._draft(drafter)
             except Exception as error:
-                # Whatever ails the draft, the session goes on as plain cloud streaming.
+                # Whatever breaks in the draft, the session goes on as plain cloud streaming.
                 log.warning("the draft gave up for this session: %s", error, exc_info=log.isEnabledFor(logging.DEBUG))
-                if not isinstance(error, BadRequest):  # a text that is too long for it is none of its faults
-                    self._failed(_told(error))
-                self._tell(DraftFailed(_told(error)))
-                self._report, rest_s = None, math.inf
+                if not isinstance(error, BadRequest):  # the draft is not to blame for a text that is too long for it
+                    self._failed(_described(error))
+                self._send(DraftFailed(_described(error)))
+                self._report = pause_s = None
 
-    def _draft(self, drafter: Drafter) -> float:
-        """One decode, unless its time is not there yet; seconds until the next."""
-        if self._share.capped:  # whether anybody waits takes a look at the whole tree
+    def _next_requests(self, drafter: Drafter, pause_s: float | None) -> _Inbox:
+        """Wait for requests, at most `pause_s` seconds where it is not None, and take all of them.
+
+        Commits and plans wait until the CPU budget allows for drafting: to catch up with a commit is drafting, too.
+        """
+        with self._inbox_changed:
+            self._inbox_changed.wait_for(lambda: not self._inbox.empty, pause_s)
+            while not (self._inbox.empty or self._inbox.urgent):
+                pause_s = self._budget.pause_s(awaited=drafter.plan.waits)
+                if pause_s <= 0:
+                    break
+                self._inbox_changed.wait_for(lambda: self._inbox.urgent, pause_s)
+            inbox, self._inbox = self._inbox, _Inbox()
+            return inbox
+
+    def _serve(self, drafter: Drafter, inbox: _Inbox) -> None:
+        if inbox.end:
+            self._report = None
+        if inbox.begin is not None and inbox.plan is not None:
+            task, self._report = inbox.begin
+            drafter.begin(task, inbox.plan)
+        elif inbox.plan is not None:
+            drafter.replan(inbox.plan)
+        if self._report is None or inbox.empty:
+            return
+        if inbox.tokens:
+            self._timed(lambda: drafter.advance(inbox.tokens))
+        self._send(drafter.harvest(moved=True))  # surviving nodes go out before the next decode
+
+    def _draft(self, drafter: Drafter) -> float | None:
+        """Run one decode, unless the budget forbids it; return the pause before the next one, None without an end."""
+        if self._budget.capped:  # whether the verifier waits takes a look at the whole tree
             awaited = drafter.awaited
-            rest_s = self._share.rest_s(awaited=awaited)
-            if rest_s > (drafter.plan.draft_wait_s if awaited else drafter.plan.step_s):
-                self._tell(drafter.harvest(moved=False))
-            if rest_s > 0:
-                return rest_s
-        moved = self._booked(drafter.step)
-        self._tell(drafter.harvest(moved=moved))
-        return 0.0 if moved else math.inf
+            pause_s = self._budget.pause_s(awaited=awaited)
+            if pause_s > (drafter.plan.draft_wait_s if awaited else drafter.plan.step_s):
+                self._send(drafter.harvest(moved=False))
+            if pause_s > 0:
+                return pause_s
+        moved = self._timed(drafter.step)
+        self._send(drafter.harvest(moved=moved))
+        return 0.0 if moved else None
 
-    def _booked(self, work: Callable[[], Done]) -> Done:
+    def _timed(self, work: Callable[[], Result]) -> Result:
+        """Charge the time that the work takes to the budget."""
         begun = self._clock()
         try:
             return work()
         finally:
-            self._share.spent(self._clock() - begun)
+            self._budget.spend(self._clock() - begun)
 
-    def _obey(self, drafter: Drafter, command: _Command) -> None:
-        match command:
-            case _Begin():
-                self._report = command.report
-                drafter.begin(command.task, command.plan)
-            case _Commit() if self._report is not None:
-                self._booked(functools.partial(drafter.advance, command.tokens))
-            case _Replan():
-                drafter.plan = command.plan
-            case _End():
-                self._report = None
-
-    def _commands(self, wait_s: float, held: list[_Command]) -> list[_Command]:
-        """What was held and what has come in; Commits that follow one another become one, so that a late draft catches
-        up at once."""
-        commands = list(held)
-        try:
-            while True:
-                command = self._inbox.get(wait_s > 0, None if math.isinf(wait_s) else wait_s)
-                wait_s = 0.0
-                last = commands[-1] if commands else None
-                if isinstance(command, _Commit) and isinstance(last, _Commit):
-                    commands[-1] = _Commit(last.tokens + command.tokens)
-                else:
-                    commands.append(command)
-        except queue.Empty:
-            return commands
-
-    def _tell(self, news: DraftUpdate | DraftFailed | None) -> None:
+    def _send(self, news: DraftUpdate | DraftFailed | None) -> None:
         if news is not None and self._report is not None:
             self._report(news)
 
 
-def _told(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"

@@ -140,7 +140,7 @@ class ReleaseLoader:
         try:
             await self.change(self.state.loaded())
         except BaseException:
-            await pool.__aexit__(None, None, None)
+            await pool.close()
             raise
         return pool
 
@@ -159,7 +159,7 @@ class ReleaseLoader:
             return pool
         except BaseException as error:
             if pool is not None:
-                await pool.__aexit__(None, None, None)
+                await pool.close()
             # What is no fault of the release: llama.cpp is not here, or nobody waits for it any more.
             if isinstance(error, ReleaseRefused | ImportError) or not isinstance(error, Exception):
                 raise

@@ -66,7 +66,7 @@ class ReleaseTrials:
     def score(self) -> HitRate | None:
         """Of the current release; None where another draft is in use."""
         pool, slot = self._room.pool, self._shelf.state.current
-        return pool.health.score if pool is not None and slot is not None and pool.release == slot.digest else None
+        return pool.health.hit_rate if pool is not None and slot is not None and pool.release == slot.digest else None
 
     async def run(self) -> None:
         while True:
@@ -123,10 +123,10 @@ class ReleaseTrials:
     async def take(self, slot: InstalledRelease) -> bool:
         """Draft with a release whose file is here. Raises ReleaseRefused; False where another model must go first."""
         async with self._changing:
-            if not await self._room.single(_SINGLE_S):
+            if not await self._room.retired(_SINGLE_S):
                 return False
             pool = self._room.pool
-            before = pool.health.score if pool is not None and pool.has_model else HitRate()
+            before = pool.health.hit_rate if pool is not None and pool.has_model else HitRate()
             try:
                 taken = await self._shelf.take(slot, before)
             except ReleaseRefused:
@@ -177,7 +177,7 @@ class ReleaseTrials:
         if release and self._room.recall(release):
             self._arrived()
             return
-        if not await self._room.single(_SINGLE_S):
+        if not await self._room.retired(_SINGLE_S):
             self._retry.failed()
             return
         pool = await self._shelf.current()

@@ -289,8 +289,7 @@ def _draft_options(settings: EdgeSettings) -> DraftOptions:
     return DraftOptions(
         workers=settings.draft_workers,
         threads=settings.draft_threads,
-        cpu_share=settings.cpu_share,
-        share=CpuBudget(settings.cpu_share, settings.draft_threads),
+        budget=CpuBudget(settings.cpu_share, settings.draft_threads),
         context=settings.draft_context,
         prompt_lookup=settings.prompt_lookup,
     )

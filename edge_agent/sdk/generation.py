@@ -150,7 +150,7 @@ class Generation:
         self.statistics.uses(pool.name, pool.release)
         ends = self.request.end_ids(self._bundle.description.eos_token_ids)
         task = DraftTask(self.prompt, tuple(self._received), self.request.sampling, self._max_tokens, ends)
-        return contextlib.aclosing(pool.alone(task, self.statistics.written_alone))
+        return contextlib.aclosing(pool.generate_offline(task, self.statistics.generated_offline))
 
     async def _source_after(self, error: OutriderError, failures: int, elapsed_s: float) -> DeliverySource:
         """Return where to go on after so many failed tries, the last one by `error`; waits before another try.

@@ -18,12 +18,13 @@ from edge_agent.sdk.request import Request
 from edge_agent.session.channels import Channels
 from edge_agent.session.coordinator_client import ANY_WORKLOAD, CoordinatorClient, Placement, Workload
 from edge_agent.session.driver import DriverOptions, SessionDriver
-from edge_agent.session.failover import FIRST_CONTACT_S, AttachTarget, DirectRoute, GrantRoute, Grants, Route
+from edge_agent.session.failover import FIRST_CONTACT_S, AttachTarget, DirectRoute, GrantRoute, Route
 from edge_agent.session.statistics import Statistics
 from edge_agent.target.artifact_client import ArtifactClient
 from edge_agent.target.bundle import TargetBundle
 from outrider.core.backoff import Backoff
 from outrider.core.protocol.device import Delivery, DeviceSession
+from outrider.wire.v1 import coordinator_pb2 as pb
 
 DeliverySource = AbstractAsyncContextManager[AsyncGenerator[Delivery, None]]
 """Gives the deliveries of one try; leaving it ends the try."""
@@ -85,27 +86,22 @@ class Sessions:
             placement = await self._placed(len(session.prompt), workload)
             if placement is not None:
                 stack.callback(self.close_session, placement)
-                if drafts.pool is not None and drafts.pool.release == workload.draft and placement.measured:
-                    drafts.pool.expect(placement.measured)
-            statistics.session_id = placement.grants.session_id if placement else secrets.token_hex(8)
-            drafting = await stack.enter_async_context(drafts.session())
+                if drafts.pool is not None and drafts.pool.release == workload.draft and placement.prior:
+                    drafts.pool.apply_prior(placement.prior)
+            statistics.session_id = placement.session_id if placement else secrets.token_hex(8)
+            draft = await stack.enter_async_context(drafts.session(session))
             self._tasks.check_open()
-            lent = drafting.lent
-            statistics.uses(lent.name if lent else "", lent.release if lent else "")
             options = DriverOptions(
                 session_id=statistics.session_id,
                 vocabulary_hash=bundle.tokenizer.vocabulary_hash,
                 vocabulary_size=bundle.description.vocabulary_size,
-                ends=request.end_ids(bundle.description.eos_token_ids),
                 silence_s=self.settings.silence_s,
                 siblings=self.settings.siblings,
-                release=lent.release if lent else "",
                 announced=workload.draft,
-                notice=self.on_release_notice,
+                on_release_notice=self.on_release_notice,
             )
             route = self.route(placement, self._search_budget_s(request))
-            driver = SessionDriver(session, route, self.dial, drafting.worker, options, statistics)
-            drafts.begin(drafting, driver)
+            driver = SessionDriver(session, draft, route, self.dial, options, statistics)
             self._drivers.add(driver)
             stack.callback(self._drivers.discard, driver)
             stack.callback(self._keep_winding_down, driver)
@@ -150,7 +146,7 @@ class Sessions:
         if not self._coordinator_address:
             return None
         wait_s = self.settings.resume_budget_s
-        placement = await self.coordinator().open(self._target, prompt_tokens, wait_s=wait_s, like=workload)
+        placement = await self.coordinator().open(self._target, prompt_tokens, wait_s=wait_s, workload=workload)
         self.on_release_notice(placement.release_serial)
         return placement
 
@@ -169,15 +165,15 @@ class Sessions:
             self.close_session(placement)
 
     def close_session(self, placement: Placement) -> None:
-        self._tasks.in_background(self.coordinator().close(placement.grants.session_id, placement.grants.ticket))
+        self._tasks.in_background(self.coordinator().close(placement.session_id, placement.ticket))
 
     def route(self, placement: Placement | None, budget_s: float) -> Route:
         backoff = Backoff(budget_s)
         if placement is None:
             return DirectRoute(self._verifier_address, backoff, tls=self._tls)
-        session_id = placement.grants.session_id
+        session_id = placement.session_id
 
-        async def resume(ticket: bytes, failed: Sequence[str], last_epoch: int) -> Grants:
+        async def resume(ticket: bytes, failed: Sequence[str], last_epoch: int) -> tuple[pb.Grant, ...]:
             return await self.coordinator().resume(session_id, ticket, failed, last_epoch)
 
         return GrantRoute(placement.grants, resume, backoff)

@@ -1,4 +1,7 @@
-"""The coordinator as a device sees it: open, resume and close sessions, ask for a draft release. Off the token path."""
+"""Calls the coordinator for a device: opens, resumes and closes sessions, and asks for draft releases.
+
+None of these calls is on the way of a token.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ from typing import Any, TypeVar
 
 import grpc
 
-from edge_agent.session.failover import Grants
 from outrider.core.acceptance.calibrator import AcceptancePrior
 from outrider.core.errors import Overloaded, Unavailable
 from outrider.telemetry.traces import call_metadata
@@ -20,145 +22,167 @@ from outrider.wire.v1 import coordinator_pb2_grpc
 from outrider.wire.v1.session_pb2 import TargetIdentity
 
 _TIMEOUT_S = 5.0
-_RETRY_S = 3.5
+_RECONNECT_TIMEOUT_S = 3.5
 """Longer than the longest back-off of a channel (wire.channels)."""
 _LEAST_PAUSE_S = 0.1
-_A = TypeVar("_A")
+Response = TypeVar("Response")
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What makes a tenant's sessions alike: verifiers measure how such ones do."""
+    """The key by which verifiers measure the acceptance of a tenant's sessions."""
 
     draft: str = ""
     """Release of the draft; empty where there is none."""
-    traffic: str = ""
+    traffic_class: str = ""
     """The application's label."""
+
+
+ANY_WORKLOAD = Workload()
+"""The key of sessions without a draft and without a label."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """A session that was opened."""
+    """A session that the coordinator has opened."""
 
-    grants: Grants
+    session_id: str
+    grants: tuple[pb.Grant, ...]
+    """The primary's first, then the standby's."""
     target: TargetIdentity
-    measured: AcceptancePrior | None = None
-    """None where nothing is known."""
+    prior: AcceptancePrior | None = None
+    """Acceptance of the workload's earlier sessions; None where it is not known."""
     release_serial: int = 0
     """As in ReleaseOffer; 0 where there are no releases."""
+
+    @property
+    def ticket(self) -> bytes:
+        """The first grant's ticket; empty where there is no grant."""
+        return self.grants[0].ticket if self.grants else b""
 
 
 @dataclass(frozen=True)
 class ReleaseOffer:
-    """Which draft release this device shall use."""
+    """The draft release that the coordinator wants this device to use."""
 
     serial: int
-    """Grows with every change of what is to be had."""
+    """Grows with every change of what is offered."""
     manifest: bytes = b""
-    """Signed; empty: the verifier's own draft."""
+    """Signed; empty for the verifier's own draft."""
     canary: bool = False
-    """Not yet everybody's."""
+    """Whether only some devices are offered it yet."""
     base_url: str = ""
-    """What relative URLs in the manifest begin with; empty where there is none."""
-
-
-ANY_WORKLOAD = Workload()
-"""Any other session."""
-
-
-InBackground = Callable[[Coroutine[Any, Any, None]], None]
+    """Prefix of relative URLs in the manifest; empty where there is none."""
 
 
 class CoordinatorClient:
-    """Calls the coordinator with the tenant's API key. Raises core errors.
+    """Calls a coordinator with the tenant's API key. Raises core errors.
 
-    in_background: runs what nobody waits for, and forgives it core errors.
+    in_background: runs a coroutine that nobody waits for, and ignores its core errors.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, api_key: str | None, in_background: InBackground) -> None:
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        api_key: str | None,
+        in_background: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
         self._in_background = in_background
         self._stub = coordinator_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
         self._metadata = ((("authorization", f"Bearer {api_key}"),) if api_key else ()) + call_metadata()
 
     async def open(
-        self, target: str, prompt_tokens: int = 0, *, wait_s: float = 0.0, like: Workload = ANY_WORKLOAD
+        self, target: str, prompt_tokens: int = 0, *, wait_s: float = 0.0, workload: Workload = ANY_WORKLOAD
     ) -> Placement:
         """Place a session on a verifier that serves `target` ("": the cluster's only one).
 
-        A cluster without room is asked again when it says, for at most `wait_s`; then Overloaded is raised. Whoever
-        is cancelled while the coordinator answers has the session closed once it is open.
+        A cluster without room is asked again when it says, for at most `wait_s`; then Overloaded is raised. If the
+        caller is cancelled while the coordinator answers, the session is closed once it is open.
         """
         request = pb.OpenSessionRequest(
-            target=target, prompt_tokens=prompt_tokens, draft_release=like.draft, traffic_class=like.traffic
+            target=target,
+            prompt_tokens=prompt_tokens,
+            draft_release=workload.draft,
+            traffic_class=workload.traffic_class,
         )
-        until = time.monotonic() + wait_s
+        deadline = time.monotonic() + wait_s
         while True:
             try:
-                answer = await self._open_once(request)
-                return Placement(_grants(answer), answer.target, _measured(answer), answer.release_serial)
+                answer = await self._open(request)
+                return Placement(
+                    answer.session_id, _grants(answer), answer.target, _prior(answer), answer.release_serial
+                )
             except Overloaded as error:
                 pause_s = max(error.retry_after_s, _LEAST_PAUSE_S)
-                if not time.monotonic() + pause_s <= until:  # also where the pause is no number
+                if not time.monotonic() + pause_s <= deadline:  # also where the pause is not a number
                     raise
             await asyncio.sleep(pause_s)
 
-    async def _give_back(self, opening: Awaitable[pb.OpenSessionResponse]) -> None:
-        placed = _grants(await opening)
-        await self.close(placed.session_id, placed.ticket)
+    async def resume(
+        self, session_id: str, ticket: bytes, failed: Sequence[str], last_epoch: int
+    ) -> tuple[pb.Grant, ...]:
+        """Return new grants with greater epochs for a session whose verifiers failed.
 
-    async def _open_once(self, request: pb.OpenSessionRequest) -> pb.OpenSessionResponse:
-        try:
-            return await self._open(request, wait=False, timeout_s=_TIMEOUT_S)
-        except Unavailable as unreachable:
-            # It may just have restarted: a channel that failed before does not even try until its back-off ends.
-            try:
-                return await self._open(request, wait=True, timeout_s=_RETRY_S)
-            except Unavailable:
-                raise unreachable from None
-
-    async def _open(self, request: pb.OpenSessionRequest, *, wait: bool, timeout_s: float) -> pb.OpenSessionResponse:
-        call = self._stub.OpenSession(request, timeout=timeout_s, metadata=self._metadata, wait_for_ready=wait)
-        opening: asyncio.Task[pb.OpenSessionResponse] = asyncio.create_task(self._call(call))
-        try:
-            return await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            self._in_background(self._give_back(opening))
-            raise
-
-    async def resume(self, session_id: str, ticket: bytes, failed: Sequence[str], last_epoch: int) -> Grants:
-        """New grants with greater epochs for a session whose verifiers are gone."""
+        ticket: any of the session's. failed: ids of verifiers. last_epoch: the greatest epoch used.
+        """
         request = pb.ResumeSessionRequest(
             session_id=session_id, ticket=ticket, failed_verifiers=failed, last_epoch=last_epoch
         )
-        return _grants(await self._call(self._stub.ResumeSession(request, timeout=_TIMEOUT_S, metadata=self._metadata)))
+        return _grants(await _call(self._stub.ResumeSession(request, timeout=_TIMEOUT_S, metadata=self._metadata)))
 
     async def close(self, session_id: str, ticket: bytes) -> None:
-        """Give the session's seat back before its lease ends."""
+        """Free the session's place before its lease ends."""
         request = pb.CloseSessionRequest(session_id=session_id, ticket=ticket)
-        await self._call(self._stub.CloseSession(request, timeout=_TIMEOUT_S, metadata=self._metadata))
+        await _call(self._stub.CloseSession(request, timeout=_TIMEOUT_S, metadata=self._metadata))
 
     async def offer_release(self, weights_hash: str, device_id: str, in_use: str) -> ReleaseOffer:
-        """For a target with these weights. in_use: the release that this device drafts with, "" for none."""
+        """Ask which draft release to use for the target with these weights.
+
+        in_use: the release that this device drafts with, "" for none.
+        """
         request = pb.OfferReleaseRequest(target=weights_hash, device_id=device_id, in_use=in_use)
-        answer = await self._call(self._stub.OfferRelease(request, timeout=_TIMEOUT_S, metadata=self._metadata))
+        answer = await _call(self._stub.OfferRelease(request, timeout=_TIMEOUT_S, metadata=self._metadata))
         return ReleaseOffer(answer.serial, answer.manifest, answer.canary, answer.base_url)
 
-    async def _call(self, call: Awaitable[_A]) -> _A:
+    async def _open(self, request: pb.OpenSessionRequest) -> pb.OpenSessionResponse:
         try:
-            return await call
-        except grpc.RpcError as error:
-            raise error_from_rpc(error) from error
+            return await self._open_once(request, wait=False, timeout_s=_TIMEOUT_S)
+        except Unavailable as unreachable:
+            # It may just have restarted: a channel that failed before does not even try until its back-off ends.
+            try:
+                return await self._open_once(request, wait=True, timeout_s=_RECONNECT_TIMEOUT_S)
+            except Unavailable:
+                raise unreachable from None
+
+    async def _open_once(
+        self, request: pb.OpenSessionRequest, *, wait: bool, timeout_s: float
+    ) -> pb.OpenSessionResponse:
+        call = self._stub.OpenSession(request, timeout=timeout_s, metadata=self._metadata, wait_for_ready=wait)
+        opening: asyncio.Task[pb.OpenSessionResponse] = asyncio.create_task(_call(call))
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            self._in_background(self._close_opened(opening))
+            raise
+
+    async def _close_opened(self, opening: Awaitable[pb.OpenSessionResponse]) -> None:
+        answer = await opening
+        await self.close(answer.session_id, answer.primary.ticket)
 
 
-def _grants(answer: pb.OpenSessionResponse) -> Grants:
-    granted = [answer.primary] if answer.HasField("primary") else []
-    if answer.HasField("standby"):
-        granted.append(answer.standby)
-    return Grants(answer.session_id, tuple(granted))
+async def _call(call: Awaitable[Response]) -> Response:
+    try:
+        return await call
+    except grpc.RpcError as error:
+        raise error_from_rpc(error) from error
 
 
-def _measured(answer: pb.OpenSessionResponse) -> AcceptancePrior | None:
-    """Rates that are none are as good as nothing: the session does not depend on them."""
+def _grants(answer: pb.OpenSessionResponse) -> tuple[pb.Grant, ...]:
+    return tuple(getattr(answer, name) for name in ("primary", "standby") if answer.HasField(name))
+
+
+def _prior(answer: pb.OpenSessionResponse) -> AcceptancePrior | None:
+    """Return the prior; None where its rates are not valid, since the session does not depend on them."""
     if not answer.HasField("prior") or not (0.0 <= answer.prior.first <= 1.0 and 0.0 <= answer.prior.sibling <= 1.0):
         return None
     return AcceptancePrior(answer.prior.first, answer.prior.sibling, answer.prior.observations)

@@ -1,7 +1,7 @@
-"""Where a session attaches next: the same verifier, the standby, or whoever the coordinator names.
+"""Decides where a session attaches next: the same verifier, its standby, or one that the coordinator names.
 
-A route hands out hops, each with a greater epoch than the last, and is told how each one ended. Delivered tokens are
-the session's own business: it attaches with all that it received, so a hop can neither repeat nor lose one.
+A route returns attach targets, each with a greater epoch than the one before, and is told how each attach failed. The
+session attaches with all tokens that it has received, so an attach can neither repeat nor lose one.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from outrider.wire.codecs import limits_from_proto
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 FIRST_CONTACT_S = 3.5
-"""How long a verifier that stands alone is looked for: its address is rather wrong than it just restarts."""
+"""How long a single verifier is looked for: its address is more likely wrong than the verifier just restarting."""
 
 
 @dataclass(frozen=True)
 class AttachTarget:
-    """One attach."""
+    """The verifier and the epoch of one attach."""
 
     address: str
     epoch: int
@@ -36,47 +36,49 @@ class AttachTarget:
     ticket: bytes = b""
     verifier_id: str = ""
     limits: SessionLimits | None = None
-    """Known before the verifier answers; None: wait for Opened before the first Append."""
+    """The session's limits, where the ticket names them."""
 
 
 class Route(Protocol):
+    """Where a session may attach, one target after another."""
+
     async def next(self) -> AttachTarget:
-        """Where to attach now; waits out any back-off. Raises where there is nowhere left."""
+        """Return the next target after any pause that is due. Raises where no target is left."""
 
     def failed(self, error: OutriderError, *, progressed: bool) -> None:
-        """The hop ended with `error` after delivering tokens or not. Raises `error` where another hop cannot help."""
+        """Note that the attach ended with `error`. Raises `error` where no other attach can help.
 
-    def learned(self, limits: SessionLimits) -> None:
-        """The limits that the verifier told in Opened."""
-
-
-class Step(enum.Enum):
-    """What an error says about the next hop."""
-
-    HERE = "the same verifier, once more"
-    ELSEWHERE = "another verifier"
-    NOWHERE = "no verifier could help"
+        progressed: whether it delivered tokens.
+        """
 
 
-def after(error: OutriderError) -> Step:
-    """Where to go after `error`."""
+class NextAttach(enum.Enum):
+    """Where another attach may help after an error."""
+
+    SAME = "at the same verifier"
+    OTHER = "at another verifier"
+    NONE = "at no verifier"
+
+
+def next_attach(error: OutriderError) -> NextAttach:
+    """Return where another attach may help after this error."""
     match error:
         case VerifierSilent() | errors.Draining():
-            return Step.ELSEWHERE
+            return NextAttach.OTHER
         case errors.Unavailable() | errors.Fenced():
-            return Step.HERE
+            return NextAttach.SAME
         case errors.Overloaded() | errors.InternalError():
-            return Step.ELSEWHERE
+            return NextAttach.OTHER
         case errors.Unauthenticated() | errors.PermissionDenied():
-            return Step.ELSEWHERE  # the ticket has expired, or another verifier has taken the address over
-    return Step.NOWHERE
+            return NextAttach.OTHER  # the ticket has expired, or another verifier has the address now
+    return NextAttach.NONE
 
 
 class DirectRoute:
-    """One verifier, known by its address, without a coordinator.
+    """The route to a single verifier, known by its address, without a coordinator.
 
-    Epochs are counted from 1: the session's id is random and known to this process alone, and a small epoch saves
-    bytes in every message.
+    Epochs count from 1: the session's id is random and known to this process alone, and a small epoch saves bytes in
+    every message.
     """
 
     def __init__(self, address: str, backoff: Backoff, *, tls: bool = False) -> None:
@@ -84,111 +86,93 @@ class DirectRoute:
         self._tls = tls
         self._backoff = backoff
         self._epoch = 0
-        self._limits: SessionLimits | None = None
         self._pause_s = 0.0
 
     async def next(self) -> AttachTarget:
         await asyncio.sleep(self._pause_s)
         self._epoch += 1
-        return AttachTarget(self._address, self._epoch, tls=self._tls, limits=self._limits)
+        return AttachTarget(self._address, self._epoch, tls=self._tls)
 
     def failed(self, error: OutriderError, *, progressed: bool) -> None:
         if progressed:
             self._backoff.progressed()
-        if after(error) is Step.NOWHERE or isinstance(error, errors.Unauthenticated | errors.PermissionDenied):
+        refused = isinstance(error, errors.Unauthenticated | errors.PermissionDenied)
+        if refused or next_attach(error) is NextAttach.NONE:
             raise error
         self._backoff.failed(error)
-        self._pause_s = 0.0 if progressed else self._backoff.pause_s(_retry_after(error))
-
-    def learned(self, limits: SessionLimits) -> None:
-        self._limits = limits
+        self._pause_s = 0.0 if progressed else self._backoff.pause_s(_retry_after_s(error))
 
 
-@dataclass(frozen=True)
-class Grants:
-    """What the coordinator gave for one session: the primary first, then the standby."""
-
-    session_id: str
-    grants: tuple[pb.Grant, ...]
-
-    @property
-    def ticket(self) -> bytes:
-        """The first; empty where there is none."""
-        return self.grants[0].ticket if self.grants else b""
-
-
-Resume = Callable[[bytes, Sequence[str], int], Awaitable[Grants]]
-"""(any ticket of the session, verifiers that failed, greatest epoch used) -> new grants"""
+Resume = Callable[[bytes, Sequence[str], int], Awaitable[Sequence[pb.Grant]]]
+"""(a ticket of the session, ids of the verifiers that failed, greatest epoch used) -> new grants"""
 
 
 class GrantRoute:
-    """Primary, standby, coordinator: the first two need nobody but the verifiers."""
+    """The route of a session that a coordinator has placed: primary, standby, and what the coordinator names then.
 
-    def __init__(self, grants: Grants, resume: Resume, backoff: Backoff) -> None:
-        if not grants.grants:
+    grants: the primary's first. Raises Unavailable where there is none.
+    """
+
+    def __init__(self, grants: Sequence[pb.Grant], resume: Resume, backoff: Backoff) -> None:
+        if not grants:
             raise Unavailable("the coordinator gave no verifier; is one registered for this target?")
-        self._queue = list(grants.grants)
+        self._grants = list(grants)
         self._resume = resume
         self._backoff = backoff
-        self._ticket = grants.grants[0].ticket
+        self._ticket = grants[0].ticket
         self._epoch = 0
         self._failed_ids: list[str] = []
-        self._tries_here = 0
+        self._attempts = 0
+        """Failed attaches at the first grant's verifier."""
         self._pause_s = 0.0
 
     async def next(self) -> AttachTarget:
         while True:
-            while self._queue:
-                grant = self._queue[0]
+            while self._grants:
+                grant = self._grants[0]
                 epoch = max(self._epoch + 1, grant.epoch_first)
                 if epoch <= grant.epoch_last:
                     self._epoch = epoch
-                    return AttachTarget(
-                        grant.address, epoch, grant.tls, grant.ticket, grant.verifier_id, limits_of(grant.ticket)
-                    )
-                self._queue.pop(0)
-            await self._ask()
+                    limits = limits_of(grant.ticket)
+                    return AttachTarget(grant.address, epoch, grant.tls, grant.ticket, grant.verifier_id, limits)
+                self._grants.pop(0)
+            await self._request_grants()
 
     def failed(self, error: OutriderError, *, progressed: bool) -> None:
         if progressed:
             self._backoff.progressed()
-            self._tries_here = 0
-        step = after(error)
-        if step is Step.NOWHERE:
+            self._attempts = 0
+        where = next_attach(error)
+        if where is NextAttach.NONE:
             raise error
         self._backoff.failed(error)
-        self._tries_here += 1
-        self._pause_s = _retry_after(error)
-        if self._queue and (step is Step.ELSEWHERE or self._tries_here > 1):
-            gone = self._queue.pop(0)
-            self._tries_here = 0
-            if gone.verifier_id not in self._failed_ids:
-                self._failed_ids.append(gone.verifier_id)
+        self._attempts += 1
+        self._pause_s = _retry_after_s(error)
+        if self._grants and (where is NextAttach.OTHER or self._attempts > 1):
+            failed = self._grants.pop(0)
+            self._attempts = 0
+            if failed.verifier_id not in self._failed_ids:
+                self._failed_ids.append(failed.verifier_id)
 
-    def learned(self, limits: SessionLimits) -> None:
-        """The ticket has said it already."""
-
-    async def _ask(self) -> None:
-        """New grants from the coordinator; it may be away for a while itself."""
-        while True:
+    async def _request_grants(self) -> None:
+        """Ask the coordinator for new grants until it has some; it may be away for a while itself."""
+        while not self._grants:
             await asyncio.sleep(self._backoff.pause_s(self._pause_s))
             self._pause_s = 0.0
             try:
-                answer = await self._resume(self._ticket, tuple(self._failed_ids), self._epoch)
+                self._grants = list(await self._resume(self._ticket, tuple(self._failed_ids), self._epoch))
             except (errors.Unavailable, errors.Overloaded, errors.InternalError) as error:
                 self._backoff.failed(error)
-                self._pause_s = _retry_after(error)
+                self._pause_s = _retry_after_s(error)
                 continue
-            self._queue = list(answer.grants)
             self._failed_ids = []
-            if self._queue:
-                self._ticket = self._queue[0].ticket
-                return
-            self._backoff.failed(Unavailable("the coordinator knows no verifier that could take the session over"))
+            if not self._grants:
+                self._backoff.failed(Unavailable("the coordinator knows no verifier that could take the session over"))
+        self._ticket = self._grants[0].ticket
 
 
 def limits_of(ticket: bytes) -> SessionLimits | None:
-    """The limits in a ticket's claims, which anybody may read; None where there is no ticket. Raises BadRequest."""
+    """Return the limits in a ticket's claims, which anyone may read; None for an empty ticket. Raises BadRequest."""
     if not ticket:
         return None
     try:
@@ -198,5 +182,5 @@ def limits_of(ticket: bytes) -> SessionLimits | None:
     return limits_from_proto(claims.limits)
 
 
-def _retry_after(error: OutriderError) -> float:
+def _retry_after_s(error: OutriderError) -> float:
     return error.retry_after_s if isinstance(error, errors.Overloaded | errors.Unavailable) else 0.0

@@ -93,14 +93,14 @@ class Statistics:
         self.failovers += bool(self.address) and address != self.address
         self.address = address
 
-    def written_alone(self) -> None:
-        """A token of the draft's own."""
+    def generated_offline(self) -> None:
+        """Count a token that the draft generated alone."""
         self.tokens += 1
         self.unverified += 1
 
-    def uses(self, draft: str, release: str) -> None:
-        """It drafts with this from now on."""
-        self.draft, self.release, self.draft_failure = draft, release, ""
+    def uses(self, draft: str, release: str, failure: str = "") -> None:
+        """Note the draft in use. failure: why it has ended drafting, if it has."""
+        self.draft, self.release, self.draft_failure = draft, release, failure
 
     @property
     def acceptance(self) -> float:

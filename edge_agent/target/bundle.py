@@ -76,7 +76,7 @@ class TargetBundle:
 
     async def close(self) -> None:
         if self.drafts is not None:
-            await self.drafts.__aexit__(None, None, None)
+            await self.drafts.close()
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from benchmarks.replay import Job, LightClient, Outcome, Player, Where, differin
 from benchmarks.soak_findings import Sample, Tally, growth
 from benchmarks.swarm import Swarm
 from benchmarks.tape import Call, Tape, place
-from edge_agent.drafting.drafter import CalibratedSource, Drafter
+from edge_agent.drafting.calibrated_source import CalibratedSource
+from edge_agent.drafting.drafter import Drafter
 from edge_agent.drafting.growth import DecodeLatency
 from edge_agent.drafting.pool import DraftOptions, DraftPool
 from edge_agent.drafting.sources.base import DraftTask, NodeContext

@@ -16,7 +16,7 @@ from benchmarks.replay import Job, Outcome, Player, Where
 from benchmarks.tape import Call, Tape
 from benchmarks.window.noted import NotedDrafter
 from benchmarks.window.tapes import match_rate, verdicts
-from edge_agent.drafting.drafter import CalibratedSource
+from edge_agent.drafting.calibrated_source import CalibratedSource
 from edge_agent.drafting.growth import DecodeLatency, SpeculationPlan
 from edge_agent.drafting.sources.base import DraftTask
 from outrider.core.acceptance.calibrator import AcceptancePrior, Calibrator
@@ -111,10 +111,10 @@ async def test_a_session_may_be_ended_by_time(tmp_path: Path) -> None:
 def test_a_recorded_draft_expects_what_was_measured_elsewhere_until_it_has_learned() -> None:
     untaught = replace(taped(0.8), lessons=((), (), (), ()))
     told, not_told = RecordedDrafts(untaught), RecordedDrafts(untaught)
-    told.expect(AcceptancePrior(first=0.1, sibling=0.0, positions=256))
+    told.apply_prior(AcceptancePrior(first=0.1, sibling=0.0, positions=256))
     learned, also_told = RecordedDrafts(taped(0.8)), RecordedDrafts(taped(0.8))
-    also_told.expect(AcceptancePrior(first=0.1, sibling=0.0, positions=256))
-    sampled = [drafts._of_model[1].probability(0, 2.0, 1) for drafts in (told, not_told, learned, also_told)]
+    also_told.apply_prior(AcceptancePrior(first=0.1, sibling=0.0, positions=256))
+    sampled = [drafts._model_calibrators[1].probability(0, 2.0, 1) for drafts in (told, not_told, learned, also_told)]
     assert sampled[0] < 0.5 * sampled[1]
     assert sampled[2] == sampled[3] or abs(sampled[2] - sampled[3]) < abs(sampled[0] - sampled[1])
 

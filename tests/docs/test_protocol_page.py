@@ -9,7 +9,7 @@ from pages import text_of
 
 from cloud_verifier.config import VerifierConfig
 from edge_agent.config import EdgeSettings
-from edge_agent.session.failover import Step, after
+from edge_agent.session.failover import NextAttach, next_attach
 from outrider.core.errors import OutriderError
 from outrider.core.protocol import messages
 from outrider.core.sampling import MAX_BIASES, SamplingParams
@@ -18,7 +18,7 @@ from outrider.wire.status import CODES
 
 TEXT = text_of("docs/protocol.md")
 ROWS = dict(re.findall(r"^\| `?([^|]+?)`? \| ([^|]+) \|", TEXT, re.MULTILINE))
-STEPS = {Step.HERE: "here", Step.ELSEWHERE: "elsewhere", Step.NOWHERE: "nowhere"}
+WHERE = {NextAttach.SAME: "here", NextAttach.OTHER: "elsewhere", NextAttach.NONE: "nowhere"}
 TOLD = {
     error: (status, next_)
     for error, status, next_ in re.findall(r"^\| `(\w+)` \| ([A-Z_]+) \| (\w+)", TEXT, re.MULTILINE)
@@ -27,7 +27,7 @@ TOLD = {
 
 def test_every_error_is_told_with_its_status_and_what_a_device_does_next():
     named = {cls for cls in CODES if cls is not OutriderError}
-    assert {cls.__name__: (CODES[cls].name, STEPS[after(cls("..."))]) for cls in named} == TOLD
+    assert {cls.__name__: (CODES[cls].name, WHERE[next_attach(cls("..."))]) for cls in named} == TOLD
 
 
 @pytest.mark.parametrize(

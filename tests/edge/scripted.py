@@ -7,11 +7,15 @@ import json
 import time
 from collections.abc import Callable, Sequence
 
-from edge_agent.drafting.drafter import CalibratedSource, Drafter
+from edge_agent.drafting.calibrated_source import CalibratedSource
+from edge_agent.drafting.draft_session import DraftSession
+from edge_agent.drafting.drafter import Drafter
 from edge_agent.drafting.growth import DecodeLatency
+from edge_agent.drafting.pool import DraftOptions, DraftPool
 from edge_agent.drafting.sources.base import DraftTask, NodeContext, Proposal
 from edge_agent.drafting.worker import DraftWorker
 from outrider.core.acceptance.calibrator import Calibrator
+from outrider.core.protocol.device import DeviceSession
 
 VOCABULARY = 97
 
@@ -31,16 +35,25 @@ def continuation(prompt: Sequence[int], count: int, rule: Callable[[Sequence[int
 
 
 class ScriptedSource:
-    """Guesses right with probability `quality`, by a hash; otherwise the right token is second or missing."""
+    """Guesses right with probability `quality`, by a hash; otherwise the right token is second or missing.
 
-    def __init__(self, quality: float = 1.0, decode_s: float = 0.0, raises_after: int = -1) -> None:
+    read_s: time that it takes to read a sequence. raises_after: decodes after which it breaks; 0: it cannot even read.
+    """
+
+    def __init__(
+        self, quality: float = 1.0, decode_s: float = 0.0, raises_after: int = -1, read_s: float = 0.0
+    ) -> None:
         self.quality = quality
         self.decode_s = decode_s
         self.raises_after = raises_after
+        self.read_s = read_s
         self.decodes = 0
         self._sequence: list[int] = []
 
     def begin(self, task: DraftTask) -> None:
+        if self.raises_after == 0:
+            raise RuntimeError("the draft broke")
+        time.sleep(self.read_s)
         self._sequence = [*task.prompt, *task.received]
 
     def advance(self, path: Sequence[int], tokens: Sequence[int]) -> None:
@@ -70,6 +83,28 @@ class ScriptedSource:
         if draw < (1 + self.quality) / 2:
             return [Proposal(wrong, 0, 0.2), Proposal(right, 1, 0.2)]
         return [Proposal(wrong, 0, 0.2), Proposal((right + 2) % VOCABULARY, 1, 0.2)]
+
+
+class ScriptedPool(DraftPool):
+    """A draft with one worker, which drafts by script."""
+
+    def __init__(self, source: ScriptedSource, release: str = "", name: str = "scripted") -> None:
+        super().__init__(name, DraftOptions(workers=1), release=release)
+        self.worker = worker(source)
+        self.returned = 0
+        """How often the worker was given back."""
+
+    def draft(self, session: DeviceSession) -> DraftSession:
+        """A session that begins with this draft."""
+        self._add_user()
+        return DraftSession(session, self, self.worker)
+
+    def give_back(self, worker: DraftWorker) -> None:
+        self.returned += 1
+        super().give_back(worker)
+
+    def _worker(self) -> DraftWorker:
+        return self.worker
 
 
 def worker(source: ScriptedSource) -> DraftWorker:

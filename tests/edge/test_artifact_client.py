@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 
 import pytest
@@ -18,6 +18,7 @@ from edge_agent.session.failover import DirectRoute, GrantRoute
 from edge_agent.target.artifact_client import ArtifactClient
 from outrider.core.backoff import Backoff
 from outrider.core.errors import NotFound, Unavailable
+from outrider.wire.v1 import coordinator_pb2 as pb
 
 DATA = bytes(range(256)) * 40
 
@@ -33,12 +34,12 @@ class World:
     async def library(self, budget_s: float = 5.0) -> ArtifactClient:
         """Of a session that was placed; quick to lose patience."""
         calls = CoordinatorClient(self.channels.get(self.coordinator.address, tls=False), None, asyncio.ensure_future)
-        grants = (await calls.open("")).grants
+        placement = await calls.open("")
 
-        async def resume(ticket: bytes, failed: object, last_epoch: int) -> object:
-            return await calls.resume(grants.session_id, ticket, failed, last_epoch)  # type: ignore[arg-type]
+        async def resume(ticket: bytes, failed: Sequence[str], last_epoch: int) -> Sequence[pb.Grant]:
+            return await calls.resume(placement.session_id, ticket, failed, last_epoch)
 
-        route = GrantRoute(grants, resume, Backoff(budget_s, draw=lambda: 0.0))  # type: ignore[arg-type]
+        route = GrantRoute(placement.grants, resume, Backoff(budget_s, draw=lambda: 0.0))
         return ArtifactClient(
             route, lambda hop: self.channels.get(hop.address, tls=False, bulk=True), describe_s=0.5, chunk_s=0.5
         )

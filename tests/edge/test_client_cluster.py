@@ -78,7 +78,7 @@ async def test_sessions_say_of_what_kind_they_are_and_begin_with_what_was_measur
         await client.generate([1, 2], max_tokens=2, traffic_class="chat")
         kit = await client.prepare()
         assert kit.drafts is not None
-        assert kit.drafts._of_lookup[0].probability(0, 1.2, 1) < Calibrator().probability(0, 1.2, 1) - 0.2
+        assert kit.drafts._lookup_calibrators[0].probability(0, 1.2, 1) < Calibrator().probability(0, 1.2, 1) - 0.2
     kinds = [(request.draft_release, request.traffic_class) for request in coordinator.asked]
     assert kinds == [("", ""), ("lookup", "code"), ("lookup", "chat")]  # the first one fetched what the target needs
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from scripted import VOCABULARY, ScriptedSource, continuation, target
 
-from edge_agent.drafting.drafter import CalibratedSource, Drafter, DraftUpdate
+from edge_agent.drafting.calibrated_source import CalibratedSource
+from edge_agent.drafting.drafter import Drafter, DraftUpdate
 from edge_agent.drafting.growth import DecodeLatency, SpeculationPlan
 from edge_agent.drafting.health import DraftHealth, HitRate
 from edge_agent.drafting.sources.base import DraftTask, NodeContext, Proposal
@@ -216,10 +217,10 @@ def test_a_node_that_look_up_brought_falls_when_the_model_says_something_else() 
     made.step()
     asked = made._tree.children(ROOT)[8]
     looked_up = made._tree.children(asked)[9]
-    before = made._notes[looked_up].accept
-    while not made._notes[asked].evaluated:
+    before = made._states[looked_up].acceptance
+    while not made._states[asked].evaluated:
         assert made.step()
-    assert made._notes[looked_up].accept < before / 2
+    assert made._states[looked_up].acceptance < before / 2
 
 
 def test_lookup_alone_makes_a_chain() -> None:
@@ -275,19 +276,19 @@ def evaluated(widths: DecodeLatency) -> tuple[Drafter, list[int]]:
 
 def test_a_phone_that_decodes_slowly_grows_a_comb_on_the_greedy_spine() -> None:
     made, sizes = evaluated(DecodeLatency(((1, 0.025), (8, 0.100))))
-    standings = {standing.node.id: standing for standing in made._survey()}
-    parents = {standing.node.parent for standing in standings.values()} - {ROOT}
+    ranked = {item.node.id: item for item in made._ranked()}
+    parents = {item.node.parent for item in ranked.values()} - {ROOT}
     assert set(sizes) == {1} and len(sizes) >= 2
-    assert parents and all(standings[parent].spine for parent in parents)
-    assert any(not standing.spine for standing in standings.values())  # siblings, which cost no decode
+    assert parents and all(ranked[parent].spine for parent in parents)
+    assert any(not item.spine for item in ranked.values())  # siblings, which cost no decode
 
 
 def test_a_laptop_whose_decodes_cost_the_same_at_any_width_grows_best_first() -> None:
     made, sizes = evaluated(DecodeLatency(((1, 0.001), (8, 0.001))))
-    standings = {standing.node.id: standing for standing in made._survey()}
-    parents = {standing.node.parent for standing in standings.values()} - {ROOT}
+    ranked = {item.node.id: item for item in made._ranked()}
+    parents = {item.node.parent for item in ranked.values()} - {ROOT}
     assert max(sizes) > 1
-    assert any(not standings[parent].spine for parent in parents)
+    assert any(not ranked[parent].spine for parent in parents)
 
 
 def test_first_guesses_are_counted_once_the_target_has_spoken() -> None:
@@ -298,9 +299,9 @@ def test_first_guesses_are_counted_once_the_target_has_spoken() -> None:
     assert made.step()
     right = target(PROMPT)
     made.advance([right])
-    assert health.score == HitRate(1, 1)
+    assert health.hit_rate == HitRate(1, 1)
     made.advance([0])  # nobody had asked the draft what comes here
-    assert health.score == HitRate(1, 1)
+    assert health.hit_rate == HitRate(1, 1)
     assert made.step()
     made.advance([(target((*PROMPT, right, 0)) + 1) % VOCABULARY])
-    assert health.score == HitRate(2, 1)
+    assert health.hit_rate == HitRate(2, 1)

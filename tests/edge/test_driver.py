@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import pytest
 from fake_verifier import FakeVerifier, Script, patient
-from scripted import ScriptedSource, continuation, target, worker
+from scripted import ScriptedPool, ScriptedSource, continuation, target
 
-from edge_agent.drafting.worker import DraftWorker
+from edge_agent.drafting.draft_session import DraftSession
 from edge_agent.session.channels import Channels
 from edge_agent.session.driver import DriverOptions, SessionDriver
 from edge_agent.session.failover import DirectRoute
@@ -31,7 +31,7 @@ class Run:
 
     verifier: FakeVerifier
     channels: Channels
-    worker: DraftWorker | None = None
+    pool: ScriptedPool | None = None
     tokens: int = 60
     silence_s: float = 1.0
     budget_s: float = 5.0
@@ -39,11 +39,12 @@ class Run:
     def __post_init__(self) -> None:
         self.session = DeviceSession(PROMPT, max_tokens=self.tokens)
         self.statistics = Statistics()
+        self.draft = DraftSession(self.session, None, None) if self.pool is None else self.pool.draft(self.session)
         self.driver = SessionDriver(
             self.session,
+            self.draft,
             DirectRoute(self.verifier.address, Backoff(self.budget_s)),
             lambda hop: self.channels.get(hop.address, tls=hop.tls),
-            self.worker,
             DriverOptions("session", silence_s=self.silence_s),
             self.statistics,
         )
@@ -75,12 +76,12 @@ async def verifier() -> AsyncIterator[FakeVerifier]:
 
 
 @asynccontextmanager
-async def drafting(source: ScriptedSource) -> AsyncIterator[DraftWorker]:
-    made = worker(source)
+async def drafting(source: ScriptedSource, release: str = "", name: str = "scripted") -> AsyncIterator[ScriptedPool]:
+    pool = ScriptedPool(source, release, name)
     try:
-        yield made
+        yield pool
     finally:
-        await asyncio.to_thread(made.close)
+        await pool.close()
 
 
 async def eventually(condition: object, within_s: float = 2.0) -> None:
@@ -246,8 +247,7 @@ async def test_the_end_of_sequence_ends_the_session(channels: Channels) -> None:
     script = Script(target, eos_token_ids=(end,))
     async with FakeVerifier(script) as verifier, drafting(ScriptedSource(1.0, 0.0005)) as draft:
         run = Run(verifier, channels, draft)
-        run.session._ends = frozenset({end})
-        run.driver._options = DriverOptions("session", ends=frozenset({end}))
+        run.session.end_token_ids = frozenset({end})
         assert await run.tokens_of() == expected[: expected.index(end) + 1]
         assert run.session.finish is Finish.EOS
 
@@ -290,8 +290,8 @@ async def test_a_late_directive_of_an_ended_session_does_not_reach_the_worker_le
         run = Run(verifier, channels, draft, tokens=2000)
         await run.tokens_of(until=10)
         plans: list[object] = []
-        draft.replan = plans.append  # type: ignore[method-assign]
-        run.driver._take(Directive(window_nodes=1))
+        draft.worker.replan = plans.append  # type: ignore[method-assign]
+        run.driver._handle(Directive(window_nodes=1))
         assert plans == []
 
 
@@ -327,14 +327,14 @@ async def test_the_verifiers_knowledge_of_our_base_keeps_to_rule_5(channels: Cha
     ):
         run = Run(verifier, channels, draft, tokens=100)
         behind: list[int] = []
-        flush = run.driver._flush
+        flush = run.driver._pacing.flush
 
         def watched() -> None:
             flush()
-            if run.driver._may_append and not run.session.finished:
+            if run.driver._pacing.is_open and not run.session.finished:
                 behind.append(len(run.session.received) - run.session._last_base)
 
-        run.driver._flush = watched  # type: ignore[method-assign]
+        run.driver._pacing.flush = watched  # type: ignore[method-assign]
         assert await run.tokens_of() == continuation(PROMPT, 100)
         assert behind and max(behind) < limits.run_ahead // 2
 

@@ -1,4 +1,4 @@
-"""Another draft in the middle of a session: it takes over between two growths, or leaves everything as it was."""
+"""Another draft in the middle of a session: it takes over between two updates, or leaves everything as it was."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import pytest
 from fake_verifier import FakeVerifier, Script
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scripted import ScriptedSource, continuation, target
+from scripted import ScriptedPool, ScriptedSource, continuation, target
 from test_driver import PROMPT, Run, drafting, eventually
 
-from edge_agent.drafting.draft_session import Lent
 from edge_agent.session.channels import Channels
 from outrider.core.protocol.messages import SessionLimits
 
 TOKENS = 240
-NEW = "b" * 64
+OLD, NEW = "a" * 64, "b" * 64
 
 
 @pytest.fixture
@@ -40,16 +39,19 @@ async def begun(run: Run, at: int = 20) -> asyncio.Task[list[int]]:
 
 
 async def test_it_takes_over_when_it_has_read_the_sequence(verifier: FakeVerifier, channels: Channels) -> None:
-    async with drafting(ScriptedSource(0.2, 0.0005)) as old, drafting(ScriptedSource(1.0, 0.0005)) as new:
+    async with (
+        drafting(ScriptedSource(0.2, 0.0005)) as old,
+        drafting(ScriptedSource(1.0, 0.0005), NEW, "the new one") as new,
+    ):
         run = Run(verifier, channels, old, tokens=TOKENS)
         reading = await begun(run)
-        swapped: list[bool] = []
-        run.driver.succeed(Lent(new, NEW, "the new one"), swapped.append)
-        await eventually(lambda: swapped)
+        await run.draft.change_to(new)
+        await eventually(lambda: run.draft.pool is new)
         accepted = run.statistics.accepted
         assert len(run.session.received) < TOKENS
         assert await reading == continuation(PROMPT, TOKENS)
-        assert swapped == [True] and len(run.statistics.swaps_s) == 1 and run.statistics.swaps_s[0] >= 0.0
+        assert (old.returned, new.returned) == (1, 1)
+        assert len(run.statistics.swaps_s) == 1 and run.statistics.swaps_s[0] >= 0.0
         assert (run.statistics.draft, run.statistics.release) == ("the new one", NEW)
         assert [release for _, _, release in verifier.in_use] == [NEW]
         assert run.statistics.attaches == 1  # a node too many, or one that hangs nowhere, would have ended the stream
@@ -61,13 +63,12 @@ async def test_after_a_break_what_survived_is_sent_before_the_new_one_is_told_of
     async with (
         FakeVerifier(script) as verifier,
         drafting(ScriptedSource(1.0, 0.0005)) as old,
-        drafting(ScriptedSource(1.0, 0.0005)) as new,
+        drafting(ScriptedSource(1.0, 0.0005), NEW) as new,
     ):
         run = Run(verifier, channels, old, tokens=TOKENS)
         reading = await begun(run, 5)
-        swapped: list[bool] = []
-        run.driver.succeed(Lent(new, NEW), swapped.append)
-        await eventually(lambda: swapped and len(run.session.tree) > 0)
+        await run.draft.change_to(new)
+        await eventually(lambda: run.draft.pool is new and len(run.session.tree) > 0)
         verifier.drop_streams()
         await eventually(lambda: len(verifier.in_use) == 2)
         epoch = run.session.epoch
@@ -78,73 +79,74 @@ async def test_after_a_break_what_survived_is_sent_before_the_new_one_is_told_of
 async def test_one_that_breaks_while_it_reads_leaves_the_old_one_at_work(
     verifier: FakeVerifier, channels: Channels
 ) -> None:
-    async with drafting(ScriptedSource(1.0, 0.0005)) as old, drafting(ScriptedSource(1.0, raises_after=1)) as new:
+    async with (
+        drafting(ScriptedSource(1.0, 0.0005)) as old,
+        drafting(ScriptedSource(1.0, raises_after=0), NEW) as new,
+    ):
         run = Run(verifier, channels, old, tokens=TOKENS)
         reading = await begun(run)
-        swapped: list[bool] = []
-        run.driver.succeed(Lent(new, NEW), swapped.append)
+        await run.draft.change_to(new)
         assert await reading == continuation(PROMPT, TOKENS)
-        assert swapped == [False] and not verifier.in_use
+        assert run.draft.pool is old and new.returned == 1 and not verifier.in_use
         assert run.statistics.accepted > TOKENS / 2 and not run.statistics.draft_failure
 
 
 async def test_one_that_takes_over_from_one_that_broke_drafts_again(verifier: FakeVerifier, channels: Channels) -> None:
-    async with drafting(ScriptedSource(1.0, 0.0005, raises_after=5)) as old, drafting(ScriptedSource(1.0)) as new:
+    async with (
+        drafting(ScriptedSource(1.0, 0.0005, raises_after=5)) as old,
+        drafting(ScriptedSource(1.0), NEW) as new,
+    ):
         run = Run(verifier, channels, old, tokens=TOKENS)
         reading = await begun(run)
         await eventually(lambda: run.statistics.draft_failure)
-        swapped: list[bool] = []
-        run.driver.succeed(Lent(new, NEW), swapped.append)
+        await run.draft.change_to(new)
         assert await reading == continuation(PROMPT, TOKENS)
-        assert swapped == [True] and not run.statistics.draft_failure and not run.statistics.swaps_s
+        assert run.draft.pool is new and (old.returned, new.returned) == (1, 1)
+        assert not run.statistics.draft_failure and not run.statistics.swaps_s
         assert run.statistics.accepted > TOKENS / 4
 
 
 async def test_one_that_comes_too_late_is_free_again(verifier: FakeVerifier, channels: Channels) -> None:
-    async with drafting(ScriptedSource(1.0)) as old, drafting(ScriptedSource(1.0)) as new:
+    async with drafting(ScriptedSource(1.0)) as old, drafting(ScriptedSource(1.0), NEW) as new:
         run = Run(verifier, channels, old, tokens=30)
         await run.tokens_of()
-        swapped: list[bool] = []
-        run.driver.succeed(Lent(new, NEW), swapped.append)
-        assert swapped == [False]
+        await run.draft.change_to(new)
+        assert new.returned == 1
 
 
 async def test_a_session_that_ends_while_it_reads_frees_it(verifier: FakeVerifier, channels: Channels) -> None:
-    async with drafting(ScriptedSource(1.0)) as old, drafting(ScriptedSource(1.0, decode_s=0.3)) as new:
+    async with drafting(ScriptedSource(1.0)) as old, drafting(ScriptedSource(1.0, read_s=0.3), NEW) as new:
         run = Run(verifier, channels, old, tokens=60)
         reading = await begun(run)
-        swapped: list[bool] = []
-        run.driver.succeed(Lent(new, NEW), swapped.append)
+        await run.draft.change_to(new)
         assert await reading == continuation(PROMPT, 60)
-        assert swapped == [False]
+        assert run.draft.pool is old and (old.returned, new.returned) == (1, 1)
 
 
 async def test_one_that_is_slower_than_the_old_one_takes_over_all_the_same(channels: Channels) -> None:
     async with (
         FakeVerifier(Script(target, step_s=0.002)) as verifier,
         drafting(ScriptedSource(0.5, 0.0002)) as old,
-        drafting(ScriptedSource(1.0, 0.02)) as new,
+        drafting(ScriptedSource(1.0, 0.02), NEW) as new,
     ):
         run = Run(verifier, channels, old, tokens=2000)
         reading = await begun(run)
-        swapped: list[bool] = []
-        run.driver.succeed(Lent(new, NEW), swapped.append)
-        await eventually(lambda: swapped, within_s=10.0)
-        assert swapped == [True]
+        await run.draft.change_to(new)
+        await eventually(lambda: run.draft.pool is new, within_s=10.0)
         run.driver.cancel()
         await reading
 
 
 async def test_it_may_be_decided_that_nobody_drafts_any_more(verifier: FakeVerifier, channels: Channels) -> None:
-    async with drafting(ScriptedSource(1.0)) as old:
+    async with drafting(ScriptedSource(1.0), OLD) as old:
         run = Run(verifier, channels, old, tokens=120)
         reading = await begun(run)
-        swapped: list[bool] = []
-        run.driver.succeed(None, swapped.append)
+        await run.draft.change_to(None)
+        assert old.returned == 1
         drafted = run.statistics.drafted
         assert await reading == continuation(PROMPT, 120)
-        assert swapped == [True] and run.statistics.drafted <= drafted + 64
-        assert [release for _, _, release in verifier.in_use] == [""]
+        assert run.statistics.drafted <= drafted + 64
+        assert [release for _, _, release in verifier.in_use] == [OLD, ""]
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -156,13 +158,13 @@ async def test_it_may_be_decided_that_nobody_drafts_any_more(verifier: FakeVerif
 def test_however_often_it_is_replaced_no_token_is_lost(
     swaps: list[tuple[int, float]], limits: SessionLimits, drops: bool
 ) -> None:
-    tokens, told = asyncio.run(_replaced(swaps, limits, drops))
+    tokens, returned = asyncio.run(_replaced(swaps, limits, drops))
     assert tokens == continuation(PROMPT, TOKENS)
-    assert told == len(swaps)  # each worker's end is told once
+    assert returned == [1] * len(returned)  # each worker is given back once
 
 
-async def _replaced(swaps: list[tuple[int, float]], limits: SessionLimits, drops: bool) -> tuple[list[int], int]:
-    """What came, and how many ends of workers were told."""
+async def _replaced(swaps: list[tuple[int, float]], limits: SessionLimits, drops: bool) -> tuple[list[int], list[int]]:
+    """What came, and how often each draft's worker was given back."""
     channels = Channels(None, insecure=False)
     async with (
         FakeVerifier(Script(target, step_s=0.001, limits=limits)) as verifier,
@@ -170,19 +172,17 @@ async def _replaced(swaps: list[tuple[int, float]], limits: SessionLimits, drops
     ):
         run = Run(verifier, channels, first, tokens=TOKENS, budget_s=20.0)
         reading = asyncio.create_task(run.tokens_of())
-        made = []
-        heard: list[bool] = []
+        pools = [first]
         at = 0
         for after, quality in swaps:
             at += after
             await eventually(lambda: len(run.session.received) >= min(at, TOKENS), within_s=20.0)  # noqa: B023
-            context = drafting(ScriptedSource(quality))
-            made.append(context)
-            run.driver.succeed(Lent(await context.__aenter__(), NEW), heard.append)
+            pools.append(ScriptedPool(ScriptedSource(quality), NEW))
+            await run.draft.change_to(pools[-1])
             if drops:
                 verifier.drop_streams()
         tokens = await reading
-        for context in made:
-            await context.__aexit__(None, None, None)
+        for pool in pools[1:]:
+            await pool.close()
     await channels.close()
-    return tokens, len(heard)
+    return tokens, [pool.returned for pool in pools]

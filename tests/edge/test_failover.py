@@ -9,11 +9,11 @@ from contextlib import AsyncExitStack, aclosing
 
 import pytest
 from fake_verifier import FakeVerifier, Script
-from scripted import ScriptedSource, continuation, target, worker
+from scripted import ScriptedPool, ScriptedSource, continuation, target
 
 from edge_agent.session.channels import Channels
 from edge_agent.session.driver import DriverOptions, SessionDriver
-from edge_agent.session.failover import DirectRoute, GrantRoute, Grants, Step, after, limits_of
+from edge_agent.session.failover import DirectRoute, GrantRoute, NextAttach, limits_of, next_attach
 from edge_agent.session.statistics import Statistics
 from edge_agent.session.stream import VerifierSilent
 from outrider.core import errors
@@ -37,18 +37,14 @@ def grant(name: str, address: str, first: int, last: int) -> pb.Grant:
     return pb.Grant(verifier_id=name, address=address, ticket=ticket(), epoch_first=first, epoch_last=last)
 
 
-def grants(*given: pb.Grant) -> Grants:
-    return Grants("s", given)
-
-
 class Coordinator:
     """Answers resume with what it was given, one after another; an error is raised."""
 
-    def __init__(self, *answers: Grants | OutriderError) -> None:
+    def __init__(self, *answers: Sequence[pb.Grant] | OutriderError) -> None:
         self.answers = list(answers)
         self.asked: list[tuple[tuple[str, ...], int]] = []
 
-    async def resume(self, ticket: bytes, failed: Sequence[str], last_epoch: int) -> Grants:
+    async def resume(self, ticket: bytes, failed: Sequence[str], last_epoch: int) -> Sequence[pb.Grant]:
         self.asked.append((tuple(failed), last_epoch))
         answer = self.answers.pop(0)
         if isinstance(answer, OutriderError):
@@ -61,27 +57,27 @@ def quick(budget_s: float = 5.0) -> Backoff:
 
 
 @pytest.mark.parametrize(
-    ("error", "step"),
+    ("error", "where"),
     [
-        (Unavailable("reset"), Step.HERE),
-        (errors.Draining("about to end"), Step.ELSEWHERE),
-        (errors.Fenced("old"), Step.HERE),
-        (VerifierSilent("hung"), Step.ELSEWHERE),
-        (errors.Overloaded("full"), Step.ELSEWHERE),
-        (errors.InternalError("bug"), Step.ELSEWHERE),
-        (errors.Unauthenticated("expired"), Step.ELSEWHERE),
-        (errors.ProtocolViolation("gap"), Step.NOWHERE),
-        (errors.VocabularyMismatch("other"), Step.NOWHERE),
-        (errors.PermissionDenied("another verifier's ticket"), Step.ELSEWHERE),
-        (errors.ModelRefused("no"), Step.NOWHERE),
+        (Unavailable("reset"), NextAttach.SAME),
+        (errors.Draining("about to end"), NextAttach.OTHER),
+        (errors.Fenced("old"), NextAttach.SAME),
+        (VerifierSilent("hung"), NextAttach.OTHER),
+        (errors.Overloaded("full"), NextAttach.OTHER),
+        (errors.InternalError("bug"), NextAttach.OTHER),
+        (errors.Unauthenticated("expired"), NextAttach.OTHER),
+        (errors.ProtocolViolation("gap"), NextAttach.NONE),
+        (errors.VocabularyMismatch("other"), NextAttach.NONE),
+        (errors.PermissionDenied("another verifier's ticket"), NextAttach.OTHER),
+        (errors.ModelRefused("no"), NextAttach.NONE),
     ],
 )
-def test_an_error_says_where_another_attach_may_help(error: OutriderError, step: Step) -> None:
-    assert after(error) is step
+def test_an_error_says_where_another_attach_may_help(error: OutriderError, where: NextAttach) -> None:
+    assert next_attach(error) is where
 
 
 async def test_a_broken_stream_is_tried_once_more_and_then_the_standby() -> None:
-    route = GrantRoute(grants(grant("a", "h:1", 10, 19), grant("b", "h:2", 20, 29)), Coordinator().resume, quick())
+    route = GrantRoute([grant("a", "h:1", 10, 19), grant("b", "h:2", 20, 29)], Coordinator().resume, quick())
     hops = [await route.next()]
     for _ in range(2):
         route.failed(Unavailable("reset"), progressed=False)
@@ -91,15 +87,15 @@ async def test_a_broken_stream_is_tried_once_more_and_then_the_standby() -> None
 
 
 async def test_a_silent_verifier_is_not_tried_again() -> None:
-    route = GrantRoute(grants(grant("a", "h:1", 10, 19), grant("b", "h:2", 20, 29)), Coordinator().resume, quick())
+    route = GrantRoute([grant("a", "h:1", 10, 19), grant("b", "h:2", 20, 29)], Coordinator().resume, quick())
     await route.next()
     route.failed(VerifierSilent("hung"), progressed=True)
     assert (await route.next()).address == "h:2"
 
 
 async def test_with_no_grant_left_the_coordinator_is_asked_until_it_answers() -> None:
-    coordinator = Coordinator(Unavailable("restarting"), grants(), grants(grant("c", "h:3", 40, 49)))
-    route = GrantRoute(grants(grant("a", "h:1", 10, 19)), coordinator.resume, quick())
+    coordinator = Coordinator(Unavailable("restarting"), [], [grant("c", "h:3", 40, 49)])
+    route = GrantRoute([grant("a", "h:1", 10, 19)], coordinator.resume, quick())
     await route.next()
     route.failed(VerifierSilent("hung"), progressed=False)
     hop = await route.next()
@@ -108,8 +104,8 @@ async def test_with_no_grant_left_the_coordinator_is_asked_until_it_answers() ->
 
 
 async def test_epochs_only_grow_and_stay_within_their_grant() -> None:
-    coordinator = Coordinator(grants(grant("a", "h:1", 12, 13)))
-    route = GrantRoute(grants(grant("a", "h:1", 10, 11)), coordinator.resume, quick())
+    coordinator = Coordinator([grant("a", "h:1", 12, 13)])
+    route = GrantRoute([grant("a", "h:1", 10, 11)], coordinator.resume, quick())
     epochs = []
     for _ in range(4):
         epochs.append((await route.next()).epoch)
@@ -143,14 +139,14 @@ class Pair:
         self.first, self.second = first, second
         self.session = DeviceSession(PROMPT, max_tokens=tokens)
         self.statistics = Statistics()
-        self.worker = worker(ScriptedSource(0.8, 0.0005))
-        self.coordinator = Coordinator(grants(grant("a", first.address, 300, 399)))
-        given = grants(grant("a", first.address, 100, 199), grant("b", second.address, 200, 299))
+        self.pool = ScriptedPool(ScriptedSource(0.8, 0.0005))
+        self.coordinator = Coordinator([grant("a", first.address, 300, 399)])
+        given = [grant("a", first.address, 100, 199), grant("b", second.address, 200, 299)]
         self.driver = SessionDriver(
             self.session,
+            self.pool.draft(self.session),
             GrantRoute(given, self.coordinator.resume, quick()),
             lambda hop: channels.get(hop.address, tls=hop.tls),
-            self.worker,
             DriverOptions("s", silence_s=0.4),
             self.statistics,
         )
@@ -180,7 +176,7 @@ async def pair() -> AsyncIterator[Pair]:
         channels = Channels(None, insecure=False)
         stack.push_async_callback(channels.close)
         made = Pair(first, second, channels, 250)
-        stack.push_async_callback(asyncio.to_thread, made.worker.close)
+        stack.push_async_callback(made.pool.close)
         yield made
 
 
@@ -231,7 +227,7 @@ async def test_random_kills_lose_nothing_and_double_nothing() -> None:
             channels = Channels(None, insecure=False)
             stack.push_async_callback(channels.close)
             made = Pair(first, second, channels, 120)
-            stack.push_async_callback(asyncio.to_thread, made.worker.close)
+            stack.push_async_callback(made.pool.close)
             reading = asyncio.create_task(made.run())
             await made.until(1 + (37 * round_) % 90)
             if round_ % 2:

@@ -9,24 +9,29 @@ import pytest
 from edge_agent.drafting.growth import (
     ChildProposal,
     DecodeLatency,
-    Leaf,
+    RankedNode,
     SpeculationPlan,
     choose_children,
     choose_leaves,
-    departure,
-    floor,
+    departure_time,
+    least_survival,
     send_interval,
-    worth_waiting,
+    should_wait,
 )
 from outrider.core.protocol.messages import Directive, SessionLimits
+from outrider.core.tree import ROOT, Node
 
 PLAN = SpeculationPlan(nodes=48, depth=16, nodes_per_step=10, min_acceptance=0.05, draft_wait_s=0.008, step_s=0.007)
 FLAT = DecodeLatency(((1, 1.0e-3), (2, 1.02e-3), (4, 1.05e-3), (8, 1.1e-3)))
 STEEP = DecodeLatency(((1, 1.0e-3), (2, 2.0e-3), (4, 4.0e-3), (8, 8.0e-3)))
 
 
-def leaves(*survivals: float, spine: int = 0) -> list[Leaf]:
-    return [Leaf(i + 1, s, depth=1 + i, spine=i == spine) for i, s in enumerate(survivals)]
+def leaf(number: int, survival: float, depth: int, *, spine: bool) -> RankedNode:
+    return RankedNode(Node(number, ROOT, token=0, position=depth - 1), depth, survival, spine)
+
+
+def leaves(*survivals: float, spine: int = 0) -> list[RankedNode]:
+    return [leaf(i + 1, s, depth=1 + i, spine=i == spine) for i, s in enumerate(survivals)]
 
 
 def test_a_plan_never_exceeds_the_sessions_limits() -> None:
@@ -44,26 +49,26 @@ def test_a_plan_that_allows_nothing_does_not_speculate(change: dict[str, float])
 
 def test_where_width_costs_nothing_the_tree_is_best_first() -> None:
     chosen = choose_leaves(leaves(0.8, 0.5, 0.4, 0.3), PLAN, FLAT, 0.05)
-    assert [leaf.id for leaf in chosen] == [1, 2, 3, 4]
+    assert [item.node.id for item in chosen] == [1, 2, 3, 4]
 
 
 def test_where_width_costs_its_share_the_tree_is_a_comb() -> None:
-    assert [leaf.id for leaf in choose_leaves(leaves(0.8, 0.5, 0.4, 0.3), PLAN, STEEP, 0.05)] == [1]
+    assert [item.node.id for item in choose_leaves(leaves(0.8, 0.5, 0.4, 0.3), PLAN, STEEP, 0.05)] == [1]
 
 
 def test_the_greedy_spine_goes_along_even_where_others_are_better() -> None:
     chosen = choose_leaves(leaves(0.8, 0.1, spine=1), PLAN, STEEP, 0.05)
-    assert {leaf.id for leaf in chosen} == {1, 2}
+    assert {item.node.id for item in chosen} == {1, 2}
 
 
 def test_the_spines_first_nodes_are_kept_below_the_floor_and_its_later_ones_are_not() -> None:
-    shallow, deep = Leaf(1, 0.01, depth=1, spine=True), Leaf(2, 0.01, depth=5, spine=True)
+    shallow, deep = leaf(1, 0.01, depth=1, spine=True), leaf(2, 0.01, depth=5, spine=True)
     assert choose_leaves([shallow], PLAN, FLAT, 0.05) == [shallow]
     assert choose_leaves([deep], PLAN, FLAT, 0.05) == []
 
 
 def test_nothing_is_evaluated_below_the_window() -> None:
-    assert choose_leaves([Leaf(1, 0.9, depth=16, spine=True)], PLAN, FLAT, 0.05) == []
+    assert choose_leaves([leaf(1, 0.9, depth=16, spine=True)], PLAN, FLAT, 0.05) == []
 
 
 def test_no_more_leaves_than_were_measured_go_into_one_decode() -> None:
@@ -90,23 +95,23 @@ def test_the_first_guess_is_offered_near_the_root_even_if_it_is_not_believed() -
 
 
 def test_device_time_raises_the_floor_only_as_far_as_it_delays_the_verifier() -> None:
-    assert floor(PLAN, FLAT, expected=3.0) == PLAN.min_acceptance
+    assert least_survival(PLAN, FLAT, tokens_per_step=3.0) == PLAN.min_acceptance
     slow = DecodeLatency(((1, 20e-3),))
-    assert floor(PLAN, slow, expected=1.0) == pytest.approx(20e-3 / 7e-3 / 2)
+    assert least_survival(PLAN, slow, tokens_per_step=1.0) == pytest.approx(20e-3 / 7e-3 / 2)
 
 
 def test_waiting_ends_when_the_next_node_gains_less_than_going_now() -> None:
     decode = 0.7e-3
-    assert worth_waiting(PLAN, [], 0.5, decode, 0.0)
-    assert worth_waiting(PLAN, [0.9], 0.8, decode, 1e-3)
-    assert not worth_waiting(PLAN, [0.9, 0.8, 0.7], 0.3, decode, 2e-3)
+    assert should_wait(PLAN, [], 0.5, decode, 0.0)
+    assert should_wait(PLAN, [0.9], 0.8, decode, 1e-3)
+    assert not should_wait(PLAN, [0.9, 0.8, 0.7], 0.3, decode, 2e-3)
 
 
 def test_nobody_waits_past_the_verifiers_patience_or_for_more_than_it_takes() -> None:
-    assert not worth_waiting(PLAN, [], 0.9, 6e-3, 0.0)
-    assert not worth_waiting(replace(PLAN, draft_wait_s=0.0), [], 0.9, 1e-4, 0.0)
-    assert not worth_waiting(replace(PLAN, nodes_per_step=2), [0.9, 0.9], 0.9, 1e-4, 0.0)
-    assert not worth_waiting(PLAN, [0.9], 0.0, 1e-4, 0.0)
+    assert not should_wait(PLAN, [], 0.9, 6e-3, 0.0)
+    assert not should_wait(replace(PLAN, draft_wait_s=0.0), [], 0.9, 1e-4, 0.0)
+    assert not should_wait(replace(PLAN, nodes_per_step=2), [0.9, 0.9], 0.9, 1e-4, 0.0)
+    assert not should_wait(PLAN, [0.9], 0.0, 1e-4, 0.0)
 
 
 def test_widths_are_interpolated_and_extended() -> None:
@@ -122,25 +127,25 @@ def test_messages_that_answer_nothing_are_a_quarter_step_apart() -> None:
 
 def test_nodes_that_nobody_waits_for_arrive_at_most_a_quarter_of_a_step_before_the_next_step() -> None:
     plan = replace(PLAN, step_s=0.020)
-    assert departure(plan, 0.001, 10.0, 10.0) == pytest.approx(10.014)
+    assert departure_time(plan, 0.001, 10.0, 10.0) == pytest.approx(10.014)
     for rtt_s in (0.001, 0.005, 0.014, 0.019, 0.050, 0.305):
-        arrives = departure(plan, rtt_s, 10.0, 10.0) + rtt_s / 2
+        arrives = departure_time(plan, rtt_s, 10.0, 10.0) + rtt_s / 2
         begins = 10.0 - rtt_s / 2  # of the step that is under way; others follow one another
         assert 0.0 < plan.step_s - (arrives - begins) % plan.step_s <= 0.005 + 1e-9
 
 
 def test_a_departure_that_is_too_early_is_put_off_by_whole_steps() -> None:
     plan = replace(PLAN, step_s=0.020)
-    assert departure(plan, 0.001, 10.0, 10.009) == pytest.approx(10.014)
-    assert departure(plan, 0.001, 10.0, 10.020) == pytest.approx(10.034)
-    assert departure(plan, 0.001, 10.0, 10.060) == pytest.approx(10.074)
+    assert departure_time(plan, 0.001, 10.0, 10.009) == pytest.approx(10.014)
+    assert departure_time(plan, 0.001, 10.0, 10.020) == pytest.approx(10.034)
+    assert departure_time(plan, 0.001, 10.0, 10.060) == pytest.approx(10.074)
 
 
 def test_a_step_that_can_just_be_reached_is_not_missed_for_the_sake_of_the_margin() -> None:
     plan = replace(PLAN, step_s=0.025)
     # A Commit that took 10 ms: the step after this one begins in 15, so what leaves within 5 is there in time.
-    assert departure(plan, 0.020, 10.0, 10.0) == pytest.approx(10.0025)
-    assert departure(plan, 0.020, 10.0, 10.004) == pytest.approx(10.0045)
+    assert departure_time(plan, 0.020, 10.0, 10.0) == pytest.approx(10.0025)
+    assert departure_time(plan, 0.020, 10.0, 10.004) == pytest.approx(10.0045)
 
 
 def test_where_no_step_takes_nodes_messages_are_seldom() -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_agent.drafting.drafter import CalibratedSource, Drafter
+from edge_agent.drafting.calibrated_source import CalibratedSource
+from edge_agent.drafting.drafter import Drafter
 from edge_agent.drafting.growth import DecodeLatency, SpeculationPlan
 from edge_agent.drafting.sources.base import DraftTask, NodeContext
 from edge_agent.drafting.sources.llama import LlamaSource

@@ -48,12 +48,12 @@ async def test_a_coordinator_that_has_come_back_is_found_although_its_channel_fa
     server, port = await serving("127.0.0.1:0")
     async with channels.channel(f"127.0.0.1:{port}") as channel:
         coordinator = CoordinatorClient(channel, None, ensure)
-        assert (await coordinator.open("")).grants.session_id == "s"
+        assert (await coordinator.open("")).session_id == "s"
         await server.stop(0)
         with pytest.raises(Unavailable):
             await coordinator.open("")  # the channel has failed, and backs off
         server, _ = await serving(f"127.0.0.1:{port}")
-        assert (await coordinator.open("")).grants.session_id == "s"
+        assert (await coordinator.open("")).session_id == "s"
         await server.stop(0)
 
 
@@ -63,12 +63,12 @@ async def test_a_session_is_asked_for_by_draft_and_class_and_what_was_measured_o
     async with channels.channel(f"127.0.0.1:{port}") as channel:
         coordinator = CoordinatorClient(channel, None, ensure)
         opens.prior = pb.Prior(first=0.75, sibling=0.5, observations=8)
-        placed = await coordinator.open("", like=Workload("d", "code"))
-        assert placed.measured == AcceptancePrior(0.75, 0.5, 8)
+        placed = await coordinator.open("", workload=Workload("d", "code"))
+        assert placed.prior == AcceptancePrior(0.75, 0.5, 8)
         opens.prior = pb.Prior(first=float("nan"), sibling=0.5, observations=8)
-        assert (await coordinator.open("")).measured is None
+        assert (await coordinator.open("")).prior is None
         opens.prior = None
-        assert (await coordinator.open("")).measured is None
+        assert (await coordinator.open("")).prior is None
     assert [(r.draft_release, r.traffic_class) for r in opens.requests] == [("d", "code"), ("", ""), ("", "")]
     await server.stop(0)
 
@@ -87,7 +87,7 @@ async def test_a_full_cluster_is_asked_again_when_it_says():
     opens = Opens(full=2)
     server, port = await serving("127.0.0.1:0", opens)
     async with channels.channel(f"127.0.0.1:{port}") as channel:
-        assert (await CoordinatorClient(channel, None, ensure).open("", wait_s=5.0)).grants.session_id == "s"
+        assert (await CoordinatorClient(channel, None, ensure).open("", wait_s=5.0)).session_id == "s"
     pauses = [later - earlier for earlier, later in itertools.pairwise(opens.asked)]
     assert len(pauses) == 2 and all(0.15 < pause < 2.0 for pause in pauses)
     await server.stop(0)

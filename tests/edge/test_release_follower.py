@@ -48,7 +48,7 @@ class Pool(DraftPool):
     async def warm_up(self) -> None:
         return
 
-    async def __aexit__(self, *_: object) -> None:
+    async def close(self) -> None:
         self.closed = True
 
 
@@ -115,7 +115,7 @@ class Device:
         await until(lambda: self.in_use == digest)
         if prove:
             for _ in range(WINDOW):
-                self.pool.health.heard(True)
+                self.pool.health.count(True)
             await until(lambda: self.store.state.trial is None)
         return digest
 

@@ -93,8 +93,8 @@ def test_a_trial_goes_on_in_the_next_process_with_what_it_has_shown() -> None:
     assert not state.busy and state.trial is not None
     assert (state.trial.before.score, state.trial.now.score) == (HitRate(100, 60), HitRate(70, 40))
     health = DraftHealth(state.trial.now.score)
-    health.heard(True)
-    assert health.score == HitRate(71, 41)
+    health.count(True)
+    assert health.hit_rate == HitRate(71, 41)
 
 
 @pytest.mark.parametrize(

@@ -331,8 +331,8 @@ async def test_a_draft_that_guesses_clearly_worse_is_given_up_and_not_taken_agai
         drafts = (await client.prepare()).drafts
         assert drafts is not None
         for _ in range(WINDOW):
-            drafts.health.heard(True)
-        drafts.health.heard = lambda _: None  # type: ignore[method-assign]  # a random draft is right by luck alone
+            drafts.health.count(True)
+        drafts.health.count = lambda _: None  # type: ignore[method-assign]  # a random draft is right by luck alone
         stream, running = await begun(client)
         with caplog.at_level(logging.WARNING):
             new = world.publish(1)

@@ -29,5 +29,5 @@ def test_what_the_draft_wrote_alone_is_no_token_of_a_step() -> None:
     statistics = Statistics(clock=lambda: 1.0)
     statistics.delivered(5, 4)
     for _ in range(20):
-        statistics.written_alone()
+        statistics.generated_offline()
     assert (statistics.tokens, statistics.tokens_per_step) == (25, 5.0)

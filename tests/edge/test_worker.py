@@ -7,8 +7,9 @@ import queue
 import pytest
 from scripted import ScriptedSource
 
+from edge_agent.drafting.calibrated_source import CalibratedSource
 from edge_agent.drafting.cpu_budget import CpuBudget
-from edge_agent.drafting.drafter import CalibratedSource, Drafter, DraftUpdate
+from edge_agent.drafting.drafter import Drafter, DraftUpdate
 from edge_agent.drafting.growth import DecodeLatency, SpeculationPlan
 from edge_agent.drafting.sources.base import DraftTask
 from edge_agent.drafting.worker import DraftFailed, DraftWorker
@@ -36,10 +37,10 @@ def test_who_has_used_its_share_drafts_no_further_and_catches_up_with_no_commit_
     """On a clock that stands still a rest never ends by itself."""
     heard: queue.SimpleQueue[DraftUpdate | DraftFailed] = queue.SimpleQueue()
     source = ScriptedSource()
-    share = CpuBudget(0.5, clock=lambda: 0.0)
-    share.spent(1e9)
+    budget = CpuBudget(0.5, clock=lambda: 0.0)
+    budget.spend(1e9)
     worker = DraftWorker(
-        lambda: Drafter(CalibratedSource(source, Calibrator(), Calibrator()), None, WIDTHS), share=share
+        lambda: Drafter(CalibratedSource(source, Calibrator(), Calibrator()), None, WIDTHS), budget=budget
     )
     try:
         worker.begin(DraftTask((1, 2, 3)), PLAN, heard.put)

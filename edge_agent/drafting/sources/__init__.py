@@ -1,5 +1,5 @@
-"""Draft sources: whoever proposes nodes for the one tree. `base` the seam, and an implementation per file."""
+"""Draft sources: `base` defines the interface, each other module implements one way to propose tokens."""
 
 from edge_agent.drafting.sources.base import DraftSource, DraftTask, NodeContext, Proposal
 
-__all__ = ["DraftSource", "DraftTask", "Proposal", "NodeContext"]
+__all__ = ["DraftSource", "DraftTask", "NodeContext", "Proposal"]

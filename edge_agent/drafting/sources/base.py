@@ -1,4 +1,4 @@
-"""What a draft source is: something that proposes children for nodes of the session's tree."""
+"""Defines the interface of a draft source: it proposes children for nodes of the session's token tree."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Protocol
 from outrider.core.proposals import Proposal
 from outrider.core.sampling import SamplingParams
 
-__all__ = ["DraftSource", "DraftTask", "Proposal", "NodeContext"]
+__all__ = ["DraftSource", "DraftTask", "NodeContext", "Proposal"]
 
 
 @dataclass(frozen=True)
 class DraftTask:
-    """The session that is drafted for."""
+    """The sequence to draft for, as it stands when drafting begins."""
 
     prompt: tuple[int, ...]
     received: tuple[int, ...] = ()
-    """Generated tokens so far."""
+    """Tokens generated so far."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int = 256
     ends: frozenset[int] = frozenset()
@@ -27,13 +27,13 @@ class DraftTask:
 
 @dataclass(frozen=True)
 class NodeContext:
-    """A node (or the root) as a source sees it."""
+    """A node of the tree, or its root, with the tokens that lead to it."""
 
     id: int
-    """0 is the root: the committed sequence."""
+    """0 for the root, the committed sequence."""
     parent: int
     token: int
-    """-1 for the root"""
+    """-1 for the root."""
     position: int
     """Generated tokens up to and including the node: its children have this position."""
     path: tuple[int, ...]
@@ -41,16 +41,19 @@ class NodeContext:
 
 
 class DraftSource(Protocol):
-    """All methods are called on one thread. An exception ends drafting for the session, never the session."""
+    """Proposes tokens, all on one thread. An error ends drafting for the session, never the session itself."""
 
     def begin(self, task: DraftTask) -> None:
-        """Take in prompt and received tokens; whatever was held before is dropped."""
+        """Read the prompt and the received tokens; drop everything of an earlier session."""
 
     def advance(self, path: Sequence[int], tokens: Sequence[int]) -> None:
-        """`tokens` were committed; the nodes `path`, a chain from below the root, carried the first of them.
+        """Commit `tokens`, of which the nodes `path`, a chain from below the root, carried the first ones.
 
-        The last node of a path as long as `tokens` is the root from now on; what descends from it survives.
+        If the path is as long as `tokens`, its last node becomes the root, and what descends from it survives.
         """
 
-    def expand(self, spots: Sequence[NodeContext]) -> list[list[Proposal]]:
-        """Proposals for each spot, best first. The parent of a spot was expanded before, or is the root."""
+    def expand(self, nodes: Sequence[NodeContext]) -> list[list[Proposal]]:
+        """Return proposals for each node, best first. A node's parent was expanded before, or is the root."""
+
+    def knows(self, token: int) -> bool:
+        """Return whether the source can evaluate a node of this token."""

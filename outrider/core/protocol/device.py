@@ -65,12 +65,12 @@ class DeviceSession:
         self.stop_token_ids = tuple(stop_token_ids)
         self.ignore_eos = ignore_eos
         self.logprobs = logprobs
+        self.end_token_ids = frozenset(stop_token_ids) | (frozenset() if ignore_eos else frozenset(eos_token_ids))
         self.limits = SessionLimits()
         self.epoch = 0
         self.received: list[int] = []
         self.finish = Finish.NONE
         self.tree = TokenTree()
-        self._ends = frozenset(stop_token_ids) | (frozenset() if ignore_eos else frozenset(eos_token_ids))
         self._next_node = 1
         self._next_id = 1
         self._seen = 0
@@ -87,6 +87,16 @@ class DeviceSession:
     def room(self) -> int:
         """Nodes that may still be added (rule 2)."""
         return 0 if self.finished else self.limits.nodes - len(self.tree)
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether the tree has nodes that the verifier of this epoch was not sent."""
+        return bool(self._unsent)
+
+    @property
+    def base_is_stale(self) -> bool:
+        """Whether the verifier must be told how many tokens were received (rule 5)."""
+        return len(self.received) - self._last_base >= max(1, self.limits.run_ahead // 2)
 
     def attach(self, epoch: int, limits: SessionLimits) -> Attach:
         """Rule 1: begin an epoch. Surviving nodes are sent again under new ids."""
@@ -109,7 +119,9 @@ class DeviceSession:
 
     def may_extend(self, parent: int) -> bool:
         """Rule 2: whether a child of `parent` (a node or ROOT) is within depth and length, and not under an end."""
-        if self.finished or (parent != ROOT and (parent not in self.tree or self.tree[parent].token in self._ends)):
+        if self.finished or (parent != ROOT and parent not in self.tree):
+            return False
+        if parent != ROOT and self.tree[parent].token in self.end_token_ids:
             return False
         return self.tree.depth(parent) < self.limits.depth and self.tree.position_under(parent) < self.max_tokens
 
@@ -137,8 +149,7 @@ class DeviceSession:
         credit = self.limits.in_flight - (self._next_id - 1 - self._seen)
         nodes = list(self._unsent)[: max(0, min(credit, MAX_APPEND_NODES))]
         idle = (resting and len(nodes) == len(self._unsent)) or len(nodes) == credit
-        behind = len(self.received) - self._last_base
-        if not nodes and not (idle and not self._said_idle) and behind < max(1, self.limits.run_ahead // 2):
+        if not nodes and not (idle and not self._said_idle) and not self.base_is_stale:
             return None
         self._said_idle = idle
         return self._append(nodes, idle)

@@ -15,16 +15,16 @@ class Clock:
         return self.now
 
 
-def busy(share: CpuBudget, clock: Clock, *, seconds: float, decode_s: float, awaited: bool = False) -> list[float]:
+def busy(budget: CpuBudget, clock: Clock, *, seconds: float, decode_s: float, awaited: bool = False) -> list[float]:
     """When decodes ended, drafting whenever that is allowed."""
     ended = []
     while clock.now < seconds:
-        rest = share.rest_s(awaited=awaited)
-        if rest > 0:
-            clock.now += rest
+        pause = budget.pause_s(awaited=awaited)
+        if pause > 0:
+            clock.now += pause
             continue
         clock.now += decode_s
-        share.spent(decode_s)
+        budget.spend(decode_s)
         ended.append(clock.now)
     return ended
 
@@ -48,12 +48,12 @@ def test_a_decode_of_two_threads_counts_twice() -> None:
 
 def test_what_is_waited_for_goes_first_and_is_made_good_later() -> None:
     clock = Clock()
-    share = CpuBudget(0.2, clock=clock)
-    share.spent(0.1)
-    assert share.rest_s(awaited=False) == pytest.approx((0.1 - 0.02) / 0.2)
-    assert share.rest_s(awaited=True) == 0.0
-    share.spent(0.1)
-    assert share.rest_s(awaited=False) == pytest.approx((0.2 - 0.02) / 0.2)
+    budget = CpuBudget(0.2, clock=clock)
+    budget.spend(0.1)
+    assert budget.pause_s(awaited=False) == pytest.approx((0.1 - 0.02) / 0.2)
+    assert budget.pause_s(awaited=True) == 0.0
+    budget.spend(0.1)
+    assert budget.pause_s(awaited=False) == pytest.approx((0.2 - 0.02) / 0.2)
 
 
 def test_who_is_always_waited_for_rests_in_the_end() -> None:
@@ -63,6 +63,6 @@ def test_who_is_always_waited_for_rests_in_the_end() -> None:
 
 
 def test_a_whole_core_is_no_cap() -> None:
-    share = CpuBudget(1.0, threads=4)
-    share.spent(1e6)
-    assert share.rest_s(awaited=False) == 0.0
+    budget = CpuBudget(1.0, threads=4)
+    budget.spend(1e6)
+    assert budget.pause_s(awaited=False) == 0.0

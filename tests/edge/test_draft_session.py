@@ -1,0 +1,278 @@
+"""The draft of one session: what is drafted comes in late, and another draft takes over."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any, cast
+
+from scripted import continuation, target
+
+from edge_agent.drafting.draft_session import DraftSession
+from edge_agent.drafting.drafter import DraftNode, DraftUpdate
+from edge_agent.drafting.growth import SpeculationPlan
+from edge_agent.drafting.pool import DraftOptions, DraftPool
+from edge_agent.drafting.worker import DraftFailed, DraftWorker
+from outrider.core.protocol.device import DeviceSession
+from outrider.core.protocol.messages import Commit, SessionLimits
+from outrider.core.tree import ROOT, TokenTree
+
+PROMPT = (1, 2, 3)
+PLAN = SpeculationPlan(nodes=64, depth=64, nodes_per_step=4, min_acceptance=0.1, draft_wait_s=0.0, step_s=0.01)
+
+
+class ManualWorker:
+    """A worker whose updates are the test's."""
+
+    def __init__(self) -> None:
+        self.plans: list[SpeculationPlan] = []
+        self.committed: list[int] = []
+        self._report: Any = None
+
+    def begin(self, task: object, plan: SpeculationPlan, report: Any) -> None:
+        self.plans, self._report = [plan], report
+
+    def commit(self, tokens: tuple[int, ...]) -> None:
+        self.committed += tokens
+
+    def replan(self, plan: SpeculationPlan) -> None:
+        self.plans.append(plan)
+
+    async def update(self, *nodes: tuple[int, int, int], base: int = 0, resting: bool = False) -> None:
+        self._report(DraftUpdate(base, tuple(DraftNode(*node) for node in nodes), resting))
+        await asyncio.sleep(0)
+
+    async def fail(self) -> None:
+        self._report(DraftFailed("it broke"))
+        await asyncio.sleep(0)
+
+
+class ManualPool(DraftPool):
+    """A draft with one such worker."""
+
+    def __init__(self, release: str) -> None:
+        super().__init__(release, DraftOptions(), release=release)
+        self.manual = ManualWorker()
+        self.in_use = 0
+
+    async def take(self) -> DraftWorker | None:
+        self.in_use += 1
+        return cast(DraftWorker, self.manual)
+
+    def give_back(self, worker: DraftWorker) -> None:
+        self.in_use -= 1
+
+
+class Device:
+    """A session that has attached, and its draft."""
+
+    def __init__(self, limits: SessionLimits | None = None) -> None:
+        self.session = DeviceSession(PROMPT, max_tokens=500)
+        self.session.attach(1, limits or SessionLimits())
+        self.old, self.new = ManualPool("old"), ManualPool("new")
+        self.old.in_use = 1
+        self.draft = DraftSession(self.session, self.old, cast(DraftWorker, self.old.manual))
+        self.draft.vocabulary_size = 1000
+        self.changes: list[str] = []
+        self.gaps_s: list[float] = []
+        self.draft.begin(PLAN, lambda: self.changes.append(self.draft.release or ""), self.gaps_s.append)
+
+    def commit(self, *tokens: int) -> None:
+        delivery = self.session.on_commit(Commit(1, len(self.session.received), tokens, 0))
+        assert delivery is not None
+        self.draft.commit(delivery)
+
+    async def grow(self, base: int, *nodes: tuple[int, int, int]) -> int:
+        """What the old draft brings; how many nodes of it were added."""
+        before = len(self.session.tree)
+        await self.old.manual.update(*nodes, base=base)
+        return len(self.session.tree) - before
+
+    def paths(self) -> set[tuple[int, ...]]:
+        return {tuple(self.session.tree.path(node.id)) for node in self.session.tree}
+
+
+# --- what comes in late
+
+
+async def test_nodes_join_below_their_parents() -> None:
+    device = Device()
+    assert await device.grow(0, (1, ROOT, 10), (2, 1, 11), (3, 1, 12)) == 3
+    assert device.paths() == {(10,), (10, 11), (10, 12)}
+
+
+async def test_a_node_whose_token_was_committed_meanwhile_still_carries_its_children() -> None:
+    device = Device()
+    device.commit(10, 11)
+    assert await device.grow(0, (1, ROOT, 10), (2, 1, 11), (3, 2, 12)) == 1
+    assert device.paths() == {(12,)}
+
+
+async def test_what_contradicts_a_commit_is_dropped_with_all_below_it() -> None:
+    device = Device()
+    device.commit(10)
+    assert await device.grow(0, (1, ROOT, 9), (2, 1, 11), (3, 99, 12)) == 0
+    assert device.paths() == set()
+
+
+async def test_children_of_a_node_that_became_a_token_hang_below_the_root() -> None:
+    device = Device()
+    await device.grow(0, (1, ROOT, 10), (2, 1, 11))
+    device.commit(10, 11)
+    assert await device.grow(0, (3, 2, 12)) == 1
+    assert device.paths() == {(12,)}
+
+
+async def test_a_node_that_is_there_already_is_not_added_twice() -> None:
+    device = Device()
+    await device.grow(0, (1, ROOT, 10))
+    assert await device.grow(0, (2, ROOT, 10), (3, 2, 11)) == 1
+    assert device.paths() == {(10,), (10, 11)}
+
+
+async def test_what_the_session_has_no_room_for_is_left_out() -> None:
+    device = Device(SessionLimits(nodes=1, depth=1))
+    assert await device.grow(0, (1, ROOT, 10), (2, 1, 11), (3, ROOT, 12)) == 1
+
+
+async def test_whatever_the_delay_the_sessions_tree_is_the_drafters_at_the_same_position() -> None:
+    """The drafter's tree and the session's, with growth delayed by a random number of commits."""
+    for seed in range(60):
+        rng = random.Random(seed)
+        device, mirror, right = Device(), TokenTree(), continuation(PROMPT, 200)
+        late: list[tuple[int, DraftNode]] = []
+        next_id = 1
+        while len(device.session.received) < 100:
+            for _ in range(rng.randint(0, 4)):
+                parent = rng.choice([ROOT, *(node.id for node in mirror)])
+                good = target([*PROMPT, *right[: mirror.position], *mirror.path(parent)])
+                token = good if rng.random() < 0.8 else rng.randrange(97)
+                if mirror.child(parent, token) is None and mirror.depth(parent) < 8 and len(mirror) < 40:
+                    late.append((mirror.position, DraftNode(next_id, parent, token)))
+                    mirror.add(next_id, parent, token)
+                    next_id += 1
+            if rng.random() < 0.5:
+                count = rng.randint(1, 3)
+                at = len(device.session.received)
+                device.commit(*right[at : at + count])
+            if rng.random() < 0.4:  # the drafter hears of the commits, after its growth so far has come in
+                for base, node in late:
+                    await device.grow(base, (node.id, node.parent, node.token))
+                late = []
+                for token in right[mirror.position : len(device.session.received)]:
+                    mirror.advance(token)
+                assert device.paths() == {tuple(mirror.path(node.id)) for node in mirror}
+
+
+# --- another draft takes over
+
+
+async def test_another_draft_reads_while_the_old_one_drafts_and_takes_over_when_it_has_caught_up() -> None:
+    device = Device()
+    await device.old.manual.update((1, ROOT, 10))
+    await device.draft.change_to(device.new)
+    assert not device.new.manual.plans[0].speculates  # it only reads
+    device.commit(10)
+    assert device.new.manual.committed == device.old.manual.committed == [10]
+    await device.old.manual.update((2, 1, 11), base=1)
+    await device.new.manual.update(base=0, resting=True)
+    assert device.draft.release == "old" and device.paths() == {(11,)}
+    await device.new.manual.update(base=1, resting=True)
+    assert device.draft.release == "new" and (device.old.in_use, device.new.in_use) == (0, 1)
+    assert device.new.manual.plans[-1].speculates
+    assert device.changes[-1] == "new" and device.paths() == {(11,)}  # announced before the first of its nodes
+    await device.new.manual.update((1, ROOT, 20), base=1)
+    assert device.paths() == {(11,), (20,)}
+
+
+async def test_the_gap_is_known_once_the_new_draft_has_brought_something() -> None:
+    device = Device()
+    await device.draft.change_to(device.new)
+    await device.old.manual.update((1, ROOT, 10))
+    await device.new.manual.update(resting=True)
+    assert device.draft.release == "new" and not device.gaps_s
+    await asyncio.sleep(0.02)
+    await device.new.manual.update((1, ROOT, 20))
+    await device.new.manual.update((2, ROOT, 21))
+    assert len(device.gaps_s) == 1 and 0.02 <= device.gaps_s[0] < 1.0  # told once
+
+
+async def test_the_new_draft_grows_into_the_room_that_the_old_ones_nodes_leave() -> None:
+    device = Device(SessionLimits(nodes=4, depth=4, in_flight=8, run_ahead=8))
+    await device.draft.change_to(device.new)
+    await device.old.manual.update((1, ROOT, 10), (2, 1, 11), (3, ROOT, 12))
+    await device.new.manual.update(resting=True)
+    assert device.new.manual.plans[-1].nodes == 1
+    await device.new.manual.update((1, ROOT, 20))
+    device.commit(20)  # the old one's nodes are gone
+    assert device.new.manual.plans[-1].nodes == 4
+
+
+async def test_where_nobody_drafted_before_there_is_no_gap() -> None:
+    device = Device()
+    await device.old.manual.fail()
+    await device.draft.change_to(device.new)
+    await device.new.manual.update(resting=True)
+    await device.new.manual.update((1, ROOT, 20))
+    assert device.draft.release == "new" and not device.draft.failure and not device.gaps_s
+
+
+async def test_a_draft_that_never_catches_up_takes_over_all_the_same() -> None:
+    device = Device()
+    await device.draft.change_to(device.new)
+    await device.old.manual.update((1, ROOT, 10), base=5)
+    updates = 0
+    while device.draft.release == "old":
+        await device.new.manual.update(base=0, resting=True)
+        updates += 1
+        assert updates < 20
+    assert updates > 1
+
+
+async def test_a_draft_that_fails_while_it_reads_changes_nothing() -> None:
+    device = Device()
+    await device.draft.change_to(device.new)
+    await device.new.manual.fail()
+    assert device.draft.release == "old" and not device.draft.failure
+    assert (device.old.in_use, device.new.in_use) == (1, 0)
+    assert await device.grow(0, (1, ROOT, 10)) == 1
+
+
+async def test_the_latest_of_several_changes_counts() -> None:
+    device, third = Device(), ManualPool("third")
+    await device.draft.change_to(device.new)
+    await device.draft.change_to(third)
+    assert device.new.in_use == 0
+    await device.draft.change_to(device.old)  # back before anything has taken over
+    assert (device.old.in_use, third.in_use) == (1, 0)
+    await third.manual.update(resting=True)
+    assert device.draft.release == "old"
+
+
+async def test_a_change_that_is_overtaken_while_its_worker_starts_gives_the_worker_back() -> None:
+    device, third = Device(), ManualPool("third")
+    started = asyncio.Event()
+    taken: Callable[[], Any] = device.new.take
+
+    async def slowly() -> DraftWorker | None:
+        await started.wait()
+        worker: DraftWorker | None = await taken()
+        return worker
+
+    device.new.take = slowly  # type: ignore[method-assign]
+    late = asyncio.create_task(device.draft.change_to(device.new))
+    await asyncio.sleep(0)
+    await device.draft.change_to(third)
+    started.set()
+    await late
+    assert (device.new.in_use, third.in_use) == (0, 1)
+
+
+async def test_the_end_gives_every_worker_back() -> None:
+    device, late = Device(), ManualPool("late")
+    await device.draft.change_to(device.new)
+    device.draft.end()
+    assert device.old.in_use == device.new.in_use == 0
+    await device.draft.change_to(late)
+    assert late.in_use == 0 and not device.draft.drafting
