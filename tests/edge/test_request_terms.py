@@ -142,7 +142,9 @@ class ScriptedSessions:
 
     def __init__(self, times: int, error: Exception, *, after: int = 0, within_s: float = 30.0) -> None:
         self.settings = EdgeSettings(resume_budget_s=within_s)
-        self.drafts = SimpleNamespace(pool=SimpleNamespace(name="", release="", has_model=True, alone=self.alone))
+        self.drafts = SimpleNamespace(
+            pool=SimpleNamespace(name="", release="", has_model=True, generate_offline=self.alone)
+        )
         self.tries = 0
         self._times = times
         self._error = error
