@@ -163,7 +163,7 @@ class RecordedDrafts(DraftPool):
     def apply_prior(self, prior: AcceptancePrior) -> None:
         """As a pool with a model does: the tape stands for it."""
         for calibrator in self._model_calibrators:
-            calibrator.expect(prior.first, prior.sibling, prior.positions)
+            calibrator.start_from(prior)
 
     def _worker(self) -> DraftWorker:
         source = RecordedSource(self._tape)

@@ -122,7 +122,7 @@ class EngineSession:
     @property
     def telemetry(self) -> SessionTelemetry:
         """What the engine measured of the session; the front adds what only it knows."""
-        counts, history = self._counted, self.protocol.verdicts
+        counts, history = self._counted, self.protocol.history
         return SessionTelemetry(
             session_id=self.session_id,
             epoch=self.protocol.epoch,
@@ -130,12 +130,12 @@ class EngineSession:
             committed=counts.committed,
             evaluated=counts.evaluated,
             accepted=counts.accepted,
-            acceptance_history=history.known(),
+            acceptance_history=history.outcomes(),
             draft_ms=1e3 * self._draft_s.value,
             nodes_per_level=self._per_level.value,
             draft_release=self.draft,
             positions=history.positions,
-            first_accepted=history.right,
+            first_accepted=history.first_accepted,
             dead=self.protocol.dead,
             ignored=self._ignored,
         )
@@ -144,7 +144,7 @@ class EngineSession:
         """Take nodes in (rules 10 to 12). Raises ProtocolViolation."""
         rtt_s = 1e-3 * self.rtt_ms
         while self._commits and (rtt_s == 0.0 or self._commits[0][0] + rtt_s <= now):
-            self.protocol.unheard = self._commits.popleft()[1]
+            self.protocol.unreceived = self._commits.popleft()[1]
         bare = self._counted.steps > 0 and not len(self.protocol.tree) and message.base == self.protocol.position
         self.protocol.append(message)
         if bare and rtt_s and len(self.protocol.tree) > 0:
@@ -163,7 +163,7 @@ class EngineSession:
     def drafts_with(self, draft: str) -> None:
         """Its device drafts with another release from here on."""
         self.draft = draft
-        self.protocol.drafts_anew()
+        self.protocol.change_draft()
 
     def begin(self, step: int, now: float) -> None:
         """It has rows in the step that begins."""
@@ -267,7 +267,7 @@ class EngineSession:
         """(survival, id) of the nodes that are worth most to the verifier, ancestors first."""
         if self._ranked is None:
             tree, odds = self._pending_tree
-            ranked = odds.survivals(tree)
+            ranked = odds.ranked(tree)
             self._ranked = ranked if self.thin else self._within_window(tree, ranked)
         return self._ranked[:count]
 

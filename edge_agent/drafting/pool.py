@@ -121,7 +121,7 @@ class DraftPool:
     def apply_prior(self, prior: AcceptancePrior) -> None:
         """Start from the acceptance that verifiers measured elsewhere, as long as little was learned here."""
         for calibrator in self._lookup_calibrators if self._model is None else self._model_calibrators:
-            calibrator.expect(prior.first, prior.sibling, prior.positions)
+            calibrator.start_from(prior)
 
     async def take(self) -> DraftWorker | None:
         """Borrow a worker until `give_back`; None where all are in use or the draft cannot start."""

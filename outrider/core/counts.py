@@ -1,4 +1,4 @@
-"""How often each token occurred: what the penalties count."""
+"""Count how often each token occurred, for penalties."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 
 class TokenCounts:
-    """Occurrences in a session's prompt and output, as arrays, so that a row's penalties cost no walk over them all."""
+    """Occurrences in a session's prompt and output, as arrays, so that penalties need no loop over all tokens."""
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
-        self._places: dict[int, int] = {}
-        """token -> where it stands in the arrays"""
+        self._index: dict[int, int] = {}
+        """token -> its index in the arrays"""
         self._ids = np.zeros(64, dtype=np.int64)
         self._times = np.zeros(64, dtype=np.float64)
         self.add(tokens)
@@ -22,30 +22,30 @@ class TokenCounts:
     @property
     def ids(self) -> NDArray[np.int64]:
         """`[n]`: the distinct tokens, in order of their first occurrence; a view."""
-        return self._ids[: len(self._places)]
+        return self._ids[: len(self._index)]
 
     @property
     def times(self) -> NDArray[np.float64]:
         """`[n]`: how often each of `ids` occurred; a view."""
-        return self._times[: len(self._places)]
+        return self._times[: len(self._index)]
 
     def of(self, token: int) -> int:
-        """How often one token occurred."""
-        place = self._places.get(token)
-        return 0 if place is None else int(self._times[place])
+        """Return how often one token occurred."""
+        index = self._index.get(token)
+        return 0 if index is None else int(self._times[index])
 
     def add(self, tokens: Iterable[int]) -> None:
-        """These occurred too."""
+        """Count further tokens."""
         for token, times in Counter(tokens).items():
-            place = self._places.get(token)
-            if place is None:
-                place = self._new_place(token)
-            self._times[place] += times
+            index = self._index.get(token)
+            if index is None:
+                index = self._new_index(token)
+            self._times[index] += times
 
-    def _new_place(self, token: int) -> int:
-        place = self._places[token] = len(self._places)
-        if place == len(self._ids):
+    def _new_index(self, token: int) -> int:
+        index = self._index[token] = len(self._index)
+        if index == len(self._ids):
             self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
             self._times = np.concatenate((self._times, np.zeros_like(self._times)))
-        self._ids[place] = token
-        return place
+        self._ids[index] = token
+        return index

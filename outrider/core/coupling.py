@@ -1,4 +1,4 @@
-"""Noise that couples the draft's guesses to the target's tokens, so that no probability has to travel.
+"""Couple the draft's proposals to the target's tokens by shared noise, so that no probability has to travel.
 
 Position t of a session has Gumbel noise g_t[v]. The target's token is argmax(log p_t + g_t), an exact sample from p_t;
 the device, which knows the key, proposes the tokens that maximise log q_t + g_t (arXiv 2408.07978). Temperature 0 is
@@ -27,13 +27,13 @@ _BELOW_ONE = 1.0 - 2.0**-53
 
 
 def session_key(seed: int, prompt: Sequence[int]) -> int:
-    """64 bits from seed and prompt, so that equal seeds on different prompts do not correlate."""
+    """Return 64 bits from seed and prompt, so that equal seeds on different prompts do not correlate."""
     data = seed.to_bytes(8, "little") + np.asarray(prompt, dtype="<u4").tobytes()
     return int.from_bytes(hashlib.blake2b(data, digest_size=8, person=b"outrider.noise.1").digest(), "little")
 
 
 def position_key(key: int, position: int) -> int:
-    """The key of one position: splitmix64 (Steele, Lea, Flood 2014) of `key` at counter `position`."""
+    """Return the key of one position: splitmix64 (Steele, Lea, Flood 2014) of `key` at counter `position`."""
     x = (key + (position + 1) * _GOLDEN) & _MASK
     x = ((x ^ (x >> 30)) * _MIX_1) & _MASK
     x = ((x ^ (x >> 27)) * _MIX_2) & _MASK
@@ -41,17 +41,17 @@ def position_key(key: int, position: int) -> int:
 
 
 def _signed(x: int) -> int:
-    """The int64 with the bits of the uint64 `x`."""
+    """Return the int64 that has the bits of the uint64 `x`."""
     return x - (1 << 64) if x >> 63 else x
 
 
 def _shift_right(x: Array, bits: int) -> Array:
-    """Logical shift; `>>` on int64 copies the sign."""
+    """Shift logically; `>>` on int64 copies the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def uniform(at: int, ids: Array, xp: Any = np) -> Array:
-    """u in (0, 1), float64 with 53 random bits, for the tokens `ids` at position key `at`.
+    """Return u in (0, 1), float64 with 53 random bits, for the tokens `ids` at position key `at`.
 
     ids: int64 of any shape but 0-d (numpy warns of overflow on scalars). xp: numpy or torch, whichever `ids` is of.
     """
@@ -65,5 +65,5 @@ def uniform(at: int, ids: Array, xp: Any = np) -> Array:
 
 
 def gumbel(at: int, ids: Array, xp: Any = np) -> Array:
-    """g = -log(-log u), float64, for the tokens `ids` at position key `at`; arguments as for `uniform`."""
+    """Return g = -log(-log u), float64, for the tokens `ids` at position key `at`; arguments as for `uniform`."""
     return -xp.log(-xp.log(uniform(at, ids, xp)))

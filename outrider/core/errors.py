@@ -1,4 +1,4 @@
-"""The one tree of errors; wire.status maps each class to a gRPC status and back.
+"""Define the one tree of errors; wire.status maps each class to a gRPC status and back.
 
     OutriderError
     |-- BadRequest                 the caller sent something wrong; sending it again cannot help
@@ -35,7 +35,7 @@ class BadRequest(OutriderError):
 
     @classmethod
     def bound(cls, field: str, got: object, bound: str) -> BadRequest:
-        """A refusal in the one form that all bounds use."""
+        """Return the error for a value outside a bound, in the form that all bounds share."""
         return cls(f"{field} is {got}, must be {bound}", field=field)
 
 

@@ -1,6 +1,6 @@
-"""Logits processors, in one stated order: penalties, bias, temperature, top-k, top-p, min-p.
+"""Apply sampling parameters to logits in one order: penalties, bias, temperature, top-k, top-p, min-p.
 
-Both sides use them: the target's decide the output, the draft's only the guesses.
+Both sides use it: on the target's logits it decides the output, on the draft's only the proposals.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from outrider.core.sampling import SamplingParams
 Logits = NDArray[np.float64]
 
 _REACHES = (4.0, 10.0, math.inf)
-"""Nats below the most likely token within which its nucleus is looked for, the narrowest first."""
+"""Nats below the most likely token within which the nucleus is searched, the narrowest first."""
 
 
 def penalise(logits: Logits, params: SamplingParams, counts: TokenCounts, path: Iterable[int] = ()) -> Logits:
-    """Apply penalties and bias to logits `[V]`; returns a new array, or `logits` itself where none is on.
+    """Apply penalties and bias to logits `[V]`; returns a new array, or `logits` itself if none is on.
 
-    counts: occurrences in prompt and output. path: the node's own ancestors, which are output if the node is reached.
+    counts: occurrences in prompt and output. path: the node's own ancestors, which count as output.
     """
     if not params.penalised:
         return logits
@@ -44,7 +44,7 @@ def penalise(logits: Logits, params: SamplingParams, counts: TokenCounts, path: 
 def _penalise_ids(
     out: Logits, logits: Logits, params: SamplingParams, ids: NDArray[np.int64], times: NDArray[np.float64]
 ) -> None:
-    """Write to `out[ids]` what is left of `logits[ids]` after so many occurrences; ids outside are left out."""
+    """Write `logits[ids]` less the penalties for so many occurrences to `out[ids]`; ids outside `[V]` are skipped."""
     known = ids < logits.shape[0]
     if not known.all():
         ids, times = ids[known], times[known]
@@ -60,7 +60,7 @@ def log_softmax(logits: Logits) -> Logits:
 
 
 def filtered_log_probs(logits: Logits, params: SamplingParams) -> Logits:
-    """log p `[V]` after temperature, top-k, top-p and min-p; -inf where a token was dropped, not renormalised.
+    """Return log p `[V]` after temperature, top-k, top-p and min-p, not renormalised; -inf for dropped tokens.
 
     Each filter sees the distribution that the one before it left, renormalised. A constant offset changes no argmax,
     so the result itself is not renormalised. Equal probabilities are ordered by token id. Only for `temperature > 0`.
@@ -72,7 +72,7 @@ def filtered_log_probs(logits: Logits, params: SamplingParams) -> Logits:
 
 
 def surviving_log_probs(logits: Logits, params: SamplingParams) -> tuple[NDArray[np.int64], Logits]:
-    """The same without what was dropped: ids `[n]`, ascending, and their log p `[n]`."""
+    """Return the ids `[n]` that the filters keep, ascending, and their log p `[n]`; see `filtered_log_probs`."""
     log_p = log_softmax(logits / params.temperature)
     vocab = log_p.shape[0]
     if params.top_k and params.top_k < vocab:
@@ -82,7 +82,7 @@ def surviving_log_probs(logits: Logits, params: SamplingParams) -> tuple[NDArray
         kept[keep] = log_p[keep]
         log_p = log_softmax(kept)
     least = log_p.max() + math.log(params.min_p) if params.min_p > 0.0 else -np.inf
-    # NaN stays in, to be found.
+    # NaN is kept, so that the caller notices it.
     ids = _nucleus(log_p, params.top_p) if params.top_p < 1.0 else np.flatnonzero(log_p != -np.inf)
     log_p = log_p[ids]
     if params.min_p > 0.0:
@@ -92,14 +92,14 @@ def surviving_log_probs(logits: Logits, params: SamplingParams) -> tuple[NDArray
 
 
 def _nucleus(log_p: Logits, top_p: float) -> NDArray[np.int64]:
-    """The ids, ascending, before which, from the most likely one down, there is less than `top_p` of probability.
+    """Return the ids, ascending, of the most likely tokens down to a probability of `top_p` in all.
 
     Sorting a whole vocabulary is most of the cost of sampling, so only tokens near the most likely one are sorted, more
     of them where their probability falls short. Sums run in the same order either way: the bits are the same.
     """
     top = log_p.max()
     if np.isnan(top):
-        return np.arange(log_p.shape[0])  # all of it is, and stays, to be found
+        return np.arange(log_p.shape[0])  # everything is NaN then, and is kept
     for reach in _REACHES:
         ids = np.flatnonzero(log_p >= top - reach)
         head = log_p[ids]
@@ -112,7 +112,7 @@ def _nucleus(log_p: Logits, top_p: float) -> NDArray[np.int64]:
 
 
 def _down_to(least: np.float64, log_p: Logits, count: int) -> NDArray[np.int64]:
-    """Where the `count` most likely stand, ascending. least: log p of the last; of its equals the first ones are in."""
+    """Return the indices of the `count` most likely, ascending; of those with log p `least` the first ones are in."""
     among = log_p > least
     equals = np.flatnonzero(log_p == least)
     among[equals[: count - int(np.count_nonzero(among))]] = True
@@ -120,7 +120,7 @@ def _down_to(least: np.float64, log_p: Logits, count: int) -> NDArray[np.int64]:
 
 
 def mass_before(p: NDArray[np.float64]) -> NDArray[np.float64]:
-    """`[n]`: the sum of all that stands before each; exactly 0 before the first, and never less than the one before."""
+    """Return `[n]`: for each element the sum of all before it, exactly 0 for the first, and never falling."""
     before = np.empty_like(p)
     before[:1] = 0.0
     np.cumsum(p[:-1], out=before[1:])

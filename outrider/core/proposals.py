@@ -1,4 +1,4 @@
-"""From a draft's logits to proposals: the tokens that the target would take if it thought as the draft does."""
+"""Turn a draft's logits into proposals: the tokens that the target would take if its logits were the draft's."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class Proposal:
 
     token: int
     rank: int
-    """0 is the draft's first guess."""
+    """0 for the best proposal."""
     margin: float
-    """In nats: the first guess's lead over the second, or how far the others are behind the first."""
+    """Nats by which the best proposal is ahead of the second, or by which another one is behind the best."""
 
 
 Row = NDArray[np.floating[Any]]
 
 _REACH = 9.0
-"""Nats below the best token within which noise may plausibly lift one to the top; the rest is not looked at."""
-_MOST = 256
-"""Tokens looked at, at most: a flat distribution has no good guesses anyway."""
+"""Nats below the best token within which noise may plausibly lift a token to the top; the rest is left out."""
+_MAX_CANDIDATES = 256
+"""A distribution so flat that more tokens are within reach has no good proposals anyway."""
 
 
 def propose(
@@ -44,10 +44,10 @@ def propose(
     path: Sequence[int],
     count: int,
 ) -> list[Proposal]:
-    """The `count` best children by log q + g (by log q where greedy), q after the target's processors.
+    """Return the `count` best children by log q + g (by log q if sampling is greedy), q after the target's processors.
 
-    logits: `[V]`. key: the session's noise key. position: the children's. counts: occurrences in prompt and output;
-    path: tokens between them and the children. Exact for the best tokens but for what preselection leaves out.
+    logits: `[V]`. key: the session's noise key. position: of the children. counts: occurrences in prompt and output.
+    path: tokens between these and the children. Exact for the best tokens, except that `_likely` preselects.
     """
     row: Row = penalise(logits, sampling, counts, path) if sampling.penalised else logits  # type: ignore[arg-type]
     ids, values = _likely(row, 1.0 if sampling.greedy else sampling.temperature)
@@ -62,13 +62,13 @@ def propose(
 
 
 def _likely(row: Row, temperature: float) -> tuple[NDArray[np.int64], Row]:
-    """Ids and logits of the tokens within reach of the best, greatest first, at most _MOST."""
+    """Return ids and logits of the tokens within reach of the best, greatest first, at most _MAX_CANDIDATES."""
     top = row.max()
     ids = np.flatnonzero(row >= top - _REACH * temperature)
-    if ids.size > _MOST:  # nearer ones first: a partition of the whole row costs as much as a small draft's decode
+    if ids.size > _MAX_CANDIDATES:  # halve the reach first: a partition of many ids costs as much as a draft's decode
         ids = np.flatnonzero(row >= top - _REACH / 2 * temperature)
-    if ids.size > _MOST:
-        ids = ids[np.argpartition(row[ids], -_MOST)[-_MOST:]]
+    if ids.size > _MAX_CANDIDATES:
+        ids = ids[np.argpartition(row[ids], -_MAX_CANDIDATES)[-_MAX_CANDIDATES:]]
         ids.sort()
     values = row[ids]
     order = np.argsort(-values, kind="stable")
@@ -78,7 +78,7 @@ def _likely(row: Row, temperature: float) -> tuple[NDArray[np.int64], Row]:
 def _filtered(
     ids: NDArray[np.int64], scaled: NDArray[np.float64], sampling: SamplingParams
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Top-k, top-p and min-p on sorted candidates: a token that the target's filter drops is a guess lost."""
+    """Apply top-k, top-p and min-p to sorted candidates: the target never takes a token that its filters drop."""
     if sampling.top_k:
         ids, scaled = ids[: sampling.top_k], scaled[: sampling.top_k]
     if sampling.top_p < 1.0:
@@ -93,7 +93,7 @@ def _filtered(
 
 
 def _ranked(ids: list[int], scores: list[float], count: int) -> list[Proposal]:
-    """Proposals with margins; a lone candidate is ahead of nothing by the whole reach."""
+    """Return proposals with margins; the margin of a single candidate is the whole reach."""
     if not ids:
         return []
     lead = scores[0] - scores[1] if len(scores) > 1 else _REACH

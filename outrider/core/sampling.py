@@ -1,4 +1,4 @@
-"""Sampling parameters: how the target's distribution becomes a token, and the bounds on them."""
+"""Define the sampling parameters of a request and their bounds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SamplingParams:
     seed: int = 0
     """64 bits; with the prompt's hash it keys the noise."""
     logit_bias: tuple[tuple[int, float], ...] = ()
-    """(token id, what is added to its logit); -100 bans a token as good as certainly."""
+    """(token id, value added to its logit); -100 all but bans a token."""
 
     def __post_init__(self) -> None:
         _within("temperature", self.temperature, 0.0, 100.0)
@@ -53,7 +53,7 @@ class SamplingParams:
 
     @property
     def penalised(self) -> bool:
-        """Whether the logits are changed before anything else, mostly by the tokens that occurred."""
+        """Whether penalties or a bias change the logits."""
         return bool(
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0

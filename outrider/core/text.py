@@ -1,4 +1,4 @@
-"""Text for people: tables and facts, in which what came from elsewhere cannot steer the terminal."""
+"""Lay out tables and facts as text, escaped so that names from outside cannot steer a terminal."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ _SEPARATORS = ("Zl", "Zp")
 
 
 def clean(text: str) -> str:
-    r"""With control, format and unassigned characters as `\x1b` or `\u202e`; all others as they are."""
+    r"""Escape control, format and unassigned characters as `\x1b` or `\u202e`."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(_escaped(c) if _steers(c) else c for c in text)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Of one line each, every column as wide as it needs."""
+    """Return a heading and a line for each row, every column as wide as it needs to be."""
     cells = [tuple(columns), *(tuple(map(clean, row)) for row in rows)]
     widths = [max(_width(row[i]) for row in cells) for i in range(len(columns))]
     return "\n".join(
@@ -26,7 +26,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def facts(known: Mapping[str, str]) -> str:
-    """A name and a value on each line."""
+    """Return a line with name and value for each fact."""
     width = max(map(len, known))
     return "\n".join(f"{name.ljust(width)}  {clean(value)}".rstrip() for name, value in known.items())
 
@@ -42,7 +42,7 @@ def _escaped(c: str) -> str:
 
 
 def _width(text: str) -> int:
-    """Columns of a terminal."""
+    """Return the number of terminal columns that a text takes."""
     if text.isascii():
         return len(text)
     return sum(0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF") for c in text)

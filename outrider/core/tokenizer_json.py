@@ -1,4 +1,4 @@
-"""The token table in a Hugging Face tokenizer.json, read as data: no tokenizer library is needed to compare tables."""
+"""Read the token table of a Hugging Face tokenizer.json as data, without a tokenizer library."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from outrider.core.errors import ModelRefused
 
 MAX_IDS = 4_000_000
-"""Many times the largest vocabulary in use; a table of more is not built."""
+"""Many times the largest vocabulary in use; no larger table is built."""
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def token_table(tokenizer_json: bytes | str) -> list[bytes]:
-    """Raw bytes of every id, in order; an added token is its text, an unused id is empty.
+    """Return the raw bytes of every id, in order; an added token is its text, an unused id is empty.
 
     Raises ModelRefused for a file that is no tokenizer.json or of an unknown kind, whatever it holds instead.
     """
@@ -45,7 +45,7 @@ def _checked(token_id: object) -> int:
 
 
 def _uses(data: dict[str, Any], kind: str) -> bool:
-    """Whether a component of this type stands in the pre-tokenizer or the decoder."""
+    """Whether the pre-tokenizer or the decoder has a component of this type."""
     return f'"{kind}"' in json.dumps([data.get("pre_tokenizer"), data.get("decoder")])
 
 
@@ -62,7 +62,7 @@ def _from_sentencepiece(piece: str) -> bytes:
 
 @functools.cache
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-in for each byte: Latin-1's printable characters are themselves, the rest follow 255."""
+    """Return GPT-2's printable character for each byte: printable Latin-1 is itself, the rest follows 255."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [b for b in range(256) if b not in set(printable)]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(rest)}

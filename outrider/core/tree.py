@@ -1,4 +1,4 @@
-"""The token tree that device and verifier share: append-only, rooted at the last committed token."""
+"""Hold the token tree that device and verifier share: append-only, rooted at the last committed token."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT = 0
 
 @dataclass(slots=True)
 class Node:
-    """A guess that `token` stands at `position` after its ancestors."""
+    """A draft token at `position`, after its ancestors."""
 
     id: int
     parent: int
@@ -22,7 +22,7 @@ class Node:
 
 
 class TokenTree:
-    """Nodes by id, in the order in which they came: every node after its parent.
+    """Nodes by id, in the order in which they were added: every node after its parent.
 
     `position` is the number of generated tokens before the root's children, so a node's depth is
     `node.position - tree.position + 1`.
@@ -37,7 +37,7 @@ class TokenTree:
         return len(self._nodes)
 
     def __iter__(self) -> Iterator[Node]:
-        """Nodes in insertion order: ancestors first."""
+        """Iterate over the nodes in insertion order, ancestors first."""
         return iter(self._nodes.values())
 
     def __contains__(self, node_id: int) -> bool:
@@ -47,29 +47,29 @@ class TokenTree:
         return self._nodes[node_id]
 
     def children(self, parent: int) -> dict[int, int]:
-        """token -> id of the children of a node or of ROOT."""
+        """Return token -> id of the children of a node or of ROOT."""
         return self._root_children if parent == ROOT else self._nodes[parent].children
 
     def child(self, parent: int, token: int) -> int | None:
         return self.children(parent).get(token)
 
     def position_under(self, parent: int) -> int:
-        """The position that a child of `parent` has."""
+        """Return the position of a child of `parent`."""
         return self.position if parent == ROOT else self._nodes[parent].position + 1
 
     def depth(self, node_id: int) -> int:
-        """1 for a child of the root; 0 for ROOT."""
+        """Return the depth of a node: 1 for a child of the root, 0 for ROOT."""
         return 0 if node_id == ROOT else self._nodes[node_id].position - self.position + 1
 
     def add(self, node_id: int, parent: int, token: int) -> Node:
-        """Add a node. The caller has seen to it that the id is new, the parent there and the token no sibling's."""
+        """Add a node. The caller ensures that the id is new, the parent known and the token no sibling's."""
         node = Node(node_id, parent, token, self.position_under(parent))
         self.children(parent)[token] = node_id
         self._nodes[node_id] = node
         return node
 
     def path(self, node_id: int) -> list[int]:
-        """Tokens from below the root down to the node, itself included; [] for ROOT."""
+        """Return the tokens from below the root down to the node, itself included; [] for ROOT."""
         tokens = []
         while node_id != ROOT:
             node = self._nodes[node_id]
@@ -80,8 +80,8 @@ class TokenTree:
     def advance(self, token: int) -> int | None:
         """Commit `token`: re-root at the root's child that carries it and drop all that does not descend from it.
 
-        Returns the child's id, which is the root's from now on and no node any more, or None where no child carried it
-        (then the tree is empty).
+        Returns the id of that child, which is no longer a node, or None if no child carried the token; then the tree is
+        empty.
         """
         chosen = self._root_children.get(token)
         self.position += 1

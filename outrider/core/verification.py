@@ -1,4 +1,4 @@
-"""The acceptance rule `coupled`: accept a child iff it equals the target's own token; lossless for any tree."""
+"""Verify a token tree: accept a child iff it equals the target's own token, which is lossless for any tree."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from outrider.core.tree import ROOT, TokenTree
 
 @dataclass(frozen=True)
 class TreeBatch:
-    """What one step evaluates for one session: the last committed token (row 0) and an ancestor-closed set of nodes.
+    """The rows of one session in a verification step: the last committed token (row 0) and some nodes.
 
-    Row i + 1 is the node `ids[i]`; `parents[i]` is the row of its parent, smaller than i + 1.
+    Row i + 1 is the node `ids[i]`; `parents[i]` is the row of its parent, smaller than i + 1. Each node comes with all
+    its ancestors.
     """
 
     ids: tuple[int, ...]
@@ -21,15 +22,15 @@ class TreeBatch:
     depths: tuple[int, ...]
     """1 for a child of row 0."""
     position: int
-    """Generated tokens before the step: what row 0 predicts stands there."""
+    """Generated tokens before the step: row 0 predicts the token at this position."""
 
     def children(self) -> dict[tuple[int, int], int]:
-        """(row of the parent, token) -> row."""
+        """Return (row of the parent, token) -> row."""
         return {(parent, token): i + 1 for i, (parent, token) in enumerate(zip(self.parents, self.tokens, strict=True))}
 
 
 def tree_batch_of(tree: TokenTree, wanted: Collection[int]) -> TreeBatch:
-    """The root and the wanted nodes, each with all its ancestors."""
+    """Return the batch of the root and the wanted nodes, a set that holds the ancestors of each."""
     rows = {ROOT: 0}
     ids: list[int] = []
     parents: list[int] = []
@@ -47,19 +48,19 @@ def tree_batch_of(tree: TokenTree, wanted: Collection[int]) -> TreeBatch:
 
 @dataclass(frozen=True)
 class Verified:
-    """What a step commits."""
+    """The tokens that a step commits."""
 
     tokens: tuple[int, ...]
     rows: tuple[int, ...]
-    """Rows accepted on the way: one fewer than the tokens, or as many where the sequence ended."""
+    """Rows of the accepted nodes: one fewer than the tokens, or as many if the sequence ended inside the path."""
 
 
 def verify(
     batch: TreeBatch, target_token: Callable[[int, Sequence[int]], int], ends: Callable[[int, int], bool]
 ) -> Verified:
-    """Take the target's token at row 0, go on from the node that carries it, and so on; stop where no node does.
+    """Take the target's token at row 0, go on at the node that carries it, and so on until no node does.
 
-    target_token(row, path): the target's token after that row, `path` the tokens accepted so far in this step.
+    target_token(row, path): returns the target's token after that row; `path` is the tokens accepted in this step.
     ends(token, position): whether the sequence ends with this token at this position, even inside an accepted path.
     """
     children = batch.children()

@@ -1,4 +1,4 @@
-"""Token tables: whether draft and target mean the same text by the same ids.
+"""Compare token tables: do draft and target mean the same text by the same ids?
 
 A token table is the raw bytes of every id, in order; a control or added token is its text, an unused id is empty.
 """
@@ -15,7 +15,7 @@ _SHOWN = 3
 
 
 def compare_token_tables(draft: Sequence[bytes], target: Sequence[bytes]) -> int:
-    """Check that both tables agree as far as both go; returns the number of ids that they share.
+    """Check that two tables agree on the ids that both have, and return their number.
 
     Widths may differ, since models pad their tables: ids at or beyond the number returned must never be drafted.
     Raises VocabularyMismatch, naming the first ids that differ and how many do.
@@ -35,7 +35,7 @@ def compare_token_tables(draft: Sequence[bytes], target: Sequence[bytes]) -> int
 
 
 def vocabulary_hash(table: Sequence[bytes]) -> bytes:
-    """SHA-256 over every piece, each after its length (4 bytes, little-endian). Equal only for equal tables."""
+    """Return the SHA-256 of all pieces, each after its length (4 bytes, little-endian): equal only for equal tables."""
     digest = hashlib.sha256()
     for piece in table:
         digest.update(struct.pack("<I", len(piece)))

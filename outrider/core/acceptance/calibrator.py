@@ -1,11 +1,10 @@
-"""How likely a guess is to be the target's token, learned online from commits.
+"""Estimate how likely a proposal is to be the target's token, learned online on the device from commits.
 
-A draft proposes siblings in the order of their scores (log q + g, or log q where the target is greedy). A guess is
-known by its rank among them, its margin (for the first, how far it is ahead of the second; for the others, how far they
-are behind the first) and its depth below the last committed token when it was made. Acceptance is counted by (rank,
-margin) and, within each, by depth: what a depth has shown weighs against what all depths have, and that against a prior
-which is worth a few observations, so that an unknown draft is trusted as far as drafts usually can be, and no further
-for long.
+A draft proposes siblings in the order of their scores (log q + g, or log q if the target is greedy). A proposal is
+described by its rank among them, its margin (how far the best is ahead of the second, or how far another one is behind
+the best) and its depth below the last committed token when it was made. Acceptance is counted by (rank, margin), and
+within each by depth. The counts of a depth are weighed against those of all depths, and these against a prior, which
+counts as a few observations: an unknown draft is trusted as far as drafts usually can be, and only for a short time.
 """
 
 from __future__ import annotations
@@ -20,25 +19,25 @@ DEPTH_EDGES = (1, 3)
 """Last depths of the depth classes; the last class is open."""
 
 _RANKS = 4
-"""Ranks that are told apart; greater ones share the last row."""
-_PRIOR_WORTH = 6.0
-"""Observations that the prior counts for, in each (rank, margin)."""
-_POOL_WORTH = 20.0
-"""Observations that all depths together count for, in each depth."""
+"""Ranks with estimates of their own; greater ones share the last."""
+_PRIOR_WEIGHT = 6.0
+"""Observations that the prior counts as, in each (rank, margin)."""
+_POOL_WEIGHT = 20.0
+"""Observations that all depths together count as, in each depth."""
 _MEMORY = 400.0
-"""Observations of one kind after which old ones fade: a draft's luck changes with the text."""
-_SHARE = (0.0, 0.5, 0.3, 0.2)
-"""Prior: what part of what siblings catch of the first guess's misses the guess of each rank catches."""
-_LEAST_CAUGHT = 0.2
-"""That a prior lets siblings catch: where none was sent none was right, whatever it was worth."""
-_ENOUGH = 24.0
-"""Positions after which a measurement from elsewhere counts as much as what drafts usually do."""
+"""Observations of one kind after which old ones count half: acceptance changes with the text."""
+_SIBLING_SHARE = (0.0, 0.5, 0.3, 0.2)
+"""Prior: of the positions that some sibling gets right after the best proposal missed, the share of each rank."""
+_MIN_SIBLING = 0.2
+"""The least that a prior assumes of siblings: where no sibling was sent, none was right, whatever its probability."""
+_TRUST_POSITIONS = 24.0
+"""Positions after which a prior measured elsewhere counts as much as the acceptance of usual drafts."""
 _STEEPNESS = 0.8
-"""Prior: of the first guess's log odds over its margin in nats."""
-_MOST = 0.97
-"""Prior: no margin makes a guess more certain."""
+"""Prior: log odds of the best proposal for each nat of its margin."""
+_MAX_PRIOR = 0.97
+"""Prior: no margin makes a proposal more certain than this."""
 _USUAL_MARGINS = (0.03, 0.03, 0.06, 0.07, 0.08, 0.07, 0.10, 0.10, 0.09, 0.10, 0.11, 0.08, 0.05, 0.03, 0.0)
-"""How often a first guess's margin falls into each bucket, measured on the demo pair at temperature 0.8."""
+"""The share of best proposals in each margin bucket, measured on the demo pair at temperature 0.8."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class AcceptancePrior:
 
 @dataclass(slots=True)
 class _Tally:
-    """Guesses of one kind."""
+    """Counts of the proposals of one kind, old ones fading."""
 
     tried: float = 0.0
     accepted: float = 0.0
@@ -67,62 +66,58 @@ class _Tally:
         self.tried += 1.0
         self.accepted += accepted
 
-    def share(self, expected: float, worth: float) -> float:
-        """Accepted ones, with `worth` more of which the expected share was."""
-        return (self.accepted + worth * expected) / (self.tried + worth)
+    def share(self, expected: float, weight: float) -> float:
+        """Return the accepted share, with the expected one counting as `weight` further observations."""
+        return (self.accepted + weight * expected) / (self.tried + weight)
 
 
 class Calibrator:
-    """Accept probabilities by (rank, margin, depth). One per draft and temperature class, shared by its sessions.
+    """Probabilities of acceptance by (rank, margin, depth): one for each draft and temperature class.
 
-    Not locked: an observation that two threads make at once may be lost, and nothing else.
+    Its sessions share it without a lock: an observation that two threads make at once may be lost, and nothing else.
     """
 
     def __init__(self) -> None:
         self._prior = _prior(0.0, 1.0)
         self._pooled = [[_Tally() for _ in range(_BUCKETS)] for _ in range(_RANKS)]
         self._by_depth = [[[_Tally() for _ in range(_BUCKETS)] for _ in range(_RANKS)] for _ in range(_DEPTHS)]
-        # Read far more often than it is learned: probability() is one look-up. [depth class][rank][bucket]
+        # It is read far more often than it learns, so probability() is one look-up. [depth class][rank][bucket]
         self._table = [[list(row) for row in self._prior] for _ in range(_DEPTHS)]
 
     @property
     def observations(self) -> float:
-        """How many guesses it has learned from, faded ones left out."""
+        """The number of proposals that it has learned from, without those that have faded."""
         return sum(tally.tried for row in self._pooled for tally in row)
 
-    def expect(self, first: float, caught: float, positions: int) -> None:
-        """Start from what was measured of such guesses elsewhere. Nothing happens once more than that was learned here.
-
-        first: share of first guesses that were right. caught: share of the others' positions at which a sibling was.
-        positions: that this was measured at.
-        """
-        if self.observations > _PRIOR_WORTH * _RANKS * _BUCKETS:
+    def start_from(self, prior: AcceptancePrior) -> None:
+        """Start from what was measured elsewhere, unless more than that was learned here already."""
+        if self.observations > _PRIOR_WEIGHT * _RANKS * _BUCKETS:
             return
-        trust = positions / (positions + _ENOUGH)
-        self._prior = _prior(trust * _shift(first), 1.0 - trust * (1.0 - max(caught, _LEAST_CAUGHT)))
+        trust = prior.positions / (prior.positions + _TRUST_POSITIONS)
+        self._prior = _prior(trust * _shift(prior.first), 1.0 - trust * (1.0 - max(prior.sibling, _MIN_SIBLING)))
         for rank in range(_RANKS):
             for bucket in range(_BUCKETS):
-                self._settle(rank, bucket)
+                self._update(rank, bucket)
 
     def probability(self, rank: int, margin: float, depth: int) -> float:
-        """That a guess is accepted if its parent is.
+        """Return the probability that a proposal is accepted if its parent is.
 
-        rank: 0 is the best sibling. margin: nats, its sign is ignored. depth: 1 follows the last committed token.
+        rank: 0 for the best sibling. margin: nats, without its sign. depth: 1 after the last committed token.
         """
         return self._table[_depth_class(depth)][min(rank, _RANKS - 1)][_bucket(margin)]
 
     def observe(self, rank: int, margin: float, depth: int, accepted: bool) -> None:
-        """One guess whose parent was committed: whether the target's next token was this one. depth: as it was made."""
+        """Learn from a proposal whose parent was committed: was it the target's token? depth: when it was made."""
         row, bucket = min(rank, _RANKS - 1), _bucket(margin)
         self._pooled[row][bucket].add(accepted)
         self._by_depth[_depth_class(depth)][row][bucket].add(accepted)
-        self._settle(row, bucket)
+        self._update(row, bucket)
 
-    def _settle(self, rank: int, bucket: int) -> None:
-        """Work out what a (rank, margin) is worth at each depth."""
-        pooled = self._pooled[rank][bucket].share(self._prior[rank][bucket], _PRIOR_WORTH)
+    def _update(self, rank: int, bucket: int) -> None:
+        """Compute the probabilities of a (rank, margin) at every depth anew."""
+        pooled = self._pooled[rank][bucket].share(self._prior[rank][bucket], _PRIOR_WEIGHT)
         for table, tallies in zip(self._table, self._by_depth, strict=True):
-            table[rank][bucket] = tallies[rank][bucket].share(pooled, _POOL_WORTH)
+            table[rank][bucket] = tallies[rank][bucket].share(pooled, _POOL_WEIGHT)
 
 
 _BUCKETS = len(MARGIN_EDGES) + 1
@@ -137,24 +132,26 @@ def _depth_class(depth: int) -> int:
     return bisect.bisect_left(DEPTH_EDGES, depth)
 
 
-def _prior(shift: float, caught: float) -> list[list[float]]:
-    """[rank][bucket]: a logistic curve for the first guess, and a share of what it misses for the others."""
+def _prior(shift: float, sibling: float) -> list[list[float]]:
+    """Return `[rank][bucket]`: a logistic curve for the best proposal, and shares of what it misses for the others.
+
+    shift: added to the log odds of the best. sibling: share of its misses at which some sibling is right.
+    """
     first = [_first(bucket, shift) for bucket in range(_BUCKETS)]
-    return [first] + [[(1.0 - p) * caught * _SHARE[rank] for p in first] for rank in range(1, _RANKS)]
+    return [first] + [[(1.0 - p) * sibling * _SIBLING_SHARE[rank] for p in first] for rank in range(1, _RANKS)]
 
 
 def _first(bucket: int, shift: float) -> float:
-    """shift: of the log odds."""
     edges = (0.0, *MARGIN_EDGES, 1.5 * MARGIN_EDGES[-1])
     middle = (edges[bucket] + edges[bucket + 1]) / 2
-    return min(_MOST, 1.0 / (1.0 + math.exp(-shift - _STEEPNESS * middle)))
+    return min(_MAX_PRIOR, 1.0 / (1.0 + math.exp(-shift - _STEEPNESS * middle)))
 
 
 def _shift(first: float) -> float:
-    """The one at which so many first guesses are right, with margins as they usually are; by bisection."""
+    """Return the shift at which this share of best proposals is right, with margins as they usually are."""
     low, high = -8.0, 8.0
     for _ in range(30):
         middle = (low + high) / 2
-        right = sum(mass * _first(bucket, middle) for bucket, mass in enumerate(_USUAL_MARGINS))
+        right = sum(share * _first(bucket, middle) for bucket, share in enumerate(_USUAL_MARGINS))
         low, high = (middle, high) if right < first else (low, middle)
     return (low + high) / 2

@@ -1,8 +1,8 @@
-"""What became of a device's guesses, position by position: what predictions of its speed are made of.
+"""Record what became of a device's proposals, position by position, so that its speed can be predicted.
 
-A verdict is about the guesses for one position under the right predecessors, whether they came in time or not, and
-whether they were evaluated or not: the target's token is known in the end. So a session that is too far away for its
-guesses, or whose guesses are worth no row, goes on being judged.
+An outcome is about the proposals for one position after the right predecessors, whether or not they came in time and
+whether or not they were evaluated: the target's token is known in the end. So a session whose proposals come too late,
+or are not worth evaluating, goes on being measured.
 """
 
 from __future__ import annotations
@@ -11,54 +11,57 @@ import math
 from collections.abc import Iterable
 
 MISS, SIBLING, HIT, UNKNOWN = 0, 1, 2, 3
-"""None of the guesses was right; another than the first was; the first was; nothing was guessed."""
+"""No proposal was right; another than the first was; the first was; nothing was proposed."""
 
-_NOT_GUESSED = bytes([UNKNOWN])
+_NOT_PROPOSED = bytes([UNKNOWN])
 
 
 class AcceptanceHistory:
-    """Of the last positions of one session."""
+    """The outcomes at the last positions of one session.
 
-    def __init__(self, position: int = 0, most: int = 256) -> None:
-        """position: of the first token to come. most: positions that are kept, the latest."""
+    position: of the first token to come. size: outcomes that are kept.
+    """
+
+    def __init__(self, position: int = 0, size: int = 256) -> None:
         self._end = position
-        self._most = most
+        self._size = size
         self._kept = bytearray()
         self.positions = 0
-        """From the first guess on that was judged since `restart`, also those without one: an unsure draft guesses
-        less."""
-        self.right = 0
-        """Of them, those where the first guess was right."""
+        """Positions from the first one with a proposal since `restart`. Those without a proposal count too: a draft
+        that is not sure proposes less."""
+        self.first_accepted = 0
+        """Of these positions, those whose first proposal was right."""
         self._counted_from: float = math.inf
-        """Positions from here on count when they are settled; those before, when a late guess for them is judged."""
+        """Positions from here on count when they are committed; earlier ones, when a late proposal for them comes."""
 
     def restart(self) -> None:
-        """The device guesses with another draft from now on, which is counted from 0."""
-        self.positions = self.right = 0
+        """Count from 0, since the device proposes with another draft from now on."""
+        self.positions = self.first_accepted = 0
         self._counted_from = math.inf
 
-    def settle(self, token: int, guesses: Iterable[int], counts: bool = True) -> None:
-        """The next position's token is committed. guesses: those that were there, the first one first.
+    def commit(self, token: int, proposals: Iterable[int], counts: bool = True) -> None:
+        """Record that `token` was committed at the next position.
 
-        counts: whether the first one came from the draft in use; such a position counts, as does one without a guess.
+        proposals: the tokens that were proposed for it, the first one first. counts: whether the first came from the
+        draft in use; the position counts then, as it does without any proposal.
         """
-        verdict = UNKNOWN
-        for order, guess in enumerate(guesses):
-            if guess == token:
-                verdict = HIT if order == 0 else SIBLING
+        outcome = UNKNOWN
+        for order, proposed in enumerate(proposals):
+            if proposed == token:
+                outcome = HIT if order == 0 else SIBLING
                 break
-            verdict = MISS
-        self._kept.append(verdict)
+            outcome = MISS
+        self._kept.append(outcome)
         self._end += 1
-        if verdict == UNKNOWN:
+        if outcome == UNKNOWN:
             self.positions += self._end > self._counted_from
         elif counts:
-            self._count(verdict == HIT)
-        if len(self._kept) > 2 * self._most:
-            del self._kept[: -self._most]
+            self._count(outcome == HIT)
+        if len(self._kept) > 2 * self._size:
+            del self._kept[: -self._size]
 
     def late(self, position: int, right: bool) -> None:
-        """A guess has come for a position whose token was committed before."""
+        """Record a proposal that came after the token at its position was committed."""
         index = position - self._end + len(self._kept)
         if not 0 <= index < len(self._kept):
             return
@@ -68,15 +71,15 @@ class AcceptanceHistory:
             if position < self._counted_from:
                 self._count(right)
             else:
-                self.right += right
+                self.first_accepted += right
         elif before == MISS and right:
             self._kept[index] = SIBLING
 
-    def known(self) -> bytes:
-        """Oldest first; positions for which nothing was guessed are left out."""
-        return bytes(self._kept[-self._most :]).translate(None, _NOT_GUESSED)
+    def outcomes(self) -> bytes:
+        """Return the outcomes, oldest first, without positions for which nothing was proposed."""
+        return bytes(self._kept[-self._size :]).translate(None, _NOT_PROPOSED)
 
     def _count(self, right: bool) -> None:
         self.positions += 1
-        self.right += right
+        self.first_accepted += right
         self._counted_from = min(self._counted_from, self._end)

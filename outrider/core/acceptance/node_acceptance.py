@@ -1,9 +1,9 @@
-"""What a pending node is worth to the verifier: the chance that the next step commits it, by its own statistics.
+"""Estimate how likely the next verification step is to commit a pending node, by the verifier's own statistics.
 
-A node is known by its depth below the last committed token and by its order among its siblings, nothing else: what a
-device says of its nodes does not count. Its survival is the product of accept probabilities along its path, as in best-
-first growth of a draft tree (EAGLE-2, arXiv 2406.16858). Every child of a committed token is an observation, whether it
-was evaluated or not: the target's token is known, so a session whose nodes are not worth a row goes on being judged.
+A node is described by its depth below the last committed token and its order among its siblings: nothing that a device
+says of its nodes counts. The probability of a node is the product of those along its path, as in best-first growth of a
+draft tree (EAGLE-2, arXiv 2406.16858). Every child of a committed token is an observation, whether or not it was
+evaluated: the target's token is known, so a session whose nodes are not worth evaluating goes on being measured.
 """
 
 from __future__ import annotations
@@ -19,87 +19,90 @@ _CLASS = [
     next((i for i, last in enumerate(_DEPTHS) if depth <= last), len(_DEPTHS)) for depth in range(_DEPTHS[-1] + 2)
 ]
 _PRIOR = (0.6, 0.15, 0.07, 0.03)
-"""Accept probability of the first sibling, the second, and so on, before anything is known."""
-_PRIOR_WORTH = 8.0
-"""Observations that what is known of all sessions counts for in one session's estimate."""
+"""Probability of the first sibling, the second, and so on, before anything is observed."""
+_PRIOR_WEIGHT = 8.0
+"""Observations that the prior counts as."""
 _MEMORY = 40.0
-"""Observations of one class over which a session's fade by a factor of e: a draft's luck changes with the text."""
-_MEMORY_OF_MANY = 1000.0
-"""And those of many sessions."""
+"""Observations of one class over which those of a session fade by a factor of e: acceptance changes with the text."""
+_SHARED_MEMORY = 1000.0
+"""The same for observations of many sessions."""
 _REFRESH = 32
-"""Observations after which all estimates of a session are made anew."""
-_CERTAIN = 0.98
-"""No guess is trusted further, so that a child is always worth less than its parent."""
+"""Observations after which all estimates of a session are computed anew."""
+_MAX_PROBABILITY = 0.98
+"""No node is more certain, so that a child is always less probable than its parent."""
 
 
 class NodeAcceptance:
-    """That the target's token, after a parent that was committed, is its child of this depth and order.
+    """The probability that a child of a committed token carries the target's token, by depth and order.
 
-    prior: what is known beyond this session, or beyond this tenant; it learns along. None where nothing is beyond.
-    shared: by many sessions, whose observations it keeps longer.
+    prior: what was observed beyond this session or this tenant, which learns along; None if there is nothing.
+    shared: whether many sessions add observations, which fade more slowly then.
     """
 
     def __init__(self, prior: NodeAcceptance | None = None, *, shared: bool = False) -> None:
         self._prior = prior
-        self._known = _unknown()
-        """Estimates in use; None after an observation. What other sessions teach comes in a while later."""
+        self._estimates = _unknown()
+        """Estimates in use; None after an observation. What other sessions teach comes in with the next refresh."""
         self._observed = 0
-        self._keeps = 1.0 - 1.0 / (_MEMORY_OF_MANY if shared or prior is None else _MEMORY)
+        self._decay = 1.0 - 1.0 / (_SHARED_MEMORY if shared or prior is None else _MEMORY)
         self._tried = [[0.0] * len(_PRIOR) for _ in range(len(_DEPTHS) + 1)]
         self._accepted = [[0.0] * len(_PRIOR) for _ in range(len(_DEPTHS) + 1)]
 
     def probability(self, depth: int, order: int) -> float:
-        """depth: 1 for a child of the last committed token. order: 0 for the sibling that came first."""
+        """Return the probability of one child. depth: 1 after the last committed token. order: 0 came first."""
         return self._estimate(_CLASS[min(depth, len(_CLASS) - 1)], min(order, len(_PRIOR) - 1))
 
     def observe(self, depth: int, order: int, accepted: bool) -> None:
-        """The target's token is known: whether it is this child's."""
+        """Learn whether a child of a committed token carried the target's token."""
         row, column = _CLASS[min(depth, len(_CLASS) - 1)], min(order, len(_PRIOR) - 1)
         self._observed += 1
         if self._observed % _REFRESH == 0:
-            self._known = _unknown()
-        self._known[row][column] = None
-        self._tried[row][column] = self._keeps * self._tried[row][column] + 1.0
-        self._accepted[row][column] = self._keeps * self._accepted[row][column] + accepted
+            self._estimates = _unknown()
+        self._estimates[row][column] = None
+        self._tried[row][column] = self._decay * self._tried[row][column] + 1.0
+        self._accepted[row][column] = self._decay * self._accepted[row][column] + accepted
         if self._prior is not None:
             self._prior.observe(depth, order, accepted)
 
     def learn(self, tree: TokenTree, tokens: Sequence[int]) -> None:
-        """The target's next tokens: judge every child of the path that they take. Before the tree advances."""
+        """Observe every child of the path that the target's next tokens take, before the tree advances."""
         parent = ROOT
         for depth, token in enumerate(tokens, start=1):
             children = tree.children(parent)
-            # Later siblings share one estimate; to let each of them count would let rubbish drown what others taught.
-            for order, guess in enumerate(islice(children, len(_PRIOR))):
-                self.observe(depth, order, guess == token)
+            # Later siblings share one estimate; if each of them counted, worthless ones would swamp the observations.
+            for order, proposed in enumerate(islice(children, len(_PRIOR))):
+                self.observe(depth, order, proposed == token)
             if token not in children:
                 return
             parent = children[token]
 
-    def survivals(self, tree: TokenTree) -> list[tuple[float, int]]:
-        """(survival, node id) of every node, the best first; a parent always before its children."""
+    def ranked(self, tree: TokenTree) -> list[tuple[float, int]]:
+        """Return (probability that it is committed, node id) of every node, the most probable first.
+
+        A parent always comes before its children.
+        """
         if len(tree) == 0:
             return []
-        known = self._known
-        survival = {ROOT: 1.0}
-        born: dict[int, int] = {}
+        estimates = self._estimates
+        probabilities = {ROOT: 1.0}
+        siblings: dict[int, int] = {}
         first = tree.position - 1
         deepest, last = len(_CLASS) - 1, len(_PRIOR) - 1
         for node in tree:
-            order = born.get(node.parent, 0)
-            born[node.parent] = order + 1
+            order = siblings.get(node.parent, 0)
+            siblings[node.parent] = order + 1
             row, column = _CLASS[min(node.position - first, deepest)], min(order, last)
-            chance = known[row][column]
-            if chance is None:
-                chance = known[row][column] = self._estimate(row, column)
-            survival[node.id] = survival[node.parent] * chance
-        del survival[ROOT]
-        return sorted(((chance, node) for node, chance in survival.items()), key=lambda pair: -pair[0])
+            estimate = estimates[row][column]
+            if estimate is None:
+                estimate = estimates[row][column] = self._estimate(row, column)
+            probabilities[node.id] = probabilities[node.parent] * estimate
+        del probabilities[ROOT]
+        return sorted(((probability, node) for node, probability in probabilities.items()), key=lambda pair: -pair[0])
 
     def _estimate(self, row: int, column: int) -> float:
         prior = _PRIOR[column] if self._prior is None else self._prior._estimate(row, column)
         tried, accepted = self._tried[row][column], self._accepted[row][column]
-        return min(_CERTAIN, (accepted + _PRIOR_WORTH * prior) / (tried + _PRIOR_WORTH))
+        return min(_MAX_PROBABILITY, (accepted + _PRIOR_WEIGHT * prior) / (tried + _PRIOR_WEIGHT))
 
 
 def _unknown() -> list[list[float | None]]:

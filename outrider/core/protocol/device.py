@@ -1,4 +1,4 @@
-"""The device's side of a session, through all its epochs (rules 1 to 8)."""
+"""Implement the device's side of a session, through all its epochs (rules 1 to 8)."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ class ReattachNeeded(Fenced):
 
 @dataclass(frozen=True)
 class Delivery:
-    """What one Commit gave the client, and how the tree moved."""
+    """The new tokens of one Commit, and how the tree moved."""
 
     tokens: tuple[int, ...]
     drafted: tuple[bool, ...]
-    """Per token, whether a node of the device's tree carried it."""
+    """For each token, whether a node of the device's tree carried it."""
     accepted: tuple[bool, ...]
-    """Per token, whether the verifier had evaluated that node and took it; the others are the target's own work."""
+    """For each token, whether the verifier had evaluated and accepted that node; the target found the others itself."""
     path: tuple[int, ...]
-    """Nodes that carried the first tokens, from the old root down; they are no nodes any more."""
+    """Nodes that carried the first tokens, from the old root down; they have left the tree."""
     finish: Finish
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """Of each token, where they were asked for."""
+    """One for each token if the request asked for them."""
     verified: bool = True
-    """False: the draft alone wrote it, and no target has seen it."""
+    """False if the draft model wrote the tokens without a target."""
 
 
 class DeviceSession:
-    """Prompt, committed tokens and the tree that grows below them: the durable state of a session.
+    """Prompt, committed tokens and the tree below them: the durable state of a session.
 
-    The ids of nodes here are local and last across epochs; ids on the wire restart with every attach.
+    Node ids here are local and last across epochs; ids on the wire restart with every attach.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class DeviceSession:
         self._next_id = 1
         self._seen = 0
         self._last_base = 0
-        self._said_idle = False
+        self._reported_idle = False
         self._wire_ids: dict[int, int] = {}
         self._unsent: dict[int, None] = {}
 
@@ -85,7 +85,7 @@ class DeviceSession:
 
     @property
     def room(self) -> int:
-        """Nodes that may still be added (rule 2)."""
+        """The number of nodes that may still be added (rule 2)."""
         return 0 if self.finished else self.limits.nodes - len(self.tree)
 
     @property
@@ -99,7 +99,7 @@ class DeviceSession:
         return len(self.received) - self._last_base >= max(1, self.limits.run_ahead // 2)
 
     def attach(self, epoch: int, limits: SessionLimits) -> Attach:
-        """Rule 1: begin an epoch. Surviving nodes are sent again under new ids."""
+        """Begin an epoch (rule 1). Surviving nodes are sent again under new ids. Raises Fenced if it is not greater."""
         if epoch <= self.epoch:
             raise Fenced(f"epoch is {epoch}, must be greater than {self.epoch}, the one in use")
         self.epoch = epoch
@@ -118,7 +118,7 @@ class DeviceSession:
         )
 
     def may_extend(self, parent: int) -> bool:
-        """Rule 2: whether a child of `parent` (a node or ROOT) is within depth and length, and not under an end."""
+        """Whether a child of `parent` (a node or ROOT) is within depth and length, and not below an end (rule 2)."""
         if self.finished or (parent != ROOT and parent not in self.tree):
             return False
         if parent != ROOT and self.tree[parent].token in self.end_token_ids:
@@ -126,7 +126,7 @@ class DeviceSession:
         return self.tree.depth(parent) < self.limits.depth and self.tree.position_under(parent) < self.max_tokens
 
     def add(self, parent: int, token: int) -> int | None:
-        """Add a guess below `parent` and return its id; None where the tree has no room for it or has it already."""
+        """Add a draft token below `parent` and return its id; None if the tree has no room for it or has it already."""
         if self.room <= 0 or not self.may_extend(parent) or self.tree.child(parent, token) is not None:
             return None
         node_id = self._next_node
@@ -136,28 +136,28 @@ class DeviceSession:
         return node_id
 
     def was_sent(self, node: int) -> bool:
-        """Whether the verifier of this epoch knows the live node, or will when what is on its way has come."""
+        """Whether the live node was sent to the verifier in this epoch."""
         return node not in self._unsent
 
     def poll(self, *, resting: bool) -> Append | None:
-        """The next Append that should go out, None where there is nothing to say (rules 3 to 5).
+        """Return the next Append to send, None if there is nothing to send (rules 3 to 5).
 
-        resting: no more nodes will be added before the next Commit.
+        resting: whether no more nodes will be added before the next Commit.
         """
         if self.finished or self.epoch == 0:
             return None
         credit = self.limits.in_flight - (self._next_id - 1 - self._seen)
         nodes = list(self._unsent)[: max(0, min(credit, MAX_APPEND_NODES))]
         idle = (resting and len(nodes) == len(self._unsent)) or len(nodes) == credit
-        if not nodes and not (idle and not self._said_idle) and not self.base_is_stale:
+        if not nodes and not (idle and not self._reported_idle) and not self.base_is_stale:
             return None
-        self._said_idle = idle
+        self._reported_idle = idle
         return self._append(nodes, idle)
 
     def on_commit(self, commit: Commit) -> Delivery | None:
-        """Rules 6 to 8. None where the Commit is another epoch's or the session is over.
+        """Take a Commit in (rules 6 to 8). Returns None if it belongs to another epoch or the session is over.
 
-        Raises ReattachNeeded on a gap, ProtocolViolation where a delivered token would change or too many come.
+        Raises ReattachNeeded on a gap, ProtocolViolation if a delivered token would change or too many come.
         """
         if commit.epoch != self.epoch or self.finished:
             return None
@@ -174,7 +174,7 @@ class DeviceSession:
                 f"{'none' if self.logprobs is None else 'as many'}; is the verifier older?"
             )
         self._seen = max(self._seen, commit.seen)
-        self._said_idle = False
+        self._reported_idle = False
         tokens = commit.tokens[overlap:]
         drafted: list[bool] = []
         accepted: list[bool] = []
@@ -193,7 +193,7 @@ class DeviceSession:
         return Delivery(tokens, tuple(drafted), tuple(accepted), tuple(path), commit.finish, known)
 
     def cancel(self) -> Cancel | None:
-        """Rule 8. None where the session is over already."""
+        """End the session (rule 8). Returns None if it is over already."""
         if self.finished:
             return None
         self._end(Finish.CANCELLED)
@@ -216,12 +216,12 @@ class DeviceSession:
         self._next_id = 1
         self._seen = 0
         self._last_base = len(self.received)
-        self._said_idle = False
+        self._reported_idle = False
         self._wire_ids = {}
         self._unsent = {node.id: None for node in self.tree}
 
     def _shrink_to(self, limits: SessionLimits) -> None:
-        """Another verifier may allow less: keep what came first and fits, ancestors before descendants."""
+        """Keep the nodes that came first and fit, since another verifier may allow fewer."""
         fits = [node for node in self.tree if self.tree.depth(node.id) <= limits.depth][: limits.nodes]
         if len(fits) == len(self.tree):
             return
@@ -242,7 +242,9 @@ class DeviceSession:
 
 
 def _most_accepted(commit: Commit) -> int:
-    """How many of its first tokens can be nodes that the step evaluated (rule 14): the one after them is the target's
-    alone, unless the sequence ended inside an accepted path."""
+    """Return how many of the first tokens can be nodes that the step evaluated (rule 14).
+
+    The token after them is the target's alone, unless the sequence ended inside an accepted path.
+    """
     ended = commit.finish in (Finish.EOS, Finish.LENGTH)
     return min(commit.evaluated, len(commit.tokens) - (0 if ended else 1))

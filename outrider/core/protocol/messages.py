@@ -1,4 +1,4 @@
-"""What device and verifier say to one another, and the bounds on it. Plain data; the wire codecs translate.
+"""Define the messages between device and verifier as plain data, with their bounds; the wire codecs translate.
 
 Positions count generated tokens: the first generated token has position 0, so `tokens[p]` is the token at position p.
 """
@@ -18,7 +18,7 @@ MAX_SESSION_ID = 128
 MAX_VERIFIER_ID = 64
 MAX_VOCABULARY = 1 << 24
 MAX_LOGPROBS = 20
-"""Alternatives per token, as OpenAI has it."""
+"""Alternatives for each token, as in OpenAI's API."""
 
 
 class Finish(enum.IntEnum):
@@ -32,7 +32,7 @@ class Finish(enum.IntEnum):
 
 @dataclass(frozen=True)
 class SessionLimits:
-    """The caps of one epoch, set by the verifier; directives move below them."""
+    """The caps of one epoch, set by the verifier; directives stay below them."""
 
     nodes: int = 64
     """W: nodes that the device may hold."""
@@ -46,23 +46,23 @@ class SessionLimits:
 
 @dataclass(frozen=True)
 class Directive:
-    """How far to speculate. Sent on the stream when it changes; always below the session's limits."""
+    """How far to speculate. It is sent on the stream when it changes, and stays below the session's limits."""
 
     window_nodes: int = 48
     window_depth: int = 16
     nodes_per_step: int = 12
-    """k: nodes that are worth verifying in one step."""
+    """Speculation length k: nodes that are worth verifying in one step."""
     min_acceptance: float = 0.05
-    """Least survival (0..1) that a node must have to be worth sending."""
+    """Least probability of acceptance, 0 to 1, at which a node is worth sending."""
     draft_wait_ms: int = 8
     """How long the verifier waits for nodes before a plain step."""
     step_ms: float = 0.0
-    """The target's recent step time; 0 where it is not yet known."""
+    """The target's recent step time; 0 if it is not yet known."""
 
 
 @dataclass(frozen=True)
 class Attach:
-    """Take (or take back) a session: everything that the verifier needs, since the device holds the durable state."""
+    """Open a session or resume it: all that the verifier needs, since the device holds the durable state."""
 
     epoch: int
     prompt: tuple[int, ...]
@@ -72,20 +72,20 @@ class Attach:
     max_tokens: int = 256
     """Length of the whole generated sequence, `tokens` included."""
     stop_token_ids: tuple[int, ...] = ()
-    """Token ids that end the sequence as EOS does, beside the target's own."""
+    """Token ids that end the sequence as EOS does, besides the target's own."""
     ignore_eos: bool = False
     logprobs: int | None = None
-    """Likeliest alternatives to tell with each token's log-probability, 0 to MAX_LOGPROBS; None: tell nothing."""
+    """Most likely alternatives to send with each token's log-probability, 0 to MAX_LOGPROBS; None: send neither."""
 
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """What the target itself thought of a position: before penalties, bias, temperature and filters."""
+    """The target's own log-probabilities at a position, before penalties, bias, temperature and filters."""
 
     logprob: float
     """Natural logarithm of the token's probability."""
     top: tuple[tuple[int, float], ...] = ()
-    """(token id, log-probability) of the likeliest, the likeliest first."""
+    """(token id, log-probability) of the most likely tokens, the first most likely."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Append:
     parents: tuple[int, ...] = ()
     tokens: tuple[int, ...] = ()
     idle: bool = False
-    """Nothing more will come before the next Commit."""
+    """Whether nothing more will come before the next Commit."""
 
 
 @dataclass(frozen=True)
@@ -115,11 +115,11 @@ class Commit:
     evaluated: int = 0
     """Nodes that this step's forward pass covered; 0 is a plain step."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """Of each token, where Attach asked for them."""
+    """One for each token if Attach asked for them."""
 
 
 @dataclass(frozen=True)
 class Cancel:
-    """The device wants no more."""
+    """The device ends the session."""
 
     epoch: int

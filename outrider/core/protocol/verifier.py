@@ -1,4 +1,4 @@
-"""The verifier's side of one epoch of a session (rules 9 to 18)."""
+"""Implement the verifier's side of one epoch of a session (rules 9 to 18)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from outrider.core.verification import TreeBatch, Verified, tree_batch_of
 
 
 class VerifierSession:
-    """What the verifier knows of one session in one epoch.
+    """The verifier's state of one session in one epoch.
 
-    kept: tokens that this verifier committed in an earlier epoch of the session; used if the device's are their prefix.
+    kept: tokens that this verifier committed in an earlier epoch; used if the device's tokens are their prefix.
     Losslessness rests on `commit` alone: nothing that `append` takes in can change which tokens are committed.
     """
 
@@ -34,22 +34,22 @@ class VerifierSession:
             frozenset() if attach.ignore_eos else frozenset(eos_token_ids)
         )
         received = list(attach.tokens)
-        # What was kept is without its log-probabilities: tokens that must have some are computed again.
+        # Kept tokens have no log-probabilities: if the device asks for these, the tokens are computed again.
         usable = attach.logprobs is None and list(kept[: len(received)]) == received
         self.committed = list(kept) if usable else received
         self.base = len(received)
         self.seen = 0
         self.idle = False
         self.dead = 0
-        """Nodes that arrived too late or below such a one."""
+        """Nodes that arrived too late, or below such a node."""
         self.finish = self._finish_of(self.committed)
         self.tree = TokenTree(len(self.committed))
-        self.verdicts = AcceptanceHistory(len(self.committed))
-        self._drafts_since = 0
-        """The last node id before the draft in use: guesses up to it are another one's."""
-        self.unheard = 0
-        """First position whose token the device cannot have heard yet: late guesses for earlier ones are not judged,
-        or a device could pass for a good one by repeating what it was told."""
+        self.history = AcceptanceHistory(len(self.committed))
+        self._draft_from = 0
+        """The last node id before the draft in use: another draft proposed the nodes up to it."""
+        self.unreceived = 0
+        """First position whose token the device cannot have received yet: late proposals for earlier positions do not
+        count, or a device could pass for a good one by repeating what it has received."""
         self._aliases: dict[int, int] = {}
         """id of a node that equals a committed token -> the position after that token; only those after `base`"""
         self._sent: deque[tuple[int, int]] = deque([(self.base, 0)])
@@ -57,30 +57,30 @@ class VerifierSession:
 
     @property
     def position(self) -> int:
-        """P: generated tokens committed so far."""
+        """P: the number of generated tokens committed so far."""
         return len(self.committed)
 
     @property
     def held(self) -> int:
-        """Live and aliased nodes: never more than W, without any message that gives credit back."""
+        """The number of live and aliased nodes, never more than W although no message returns credit."""
         return len(self.tree) + len(self._aliases)
 
     @property
     def may_step(self) -> bool:
-        """Rule 16: a device that takes nothing in any more (a zombie's) stops its verifier by itself."""
+        """Whether a step may begin (rule 16): a device that acknowledges nothing any more stops its verifier."""
         return self.finish is Finish.NONE and self.position - self.base < self.limits.run_ahead
 
     def resend(self) -> Commit | None:
-        """Rule 9: what the device misses of a longer sequence, or the end that it missed; None where it has all.
+        """Return a Commit of what the device misses of a kept sequence (rule 9); None if it has all of it.
 
-        Only for the beginning, before anything was taken in.
+        It must be called before anything else.
         """
         if self.position == self.base and self.finish is Finish.NONE:
             return None
         return Commit(self.epoch, self.base, tuple(self.committed[self.base :]), 0, self.finish)
 
     def append(self, message: Append) -> None:
-        """Take nodes in (rules 10 to 12). Raises ProtocolViolation, and then nothing was taken in.
+        """Take nodes in (rules 10 to 12). Raises ProtocolViolation, and then nothing has changed.
 
         Only what needs the session's state is checked here. The shape of one message (as many parents as tokens, each
         parent's id smaller than its child's, token ids in the vocabulary) was checked where it was decoded. A parent
@@ -95,39 +95,42 @@ class VerifierSession:
             if node_id > self.seen:
                 self._ingest(node_id, parent, token, message.base)
                 self.seen = node_id
-                self.idle = False  # here, so that a replay does not take the device's last word back
+                self.idle = False  # only for new nodes, so that a replay does not undo a later `idle`
         # An idle device that has not yet received the latest Commit will answer that one.
         if message.idle and message.base == self.position:
             self.idle = True
 
-    def drafts_anew(self) -> None:
-        """The device drafts with another model from here on: `verdicts` counts the guesses that are to come alone."""
-        self._drafts_since = self.seen
-        self.verdicts.restart()
+    def change_draft(self) -> None:
+        """Count in `history` from here on alone, since the device drafts with another model."""
+        self._draft_from = self.seen
+        self.history.restart()
 
     def cancel(self, message: Cancel) -> Commit | None:
-        """Rule 18. The last Commit, with finish CANCELLED; None for another epoch or a finished session."""
+        """End the session (rule 18) with a Commit that says CANCELLED; None for another epoch or a finished session."""
         if message.epoch != self.epoch or self.finish is not Finish.NONE:
             return None
         self._end(Finish.CANCELLED)
         return Commit(self.epoch, self.position, (), self.seen, self.finish)
 
     def batch(self, wanted: Collection[int]) -> TreeBatch:
-        """Rule 13: the last committed token and the live nodes that are wanted, each with all its ancestors."""
+        """Return the batch of the last committed token and these live nodes, with all their ancestors (rule 13)."""
         return tree_batch_of(self.tree, wanted)
 
     def ends(self, token: int, position: int) -> bool:
-        """Rule 14: whether the sequence ends with `token` at `position`."""
+        """Whether the sequence ends with `token` at `position` (rule 14)."""
         return token in self.stop_tokens or position + 1 >= self.attach.max_tokens
 
     def commit(self, batch: TreeBatch, verified: Verified) -> Commit:
-        """Rules 14 and 15: commit the walked tokens, alias the nodes that carried them, keep only descendants."""
+        """Commit the verified tokens, alias the nodes that carried them and keep only descendants (rules 14 and 15).
+
+        Raises Fenced if the session has moved on since the batch was made.
+        """
         if batch.position != self.position or self.finish is not Finish.NONE:
             raise Fenced(f"a step begun at position {batch.position} ended at {self.position}; discard it")
         start = self.position
         for token in verified.tokens:
-            guesses = self.tree.children(ROOT)
-            self.verdicts.settle(token, guesses, counts=next(iter(guesses.values()), 0) > self._drafts_since)
+            proposals = self.tree.children(ROOT)
+            self.history.commit(token, proposals, counts=next(iter(proposals.values()), 0) > self._draft_from)
             carried = self.tree.advance(token)
             self.committed.append(token)
             if carried is not None:
@@ -140,7 +143,7 @@ class VerifierSession:
         return Commit(self.epoch, start, verified.tokens, self.seen, finish, len(batch.ids))
 
     def _check(self, message: Append) -> None:
-        """Rule 10: everything an honest device never sends, found before anything changes."""
+        """Refuse everything that an honest device never sends, before anything changes (rule 10)."""
         last = message.first_id + len(message.tokens) - 1
         if message.first_id > self.seen + 1:
             raise ProtocolViolation(
@@ -164,7 +167,7 @@ class VerifierSession:
         self._check_nodes(message)
 
     def _check_nodes(self, message: Append) -> None:
-        """Parents, siblings, depth and the count of nodes held, as they would stand after this message."""
+        """Check parents, siblings, depth and the number of nodes held as they would be after this message."""
         fresh: dict[int, int] = {}  # new id -> the position after it; the dead are left out
         taken: set[tuple[int, int]] = set()  # (parent, or -1 - position of a late node, token) of the new nodes
         held = len(self.tree) + sum(after > message.base for after in self._aliases.values())
@@ -199,7 +202,7 @@ class VerifierSession:
                 raise ProtocolViolation(f"nodes held are {held}, must be at most {self.limits.nodes}", field="token")
 
     def _position_below(self, parent: int, base: int) -> int | None:
-        """Rule 11: the position of a child of `parent`, None below a dead one."""
+        """Return the position of a child of `parent`, None below a dead one (rule 11)."""
         if parent == ROOT:
             return base
         if parent in self._aliases:
@@ -207,13 +210,13 @@ class VerifierSession:
         return self.tree.position_under(parent) if parent in self.tree else None
 
     def _ingest(self, node_id: int, parent: int, token: int, base: int) -> None:
-        """Rules 11 and 12 for one node that passed the checks."""
+        """Resolve one node that passed the checks (rules 11 and 12)."""
         position = self._position_below(parent, base)
         if position is None:
             self.dead += 1
         elif position < self.position:
-            if position >= self.unheard:
-                self.verdicts.late(position, right=self.committed[position] == token)
+            if position >= self.unreceived:
+                self.history.late(position, right=self.committed[position] == token)
             if self.committed[position] == token:
                 self._aliases[node_id] = position + 1
             else:
@@ -222,7 +225,7 @@ class VerifierSession:
             self.tree.add(node_id, parent if parent in self.tree else ROOT, token)
 
     def _acknowledge(self, base: int) -> None:
-        """The device has received `base` tokens: forget what it can no longer refer to."""
+        """Forget what a device that has received `base` tokens can no longer refer to."""
         if base <= self.base:
             return
         self.base = base
@@ -231,7 +234,7 @@ class VerifierSession:
             self._sent.popleft()
 
     def _seen_at(self, base: int) -> int:
-        """The greatest `seen` that a device with `base` tokens can have read."""
+        """Return the greatest `seen` that a device with `base` tokens can have read."""
         return max((seen for position, seen in self._sent if position <= base), default=0)
 
     def _finish_of(self, tokens: Sequence[int]) -> Finish:

@@ -1,4 +1,4 @@
-"""What a pending node is worth, by the verifier's own statistics."""
+"""How likely a pending node is to be committed, by the verifier's own statistics."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def tree(*nodes: tuple[int, int], position: int = 0) -> TokenTree:
 
 
 def test_what_was_accepted_counts_by_depth_and_order() -> None:
-    odds = NodeAcceptance()
-    before = odds.probability(1, 0), odds.probability(1, 1), odds.probability(2, 0)
+    acceptance = NodeAcceptance()
+    before = acceptance.probability(1, 0), acceptance.probability(1, 1), acceptance.probability(2, 0)
     for _ in range(200):
-        odds.learn(tree((ROOT, 5), (ROOT, 6), (2, 7)), [6, 8])
-    assert odds.probability(1, 0) < 0.1 < before[0]
-    assert odds.probability(1, 1) > 0.85 > before[1]
-    assert odds.probability(2, 0) < 0.1 < before[2]
-    assert odds.probability(3, 0) == NodeAcceptance().probability(3, 0)
+        acceptance.learn(tree((ROOT, 5), (ROOT, 6), (2, 7)), [6, 8])
+    assert acceptance.probability(1, 0) < 0.1 < before[0]
+    assert acceptance.probability(1, 1) > 0.85 > before[1]
+    assert acceptance.probability(2, 0) < 0.1 < before[2]
+    assert acceptance.probability(3, 0) == NodeAcceptance().probability(3, 0)
 
 
 def test_estimates_converge_on_the_true_rates() -> None:
@@ -53,53 +53,55 @@ def test_a_new_session_starts_from_what_all_sessions_taught_and_then_goes_its_ow
 
 
 def test_a_draft_that_turns_bad_is_found_out_and_forgiven_when_it_recovers() -> None:
-    odds = NodeAcceptance(NodeAcceptance())
+    acceptance = NodeAcceptance(NodeAcceptance())
     for accepted, bound in ((True, 0.8), (False, 0.35), (True, 0.7)):
         for _ in range(60):
-            odds.observe(1, 0, accepted)
-        assert odds.probability(1, 0) > bound if accepted else odds.probability(1, 0) < bound
+            acceptance.observe(1, 0, accepted)
+        assert acceptance.probability(1, 0) > bound if accepted else acceptance.probability(1, 0) < bound
 
 
 def test_judging_stops_where_the_path_leaves_the_tree() -> None:
-    odds = NodeAcceptance()
-    odds.learn(tree((ROOT, 5), (1, 6), (2, 7)), [5, 9, 7])
+    acceptance = NodeAcceptance()
+    acceptance.learn(tree((ROOT, 5), (1, 6), (2, 7)), [5, 9, 7])
     fresh = NodeAcceptance()
-    assert odds.probability(1, 0) > fresh.probability(1, 0)
-    assert odds.probability(2, 0) < fresh.probability(2, 0)
-    assert odds.probability(3, 0) == fresh.probability(3, 0)
+    assert acceptance.probability(1, 0) > fresh.probability(1, 0)
+    assert acceptance.probability(2, 0) < fresh.probability(2, 0)
+    assert acceptance.probability(3, 0) == fresh.probability(3, 0)
 
 
-def test_survival_is_the_product_along_the_path_and_order_is_that_of_arrival() -> None:
-    odds = NodeAcceptance()
+def test_a_nodes_probability_is_the_product_along_the_path_and_order_is_that_of_arrival() -> None:
+    acceptance = NodeAcceptance()
     made = tree((ROOT, 5), (ROOT, 6), (1, 7), (2, 8), (3, 9), position=40)
-    survival = {node: chance for chance, node in odds.survivals(made)}
-    assert survival[1] == odds.probability(1, 0)
-    assert survival[2] == odds.probability(1, 1)
-    assert survival[3] == pytest.approx(odds.probability(1, 0) * odds.probability(2, 0))
-    assert survival[4] == pytest.approx(odds.probability(1, 1) * odds.probability(2, 0))
-    assert survival[5] == pytest.approx(survival[3] * odds.probability(3, 0))
+    found = {node: probability for probability, node in acceptance.ranked(made)}
+    assert found[1] == acceptance.probability(1, 0)
+    assert found[2] == acceptance.probability(1, 1)
+    assert found[3] == pytest.approx(acceptance.probability(1, 0) * acceptance.probability(2, 0))
+    assert found[4] == pytest.approx(acceptance.probability(1, 1) * acceptance.probability(2, 0))
+    assert found[5] == pytest.approx(found[3] * acceptance.probability(3, 0))
 
 
 @settings(max_examples=80, deadline=None)
 @given(
     parents=st.lists(st.integers(0, 40), min_size=1, max_size=40),
-    verdicts=st.lists(st.tuples(st.integers(1, 12), st.integers(0, 5), st.booleans()), max_size=60),
+    observations=st.lists(st.tuples(st.integers(1, 12), st.integers(0, 5), st.booleans()), max_size=60),
 )
 def test_any_number_of_best_nodes_is_closed_under_ancestors(
-    parents: list[int], verdicts: list[tuple[int, int, bool]]
+    parents: list[int], observations: list[tuple[int, int, bool]]
 ) -> None:
-    odds = NodeAcceptance(NodeAcceptance())
-    for verdict in verdicts:
-        odds.observe(*verdict)
+    acceptance = NodeAcceptance(NodeAcceptance())
+    for observation in observations:
+        acceptance.observe(*observation)
     made = TokenTree(3)
     for i, parent in enumerate(parents, start=1):
         made.add(i, min(parent, i - 1), i)
     taken = {ROOT}
-    ranked = odds.survivals(made)
+    ranked = acceptance.ranked(made)
     assert len(ranked) == len(parents)
-    assert [chance for chance, _ in ranked] == sorted((chance for chance, _ in ranked), reverse=True)
-    for chance, node in ranked:
-        assert 0.0 < chance < 1.0
+    assert [probability for probability, _ in ranked] == sorted(
+        (probability for probability, _ in ranked), reverse=True
+    )
+    for probability, node in ranked:
+        assert 0.0 < probability < 1.0
         assert made[node].parent in taken
         taken.add(node)
 

@@ -1,4 +1,4 @@
-"""The walk against the plain definition: follow the target's own tokens for as long as the batch holds them."""
+"""Verification against the plain definition: follow the target's own tokens for as long as the batch holds them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ def never(token: int, position: int) -> bool:
     return False
 
 
-def test_without_nodes_the_walk_commits_one_token() -> None:
+def test_without_nodes_verification_commits_one_token() -> None:
     verified = verify(TreeBatch((), (), (), (), 0), lambda row, path: 3, never)
     assert (verified.tokens, verified.rows) == ((3,), ())
 
 
-def test_the_walk_ends_with_a_token_that_no_node_carries() -> None:
+def test_verification_ends_with_a_token_that_no_node_carries() -> None:
     verified = verify(BATCH, lambda row, path: [5, 7, 9][len(path)], never)
     assert (verified.tokens, verified.rows) == ((5, 7, 9), (1, 3))
 
 
-def test_the_walk_asks_for_the_row_it_stands_on_and_the_path_so_far() -> None:
+def test_verification_asks_for_the_row_it_stands_on_and_the_path_so_far() -> None:
     asked = []
     verify(
         BATCH, lambda row, path: asked.append((row, tuple(path))) or [5, 7, 9][row if row == 0 else len(path)], never
@@ -33,12 +33,12 @@ def test_the_walk_asks_for_the_row_it_stands_on_and_the_path_so_far() -> None:
     assert asked == [(0, ()), (1, (5,)), (3, (5, 7))]
 
 
-def test_the_walk_stops_at_an_end_inside_an_accepted_path() -> None:
+def test_verification_stops_at_an_end_inside_an_accepted_path() -> None:
     verified = verify(BATCH, lambda row, path: [5, 7, 9][len(path)], lambda token, position: token == 5)
     assert (verified.tokens, verified.rows) == ((5,), (1,))
 
 
-def test_the_walk_stops_at_the_last_position_inside_an_accepted_path() -> None:
+def test_verification_stops_at_the_last_position_inside_an_accepted_path() -> None:
     verified = verify(BATCH, lambda row, path: [5, 7, 9][len(path)], lambda token, position: position >= 5)
     assert (verified.tokens, verified.rows) == ((5, 7), (1, 3))
 

@@ -1,4 +1,4 @@
-"""Accept probabilities: a sensible prior, unlearned by what is observed."""
+"""Probabilities of acceptance begin with a sensible prior, which observations outweigh."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.reliability import Reliability, reliability
-from outrider.core.acceptance.calibrator import MARGIN_EDGES, Calibrator
+from outrider.core.acceptance.calibrator import MARGIN_EDGES, AcceptancePrior, Calibrator
 
 
 def test_the_prior_grows_with_the_lead_of_the_first_guess_and_falls_with_the_lag_of_the_others() -> None:
@@ -91,7 +91,7 @@ def mean_first(calibrator: Calibrator) -> float:
 @pytest.mark.parametrize("first", [0.3, 0.6, 0.9])
 def test_a_measurement_from_elsewhere_is_what_first_guesses_are_expected_to_do(first: float) -> None:
     calibrator = Calibrator()
-    calibrator.expect(first, 0.4, 256)
+    calibrator.start_from(AcceptancePrior(first, 0.4, 256))
     assert mean_first(calibrator) == pytest.approx(first, abs=0.1)
     assert calibrator.probability(0, 4.0, 1) > calibrator.probability(0, 0.2, 1)
     caught = sum(calibrator.probability(rank, 1.0, 1) for rank in (1, 2, 3))
@@ -100,28 +100,28 @@ def test_a_measurement_from_elsewhere_is_what_first_guesses_are_expected_to_do(f
 
 def test_a_few_positions_move_it_a_little() -> None:
     few, many, none = Calibrator(), Calibrator(), Calibrator()
-    few.expect(0.2, 0.5, 4)
-    many.expect(0.2, 0.5, 256)
-    none.expect(0.2, 0.5, 0)
+    few.start_from(AcceptancePrior(0.2, 0.5, 4))
+    many.start_from(AcceptancePrior(0.2, 0.5, 256))
+    none.start_from(AcceptancePrior(0.2, 0.5, 0))
     assert mean_first(many) < mean_first(few) < mean_first(none) == mean_first(Calibrator())
 
 
 def test_it_counts_for_a_few_observations_and_no_more_once_enough_were_made() -> None:
     calibrator = Calibrator()
-    calibrator.expect(0.2, 0.0, 256)
+    calibrator.start_from(AcceptancePrior(0.2, 0.0, 256))
     for _ in range(40):
         calibrator.observe(0, 1.2, 1, True)
     assert calibrator.probability(0, 1.2, 1) > 0.8
     for _ in range(400):
         calibrator.observe(1, 0.6, 1, False)
     before = [calibrator.probability(rank, 3.0, 1) for rank in range(4)]
-    calibrator.expect(0.99, 1.0, 256)
+    calibrator.start_from(AcceptancePrior(0.99, 1.0, 256))
     assert [calibrator.probability(rank, 3.0, 1) for rank in range(4)] == before
 
 
 def test_siblings_of_whom_none_was_sent_are_still_tried() -> None:
     calibrator = Calibrator()
-    calibrator.expect(0.6, 0.0, 256)
+    calibrator.start_from(AcceptancePrior(0.6, 0.0, 256))
     assert calibrator.probability(1, 0.5, 1) > 0.03
 
 

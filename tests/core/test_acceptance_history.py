@@ -1,0 +1,135 @@
+"""Proposals are judged position by position, whether they come in time or late."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.core.acceptance.history import HIT, MISS, SIBLING, UNKNOWN, AcceptanceHistory
+from outrider.core.protocol.messages import Append, Attach, SessionLimits
+from outrider.core.protocol.verifier import VerifierSession
+from outrider.core.verification import Verified
+
+
+@pytest.mark.parametrize(
+    ("proposals", "outcome"), [([7], HIT), ([7, 8], HIT), ([8, 7], SIBLING), ([8], MISS), ([8, 9], MISS), ([], UNKNOWN)]
+)
+def test_a_position_is_judged_by_its_first_proposal_and_then_by_the_others(proposals: list[int], outcome: int) -> None:
+    history = AcceptanceHistory()
+    history.commit(7, proposals)
+    assert history.outcomes() == (b"" if outcome == UNKNOWN else bytes([outcome]))
+
+
+def test_late_proposals_are_judged_in_the_order_in_which_they_come() -> None:
+    history = AcceptanceHistory(position=10)
+    for _ in range(3):
+        history.commit(7, [])
+    history.late(10, right=True)
+    history.late(11, right=False)
+    history.late(11, right=True)
+    history.late(12, right=False)
+    assert history.outcomes() == bytes([HIT, SIBLING, MISS])
+
+
+def test_a_late_proposal_never_takes_an_outcome_back() -> None:
+    history = AcceptanceHistory()
+    history.commit(7, [7])
+    history.late(0, right=False)
+    history.late(0, right=True)
+    assert history.outcomes() == bytes([HIT])
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(-5, 60)), max_size=80), st.integers(1, 8))
+def test_only_the_latest_are_kept_and_nothing_from_outside_them_matters(
+    calls: list[tuple[bool, int]], size: int
+) -> None:
+    history = AcceptanceHistory(size=size)
+    for commits, position in calls:
+        if commits:
+            history.commit(1, [1])
+        else:
+            history.late(position, right=False)
+    committed = sum(commits for commits, _ in calls)
+    assert history.outcomes() == bytes([HIT] * min(committed, size))
+
+
+def test_the_protocol_judges_what_came_in_time_what_came_late_and_what_was_not_evaluated() -> None:
+    session = VerifierSession(Attach(1, (1, 2)), SessionLimits())
+    session.append(Append(1, 1, 0, (0, 0, 1), (5, 6, 7)))  # 5 and 6 for position 0, 7 below 5
+    batch = session.batch(())  # a plain step: none of them is evaluated
+    session.commit(batch, Verified((5,), ()))
+    session.commit(session.batch(()), Verified((9,), ()))  # 7 was wrong
+    session.commit(session.batch(()), Verified((4,), ()))  # nothing was proposed
+    session.append(Append(1, 4, 2, (0, 4), (4, 3)))  # late: 4 for position 2; 3 below it is in time
+    session.commit(session.batch(()), Verified((8,), ()))
+    assert session.history.outcomes() == bytes([HIT, MISS, HIT, MISS])
+
+
+def test_positions_are_counted_once_and_by_the_first_proposal() -> None:
+    history = AcceptanceHistory()
+    for proposals in ([7], [8, 7], [8], []):
+        history.commit(7, proposals)
+    assert (history.positions, history.first_accepted) == (4, 1)
+    history.late(3, right=True)  # nothing was proposed there
+    history.late(3, right=False)
+    history.late(2, right=True)  # the first proposal was another
+    assert (history.positions, history.first_accepted) == (4, 2)
+    history.commit(7, [7], counts=False)
+    assert (history.positions, history.first_accepted) == (4, 2)
+    history.restart()
+    assert (history.positions, history.first_accepted) == (0, 0)
+    assert history.outcomes() == bytes([HIT, SIBLING, SIBLING, HIT, HIT])
+
+
+def test_positions_count_from_the_first_proposal_on_that_is_judged() -> None:
+    history = AcceptanceHistory()
+    for proposals in ([], [], [8], [], [7]):
+        history.commit(7, proposals)
+    assert (history.positions, history.first_accepted) == (3, 1)
+    history.late(1, right=True)  # from before: it counts with its own guess
+    assert (history.positions, history.first_accepted) == (4, 2)
+    history.late(3, right=True)  # its position has been counted
+    assert (history.positions, history.first_accepted) == (4, 3)
+
+
+def test_a_late_proposal_may_be_the_first_one_that_is_judged() -> None:
+    history = AcceptanceHistory()
+    for _ in range(3):
+        history.commit(7, [])
+    history.late(1, right=False)
+    history.commit(7, [])
+    assert (history.positions, history.first_accepted) == (2, 0)
+    history.restart()
+    history.commit(7, [])
+    assert (history.positions, history.first_accepted) == (0, 0)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["commit", "late", "restart"]), st.integers(0, 40), st.booleans()), max_size=60)
+)
+def test_no_position_counts_twice_nor_is_right_without_counting(calls: list[tuple[str, int, bool]]) -> None:
+    history = AcceptanceHistory()
+    committed = 0
+    for name, position, flag in calls:
+        if name == "commit":
+            history.commit(7, [7] if flag else [])
+            committed += 1
+        elif name == "late":
+            history.late(position, right=flag)
+        else:
+            history.restart()
+    assert history.first_accepted <= history.positions <= committed
+
+
+def test_proposals_of_the_draft_before_do_not_count_for_the_next_one() -> None:
+    session = VerifierSession(Attach(1, (1, 2)), SessionLimits())
+    session.append(Append(1, 1, 0, (0, 1), (5, 6)))
+    session.change_draft()
+    session.append(Append(1, 3, 0, (2, 0), (7, 9)))  # 7 below 6, and 9 beside 5: not the first there
+    for token in (5, 6):
+        session.commit(session.batch(()), Verified((token,), ()))
+    assert (session.history.positions, session.history.first_accepted) == (0, 0)
+    session.commit(session.batch(()), Verified((7,), ()))
+    assert (session.history.positions, session.history.first_accepted) == (1, 1)
+    assert session.history.outcomes() == bytes([HIT, HIT, HIT])
