@@ -15,7 +15,6 @@ import json
 import time
 import timeit
 import types
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -24,9 +23,8 @@ from prometheus_client.exposition import generate_latest
 from cloud_verifier.engine.counters import STATES, EngineCounters
 from cloud_verifier.engine.step_profiler import PARTS
 from cloud_verifier.engine_process.codec import counters_to_proto
-from cloud_verifier.front.counters import FrontCounters
+from cloud_verifier.front.counters import FrontCounters, StreamCounters
 from cloud_verifier.front.metrics import VerifierCollector
-from cloud_verifier.front.session_stream import SessionStream
 from coordinator.api.counters import StoreCounters
 from outrider.telemetry.prometheus import registry
 from outrider.wire.v1 import engine_pb2, session_pb2
@@ -55,14 +53,13 @@ def step(counters: EngineCounters) -> Callable[[], None]:
 
 def message() -> Callable[[], None]:
     """A message with nodes and the commit that has seen it, as the front counts them."""
-    stream: Any = SessionStream.__new__(SessionStream)
-    stream._counters, stream._unseen, stream._heard, stream.tokens = FrontCounters(), deque(), time.monotonic(), 0
+    counters = StreamCounters(FrontCounters())
     append = session_pb2.Append(first_id=1, up=[0, 1, 1], token=[5, 6, 7])
     commit = session_pb2.Commit(epoch=1, start=1, token=[5, 6], seen=3)
 
     def count() -> None:
-        stream._note_append(append)
-        stream._note_commit(commit)
+        counters.append(append)
+        counters.commit(commit)
 
     return count
 

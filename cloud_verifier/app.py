@@ -1,15 +1,16 @@
-"""`outrider-verifier`: one target, served to many devices."""
+"""Run `outrider-verifier`, which serves one target to many devices. Its help needs neither gRPC nor torch."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import ctypes
+import platform
 import signal
 import sys
 from collections.abc import Sequence
 
 from cloud_verifier.config import INSTALL, VerifierConfig
-from cloud_verifier.engine_process.malloc_trim import give_back_what_is_freed
 from outrider.console_scripts import EndedByInterrupt
 from outrider.core.errors import BadRequest, OutriderError
 from outrider.settings.options import parser_of, settle
@@ -19,45 +20,72 @@ from outrider.telemetry.logs import configure
 PROGRAM = "outrider-verifier"
 EXIT_REFUSED = 2
 
+LARGE_BYTES = 128 * 1024
+"""Blocks of this size and more are mapped one by one, and go back to the system when they are freed. It is glibc's own
+first value; left alone, glibc raises it for good to the largest block that was ever freed, up to 32 MB."""
+ARENAS = 2
+"""Heaps that all threads share. By default gRPC's dozen threads fill up to eight for each core, and each heap keeps
+what some message needed once."""
+# mallopt's parameters, from glibc's malloc.h.
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Serve until a signal or an operator ends the process. Exits with 2 if the settings or the model are refused."""
+    config = parse(arguments)
+    trim_freed_memory()
+    configure(config.log_format, "verifier")
+    try:
+        raise SystemExit(asyncio.run(_serve(config)))
+    except OutriderError as error:
+        raise _refused(error) from error
+    except ImportError as error:
+        raise _refused(f"{error}; {INSTALL}") from error
+
 
 def parse(arguments: Sequence[str] | None = None) -> VerifierConfig:
-    """Flags over environment over file over defaults. Exits with a readable message on a bad value."""
+    """Return the settings: flags over environment over file over defaults. Exits with a message on a bad value."""
     try:
         return settle(VerifierConfig, parser().parse_args(arguments), PROGRAM)
     except BadRequest as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
-        raise SystemExit(EXIT_REFUSED) from error
+        raise _refused(error) from error
 
 
 def parser() -> argparse.ArgumentParser:
     return parser_of(VerifierConfig, PROGRAM, "Serve one target to many devices.")
 
 
-async def _main(config: VerifierConfig) -> int:
+def trim_freed_memory() -> bool:
+    """Have freed memory go back to the system, even after a message of a megabyte; call it before there are threads.
+
+    Return whether that could be done: with another C library than glibc nothing is changed.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    values = ((_M_ARENA_MAX, ARENAS), (_M_MMAP_THRESHOLD, LARGE_BYTES), (_M_TRIM_THRESHOLD, LARGE_BYTES))
+    taken = [mallopt(name, value) for name, value in values]
+    return all(taken)
+
+
+async def _serve(config: VerifierConfig) -> int:
+    """Serve until the first SIGTERM or SIGINT, which drains, or a second one, which hurries; return the exit code."""
     with EndedByInterrupt():
-        from cloud_verifier.verifier import Verifier  # needs the extra; `main` says so where it is missing
+        from cloud_verifier.verifier import VerifierProcess  # needs the extra; `main` says so if it is missing
 
     traces.configure("verifier")
-
     stop, at_once = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, lambda: (at_once if stop.is_set() else stop).set())  # the second is in a hurry
-    return await Verifier(config).run(stop, at_once)
+        loop.add_signal_handler(signum, lambda: (at_once if stop.is_set() else stop).set())
+    return await VerifierProcess(config).run(stop, at_once)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    config = parse(arguments)
-    give_back_what_is_freed()
-    configure(config.log_format, "verifier")
-    try:
-        raise SystemExit(asyncio.run(_main(config)))
-    except OutriderError as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
-        raise SystemExit(EXIT_REFUSED) from error
-    except ImportError as error:
-        print(f"{PROGRAM}: {error}; {INSTALL}", file=sys.stderr)
-        raise SystemExit(EXIT_REFUSED) from error
+def _refused(reason: object) -> SystemExit:
+    print(f"{PROGRAM}: {reason}", file=sys.stderr)
+    return SystemExit(EXIT_REFUSED)
 
 
 if __name__ == "__main__":

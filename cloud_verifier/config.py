@@ -4,14 +4,16 @@ which overrides the table [verifier] of a file (`outrider.settings`)."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from outrider.core.protocol.messages import MAX_VERIFIER_ID, Directive, SessionLimits
 from outrider.telemetry.logs import LogFormat
-from outrider.wire.channels import ClientTls, ServerTls
+
+if TYPE_CHECKING:
+    from outrider.wire.channels import ClientTls, ServerTls
 
 FRONT = "OUTRIDER_FRONT_PID"
 """In the environment of the ranks' processes: who started them, and must not be outlived."""
@@ -169,11 +171,16 @@ class VerifierConfig(BaseSettings):
 
     @property
     def tls(self) -> ServerTls | None:
-        """For `channels.bind`."""
+        """The certificate and key to serve with; None for plain text."""
+        from outrider.wire.channels import ServerTls  # gRPC, which the help does not wait for
+
         return ServerTls(self.tls_cert, self.tls_key) if self.tls_cert and self.tls_key else None
 
     @property
     def coordinator_tls(self) -> ClientTls | None:
+        """What to verify the coordinator's certificate with; None for plain text."""
+        from outrider.wire.channels import ClientTls
+
         return ClientTls(self.coordinator_ca) if self.coordinator_ca else None
 
     @property

@@ -1,4 +1,4 @@
-"""Convert the engine's counters and recorded output to protobuf, for the front."""
+"""Convert the engine's counters and recorded tokens to protobuf, for the front."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The front's side of the engine process: starts it, routes requests to it and events from it."""
+"""The front's side of the engine process: start and stop it, send it requests, and route its events to streams."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Key = tuple[str, int]
 
 STOP_TIMEOUT_S = 5.0
 TICK_S = 0.25
-"""Longest slice in which an engine's silence is counted."""
+"""The longest slice in which an engine's silence is counted, in seconds."""
 GONE = "the verifier's engine process has ended; resume on another verifier"
 
 
 class EngineHost:
-    """One engine process. Every session's events go to the inbox that it registered under (session id, epoch)."""
+    """One engine process. A session's events go to the inbox that was registered under (session id, epoch)."""
 
     def __init__(self, config: VerifierConfig, on_progress: Callable[[str], None] = lambda text: None) -> None:
         self._config = config
@@ -42,22 +42,22 @@ class EngineHost:
         self._pump: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[pb.EngineReady] = asyncio.get_running_loop().create_future()
         self._quiet_s = 0.0
-        """How long this process has run without a word from the engine."""
+        """Seconds that this process has run without an event of the engine."""
         self.stats = pb.EngineStats()
         self.on_produced: Callable[[pb.EngineEvent], None] = lambda event: None
-        """Gets what recorded sessions produced; the last of it behind the commit that ends a session."""
+        """Called with what recorded sessions produced; the last of it comes after the commit that ends a session."""
         self.ended = asyncio.Event()
         """Set when the engine process is gone, whether asked to go or not."""
 
     async def start(self) -> pb.EngineReady:
-        """Start the process and wait until the model has passed its self-test. Raises ModelRefused or Unavailable."""
+        """Start the process, and return once the model has passed its self-test. Raises ModelRefused or Unavailable."""
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = await self.ranks.start(theirs)
         return await self._connect(ours)
 
     async def stop(self) -> None:
-        """Ask the process to end, and see to it that it does; one that is still loading cannot hear and is killed."""
+        """Ask the process to end, and kill it if it does not; while it loads it cannot read, and is killed at once."""
         self.ranks.expect_end()
         if self._process is not None:
             await self._stop(self._process)
@@ -81,9 +81,9 @@ class EngineHost:
         return self._process.pid if self._process else os.getpid()
 
     def register(self, session_id: str, epoch: int) -> Inbox:
-        """An inbox for the events of one epoch; an older epoch of the session learns that it is fenced.
+        """Return an inbox for the events of one epoch, and fence an older epoch of the session.
 
-        Raises Fenced where a stream with this epoch or a newer one is live, Unavailable without an engine.
+        Raises Fenced if a stream with this epoch or a greater one is live, Unavailable without an engine.
         """
         if self.ended.is_set():
             raise Unavailable(GONE)
@@ -99,9 +99,9 @@ class EngineHost:
         return inbox
 
     def release(self, session_id: str, epoch: int, inbox: Inbox) -> bool:
-        """The stream has ended: the engine frees all that the session holds within one step.
+        """Have the engine free, within one step, all that the session of an ended stream holds.
 
-        False where the inbox no longer owned the session: a later epoch, or a failure, came before. The engine is told
+        Return False if the inbox no longer owned the session, as a later epoch has taken over. The engine gets the Stop
         even then: it may have refused that later epoch, and would hold this one for ever.
         """
         self.send(pb.EngineRequest(session_id=session_id, epoch=epoch, stop=pb.Stop()))
@@ -110,7 +110,7 @@ class EngineHost:
         del self._inboxes[(session_id, epoch)]
         return True
 
-    def give_up(self, error: OutriderError) -> None:
+    def fail_all(self, error: OutriderError) -> None:
         """End every stream with `error`, after all that its inbox holds already."""
         for key, inbox in self._inboxes.items():
             inbox.put_nowait(_failure(key, error))
@@ -120,7 +120,7 @@ class EngineHost:
             self._writer.write(ipc.frame(request))
 
     async def drain(self) -> None:
-        """Wait while the engine has more requests before it than it should. Raises Unavailable without an engine."""
+        """Wait while too many requests are queued for the engine. Raises Unavailable without an engine."""
         if self._writer is None:
             return
         try:
@@ -129,7 +129,7 @@ class EngineHost:
             raise Unavailable(GONE) from None
 
     async def _connect(self, sock: socket.socket) -> pb.EngineReady:
-        """Take up an engine at the other end."""
+        """Connect to the engine at the other end of the socket pair, and wait until it is ready."""
         reader, self._writer = await asyncio.open_connection(sock=sock)
         self._pump = asyncio.create_task(self._route(reader))
         return await asyncio.shield(self._ready)  # `stop` needs to know whether it is still loading
@@ -144,7 +144,7 @@ class EngineHost:
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         except DecodeError as error:
-            log.error("the engine process sent what is no event (%s); killing it", error)
+            log.error("the engine process sent a frame that is no event (%s); killing it", error)
             self._kill()
         finally:
             watching.cancel()
@@ -153,8 +153,8 @@ class EngineHost:
     async def _watch(self) -> None:
         """Kill an engine that hangs.
 
-        Its silence is counted in slices in which this process ran: after a suspension of both, which may last for
-        hours, a healthy engine has its time to speak.
+        Its silence is counted in slices in which this process ran: after a suspension of both processes, which may
+        last for hours, a healthy engine has time to send an event.
         """
         limit_s = self._config.engine_silence_s
         tick_s = min(TICK_S, limit_s / 4)
@@ -192,14 +192,14 @@ class EngineHost:
                     inbox.put_nowait(event)
 
     def _engine_gone(self) -> None:
-        """Its sessions resume on another verifier; whoever supervises this one restarts it."""
+        """End all streams: sessions resume on another verifier, and the supervisor restarts this one."""
         if self.ended.is_set():
             return
         self.ranks.expect_end()
         gone = Unavailable(GONE)
         if not self._ready.done():
             self._ready.set_exception(gone)
-        self.give_up(gone)
+        self.fail_all(gone)
         self.ended.set()
 
 

@@ -1,4 +1,4 @@
-"""Protobuf messages in length-prefixed frames over a socket pair: what front and engine process speak."""
+"""Exchange protobuf messages between front and engine process: length-prefixed frames over a socket pair."""
 
 from __future__ import annotations
 
@@ -28,31 +28,27 @@ def frame(message: Message) -> bytes:
 
 
 async def read_event(reader: asyncio.StreamReader) -> pb.EngineEvent:
-    """The next event. Raises asyncio.IncompleteReadError where the engine process is gone."""
+    """Return the engine's next event. Raises asyncio.IncompleteReadError if the engine process is gone."""
     (size,) = _HEADER.unpack(await reader.readexactly(_HEADER.size))
     return pb.EngineEvent.FromString(await reader.readexactly(size))
 
 
 class EngineEnd:
-    """The engine's end, for its synchronous loop."""
+    """The engine process's end of the socket pair, for its synchronous loop."""
 
     def __init__(self, sock: socket.socket) -> None:
+        self.closed = False
+        """Whether the front has gone."""
         self._sock = sock
         self._buffer = bytearray()
-        self._closed = False
-        self._owed = b""
-        """The rest of a frame that was taken up in part, before anything else."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether the front has gone."""
-        return self._closed
+        self._unsent = b""
+        """The rest of a frame that the socket took in part; it goes out before anything else."""
 
     def receive(self, timeout_s: float | None) -> Iterator[pb.EngineRequest]:
-        """Everything that has come, waiting for the first byte at most `timeout_s` (None: for ever)."""
+        """Yield all requests that have come, waiting at most `timeout_s` seconds (None: without a limit) for one."""
         if select.select([self._sock], [], [], timeout_s)[0]:
             data = self._sock.recv(_RECEIVE_BYTES)
-            self._closed = not data
+            self.closed = not data
             self._buffer += data
         while len(self._buffer) >= _HEADER.size:
             (size,) = _HEADER.unpack_from(self._buffer)
@@ -65,20 +61,20 @@ class EngineEnd:
 
     def send(self, events: list[pb.EngineEvent]) -> None:
         if events:
-            self._sock.sendall(b"".join([self._owed, *map(frame, events)]))
-            self._owed = b""
+            self._sock.sendall(b"".join([self._unsent, *map(frame, events)]))
+            self._unsent = b""
 
     def offer(self, event: pb.EngineEvent) -> bool:
-        """Send it if that can be done without waiting; whether it was. Raises ConnectionError where the front is gone.
+        """Send an event if that needs no waiting; return whether it was sent. Raises ConnectionError without a front.
 
-        A socket that is writable has most of its buffer free (Linux: three quarters), so what is offered leaves the
-        room that others need.
+        A socket that is writable has most of its buffer free (Linux: three quarters), so an offered event leaves room
+        for commits.
         """
-        if self._owed or not select.select([], [self._sock], [], 0.0)[1]:
+        if self._unsent or not select.select([], [self._sock], [], 0.0)[1]:
             return False
         data = frame(event)
         with contextlib.suppress(BlockingIOError):
-            self._owed = data[self._sock.send(data, socket.MSG_DONTWAIT) :]
+            self._unsent = data[self._sock.send(data, socket.MSG_DONTWAIT) :]
             return True
         return False
 

@@ -1,11 +1,11 @@
-"""What the engine process does: requests in, one step, events out. The first file there that needs torch."""
+"""Load the target and serve it: requests in, one step, events out. The rest of this package works without torch."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -39,18 +39,17 @@ STATS_INTERVAL_S = 0.25
 
 
 class EngineLoop:
-    """Drives one Engine from one socket."""
+    """Drives an Engine by the requests of the front, and sends back its events."""
 
     def __init__(self, engine: Engine, end: EngineEnd, vocabulary_size: int) -> None:
         self._engine = engine
         self._end = end
         self._vocabulary_size = vocabulary_size
         self._epochs: dict[str, int] = {}
-        """session id -> the epoch that the engine has it in"""
+        """session id -> the epoch in which the engine has the session"""
         self._stats_due = 0.0
         self._unrecorded = 0
-        """Tokens of recorded sessions that the front was not told of, since it did not keep up, or they do not fit
-        into an event."""
+        """Tokens of recorded sessions that were not sent, since the front did not keep up or they fit no event."""
         self._quit = False
 
     def run(self) -> None:
@@ -63,20 +62,20 @@ class EngineLoop:
             self._record(self._engine.produced())
 
     def _record(self, produced: list[Produced]) -> None:
-        """Behind the commits, and only as far as they are not held up; what fails is lost, and no session with it."""
+        """Send what was produced, behind the commits and without waiting; a failure loses tokens, but no session."""
         for one in produced:
             event = _recorded(one)
             if event is None or not self._end.offer(event):
                 self._unrecorded += len(one.visit.tokens)
 
     def _poll_timeout_s(self) -> float:
-        """Seconds to wait for requests: none while a step is due."""
+        """Return the seconds to wait for requests, 0 while a step is due."""
         deadline = self._engine.next_deadline()
         wait = self._stats_due - time.monotonic()
         return max(0.0, wait if deadline is None else min(wait, deadline - time.monotonic()))
 
     def _take(self, request: pb.EngineRequest) -> list[pb.EngineEvent]:
-        """One request. What the engine refuses ends that session alone."""
+        """Apply one request; return the failure that ends its session if the engine refuses it."""
         try:
             self._apply(request)
         except OutriderError as error:
@@ -96,7 +95,7 @@ class EngineLoop:
             self._start(request)
             return
         if self._epochs.get(session_id) != request.epoch:
-            return  # an old stream's last words
+            return  # a request of a stream that another epoch has replaced
         match kind:
             case "append":
                 self._engine.append(session_id, codecs.append_from_checked(request.append, epoch=request.epoch))
@@ -152,7 +151,7 @@ class EngineLoop:
 
 
 def _recorded(produced: Produced) -> pb.EngineEvent | None:
-    """None where it cannot be told."""
+    """Return the event that tells what was produced; None, with a log line, if none can be made of it."""
     visit = produced.visit
     try:
         return pb.EngineEvent(session_id=visit.session_id, epoch=visit.epoch, produced=produced_to_proto(produced))
@@ -166,7 +165,7 @@ def _failure(request: pb.EngineRequest, error: OutriderError) -> pb.EngineEvent:
 
 
 def _ready(model: TargetModel) -> pb.EngineReady:
-    """The front adds the tokenizer's hash."""
+    """Describe the loaded target; the front adds the tokenizer's hash."""
     target = session_pb2.TargetIdentity(
         name=model.name,
         weights_hash=f"sha256:{model.weights_hash}",
@@ -183,18 +182,18 @@ def _ready(model: TargetModel) -> pb.EngineReady:
 
 
 def _server_draft(config: VerifierConfig, model: TargetModel, progress: Progress) -> LlamaServerDraft | None:
-    """The draft on our side, where one is asked for. Raises ModelRefused, or VocabularyMismatch."""
+    """Load the server draft, if the settings name one. Raises ModelRefused or VocabularyMismatch."""
     if config.server_draft is None:
         return None
     from outrider.llama import ChainContext, LlamaModel
 
-    progress(f"loading {config.server_draft.name}, the co-located draft")
+    progress(f"loading {config.server_draft.name}, the server draft")
     draft = LlamaModel.load(config.server_draft, threads=config.threads)
     compare_token_tables(draft.token_table(), token_table((config.model / "tokenizer.json").read_bytes()))
-    # No more tokens in all than the target's own pool is worth, twice over: each sequence has room for a whole one.
+    # At most twice the tokens of the target's own pool in all; each sequence has room for a whole one.
     length = min(draft.n_ctx_train, model.max_sequence, config.kv_slots)
     count = min(config.max_sessions, config.server_draft_sessions, max(1, 2 * config.kv_slots // length))
-    progress(f"the co-located draft serves {count} sessions of up to {length} tokens at once")
+    progress(f"the server draft serves {count} sessions of up to {length} tokens at once")
     chains = ChainContext(draft, length=length, count=count, threads=config.threads)
     return LlamaServerDraft(
         chains,
@@ -206,9 +205,9 @@ def _server_draft(config: VerifierConfig, model: TargetModel, progress: Progress
 
 
 def serve(config: VerifierConfig, end: EngineEnd, store_fd: int | None = None) -> None:
-    """Load the target and serve it until the front goes or says so.
+    """Load the target and serve it until the front closes its end or sends Quit.
 
-    store_fd: as for RankGroup.join. Raises ModelRefused, ConnectionError, or Unavailable where a rank has gone.
+    store_fd: as for RankGroup.join. Raises ModelRefused, ConnectionError, or Unavailable if a rank has gone.
     """
     if config.tensor_parallel == 1:
         _serve(config, end, partial(TargetModel.load, device=config.device))
@@ -218,7 +217,7 @@ def serve(config: VerifierConfig, end: EngineEnd, store_fd: int | None = None) -
 
 
 def follow(config: VerifierConfig) -> None:
-    """What a rank beside rank 0 does. Raises ModelRefused, or Unavailable where rank 0 has gone."""
+    """Load a rank's share of the target, and follow rank 0. Raises ModelRefused, or Unavailable if rank 0 has gone."""
     disable_progress_bar()
     with _join(config) as group:
         group.follow(
@@ -232,19 +231,15 @@ def follow(config: VerifierConfig) -> None:
         )
 
 
-@contextmanager
-def _join(config: VerifierConfig, store_fd: int | None = None) -> Iterator[RankGroup]:
-    from cloud_verifier.engine.parallel.tensor_parallel import (
-        RankGroup,  # an import that one rank alone does not pay for
-    )
+def _join(config: VerifierConfig, store_fd: int | None = None) -> AbstractContextManager[RankGroup]:
+    from cloud_verifier.engine.parallel.tensor_parallel import RankGroup  # a single rank does without this import
 
-    # Half of it, so that rank 0 can still tell the front that a rank is silent.
-    with RankGroup.join(config.device, timeout_s=config.engine_silence_s / 2, store_fd=store_fd) as group:
-        yield group
+    # Half of the time, so that rank 0 can still tell the front that a rank is silent.
+    return RankGroup.join(config.device, timeout_s=config.engine_silence_s / 2, store_fd=store_fd)
 
 
 def _serve(config: VerifierConfig, end: EngineEnd, load: Callable[..., TargetModel]) -> None:
-    disable_progress_bar()  # `progress` tells; a bar would scribble over the front's log, with a thread of its own
+    disable_progress_bar()  # it would write into the front's log, from a thread of its own
 
     def progress(text: str) -> None:
         end.send([pb.EngineEvent(progress=pb.EngineProgress(text=text))])

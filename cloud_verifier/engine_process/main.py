@@ -1,10 +1,10 @@
-"""The engine's own process: requests in, one step, events out. Started by the front; not a command for people.
+"""Run the engine in a process of its own. The front starts it; it is no command for users.
 
     python -m cloud_verifier.engine_process.main FD CONFIG_JSON [STORE_FD]
 
 It has its own interpreter so that a forward pass never waits for the front's event loop, nor the loop for it. With
-tensor parallelism it is one of several, by torchrun's environment: rank 0 listens at STORE_FD and serves, the others
-follow it.
+tensor parallelism it is one of several processes, by torchrun's environment variables: rank 0 listens at STORE_FD and
+serves, the other ranks follow it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from threading import Thread
 
 from cloud_verifier.config import FRONT, INSTALL, VerifierConfig
 from cloud_verifier.engine_process.ipc import EngineEnd, failure_to_event
+from cloud_verifier.engine_process.ranks import IGNORED_SIGNALS
 from outrider.core.errors import ModelRefused, OutriderError
 from outrider.telemetry.logs import configure
 from outrider.wire.v1 import engine_pb2 as pb
@@ -29,12 +30,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    # The front decides when to end, and drains first; terminals and supervisors signal the whole group.
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for signum in IGNORED_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
     config = VerifierConfig.model_validate_json(sys.argv[2])
     if config.tensor_parallel > 1:
-        _end_with_the_front()
+        _die_with_the_front()
     rank = int(os.environ["RANK"]) if config.tensor_parallel > 1 else 0
     who = f"rank {rank}" if rank else "engine"
     configure(config.log_format, who)
@@ -48,8 +48,8 @@ def main() -> None:
             log.info("the front has gone")
 
 
-def _end_with_the_front() -> None:
-    """A rank that waits for another one would not hear for minutes that the front was killed (Linux)."""
+def _die_with_the_front() -> None:
+    """Have Linux kill this rank with the front: while it waits for another rank it would not notice for minutes."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != int(os.environ.get(FRONT, os.getppid())):  # it was killed before we asked
@@ -57,36 +57,32 @@ def _end_with_the_front() -> None:
 
 
 def _run(config: VerifierConfig, end: EngineEnd, store_fd: int | None = None) -> None:
-    """Raises ConnectionError where the front goes."""
+    """Serve the front, and tell it why that ends. Raises ConnectionError if the front goes."""
     try:
-        _serve(config, end, store_fd)
+        try:
+            from cloud_verifier.engine_process.loop import serve
+        except ImportError as error:
+            raise ModelRefused(f"the engine cannot start: {error}; {INSTALL}") from error
+        serve(config, end, store_fd)
     except OutriderError as error:
         end.send([pb.EngineEvent(failure=failure_to_event(error))])
         raise SystemExit(1) from error
 
 
-def _serve(config: VerifierConfig, end: EngineEnd, store_fd: int | None) -> None:
-    try:
-        from cloud_verifier.engine_process.loop import serve
-    except ImportError as error:
-        raise ModelRefused(f"the engine cannot start: {error}; {INSTALL}") from error
-    serve(config, end, store_fd)
-
-
 def _follow(config: VerifierConfig, sock: socket.socket) -> None:
-    """A rank beside rank 0."""
-    Thread(target=_end_with, args=(sock,), daemon=True).start()
+    """Follow rank 0 until it ends, or the front does."""
+    Thread(target=_exit_at_end_of, args=(sock,), daemon=True).start()
     try:
         from cloud_verifier.engine_process.loop import follow
 
         follow(config)
-    except (OutriderError, ImportError) as error:  # rank 0 tells the front
+    except (OutriderError, ImportError) as error:  # rank 0 reports it to the front
         log.error("%s", error)
         raise SystemExit(1) from error
 
 
-def _end_with(sock: socket.socket) -> None:
-    """Nothing ever comes from the front but its end, which must be heard in the midst of a load or of a wait too."""
+def _exit_at_end_of(sock: socket.socket) -> None:
+    """End the process when the front closes the socket, even during a load or a wait; the front never sends."""
     sock.recv(1)
     os._exit(0)
 

@@ -1,6 +1,6 @@
-"""The processes of one engine: rank 0, which speaks with the front, and with tensor parallelism the ranks beside it.
+"""Start and stop the processes of one engine: rank 0, and with tensor parallelism the other ranks.
 
-Each has a socket to the front, and ends when the front's end of it closes, however that came about.
+Each rank has a socket to the front, and ends when the front's end of it closes. Only rank 0 exchanges messages over it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import socket
 import sys
 from asyncio.subprocess import Process
@@ -19,14 +20,17 @@ from cloud_verifier.config import FRONT, VerifierConfig
 log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
+IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that a rank ignores: terminals and supervisors send them to the whole process group, but the front decides
+when to end, and drains first."""
 REASON_S = 3.0
-"""For rank 0 to tell by itself why a rank has ended."""
+"""Seconds in which rank 0 may report by itself why another rank has ended."""
 STOP_S = 1.0
-"""For a rank that is dismissed to end by itself; one that is loading cannot hear and is killed."""
+"""Seconds in which a rank may end by itself; a rank that is loading does not, and is killed."""
 
 
 class RankProcesses:
-    """Started together; when one beside rank 0 ends, the others cannot go on, and `on_lost` is called once."""
+    """Ranks that are started together. If one other than rank 0 ends, none can go on, and `on_lost` is called once."""
 
     engine_module = "cloud_verifier.engine_process.main"
     """Module that every rank's process runs with `python -m`; a benchmark puts one of its own here."""
@@ -35,18 +39,19 @@ class RankProcesses:
         self._config = config
         self._on_lost = on_lost
         self._others: list[Process] = []
-        self._lines: list[socket.socket] = []
+        self._sockets: list[socket.socket] = []
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self, engine_end: socket.socket) -> Process:
-        """All ranks; returns rank 0's process, which has `engine_end`. Cancelled midway, `stop` ends what there is."""
+        """Start all ranks; return rank 0's process, which gets `engine_end`. If it is cancelled midway, `stop` ends the
+        ranks that have been started."""
         if self._config.tensor_parallel == 1:
             return await self._spawn(engine_end)
         with socket.create_server((LOOPBACK, 0)) as store:
             port = store.getsockname()[1]
             for rank in range(1, self._config.tensor_parallel):
                 ours, theirs = socket.socketpair()
-                self._lines.append(ours)
+                self._sockets.append(ours)
                 with theirs:
                     self._others.append(await self._spawn(theirs, environment=self._environment(rank, port)))
             first = await self._spawn(engine_end, store, environment=self._environment(0, port))
@@ -55,19 +60,19 @@ class RankProcesses:
 
     @property
     def pids(self) -> list[int]:
-        """Of the ranks beside rank 0."""
+        """Process ids of all ranks but rank 0."""
         return [process.pid for process in self._others]
 
     def expect_end(self) -> None:
-        """From now on a rank may end."""
+        """Do not call `on_lost` when a rank ends."""
         if self._watching is not None:
             self._watching.cancel()
 
     async def stop(self) -> None:
-        """End the ranks beside rank 0."""
+        """End all ranks but rank 0."""
         self.expect_end()
-        for line in self._lines:
-            line.close()
+        for sock in self._sockets:
+            sock.close()
         ends = [asyncio.create_task(process.wait()) for process in self._others]
         if ends:
             await asyncio.wait(ends, timeout=STOP_S)
@@ -97,19 +102,24 @@ class RankProcesses:
         self, end: socket.socket, *more: socket.socket, environment: dict[str, str] | None = None
     ) -> Process:
         first, *others = [str(sock.fileno()) for sock in (end, *more)]
-        return await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            self.engine_module,
-            first,
-            self._config.model_dump_json(exclude={"join_token"}),  # every user of the machine may read this
-            *others,
-            pass_fds=[sock.fileno() for sock in (end, *more)],
-            env=environment,
-        )
+        # A Ctrl-C reaches the whole process group: the new process must not die of it before it ignores signals.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
+        try:
+            return await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                self.engine_module,
+                first,
+                self._config.model_dump_json(exclude={"join_token"}),  # every user of the machine may read this
+                *others,
+                pass_fds=[sock.fileno() for sock in (end, *more)],
+                env=environment,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def _environment(self, rank: int, port: int) -> dict[str, str]:
-        """What torchrun would set; nothing listens beyond this machine."""
+        """Return a rank's environment, with what torchrun would set; nothing listens beyond this machine."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
         loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), "")
         interfaces = {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback} if loopback else {}

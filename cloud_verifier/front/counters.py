@@ -1,58 +1,102 @@
-"""What the front counts for operators: plain numbers on its event loop, added to once a message."""
+"""Count what the front's streams do, in plain numbers on its event loop; a scrape reads them."""
 
 from __future__ import annotations
 
-from collections import Counter
+import time
+from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from outrider.core import errors
 from outrider.core.errors import OutriderError
 from outrider.core.histogram import CALL_S, LEVELS, STEP_S, Histogram
 from outrider.core.protocol.messages import Directive
+from outrider.wire.v1 import session_pb2
 
 KINDS = tuple(name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, OutriderError))
-"""Of errors: exported at 0 from the beginning, for a rate misses the event that makes a series."""
+"""Class names of errors: exported at 0 from the beginning, for a rate misses the event that creates a series."""
 GONE = "gone"
 """How a stream ended whose device went away without a word."""
-ENDS = ("eos", "length", "cancelled", GONE, *KINDS)
+FINISHES = {
+    session_pb2.FINISH_EOS: "eos",
+    session_pb2.FINISH_LENGTH: "length",
+    session_pb2.FINISH_CANCELLED: "cancelled",
+}
+ENDS = (*FINISHES.values(), GONE, *KINDS)
 DEFECT = "InternalError"
+MAX_UNSEEN = 256
+"""Appends of one stream without a Commit whose times are kept: those of one step."""
 
 
 @dataclass
 class FrontCounters:
-    """Since the process' begin."""
+    """Counts of all streams and reports since the process began."""
 
     opened: int = 0
-    """Streams that were let in, as is the next."""
+    """Streams that were admitted."""
     resumed: int = 0
-    """Of them, those whose devices had received tokens before."""
+    """Admitted streams whose devices had received tokens before."""
     refused: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(KINDS, 0)))
     """Streams that ended with an error before any token, by the error's class."""
     ended: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(ENDS, 0)))
-    """All others, by how: eos, length, cancelled, gone, or the error's class."""
+    """All other streams, by how they ended: eos, length, cancelled, gone, or the error's class."""
     nodes: int = 0
-    """That devices sent."""
+    """Nodes that devices sent."""
     appends: int = 0
+    """Appends that devices sent."""
     append_commit_s: Histogram = field(default_factory=lambda: Histogram(STEP_S))
-    """From a device's nodes to the first Commit that has seen them."""
+    """Seconds from a device's nodes to the first Commit that has seen them."""
     rtt_s: Histogram = field(default_factory=lambda: Histogram(STEP_S))
-    """Answered pings."""
+    """Round trips of answered pings, in seconds."""
     k: Histogram = field(default_factory=lambda: Histogram(LEVELS))
-    """Of the directives that devices were told, as are the next two."""
+    """`nodes_per_step` of the directives that devices got."""
     depth: Histogram = field(default_factory=lambda: Histogram(LEVELS))
+    """`window_depth` of the directives that devices got."""
     draft_wait_s: Histogram = field(default_factory=lambda: Histogram(STEP_S))
+    """`draft_wait_ms` of the directives that devices got, in seconds."""
     reports: int = 0
-    """That the coordinator took; the next: those that it did not."""
+    """Reports that the coordinator took."""
     reports_failed: int = 0
+    """Reports that it did not take."""
     report_s: Histogram = field(default_factory=lambda: Histogram(CALL_S))
+    """Seconds from a report to its answer."""
 
-    def told(self, directive: Directive) -> None:
-        """A device was told how far to speculate."""
-        self.k.add(directive.nodes_per_step)
-        self.depth.add(directive.window_depth)
-        self.draft_wait_s.add(directive.draft_wait_ms / 1000)
+
+class StreamCounters:
+    """Counts one stream's messages, for itself and into the counts of all streams."""
+
+    def __init__(self, total: FrontCounters, clock: Callable[[], float] = time.monotonic) -> None:
+        self.tokens = 0
+        """Tokens that have gone to the device."""
+        self.finish = session_pb2.FINISH_NONE
+        """The finish of the last Commit that has gone to the device."""
+        self._total = total
+        self._clock = clock
+        self._unseen: deque[tuple[int, float]] = deque(maxlen=MAX_UNSEEN)
+        """(last id, time) of the Appends that no Commit has seen yet"""
+
+    def append(self, append: session_pb2.Append) -> None:
+        self._total.appends += 1
+        if count := len(append.token):
+            self._total.nodes += count
+            self._unseen.append((append.first_id + count - 1, self._clock()))
+
+    def commit(self, commit: session_pb2.Commit) -> None:
+        self.finish = commit.finish
+        self.tokens += len(commit.token)
+        now = self._clock()
+        while self._unseen and self._unseen[0][0] <= commit.seen:
+            self._total.append_commit_s.add(now - self._unseen.popleft()[1])
+
+    def round_trip(self, sample_ms: float) -> None:
+        self._total.rtt_s.add(sample_ms / 1000)
+
+    def directive(self, directive: Directive) -> None:
+        self._total.k.add(directive.nodes_per_step)
+        self._total.depth.add(directive.window_depth)
+        self._total.draft_wait_s.add(directive.draft_wait_ms / 1000)
 
 
 def kind_of(error: Exception) -> str:
-    """Of a few words whatever is raised: the class of a core error, or the one that its peer is told of a defect."""
+    """Return the class name of a core error, and of any other error the name under which its peer is told of it."""
     return type(error).__name__ if isinstance(error, OutriderError) else DEFECT

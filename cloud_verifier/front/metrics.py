@@ -1,6 +1,6 @@
-"""A verifier's metrics: what its front counts and what its engine last reported, read when somebody scrapes.
+"""Export a verifier's metrics: the counts of its front and the last statistics of its engine, read at each scrape.
 
-Names that vLLM has, too, are vLLM's behind `outrider_`. docs/metrics.md lists them all.
+A metric that vLLM has too keeps vLLM's name, behind `outrider_`. docs/metrics.md lists all metrics.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from prometheus_client.registry import Collector
 from cloud_verifier.engine_process.host import EngineHost
 from cloud_verifier.front.counters import FrontCounters
 from cloud_verifier.front.service import VerifierService
-from cloud_verifier.traffic.passage_builder import Counts
-from cloud_verifier.traffic.recorder import Recorder
+from cloud_verifier.traffic.passage_builder import RecordingCounts
+from cloud_verifier.traffic.recorder import TrafficRecorder
 from outrider.core.histogram import ROWS, STEP_S, WAIT_S, Histogram
 from outrider.telemetry.prometheus import counter, gauge, histogram
 from outrider.wire.v1 import engine_pb2 as pb
@@ -25,22 +25,22 @@ MAX_POSITIONS = 32
 
 @dataclass(eq=False)
 class VerifierCollector(Collector):
-    """Parts that are not there yet, while the target loads, count as empty."""
+    """Collects a verifier's metrics. Parts that do not exist yet, while the target loads, count as empty."""
 
     host: EngineHost
     front: FrontCounters = field(default_factory=FrontCounters)
     service: VerifierService | None = None
-    recorder: Recorder | None = None
+    recorder: TrafficRecorder | None = None
     capacity: int = 0
-    """Sessions served at once."""
+    """The most sessions served at once."""
 
     @property
     def stats(self) -> pb.EngineStats:
-        """What the engine told last, a quarter of a second ago at most while it is well."""
+        """The engine's last statistics, at most a quarter of a second old while it runs."""
         return self.host.stats
 
-    def ailing(self) -> str:
-        """Why no session should be sent here; empty where it should."""
+    def unready_reason(self) -> str:
+        """Return why no session should be sent here; empty if sessions should be."""
         if self.host.ended.is_set():
             return "the engine has ended"
         if self.service is None:
@@ -125,7 +125,7 @@ class VerifierCollector(Collector):
 
     def _around(self) -> Iterator[Metric]:
         front, service = self.front, self.service
-        counts = self.recorder.counts if self.recorder is not None else Counts()
+        counts = self.recorder.counts if self.recorder is not None else RecordingCounts()
         traffic = {
             "recorded": counts.recorded,
             "redacted": counts.redacted,

@@ -1,4 +1,4 @@
-"""The verifier's place in the cluster: a lease at the coordinator, renewed by a report a second.
+"""Hold the verifier's lease at the coordinator: register, renew it by a report a second, and give it back.
 
 Control is off the token path: while the coordinator is away, live sessions go on and tickets are still verified with
 the keys that it last gave.
@@ -34,9 +34,9 @@ CALL_TIMEOUT_S = 3.0
 RETRY_S = 1.0
 CLOCK_SKEW_S = 5.0
 Steering = tuple[str, int, Directive]
-"""Session id, epoch, and how far it shall speculate."""
+"""Session id, epoch, and the session's directive."""
 SOONEST = 0.1
-"""Share of the report interval that passes at least between two reports, however many strange tickets come."""
+"""Least share of the report interval between two reports, however many tickets with unknown keys come."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class RegistrationReply:
     """An operator wants this process to drain and end."""
 
 
-class Registration:
+class RegistryClient:
     """Registers, reports, and registers again whenever the coordinator does not know this verifier."""
 
     def __init__(
@@ -73,16 +73,16 @@ class Registration:
         self._interval_s = 1.0
         self._public_keys: dict[str, bytes] = {}
         self.release_serial = 0
-        """Of the draft releases that are to be had, by the last report's answer (ReleaseNotice); 0 for none."""
-        self._wanted = asyncio.Event()
-        """Somebody waits for the next report's keys."""
+        """Serial of the draft releases by the last report's answer (ReleaseNotice); 0 if there are none."""
+        self._hurried = asyncio.Event()
+        """Set when the next report must not wait for its interval."""
         self._reported: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when the next report has come back."""
+        """Done when the next report has been answered."""
 
     async def authorise(self, ticket_bytes: bytes) -> ticket.Claims:
-        """What a ticket allows here. Raises Unauthenticated or PermissionDenied.
+        """Return what a ticket allows here. Raises Unauthenticated or PermissionDenied.
 
-        A key that is unknown may be that of a coordinator which has just started: the next report brings it.
+        An unknown key may be that of a coordinator which has just started: the next report brings it.
         """
         if ticket.ticket_key_id(ticket_bytes) not in self._public_keys:
             await self._fresh_keys()
@@ -97,7 +97,7 @@ class Registration:
         )
 
     async def register(self) -> None:
-        """Take the lease, trying until it is granted. Raises only what trying again cannot mend."""
+        """Take the lease, trying until it is granted. Raises only errors that trying again cannot mend."""
         while True:
             try:
                 return await self._register()
@@ -108,7 +108,7 @@ class Registration:
     async def report(self, request: pb.ReportRequest) -> RegistrationReply:
         """One report, and what it was answered with. Registers again if the lease was lost; a coordinator that is
         away, or refuses, is no error."""
-        self._wanted.clear()
+        self._hurried.clear()
         waiting, self._reported = self._reported, asyncio.get_running_loop().create_future()
         begun = time.perf_counter()
         try:
@@ -124,16 +124,16 @@ class Registration:
             waiting.set_result(None)
 
     async def pause(self) -> None:
-        """Until the next report is due: after the interval, or sooner where somebody waits for keys."""
+        """Return when the next report is due: after the interval, or sooner after `hurry`."""
         soonest = self._interval_s * SOONEST
         await asyncio.sleep(soonest)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._interval_s - soonest):
-                await self._wanted.wait()
+                await self._hurried.wait()
 
     def hurry(self) -> None:
-        """Something has changed that the coordinator should know: the next report does not wait for its interval."""
-        self._wanted.set()
+        """Send the next report without waiting for its interval, as the coordinator should know of a change."""
+        self._hurried.set()
 
     async def _register(self) -> None:
         answer = await self._call(self._stub.Register, self._request)
@@ -154,9 +154,9 @@ class Registration:
         return RegistrationReply(steering, tuple(answer.killed), answer.drain)
 
     async def _fresh_keys(self) -> None:
-        """Wait for the report after now, which is asked for at once; however many ask, there is one."""
+        """Wait for the next report, which is sent at once; all who wait at a time share it."""
         reported = self._reported
-        self._wanted.set()
+        self.hurry()
         await asyncio.wait({reported}, timeout=CALL_TIMEOUT_S)
 
     async def _call(self, method: Any, request: Any) -> Any:
@@ -166,7 +166,7 @@ class Registration:
             raise error_from_rpc(error) from error
 
     async def leave(self) -> None:
-        """Give the lease back, if the coordinator is there to take it."""
+        """Return the lease, if the coordinator can be reached."""
         request = pb.DeregisterRequest(verifier_id=self._request.verifier_id, instance=self._request.instance)
         try:
             await self._stub.Deregister(request, timeout=1.0, metadata=self._metadata)
@@ -178,7 +178,7 @@ class Registration:
 
 
 def _steering(told: pb.SessionDirective) -> Steering | None:
-    """None, and a line in the log, for one that is out of bounds: the other sessions' hold all the same."""
+    """Return the directive of one session, or None, with a log line, if it is out of bounds; the others still hold."""
     try:
         return told.session_id, told.epoch, codecs.directive_from_proto(told.directive)
     except BadRequest as error:

@@ -1,4 +1,4 @@
-"""The gRPC front: admits streams, validates what they say, and passes it between device and engine."""
+"""The gRPC service of a verifier: admit streams, and pass their messages between device and engine."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
@@ -18,13 +19,13 @@ from numpy.typing import NDArray
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_process.host import EngineHost
 from cloud_verifier.front.artifacts import Catalogue
-from cloud_verifier.front.counters import GONE, FrontCounters, kind_of
-from cloud_verifier.front.session_grant import Terms
-from cloud_verifier.front.session_stream import Requests, SessionStream
-from cloud_verifier.traffic.codec import Source
+from cloud_verifier.front.counters import FINISHES, GONE, FrontCounters, kind_of
+from cloud_verifier.front.inbound import Requests
+from cloud_verifier.front.session_stream import SessionStream
+from cloud_verifier.traffic.codec import RecordedSession
 from cloud_verifier.traffic.passage import NO_PROMPT
 from cloud_verifier.traffic.passage_builder import HELD
-from cloud_verifier.traffic.recorder import Recorder
+from cloud_verifier.traffic.recorder import TrafficRecorder
 from outrider.core.errors import (
     BadRequest,
     Draining,
@@ -39,26 +40,23 @@ from outrider.core.protocol.messages import Directive
 from outrider.telemetry import logs, traces
 from outrider.wire import codecs
 from outrider.wire.status import abort, aborting
-from outrider.wire.ticket import Claims
+from outrider.wire.ticket import Claims, Target
 from outrider.wire.v1 import engine_pb2, session_pb2, session_pb2_grpc
 
 log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Authorise = Callable[[bytes], Awaitable[Claims | None]]
-"""Ticket -> what it allows; None where this verifier serves without tickets. Raises Unauthenticated."""
+"""Ticket -> what it allows; None if this verifier serves without tickets. Raises Unauthenticated."""
 
-FINISHES = {
-    session_pb2.FINISH_EOS: "eos",
-    session_pb2.FINISH_LENGTH: "length",
-    session_pb2.FINISH_CANCELLED: "cancelled",
-}
 RETRY_FULL_S = 1.0
-"""When a device may ask again that was refused because every place is taken."""
+"""Seconds after which a device may ask again that was refused because all sessions are taken."""
+NO_TENANT = "default"
+"""The tenant of sessions without a ticket."""
 
 
 class VerifierService(session_pb2_grpc.VerifierServicer):
-    """Translates; the engine decides about tokens, `authorise` about who may come in."""
+    """Translates between gRPC and the engine; the engine decides about tokens, `authorise` about sessions."""
 
     def __init__(
         self,
@@ -70,20 +68,24 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         verifier_id: str,
         vocabulary_hash: bytes,
         authorise: Authorise,
-        newcomer: Callable[[], None] = lambda: None,
-        recorder: Recorder | None = None,
+        on_new_session: Callable[[], None] = lambda: None,
+        recorder: TrafficRecorder | None = None,
         counters: FrontCounters | None = None,
     ) -> None:
-        """newcomer: called when it shows how far away a new session's device is.
+        """on_new_session: called when the round trip to a new session's device is known.
 
-        recorder: told of the sessions that may be recorded; without one nothing is.
+        recorder: records the sessions whose tickets allow it; without one nothing is recorded.
         """
-        self._config = config
         self.counters = counters or FrontCounters()
+        self.draining = False
+        self.streams: dict[str, SessionStream] = {}
+        """session id -> its live stream"""
+        self._config = config
         self._recorder = recorder
-        self._newcomer = newcomer
+        self._on_new_session = on_new_session
         self._host = host
         self._ready = ready
+        self._target = Target(ready.target.name, ready.target.weights_hash, ready.target.tokenizer_hash)
         self._catalogue = catalogue
         self._verifier_id = verifier_id
         self._vocabulary_hash = vocabulary_hash
@@ -91,15 +93,8 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         self._downloads = 0
         self._left = asyncio.Event()
         """Set when a session leaves."""
-        self.draining = False
-        self._streams: dict[str, SessionStream] = {}
-        """By session id: live ones."""
-        self.tenants: dict[str, str] = {}
-        """session id -> tenant, of live streams"""
-        self.rtt_ms: dict[str, float] = {}
-        """session id -> round trip measured by ping, of live streams"""
-        self._releases = 0
-        """Serial of the draft releases that are to be had, as the coordinator last told it; 0 where there are none."""
+        self._release_serial = 0
+        """Serial of the draft releases, as the coordinator last told it; 0 if there are none."""
 
     async def Describe(self, request: session_pb2.DescribeRequest, context: Context) -> session_pb2.DescribeResponse:
         return session_pb2.DescribeResponse(
@@ -112,12 +107,13 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         )
 
     async def FetchArtifact(self, request: session_pb2.FetchArtifactRequest, context: Context) -> None:
-        """Writes its answer itself: a generator would learn of a cancelled call only when it is collected."""
+        """Write the artifact's chunks itself: a generator would learn of a cancelled call only when it is collected."""
         limit_s = self._config.fetch_timeout_s
         end = time.monotonic() + limit_s
         async with aborting(context):
             if self._downloads >= self._config.max_downloads:
-                raise Overloaded(f"all {self._config.max_downloads} downloads are taken", retry_after_s=1.0)
+                taken = f"all {self._config.max_downloads} downloads of this verifier are taken; try again"
+                raise Overloaded(taken, retry_after_s=RETRY_FULL_S)
             self._downloads += 1
             try:
                 for data in self._catalogue.read(request.hash, request.offset):
@@ -135,19 +131,20 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         logs.note(request=logs.given_request(metadata))
         span = traces.begin("outrider.verifier.session", metadata)
         try:
-            opening, terms = await self._admit(requests)
+            opening, grant = await self._admit(requests)
             logs.note(session=opening.session_id)
-            stream = SessionStream(self._host, self._config, opening, terms, self._ready.vocabulary_size, self.counters)
-            stream.begin(self._salt(terms.tenant, opening.session_id), record=self._may_record(terms))
-            self._count_in(opening)
+            vocabulary_size = self._ready.vocabulary_size
+            stream = SessionStream(self._host, self._config, opening, grant, vocabulary_size, self.counters)
+            stream.begin(self._salt(grant), record=self._recorder is not None and grant.keep_s > 0.0)
+            self.counters.opened += 1
+            self.counters.resumed += bool(opening.attach.tokens)
             self._record(stream, opening)
-            self.tenants[opening.session_id] = terms.tenant
-            self._streams[opening.session_id] = stream
-            stream.announce(self._releases)  # how old what its device knows is, nobody can tell
+            self.streams[opening.session_id] = stream
+            stream.announce(self._release_serial)  # nobody can tell how old the device's own knowledge is
             watching = asyncio.create_task(self._leave_when_silent(stream))
-            yield self._opened(stream)
+            yield stream.opened(self._verifier_id, vocabulary_size)
             leave = functools.partial(self._leave, stream)
-            async with contextlib.aclosing(stream.messages(requests, self._note_rtt, leave)) as messages:
+            async with contextlib.aclosing(stream.messages(requests, self._on_new_session, leave)) as messages:
                 async for message in messages:
                     yield message
         except DecodeError:
@@ -157,23 +154,23 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             failure = error
             await abort(context, error)
         finally:
-            self._count_out(stream, failure)
-            _close(span, stream, failure)
+            self._count_end(stream, failure)
+            _end_span(span, stream, failure)
             if watching is not None:
                 watching.cancel()
             if stream is not None:
                 self._leave(stream)
 
     def steer(self, session_id: str, epoch: int, directive: Directive) -> None:
-        """The session shall speculate so far, if it is still here in this epoch."""
-        stream = self._streams.get(session_id)
+        """Have a session obey a directive of the coordinator, if it is still here in this epoch."""
+        stream = self.streams.get(session_id)
         if stream is not None and stream.epoch == epoch:
             stream.steer(directive)
 
     def kill(self, session_id: str) -> bool:
-        """An operator has ended the session: what is due to it goes first, its place is free at once. Whether it was
-        here."""
-        stream = self._streams.get(session_id)
+        """End a session for an operator; return whether it was here. What is due to its device goes first, and its
+        place is free at once."""
+        stream = self.streams.get(session_id)
         if stream is None:
             return False
         log.info("session %s is ended by an operator", session_id)
@@ -182,44 +179,35 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         return True
 
     def announce(self, serial: int) -> None:
-        """Draft releases are to be had up to this serial: devices that have not heard of it are told once."""
-        if serial != self._releases:
-            self._releases = serial
-            for stream in self._streams.values():
+        """Tell each device once that there are draft releases up to this serial."""
+        if serial != self._release_serial:
+            self._release_serial = serial
+            for stream in self.streams.values():
                 stream.announce(serial)
-
-    def traffic_class(self, session_id: str) -> str:
-        """By its ticket; empty for one that is not here."""
-        stream = self._streams.get(session_id)
-        return stream.terms.traffic_class if stream else ""
 
     async def finished(self) -> None:
         """Wait until no session is live."""
-        while self.tenants:
+        while self.streams:
             self._left.clear()
             await self._left.wait()
 
     def hand_over(self) -> None:
-        """End every live stream with what sends its device to its standby at once; what was committed goes first."""
-        if self.tenants:
-            log.info("handing %d live sessions over to other verifiers", len(self.tenants))
-        self._host.give_up(Draining("this verifier is draining; resume on another verifier"))
+        """End every live stream with the error that sends its device to its standby; what was committed goes first."""
+        if self.streams:
+            log.info("handing %d live sessions over to other verifiers", len(self.streams))
+        self._host.fail_all(Draining("this verifier is draining; resume on another verifier"))
 
     async def _leave_when_silent(self, stream: SessionStream) -> None:
-        """A device that reads nothing holds up its stream, check for silence and all; its place is given back still."""
-        await stream.silence()
+        """Free the place of a silent device, even if it reads nothing and so holds up its stream."""
+        await stream.heartbeat.silence()
         self._leave(stream)
 
-    def _count_in(self, opening: codecs.Open) -> None:
-        self.counters.opened += 1
-        self.counters.resumed += bool(opening.attach.tokens)
-
-    def _count_out(self, stream: SessionStream | None, failure: Exception | None) -> None:
-        """How a stream ended: with its sequence, with an error, or since its device has gone."""
+    def _count_end(self, stream: SessionStream | None, failure: Exception | None) -> None:
+        """Count how a stream ended: with its sequence, with an error, or because its device has gone."""
         how = kind_of(failure) if failure is not None else GONE
-        if stream is not None and stream.finish != session_pb2.FINISH_NONE:
-            how = FINISHES[stream.finish]
-        elif failure is not None and not (stream and stream.tokens):
+        if stream is not None and stream.counters.finish != session_pb2.FINISH_NONE:
+            how = FINISHES[stream.counters.finish]
+        elif failure is not None and not (stream and stream.counters.tokens):
             self.counters.refused[how] += 1
             log.debug("stream refused: %s", how)
             return
@@ -227,27 +215,24 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             self.counters.ended[how] += 1
             log.info("stream of epoch %d ended: %s", stream.epoch, how)
 
-    def _may_record(self, terms: Terms) -> bool:
-        """Both its tenant and whoever runs this verifier must want it."""
-        return self._recorder is not None and terms.keep_s > 0.0
-
     def _record(self, stream: SessionStream, opening: codecs.Open) -> None:
+        """Have the session recorded, if its ticket and this verifier's settings both allow it."""
         if self._recorder is None or not stream.recorded:
             return
-        terms = stream.terms
-        source = Source(
+        grant = stream.grant
+        session = RecordedSession(
             session_id=stream.session_id,
-            tenant=terms.tenant,
-            traffic_class=terms.traffic_class,
-            weights_hash=self._ready.target.weights_hash,
+            tenant=grant.tenant,
+            traffic_class=grant.traffic_class,
+            weights_hash=self._target.weights_hash,
             temperature=opening.attach.sampling.temperature,
-            keep_s=terms.keep_s,
-            prompt=self._kept_prompt(opening) if terms.keep_prompts else NO_PROMPT,
+            keep_s=grant.keep_s,
+            prompt=self._kept_prompt(opening) if grant.keep_prompts else NO_PROMPT,
         )
-        self._recorder.begin(source, stream.epoch)
+        self._recorder.begin(session, stream.epoch)
 
     def _kept_prompt(self, opening: codecs.Open) -> NDArray[np.int32]:
-        """Its end, and before that what a redaction hook is to see; else it would see what spans the cut by half."""
+        """Return the end of the prompt, and before it as many ids as a redaction hook must see beside the cut."""
         prompt = opening.attach.prompt
         return np.array(prompt[max(0, len(prompt) - self._config.traffic_prompt_tokens - HELD) :], np.int32)
 
@@ -255,13 +240,11 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         if self._recorder is not None and stream.recorded:
             self._recorder.end(stream.session_id, stream.epoch)
         if stream.close():
-            self.tenants.pop(stream.session_id, None)
-            self._streams.pop(stream.session_id, None)
+            self.streams.pop(stream.session_id, None)
             self._left.set()
-            self.rtt_ms.pop(stream.session_id, None)
 
-    async def _admit(self, requests: Requests) -> tuple[codecs.Open, Terms]:
-        """The first message, allowed by its ticket."""
+    async def _admit(self, requests: Requests) -> tuple[codecs.Open, Claims]:
+        """Return the stream's first message and what its ticket allows. Raises OutriderError to refuse the stream."""
         self._refuse_while_draining()
         try:
             first = await asyncio.wait_for(anext(requests), self._config.open_timeout_s)
@@ -271,7 +254,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             raise BadRequest("the stream ended before its Open") from None
         if first.WhichOneof("kind") != "open":
             raise ProtocolViolation(f"the first message is {first.WhichOneof('kind')}, must be open", field="kind")
-        # A stranger is turned away before a long prompt is gone through.
+        # A device without a ticket is refused before a long prompt is validated.
         claims = await self._authorise(first.open.ticket)
         self._refuse_while_draining()  # the drain may have begun since
         self._refuse_when_full(first.open.session_id)
@@ -281,11 +264,10 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
                 f"open.vocabulary_hash is {opening.vocabulary_hash.hex()[:16]}, must be"
                 f" {self._vocabulary_hash.hex()[:16]}, the target's; fetch its tokenizer again"
             )
-        if claims is None:
-            return opening, Terms(self._config.limits)
+        claims = claims or self._claims_without_ticket(opening)
         if claims.session_id != opening.session_id:
             raise PermissionDenied(f"the ticket is for another session than {opening.session_id!r}")
-        served = self._ready.target.weights_hash, self._ready.target.tokenizer_hash
+        served = self._target.weights
         if claims.target.weights != served:
             raise PermissionDenied(
                 f"the ticket's target has weights and tokenizer {' and '.join(claims.target.weights)}, this verifier"
@@ -296,47 +278,41 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
                 f"attach.epoch is {opening.attach.epoch}, must be between {claims.epoch_first} and"
                 f" {claims.epoch_last}, the ticket's; resume at the coordinator for more"
             )
-        return opening, Terms.of(claims)
+        return opening, claims
+
+    def _claims_without_ticket(self, opening: codecs.Open) -> Claims:
+        """Return what a session may do on a verifier that takes no tickets: nothing of it may be recorded."""
+        return Claims(
+            session_id=opening.session_id,
+            tenant=NO_TENANT,
+            audience=self._verifier_id,
+            epoch_first=opening.attach.epoch,
+            epoch_last=opening.attach.epoch,
+            expires_unix=math.inf,
+            limits=self._config.limits,
+            target=self._target,
+        )
 
     def _refuse_while_draining(self) -> None:
         if self.draining:
             raise Draining("this verifier is draining and takes no new sessions; ask the coordinator for another")
 
     def _refuse_when_full(self, session_id: str) -> None:
-        """A later epoch of a live session takes its own place over. Raises Overloaded."""
+        """Raises Overloaded, except for a later epoch of a live session, which takes over its place."""
         bound = self._config.max_sessions
-        if session_id not in self.tenants and len(self.tenants) >= bound:
+        if session_id not in self.streams and len(self.streams) >= bound:
             raise Overloaded(
                 f"all {bound} sessions of this verifier are taken; try again, or ask the coordinator for another",
                 retry_after_s=RETRY_FULL_S,
             )
 
-    def _opened(self, stream: SessionStream) -> session_pb2.ServerMessage:
-        return session_pb2.ServerMessage(
-            opened=codecs.opened_to_proto(
-                codecs.Opened(
-                    epoch=stream.epoch,
-                    verifier_id=self._verifier_id,
-                    limits=stream.limits,
-                    directive=stream.directive(),
-                    vocabulary_size=self._ready.vocabulary_size,
-                )
-            )
-        )
-
-    def _salt(self, tenant: str, session_id: str) -> str:
-        """Who shares a prefix cache: a tenant's sessions, as their tickets say. A stranger shares with nobody."""
-        return session_id if self._config.open_to_all and not self._config.coordinator else tenant
-
-    def _note_rtt(self, session_id: str, rtt_ms: float) -> None:
-        if session_id not in self.tenants:
-            return  # a late answer of a stream that was left stays without a trace
-        if session_id not in self.rtt_ms:
-            self._newcomer()
-        self.rtt_ms[session_id] = rtt_ms
+    def _salt(self, grant: Claims) -> str:
+        """Return what sessions must have in common to share cached prefixes: their tenant, by their tickets. Sessions
+        without a ticket share with nobody if the verifier is open to all."""
+        return grant.session_id if self._config.open_to_all and not self._config.coordinator else grant.tenant
 
 
-def _close(span: traces.Span, stream: SessionStream | None, failure: Exception | None) -> None:
+def _end_span(span: traces.Span, stream: SessionStream | None, failure: Exception | None) -> None:
     if stream is not None:
-        span.note(session_id=stream.session_id, epoch=stream.epoch, tokens=stream.tokens)
+        span.note(session_id=stream.session_id, epoch=stream.epoch, tokens=stream.counters.tokens)
     span.end(kind_of(failure) if failure is not None else "")

@@ -1,4 +1,4 @@
-"""A stretch of one session's text that the target wrote, with the target's distributions."""
+"""Define a passage: consecutive tokens that the target generated in one session, with its distributions."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ NO_PROMPT: NDArray[np.int32] = np.zeros(0, np.int32)
 
 @dataclass(frozen=True, eq=False)
 class Passage:
-    """n tokens in a row. Raises ValueError where its arrays do not fit together."""
+    """n consecutive tokens. Raises ValueError if its arrays do not fit together."""
 
     session_id: str
     tenant: str
     traffic_class: str
     draft_release: str
-    """That the device said it drafted with; empty where it said none."""
+    """The release that the device said it drafted with; empty if it named none."""
     weights_hash: str
-    """Of the target."""
+    """Hash of the target's weights."""
     start: int
     """Position of the first token among the generated ones."""
     tokens: NDArray[np.int32]
     """`[n]`"""
     top_ids: NDArray[np.int32]
-    """`[n, K]`, the likeliest first."""
+    """`[n, K]`: the target's likeliest ids, the likeliest first."""
     top_log_probs: NDArray[np.float32]
-    """`[n, K]`; natural logarithms, of the distribution before penalties, temperature and filters."""
+    """`[n, K]`: natural logarithms of the distribution before penalties, temperature and filters."""
     tail: NDArray[np.float32]
     """`[n]`: probability of all other ids together."""
     guessed: NDArray[np.uint8]
-    """`[n]`: depth (1..255) at which the device's guess for the position was right, 0 where none was."""
+    """`[n]`: depth (1..255) at which a draft token for the position was right, 0 if none was."""
     temperature: float
-    """That the tokens were drawn at; 0 is greedy."""
+    """Sampling temperature of the tokens; 0 is greedy."""
     time_unix: float
-    """Seconds; when it was produced."""
+    """When the passage was produced, in seconds since 1970."""
     expires_unix: float
-    """Seconds; from then on it must not be used."""
+    """When it must no longer be used, in seconds since 1970."""
     prompt: NDArray[np.int32] = field(default_factory=lambda: NO_PROMPT)
-    """What stood right before the first token, as far as it is kept: of a text's beginning, with its tenant's consent
-    to that. Context to read, which nothing may be learnt from: the target did not write it."""
+    """`[p]`: the end of the prompt, only in a passage that begins a text and only with the tenant's consent. It is
+    context and no label: the target did not write it."""
 
     def __post_init__(self) -> None:
         n = len(self.tokens)
@@ -62,21 +62,21 @@ class Passage:
 
     @property
     def end(self) -> int:
-        """Position after the last token."""
+        """The position after the last token."""
         return self.start + len(self)
 
     @property
     def top(self) -> int:
-        """K."""
+        """K: how many of the likeliest ids are kept per position."""
         return int(self.top_ids.shape[1])
 
     @property
     def key(self) -> tuple[float, str, int]:
-        """Orders the log, and is the same for no two passages but for copies of one."""
+        """The order of the log; only copies of one passage have the same key."""
         return self.time_unix, self.session_id, self.start
 
     def cut(self, begin: int, end: int) -> Passage:
-        """Its tokens `begin` to `end`, counted from its own beginning."""
+        """Return the tokens `begin` to `end`, counted from the passage's own beginning."""
         begin, end, _ = slice(begin, end).indices(len(self))
         return replace(
             self,
@@ -90,13 +90,13 @@ class Passage:
         )
 
     def without(self, hidden: NDArray[np.bool_]) -> Iterator[Passage]:
-        """What is left, in as many passages as need be, of it without some positions. hidden: `[n]`."""
+        """Yield what is left without the hidden positions, in as many passages as needed. hidden: `[n]`."""
         edges = np.flatnonzero(np.diff(np.concatenate(([True], hidden, [True]))))
         for begin, end in zip(edges[::2], edges[1::2], strict=True):
             yield self.cut(int(begin), int(end))
 
-    def goes_on_in(self, other: Passage) -> bool:
-        """Whether the other is the same text's next part, from the same source."""
+    def continues_in(self, other: Passage) -> bool:
+        """Return whether the other is the next part of the same text, from the same draft and target."""
         mine, others = (
             (p.session_id, p.tenant, p.traffic_class, p.draft_release, p.weights_hash, p.temperature, p.top)
             for p in (self, other)
@@ -105,8 +105,10 @@ class Passage:
 
 
 def join(passages: Sequence[Passage]) -> Passage:
-    """One passage of several, each of which goes on in the next. It was produced when the last was, and expires with
-    the first."""
+    """Join passages, each of which continues in the following one.
+
+    The result has the time of the last passage, and expires with the one that expires first.
+    """
     first, last = passages[0], passages[-1]
     return replace(
         first,

@@ -1,7 +1,7 @@
-"""What sessions produced since it was last written, a step at a time, put together to passages.
+"""Join what sessions produced, one step at a time, into passages, without the tokens that a redaction hook finds.
 
-A hook is shown a session's text as one, by position, whatever drafts its device used and however often its stream began
-anew; only what it has left is parted by draft again.
+A hook sees a session's text as one, by position, whatever drafts its device used and however often its stream was
+opened anew; only what the hook leaves is parted by draft again.
 """
 
 from __future__ import annotations
@@ -14,149 +14,147 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloud_verifier.traffic.passage import Passage, join
-from cloud_verifier.traffic.redaction import NoMask, Redact, hidden_in
+from cloud_verifier.traffic.redaction import Redact, redaction_mask
 
 log = logging.getLogger(__name__)
 
 HELD = 32
-"""Tokens at the end of a text that goes on which wait for what follows, where there is a hook: it must see whole what
-it is to find, and not the halves of it in two passages. As many before the part of a prompt that is kept are shown to
-it."""
+"""Tokens at the end of an open text that wait for what follows if there is a hook, which must see whole what it shall
+find, not its halves in two passages. As many ids before the kept part of a prompt are shown to the hook."""
 QUIET_S = 60.0
-"""After so long without a new token a text is taken to have ended."""
+"""Seconds without a new token after which a text is taken to have ended."""
 _NOTHING_HIDDEN: NDArray[np.bool_] = np.zeros(0, dtype=bool)
 
 
 @dataclass
-class Counts:
+class RecordingCounts:
     """Tokens that recorded sessions produced, by what became of them."""
 
     recorded: int = 0
     redacted: int = 0
-    """Found by the hook, or so near to a gap that it may not have been."""
+    """Tokens that the hook found, or that stood so near to a gap that it might have."""
     refused: int = 0
-    """Of passages on which the redaction hook failed; they are not recorded."""
+    """Tokens of passages on which the redaction hook failed; they are not recorded."""
     dropped: int = 0
-    """Since the disk, or the store, or this process did not keep up."""
+    """Tokens lost because the disk, the store or this process did not keep up."""
 
 
 @dataclass
-class _Run:
-    """A text that goes on."""
+class _OpenText:
+    """The text of one session, which may go on."""
 
     clear_from: int = 0
     """Position before which nothing may be written, since the hook has not seen what stood right before."""
     pieces: list[Passage] = field(default_factory=list)
-    """Each goes on where the one before it ended."""
+    """What is not yet written; each piece begins where the previous one ended."""
     hidden: NDArray[np.bool_] = field(default_factory=lambda: _NOTHING_HIDDEN)
-    """Of what was held, those tokens that the hook has found already."""
+    """`[held]`: tokens at the beginning of `pieces` that the hook has found already."""
     end: int = 0
-    """Position after its last token."""
+    """Position after the last token."""
     time_unix: float = 0.0
-    """Of its last token."""
+    """When the last token was produced."""
 
     def add(self, piece: Passage) -> None:
         self.pieces.append(piece)
         self.end, self.time_unix = piece.end, piece.time_unix
 
 
-class Runs:
-    """Of all sessions."""
+class PassageBuilder:
+    """Collects the pieces of all recorded sessions, and hands them out as passages."""
 
-    def __init__(self, redact: Redact | None, counts: Counts, prompt_tokens: int = 0) -> None:
-        """prompt_tokens: of a prompt that may be kept, the last so many are."""
+    def __init__(self, redact: Redact | None, counts: RecordingCounts, prompt_tokens: int = 0) -> None:
+        """prompt_tokens: of a prompt that may be kept, the last so many ids are."""
         self._redact = redact
         self._prompt_tokens = prompt_tokens
         self._counts = counts
-        self._runs: dict[str, _Run] = {}
-        """By session id."""
-        self._torn: list[_Run] = []
-        """What followed their last tokens is not known."""
+        self._texts: dict[str, _OpenText] = {}
+        """session id -> its open text"""
+        self._torn: list[_OpenText] = []
+        """Texts whose next tokens are missing."""
         self.tokens = 0
-        """That have come since the last cut."""
+        """Tokens added since the last `take`."""
 
     def add(self, piece: Passage) -> None:
-        """What one session produced in one step."""
-        run = self._runs.get(piece.session_id)
-        if run is None:
-            run = self._runs[piece.session_id] = _Run()
-        elif run.end != piece.start:
-            self._torn.append(run)
-            run = self._runs[piece.session_id] = _Run(clear_from=piece.start + HELD)
-        run.add(piece)
+        """Add what one session produced in one step."""
+        text = self._texts.get(piece.session_id)
+        if text is None:
+            text = self._texts[piece.session_id] = _OpenText()
+        elif text.end != piece.start:
+            self._torn.append(text)
+            text = self._texts[piece.session_id] = _OpenText(clear_from=piece.start + HELD)
+        text.add(piece)
         self.tokens += len(piece)
 
-    def cut(self, now: float, final: bool = False) -> Iterator[Passage]:
-        """All that is to be written. now: seconds since 1970. final: nothing more will come."""
+    def take(self, now: float, final: bool = False) -> Iterator[Passage]:
+        """Yield the passages to be written. now: seconds since 1970. final: nothing more will come."""
         torn, self._torn = self._torn, []
-        for run in torn:
-            yield from self._cut(run, torn=True)
-        for session_id, run in list(self._runs.items()):
-            goes_on = self._redact is not None and not final and now < run.time_unix + QUIET_S
-            yield from self._cut(run, HELD if goes_on else 0)
-            if not goes_on:
-                del self._runs[session_id]
+        for text in torn:
+            yield from self._cut(text, torn=True)
+        for session_id, text in list(self._texts.items()):
+            stays_open = self._redact is not None and not final and now < text.time_unix + QUIET_S
+            yield from self._cut(text, HELD if stays_open else 0)
+            if not stays_open:
+                del self._texts[session_id]
         self.tokens = 0
 
-    def _cut(self, run: _Run, hold: int = 0, torn: bool = False) -> Iterator[Passage]:
-        """hold: tokens at its end that wait."""
-        pieces, run.pieces = run.pieces, []
+    def _cut(self, text: _OpenText, hold: int = 0, torn: bool = False) -> Iterator[Passage]:
+        """Yield a text's passages, but for its last `hold` tokens, which wait. torn: its next tokens are missing."""
+        pieces, text.pieces = text.pieces, []
         if not pieces:
             return
         prompt, start = pieces[0].prompt, pieces[0].start
         mask = self._mask(pieces)
         if mask is None:
-            self._counts.refused += run.end - start
-            run.hidden, run.clear_from = _NOTHING_HIDDEN, run.end + HELD
+            self._counts.refused += text.end - start
+            text.hidden, text.clear_from = _NOTHING_HIDDEN, text.end + HELD
             return
         hidden = mask[len(prompt) :]
-        hidden[: len(run.hidden)] |= run.hidden
-        self._hide_edges(run, hidden, torn)
+        hidden[: len(text.hidden)] |= text.hidden
+        self._hide_edges(text, hidden, torn)
         end = max(0, len(hidden) - hold)
-        pieces[0] = replace(pieces[0], prompt=self._kept(prompt, mask))
-        run.pieces = [one.cut(max(0, start + end - one.start), len(one)) for one in pieces if one.end > start + end]
-        run.hidden = hidden[end:]
+        pieces[0] = replace(pieces[0], prompt=self._kept_prompt(prompt, mask))
+        text.pieces = [one.cut(max(0, start + end - one.start), len(one)) for one in pieces if one.end > start + end]
+        text.hidden = hidden[end:]
         self._counts.redacted += int(hidden[:end].sum())
         for one in _joined(pieces, start + end):
             yield from one.without(hidden[one.start - start : one.end - start])
 
-    def _hide_edges(self, run: _Run, hidden: NDArray[np.bool_], torn: bool) -> None:
-        """At a gap, where there may be a part of what would have been hidden, had it been seen whole."""
+    def _hide_edges(self, text: _OpenText, hidden: NDArray[np.bool_], torn: bool) -> None:
+        """Hide tokens beside a gap: they may be a part of what the hook would have found, had it seen the whole."""
         if self._redact is None:
             return
-        hidden[: max(0, run.clear_from - run.end + len(hidden))] = True
+        hidden[: max(0, text.clear_from - text.end + len(hidden))] = True
         if torn:
             hidden[-HELD:] = True
 
-    def _kept(self, prompt: NDArray[np.int32], hidden: NDArray[np.bool_]) -> NDArray[np.int32]:
-        """Its last tokens, behind all that is hidden in it: what is read before a text must reach up to it."""
+    def _kept_prompt(self, prompt: NDArray[np.int32], hidden: NDArray[np.bool_]) -> NDArray[np.int32]:
+        """Return the last ids of a prompt, behind all that is hidden in it: context must reach up to the text."""
         found = np.flatnonzero(hidden[: len(prompt)])
         begin = int(found[-1]) + 1 if len(found) else 0
         return prompt[max(begin, len(prompt) - self._prompt_tokens) :]
 
     def _mask(self, pieces: Sequence[Passage]) -> NDArray[np.bool_] | None:
-        """Of the prompt and all tokens, `[p + n]`, which are hidden. The hook is asked about all at once: what is to be
-        hidden may begin in one and end in another. None where it fails: then nothing is known of the text, and it is
-        not recorded."""
+        """Return which ids of the prompt and of all pieces are hidden, `[p + n]`.
+
+        The hook is asked about all at once, since what it shall find may begin in one piece and end in another. None
+        if it fails: then nothing is known of the text, and it is not recorded.
+        """
         tokens = np.concatenate([pieces[0].prompt, *(one.tokens for one in pieces)])
         if self._redact is None:
             return np.zeros(len(tokens), dtype=bool)
         try:
-            return hidden_in(tokens, pieces[0], self._redact)
-        except Exception as error:
-            # Of a hook's own error only the type: its message may repeat the text.
-            why = error if isinstance(error, NoMask) else type(error).__name__
-            log.warning(
-                "%d tokens are not recorded: the redaction hook failed: %s", pieces[-1].end - pieces[0].start, why
-            )
+            return redaction_mask(self._redact, tokens, pieces[0].traffic_class, pieces[0].tenant)
+        except ValueError as error:
+            lost = pieces[-1].end - pieces[0].start
+            log.warning("%d tokens are not recorded: the redaction hook failed: %s", lost, error)
             return None
 
 
 def _joined(pieces: Iterable[Passage], end: int) -> Iterator[Passage]:
-    """As few passages as they fit into, up to a position."""
+    """Yield the pieces up to position `end`, joined into as few passages as possible."""
     group: list[Passage] = []
     for one in (piece.cut(0, end - piece.start) for piece in pieces if piece.start < end):
-        if group and not group[-1].goes_on_in(one):
+        if group and not group[-1].continues_in(one):
             yield join(group)
             group = []
         group.append(one)

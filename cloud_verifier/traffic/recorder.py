@@ -1,4 +1,4 @@
-"""Records in the front: the engine's events in, passages to a writer, from a thread that nothing waits for."""
+"""Record sessions in the front: turn the engine's events into passages, in a thread that nothing waits for."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from collections.abc import Callable
 from threading import Thread
 from typing import Protocol
 
-from cloud_verifier.traffic.codec import Source, passage_from_proto
+from cloud_verifier.traffic.codec import RecordedSession, passage_from_proto
 from cloud_verifier.traffic.passage import Passage
-from cloud_verifier.traffic.passage_builder import Counts, Runs
+from cloud_verifier.traffic.passage_builder import PassageBuilder, RecordingCounts
 from cloud_verifier.traffic.redaction import Redact
 from outrider.wire.v1 import engine_pb2 as pb
 
 log = logging.getLogger(__name__)
 
 BACKLOG = 4_096
-"""Events that may wait for the thread; what comes beyond is dropped, so that the front never waits."""
+"""Events that may wait for the thread; further ones are dropped, so that the front never waits."""
 UNWRITTEN = 8
-"""Times `flush_tokens` that may wait for a store that refuses; then they are dropped."""
-LAST_WORDS = 1_024
-"""Sessions that have ended of which something may still come: the engine tells of a commit behind it."""
+"""Multiple of `flush_tokens` that may wait for a store that refuses writes; beyond it tokens are dropped."""
+MAX_ENDED = 1_024
+"""Ended sessions whose last events may still come: the engine sends what it produced after the commit."""
 CLOSE_S = 30.0
-_Job = tuple[Source, pb.Produced]
+"""Seconds that `close` waits for the thread."""
+_Job = tuple[RecordedSession, pb.Produced]
 
 
 class Writer(Protocol):
-    """What the recorder needs of a SegmentWriter."""
+    """The methods of a SegmentWriter that the recorder uses."""
 
     pending: int
 
@@ -41,8 +42,8 @@ class Writer(Protocol):
     def drop(self) -> int: ...
 
 
-class Recorder:
-    """All methods but `close` are for the event loop, and return at once."""
+class TrafficRecorder:
+    """Records the sessions that it was told of. All methods but `close` are for the event loop, and return at once."""
 
     def __init__(
         self,
@@ -53,54 +54,58 @@ class Recorder:
         flush_tokens: int = 16_384,
         prompt_tokens: int = 2_048,
         clock: Callable[[], float] = time.time,
+        on_close: Callable[[], None] = lambda: None,
     ) -> None:
-        """writer: takes passages and writes when told to, from one thread. flush_s: what is recorded is written within
-        so many seconds. prompt_tokens: of a prompt that may be kept, the last so many are. clock: seconds since 1970.
+        """writer: takes passages, and writes when told to, from one thread. flush_s: seconds within which what is
+        recorded is written. prompt_tokens: of a prompt that may be kept, the last so many ids are. clock: seconds
+        since 1970. on_close: called when the recorder has closed.
         """
-        self.counts = Counts()
+        self.counts = RecordingCounts()
         self._writer = writer
         self._flush_s = flush_s
         self._flush_tokens = flush_tokens
         self._clock = clock
-        self._sources: dict[tuple[str, int], Source] = {}
-        """By session id and epoch."""
+        self._on_close = on_close
+        self._sessions: dict[tuple[str, int], RecordedSession] = {}
+        """(session id, epoch) -> a session that is recorded, or has ended a moment ago"""
         self._ended: OrderedDict[tuple[str, int], None] = OrderedDict()
-        self._runs = Runs(redact, self.counts, prompt_tokens)
+        self._passages = PassageBuilder(redact, self.counts, prompt_tokens)
         self._jobs: queue.Queue[_Job | None] = queue.Queue(BACKLOG)
         self._thread = Thread(target=self._work, name="traffic", daemon=True)
         self._thread.start()
 
-    def begin(self, source: Source, epoch: int) -> None:
-        """This epoch of a session is recorded."""
-        key = source.session_id, epoch
+    def begin(self, session: RecordedSession, epoch: int) -> None:
+        """Record this epoch of a session."""
+        key = session.session_id, epoch
         self._ended.pop(key, None)
-        self._sources[key] = source
+        self._sessions[key] = session
 
     def end(self, session_id: str, epoch: int) -> None:
-        """Its stream has ended; the engine's last words on it may be under way."""
+        """Note that an epoch's stream has ended; the engine's last events of it may still be under way."""
         key = session_id, epoch
-        if key in self._sources:
+        if key in self._sessions:
             self._ended[key] = None
-        while len(self._ended) > LAST_WORDS:
-            del self._sources[self._ended.popitem(last=False)[0]]
+        while len(self._ended) > MAX_ENDED:
+            del self._sessions[self._ended.popitem(last=False)[0]]
 
     def take(self, event: pb.EngineEvent) -> None:
-        """What the engine tells of a session; nothing is recorded of one that did not begin here."""
-        source = self._sources.get((event.session_id, event.epoch))
-        if source is None:
+        """Record what a session produced, if it was begun here."""
+        session = self._sessions.get((event.session_id, event.epoch))
+        if session is None:
             return
         try:
-            self._jobs.put_nowait((source, event.produced))
+            self._jobs.put_nowait((session, event.produced))
         except queue.Full:
             self.counts.dropped += len(event.produced.token)
 
     def close(self) -> None:
-        """Write all that has come. Waits for it, but not for ever."""
+        """Write all that has come, waiting at most `CLOSE_S` for it."""
         with contextlib.suppress(queue.Full):
             self._jobs.put(None, timeout=CLOSE_S)
             self._thread.join(CLOSE_S)
-        if self.counts != Counts():
+        if self.counts != RecordingCounts():
             log.info("traffic log: %s", self.counts)
+        self._on_close()
 
     def _work(self) -> None:
         due = time.monotonic() + self._flush_s
@@ -109,20 +114,21 @@ class Recorder:
                 job = self._jobs.get(timeout=max(0.0, due - time.monotonic()))
                 if job is None:
                     break
-                self._runs.add(passage_from_proto(job[1], job[0], self._clock()))
+                session, produced = job
+                self._passages.add(passage_from_proto(produced, session, self._clock()))
             except queue.Empty:
                 pass
             except Exception as error:
                 log.warning("what the engine told of a session cannot be recorded: %r", error)
-            if time.monotonic() >= due or self._runs.tokens >= self._flush_tokens:
+            if time.monotonic() >= due or self._passages.tokens >= self._flush_tokens:
                 self._write()
                 due = time.monotonic() + self._flush_s
         self._write(final=True)
 
     def _write(self, final: bool = False) -> None:
-        """Should the store refuse, what there is waits for the next time, as long as it is not too much."""
+        """Write what has been recorded. If the store refuses, it waits for the next time, up to a bound."""
         try:
-            for passage in self._runs.cut(self._clock(), final):
+            for passage in self._passages.take(self._clock(), final):
                 self.counts.recorded += len(passage)
                 self._writer.add(passage)
             self._writer.flush()

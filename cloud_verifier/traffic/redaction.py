@@ -1,4 +1,4 @@
-"""What an operator's own function keeps out of the traffic log."""
+"""Load and ask the operator's own function that keeps tokens out of the traffic log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.traffic.passage import Passage
 from outrider.core.errors import BadRequest
 
 Redact = Callable[[NDArray[np.int32], str, str], Any]
@@ -17,7 +16,7 @@ Redact = Callable[[NDArray[np.int32], str, str], Any]
 
 
 def load(name: str) -> Redact:
-    """The function that `module:function` names. Raises BadRequest."""
+    """Return the function that `module:function` names. Raises BadRequest."""
     module, _, function = name.partition(":")
     try:
         found: Redact = getattr(importlib.import_module(module), function)
@@ -30,14 +29,15 @@ def load(name: str) -> Redact:
     return found
 
 
-class NoMask(ValueError):
-    """What a hook returned is none. Its message has nothing of the text in it."""
+def redaction_mask(redact: Redact, tokens: NDArray[np.int32], traffic_class: str, tenant: str) -> NDArray[np.bool_]:
+    """Return which tokens must not be recorded, `[n]`.
 
-
-def hidden_in(tokens: NDArray[np.int32], of: Passage, redact: Redact) -> NDArray[np.bool_]:
-    """Which of the tokens must not be recorded. of: whose they are. Raises whatever the hook does, and NoMask for a
-    mask that is none."""
-    mask = np.asarray(redact(tokens, of.traffic_class, of.tenant))
+    Raises ValueError if the hook raises or returns no mask, with a message that repeats nothing of the text.
+    """
+    try:
+        mask = np.asarray(redact(tokens, traffic_class, tenant))
+    except Exception as error:
+        raise ValueError(type(error).__name__) from None
     if mask.shape != tokens.shape or mask.dtype != np.bool_:
-        raise NoMask(f"the mask is {mask.dtype} {mask.shape}, must be bool {tokens.shape}")
+        raise ValueError(f"the mask is {mask.dtype} {mask.shape}, must be bool {tokens.shape}")
     return mask.copy()

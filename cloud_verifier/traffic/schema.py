@@ -1,4 +1,4 @@
-"""How passages stand in a Parquet file. A reader takes its own format and older ones, and leaves newer ones alone."""
+"""Convert passages to Parquet and back. A reader takes its own format and older ones, and leaves newer ones alone."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from cloud_verifier.traffic.passage import NO_PROMPT, Passage
 
 FORMAT = 2
 FORMAT_KEY = b"outrider.traffic.format"
-"""In the schema's metadata."""
+"""The key of the format's number in the schema's metadata."""
 _SOURCES_KEY = b"outrider.traffic.sources"
-"""There too: what a merged segment was merged from. Readers need not know it."""
+"""The key, in the schema's metadata, of the marks of what a segment was merged from; readers need not know it."""
 SCHEMA: Any = pa.schema(
     [
         ("session_id", pa.string()),
@@ -42,21 +42,21 @@ SCHEMA: Any = pa.schema(
 )
 _FIRST: Any = SCHEMA.remove(SCHEMA.get_field_index("prompt")).with_metadata({FORMAT_KEY: b"1"})
 KEY = [("time_unix", "ascending"), ("session_id", "ascending"), ("start", "ascending")]
-"""What rows are sorted by (Passage.key)."""
+"""The order of rows (Passage.key)."""
 _LISTS = "tokens", "top_ids", "top_log_probs", "tail", "guessed", "prompt"
 _PLAIN = tuple(name for name in SCHEMA.names if name not in (*_LISTS, "top"))
 _HEAVY = "top", "top_ids", "top_log_probs", "tail", "prompt"
 LIGHT = tuple(name for name in SCHEMA.names if name not in _HEAVY)
-"""All columns but those of the target's distributions, which are nearly all bytes, and the prompt."""
+"""All columns but the target's distributions, which are nearly all of a file's bytes, and the prompt."""
 _NAMES = "session_id", "tenant", "traffic_class", "draft_release", "weights_hash"
 
 
 class Unreadable(ValueError):
-    """No segment, a damaged one, or one of a newer format."""
+    """The bytes are no segment, a damaged one, or one of a newer format."""
 
 
 def table_of(passages: Sequence[Passage]) -> Any:
-    """Their table, sorted."""
+    """Return the table of passages, sorted by key."""
     passages = sorted(passages, key=lambda passage: passage.key)
     columns = {name: [getattr(passage, name) for passage in passages] for name in (*_PLAIN, "top")}
     lists = {name: _list_array([getattr(p, name).ravel() for p in passages], name) for name in _LISTS}
@@ -64,8 +64,10 @@ def table_of(passages: Sequence[Passage]) -> Any:
 
 
 def passages_of(table: Any) -> Iterator[Passage]:
-    """A table's rows. Where it has LIGHT alone their K is 0, their tail 0, and no prompt is there. Raises Unreadable
-    where a row's arrays do not fit together."""
+    """Yield a table's rows. With the LIGHT columns alone they have K 0, tail 0 and no prompt.
+
+    Raises Unreadable if a row's arrays do not fit together.
+    """
     table = table if "top" in table.column_names else _without_distributions(table)
     columns = {name: table.column(name).to_pylist() for name in (*_PLAIN, "top")}
     lists = {name: list(_arrays(table.column(name))) for name in _LISTS}
@@ -86,7 +88,7 @@ def passages_of(table: Any) -> Iterator[Passage]:
 
 
 def to_bytes(table: Any) -> bytes:
-    """A Parquet file, with checksums."""
+    """Return the bytes of a Parquet file, with checksums."""
     sink = pa.BufferOutputStream()
     split = [f"{name}.list.element" for name in ("top_log_probs", "tail")]
     pq.write_table(
@@ -102,7 +104,7 @@ def to_bytes(table: Any) -> bytes:
 
 
 def from_bytes(data: bytes, columns: Sequence[str] | None = None) -> Any:
-    """The table in a Parquet file, or some columns of it. Raises Unreadable."""
+    """Return the table in a Parquet file, or some columns of it. Raises Unreadable."""
     try:
         file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
         _check(file.schema_arrow)
@@ -115,25 +117,25 @@ def from_bytes(data: bytes, columns: Sequence[str] | None = None) -> Any:
 
 
 def sources_of(table: Any) -> frozenset[str]:
-    """What `merged_from` was told; nothing where a table was written and not merged."""
-    told: bytes = (table.schema.metadata or {}).get(_SOURCES_KEY, b"")
-    return frozenset(told.decode("ascii", "replace").split())
+    """Return the sources given to `merged_from`; nothing for a table that was written and not merged."""
+    sources: bytes = (table.schema.metadata or {}).get(_SOURCES_KEY, b"")
+    return frozenset(sources.decode("ascii", "replace").split())
 
 
 def merged_from(table: Any, sources: Collection[str]) -> Any:
-    """The table, which remembers them from here on. sources: words."""
+    """Return the table with its sources in the metadata. sources: words without spaces."""
     return table.replace_schema_metadata({**SCHEMA.metadata, _SOURCES_KEY: " ".join(sorted(sources)).encode()})
 
 
 def unexpired(table: Any, now: float, since: float = float("-inf")) -> Any:
-    """The rows that may still be used, and were produced since then."""
+    """Return the rows that expire after `now` and were produced at or after `since`."""
     return table.filter(
         pc.and_(pc.greater(table.column("expires_unix"), now), pc.greater_equal(table.column("time_unix"), since))
     )
 
 
 def sorted_once(table: Any) -> Any:
-    """Its rows by key, each once."""
+    """Return the table's rows by key, each once."""
     table = table.sort_by(KEY)
     if table.num_rows < 2:
         return table
@@ -145,25 +147,27 @@ def sorted_once(table: Any) -> Any:
 
 
 def _check(schema: Any) -> None:
-    told = (schema.metadata or {}).get(FORMAT_KEY)
-    if told is None or not told.isdigit():
+    """Raises Unreadable if a file's schema is not that of a format which is known here."""
+    text = (schema.metadata or {}).get(FORMAT_KEY)
+    if text is None or not text.isdigit():
         raise Unreadable("it is Parquet, but no segment of the traffic log")
-    if int(told) > FORMAT:
-        raise Unreadable(f"its format is {int(told)}, newer than {FORMAT}, which is the latest that is known here")
-    known = _FIRST if int(told) == 1 else SCHEMA
+    number = int(text)
+    if number > FORMAT:
+        raise Unreadable(f"its format is {number}, newer than {FORMAT}, which is the latest that is known here")
+    known = _FIRST if number == 1 else SCHEMA
     if not schema.remove_metadata().equals(known.remove_metadata()):
-        raise Unreadable(f"its columns are not those of format {int(told)}")
+        raise Unreadable(f"its columns are not those of format {number}")
 
 
 def _newest(table: Any) -> Any:
-    """With the columns that its format had not."""
+    """Return a table of an older format with the columns that it lacks."""
     if table.num_columns == len(_FIRST):
         table = table.append_column(SCHEMA.field("prompt"), _list_array([NO_PROMPT] * table.num_rows, "prompt"))
     return table.replace_schema_metadata({**table.schema.metadata, **SCHEMA.metadata})
 
 
 def _without_distributions(table: Any) -> Any:
-    """A table of LIGHT, filled up."""
+    """Return a table of the LIGHT columns with empty distributions and prompts."""
     guesses = pc.list_value_length(table.column("guessed")).to_numpy()
     none = [np.zeros(0)] * table.num_rows
     filled = {
@@ -184,7 +188,7 @@ def _list_array(rows: Sequence[NDArray[Any]], name: str) -> Any:
 
 
 def _arrays(column: Any) -> Iterator[NDArray[Any]]:
-    """Every row of a column of lists."""
+    """Yield the rows of a column of lists."""
     for chunk in column.chunks:
         offsets, values = chunk.offsets.to_numpy(), chunk.values.to_numpy(zero_copy_only=False)
         for begin, end in pairwise(offsets):

@@ -1,9 +1,9 @@
-"""The traffic log's files: small ones as they are written, merged later, gone when they have expired.
+"""Write, read, merge and expire the segments of a traffic log: small files that are merged later.
 
     log/2026-11-22/20261122T101500.250000-verifier-1-3fa9c1d2-000001.parquet
 
-A segment is named after the moment of its first passage, who wrote it, and a number. It is there whole or not at all,
-and only ever replaced as a whole. Merging writes the merged segment first and deletes its sources then: where that is
+A segment is named after the time of its first passage, its writer, and a number. It exists whole or not at all, and
+is only ever replaced as a whole. Merging writes the merged segment first, and then deletes its sources: if that is
 interrupted passages are there twice, and readers take each once. A merged segment remembers its sources, so that the
 next round finds what an interrupted one left, and what two that merged at once both wrote.
 """
@@ -26,25 +26,31 @@ from typing import Any
 import pyarrow as pa
 
 from cloud_verifier.traffic import schema
-from cloud_verifier.traffic.merging import FACTS, Facts, doubled, mark, small_groups
+from cloud_verifier.traffic.merging import (
+    SUMMARY_COLUMNS,
+    SegmentSummary,
+    mark,
+    overlapping_groups,
+    small_groups,
+)
 from cloud_verifier.traffic.passage import Passage
 from cloud_verifier.traffic.schema import Unreadable
-from cloud_verifier.traffic.store import Found, Store
+from cloud_verifier.traffic.store import SegmentStore, StoredFile
 
 log = logging.getLogger(__name__)
 
 LONGEST_S = 2 * 86_400.0
-"""From a segment's first passage to its last one, at most: a day and what one write may span."""
+"""The most seconds from a segment's first passage to its last: a day and what one write may span."""
 UNREADABLE_S = 30 * 86_400.0
-"""A segment that cannot be read holds somebody's text: it goes when it is so old, or as old as any that can be read
-here may become, if that is more."""
+"""Age at which a segment that cannot be read is deleted, since it holds users' text: this, or the age that any readable
+segment here may reach, if that is more."""
 _NAME = re.compile(r"(\d{8}T\d{6}\.\d{6})-[^/]+\.parquet")
 _STAMP = "%Y%m%dT%H%M%S.%f"
 _Key = tuple[float, str, int]
 
 
 class _Gone(Exception):
-    """A segment that was listed is not there any more."""
+    """A segment that was listed does not exist any more."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -52,7 +58,7 @@ class _Gone(Exception):
 
 
 class SegmentWriter:
-    """Writes one verifier's passages, some at a time. Not thread-safe."""
+    """Writes one verifier's passages, several at a time. Not thread-safe."""
 
     def __init__(
         self,
@@ -63,8 +69,8 @@ class SegmentWriter:
         flush_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """flush_tokens, flush_s: `add` writes when so many tokens have gathered, or the first has waited so long."""
-        self._store = Store(url)
+        """flush_tokens, flush_s: `add` writes once so many tokens are pending, or the first has waited so long."""
+        self._store = SegmentStore(url)
         self._who = f"{re.sub(r'[^A-Za-z0-9._-]', '_', verifier_id)}-{secrets.token_hex(4)}"
         self._numbers = itertools.count(1)
         self._flush_tokens = flush_tokens
@@ -73,7 +79,7 @@ class SegmentWriter:
         self._due = math.inf
         self._passages: list[Passage] = []
         self.pending = 0
-        """Tokens that are not yet written."""
+        """Tokens that are not written yet."""
 
     def __enter__(self) -> SegmentWriter:
         return self
@@ -82,7 +88,7 @@ class SegmentWriter:
         self.close()
 
     def add(self, passage: Passage) -> None:
-        """Take a passage, and write all if it is time. Raises OSError as `flush` does."""
+        """Take a passage, and write all that is pending if it is time. Raises OSError as `flush` does."""
         if not self._passages:
             self._due = self._clock() + self._flush_s
         self._passages.append(passage)
@@ -91,7 +97,7 @@ class SegmentWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write what has gathered. Raises OSError, and then it is there still, for another try."""
+        """Write all that is pending. Raises OSError; it stays pending then, for another try."""
         if self._passages:
             first = min(passage.time_unix for passage in self._passages)
             name = _name(first, f"{self._who}-{next(self._numbers):06d}")
@@ -99,7 +105,7 @@ class SegmentWriter:
             self.drop()
 
     def drop(self) -> int:
-        """Forget what has gathered; how many tokens that were."""
+        """Forget all that is pending; return how many tokens that were."""
         dropped, self.pending = self.pending, 0
         self._passages.clear()
         return dropped
@@ -109,21 +115,21 @@ class SegmentWriter:
 
 
 class SegmentLog:
-    """All segments at one place, whoever wrote them."""
+    """All segments at one place, from any number of writers."""
 
     def __init__(self, url: str) -> None:
-        """Raises ImportError, OSError or ValueError where there is no such place (see Store)."""
-        self._store = Store(url)
+        """Raises ImportError, OSError or ValueError as SegmentStore does."""
+        self._store = SegmentStore(url)
         self._warned: set[str] = set()
-        self._facts: dict[Found, Facts | None] = {}
-        """Of all that were read and are there still; None of what cannot be read."""
+        self._summaries: dict[StoredFile, SegmentSummary | None] = {}
+        """Summaries of all segments that were read and still exist; None for one that cannot be read."""
 
     def read(self, since_unix: float = 0.0, now: float | None = None, *, whole: bool = True) -> Iterator[Passage]:
-        """Passages by time, each once, without those that have expired by `now`, which is the present.
+        """Yield passages by time, each once, without those that have expired by `now` (None: the present).
 
-        since_unix: of the first one; a segment that was once found to end before is not opened again. whole: False for
-        passages without the target's distributions (their K is 0) and prompts, which costs a fraction. What cannot be
-        read is left out, with a warning. Other processes may write, merge and expire meanwhile.
+        since_unix: time of the first one; a segment that was once found to end before is not opened again. whole: False
+        for passages without the target's distributions (their K is 0) and prompts, which costs a fraction. What cannot
+        be read is left out, with a warning. Other processes may write, merge and expire meanwhile.
         """
         last: _Key = (-math.inf, "", -1)
         gone: set[str] = set()
@@ -138,46 +144,46 @@ class SegmentLog:
                 gone.add(error.path)  # merged or deleted since it was listed: what is left is in other files
 
     def compact(self, now: float | None = None, at_least: int = 2) -> int:
-        """Merge the small segments of each day, where there are so many, without their expired rows, and whichever hold
-        the same passages; how many went."""
+        """Merge segments of each day that hold the same passages, and small ones if there are `at_least` so many,
+        without their expired rows. Return how many segments were merged."""
         now = time.time() if now is None else now
-        gone = 0
-        for _, files in groupby(self._segments(), key=lambda found: found.folder):
+        merged = 0
+        for _, files in groupby(self._segments(), key=lambda segment: segment.folder):
             day = list(files)
-            for same in doubled(day, {found: self._known(found) for found in day}):
-                gone += self._merge(same, now)
-                day = [found for found in day if found not in same]
+            for same in overlapping_groups(day, {segment: self._summary(segment) for segment in day}):
+                merged += self._merge(same, now)
+                day = [segment for segment in day if segment not in same]
             for sources in small_groups(day):
                 if len(sources) >= at_least:
-                    gone += self._merge(sources, now)
-        return gone
+                    merged += self._merge(sources, now)
+        return merged
 
     def expire(self, now: float | None = None) -> int:
-        """Delete all rows whose time has come, and what cannot be read once it is old; how many segments went, or
+        """Delete all expired rows, and unreadable segments once they are old; return how many segments were deleted or
         became smaller."""
         now = time.time() if now is None else now
         self._store.sweep()
-        facts = {found: self._known(found) for found in self._segments()}
-        kept = [known.last_expiry - _first_unix(found) for found, known in facts.items() if known]
+        summaries = {segment: self._summary(segment) for segment in self._segments()}
+        kept = [summary.last_expiry - _first_unix(segment) for segment, summary in summaries.items() if summary]
         longest_s = max(UNREADABLE_S, *kept) if kept else UNREADABLE_S
-        return sum(self._expire(found, known, now, longest_s) for found, known in facts.items())
+        return sum(self._expire(segment, summary, now, longest_s) for segment, summary in summaries.items())
 
-    def shrink(self, most_bytes: int) -> int:
-        """Delete the oldest segments while all together are larger; how many went."""
+    def shrink(self, max_bytes: int) -> int:
+        """Delete the oldest segments while all together have more bytes; return how many were deleted."""
         segments = self._segments()
-        size, gone = sum(found.size for found in segments), 0
-        for found in segments:
-            if size <= most_bytes:
+        size, deleted = sum(segment.size for segment in segments), 0
+        for segment in segments:
+            if size <= max_bytes:
                 break
-            self._store.delete(found.path)
-            size -= found.size
-            gone += 1
-        return gone
+            self._store.delete(segment.path)
+            size -= segment.size
+            deleted += 1
+        return deleted
 
     def _by_time(self, since: float, now: float, whole: bool, gone: Collection[str]) -> Iterator[Passage]:
-        """Merged over segments; one is opened when its first passage's turn comes. Raises _Gone."""
-        segments = (found for found in self._segments() if found.path not in gone)
-        waiting = deque(found for found in segments if self._may_reach(found, since))
+        """Yield all segments' passages by time, opening each when its first passage's turn comes. Raises _Gone."""
+        segments = (segment for segment in self._segments() if segment.path not in gone)
+        waiting = deque(segment for segment in segments if self._may_reach(segment, since))
         heap: list[tuple[_Key, int, Passage, Iterator[Passage]]] = []
         numbers = itertools.count()
 
@@ -194,37 +200,37 @@ class SegmentLog:
             yield passage
             push(rest)
 
-    def _may_reach(self, found: Found, since: float) -> bool:
-        """Whether it may have passages of so late."""
-        known = self._facts.get(found)
-        return known.last_unix >= since if known else _first_unix(found) >= since - LONGEST_S
+    def _may_reach(self, segment: StoredFile, since: float) -> bool:
+        """Return whether a segment may have passages as late as `since`."""
+        summary = self._summaries.get(segment)
+        return summary.last_unix >= since if summary else _first_unix(segment) >= since - LONGEST_S
 
-    def _passages(self, found: Found, since: float, now: float, whole: bool) -> Iterator[Passage]:
-        """Of one segment, by time; as far as it can be read. Raises _Gone."""
+    def _passages(self, segment: StoredFile, since: float, now: float, whole: bool) -> Iterator[Passage]:
+        """Yield the passages of one segment by time, as far as it can be read. Raises _Gone."""
         try:
-            table = self._table(found, None if whole else schema.LIGHT)
+            table = self._table(segment, None if whole else schema.LIGHT)
         except FileNotFoundError:
-            raise _Gone(found.path) from None
+            raise _Gone(segment.path) from None
         if table is None:
             return
         try:
             yield from schema.passages_of(schema.sorted_once(schema.unexpired(table, now, since)))
         except Unreadable as error:
-            self._warn(found, error)
+            self._warn(segment, error)
 
-    def _merge(self, sources: Sequence[Found], now: float) -> int:
-        """Several segments into one; how many went."""
+    def _merge(self, sources: Sequence[StoredFile], now: float) -> int:
+        """Merge segments into one; return how many were merged."""
         tables, merged = [], []
         marks: set[str] = set()
-        for found in sources:
+        for segment in sources:
             try:
-                table = self._table(found)
+                table = self._table(segment)
             except FileNotFoundError:
-                continue  # somebody else has merged it
+                continue  # another process has merged it
             if table is not None:
                 tables.append(table)
-                merged.append(found)
-                marks |= {mark(found), *schema.sources_of(table)}
+                merged.append(segment)
+                marks |= {mark(segment), *schema.sources_of(table)}
         if len(merged) < 2:
             return 0
         rows = schema.sorted_once(schema.unexpired(pa.concat_tables(tables), now))
@@ -232,66 +238,69 @@ class SegmentLog:
             first = rows.column("time_unix")[0].as_py()
             name = _name(first, f"merged-{secrets.token_hex(4)}")
             self._store.put(name, schema.to_bytes(schema.merged_from(rows, marks)))
-        for found in merged:
-            self._store.delete(found.path)
+        for segment in merged:
+            self._store.delete(segment.path)
         return len(merged)
 
-    def _expire(self, found: Found, known: Facts | None, now: float, longest_s: float) -> bool:
-        """longest_s: after which nothing here can be of use."""
-        if known is None:
-            if _first_unix(found) + longest_s > now:
+    def _expire(self, segment: StoredFile, summary: SegmentSummary | None, now: float, longest_s: float) -> bool:
+        """Delete a segment's expired rows, or all of it; return whether anything was. longest_s: the age from which on
+        an unreadable segment is deleted."""
+        if summary is None:
+            if _first_unix(segment) + longest_s > now:
                 return False
-            log.warning("%s is deleted: nobody could read it, and it is too old to be kept", found.path)
-            self._store.delete(found.path)
-        elif known.first_expiry > now:
+            log.warning("%s is deleted: nobody could read it, and it is too old to be kept", segment.path)
+            self._store.delete(segment.path)
+        elif summary.first_expiry > now:
             return False
-        elif known.last_expiry <= now:
-            self._store.delete(found.path)
+        elif summary.last_expiry <= now:
+            self._store.delete(segment.path)
         else:
             try:
-                table = self._table(found)
+                table = self._table(segment)
             except FileNotFoundError:
                 return False
             if table is not None:
-                self._store.put(found.path, schema.to_bytes(schema.unexpired(table, now)))
+                self._store.put(segment.path, schema.to_bytes(schema.unexpired(table, now)))
         return True
 
-    def _known(self, found: Found) -> Facts | None:
-        """None where it cannot be read, or is not there any more."""
-        if found not in self._facts:
+    def _summary(self, segment: StoredFile) -> SegmentSummary | None:
+        """Return a segment's summary; None if it cannot be read, or does not exist any more."""
+        if segment not in self._summaries:
             try:
-                self._table(found, FACTS)
+                self._table(segment, SUMMARY_COLUMNS)
             except FileNotFoundError:
                 return None
-        return self._facts[found]
+        return self._summaries[segment]
 
-    def _table(self, found: Found, columns: Sequence[str] | None = None) -> Any:
-        """None, and a warning, where it cannot be read. columns: all, LIGHT, or FACTS. Raises FileNotFoundError."""
-        data = self._store.read(found.path)
+    def _table(self, segment: StoredFile, columns: Sequence[str] | None = None) -> Any:
+        """Return a segment's table; None, with a warning, if it cannot be read. Raises FileNotFoundError.
+
+        columns: LIGHT, SUMMARY_COLUMNS, or None for all.
+        """
+        data = self._store.read(segment.path)
         try:
             table = schema.from_bytes(data, columns)
         except Unreadable as error:
-            self._warn(found, error)
-            self._facts.setdefault(found, None)
+            self._warn(segment, error)
+            self._summaries.setdefault(segment, None)
             return None
-        self._facts[found] = Facts.of(table)
+        self._summaries[segment] = SegmentSummary.of(table)
         return table
 
-    def _segments(self) -> list[Found]:
-        """By the time of their first passages; whatever else lies there is warned of."""
-        found = self._store.found()
-        there = set(found)
-        self._facts = {one: known for one, known in self._facts.items() if one in there}
-        for one in found:
-            if _NAME.fullmatch(one.name) is None:
-                self._warn(one, "its name is not that of a segment")
-        return sorted((one for one in found if _NAME.fullmatch(one.name)), key=lambda one: (one.name, one.path))
+    def _segments(self) -> list[StoredFile]:
+        """Return all segments by the time of their first passages; other files are left out with a warning."""
+        files = self._store.files()
+        self._summaries = {file: self._summaries[file] for file in files if file in self._summaries}
+        for file in files:
+            if _NAME.fullmatch(file.name) is None:
+                self._warn(file, "its name is not that of a segment")
+        return sorted((file for file in files if _NAME.fullmatch(file.name)), key=lambda file: (file.name, file.path))
 
-    def _warn(self, found: Found, why: object) -> None:
-        """Once of each file."""
-        if found.path not in self._warned:
-            self._warned.add(found.path)
-            log.warning("%s is left out of the traffic log: %s", found.path, why)
+    def _warn(self, segment: StoredFile, why: object) -> None:
+        """Warn of a file once."""
+        if segment.path not in self._warned:
+            self._warned.add(segment.path)
+            log.warning("%s is left out of the traffic log: %s", segment.path, why)
 
 
 def _name(first_unix: float, who: str) -> str:
@@ -299,7 +308,7 @@ def _name(first_unix: float, who: str) -> str:
     return f"{moment:%Y-%m-%d}/{moment.strftime(_STAMP)}-{who}.parquet"
 
 
-def _first_unix(found: Found) -> float:
-    """No later than its first passage."""
-    stamp = found.name.partition("-")[0]
+def _first_unix(segment: StoredFile) -> float:
+    """Return a time that is no later than the segment's first passage, in seconds since 1970."""
+    stamp = segment.name.partition("-")[0]
     return datetime.strptime(stamp, _STAMP).replace(tzinfo=UTC).timestamp() - 1e-5

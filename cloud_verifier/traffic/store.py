@@ -1,4 +1,4 @@
-"""Where segments lie: a directory, or an object store that fsspec knows. A file is there whole or not at all."""
+"""Store segments in a directory, or in an object store that fsspec knows. A file exists whole or not at all."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ GIVEN_UP_S = 3600.0
 
 
 @dataclass(frozen=True)
-class Found:
-    """A file of the store."""
+class StoredFile:
+    """One file of the store."""
 
     path: str
+    """Path below the store's root."""
     size: int
-    """Bytes."""
+    """Size in bytes."""
 
     @property
     def folder(self) -> str:
@@ -35,35 +36,35 @@ class Found:
         return self.path.rpartition("/")[2]
 
 
-class Store:
-    """Whole files by path below one place."""
+class SegmentStore:
+    """Reads and writes whole files below one place."""
 
     def __init__(self, url: str) -> None:
-        """url: a directory, which is made, or what fsspec takes. Raises ImportError where that needs a package more,
-        OSError or ValueError where there is no such place."""
+        """url: a directory, which is created, or a URL for fsspec. Raises ImportError if fsspec lacks a package for it,
+        OSError or ValueError if there is no such place."""
         self._fs, root = fsspec.core.url_to_fs(str(url))
         self._root = root.rstrip("/")
         self._local = isinstance(self._fs, LocalFileSystem)
         if self._local:
             os.makedirs(self._root, exist_ok=True)
 
-    def found(self) -> list[Found]:
-        """All files that are finished, by path."""
+    def files(self) -> list[StoredFile]:
+        """Return all files that are complete, by path."""
         self._fs.invalidate_cache()
         try:
             known: dict[str, dict[str, Any]] = self._fs.find(self._root, detail=True)
         except FileNotFoundError:
             return []
-        found = [Found(self._relative(path), int(about.get("size") or 0)) for path, about in known.items()]
+        found = [StoredFile(self._relative(path), int(about.get("size") or 0)) for path, about in known.items()]
         return sorted((one for one in found if not one.name.endswith(atomic_files.PARTIAL)), key=lambda one: one.path)
 
     def read(self, path: str) -> bytes:
-        """Raises FileNotFoundError."""
+        """Return a file's bytes. Raises FileNotFoundError."""
         data: bytes = self._fs.cat_file(self._absolute(path))
         return data
 
     def put(self, path: str, data: bytes) -> None:
-        """Write a file, or another one in its place. Killed midway, it has not happened. Raises OSError."""
+        """Write or replace a file. If the process is killed midway, nothing has changed. Raises OSError."""
         target = self._absolute(path)
         if not self._local:
             self._fs.pipe_file(target, data)  # object stores show an object when it is complete
@@ -72,12 +73,12 @@ class Store:
         atomic_files.write(Path(target), data)
 
     def delete(self, path: str) -> None:
-        """One that is not there is no error."""
+        """Delete a file, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(self._absolute(path))
 
     def sweep(self) -> None:
-        """Delete what killed writers have left unfinished."""
+        """Delete incomplete files that killed writers have left."""
         if not self._local:
             return
         for left in Path(self._root).rglob(f".*{atomic_files.PARTIAL}"):

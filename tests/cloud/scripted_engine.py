@@ -123,6 +123,11 @@ class Front:
         self.port = port
         self.stub = session_pb2_grpc.VerifierStub(channel)
 
+    @property
+    def tenants(self) -> dict[str, str]:
+        """session id -> tenant, of live sessions"""
+        return {session_id: stream.grant.tenant for session_id, stream in self.service.streams.items()}
+
     async def open(self, session_id: str = "s", epoch: int = 1, *, wait: bool = True, **fields: Any) -> Stream:
         """A stream whose Open was sent; `wait`: and answered."""
         stream = Stream(self.stub.Session())
@@ -183,7 +188,7 @@ async def front(
     *,
     authorise: Callable[[bytes], Awaitable[Any]] = everybody,
     catalogue: Catalogue | None = None,
-    newcomer: Callable[[], None] = lambda: None,
+    on_new_session: Callable[[], None] = lambda: None,
     recorder: Any = None,
     **settings: Any,
 ) -> AsyncIterator[Front]:
@@ -198,7 +203,7 @@ async def front(
         verifier_id="v1",
         vocabulary_hash=VOCABULARY_HASH,
         authorise=authorise,
-        newcomer=newcomer,
+        on_new_session=on_new_session,
         recorder=recorder,
     )
     server = channels.server()

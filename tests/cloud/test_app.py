@@ -12,7 +12,7 @@ import pytest
 from cloud_verifier import app
 from cloud_verifier.app import parse
 from cloud_verifier.config import VerifierConfig
-from cloud_verifier.verifier import Verifier
+from cloud_verifier.verifier import VerifierProcess
 from outrider.core.errors import BadRequest, ModelRefused
 
 SECRET = "sesame"
@@ -34,12 +34,12 @@ def complaint(capsys):
 def refusal(**settings) -> str:
     """What a verifier says that does not start."""
     with pytest.raises(BadRequest) as caught:
-        asyncio.run(run(**settings))
+        asyncio.run(serve(**settings))
     return str(caught.value)
 
 
-async def run(**settings) -> int:
-    return await Verifier(VerifierConfig(**settings)).run(asyncio.Event())
+async def serve(**settings) -> int:
+    return await VerifierProcess(VerifierConfig(**settings)).run(asyncio.Event())
 
 
 def test_the_join_token_is_never_printed(monkeypatch, complaint):
@@ -106,7 +106,67 @@ def test_beyond_this_machine_a_verifier_needs_a_coordinator_or_says_that_it_is_o
         assert "--open-to-all" in said
     for settings in ({"listen": "0.0.0.0:0", "insecure": True, "open_to_all": True}, {"listen": "127.0.0.1:0"}):
         with pytest.raises(ModelRefused):  # it has come as far as the model, which is not there
-            asyncio.run(run(model=tmp_path, **settings))
+            asyncio.run(serve(model=tmp_path, **settings))
+
+
+# --- its first second
+
+COMMAND = "from outrider.console_scripts import verifier; verifier()"
+CTRL_C = """
+import os, signal, sys
+
+class CtrlC:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, CtrlC())
+"""
+"""A Ctrl-C just when a module is about to be imported."""
+
+
+def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
+
+
+def test_arguments_are_parsed_before_anything_heavy_is_imported():
+    listed = "\nimport atexit; atexit.register(lambda: print(*sys.modules, file=sys.stderr))\n"
+    ran = run(f"import sys{listed}{COMMAND}", "--help")
+    assert ran.returncode == 0
+    imported = set(ran.stderr.split())
+    assert "cloud_verifier.config" in imported
+    assert imported.isdisjoint({"torch", "transformers", "grpc", "google.protobuf", "prometheus_client", "pyarrow"})
+
+
+@pytest.mark.parametrize(
+    "module", ["cloud_verifier.app", "cloud_verifier.config", "pydantic", "numpy", "cloud_verifier.verifier", "grpc"]
+)
+def test_ctrl_c_ends_it_quietly_while_it_is_still_importing(tmp_path, module):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    ran = run(CTRL_C.format(module=module) + COMMAND, "--model", str(tmp_path))
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "")
+
+
+def test_ctrl_c_does_not_end_an_engine_that_has_just_been_started(tmp_path):
+    """A terminal signals the whole process group; the front decides what becomes of the engine."""
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "if 'cloud_verifier.engine_process.main' in sys.orig_argv:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+    )
+    path = os.pathsep.join([str(tmp_path / "path"), os.getcwd()])
+    ran = subprocess.run(
+        [sys.executable, "-m", "cloud_verifier.app", "--model", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"PYTHONPATH": path},
+    )
+    assert ran.returncode == 2, ran.stderr  # the engine has lived to refuse the model
+    assert "Traceback" not in ran.stderr
+    assert "Interrupt" not in ran.stderr
 
 
 # --- its memory
@@ -118,8 +178,8 @@ def test_the_front_gives_freed_memory_back_from_its_start(monkeypatch, tmp_path)
     async def serve(config) -> int:
         return len(told)
 
-    monkeypatch.setattr(app, "give_back_what_is_freed", lambda: told.append("before it serves"))
-    monkeypatch.setattr(app, "_main", serve)
+    monkeypatch.setattr(app, "trim_freed_memory", lambda: told.append("before it serves"))
+    monkeypatch.setattr(app, "_serve", serve)
     with pytest.raises(SystemExit) as stopped:
         app.main(["--model", str(tmp_path)])
     assert stopped.value.code == 1

@@ -6,10 +6,9 @@ import pytest
 from prometheus_client.exposition import generate_latest
 from scripted_engine import front, until
 
-from cloud_verifier.front.counters import ENDS, KINDS, FrontCounters, kind_of
+from cloud_verifier.front.counters import ENDS, FINISHES, KINDS, FrontCounters, kind_of
 from cloud_verifier.front.metrics import VerifierCollector
-from cloud_verifier.front.service import FINISHES
-from cloud_verifier.traffic.passage_builder import Counts
+from cloud_verifier.traffic.passage_builder import RecordingCounts
 from outrider.core.errors import Draining, InternalError, Overloaded
 from outrider.telemetry.prometheus import registry
 from outrider.wire.v1 import engine_pb2, session_pb2
@@ -140,16 +139,16 @@ def test_every_kind_of_end_is_exported_before_it_happens() -> None:
 
 def test_the_traffic_logs_counts_are_all_told() -> None:
     counts = {"recorded", "redacted", "refused", "dropped"}
-    assert counts == set(vars(Counts()))
+    assert counts == set(vars(RecordingCounts()))
 
 
 async def test_health_follows_the_verifiers_state(plain) -> None:
     collector = VerifierCollector(plain.host, plain.service.counters)
-    assert collector.ailing() == "loading"
+    assert collector.unready_reason() == "loading"
     collector.service = plain.service
-    assert collector.ailing() == ""
+    assert collector.unready_reason() == ""
     plain.service.draining = True
-    assert collector.ailing() == "draining"
+    assert collector.unready_reason() == "draining"
     plain.engine.die()
     await until(plain.host.ended.is_set)
-    assert collector.ailing() == "the engine has ended"
+    assert collector.unready_reason() == "the engine has ended"

@@ -9,7 +9,7 @@ import time
 import pytest
 from scripted_engine import until
 
-from cloud_verifier.front.registration import Registration
+from cloud_verifier.front.registration import RegistryClient
 from outrider.core.errors import PermissionDenied, Unauthenticated
 from outrider.core.protocol.messages import Directive, SessionLimits
 from outrider.wire import channels
@@ -78,7 +78,7 @@ async def serving(registry: Registry, address: str = "127.0.0.1:0"):
 
 @contextlib.asynccontextmanager
 async def registration(address: str, **options):
-    made = Registration(address, pb.RegisterRequest(verifier_id="v1", address="127.0.0.1:1"), **options)
+    made = RegistryClient(address, pb.RegisterRequest(verifier_id="v1", address="127.0.0.1:1"), **options)
     try:
         yield made
     finally:
@@ -86,7 +86,7 @@ async def registration(address: str, **options):
 
 
 @contextlib.asynccontextmanager
-async def reporting(made: Registration):
+async def reporting(made: RegistryClient):
     """As the verifier's process does."""
 
     async def forever() -> None:
@@ -292,7 +292,7 @@ async def test_leaving_does_not_need_the_coordinator(registry):
 
 def test_plain_text_to_another_machine_is_refused():
     async def make():
-        Registration("10.0.0.1:7700", pb.RegisterRequest())
+        RegistryClient("10.0.0.1:7700", pb.RegisterRequest())
 
     with pytest.raises(Exception, match="--insecure"):
         asyncio.run(make())

@@ -10,7 +10,7 @@ import pytest
 from scripted_engine import TARGET, VOCABULARY, VOCABULARY_HASH, Stream, front, until
 
 from cloud_verifier.config import VerifierConfig
-from cloud_verifier.front import session_stream
+from cloud_verifier.front import directives
 from outrider.core.errors import (
     BadRequest,
     Draining,
@@ -128,7 +128,7 @@ async def test_another_token_table_is_refused_before_anything_is_drafted(plain):
 
 async def test_the_same_token_table_is_let_in(plain):
     stream = await plain.open(vocabulary_hash=VOCABULARY_HASH)
-    assert plain.service.tenants == {"s": "default"}
+    assert plain.tenants == {"s": "default"}
     stream.call.cancel()
 
 
@@ -184,7 +184,7 @@ async def test_the_place_of_a_killed_session_is_free_though_its_device_reads_not
     async with front(tmp_path, max_sessions=1) as running:
         silent = await running.open("s")
         assert running.service.kill("s")
-        assert running.service.tenants == {}
+        assert running.tenants == {}
         assert (await running.engine.asked("stop")).session_id == "s"
         assert not running.service.kill("s")
         assert not running.service.kill("nobody")
@@ -218,7 +218,7 @@ async def test_a_full_verifier_refuses_before_the_engine_hears_of_it_and_says_wh
         assert error.retry_after_s == 1.0
         assert {request.session_id for request in running.engine.requests} == {"a", "b"}
         first.call.cancel()
-        await until(lambda: "a" not in running.service.tenants)
+        await until(lambda: "a" not in running.tenants)
         third = await running.open("c", wait=False)
         assert (await third.read()).HasField("opened")
         for stream in (second, third):
@@ -281,7 +281,7 @@ async def test_what_the_coordinator_says_reaches_engine_and_device_within_the_se
 
 
 async def test_the_coordinators_word_holds_for_a_while_and_then_the_verifiers_own(plain, monkeypatch):
-    monkeypatch.setattr(session_stream, "STEERED_S", 0.2)
+    monkeypatch.setattr(directives, "STEERED_S", 0.2)
     stream = await plain.open()
     plain.service.steer("s", 1, Directive(4, 4, 4, 0.5, 3))
     assert (await stream.read()).directive.window_nodes == 4
@@ -313,9 +313,9 @@ async def test_a_ticket_sets_limits_and_tenant_and_with_it_whose_prefixes_are_sh
         assert (await stream.read()).opened.limits.nodes == 7
         start = (await running.engine.asked("start")).start
         assert (start.limits.run_ahead, start.salt) == (4, "acme")
-        assert running.service.tenants == {"s": "acme"}
+        assert running.tenants == {"s": "acme"}
         stream.call.cancel()
-        await until(lambda: not running.service.tenants)
+        await until(lambda: not running.tenants)
 
 
 async def test_strangers_share_their_prefixes_with_nobody(tmp_path):
@@ -354,7 +354,7 @@ async def test_a_ticket_may_call_the_same_target_by_another_name(tmp_path):
 
     async with front(tmp_path, authorise=authorise) as running:
         stream = await running.open(epoch=10)
-        assert "s" in running.service.tenants
+        assert "s" in running.tenants
         stream.call.cancel()
 
 
@@ -401,7 +401,7 @@ async def test_a_newer_epoch_fences_the_older_stream_and_goes_on_alone(plain):
     plain.engine.commit("s", 1, 0, [4])  # the old epoch's last words
     plain.engine.commit("s", 2, 0, [5])
     assert list((await new.read()).commit.token) == [5]
-    assert plain.service.tenants == {"s": "default"}
+    assert plain.tenants == {"s": "default"}
     new.call.cancel()
 
 
@@ -414,7 +414,7 @@ async def test_an_epoch_that_is_not_newer_is_fenced_and_harms_nobody(plain, epoc
     assert f"is {epoch}, must be greater than 5" in str(error)
     plain.engine.commit("s", 5, 0, [9])
     assert list((await live.read()).commit.token) == [9]
-    assert plain.service.tenants == {"s": "default"}
+    assert plain.tenants == {"s": "default"}
     live.call.cancel()
 
 
@@ -507,7 +507,7 @@ async def test_the_last_commit_ends_the_stream_in_order(plain):
     plain.engine.commit("s", 1, 0, [5], finish=session_pb2.FINISH_EOS)
     assert (await stream.read()).commit.finish == session_pb2.FINISH_EOS
     assert await stream.read() is grpc.aio.EOF
-    assert plain.service.tenants == {}
+    assert plain.tenants == {}
     await plain.engine.asked("stop")
 
 
@@ -547,14 +547,14 @@ async def test_a_stream_that_talks_too_fast_is_read_later_and_loses_nothing(tmp_
         neighbour.call.cancel()
 
 
-async def test_nodes_count_against_the_pace_of_a_stream(tmp_path):
+async def test_nodes_count_against_the_rate_limit_of_a_stream(tmp_path):
     def appends() -> int:
         return sum(request.HasField("append") for request in running.engine.requests)
 
     async with front(tmp_path, stream_messages_per_s=100.0, stream_burst=10) as running:
         stream = await running.open()
         began = time.monotonic()
-        for _ in range(12):  # 5 of the pace each: the last but two wait
+        for _ in range(12):  # 5 of the burst each: the last but two wait
             await stream.send(append=session_pb2.Append(first_id=1, up=[0] * 128, token=[4] * 128))
         await until(lambda: appends() == 12)
         assert time.monotonic() - began > 0.4
@@ -573,7 +573,7 @@ async def test_a_device_that_has_closed_its_side_receives_until_the_end(plain):
     plain.engine.commit("s", 1, 1, [6], finish=session_pb2.FINISH_LENGTH)
     assert (await stream.read()).commit.finish == session_pb2.FINISH_LENGTH
     assert await stream.read() is grpc.aio.EOF
-    assert plain.service.tenants == {}
+    assert plain.tenants == {}
 
 
 async def test_a_cancel_is_answered_after_a_half_close_too(plain):
@@ -600,7 +600,7 @@ async def test_a_device_that_disconnects_is_given_up_at_once(plain):
     stream = await plain.open()
     stream.call.cancel()
     assert (await plain.engine.asked("stop")).session_id == "s"
-    await until(lambda: not plain.service.tenants)
+    await until(lambda: not plain.tenants)
 
 
 # --- heartbeats
@@ -613,7 +613,7 @@ async def test_pings_come_by_themselves_and_their_answers_are_measured(plain):
     await stream.send(pong=session_pb2.Pong(nonce=ping.nonce))
     tune = (await plain.engine.asked("tune")).tune
     assert 30.0 <= tune.rtt_ms < 1000.0
-    assert plain.service.rtt_ms["s"] == tune.rtt_ms
+    assert plain.service.streams["s"].heartbeat.rtt_ms == tune.rtt_ms
     stream.call.cancel()
 
 
@@ -632,7 +632,7 @@ async def test_one_late_answer_is_a_queue_and_two_are_a_longer_path(tmp_path):
 
 async def test_a_sessions_first_round_trip_is_news_and_its_next_ones_are_not(tmp_path):
     news = []
-    async with front(tmp_path, ping_interval_s=0.05, newcomer=lambda: news.append("known")) as running:
+    async with front(tmp_path, ping_interval_s=0.05, on_new_session=lambda: news.append("known")) as running:
         stream = await running.open()
         for _ in range(3):
             assert len(news) <= 1
@@ -688,7 +688,7 @@ async def test_appends_are_signs_of_life(tmp_path):
         append = session_pb2.Append(first_id=1)
         talking = stream.keep_sending(append=append)
         await asyncio.sleep(0.8)
-        assert running.service.tenants == {"s": "default"}
+        assert running.tenants == {"s": "default"}
         talking.cancel()
         assert isinstance(await stream.refusal(), Unavailable)
 
@@ -698,9 +698,9 @@ async def test_a_device_that_reads_nothing_loses_its_place(tmp_path):
         _, writer = await asyncio.open_connection("127.0.0.1", running.port)
         attach = session_pb2.Attach(epoch=1, prompt=[1], max_tokens=8, sampling=SAMPLING)
         writer.write(session_without_window(session_pb2.Open(session_id="s", attach=attach)))
-        await until(lambda: running.service.tenants)
+        await until(lambda: running.tenants)
         await running.engine.asked("stop")
-        assert running.service.tenants == {}
+        assert running.tenants == {}
         writer.close()
 
 
@@ -750,7 +750,7 @@ async def test_all_streams_learn_that_the_engine_has_died(plain):
         assert isinstance(error, Unavailable)
         assert "engine process has ended" in str(error)
     assert plain.host.ended.is_set()
-    await until(lambda: not plain.service.tenants)
+    await until(lambda: not plain.tenants)
     assert isinstance(await (await plain.open("late", wait=False)).refusal(), Unavailable)
 
 

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from scripted_engine import TARGET, VOCABULARY, Front, Stream, front, until
 
-from cloud_verifier.traffic.codec import Source
-from cloud_verifier.traffic.recorder import Recorder
+from cloud_verifier.traffic.codec import RecordedSession
+from cloud_verifier.traffic.recorder import TrafficRecorder
 from cloud_verifier.traffic.segments import SegmentWriter
 from cloud_verifier.verifier import _report
 from outrider.core.errors import BadRequest, Fenced
@@ -40,13 +40,13 @@ CLAIMS = Claims(
 
 
 class Listening:
-    """Stands in for a Recorder."""
+    """Stands in for a TrafficRecorder."""
 
     def __init__(self) -> None:
-        self.begun: list[tuple[Source, int]] = []
+        self.begun: list[tuple[RecordedSession, int]] = []
         self.ended: list[tuple[str, int]] = []
 
-    def begin(self, source: Source, epoch: int) -> None:
+    def begin(self, source: RecordedSession, epoch: int) -> None:
         self.begun.append((source, epoch))
 
     def end(self, session_id: str, epoch: int) -> None:
@@ -92,7 +92,7 @@ async def test_without_consent_or_without_a_log_nothing_is_recorded(tmp_path, re
         start = (await running.engine.asked("start")).start
         assert (start.record, start.draft_release) == (False, "r1")
         stream.call.cancel()
-        await until(lambda: not running.service.tenants)
+        await until(lambda: not running.tenants)
     assert recorder is None or (recorder.begun, recorder.ended) == ([], [])
 
 
@@ -109,7 +109,7 @@ async def test_a_session_that_may_be_recorded_is_from_its_begin_to_its_end(tmp_p
     async with front(tmp_path, authorise=allowing(), recorder=recorder) as running:
         stream = await running.open()
         assert (await running.engine.asked("start")).start.record
-        assert recorder.begun == [(Source("s", "acme", "code", "w", 0.0, 3600.0), 1)]
+        assert recorder.begun == [(RecordedSession("s", "acme", "code", "w", 0.0, 3600.0), 1)]
         stream.call.cancel()
         await until(lambda: recorder.ended == [("s", 1)])
 
@@ -141,7 +141,7 @@ async def test_no_id_of_a_client_reaches_the_disk_but_of_a_prompt_that_may_be_ke
     asked = tuple(range(VOCABULARY - 3, VOCABULARY))
     received = tuple(range(VOCABULARY - 6, VOCABULARY - 3))
     log = tmp_path / "log"
-    recorder = Recorder(SegmentWriter(str(log)), prompt_tokens=prompt_tokens)
+    recorder = TrafficRecorder(SegmentWriter(str(log)), prompt_tokens=prompt_tokens)
     changes = {"traffic_prompt_tokens": prompt_tokens}
     async with front(tmp_path, authorise=allowing(**consent), recorder=recorder, **changes) as running:
         running.host.on_produced = recorder.take

@@ -12,10 +12,9 @@ from passages import passage, told
 from test_traffic_segments import files, write
 
 from cloud_verifier.config import VerifierConfig
-from cloud_verifier.traffic.codec import Source
-from cloud_verifier.traffic.housekeeping import MANY, Housekeeper
+from cloud_verifier.traffic.codec import RecordedSession
 from cloud_verifier.traffic.passage import Passage
-from cloud_verifier.traffic.recorder_factory import KeptRecorder
+from cloud_verifier.traffic.recorder_factory import MANY, keep_tidy, recorder_of
 from cloud_verifier.traffic.segments import SegmentLog
 from outrider.wire.v1 import engine_pb2 as pb
 
@@ -37,9 +36,9 @@ def test_what_has_expired_goes_and_many_small_segments_become_one(tmp_path: Path
     today = time.time() // 86_400 * 86_400  # so that all are of one day
     written = [passage(1, time_unix=p.time_unix, start=p.start, expires_unix=4e9) for p in seconds(MANY, today)]
     write(tmp_path, *([one] for one in written), [passage(session_id="old", expires_unix=1.0, time_unix=0.0)])
-    keeper = Housekeeper(SegmentLog(str(tmp_path)), most_bytes=1 << 30)
+    stop = keep_tidy(SegmentLog(str(tmp_path)), max_bytes=1 << 30)
     until(lambda: len(files(tmp_path)) == 1)
-    keeper.close()
+    stop()
     assert told(list(SegmentLog(str(tmp_path)).read())) == told(written)
 
 
@@ -48,9 +47,9 @@ def test_the_oldest_go_where_the_log_is_too_large(tmp_path: Path, caplog: pytest
     write(tmp_path, *([one] for one in written))
     most = sum(path.stat().st_size for path in files(tmp_path)[1:])
     with caplog.at_level(logging.WARNING):
-        keeper = Housekeeper(SegmentLog(str(tmp_path)), most_bytes=most)
+        stop = keep_tidy(SegmentLog(str(tmp_path)), max_bytes=most)
         until(lambda: "1 of the oldest segments went" in caplog.text)
-    keeper.close()
+    stop()
     assert told(list(SegmentLog(str(tmp_path)).read())) == told(written[1:])
 
 
@@ -65,9 +64,9 @@ def test_a_round_that_fails_is_told_and_another_follows(
         raise OSError("away")
 
     monkeypatch.setattr(log, "expire", expire)
-    keeper = Housekeeper(log, most_bytes=1, interval_s=0.01)
+    stop = keep_tidy(log, max_bytes=1, interval_s=0.01)
     until(lambda: len(rounds) >= 3)
-    keeper.close()
+    stop()
     assert "could not be tidied: OSError('away')" in caplog.text
 
 
@@ -99,8 +98,8 @@ def test_several_may_tidy_write_and_read_at_once(tmp_path: Path) -> None:
 
 def test_a_verifiers_recorder_writes_where_its_settings_say(tmp_path: Path) -> None:
     config = VerifierConfig(model=tmp_path, traffic=str(tmp_path / "log"), traffic_redact=f"{__name__}:nothing_of_5")
-    recorder = KeptRecorder(config, "v7")
-    recorder.begin(Source("s", "acme", "code", "w", 0.0, 60.0), 1)
+    recorder = recorder_of(config, "v7")
+    recorder.begin(RecordedSession("s", "acme", "code", "w", 0.0, 60.0), 1)
     one = pb.Produced(
         start=2, token=[4, 5], top=1, top_ids=bytes(8), top_log_probs=bytes(4), tail=bytes(4), guessed=b"\1\0"
     )

@@ -18,7 +18,7 @@ from cloud_verifier.traffic.passage import Passage, join
 def test_what_was_cut_and_joined_is_as_it_was(whole: Passage, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(whole)))
     first, second = whole.cut(0, at), whole.cut(at, len(whole))
-    assert first.goes_on_in(second)
+    assert first.continues_in(second)
     assert same(join([first, second]), whole)
 
 
@@ -49,10 +49,10 @@ def test_a_prompt_before_the_midst_of_a_text_is_refused() -> None:
 def test_another_source_is_not_the_same_texts_next_part() -> None:
     first = passage(4)
     following = passage(2, start=4)
-    assert first.goes_on_in(following)
+    assert first.continues_in(following)
     for change in ({"start": 5}, {"draft_release": "other"}, {"session_id": "t"}, {"temperature": 0.0}):
-        assert not first.goes_on_in(dataclasses.replace(following, **change))
-    assert not first.goes_on_in(passage(2, top=5, start=4))
+        assert not first.continues_in(dataclasses.replace(following, **change))
+    assert not first.continues_in(passage(2, top=5, start=4))
 
 
 def test_a_joined_passage_was_produced_with_the_last_and_expires_with_the_first() -> None:

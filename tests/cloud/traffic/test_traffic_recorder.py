@@ -14,13 +14,13 @@ from passages import NOW, told
 from cloud_verifier.engine.recording import Produced, Visit
 from cloud_verifier.engine_process.codec import produced_to_proto
 from cloud_verifier.traffic import recorder as module
-from cloud_verifier.traffic.codec import Source
+from cloud_verifier.traffic.codec import RecordedSession
 from cloud_verifier.traffic.passage import Passage
-from cloud_verifier.traffic.passage_builder import Counts
-from cloud_verifier.traffic.recorder import Recorder
+from cloud_verifier.traffic.passage_builder import RecordingCounts
+from cloud_verifier.traffic.recorder import TrafficRecorder
 from outrider.wire.v1 import engine_pb2 as pb
 
-SOURCE = Source("s", "acme", "code", "sha256:cd", 0.7, keep_s=60.0)
+SOURCE = RecordedSession("s", "acme", "code", "sha256:cd", 0.7, keep_s=60.0)
 
 
 class Disk:
@@ -75,7 +75,7 @@ def texts(disk: Disk) -> list[tuple[str, int, list[int]]]:
 
 def test_what_the_engine_told_is_written_as_it_was() -> None:
     disk = Disk()
-    recorder = Recorder(disk, clock=lambda: NOW)
+    recorder = TrafficRecorder(disk, clock=lambda: NOW)
     recorder.begin(SOURCE, 1)
     recorder.take(produced(7, [5, 6]))
     recorder.take(produced(9, [4]))
@@ -87,15 +87,15 @@ def test_what_the_engine_told_is_written_as_it_was() -> None:
     assert one.top_ids.tolist() == [[0, 1], [2, 3], [0, 1]]
     assert one.top_log_probs.tolist() == [[-0.5, -0.5]] * 3
     assert (one.tail.tolist(), one.guessed.tolist()) == ([0.25] * 3, [0, 1, 0])
-    assert recorder.counts == Counts(recorded=3)
+    assert recorder.counts == RecordingCounts(recorded=3)
 
 
 def test_a_prompt_is_written_with_the_texts_beginning_alone_and_only_its_end() -> None:
     disk = Disk()
-    recorder = Recorder(disk, prompt_tokens=3)
+    recorder = TrafficRecorder(disk, prompt_tokens=3)
     asked = np.array([91, 92, 93, 94], dtype=np.int32)
     for epoch, session_id in enumerate(("whole", "resumed"), 1):
-        recorder.begin(Source(session_id, "acme", "", "w", 0.0, 60.0, asked), epoch)
+        recorder.begin(RecordedSession(session_id, "acme", "", "w", 0.0, 60.0, asked), epoch)
     recorder.take(produced(0, [5], session_id="whole", epoch=1))
     recorder.take(produced(1, [6], session_id="whole", epoch=1))
     recorder.take(produced(9, [5], session_id="resumed", epoch=2))
@@ -105,7 +105,7 @@ def test_a_prompt_is_written_with_the_texts_beginning_alone_and_only_its_end() -
 
 def test_of_a_session_that_did_not_begin_here_nothing_is_recorded() -> None:
     disk = Disk()
-    recorder = Recorder(disk)
+    recorder = TrafficRecorder(disk)
     recorder.begin(SOURCE, 2)
     recorder.take(produced(0, [5], epoch=1))
     recorder.take(produced(0, [5], session_id="t", epoch=2))
@@ -114,22 +114,22 @@ def test_of_a_session_that_did_not_begin_here_nothing_is_recorded() -> None:
 
 
 def test_the_last_words_of_a_session_that_has_ended_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LAST_WORDS", 1)
+    monkeypatch.setattr(module, "MAX_ENDED", 1)
     disk = Disk()
-    recorder = Recorder(disk)
+    recorder = TrafficRecorder(disk)
     for session_id in ("s", "t"):
-        recorder.begin(Source(session_id, "acme", "", "w", 0.0, 60.0), 1)
+        recorder.begin(RecordedSession(session_id, "acme", "", "w", 0.0, 60.0), 1)
         recorder.end(session_id, 1)
     recorder.take(produced(0, [4], session_id="s"))  # too long ago
     recorder.take(produced(0, [5], session_id="t"))
     recorder.close()
     assert texts(disk) == [("t", 0, [5])]
-    assert len(recorder._sources) == 1
+    assert len(recorder._sessions) == 1
 
 
 def test_what_is_recorded_is_written_in_time_or_when_there_is_enough() -> None:
     disk = Disk()
-    recorder = Recorder(disk, flush_s=0.1, flush_tokens=3)
+    recorder = TrafficRecorder(disk, flush_s=0.1, flush_tokens=3)
     recorder.begin(SOURCE, 1)
     began = time.monotonic()
     recorder.take(produced(0, [5]))
@@ -138,7 +138,7 @@ def test_what_is_recorded_is_written_in_time_or_when_there_is_enough() -> None:
     recorder.close()
 
     disk = Disk()
-    recorder = Recorder(disk, flush_s=60.0, flush_tokens=3)
+    recorder = TrafficRecorder(disk, flush_s=60.0, flush_tokens=3)
     recorder.begin(SOURCE, 1)
     recorder.take(produced(0, [5, 6]))
     recorder.take(produced(2, [7]))
@@ -150,7 +150,7 @@ def test_a_disk_that_hangs_holds_nobody_up_and_what_is_too_much_is_counted(monke
     monkeypatch.setattr(module, "BACKLOG", 8)
     disk = Disk()
     disk.go_on.clear()
-    recorder = Recorder(disk, flush_tokens=1)
+    recorder = TrafficRecorder(disk, flush_tokens=1)
     recorder.begin(SOURCE, 1)
     recorder.take(produced(0, [1]))
     until(lambda: recorder._jobs.empty())
@@ -161,7 +161,7 @@ def test_a_disk_that_hangs_holds_nobody_up_and_what_is_too_much_is_counted(monke
     assert time.monotonic() - began < 1.0
     disk.go_on.set()
     recorder.close()
-    assert recorder.counts == Counts(recorded=9, dropped=92)
+    assert recorder.counts == RecordingCounts(recorded=9, dropped=92)
 
 
 def test_a_disk_that_refuses_is_tried_again_and_given_up_only_when_it_is_too_much(
@@ -169,7 +169,7 @@ def test_a_disk_that_refuses_is_tried_again_and_given_up_only_when_it_is_too_muc
 ) -> None:
     disk = Disk()
     disk.full = True
-    recorder = Recorder(disk, flush_s=60.0, flush_tokens=2)
+    recorder = TrafficRecorder(disk, flush_s=60.0, flush_tokens=2)
     recorder.begin(SOURCE, 1)
     with caplog.at_level(logging.WARNING):
         recorder.take(produced(0, [1, 2]))
@@ -183,12 +183,12 @@ def test_a_disk_that_refuses_is_tried_again_and_given_up_only_when_it_is_too_muc
         recorder.take(produced(start, [1, 2]))
     until(lambda: recorder.counts.dropped == 18)  # more than eight times what is written at once
     recorder.close()
-    assert recorder.counts == Counts(recorded=4, dropped=20)
+    assert recorder.counts == RecordingCounts(recorded=4, dropped=20)
 
 
 def test_what_does_not_fit_together_is_left_out_and_harms_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     disk = Disk()
-    recorder = Recorder(disk)
+    recorder = TrafficRecorder(disk)
     recorder.begin(SOURCE, 1)
     crooked = produced(0, [5])
     crooked.produced.tail = b""

@@ -22,7 +22,7 @@ from passages import NOW, passage, passages, same, told
 from cloud_verifier.traffic import merging, schema
 from cloud_verifier.traffic.passage import Passage
 from cloud_verifier.traffic.segments import SegmentLog, SegmentWriter
-from cloud_verifier.traffic.store import GIVEN_UP_S, Store
+from cloud_verifier.traffic.store import GIVEN_UP_S, SegmentStore
 
 numbers = itertools.count()
 
@@ -102,13 +102,13 @@ def test_a_segment_that_ends_before_what_is_asked_for_is_read_once_at_most(
     written = minutes(12)
     write(tmp_path, *(written[at : at + 3] for at in range(0, 12, 3)))
     opened: list[str] = []
-    store_read = Store.read
+    store_read = SegmentStore.read
 
-    def watching(store: Store, path: str) -> bytes:
+    def watching(store: SegmentStore, path: str) -> bytes:
         opened.append(path)
         return store_read(store, path)
 
-    monkeypatch.setattr(Store, "read", watching)
+    monkeypatch.setattr(SegmentStore, "read", watching)
     log = SegmentLog(str(tmp_path))
     assert told(list(log.read(0.0, NOW))) == told(written)
     assert len(opened) == 4
@@ -177,9 +177,9 @@ def test_a_compaction_that_is_killed_loses_nothing_and_doubles_nothing(
     written = minutes(3)
     write(tmp_path, *([one] for one in written))
     left = deleted
-    delete = Store.delete
+    delete = SegmentStore.delete
 
-    def killed(store: Store, path: str) -> None:
+    def killed(store: SegmentStore, path: str) -> None:
         nonlocal left
         if left == 0:
             raise KeyboardInterrupt
@@ -187,7 +187,7 @@ def test_a_compaction_that_is_killed_loses_nothing_and_doubles_nothing(
         delete(store, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Store, "delete", killed)
+        patch.setattr(SegmentStore, "delete", killed)
         with pytest.raises(KeyboardInterrupt):
             SegmentLog(str(tmp_path)).compact(NOW)
     assert len(files(tmp_path)) == 4 - deleted
@@ -204,16 +204,16 @@ def test_what_two_have_merged_at_once_is_there_once_after_another_round(
     """Though neither merged segment is small enough to be merged for its size."""
     written = minutes(8)
     write(tmp_path, *([one] for one in written[:6]))
-    put, others = Store.put, SegmentLog(str(tmp_path))
+    put, others = SegmentStore.put, SegmentLog(str(tmp_path))
 
-    def meanwhile(store: Store, path: str, data: bytes) -> None:
-        monkeypatch.setattr(Store, "put", put)
+    def meanwhile(store: SegmentStore, path: str, data: bytes) -> None:
+        monkeypatch.setattr(SegmentStore, "put", put)
         if late:
             write(tmp_path, [written[6]])  # so that the other one merges something more
         others.compact(NOW)
         put(store, path, data)
 
-    monkeypatch.setattr(Store, "put", meanwhile)
+    monkeypatch.setattr(SegmentStore, "put", meanwhile)
     log = SegmentLog(str(tmp_path))
     log.compact(NOW)
     write(tmp_path, [written[7]])
@@ -234,7 +234,7 @@ def test_what_a_killed_compaction_left_goes_though_the_merged_segment_is_large(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Store, "delete", killed)
+        patch.setattr(SegmentStore, "delete", killed)
         SegmentLog(str(tmp_path)).compact(NOW)
     monkeypatch.setattr(merging, "MERGED_BYTES", 4)
     log = SegmentLog(str(tmp_path))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from passages import NOW, passage, same, told
 
 from cloud_verifier.traffic.passage import Passage
-from cloud_verifier.traffic.passage_builder import HELD, QUIET_S, Counts, Runs
+from cloud_verifier.traffic.passage_builder import HELD, QUIET_S, PassageBuilder, RecordingCounts
 from cloud_verifier.traffic.redaction import Redact, load
 from outrider.core.errors import BadRequest
 
@@ -30,9 +30,9 @@ def secret(tokens: np.ndarray, traffic_class: str, tenant: str) -> np.ndarray:
     return mask
 
 
-def runs(redact: Redact | None = None, prompt_tokens: int = 0) -> tuple[Runs, Counts]:
-    counts = Counts()
-    return Runs(redact, counts, prompt_tokens), counts
+def builder(redact: Redact | None = None, prompt_tokens: int = 0) -> tuple[PassageBuilder, RecordingCounts]:
+    counts = RecordingCounts()
+    return PassageBuilder(redact, counts, prompt_tokens), counts
 
 
 def text(tokens: list[int], **changes: Any) -> Passage:
@@ -40,31 +40,31 @@ def text(tokens: list[int], **changes: Any) -> Passage:
 
 
 def test_the_steps_of_a_session_are_one_passage_and_each_session_has_its_own() -> None:
-    gathered, _ = runs()
+    gathered, _ = builder()
     whole = passage(9)
     for piece in (whole.cut(0, 2), passage(3, session_id="t"), whole.cut(2, 3), whole.cut(3, 9)):
         gathered.add(piece)
     assert gathered.tokens == 12
-    cut = sorted(gathered.cut(NOW), key=lambda one: one.session_id)
+    cut = sorted(gathered.take(NOW), key=lambda one: one.session_id)
     assert same(cut[0], whole)
     assert told(cut[1:]) == told([passage(3, session_id="t")])
     assert gathered.tokens == 0
-    assert list(gathered.cut(NOW)) == []
+    assert list(gathered.take(NOW)) == []
 
 
 def test_a_gap_or_another_draft_begins_another_passage() -> None:
-    gathered, _ = runs()
+    gathered, _ = builder()
     pieces = [passage(2), passage(2, start=5), passage(2, start=7, draft_release="new")]
     for piece in pieces:
         gathered.add(piece)
-    assert told(list(gathered.cut(NOW))) == told(pieces)
+    assert told(list(gathered.take(NOW))) == told(pieces)
 
 
 @given(TEXTS, st.data())
 def test_what_the_hook_finds_is_never_written_wherever_the_text_is_cut_and_drafts_change(
     tokens: list[int], data: st.DataObject
 ) -> None:
-    gathered, counts = runs(secret)
+    gathered, counts = builder(secret)
     written: list[Passage] = []
     drafts: list[str] = []
     while len(drafts) < len(tokens):
@@ -74,8 +74,8 @@ def test_what_the_hook_finds_is_never_written_wherever_the_text_is_cut_and_draft
         gathered.add(text(tokens[at : at + step], start=at, draft_release=draft, expires_unix=NOW + keep_s))
         drafts += [draft] * len(tokens[at : at + step])
         for _ in range(data.draw(st.integers(0, 3))):  # now and then it pauses
-            written += gathered.cut(NOW + QUIET_S - 1)
-    written += gathered.cut(NOW, final=True)
+            written += gathered.take(NOW + QUIET_S - 1)
+    written += gathered.take(NOW, final=True)
     hidden = secret(np.array(tokens), "", "")
     kept = {i: (token, drafts[i]) for i, token in enumerate(tokens) if not hidden[i]}
     assert {p.start + i: (int(t), p.draft_release) for p in written for i, t in enumerate(p.tokens)} == kept
@@ -85,7 +85,7 @@ def test_what_the_hook_finds_is_never_written_wherever_the_text_is_cut_and_draft
 
 @given(TEXTS, st.data())
 def test_what_may_span_a_gap_is_not_written_and_all_else_is(tokens: list[int], data: st.DataObject) -> None:
-    gathered, counts = runs(secret)
+    gathered, counts = builder(secret)
     written: list[Passage] = []
     known = np.ones(len(tokens), dtype=bool)
     at = 0
@@ -96,8 +96,8 @@ def test_what_may_span_a_gap_is_not_written_and_all_else_is(tokens: list[int], d
         else:
             gathered.add(text(tokens[at : at + step], start=at))
         at += step
-        written += gathered.cut(NOW)
-    written += gathered.cut(NOW, final=True)
+        written += gathered.take(NOW)
+    written += gathered.take(NOW, final=True)
     got = {p.start + i for p in written for i in range(len(p))}
     known = known[: max(np.flatnonzero(known), default=-1) + 1]  # that there was more nobody can know
     hidden = secret(np.array(tokens[: len(known)]), "", "")
@@ -109,10 +109,10 @@ def test_what_may_span_a_gap_is_not_written_and_all_else_is(tokens: list[int], d
 
 
 def test_a_stream_that_begins_anew_is_the_same_text() -> None:
-    gathered, _ = runs(secret)
+    gathered, _ = builder(secret)
     gathered.add(text([1, *SECRET[:2]], temperature=0.5))
     gathered.add(text([*SECRET[2:], 1], start=3, temperature=0.7))
-    assert told(list(gathered.cut(NOW, final=True))) == [("s", 0, [1]), ("s", 4, [1])]
+    assert told(list(gathered.take(NOW, final=True))) == [("s", 0, [1]), ("s", 4, [1])]
 
 
 def test_what_follows_a_text_on_which_the_hook_failed_is_not_written_before_it_can_be_judged() -> None:
@@ -123,23 +123,23 @@ def test_what_follows_a_text_on_which_the_hook_failed_is_not_written_before_it_c
             raise RuntimeError
         return secret(tokens, traffic_class, tenant)
 
-    gathered, counts = runs(sometimes)
+    gathered, counts = builder(sometimes)
     gathered.add(text([1, *SECRET[:2]]))
-    assert list(gathered.cut(NOW)) == []
+    assert list(gathered.take(NOW)) == []
     failing.clear()
     gathered.add(text([*SECRET[2:], *[1] * (HELD + 3)], start=3))
-    assert [(one.start, len(one)) for one in gathered.cut(NOW, final=True)] == [(3 + HELD, 4)]
-    assert counts == Counts(redacted=HELD, refused=3)
+    assert [(one.start, len(one)) for one in gathered.take(NOW, final=True)] == [(3 + HELD, 4)]
+    assert counts == RecordingCounts(redacted=HELD, refused=3)
 
 
 def test_what_a_failing_hook_says_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     def talkative(tokens: np.ndarray, traffic_class: str, tenant: str) -> np.ndarray:
         raise KeyError(f"cannot place {tokens.tolist()}")
 
-    gathered, _ = runs(talkative)
+    gathered, _ = builder(talkative)
     gathered.add(text([123_456]))
     with caplog.at_level(logging.WARNING):
-        assert list(gathered.cut(NOW, final=True)) == []
+        assert list(gathered.take(NOW, final=True)) == []
     assert "KeyError" in caplog.text
     assert "123456" not in caplog.text
 
@@ -153,7 +153,7 @@ def test_what_a_failing_hook_says_is_not_logged(caplog: pytest.LogCaptureFixture
 def test_what_the_hook_finds_in_a_prompt_is_never_written_nor_what_precedes_it(
     prompt: list[int], tokens: list[int], most: int, data: st.DataObject
 ) -> None:
-    gathered, counts = runs(secret, prompt_tokens=most)
+    gathered, counts = builder(secret, prompt_tokens=most)
     written: list[Passage] = []
     at = 0
     while at < len(tokens):
@@ -161,8 +161,8 @@ def test_what_the_hook_finds_in_a_prompt_is_never_written_nor_what_precedes_it(
         ahead = np.array([] if at else prompt, dtype=np.int32)
         gathered.add(text(tokens[at : at + step], start=at, prompt=ahead, draft_release=draft))
         at += step
-        written += gathered.cut(NOW)
-    written += gathered.cut(NOW, final=True)
+        written += gathered.take(NOW)
+    written += gathered.take(NOW, final=True)
     hidden = secret(np.array([*prompt, *tokens]), "", "")
     clean = len(prompt) - max((i + 1 for i in range(len(prompt)) if hidden[i]), default=0)
     begun = [one.prompt.tolist() for one in written if one.start == 0]
@@ -179,19 +179,19 @@ def test_a_prompt_on_which_the_hook_fails_is_not_written() -> None:
             raise RuntimeError("not this one")
         return np.zeros(len(tokens), dtype=bool)
 
-    gathered, counts = runs(fails, prompt_tokens=8)
+    gathered, counts = builder(fails, prompt_tokens=8)
     gathered.add(text([1] * (HELD + 2), prompt=np.array([99], dtype=np.int32)))
-    assert list(gathered.cut(NOW, final=True)) == []
+    assert list(gathered.take(NOW, final=True)) == []
     assert counts.refused == HELD + 2
 
 
 def test_a_text_that_has_stopped_is_not_held_for_ever() -> None:
-    gathered, _ = runs(secret)
+    gathered, _ = builder(secret)
     gathered.add(text([1] * (HELD + 5)))
-    assert [len(one) for one in gathered.cut(NOW)] == [5]
-    assert list(gathered.cut(NOW + QUIET_S - 1)) == []
-    assert [(one.start, len(one)) for one in gathered.cut(NOW + QUIET_S)] == [(5, HELD)]
-    assert list(gathered.cut(NOW + QUIET_S)) == []
+    assert [len(one) for one in gathered.take(NOW)] == [5]
+    assert list(gathered.take(NOW + QUIET_S - 1)) == []
+    assert [(one.start, len(one)) for one in gathered.take(NOW + QUIET_S)] == [(5, HELD)]
+    assert list(gathered.take(NOW + QUIET_S)) == []
 
 
 def test_the_hook_is_told_whose_text_it_is() -> None:
@@ -201,9 +201,9 @@ def test_the_hook_is_told_whose_text_it_is() -> None:
         asked.append((traffic_class, tenant))
         return np.zeros(len(tokens), dtype=bool)
 
-    gathered, _ = runs(watching)
+    gathered, _ = builder(watching)
     gathered.add(passage())
-    assert len(list(gathered.cut(NOW, final=True))) == 1
+    assert len(list(gathered.take(NOW, final=True))) == 1
     assert asked == [("code", "acme")]
 
 
@@ -216,11 +216,11 @@ def test_a_passage_on_which_the_hook_fails_is_not_recorded_and_counted(
             raise RuntimeError("out of order")
         return wrong
 
-    gathered, counts = runs(failing)
+    gathered, counts = builder(failing)
     gathered.add(passage(4))
     with caplog.at_level(logging.WARNING):
-        assert list(gathered.cut(NOW)) == []
-    assert counts == Counts(refused=4)
+        assert list(gathered.take(NOW)) == []
+    assert counts == RecordingCounts(refused=4)
     assert "4 tokens are not recorded" in caplog.text
 
 

@@ -8,17 +8,17 @@ import sys
 
 import pytest
 
-from cloud_verifier.engine_process.malloc_trim import give_back_what_is_freed
+from cloud_verifier.app import trim_freed_memory
 
 FREED = """
 import os
 import sys
 
 from benchmarks.proc import rss_mb
-from cloud_verifier.engine_process.malloc_trim import give_back_what_is_freed
+from cloud_verifier.app import trim_freed_memory
 
 if sys.argv[1] == "given back":
-    assert give_back_what_is_freed()
+    assert trim_freed_memory()
 large = b"x" * (1 << 20)
 del large
 before = rss_mb(os.getpid())
@@ -40,10 +40,10 @@ def kept_mb(how: str) -> float:
 def test_large_blocks_go_back_to_the_system_though_small_ones_lie_between_them() -> None:
     assert kept_mb("given back") < 10.0
     assert kept_mb("as it is") > 40.0, (
-        "glibc keeps nothing by itself any more: cloud_verifier/engine_process/malloc_trim.py is not needed"
+        "glibc keeps nothing by itself any more: cloud_verifier.app.trim_freed_memory is not needed"
     )
 
 
 def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
-    assert not give_back_what_is_freed()
+    assert not trim_freed_memory()

@@ -1,0 +1,73 @@
+"""What a device is told about how far to speculate: the verifier's settings, the coordinator's word, and the load."""
+
+from __future__ import annotations
+
+from cloud_verifier.front.directives import CHANGE, HELD, STEERED_S, DirectiveState
+from outrider.core.protocol.messages import Directive, SessionLimits
+
+OWN = Directive(window_nodes=48, window_depth=24, nodes_per_step=10, min_acceptance=0.1, draft_wait_ms=8)
+LIMITS = SessionLimits(nodes=50, depth=30)
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def state(clock: Clock | None = None) -> DirectiveState:
+    return DirectiveState(OWN, LIMITS, clock or Clock())
+
+
+def test_a_device_is_told_the_settings_and_the_load_of_the_moment():
+    told = state().next(12.0, 0.6)
+    assert (told.window_nodes, told.nodes_per_step, told.step_ms) == (48, 10, 12.0)
+    assert told.min_acceptance == HELD * 0.6
+    assert state().next(12.0, 0.01).min_acceptance == OWN.min_acceptance  # the least, by the settings
+
+
+def test_a_directive_of_the_coordinator_is_bounded_by_the_sessions_limits_and_told_once():
+    session = state()
+    steered = session.steer(Directive(10_000, 10_000, 4, 0.5, 3))
+    assert steered == Directive(LIMITS.nodes, LIMITS.depth, 4, 0.5, 3)
+    assert session.changed
+    told = session.next(12.0, 0.0)
+    assert (told.window_nodes, told.nodes_per_step, told.min_acceptance) == (LIMITS.nodes, 4, HELD * 0.5)
+    assert not session.changed
+    assert session.steer(Directive(10_000, 10_000, 4, 0.5, 3)) is None
+    assert not session.changed
+
+
+def test_another_threshold_alone_is_told_with_the_load():
+    session = state()
+    session.steer(Directive(4, 4, 4, 0.5, 3))
+    session.next(10.0, 0.0)
+    assert session.steer(Directive(4, 4, 4, 0.9, 3)) is None
+    assert not session.changed
+    assert session.outdated(10.0, 0.0)
+    assert session.next(10.0, 0.0).min_acceptance == HELD * 0.9
+
+
+def test_a_load_that_has_changed_little_is_not_told():
+    session = state()
+    session.next(10.0, 0.8)
+    for step_ms, min_acceptance in ((10.0 * (1 + CHANGE), 0.8), (10.0, 0.8 * (1 - CHANGE) + 0.001)):
+        assert not session.outdated(step_ms, min_acceptance)
+    for step_ms, min_acceptance in ((13.0, 0.8), (7.0, 0.8), (10.0, 1.0 + CHANGE), (10.0, 0.1)):
+        assert session.outdated(step_ms, min_acceptance)
+
+
+def test_the_coordinators_word_holds_for_a_while_and_then_the_settings():
+    clock = Clock()
+    session = state(clock)
+    assert session.lapse() is None
+    session.steer(Directive(4, 4, 4, 0.5, 3))
+    session.next(10.0, 0.0)
+    clock.now += STEERED_S
+    assert session.lapse() is None
+    clock.now += 0.1
+    assert session.lapse() == OWN
+    assert session.changed
+    assert session.next(10.0, 0.0).window_nodes == OWN.window_nodes
+    assert session.lapse() is None

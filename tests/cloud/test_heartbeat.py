@@ -1,0 +1,87 @@
+"""When a stream pings, what the answers show, and how long a silent device is waited for."""
+
+from __future__ import annotations
+
+import pytest
+
+from cloud_verifier.front.heartbeat import MAX_PINGS, Heartbeat
+from outrider.core.errors import Unavailable
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def beating(clock: Clock) -> Heartbeat:
+    return Heartbeat(0.5, 20.0, clock)
+
+
+def round_trip(heartbeat: Heartbeat, clock: Clock, seconds: float) -> float | None:
+    nonce = heartbeat.ping().nonce
+    clock.now += seconds
+    return heartbeat.pong(nonce)
+
+
+def test_the_first_ping_is_due_at_once_and_then_one_every_interval():
+    clock = Clock()
+    heartbeat = beating(clock)
+    assert heartbeat.until_ping_s() == 0.0
+    heartbeat.ping()
+    assert heartbeat.until_ping_s() == 0.5
+    clock.now += 0.7
+    assert heartbeat.until_ping_s() == 0.0
+
+
+def test_the_lesser_of_the_last_two_round_trips_is_the_paths():
+    clock = Clock()
+    heartbeat = beating(clock)
+    assert heartbeat.rtt_ms == 0.0
+    seen = []
+    for late_s in (0.1, 0.3, 0.3, 0.2):
+        assert round_trip(heartbeat, clock, late_s) == pytest.approx(1000 * late_s)
+        seen.append(heartbeat.rtt_ms)
+    assert seen == pytest.approx([100.0, 100.0, 300.0, 200.0])
+    assert heartbeat.ping().rtt_ms == heartbeat.rtt_ms
+
+
+def test_an_answer_counts_once_and_one_to_no_ping_is_no_sign_of_life():
+    clock = Clock()
+    heartbeat = beating(clock)
+    nonce = heartbeat.ping().nonce
+    assert heartbeat.pong(nonce) is not None
+    clock.now += 15.0
+    assert heartbeat.pong(nonce) is None
+    assert heartbeat.pong(12345) is None
+    clock.now += 6.0
+    with pytest.raises(Unavailable, match=r"silent for 20\.0 s; attach again"):
+        heartbeat.ping()
+
+
+def test_signs_of_life_keep_a_session():
+    clock = Clock()
+    heartbeat = beating(clock)
+    for _ in range(10):
+        clock.now += 15.0
+        heartbeat.sign_of_life()
+        heartbeat.ping()
+
+
+def test_the_times_of_the_last_pings_alone_are_kept():
+    clock = Clock()
+    heartbeat = beating(clock)
+    for _ in range(MAX_PINGS + 1):
+        last = heartbeat.ping().nonce
+    assert heartbeat.pong(1) is None
+    assert heartbeat.pong(2) == 0.0
+    assert heartbeat.pong(last) == 0.0
+
+
+async def test_a_session_that_was_given_up_is_not_brought_back():
+    heartbeat = Heartbeat(0.01, 0.02)
+    await heartbeat.silence()
+    heartbeat.sign_of_life()
+    with pytest.raises(Unavailable):
+        heartbeat.ping()

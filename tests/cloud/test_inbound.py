@@ -1,0 +1,133 @@
+"""What a device sends: how fast it is read, what of it goes to the engine, and what ends its stream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from cloud_verifier.front.counters import FrontCounters, StreamCounters
+from cloud_verifier.front.heartbeat import Heartbeat
+from cloud_verifier.front.inbound import NODES_PER_MESSAGE, InboundMessages, RateLimiter
+from outrider.core.errors import BadRequest
+from outrider.wire.v1 import session_pb2
+
+# --- the rate limit, with a clock of our own
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_burst_goes_through_and_what_follows_goes_at_the_rate():
+    clock = Clock()
+    limiter = RateLimiter(10.0, 3, clock)
+    assert [limiter.delay_s() for _ in range(3)] == [0.0] * 3
+    for _ in range(5):
+        delay = limiter.delay_s()
+        assert abs(delay - 0.1) < 1e-9
+        clock.now += delay
+
+
+def test_who_talks_slower_than_the_rate_never_waits():
+    clock = Clock()
+    limiter = RateLimiter(10.0, 1, clock)
+    for _ in range(20):
+        assert limiter.delay_s() == 0.0
+        clock.now += 0.11
+
+
+def test_silence_saves_up_no_more_than_a_burst():
+    clock = Clock()
+    limiter = RateLimiter(10.0, 3, clock)
+    clock.now += 3600.0
+    assert [limiter.delay_s() > 0.0 for _ in range(4)] == [False, False, False, True]
+
+
+def test_nodes_are_charged_beside_the_message_that_brings_them():
+    clock = Clock()
+    limiter = RateLimiter(10.0, 5, clock)
+    assert limiter.delay_s(4 * NODES_PER_MESSAGE) == 0.0  # five of five
+    assert abs(limiter.delay_s(NODES_PER_MESSAGE // 2) - 0.15) < 1e-9
+
+
+# --- what a device sends
+
+
+class Inbound:
+    """Messages read from a script; what they lead to is kept."""
+
+    def __init__(self, burst: int = 100) -> None:
+        self.sent: list[str] = []
+        self.drained = 0
+        self.counts = FrontCounters()
+        self.heartbeat = Heartbeat(0.5, 20.0)
+        self.news = 0
+        self.messages = InboundMessages(
+            epoch=7,
+            in_flight=3,
+            vocabulary_size=10,
+            limiter=RateLimiter(1e6, burst),
+            heartbeat=self.heartbeat,
+            counters=StreamCounters(self.counts),
+            send=lambda **kind: self.sent.extend(kind),
+            drain=self._drain,
+        )
+
+    async def read(self, *messages: session_pb2.ClientMessage) -> None:
+        async def requests() -> AsyncIterator[session_pb2.ClientMessage]:
+            for message in messages:
+                yield message
+
+        await self.messages.read(requests(), self._known)
+
+    async def _drain(self) -> None:
+        self.drained += 1
+
+    def _known(self) -> None:
+        self.news += 1
+
+
+def append(*tokens: int) -> session_pb2.ClientMessage:
+    return session_pb2.ClientMessage(append=session_pb2.Append(first_id=1, up=[0] * len(tokens), token=tokens))
+
+
+async def test_what_passes_its_checks_goes_to_the_engine_in_order_and_waits_while_that_is_behind():
+    inbound = Inbound()
+    release = session_pb2.ClientMessage(draft=session_pb2.DraftInUse(release="r"))
+    cancel = session_pb2.ClientMessage(cancel=session_pb2.Cancel(epoch=7))
+    await inbound.read(append(1, 2), append(), release, cancel, cancel)
+    assert inbound.sent == ["append", "append", "draft", "cancel"]
+    assert (inbound.counts.appends, inbound.counts.nodes) == (2, 2)
+    assert inbound.drained == 5
+
+
+async def test_an_answer_to_a_ping_is_measured_without_waiting_for_the_engine():
+    inbound = Inbound()
+    nonces = [inbound.heartbeat.ping().nonce for _ in range(2)]
+    await inbound.read(*(session_pb2.ClientMessage(pong=session_pb2.Pong(nonce=n)) for n in (*nonces, 99)))
+    assert inbound.sent == ["tune", "tune"]
+    assert (inbound.drained, inbound.news) == (0, 1)
+    assert sum(inbound.counts.rtt_s.counts) == 2
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (append(1, 2, 3, 4), "nodes in append.token is 4, must be at most 3, limits.in_flight"),
+        (append(10), "a token id in append.token is 10, must be less than 10"),
+        (session_pb2.ClientMessage(cancel=session_pb2.Cancel(epoch=8)), "cancel.epoch is 8, must be 7, the stream's"),
+        (session_pb2.ClientMessage(draft=session_pb2.DraftInUse(release="a b")), "draft.release is"),
+        (session_pb2.ClientMessage(open=session_pb2.Open()), "kind open"),
+        (session_pb2.ClientMessage(), "kind None"),
+    ],
+)
+async def test_what_breaks_a_bound_reaches_no_engine_and_is_counted_as_nothing(message, said):
+    inbound = Inbound()
+    with pytest.raises(BadRequest) as refused:
+        await inbound.read(message)
+    assert said in str(refused.value)
+    assert (inbound.sent, inbound.counts.appends) == ([], 0)
