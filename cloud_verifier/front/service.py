@@ -112,8 +112,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         end = time.monotonic() + limit_s
         async with aborting(context):
             if self._downloads >= self._config.max_downloads:
-                taken = f"all {self._config.max_downloads} downloads of this verifier are taken; try again"
-                raise Overloaded(taken, retry_after_s=RETRY_FULL_S)
+                raise Overloaded(f"all {self._config.max_downloads} downloads are taken", retry_after_s=RETRY_FULL_S)
             self._downloads += 1
             try:
                 for data in self._catalogue.read(request.hash, request.offset):
