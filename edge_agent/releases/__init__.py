@@ -1,6 +1,6 @@
-"""Draft releases on the device: signed by a publisher, fetched and checked here, tried out, kept or given up.
+"""Draft releases on the device: signed by a publisher, fetched and checked here, tried out, then kept or given up.
 
-`keys` whom to believe, `check` what a manifest must say, `download` the file, `slots` what is remembered and `store`
-where, `shelf` what is loaded and given up, `follower` what happens when, `updater` all of it for one client, `commands`
-what people see.
+`check` decides which manifest may be fetched, `download` fetches its file, `state` and `folder` remember what was
+tried, `loader` loads releases and gives them up, `trials` judges the one in use, `follower` follows the coordinator's
+offers, `updater` runs all of this for one client, and `commands` shows it.
 """

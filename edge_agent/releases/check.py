@@ -1,10 +1,9 @@
-"""What must hold of a release before a byte of its file is asked for."""
+"""Checks a release's signed manifest before a byte of its file is requested."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 from google.protobuf.message import DecodeError
@@ -16,57 +15,50 @@ from outrider.wire.manifest import Manifest
 from outrider.wire.ticket import Target
 from outrider.wire.v1 import coordinator_pb2 as pb
 
-Kind = Literal[
+RefusalKind = Literal[
     "signature", "manifest", "target", "tokenizer", "version", "size", "remembered",  # by its manifest
     "unreachable", "truncated", "too long", "altered", "no room",  # by its file
     "unusable", "vocabulary", "crashed", "failed", "worse",  # by what it did
 ]  # fmt: skip
-"""What a release was refused for."""
+"""Why a release was refused."""
 
-PASSING: frozenset[Kind] = frozenset({"unreachable", "truncated", "too long", "altered", "no room"})
-"""What may be otherwise at the next try."""
+TRANSIENT: frozenset[RefusalKind] = frozenset({"unreachable", "truncated", "too long", "altered", "no room"})
+"""Reasons that may be gone at the next try."""
 
 
 class ReleaseRefused(ModelRefused):
-    """A release that this device does not use; the session goes on with the draft that it has."""
+    """This device does not use a release; sessions go on with the draft that they have."""
 
-    def __init__(self, kind: Kind, message: str) -> None:
+    def __init__(self, kind: RefusalKind, message: str) -> None:
         super().__init__(message)
         self.kind = kind
 
 
-@dataclass(frozen=True)
-class ReleasePolicy:
-    """What this device takes."""
-
-    keys: Mapping[str, bytes]
-    """Key id -> raw public key of the publishers that are believed."""
-    max_bytes: int
-    """Of a draft's file."""
-
-
-def name_of(signed: bytes) -> str:
-    """What a manifest is remembered by: the hash of the bytes that are signed. Anybody can change those around them."""
+def manifest_digest(signed: bytes) -> str:
+    """Return the SHA-256 of a manifest's signed part, by which it is remembered: anyone can change the rest."""
     return hashlib.sha256(_parsed(signed).manifest or signed).hexdigest()
 
 
-def key_of(signed: bytes) -> str:
-    """Id of the key that a genuine manifest is signed with."""
+def key_id_of(signed: bytes) -> str:
+    """Return the id of the key that a genuine manifest is signed with."""
     return _parsed(signed).key_id
 
 
 def _parsed(signed: bytes) -> pb.SignedManifest:
-    """Empty for what is none."""
+    """Return the parsed manifest; an empty one where it cannot be parsed."""
     try:
         return pb.SignedManifest.FromString(signed)
     except DecodeError:
         return pb.SignedManifest()
 
 
-def check(signed: bytes, terms: ReleasePolicy, target: Target, state: ReleaseState) -> Manifest:
-    """What the manifest says, where the release may be fetched. Raises ReleaseRefused."""
+def check(signed: bytes, keys: Mapping[str, bytes], max_bytes: int, target: Target, state: ReleaseState) -> Manifest:
+    """Return the manifest of a release that may be fetched. Raises ReleaseRefused.
+
+    keys: id -> raw public key of the trusted publishers. max_bytes: the largest file that is fetched.
+    """
     try:
-        manifest = manifests.verify(signed, terms.keys)
+        manifest = manifests.verify(signed, keys)
     except ModelRefused as error:
         raise ReleaseRefused("signature", str(error)) from error
     except BadRequest as error:
@@ -90,13 +82,13 @@ def check(signed: bytes, terms: ReleasePolicy, target: Target, state: ReleaseSta
             f"{release} is older than version {state.floor}, which this device has found healthy as stable; "
             "to go back to an old draft publish its file as a new version",
         )
-    if manifest.size > terms.max_bytes:
+    if manifest.size > max_bytes:
         raise ReleaseRefused(
             "size",
-            f"{release} has {manifest.size} bytes, this device takes at most {terms.max_bytes}; "
+            f"{release} has {manifest.size} bytes, this device takes at most {max_bytes}; "
             "quantise it further, or raise OUTRIDER_EDGE_RELEASE_MAX_BYTES",
         )
-    known = state.refusal(name_of(signed))
+    known = state.refusal(manifest_digest(signed))
     if known is not None:
         raise ReleaseRefused(
             "remembered",

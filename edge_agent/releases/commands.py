@@ -1,4 +1,4 @@
-"""`outrider-edge releases`: what this device remembers of draft releases."""
+"""The commands of `outrider-edge releases`, which show and change what this device remembers of draft releases."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from edge_agent.config import EdgeSettings
+from edge_agent.drafting.health import HitRate
+from edge_agent.releases.folder import FOLDER, ReleaseFolder, folders, read
 from edge_agent.releases.state import InstalledRelease, ReleaseState
-from edge_agent.releases.store import FOLDER, SlotStore, folders, read
 from outrider.core.errors import BadRequest
 from outrider.settings.options import add_config_options, add_settings, layers_of
 
 
 def add_commands(commands: Any) -> None:
-    """The verbs below `releases`."""
+    """Add the parser of `releases` and of its verbs. commands: the subparsers of `outrider-edge`."""
     text = "draft releases on this device: what is in use, what was refused"
     verbs = commands.add_parser("releases", help=text, description=text).add_subparsers(required=True, metavar="VERB")
     for name, run, does in (
@@ -42,21 +43,22 @@ async def _status(args: argparse.Namespace) -> None:
 
 
 async def _forget(args: argparse.Namespace) -> None:
-    """Raises BadRequest where a client is at it: it would write its own state over this."""
-    for target, folder in folders(_root(args)):
-        store = SlotStore.open(folder.parent, target)
-        if not store.ours:
-            raise BadRequest(f"a client keeps {folder} at this moment; end it first")
-        count = len(store.state.refused)
-        store.change(store.state.forgotten())
-        store.close()
+    """Forget refusals. Raises BadRequest while a client keeps a folder, which would overwrite the state."""
+    for target, path in folders(_root(args)):
+        folder = ReleaseFolder.open(path.parent, target)
+        if not folder.writable:
+            raise BadRequest(f"a client keeps {path} at this moment; end it first")
+        count = len(folder.state.refused)
+        folder.write(folder.state.forgotten())
+        folder.close()
         print(f"target {target}: {count} refused release{'' if count == 1 else 's'} forgotten")
 
 
 def describe(state: ReleaseState) -> Iterator[str]:
-    """Lines for people."""
-    yield f"in use     {_slot(state.current)}" + ("" if state.trial is None else f", on trial: {_trial(state)}")
-    yield f"last good  {_slot(state.last_good)}"
+    """Yield the lines in which a state is shown."""
+    trial = "" if state.trial is None else f", on trial: {_hits(state.trial.now)}"
+    yield f"in use     {_release(state.current)}{trial}"
+    yield f"last good  {_release(state.last_good)}"
     yield f"floor      {f'version {state.floor}' if state.floor else 'none'}"
     yield f"device     {state.device_id}"
     for refusal in state.refused:
@@ -64,17 +66,16 @@ def describe(state: ReleaseState) -> Iterator[str]:
         yield f"refused    {refusal.digest[:12]} (version {refusal.version}) {at}: {refusal.kind}: {refusal.reason}"
 
 
-def _slot(slot: InstalledRelease | None) -> str:
-    if slot is None:
+def _release(release: InstalledRelease | None) -> str:
+    if release is None:
         return "the verifier's own draft"
-    return f"{slot.digest[:12]} (version {slot.version}, {'canary' if slot.canary else 'stable'})"
+    return f"{release.digest[:12]} (version {release.version}, {'canary' if release.canary else 'stable'})"
 
 
-def _trial(state: ReleaseState) -> str:
-    score = state.trial.now.score if state.trial is not None else None
-    return f"{score.right} of {score.guessed} guesses right so far" if score else ""
+def _hits(rate: HitRate) -> str:
+    return f"{rate.right} of {rate.guessed} guesses right so far"
 
 
 def _root(args: argparse.Namespace) -> Path:
-    """Raises BadRequest."""
+    """Return the folder of all targets. Raises BadRequest for settings that are not valid."""
     return layers_of(EdgeSettings, args).load().cache_dir / FOLDER

@@ -26,32 +26,36 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LEAST_RATE = 1024.0
-"""Bytes a second that a server must bring over `stall_s`: one that drips keeps others from being asked."""
+"""Bytes a second that a server must send over `stall_s`: a slower one would keep others from being asked."""
 _MAX_REDIRECTS = 3
 _MAX_ETAG = 256
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """A file as its manifest announces it."""
+class ReleaseFile:
+    """A release's file as its manifest announces it."""
 
     digest: str
     """SHA-256 in hex."""
     size: int
-    """Bytes."""
+    """In bytes."""
     urls: tuple[str, ...]
+    """Where to fetch it, in this order."""
 
 
-def absolute(urls: Sequence[str], base_url: str, digest: str) -> tuple[str, ...]:
-    """Where to ask, in this order: relative URLs begin with base_url; last comes where coordinators have it."""
+def download_urls(urls: Sequence[str], base_url: str, digest: str) -> tuple[str, ...]:
+    """Return the addresses of a release's file: the manifest's own, then the one where coordinators serve it.
+
+    urls: those of the manifest, of which relative ones begin with `base_url`.
+    """
     base = f"{base_url.rstrip('/')}/" if base_url else ""
-    named = [_joined(base, url) for url in (*urls, f"artifacts/{digest}.gguf")]
+    named = [_join(base, url) for url in (*urls, f"artifacts/{digest}.gguf")]
     return tuple(dict.fromkeys(url for url in named if url))
 
 
-def _joined(base: str, url: str) -> str:
-    """Empty for what is no http address."""
+def _join(base: str, url: str) -> str:
+    """Join an address with its base; return "" if the result is not an http address."""
     try:
         joined = urljoin(base, url)
         return joined if urlsplit(joined).scheme in ("http", "https") else ""
@@ -62,7 +66,7 @@ def _joined(base: str, url: str) -> str:
 class Downloader:
     """Fetches files into one store, one at a time.
 
-    stall_s: how long a server may bring next to nothing. ca: PEM file of authorities to trust beside the public ones.
+    stall_s: how long a server may send next to nothing. ca: PEM file of authorities to trust beside the public ones.
     """
 
     def __init__(
@@ -79,52 +83,52 @@ class Downloader:
         self._altering: set[str] = set()
         """Addresses that have sent other bytes than were signed: they are asked last."""
 
-    async def fetch(self, wanted: Wanted) -> None:
-        """Put the whole file into the store. What has come is kept where it breaks off, and the next call resumes it.
+    async def fetch(self, file: ReleaseFile) -> None:
+        """Put the whole file into the store. A part of it is kept where the download breaks off, and resumed next time.
 
-        Raises ReleaseRefused with what was wrong at the last address, OSError for a disk without room.
+        Raises ReleaseRefused with the reason of the last address, OSError for a disk without room.
         """
-        if not wanted.urls:
+        if not file.urls:
             raise ReleaseRefused(
                 "unreachable",
-                f"release {wanted.digest[:12]} names no http address, and the coordinator serves none; start it with "
+                f"release {file.digest[:12]} names no http address, and the coordinator serves none; start it with "
                 "--artifacts, or publish the release with absolute URLs",
             )
         refused: ReleaseRefused | None = None
-        for url in sorted(wanted.urls, key=self._altering.__contains__):
+        for url in sorted(file.urls, key=self._altering.__contains__):
             try:
-                return await self._from(url, wanted)
+                return await self._from(url, file)
             except ReleaseRefused as error:
                 if error.kind in ("altered", "too long"):
                     self._altering.add(url)
-                log.info("release %s from %s: %s", wanted.digest[:12], url, error)
-                # What one server alters says more than that the next one cannot be reached.
+                log.info("release %s from %s: %s", file.digest[:12], url, error)
+                # That one server has altered the file says more than that the next one cannot be reached.
                 refused = error if refused is None or error.kind != "unreachable" else refused
         raise refused or ReleaseRefused("unreachable", "there was no address")
 
-    async def _from(self, url: str, wanted: Wanted) -> None:
+    async def _from(self, url: str, file: ReleaseFile) -> None:
         """Fetch what is missing from one address. Raises ReleaseRefused, or OSError for a disk without room."""
         try:
             await download(
                 self._store,
-                wanted.digest,
-                wanted.size,
-                lambda offset: self._chunks(url, wanted, offset),
-                name=f"release {wanted.digest[:12]} from {url}",
+                file.digest,
+                file.size,
+                lambda offset: self._chunks(url, file, offset),
+                name=f"release {file.digest[:12]} from {url}",
                 announced_by="its signed manifest",
             )
         except DownloadRefused as error:
             raise ReleaseRefused(error.reason, str(error)) from error
         finally:
-            if not self._store.partial_path(wanted.digest).exists():
-                self._etag(wanted).unlink(missing_ok=True)
+            if not self._store.partial_path(file.digest).exists():
+                self._etag(file).unlink(missing_ok=True)
 
-    async def _chunks(self, url: str, wanted: Wanted, offset: int) -> AsyncGenerator[tuple[int, bytes], None]:
+    async def _chunks(self, url: str, file: ReleaseFile, offset: int) -> AsyncGenerator[tuple[int, bytes], None]:
         """Yield the file's bytes with their positions, from `offset` on or from the start.
 
         Raises ReleaseRefused or DownloadRefused.
         """
-        httpx, etag = _httpx(), self._etag(wanted)
+        httpx, etag = _httpx(), self._etag(file)
         begun = position = offset
         try:
             async with self._client() as client:
@@ -133,7 +137,7 @@ class Downloader:
                     request = client.build_request("GET", url, headers=_headers(offset, url, etag))
                     answer = await client.send(request, stream=True)
                 async with contextlib.aclosing(answer):
-                    begun = position = _first_byte(answer, offset, wanted)
+                    begun = position = _first_byte(answer, offset, file)
                     _remember(etag, url, answer.headers.get("etag", ""))
                     async for piece in self._steady(answer.aiter_raw()):
                         yield position, piece
@@ -141,7 +145,7 @@ class Downloader:
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
             raise ReleaseRefused(
                 "truncated" if position > begun else "unreachable",
-                f"release {wanted.digest[:12]} from {url} broke off after {position} of {wanted.size} bytes "
+                f"release {file.digest[:12]} from {url} broke off after {position} of {file.size} bytes "
                 f"({type(error).__name__}: {error}); what has come is kept, and the next try goes on there",
             ) from error
 
@@ -166,44 +170,44 @@ class Downloader:
                     raise ReleaseRefused("truncated", f"it came too slowly: {came} bytes in {passed:.1f} s")
                 since, came = self._clock(), 0
 
-    def _etag(self, wanted: Wanted) -> Path:
-        return self._store.folder / f"{wanted.digest}.etag"
+    def _etag(self, file: ReleaseFile) -> Path:
+        return self._store.folder / f"{file.digest}.etag"
 
 
-def _first_byte(answer: httpx.Response, offset: int, wanted: Wanted) -> int:
+def _first_byte(answer: httpx.Response, offset: int, file: ReleaseFile) -> int:
     """Return the position at which a body begins. Raises ReleaseRefused or DownloadRefused if it is not the file's."""
     if answer.status_code == 416:
-        raise DownloadRefused("altered", f"{answer.url} has no bytes from {offset} on, must have {wanted.size}")
+        raise DownloadRefused("altered", f"{answer.url} has no bytes from {offset} on, must have {file.size}")
     if answer.status_code not in (200, 206):
         raise ReleaseRefused("unreachable", f"{answer.url} answered with status {answer.status_code}, must be 200")
     start, total = _range(answer) if answer.status_code == 206 else (0, answer.headers.get("content-length", ""))
-    if total.isdigit() and int(total) > wanted.size:
+    if total.isdigit() and int(total) > file.size:
         raise DownloadRefused(
-            "too long", f"{answer.url} has {total} bytes, the signed manifest says {wanted.size}: nothing was read"
+            "too long", f"{answer.url} has {total} bytes, the signed manifest says {file.size}: nothing was read"
         )
     return start
 
 
 def _headers(offset: int, url: str, etag: Path) -> dict[str, str]:
-    """Ranges are of the bytes themselves, so nothing may be compressed on the way."""
+    """Return the request's headers. Ranges count the file's own bytes, so no compression is accepted."""
     headers = {"accept-encoding": "identity"}
     if offset:
         headers["range"] = f"bytes={offset}-"
         known, _, tag = _read(etag).partition("\n")
-        if tag and known == _mark(url):
+        if tag and known == _url_digest(url):
             headers["if-range"] = tag
     return headers
 
 
 def _remember(path: Path, url: str, tag: str) -> None:
-    """A strong ETag, which says whether the server's file is the one that was begun with."""
+    """Keep a strong ETag, by which the server can tell whether its file is still the one that was begun with."""
     if tag and not tag.startswith("W/") and len(tag) <= _MAX_ETAG and tag.isprintable():
-        path.write_text(f"{_mark(url)}\n{tag}")
+        path.write_text(f"{_url_digest(url)}\n{tag}")
     else:
         path.unlink(missing_ok=True)
 
 
-def _mark(url: str) -> str:
+def _url_digest(url: str) -> str:
     return hashlib.sha256(url.encode()).hexdigest()
 
 
@@ -215,7 +219,7 @@ def _read(path: Path) -> str:
 
 
 def _range(answer: httpx.Response) -> tuple[int, str]:
-    """(first byte, bytes of the whole file or "*") of a partial answer."""
+    """Return (first byte, bytes of the whole file or "*") of a partial answer. Raises ReleaseRefused."""
     match = _RANGE.fullmatch(answer.headers.get("content-range", ""))
     if match is None:
         raise ReleaseRefused("altered", f"{answer.url} sent a part of the file without saying which")
@@ -223,7 +227,7 @@ def _range(answer: httpx.Response) -> tuple[int, str]:
 
 
 def _trust(ca: Path | None) -> ssl.SSLContext:
-    """The public authorities and the cluster's own. Raises ReleaseRefused for a file that holds none."""
+    """Return a TLS context with the public authorities and those in `ca`. Raises ReleaseRefused if it has none."""
     context: ssl.SSLContext = _httpx().create_ssl_context()
     if ca is not None:
         try:

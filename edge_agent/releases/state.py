@@ -1,8 +1,8 @@
-"""What a device remembers of a target's releases: two slots, a trial, a floor. Pure: each change is a new state.
+"""The state of a target's releases on this device. It is pure data: each change returns the state that follows.
 
-The current slot is in use; the other holds the one to come back to. A slot that is None is the verifier's own draft. A
-release that is taken stays on trial until it has shown itself on this device; `busy` says that the process loads the
-current one or has it on trial, so that a state which is found busy at a start tells of a crash.
+`current` is in use; `last_good` is the release to come back to. None stands for the verifier's own draft. A release is
+on trial until it has proved itself on this device. `busy` says that the process loads the current release or has it on
+trial, so a state that is busy when a process starts tells of a crash.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Collection
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from edge_agent.drafting.health import WINDOW, HitRate
 from outrider.wire.ticket import MAX_KEY_ID
@@ -20,61 +20,50 @@ MAX_REFUSED = 32
 """Refusals that are remembered, the latest."""
 MAX_REASON = 400
 WORSE_HOLDS_S = 86_400.0
-"""How long a release is left that guessed worse here: it may have met other texts than the draft before it."""
+"""How long a release is refused that proposed worse here: it may have met other texts than the draft before it."""
+
+
+def _valid_hit_rate(rate: HitRate) -> HitRate:
+    if not (0 <= rate.guessed <= WINDOW and 0 <= rate.right <= WINDOW):
+        raise ValueError(f"a hit rate counts {rate.guessed} and {rate.right}, must be 0 to {WINDOW}")
+    return HitRate(rate.guessed, min(rate.right, rate.guessed))
+
 
 _Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-_Count = Annotated[int, Field(ge=0, le=WINDOW)]
+_HitRate = Annotated[HitRate, AfterValidator(_valid_hit_rate)]
 _Version = Annotated[int, Field(ge=0, lt=1 << 64)]
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class InstalledRelease(_Frozen):
-    """A release whose file is here."""
+class InstalledRelease(BaseModel, frozen=True, extra="forbid", strict=True):
+    """A release whose file is on this device."""
 
     digest: _Hex
-    """Of the file: the release's name."""
+    """SHA-256 of the file, by which the release is named."""
     version: _Version
     canary: bool
-    """Not yet everybody's, when it was last offered."""
+    """Whether only some devices were offered it, when it was last offered."""
     manifest: _Hex
-    """Hash of what is signed of its manifest."""
+    """SHA-256 of the signed part of its manifest."""
     key_id: Annotated[str, Field(max_length=MAX_KEY_ID)] = ""
-    """Of the publisher."""
+    """Id of the publisher's key."""
 
 
-class Tally(_Frozen):
-    """A HitRate, as it is kept."""
+class ReleaseTrial(BaseModel, frozen=True, extra="forbid", strict=True):
+    """The trial of the current release."""
 
-    guessed: _Count = 0
-    right: _Count = 0
-
-    @classmethod
-    def of(cls, score: HitRate) -> Tally:
-        return cls(guessed=score.guessed, right=score.right)
-
-    @property
-    def score(self) -> HitRate:
-        return HitRate(self.guessed, min(self.right, self.guessed))
-
-
-class ReleaseTrial(_Frozen):
-    """Of the current slot."""
-
-    before: Tally
-    """How the draft did that it replaced."""
-    now: Tally = Tally()
-    """How it has done itself when the process last ended in order."""
+    before: _HitRate
+    """Hit rate of the draft that it replaced."""
+    now: _HitRate = HitRate()
+    """Its own hit rate when the last process ended in order."""
     since_unix: float = 0.0
-    """Seconds; 0 where it is not known."""
+    """Begin in seconds; 0 where it is not known."""
 
     def lasted_s(self, now_unix: float) -> float:
+        """Return how long the trial has lasted, in seconds."""
         return now_unix - self.since_unix if self.since_unix else 0.0
 
 
-class Refusal(_Frozen):
+class Refusal(BaseModel, frozen=True, extra="forbid", strict=True):
     """A release that was given up, and why."""
 
     manifest: _Hex
@@ -83,42 +72,42 @@ class Refusal(_Frozen):
     kind: Annotated[str, Field(max_length=32)]
     reason: Annotated[str, Field(max_length=MAX_REASON)]
     at_unix: float
-    """Seconds."""
+    """Time in seconds."""
 
 
-class ReleaseState(_Frozen):
-    """Of one target. Every method gives the state that follows."""
+class ReleaseState(BaseModel, frozen=True, extra="forbid", strict=True):
+    """The releases of one target. Every method returns another state."""
 
     format: Literal[1] = 1
     device_id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] = Field(default_factory=lambda: secrets.token_hex(16))
-    """Random; it draws this device for a canary or not, and says nothing else."""
+    """Random. It decides whether this device is among a canary's, and identifies nothing else."""
     floor: _Version = 0
-    """Version of the newest release that was found healthy as stable: nothing below it is taken."""
+    """Version of the newest stable release that proved itself; no older one is taken."""
     current: InstalledRelease | None = None
     last_good: InstalledRelease | None = None
     trial: ReleaseTrial | None = None
     busy: bool = False
     strikes: Annotated[int, Field(ge=0, le=1)] = 0
-    """Times that the process ended while it loaded the current one, which had been good before."""
+    """Times that the process ended while it loaded the current release, which had proved itself before."""
     refused: Annotated[tuple[Refusal, ...], Field(max_length=MAX_REFUSED)] = ()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.current is None and (self.trial is not None or self.busy):
-            raise ValueError("a trial needs a current slot")
+            raise ValueError("a trial needs a current release")
         return self
 
     def refusal(self, manifest: str) -> Refusal | None:
-        """Why the release of this manifest was given up, if it was."""
+        """Return why the release with this manifest was given up; None if it was not."""
         return next((refusal for refusal in self.refused if refusal.manifest == manifest), None)
 
     def at(self, now_unix: float) -> ReleaseState:
-        """Without the refusals that hold no longer."""
+        """Drop the refusals that no longer hold."""
         kept = (r for r in self.refused if r.kind != "worse" or abs(now_unix - r.at_unix) < WORSE_HOLDS_S)
         return self._with(refused=tuple(kept))
 
     def trusting(self, keys: Collection[str]) -> ReleaseState:
-        """Without releases of publishers that are not trusted any more. keys: ids of those that are."""
+        """Drop the releases of publishers that are no longer trusted. keys: ids of the trusted ones."""
         state = self
         if state.last_good is not None and state.last_good.key_id not in keys:
             state = state._with(last_good=None)
@@ -128,47 +117,51 @@ class ReleaseState(_Frozen):
 
     # --- taking a release
 
-    def take(self, slot: InstalledRelease, before: HitRate, now_unix: float = 0.0) -> ReleaseState:
-        """Its file is here and is loaded next. One that was good before needs no trial."""
-        if self.current is not None and self.current.digest == slot.digest:
-            return self._with(current=slot)._settled()
-        if self.last_good is not None and self.last_good.digest == slot.digest:
+    def take(self, release: InstalledRelease, before: HitRate, now_unix: float = 0.0) -> ReleaseState:
+        """Make a release the current one, to be loaded next. One that proved itself before needs no trial.
+
+        before: hit rate of the draft in use.
+        """
+        if self.current is not None and self.current.digest == release.digest:
+            return self._with(current=release)._with_floor()
+        if self.last_good is not None and self.last_good.digest == release.digest:
             last_good = None if self.trial else self.current
-            return self._with(current=slot, last_good=last_good, trial=None, busy=True, strikes=0)
-        good = self.last_good if self.trial else self.current
-        if self.trial is not None:
-            before = self.trial.before.score
-        trial = ReleaseTrial(before=Tally.of(before), since_unix=now_unix)
-        return self._with(current=slot, last_good=good, trial=trial, busy=True, strikes=0)
+            return self._with(current=release, last_good=last_good, trial=None, busy=True, strikes=0)
+        last_good = self.last_good if self.trial else self.current
+        trial = ReleaseTrial(before=self.trial.before if self.trial else before, since_unix=now_unix)
+        return self._with(current=release, last_good=last_good, trial=trial, busy=True, strikes=0)
 
     def loading(self) -> ReleaseState:
-        """The current one is loaded next."""
+        """Note that the current release is loaded next."""
         return self._with(busy=self.current is not None)
 
     def loaded(self) -> ReleaseState:
-        """It is in memory; on trial it may still take the process down."""
-        return self._with(busy=self.trial is not None, strikes=0)._settled()
+        """Note that the current release is in memory; on trial it may still crash the process."""
+        return self._with(busy=self.trial is not None, strikes=0)._with_floor()
 
     def proven(self) -> ReleaseState:
-        """The trial is passed."""
-        return self._with(trial=None, busy=False)._settled()
+        """End the trial, which the release has passed."""
+        return self._with(trial=None, busy=False)._with_floor()
 
     def paused(self, now: HitRate | None) -> ReleaseState:
-        """The process ends in order; the trial goes on with the next one. now: None where nothing was seen of it."""
+        """End the process in order; the next one continues the trial. now: None where nothing was counted."""
         trial = self.trial
         if trial is not None and now is not None:
-            trial = ReleaseTrial(before=trial.before, now=Tally.of(now), since_unix=trial.since_unix)
+            trial = ReleaseTrial(before=trial.before, now=now, since_unix=trial.since_unix)
         return self._with(trial=trial, busy=False)
 
     # --- giving one up
 
     def struck(self) -> ReleaseState | None:
-        """The process ended while it was busy. None where the current one is to be given up for it: one on trial at
-        once, one that had been good the second time, since a reboot or the want of memory does the same."""
+        """Count a crash while busy; None where the current release is to be given up for it.
+
+        A release on trial is given up at once. One that had proved itself is given up the second time, since a reboot
+        or a lack of memory look the same.
+        """
         return None if self.trial is not None or self.strikes else self._with(busy=False, strikes=1)
 
     def gave_up(self, kind: str, reason: str, now_unix: float) -> ReleaseState:
-        """The current release did not do: back to the last good one, and never again."""
+        """Go back to the last good release and refuse the current one, which has failed."""
         if self.current is None:
             return self
         refusal = Refusal(
@@ -183,19 +176,19 @@ class ReleaseState(_Frozen):
         return self.dropped()._with(refused=(*kept, refusal)[-MAX_REFUSED:])
 
     def dropped(self) -> ReleaseState:
-        """The current one is left, for no fault of its own."""
+        """Go back to the last good release, without blame for the current one."""
         return self._with(current=self.last_good, last_good=None, trial=None, busy=False, strikes=0)
 
     def left(self) -> ReleaseState:
-        """Back to the verifier's own draft."""
+        """Go back to the verifier's own draft."""
         return self._with(current=None, last_good=None, trial=None, busy=False, strikes=0)
 
     def forgotten(self) -> ReleaseState:
-        """What was refused gets another try."""
+        """Allow another try to the releases that were refused."""
         return self._with(refused=())
 
-    def _settled(self) -> ReleaseState:
-        """A stable release that is healthy raises the floor; a canary does not."""
+    def _with_floor(self) -> ReleaseState:
+        """Raise the floor where the current release is stable and has proved itself; a canary does not raise it."""
         if self.current is None or self.current.canary or self.trial is not None or self.busy:
             return self
         return self._with(floor=max(self.floor, self.current.version))

@@ -1,4 +1,4 @@
-"""What sessions draft with: judged while it is on trial, left for the last good draft where it does not do."""
+"""Keeps sessions on the current release, judges it while it is on trial, and goes back where it fails."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from edge_agent.drafting.health import HitRate, TrialVerdict, judge
 from edge_agent.drafting.manager import DraftManager
 from edge_agent.drafting.pool import DraftPool
-from edge_agent.releases.check import Kind, ReleaseRefused
+from edge_agent.releases.check import RefusalKind, ReleaseRefused
 from edge_agent.releases.loader import ReleaseLoader
 from edge_agent.releases.state import InstalledRelease, ReleaseState
 from outrider.core.backoff import Backoff
@@ -20,16 +20,16 @@ from outrider.core.errors import OutriderError
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.25
-"""How often a trial is looked at."""
+"""How often a trial is judged."""
 TRIAL_S = 3600.0
-"""A release that has not failed for so long has passed: some texts bring no guesses to judge it by."""
-_SINGLE_S = 10.0
-"""How long a third model waits for sessions to leave the first one, before it is put off."""
+"""A release that has not failed for so long has passed: some texts bring too few proposals to judge it by."""
+_RETIRE_S = 10.0
+"""How long a third draft waits for sessions to leave the first one, before it is put off."""
 RETRY_FIRST_S, RETRY_MAX_S = 5.0, 600.0
 """The pauses after what failed, at first and at most."""
 
-Own = Callable[[], Awaitable[DraftPool | None]]
-"""The draft that the verifiers offer themselves. Raises core errors where it cannot be had at the moment."""
+LoadOffered = Callable[[], Awaitable[DraftPool | None]]
+"""Loads the verifiers' own draft. Raises core errors where it cannot be fetched now."""
 
 
 def retry_backoff() -> Backoff:
@@ -38,166 +38,175 @@ def retry_backoff() -> Backoff:
 
 
 class ReleaseTrials:
-    """Keeps the room to what the slots say: a task of its own, since a failing draft is left whatever is under way."""
+    """Makes the client's drafts follow the state of its releases.
 
-    def __init__(self, shelf: ReleaseLoader, room: DraftManager, own: Own) -> None:
-        self._shelf = shelf
-        self._room = room
-        self._own = own
+    It runs as a task of its own, since a draft that fails is left whatever else is under way.
+    """
+
+    def __init__(self, loader: ReleaseLoader, drafts: DraftManager, load_offered: LoadOffered) -> None:
+        self._loader = loader
+        self._drafts = drafts
+        self._load_offered = load_offered
         self._changing = asyncio.Lock()
-        """Held while the slots and the room change."""
+        """Held while the state or the draft changes."""
         self._wake = asyncio.Event()
         self._retry = retry_backoff()
-        current = shelf.state.current
-        self._astray = current is not None and (room.pool is None or room.pool.release != current.digest)
-        """The slots say another draft than the room has: it is to be loaded."""
-        self._own_release = room.pool.release if room.pool is not None and current is None else ""
-        """Of the verifier's own draft, where it was in use."""
+        pool, current = drafts.pool, loader.state.current
+        self._outdated = current is not None and (pool is None or pool.release != current.digest)
+        """Whether the state names another draft than the one in use: it is to be loaded."""
+        self._offered = pool.release if pool is not None and current is None else ""
+        """Release of the verifiers' own draft, where it was in use."""
         self.wanted = ""
-        """Release whose file is kept although no slot holds it."""
+        """Release whose file is kept although the state does not name it."""
         self.swaps = 0
+        """How often the draft was replaced."""
 
     @property
     def in_use(self) -> str:
         """The release that new sessions draft with; empty for none."""
-        return self._room.pool.release if self._room.pool is not None else ""
+        return self._drafts.pool.release if self._drafts.pool is not None else ""
 
     @property
-    def score(self) -> HitRate | None:
-        """Of the current release; None where another draft is in use."""
-        pool, slot = self._room.pool, self._shelf.state.current
-        return pool.health.hit_rate if pool is not None and slot is not None and pool.release == slot.digest else None
+    def hit_rate(self) -> HitRate | None:
+        """The hit rate of the current release; None where another draft is in use."""
+        pool, release = self._drafts.pool, self._loader.state.current
+        in_use = pool is not None and release is not None and pool.release == release.digest
+        return pool.health.hit_rate if pool is not None and in_use else None
 
     async def run(self) -> None:
+        """Judge the current release, and load another one where the state names it, until cancelled."""
         while True:
             try:
                 async with self._changing:
                     if not self._retry.due_in_s:
-                        await (self._reload() if self._astray else self._judge())
+                        await (self._reload() if self._outdated else self._judge())
             except Exception as error:
                 log.exception("the draft in use is not judged for a while: %s", error)
                 self._retry.failed()
             await self._pause()
 
     async def _pause(self) -> None:
-        """Until there is something to look at."""
+        """Wait until there is something to judge or to load."""
         self._wake.clear()
-        waits = LOOK_S if self._astray or self._shelf.state.trial is not None else None
+        waits = LOOK_S if self._outdated or self._loader.state.trial is not None else None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(waits):
                 await self._wake.wait()
 
     async def _judge(self) -> None:
-        """What the release on trial has shown so far."""
-        slot, trial, now = self._shelf.state.current, self._shelf.state.trial, self.score
-        if slot is None or trial is None or now is None or self._room.pool is None:
+        """Give up a release on trial that has failed or proposes worse, and pass one that has proved itself."""
+        state, pool, now = self._loader.state, self._drafts.pool, self.hit_rate
+        release, trial = state.current, state.trial
+        if release is None or trial is None or now is None or pool is None:
             return
-        before = trial.before.score
-        if failure := self._room.pool.health.failure:
+        if failure := pool.health.failure:
             await self._give_up("failed", f"it failed while drafting: {failure}")
             return
-        verdict = judge(before, now)
+        verdict = judge(trial.before, now)
         if verdict is TrialVerdict.WORSE:
-            shares = f"{now.share:.0%} of {now.guessed} first guesses right, {before.share:.0%} before"
+            shares = f"{now.share:.0%} of {now.guessed} first guesses right, {trial.before.share:.0%} before"
             await self._give_up("worse", f"it guesses clearly worse on this device: {shares}")
         elif verdict is TrialVerdict.HEALTHY or trial.lasted_s(time.time()) > TRIAL_S:
-            await self._shelf.change(self._shelf.state.proven())
-            log.info("release %s (version %d) is healthy on this device", slot.digest[:12], slot.version)
+            await self._loader.change(state.proven())
+            log.info("release %s (version %d) is healthy on this device", release.digest[:12], release.version)
 
-    async def _give_up(self, kind: Kind, reason: str) -> None:
-        """Back to the last good draft."""
-        await self._shelf.give_up(kind, reason)
+    async def _give_up(self, kind: RefusalKind, reason: str) -> None:
+        """Go back to the last good draft."""
+        await self._loader.give_up(kind, reason)
         await self._reload()
 
     # --- what is offered
 
-    async def has(self, slot: InstalledRelease) -> bool:
-        """Whether it is in use already; if so, what is offered of it now is noted."""
+    async def has(self, release: InstalledRelease) -> bool:
+        """Return whether a release is in use; if so, note whether it is offered as a canary."""
         async with self._changing:
-            if self.in_use != slot.digest or self._astray:
+            if self.in_use != release.digest or self._outdated:
                 return False
-            if self.score is not None:
-                await self._shelf.change(self._shelf.state.take(slot, HitRate()))  # it may have become everybody's
+            if self.hit_rate is not None:
+                await self._loader.change(self._loader.state.take(release, HitRate()))
             return True
 
-    async def take(self, slot: InstalledRelease) -> bool:
-        """Draft with a release whose file is here. Raises ReleaseRefused; False where another model must go first."""
+    async def take(self, release: InstalledRelease) -> bool:
+        """Draft with a release whose file is here. Raises ReleaseRefused.
+
+        Returns False where sessions still use the draft before the present one: no third model is loaded.
+        """
         async with self._changing:
-            if not await self._room.retired(_SINGLE_S):
+            if not await self._drafts.retired(_RETIRE_S):
                 return False
-            pool = self._room.pool
+            pool = self._drafts.pool
             before = pool.health.hit_rate if pool is not None and pool.has_model else HitRate()
             try:
-                taken = await self._shelf.take(slot, before)
+                taken = await self._loader.take(release, before)
             except ReleaseRefused:
-                good = self._shelf.state.current  # which it was not where another one was on trial
+                good = self._loader.state.current  # another one than before where a release was on trial
                 if good is not None and good.digest != self.in_use:
-                    self._stray()
+                    self._outdate()
                 raise
             self.wanted = ""
-            await self._swap(taken)
+            await self._replace(taken)
             return True
 
-    async def keep_to_own(self) -> None:
-        """Nothing is offered: the verifier's own draft, unless that were a step back behind a stable release."""
+    async def use_offered(self) -> None:
+        """Go back to the verifiers' own draft, since no release is offered; never to before a stable release."""
         async with self._changing:
-            state = self._shelf.state
+            state = self._loader.state
             if state.current is None:
                 return
             if state.floor == 0:
-                await self._leave_for(state.left())
+                await self._change_to(state.left())
             elif state.current.version > state.floor and state.last_good is not None:
-                await self._leave_for(state.dropped())
+                await self._change_to(state.dropped())
 
     async def withdraw(self, offered: str) -> None:
-        """What is offered does not do here. A canary that it came instead of is over all the same.
+        """Leave a canary, where a release is offered that was refused: the canary is over all the same.
 
-        offered: name of its manifest.
+        offered: digest of that release's manifest.
         """
         async with self._changing:
-            state = self._shelf.state
+            state = self._loader.state
             if state.current is not None and state.current.canary and state.current.manifest != offered:
-                await self._leave_for(state.dropped())
+                await self._change_to(state.dropped())
 
-    # --- swapping
+    # --- replacing the draft
 
-    async def _leave_for(self, state: ReleaseState) -> None:
-        await self._shelf.change(state)
+    async def _change_to(self, state: ReleaseState) -> None:
+        await self._loader.change(state)
         await self._reload()
 
-    def _stray(self) -> None:
-        self._astray = True
+    def _outdate(self) -> None:
+        self._outdated = True
         self._wake.set()
 
     async def _reload(self) -> None:
-        """Swap in what the slots say now. What is in use stays until that is here, and it is tried again."""
-        self._stray()
-        slot = self._shelf.state.current
-        release = slot.digest if slot is not None else self._own_release
-        if release and self._room.recall(release):
-            self._arrived()
+        """Use the draft that the state names. The present one stays until that is loaded, which may take more tries."""
+        self._outdate()
+        current = self._loader.state.current
+        release = current.digest if current is not None else self._offered
+        if release and self._drafts.recall(release):
+            self._replaced()
             return
-        if not await self._room.retired(_SINGLE_S):
+        if not await self._drafts.retired(_RETIRE_S):
             self._retry.failed()
             return
-        pool = await self._shelf.current()
+        pool = await self._loader.current()
         if pool is None:
             try:
-                pool = await self._own()
+                pool = await self._load_offered()
             except OutriderError as error:
                 log.warning("the verifier's own draft cannot be had, it is asked for again later: %s", error)
                 self._retry.failed()
                 return
-            self._own_release = pool.release if pool is not None else ""
-        await self._swap(pool)
+            self._offered = pool.release if pool is not None else ""
+        await self._replace(pool)
 
-    async def _swap(self, pool: DraftPool | None) -> None:
-        self._room.replace(pool)
-        self._arrived()
-        await asyncio.to_thread(self._shelf.store.tidy, self.wanted)
+    async def _replace(self, pool: DraftPool | None) -> None:
+        self._drafts.replace(pool)
+        self._replaced()
+        await asyncio.to_thread(self._loader.folder.tidy, self.wanted)
 
-    def _arrived(self) -> None:
+    def _replaced(self) -> None:
         self.swaps += 1
-        self._astray = False
+        self._outdated = False
         self._retry.progressed()
         self._wake.set()

@@ -15,9 +15,8 @@ from edge_agent.config import EdgeSettings
 from edge_agent.drafting.cpu_budget import CpuBudget
 from edge_agent.drafting.manager import DraftManager
 from edge_agent.drafting.pool import DraftOptions, DraftPool
-from edge_agent.releases.check import ReleasePolicy
+from edge_agent.releases.folder import FOLDER
 from edge_agent.releases.follower import UpdateOptions
-from edge_agent.releases.store import FOLDER
 from edge_agent.releases.updater import ReleaseUpdater
 from edge_agent.sdk.background_tasks import BackgroundTasks
 from edge_agent.sdk.generation import CompletionStream, Deadline, Generation
@@ -303,7 +302,8 @@ def _update_options(
     if not keys or not coordinator or draft != AUTO:
         return None
     return UpdateOptions(
-        ReleasePolicy(keys, settings.release_max_bytes),
+        keys,
+        settings.release_max_bytes,
         cache / FOLDER,
         stall_s=settings.release_stall_s,
         spread_s=settings.release_spread_s,

@@ -7,7 +7,7 @@ import contextlib
 import ssl
 from dataclasses import dataclass, field
 
-from edge_agent.releases.download import Wanted
+from edge_agent.releases.download import ReleaseFile
 
 
 @dataclass
@@ -141,5 +141,5 @@ class FileServer:
         await writer.drain()
 
 
-def wanted(digest: str, data: bytes, *servers: FileServer) -> Wanted:
-    return Wanted(digest, len(data), tuple(f"{server.url}{digest}.gguf" for server in servers))
+def wanted(digest: str, data: bytes, *servers: FileServer) -> ReleaseFile:
+    return ReleaseFile(digest, len(data), tuple(f"{server.url}{digest}.gguf" for server in servers))

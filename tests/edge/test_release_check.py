@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from edge_agent.releases.check import ReleasePolicy, ReleaseRefused, check, name_of
+from edge_agent.releases.check import ReleaseRefused, check, manifest_digest
 from edge_agent.releases.state import Refusal, ReleaseState
 from outrider.wire.manifest import Manifest, sign
 from outrider.wire.ticket import Signer, Target
@@ -21,11 +21,12 @@ MANIFEST = Manifest(
     quantization="Q8_0",
 )
 SIGNER = Signer.generate()
-TERMS = ReleasePolicy({SIGNER.key_id: SIGNER.public_key}, max_bytes=2000)
+KEYS = {SIGNER.key_id: SIGNER.public_key}
+MAX_BYTES = 2000
 
 
 def test_a_release_that_a_trusted_publisher_signed_for_this_target_is_taken() -> None:
-    assert check(sign(MANIFEST, SIGNER), TERMS, TARGET, ReleaseState(floor=5)) == MANIFEST
+    assert check(sign(MANIFEST, SIGNER), KEYS, MAX_BYTES, TARGET, ReleaseState(floor=5)) == MANIFEST
 
 
 @pytest.mark.parametrize(
@@ -43,37 +44,42 @@ def test_what_is_wrong_with_a_release_is_named(
 ) -> None:
     signed = sign(dataclasses.replace(MANIFEST, **changes), SIGNER)  # type: ignore[arg-type]
     with pytest.raises(ReleaseRefused, match=said) as caught:
-        check(signed, TERMS, TARGET, state)
+        check(signed, KEYS, MAX_BYTES, TARGET, state)
     assert caught.value.kind == kind and "cccccccccccc" in str(caught.value)
 
 
 def test_a_stranger_and_a_forger_are_refused() -> None:
     with pytest.raises(ReleaseRefused, match="not trusted here") as stranger:
-        check(sign(MANIFEST, Signer.generate()), TERMS, TARGET, ReleaseState())
+        check(sign(MANIFEST, Signer.generate()), KEYS, MAX_BYTES, TARGET, ReleaseState())
     genuine = sign(MANIFEST, SIGNER)
     at = genuine.index(b"c" * 64)
     with pytest.raises(ReleaseRefused, match="altered or forged") as forged:
-        check(genuine[:at] + b"d" + genuine[at + 1 :], TERMS, TARGET, ReleaseState())
+        check(genuine[:at] + b"d" + genuine[at + 1 :], KEYS, MAX_BYTES, TARGET, ReleaseState())
     assert stranger.value.kind == forged.value.kind == "signature"
 
 
 def test_bytes_that_are_no_manifest_are_refused() -> None:
     for raw in (b"\xff" * 10, b"x" * 20_000):
         with pytest.raises(ReleaseRefused) as caught:
-            check(raw, TERMS, TARGET, ReleaseState())
+            check(raw, KEYS, MAX_BYTES, TARGET, ReleaseState())
         assert caught.value.kind in ("manifest", "signature")
 
 
 def test_what_was_given_up_before_is_not_tried_again_and_the_reason_is_told() -> None:
     signed = sign(MANIFEST, SIGNER)
     refusal = Refusal(
-        manifest=name_of(signed), digest=MANIFEST.digest, version=5, kind="worse", reason="it was bad", at_unix=1.0
+        manifest=manifest_digest(signed),
+        digest=MANIFEST.digest,
+        version=5,
+        kind="worse",
+        reason="it was bad",
+        at_unix=1.0,
     )
     with pytest.raises(ReleaseRefused, match="it was bad") as caught:
-        check(signed, TERMS, TARGET, ReleaseState(refused=(refusal,)))
+        check(signed, KEYS, MAX_BYTES, TARGET, ReleaseState(refused=(refusal,)))
     assert caught.value.kind == "remembered"
     wrapped = signed + b"\xfa\x01\x01x"  # a field that nobody knows: what is signed is the same
     with pytest.raises(ReleaseRefused, match="it was bad"):
-        check(wrapped, TERMS, TARGET, ReleaseState(refused=(refusal,)))
+        check(wrapped, KEYS, MAX_BYTES, TARGET, ReleaseState(refused=(refusal,)))
     resigned = sign(dataclasses.replace(MANIFEST, version=6), SIGNER)  # on purpose: its publisher means it
-    assert check(resigned, TERMS, TARGET, ReleaseState(refused=(refusal,))).version == 6
+    assert check(resigned, KEYS, MAX_BYTES, TARGET, ReleaseState(refused=(refusal,))).version == 6

@@ -17,7 +17,7 @@ from file_server import Behaviour, FileServer, wanted
 
 from edge_agent import AsyncClient, EdgeSettings
 from edge_agent.releases.check import ReleaseRefused
-from edge_agent.releases.download import Downloader, Wanted, absolute
+from edge_agent.releases.download import Downloader, ReleaseFile, download_urls
 from outrider.artifacts.store import ArtifactStore
 from outrider.wire.channels import ClientTls
 
@@ -37,7 +37,7 @@ def downloader(tmp_path: Path) -> Downloader:
     return Downloader(ArtifactStore(tmp_path, ".gguf"), stall_s=0.5)
 
 
-async def refused(downloader: Downloader, what: Wanted, path: Path) -> ReleaseRefused:
+async def refused(downloader: Downloader, what: ReleaseFile, path: Path) -> ReleaseRefused:
     with pytest.raises(ReleaseRefused) as caught:
         await downloader.fetch(what)
     assert path.name not in os.listdir(path.parent), "something that was refused has got the file's name"
@@ -172,9 +172,9 @@ async def test_redirects_are_followed_a_few_times(server: FileServer, downloader
 
 
 async def test_where_nobody_listens_or_nothing_is_named_it_says_so(downloader: Downloader, tmp_path: Path) -> None:
-    nobody = Wanted(DIGEST, len(DATA), ("http://127.0.0.1:9/file.gguf",))
+    nobody = ReleaseFile(DIGEST, len(DATA), ("http://127.0.0.1:9/file.gguf",))
     assert (await refused(downloader, nobody, tmp_path / FILE)).kind == "unreachable"
-    nowhere = await refused(downloader, Wanted(DIGEST, len(DATA), ()), tmp_path / FILE)
+    nowhere = await refused(downloader, ReleaseFile(DIGEST, len(DATA), ()), tmp_path / FILE)
     assert "--artifacts" in str(nowhere)
 
 
@@ -240,9 +240,9 @@ async def test_a_disk_without_room_is_an_oserror(server: FileServer, downloader:
 
 def test_relative_addresses_begin_with_the_coordinators_and_others_than_http_are_left_out() -> None:
     urls = ("drafts/a.gguf", "https://example.org/a.gguf", "file:///etc/passwd", "http://[bad")
-    assert absolute(urls, "http://here:1", "d") == (
+    assert download_urls(urls, "http://here:1", "d") == (
         "http://here:1/drafts/a.gguf",
         "https://example.org/a.gguf",
         "http://here:1/artifacts/d.gguf",
     )
-    assert absolute(urls, "", "d") == ("https://example.org/a.gguf",)
+    assert download_urls(urls, "", "d") == ("https://example.org/a.gguf",)

@@ -17,11 +17,10 @@ from edge_agent.drafting.health import WINDOW, DraftHealth, HitRate
 from edge_agent.drafting.manager import DraftManager
 from edge_agent.drafting.pool import DraftOptions, DraftPool
 from edge_agent.releases import trials
-from edge_agent.releases.check import ReleasePolicy
+from edge_agent.releases.folder import ReleaseFolder
 from edge_agent.releases.follower import OfferFollower, UpdateOptions
 from edge_agent.releases.loader import RefusalLog, ReleaseLoader
 from edge_agent.releases.state import ReleaseState
-from edge_agent.releases.store import SlotStore
 from edge_agent.releases.trials import ReleaseTrials
 from edge_agent.releases.updater import ReleaseUpdater
 from edge_agent.session.coordinator_client import ReleaseOffer
@@ -57,18 +56,16 @@ class Device:
 
     def __init__(self, files: FileServer, folder: Path) -> None:
         self.files = files
-        self.store = SlotStore.open(folder, TARGET.weights_hash)
-        self.room = DraftManager(Pool("own"))
+        self.folder = ReleaseFolder.open(folder, TARGET.weights_hash)
+        self.drafts = DraftManager(Pool("own"))
         self.offer = ReleaseOffer(0)
         self.asked = 0
         self.own_fails = 0
         self.refusals = RefusalLog()
-        plan = UpdateOptions(
-            ReleasePolicy({SIGNER.key_id: SIGNER.public_key}, 1 << 20), folder, stall_s=20.0, spread_s=0.0
-        )
-        shelf = ReleaseLoader(self.store, self._load, self.refusals, plan.terms.keys)
-        self.trials = ReleaseTrials(shelf, self.room, self._own)
-        self.follower = OfferFollower(plan, self._ask, TARGET, shelf, self.refusals, self.trials)
+        options = UpdateOptions({SIGNER.key_id: SIGNER.public_key}, 1 << 20, folder, stall_s=20.0, spread_s=0.0)
+        loader = ReleaseLoader(self.folder, self._load, self.refusals, options.keys)
+        self.trials = ReleaseTrials(loader, self.drafts, self._own)
+        self.follower = OfferFollower(options, self._ask, TARGET, loader, self.refusals, self.trials)
 
     async def _load(self, path: Path, name: str, digest: str, health: DraftHealth) -> DraftPool:
         return Pool(digest, health)
@@ -107,8 +104,8 @@ class Device:
 
     @property
     def pool(self) -> DraftPool:
-        assert self.room.pool is not None
-        return self.room.pool
+        assert self.drafts.pool is not None
+        return self.drafts.pool
 
     async def takes(self, version: int, *, canary: bool = False, prove: bool = True) -> str:
         digest = self.publish(version, canary=canary)
@@ -116,7 +113,7 @@ class Device:
         if prove:
             for _ in range(WINDOW):
                 self.pool.health.count(True)
-            await until(lambda: self.store.state.trial is None)
+            await until(lambda: self.folder.state.trial is None)
         return digest
 
 
@@ -130,8 +127,8 @@ async def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
         yield device
         running.cancel()
         await asyncio.wait({running})
-        await device.room.close()
-        device.store.close()
+        await device.drafts.close()
+        device.folder.close()
 
 
 async def until(condition: Callable[[], object], within_s: float = 10.0) -> None:
@@ -158,7 +155,7 @@ async def test_a_release_that_is_withdrawn_while_it_comes_is_not_waited_for(devi
     device.files.behaviour = Behaviour()
     good = device.publish(2)
     await until(lambda: device.in_use == good)
-    assert device.store.state.last_good is None and bad != good
+    assert device.folder.state.last_good is None and bad != good
 
 
 async def test_what_is_not_offered_any_more_when_its_file_is_here_is_not_used(device: Device) -> None:
@@ -176,7 +173,7 @@ async def test_the_verifiers_own_draft_is_asked_for_again_where_it_was_not_to_be
     device.own_fails = 2
     bad.health.failed("it broke")
     await until(lambda: device.own_fails < 2)
-    assert device.room.pool is bad  # better than none
+    assert device.drafts.pool is bad  # better than none
     await until(lambda: device.in_use == "own")
     assert device.own_fails == 0
 
@@ -204,7 +201,7 @@ async def test_a_serial_that_nobody_has_does_not_make_it_deaf(device: Device) ->
 
 
 async def test_a_serial_that_went_back_is_heard_again(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_agent.releases.follower._LESS_S", 0.1)
+    monkeypatch.setattr("edge_agent.releases.follower._LOWER_SERIAL_S", 0.1)
     device.offer = ReleaseOffer(100)
     device.follower.notice(100)
     await until(lambda: device.follower._settled == 100)
@@ -232,7 +229,7 @@ async def test_a_full_disk_does_not_keep_a_draft_that_fails_in_use(
         assert device.in_use == "own"
     device.follower.notice(99)
     await until(lambda: device.in_use != "own")
-    assert device.store.state.refused[0].kind == "failed"
+    assert device.folder.state.refused[0].kind == "failed"
 
 
 async def test_a_file_that_is_altered_each_time_is_left_until_there_is_news(device: Device) -> None:
@@ -247,53 +244,53 @@ async def test_a_file_that_is_altered_each_time_is_left_until_there_is_news(devi
 
 async def test_a_trial_that_no_text_decides_ends_by_the_clock(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     await device.takes(1, prove=False)
-    assert device.store.state.trial is not None and device.store.state.floor == 0
+    assert device.folder.state.trial is not None and device.folder.state.floor == 0
     now = time.time() + trials.TRIAL_S
     monkeypatch.setattr(time, "time", lambda: now)
-    await until(lambda: device.store.state.trial is None)
-    assert device.store.state.floor == 1
+    await until(lambda: device.folder.state.trial is None)
+    assert device.folder.state.floor == 1
 
 
 async def test_a_release_whose_publisher_is_not_trusted_any_more_is_not_loaded(device: Device, caplog: object) -> None:
     await device.takes(1)
-    revoked = ReleaseLoader(device.store, device._load, device.refusals, ())
+    revoked = ReleaseLoader(device.folder, device._load, device.refusals, ())
     assert await revoked.first() is None
-    assert device.store.state.current is None and device.store.state.last_good is None
+    assert device.folder.state.current is None and device.folder.state.last_good is None
 
 
 async def test_a_good_draft_that_was_being_loaded_at_a_crash_is_given_up_the_second_time_only(
     device: Device, tmp_path: Path
 ) -> None:
     good = await device.takes(1)
-    shelf = ReleaseLoader(device.store, device._load, device.refusals, (SIGNER.key_id,))
-    device.store.change(device.store.state.loading())
-    pool = await shelf.first()
-    assert pool is not None and pool.release == good and device.store.state.strikes == 0
+    loader = ReleaseLoader(device.folder, device._load, device.refusals, (SIGNER.key_id,))
+    device.folder.write(device.folder.state.loading())
+    pool = await loader.first()
+    assert pool is not None and pool.release == good and device.folder.state.strikes == 0
     for strikes in (1, 0):
-        device.store.change(device.store.state.loading())
-        await shelf.recover()
-        assert device.store.state.strikes == strikes
-    assert device.store.state.current is None and device.refusals.by_kind["crashed"] == 1
+        device.folder.write(device.folder.state.loading())
+        await loader.recover()
+        assert device.folder.state.strikes == strikes
+    assert device.folder.state.current is None and device.refusals.by_kind["crashed"] == 1
 
 
 async def test_a_client_beside_another_one_goes_on_with_updates_when_that_ends(
     device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edge_agent.releases.updater._TAKE_OVER_S", 0.05)
-    second = ReleaseUpdater(device.follower._plan, device._ask)
+    second = ReleaseUpdater(device.follower._options, device._ask)
     pool = await second.begin(TARGET, device._load)
     assert pool is None  # nothing was found good yet
-    room = DraftManager(Pool("own"))
-    second.run(room, device._own)
+    drafts = DraftManager(Pool("own"))
+    second.run(drafts, device._own)
     good = await device.takes(1)
-    assert room.pool is not None and room.pool.release == "own"
-    device.store.close()
-    await until(lambda: room.pool is not None and room.pool.release == good)
+    assert drafts.pool is not None and drafts.pool.release == "own"
+    device.folder.close()
+    await until(lambda: drafts.pool is not None and drafts.pool.release == good)
     new = device.publish(2, tell=False)
     second.notice(device.offer.serial)
-    await until(lambda: room.pool is not None and room.pool.release == new)
+    await until(lambda: drafts.pool is not None and drafts.pool.release == new)
     await second.close()
-    await room.close()
+    await drafts.close()
 
 
 async def test_a_model_that_is_loaded_when_nobody_waits_for_it_any_more_is_closed(
@@ -331,7 +328,7 @@ async def test_a_draft_whose_loading_is_given_up_is_freed(device: Device) -> Non
         return made[-1]
 
     await device.takes(1)
-    loading = asyncio.create_task(ReleaseLoader(device.store, load, device.refusals, (SIGNER.key_id,)).current())
+    loading = asyncio.create_task(ReleaseLoader(device.folder, load, device.refusals, (SIGNER.key_id,)).current())
     await until(lambda: made)
     loading.cancel()
     await asyncio.wait({loading})
@@ -339,9 +336,9 @@ async def test_a_draft_whose_loading_is_given_up_is_freed(device: Device) -> Non
 
 
 def test_a_release_that_guessed_worse_gets_another_try_after_a_day_and_one_that_crashed_does_not() -> None:
-    from test_release_slots import on_trial, slot
+    from test_release_state import installed, on_trial
 
     for kind, left in (("worse", 0), ("crashed", 1)):
-        state = on_trial(ReleaseState(), slot(1)).gave_up(kind, "it was", 1000.0)
+        state = on_trial(ReleaseState(), installed(1)).gave_up(kind, "it was", 1000.0)
         assert len(state.at(2000.0).refused) == 1 and len(state.at(90_000.0).refused) == left
-    assert ReleaseState().take(slot(1), HitRate(), 5.0).trial is not None
+    assert ReleaseState().take(installed(1), HitRate(), 5.0).trial is not None

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from edge_agent.drafting.health import DraftHealth, HitRate, TrialVerdict, judge
+from edge_agent.releases.folder import ReleaseFolder, folders, read
 from edge_agent.releases.state import MAX_REFUSED, InstalledRelease, ReleaseState
-from edge_agent.releases.store import SlotStore, folders, read
 
 TARGET = "sha256:" + "a" * 64
 
@@ -27,7 +27,7 @@ def digest(name: object) -> str:
     return hashlib.sha256(str(name).encode()).hexdigest()
 
 
-def slot(version: int, *, canary: bool = False, file: object = None) -> InstalledRelease:
+def installed(version: int, *, canary: bool = False, file: object = None) -> InstalledRelease:
     return InstalledRelease(
         digest=digest(file if file is not None else version),
         version=version,
@@ -41,58 +41,63 @@ def on_trial(state: ReleaseState, taken: InstalledRelease) -> ReleaseState:
 
 
 def test_a_release_is_on_trial_until_it_has_shown_itself() -> None:
-    state = on_trial(ReleaseState(), slot(1))
-    assert state.current == slot(1) and state.last_good is None
+    state = on_trial(ReleaseState(), installed(1))
+    assert state.current == installed(1) and state.last_good is None
     assert state.trial is not None and state.busy and state.floor == 0
     state = state.proven()
     assert state.trial is None and not state.busy and state.floor == 1
 
 
 def test_a_canary_that_is_healthy_does_not_raise_the_floor_before_it_is_everybodys() -> None:
-    state = on_trial(on_trial(ReleaseState(), slot(1)).proven(), slot(2, canary=True)).proven()
-    assert state.floor == 1 and state.last_good == slot(1)
-    assert state.take(slot(2), HitRate()).floor == 2
+    state = on_trial(on_trial(ReleaseState(), installed(1)).proven(), installed(2, canary=True)).proven()
+    assert state.floor == 1 and state.last_good == installed(1)
+    assert state.take(installed(2), HitRate()).floor == 2
 
 
 def test_the_stable_release_after_a_canary_that_was_rolled_back_is_the_one_before_and_needs_no_trial() -> None:
-    state = on_trial(on_trial(ReleaseState(), slot(1)).proven(), slot(2, canary=True)).proven()
-    back = state.take(slot(1), HitRate()).loaded()
-    assert back.current == slot(1) and back.trial is None and not back.busy and back.last_good == slot(2, canary=True)
+    state = on_trial(on_trial(ReleaseState(), installed(1)).proven(), installed(2, canary=True)).proven()
+    back = state.take(installed(1), HitRate()).loaded()
+    assert (
+        back.current == installed(1)
+        and back.trial is None
+        and not back.busy
+        and back.last_good == installed(2, canary=True)
+    )
 
 
 def test_a_trial_that_is_left_for_another_release_keeps_the_good_one_to_come_back_to() -> None:
-    state = on_trial(on_trial(ReleaseState(), slot(1)).proven(), slot(2, canary=True))
-    other = on_trial(state, slot(3, canary=True))
-    assert other.current == slot(3, canary=True) and other.last_good == slot(1) and other.trial is not None
-    assert on_trial(state, slot(1)).trial is None
+    state = on_trial(on_trial(ReleaseState(), installed(1)).proven(), installed(2, canary=True))
+    other = on_trial(state, installed(3, canary=True))
+    assert other.current == installed(3, canary=True) and other.last_good == installed(1) and other.trial is not None
+    assert on_trial(state, installed(1)).trial is None
 
 
 def test_an_old_file_under_a_new_version_is_a_new_release() -> None:
-    state = on_trial(on_trial(ReleaseState(), slot(1)).proven(), slot(2)).proven()
-    again = state.take(slot(3, file=1), HitRate()).loaded()
-    assert again.current == slot(3, file=1) and again.trial is None and again.floor == 3
+    state = on_trial(on_trial(ReleaseState(), installed(1)).proven(), installed(2)).proven()
+    again = state.take(installed(3, file=1), HitRate()).loaded()
+    assert again.current == installed(3, file=1) and again.trial is None and again.floor == 3
 
 
 def test_what_was_given_up_is_remembered_and_may_be_forgotten() -> None:
-    state = on_trial(ReleaseState(), slot(4)).gave_up("worse", "x" * 1000, 5.0)
-    refusal = state.refusal(slot(4).manifest)
+    state = on_trial(ReleaseState(), installed(4)).gave_up("worse", "x" * 1000, 5.0)
+    refusal = state.refusal(installed(4).manifest)
     assert state.current is None and refusal is not None and refusal.kind == "worse" and len(refusal.reason) == 400
-    assert state.refusal(slot(5).manifest) is None
+    assert state.refusal(installed(5).manifest) is None
     assert state.forgotten().refused == ()
 
 
 def test_no_more_refusals_are_kept_than_fit() -> None:
     state = ReleaseState()
     for version in range(1, MAX_REFUSED + 10):
-        state = on_trial(state, slot(version)).gave_up("failed", "it broke", 1.0)
+        state = on_trial(state, installed(version)).gave_up("failed", "it broke", 1.0)
     assert len(state.refused) == MAX_REFUSED and state.refused[-1].version == MAX_REFUSED + 9
 
 
 def test_a_trial_goes_on_in_the_next_process_with_what_it_has_shown() -> None:
-    state = ReleaseState().take(slot(1), HitRate(100, 60)).loaded().paused(HitRate(70, 40))
+    state = ReleaseState().take(installed(1), HitRate(100, 60)).loaded().paused(HitRate(70, 40))
     assert not state.busy and state.trial is not None
-    assert (state.trial.before.score, state.trial.now.score) == (HitRate(100, 60), HitRate(70, 40))
-    health = DraftHealth(state.trial.now.score)
+    assert (state.trial.before, state.trial.now) == (HitRate(100, 60), HitRate(70, 40))
+    health = DraftHealth(state.trial.now)
     health.count(True)
     assert health.hit_rate == HitRate(71, 41)
 
@@ -117,49 +122,51 @@ def test_only_what_is_clearly_worse_is_called_so(before: HitRate, now: HitRate, 
 
 
 @pytest.fixture(autouse=True)
-def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[SlotStore]]:
-    """All stores of a test; what it leaves open is closed."""
-    stores: list[SlotStore] = []
-    original = SlotStore.open
+def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ReleaseFolder]]:
+    """All folders that a test opens; what it leaves open is closed."""
+    opened_folders: list[ReleaseFolder] = []
+    original = ReleaseFolder.open
 
-    def opening(*arguments: Any) -> SlotStore:
-        stores.append(original(*arguments))
-        return stores[-1]
+    def opening(*arguments: Any) -> ReleaseFolder:
+        opened_folders.append(original(*arguments))
+        return opened_folders[-1]
 
-    monkeypatch.setattr(SlotStore, "open", opening)
-    yield stores
-    for one in stores:
+    monkeypatch.setattr(ReleaseFolder, "open", opening)
+    yield opened_folders
+    for one in opened_folders:
         one.close()
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> SlotStore:
-    return SlotStore.open(tmp_path, TARGET)
+def folder(tmp_path: Path) -> ReleaseFolder:
+    return ReleaseFolder.open(tmp_path, TARGET)
 
 
-def test_what_was_written_is_what_is_read(store: SlotStore, tmp_path: Path) -> None:
-    state = on_trial(on_trial(ReleaseState(), slot(1)).proven(), slot(2, canary=True)).gave_up("worse", "it was", 1.5)
-    store.change(state)
-    store.close()
-    assert SlotStore.open(tmp_path, TARGET).state == state
-    assert list(folders(tmp_path)) == [(TARGET, store.folder)]
+def test_what_was_written_is_what_is_read(folder: ReleaseFolder, tmp_path: Path) -> None:
+    state = on_trial(on_trial(ReleaseState(), installed(1)).proven(), installed(2, canary=True)).gave_up(
+        "worse", "it was", 1.5
+    )
+    folder.write(state)
+    folder.close()
+    assert ReleaseFolder.open(tmp_path, TARGET).state == state
+    assert list(folders(tmp_path)) == [(TARGET, folder.path)]
 
 
-def test_a_device_keeps_its_random_id_and_another_has_another(store: SlotStore, tmp_path: Path) -> None:
-    store.change(store.state)
-    store.close()
-    assert SlotStore.open(tmp_path, TARGET).state.device_id == store.state.device_id
-    assert SlotStore.open(tmp_path / "other", TARGET).state.device_id != store.state.device_id
+def test_a_device_keeps_its_random_id_and_another_has_another(folder: ReleaseFolder, tmp_path: Path) -> None:
+    folder.write(folder.state)
+    folder.close()
+    assert ReleaseFolder.open(tmp_path, TARGET).state.device_id == folder.state.device_id
+    assert ReleaseFolder.open(tmp_path / "other", TARGET).state.device_id != folder.state.device_id
 
 
-def test_one_process_keeps_the_folder_and_others_only_read(store: SlotStore, tmp_path: Path) -> None:
-    store.change(on_trial(store.state, slot(1)))
-    other = SlotStore.open(tmp_path, TARGET)
-    assert not other.ours and other.state == store.state
+def test_one_process_keeps_the_folder_and_others_only_read(folder: ReleaseFolder, tmp_path: Path) -> None:
+    folder.write(on_trial(folder.state, installed(1)))
+    other = ReleaseFolder.open(tmp_path, TARGET)
+    assert not other.writable and other.state == folder.state
     with pytest.raises(PermissionError):
-        other.change(ReleaseState())
-    store.close()
-    assert SlotStore.open(tmp_path, TARGET).ours
+        other.write(ReleaseState())
+    folder.close()
+    assert ReleaseFolder.open(tmp_path, TARGET).writable
 
 
 @pytest.mark.parametrize(
@@ -174,28 +181,40 @@ def test_one_process_keeps_the_folder_and_others_only_read(store: SlotStore, tmp
         b'{"format": 1, "busy": true}',
         b'{"format": 1, "current": {"digest": "x", "version": 1, "canary": false, "manifest": "y"}}',
         b'{"format": 1, "floor": -1}',
+        b'{"format": 1, "current": {"digest": "%b", "version": 1, "canary": false, "manifest": "%b"}, '
+        b'"trial": {"before": {"guessed": -1, "right": 0}}}' % (b"a" * 64, b"b" * 64),
         b" " * 70_000,
     ],
 )
 def test_a_state_that_makes_no_sense_is_said_put_aside_and_begun_anew(
-    store: SlotStore, tmp_path: Path, damaged: bytes, caplog: pytest.LogCaptureFixture
+    folder: ReleaseFolder, tmp_path: Path, damaged: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (store.folder / "state.json").write_bytes(damaged)
-    store.close()
+    (folder.path / "state.json").write_bytes(damaged)
+    folder.close()
     with caplog.at_level(logging.WARNING):
-        again = SlotStore.open(tmp_path, TARGET)
+        again = ReleaseFolder.open(tmp_path, TARGET)
     assert "state.json cannot be used" in caplog.text and "verifier's own draft" in caplog.text
     assert again.state.current is None and again.state.floor == 0
-    assert (again.folder / "state.json.bad").read_bytes() == damaged
+    assert (again.path / "state.json.bad").read_bytes() == damaged
 
 
-def test_files_that_no_slot_holds_are_removed_but_for_a_download_that_may_go_on(store: SlotStore) -> None:
-    store.change(on_trial(on_trial(store.state, slot(1)).proven(), slot(2)))
-    kept = [store.files.path(slot(1).digest), store.files.path(slot(2).digest), store.folder / f"{digest(9)}.partial"]
-    gone = [store.files.path(slot(3).digest), store.folder / f"{digest(8)}.partial", store.folder / f"{digest(8)}.etag"]
+def test_files_that_the_state_does_not_name_are_removed_but_for_a_download_that_may_go_on(
+    folder: ReleaseFolder,
+) -> None:
+    folder.write(on_trial(on_trial(folder.state, installed(1)).proven(), installed(2)))
+    kept = [
+        folder.files.path(installed(1).digest),
+        folder.files.path(installed(2).digest),
+        folder.path / f"{digest(9)}.partial",
+    ]
+    gone = [
+        folder.files.path(installed(3).digest),
+        folder.path / f"{digest(8)}.partial",
+        folder.path / f"{digest(8)}.etag",
+    ]
     for path in kept + gone:
         path.write_bytes(b"x")
-    store.tidy(digest(9))
+    folder.tidy(digest(9))
     assert all(path.exists() for path in kept) and not any(path.exists() for path in gone)
 
 
@@ -205,10 +224,10 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("at", ["fdopen", "fsync", "replace"])
 def test_a_process_that_is_killed_while_it_writes_leaves_the_state_before_or_after(
-    store: SlotStore, tmp_path: Path, at: str, monkeypatch: pytest.MonkeyPatch
+    folder: ReleaseFolder, tmp_path: Path, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = on_trial(ReleaseState(), slot(1)).proven()
-    store.change(before)
+    before = on_trial(ReleaseState(), installed(1)).proven()
+    folder.write(before)
 
     def killed(*_: object, **__: object) -> None:
         raise Killed
@@ -220,17 +239,17 @@ def test_a_process_that_is_killed_while_it_writes_leaves_the_state_before_or_aft
         else:
             patched.setattr(os, at, killed)
         with pytest.raises(Killed):
-            store.change(on_trial(before, slot(2)))
-    store.close()
-    assert SlotStore.open(tmp_path, TARGET).state == before
+            folder.write(on_trial(before, installed(2)))
+    folder.close()
+    assert ReleaseFolder.open(tmp_path, TARGET).state == before
 
 
-def test_the_state_is_on_disk_before_it_is_said_to_be(store: SlotStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_is_on_disk_before_it_is_said_to_be(folder: ReleaseFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     fsync, replace = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda handle: (calls.append("fsync"), fsync(handle)))
     monkeypatch.setattr(os, "replace", lambda *names: (calls.append("replace"), replace(*names)))
-    store.change(on_trial(store.state, slot(1)))
+    folder.write(on_trial(folder.state, installed(1)))
     assert calls == ["fsync", "replace", "fsync"]  # the file, its name, the folder
 
 
@@ -240,7 +259,7 @@ class Device(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self._root = tempfile.TemporaryDirectory()
-        self.store = SlotStore.open(Path(self._root.name), TARGET)
+        self.folder = ReleaseFolder.open(Path(self._root.name), TARGET)
         self.good: list[InstalledRelease | None] = [None]
         """Releases that were good at some time."""
         self.condemned: set[str] = set()
@@ -248,20 +267,20 @@ class Device(RuleBasedStateMachine):
         self.running = True
 
     def teardown(self) -> None:
-        self.store.close()
+        self.folder.close()
         self._root.cleanup()
 
     @property
     def state(self) -> ReleaseState:
-        return self.store.state
+        return self.folder.state
 
     def write(self, state: ReleaseState) -> None:
-        self.store.change(state)
+        self.folder.write(state)
 
     @precondition(lambda self: self.running)
     @rule(version=st.integers(1, 9), canary=st.booleans())
     def take(self, version: int, canary: bool) -> None:
-        offered = slot(version, canary=canary)
+        offered = installed(version, canary=canary)
         if version < self.state.floor or self.state.refusal(offered.manifest):
             return
         self.write(self.state.take(offered, HitRate(10, 5)))
@@ -290,20 +309,20 @@ class Device(RuleBasedStateMachine):
     @rule()
     def end_in_order(self) -> None:
         self.write(self.state.paused(HitRate(3, 2)))
-        self.store.close()
+        self.folder.close()
         self.running = False
 
     @precondition(lambda self: self.running)
     @rule()
     def kill(self) -> None:
-        self.store.close()  # which the kernel does: the lock goes with the process
+        self.folder.close()  # which the kernel does: the lock goes with the process
         self.running = False
 
     @precondition(lambda self: not self.running)
     @rule()
     def start(self) -> None:
-        self.store = SlotStore.open(Path(self._root.name), TARGET)
-        assert self.store.ours
+        self.folder = ReleaseFolder.open(Path(self._root.name), TARGET)
+        assert self.folder.writable
         self.running = True
         before = self.state
         if before.busy:
@@ -320,10 +339,10 @@ class Device(RuleBasedStateMachine):
 
     @invariant()
     def what_is_on_disk_is_what_is_known(self) -> None:
-        found = read(self.store.folder, keep=False)
-        if (self.store.folder / "state.json").exists():
+        found = read(self.folder.path, keep=False)
+        if (self.folder.path / "state.json").exists():
             assert found == self.state
-            json.loads((self.store.folder / "state.json").read_bytes())
+            json.loads((self.folder.path / "state.json").read_bytes())
 
     @invariant()
     def the_floor_never_falls(self) -> None:
@@ -342,7 +361,7 @@ class Device(RuleBasedStateMachine):
         assert last is None or last.digest in known
 
     @invariant()
-    def the_slots_hold_different_files(self) -> None:
+    def the_two_releases_have_different_files(self) -> None:
         current, last = self.state.current, self.state.last_good
         assert current is None or last is None or current.digest != last.digest
 
