@@ -198,7 +198,7 @@ def test_a_clients_own_authority_is_the_one_that_its_downloads_trust(tmp_path: P
     for tls in (ClientTls(tmp_path / "argument.pem"), None):
         client = AsyncClient(coordinator="127.0.0.1:1", settings=settings, tls=tls)
         assert client.updates is not None
-        assert client.updates._plan.ca == (tls.ca if tls is not None else settings.tls_ca)
+        assert client.updates._options.ca == (tls.ca if tls is not None else settings.tls_ca)
 
 
 async def test_a_mirror_that_alters_the_file_is_asked_last_from_then_on(
