@@ -1,13 +1,12 @@
-"""The draft model on llama.cpp: the only package that imports llama_cpp.
+"""Run the draft model on llama.cpp: the only package that imports llama_cpp.
 
-`model` a loaded GGUF, `adapter` a LoRA for it, `tree_context` the decoder that grows and commits a token tree,
-`chain_context` one that extends many sequences at once, `reader` one that scores known texts, `context` what they stand
-on, `timing` what a decode costs by width, `quantize` GGUF to smaller GGUF.
+`model` loads a GGUF and LoRA adapters for it, `tree_context` grows and commits a token tree, `chain_context` extends
+many sequences at once, `reader` scores known texts, `context` is their common base, `timing` measures a decode by
+width, `quantize` makes a smaller GGUF.
 """
 
-from outrider.llama.adapter import LoraAdapter
 from outrider.llama.chain_context import ChainContext
-from outrider.llama.model import LlamaModel
+from outrider.llama.model import LlamaModel, LoraAdapter
 from outrider.llama.reader import TextReader
 from outrider.llama.timing import measure_widths
 from outrider.llama.tree_context import ContextFull, TreeContext, TreeFull

@@ -1,55 +1,116 @@
-"""What the decoders have in common: a context of llama.cpp over a borrowed model, made and freed in one place."""
+"""Provide the base of all decoders: one context of llama.cpp, and the arrays of its decodes."""
 
 from __future__ import annotations
 
 import ctypes
+import os
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.core.errors import BadRequest, InternalError, ModelRefused
-from outrider.llama.adapter import LoraAdapter
 from outrider.llama.library import errors_collected, library
-from outrider.llama.model import LlamaModel
+from outrider.llama.model import LlamaModel, LoraAdapter
 
 Logits = NDArray[np.float32]
+KvType = Literal["f16", "f32"]
 
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ: greater ids abort the process
 
 
-def parameters(*, cells: int, sequences: int, batch: int, threads: int) -> Any:
-    """What every decoder asks of llama.cpp. sequences: at most one row of logits of each comes of a decode."""
-    lib = library()
-    params = lib.llama_context_default_params()
-    params.n_ctx = cells
-    params.n_batch = params.n_ubatch = batch
-    params.n_seq_max = params.n_outputs_max = sequences
-    params.n_threads = params.n_threads_batch = threads
-    params.swa_full = True  # positions are taken back, so none may be forgotten
-    params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED  # up to 9x slower for trees, less exact
-    return params
+class DecodeBatch:
+    """The arrays that one `llama_decode` reads, allocated once, for up to `capacity` tokens."""
+
+    def __init__(self, capacity: int) -> None:
+        lib = library()
+        self._tokens = np.zeros(capacity, dtype=np.int32)
+        self._positions = np.zeros(capacity, dtype=np.int32)
+        self._sequences = np.zeros(capacity, dtype=np.int32)
+        self._ones = np.ones(capacity, dtype=np.int32)
+        self._outputs = np.zeros(capacity, dtype=np.int8)
+        # seq_id[i] points at token i's list of sequences: here one entry of `_sequences`.
+        base, step = self._sequences.ctypes.data, self._sequences.itemsize
+        self._lists = np.arange(base, base + capacity * step, step, dtype=np.uintp)
+        self._struct = lib.llama_batch(
+            n_tokens=0,
+            token=self._tokens.ctypes.data_as(ctypes.POINTER(lib.llama_token)),
+            embd=None,
+            pos=self._positions.ctypes.data_as(ctypes.POINTER(lib.llama_pos)),
+            n_seq_id=self._ones.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+            seq_id=self._lists.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(lib.llama_seq_id))),
+            logits=self._outputs.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
+        )
+
+    def fill(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        sequences: Sequence[int] | int,
+        outputs: Sequence[bool] | bool = True,
+    ) -> Any:
+        """Return llama.cpp's struct of n tokens. outputs: whether logits are wanted, of all or of each."""
+        n = len(tokens)
+        self._tokens[:n] = tokens
+        self._positions[:n] = positions
+        self._sequences[:n] = sequences
+        self._outputs[:n] = outputs
+        self._struct.n_tokens = n
+        return self._struct
 
 
 class LlamaContext:
-    """A context of llama.cpp, which keeps its model in memory. Use as a context manager."""
+    """A context of llama.cpp, which keeps its model in memory. Use it as a context manager.
 
-    def __init__(self, model: LlamaModel, params: Any) -> None:
-        """Raises ModelRefused where llama.cpp makes no context."""
-        self._lib = library()
+    llama.cpp aborts the process on bad ids, positions and counts, so subclasses check all of them first.
+    """
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        *,
+        cells: int,
+        sequences: int,
+        batch: int,
+        threads: int,
+        outputs: int,
+        unified: bool,
+        kv_type: KvType = "f16",
+    ) -> None:
+        """Make the context. Raises ModelRefused if llama.cpp makes none, BadRequest for `threads`.
+
+        cells: of the KV cache. batch: tokens of a decode, at most. outputs: rows of logits of a decode, at most.
+        unified: whether sequences share the cells of their common past, or have cells of their own.
+        """
+        check_range("threads", threads, 1, os.cpu_count() or 1)
+        lib = self._lib = library()
+        params = lib.llama_context_default_params()
+        params.n_ctx = cells
+        params.n_batch = params.n_ubatch = batch
+        params.n_seq_max = sequences
+        params.n_outputs_max = outputs
+        params.n_threads = params.n_threads_batch = threads
+        params.kv_unified = unified
+        params.type_k = params.type_v = lib.GGML_TYPE_F32 if kv_type == "f32" else lib.GGML_TYPE_F16
+        params.swa_full = True  # positions are taken back, so none may be forgotten
+        params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED  # up to 9x slower for trees, less exact
         self._model = model
         self._vocab = model.vocab_size
-        handle = model.borrow()
+        handle = model.acquire()
         with errors_collected() as errors:
-            self._context: Any = self._lib.llama_init_from_model(handle, params)
+            self._context: Any = lib.llama_init_from_model(handle, params)
         if not self._context:
-            model.give_back()
+            model.release()
             raise ModelRefused(f"no context for {model.path}: {'; '.join(errors) or 'llama.cpp gave no reason'}")
+        self._memory = lib.llama_get_memory(self._context)
+        self._chunk = batch
+        self._batch = DecodeBatch(batch)
 
     @property
     def vocab_size(self) -> int:
-        """V: width of a row of logits."""
+        """V: the width of a row of logits."""
         return self._vocab
 
     def adapt(self, adapter: LoraAdapter | None, scale: float = 1.0) -> None:
@@ -66,16 +127,32 @@ class LlamaContext:
         if self._lib.llama_set_adapters_lora(self._context, array, len(handles), scales) != 0:
             raise InternalError("llama.cpp did not take the adapter, which it had loaded")
 
-    def _logits(self, rows: int) -> Logits:
-        """A copy of the last decode's logits `[rows, V]`: llama.cpp's own array lives until the next decode."""
+    def _forget(self) -> None:
+        """Empty the cache."""
+        self._lib.llama_memory_clear(self._memory, False)
+
+    def _decode(self, batch: Any, rows: int) -> Logits:
+        """Decode a checked batch and return a copy of its logits `[rows, V]`. Raises InternalError."""
+        code = self._lib.llama_decode(self._context, batch)
+        if code != 0:
+            self._forget()  # parts of the batch may be in the cache
+            raise InternalError(f"llama_decode returned {code} for a checked batch; the context is empty now")
+        if rows == 0:
+            return np.empty((0, self._vocab), dtype=np.float32)
+        # llama.cpp's own array lives until the next decode.
         return np.ctypeslib.as_array(self._lib.llama_get_logits(self._context), shape=(rows, self._vocab)).copy()
+
+    def _check_tokens(self, tokens: Sequence[int]) -> None:
+        wrong = next((token for token in tokens if not 0 <= token < self._vocab), None)
+        if wrong is not None:
+            raise BadRequest.bound("tokens", wrong, f"an id between 0 and {self._vocab - 1}")
 
     def close(self) -> None:
         """Free the context. Closing twice is harmless."""
         if self._context:
             self._lib.llama_free(self._context)
             self._context = None
-            self._model.give_back()
+            self._model.release()
 
     def __enter__(self) -> Self:
         return self
@@ -84,3 +161,9 @@ class LlamaContext:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def check_range(field: str, value: int, low: int, high: int) -> None:
+    """Raises BadRequest for a value outside low to high."""
+    if not low <= value <= high:
+        raise BadRequest.bound(field, value, f"between {low} and {high}")

@@ -1,4 +1,4 @@
-"""The one place that imports llama_cpp: environment first, then the log, then the backend."""
+"""Import llama_cpp, in one place: set the environment first, then the log, then the backend."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ logger = logging.getLogger("outrider.llama")
 
 # ggml.h: 1 debug, 2 info, 3 warning, 4 error, 5 the rest of the line before. (llama-cpp-python has an older table.)
 _CONTINUATION = 5
-# llama.cpp tells of its progress as "info" and of harmless oddities as "warning"; neither is news to a device's user.
+# llama.cpp reports its progress as "info" and harmless oddities as "warning"; a device's user needs neither.
 _PYTHON_LEVELS = {3: logging.INFO, 4: logging.ERROR}
 
 
 class _Lines(threading.local):
-    """What llama.cpp said on this thread."""
+    """The state of llama.cpp's log on this thread."""
 
     def __init__(self) -> None:
         self.level = 0
@@ -33,7 +33,7 @@ _lines = _Lines()
 
 @functools.cache
 def library() -> Any:
-    """The ctypes bindings `llama_cpp.llama_cpp`, ready to use. Raises ImportError naming the extra to install."""
+    """Return the bindings `llama_cpp.llama_cpp`, ready to use. Raises ImportError that names the extra to install."""
     # Threads that spin for work starve a busy machine; both settings are read when the library is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
@@ -50,7 +50,7 @@ def library() -> Any:
 
 @functools.cache
 def _log_callback(bindings: Any) -> Any:
-    """The callback, cached for good: llama.cpp keeps no reference of its own and would call freed memory."""
+    """Return the callback, cached for good: llama.cpp keeps no reference of its own and would call freed memory."""
     return bindings.llama_log_callback(_log)
 
 

@@ -1,4 +1,4 @@
-"""A draft model loaded from a GGUF file: its weights, vocabulary and metadata."""
+"""Load draft models from GGUF files, with their vocabulary and metadata, and LoRA adapters for them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,8 +21,8 @@ _MAGIC = b"GGUF"
 class LlamaModel:
     """A GGUF model in memory. Contexts borrow it; it is freed when it and the last of its contexts are closed.
 
-    May be loaded on any thread and shared by contexts on several. The file is memory-mapped: replace it with
-    `os.replace`, since truncating it in place kills the process. The GGUF's own chat template is never executed.
+    It may be loaded on any thread and shared by contexts on several. The file is memory-mapped: replace it by a new
+    file, since truncating it in place kills the process. The GGUF's own chat template is never executed.
     """
 
     def __init__(self, handle: Any, path: Path, threads: int) -> None:
@@ -31,7 +32,7 @@ class LlamaModel:
         self._closed = False
         self.path = path
         self.threads = threads
-        """Threads that a context of this model uses unless told otherwise."""
+        """Threads of a context of this model that names no other number."""
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, threads: int = 1, check_tensors: bool = True) -> LlamaModel:
@@ -44,7 +45,7 @@ class LlamaModel:
         if not 1 <= threads <= cores:
             raise BadRequest.bound("threads", threads, f"between 1 and {cores}, the machine's cores")
         path = Path(path)
-        check_header(path)
+        _check_header(path)
         lib = library()
         params = lib.llama_model_default_params()
         params.check_tensors = check_tensors
@@ -64,7 +65,7 @@ class LlamaModel:
         return model
 
     def _check_kind(self) -> None:
-        """Refuse what the tree decoder cannot serve: it needs a KV cache from which positions can be taken back."""
+        """Refuse models without a KV cache from which positions can be removed, which the tree decoder needs."""
         lib = library()
         kinds = {
             "an encoder": lib.llama_model_has_encoder,
@@ -93,17 +94,17 @@ class LlamaModel:
 
     @functools.cached_property
     def vocab_size(self) -> int:
-        """V: width of a row of logits, padding ids included."""
+        """V: the width of a row of logits, padding ids included."""
         return int(library().llama_vocab_n_tokens(self._vocab))
 
     @functools.cached_property
     def n_ctx_train(self) -> int:
-        """Positions that the model was trained for."""
+        """The number of positions that the model was trained for."""
         return int(library().llama_model_n_ctx_train(self.handle))
 
     @functools.cached_property
     def metadata(self) -> dict[str, str]:
-        """The GGUF's key-value pairs as strings; arrays are abbreviated by llama.cpp."""
+        """The GGUF's key-value pairs as strings; llama.cpp abbreviates arrays."""
         lib, handle = library(), self.handle
         pairs = {}
         for i in range(lib.llama_model_meta_count(handle)):
@@ -120,7 +121,7 @@ class LlamaModel:
     # --- its vocabulary
 
     def token_table(self) -> list[bytes]:
-        """The raw bytes of every token id, to be compared with the target's.
+        """Return the raw bytes of every token id, to be compared with the target's.
 
         A control or added token is its text; an unused (padding) id is empty. Of byte-level and SentencePiece
         vocabularies these are the bytes of the text that the token stands for, not of its spelling in the vocabulary.
@@ -138,7 +139,7 @@ class LlamaModel:
         return table
 
     def tokenize(self, text: str) -> list[int]:
-        """Token ids of text from a user: no BOS, and control tokens spelt out in the text are plain text."""
+        """Return the token ids of a user's text, without BOS; control tokens spelt out in it are plain text."""
         try:
             data = text.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -155,26 +156,27 @@ class LlamaModel:
 
     # --- its life
 
-    def borrow(self) -> Any:
-        """The pointer, kept alive until `give_back`: freeing a model before its contexts kills the process."""
+    def acquire(self) -> Any:
+        """Return the pointer, kept alive until `release`: freeing a model before its contexts kills the process."""
         with self._lock:
             handle = self.handle
             self._users += 1
             return handle
 
-    def give_back(self) -> None:
+    def release(self) -> None:
+        """End one use of the pointer."""
         with self._lock:
             self._users -= 1
             if self._users == 0:
                 library().llama_model_free(self._handle)
 
     def close(self) -> None:
-        """No new contexts; the memory goes with the last one. Closing twice is harmless."""
+        """Allow no new contexts; the memory is freed with the last one. Closing twice is harmless."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-        self.give_back()
+        self.release()
 
     def __enter__(self) -> Self:
         return self
@@ -185,8 +187,28 @@ class LlamaModel:
         self.close()
 
 
-def check_header(path: Path) -> None:
-    """What can be told apart without llama.cpp, in words that its user understands."""
+@dataclass(frozen=True)
+class LoraAdapter:
+    """An adapter in memory, for contexts of the one model that it was loaded with; it is freed with that model."""
+
+    handle: Any
+    model: LlamaModel
+    path: Path
+
+    @classmethod
+    def load(cls, model: LlamaModel, path: str | os.PathLike[str]) -> LoraAdapter:
+        """Load a GGUF file that changes the model's weights. Raises ModelRefused if it is no adapter of this model."""
+        path = Path(path)
+        _check_header(path)
+        with errors_collected() as errors:
+            handle = library().llama_adapter_lora_init(model.handle, os.fsencode(path))
+        if not handle:
+            raise ModelRefused(f"{path} is no adapter of {model.path}: {'; '.join(errors) or 'no reason was given'}")
+        return cls(handle, model, path)
+
+
+def _check_header(path: Path) -> None:
+    """Raises ModelRefused for a file that can be recognised as no GGUF without llama.cpp."""
     try:
         with path.open("rb") as file:
             magic = file.read(len(_MAGIC))

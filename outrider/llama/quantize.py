@@ -1,4 +1,4 @@
-"""Quantises GGUF files with llama.cpp."""
+"""Quantise GGUF files with llama.cpp."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a decode costs on this device, by width: the grower chooses its shape by it."""
+"""Measure the seconds of a decode on this device by width, by which the device chooses the shape of its tree."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from outrider.core.errors import BadRequest
-from outrider.llama.nodes import TIP
-from outrider.llama.tree_context import TreeContext
+from outrider.llama.tree_context import TIP, TreeContext
 
 
 def measure_widths(
@@ -19,11 +18,11 @@ def measure_widths(
     budget_s: float = 0.3,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[int, float]:
-    """Median seconds of one decode of W new nodes, for every width W; the context is left as it was.
+    """Return the median seconds of one decode of W new nodes, for every width W; the context is left as it was.
 
-    Widths take turns, so that a busy moment spoils none of them alone. After the budget (seconds) no new round is
-    begun, but the first: a large model is measured once. Attention grows with the tokens held: measure after prefill
-    to include it. Raises BadRequest where there is a tree, TreeFull where a width does not fit.
+    Widths take turns, so that a busy moment spoils none of them alone. No new round begins after `budget_s` except the
+    first, so that a large model is measured once. The cost of attention grows with the tokens held: measure after
+    prefill to include it. Raises BadRequest if there is a tree, TreeFull if a width does not fit.
     """
     if context.tree_size:
         raise BadRequest.bound("context", f"holding {context.tree_size} nodes", "without a tree (commit or drop it)")
@@ -50,7 +49,7 @@ def measure_widths(
 
 
 def _decode_once(context: TreeContext, width: int, clock: Callable[[], float]) -> float:
-    """Seconds for one decode of `width` children of the tip."""
+    """Return the seconds of one decode of `width` children of the tip."""
     tokens = [i % context.vocab_size for i in range(width)]
     begin = clock()
     context.decode([TIP] * width, tokens)

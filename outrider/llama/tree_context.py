@@ -1,21 +1,19 @@
-"""The tree decoder: a committed sequence, and above it a tree of draft nodes that llama.cpp has evaluated."""
+"""Decode trees: a committed sequence, and above it a tree of draft nodes that llama.cpp has evaluated."""
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from outrider.core.errors import BadRequest, InternalError, Overloaded
-from outrider.llama import nodes
-from outrider.llama.adapter import LoraAdapter
-from outrider.llama.batch import Batch
-from outrider.llama.context import MAX_SEQUENCES, LlamaContext, Logits, parameters
+from outrider.llama.context import MAX_SEQUENCES, KvType, LlamaContext, Logits, check_range
 from outrider.llama.library import library
-from outrider.llama.model import LlamaModel
-from outrider.llama.nodes import TIP, Node
-from outrider.llama.sequences import Sequences
+from outrider.llama.model import LlamaModel, LoraAdapter
+
+TIP = 0
+"""The handle of the last committed token."""
 
 
 class TreeFull(Overloaded):
@@ -26,10 +24,24 @@ class ContextFull(BadRequest):
     """A committed sequence that does not fit into the context; nothing was changed."""
 
 
-class TreeContext(LlamaContext):
-    """One llama.cpp context, owned by the thread that made it. Use as a context manager.
+@dataclass(slots=True)
+class _Node:
+    """A draft node that was evaluated, or the last committed token."""
 
-    llama.cpp aborts the process on bad ids, positions and counts, so all of them are checked here first.
+    parent: int
+    """The handle of its parent; TIP's own is TIP."""
+    position: int
+    """Tokens before it, committed ones and ancestors."""
+    sequence: int
+    """The llama.cpp sequence that its cell was decoded in."""
+    token: int
+    continued: bool = False
+    """Whether a child has taken over the sequence; the next one needs a fork."""
+
+
+class TreeContext(LlamaContext):
+    """One llama.cpp context, owned by the thread that made it. Use it as a context manager.
+
     Every node needs a KV cell (n_ctx in all, with the committed tokens) and every leaf a sequence id (max_sequences).
     """
 
@@ -41,44 +53,46 @@ class TreeContext(LlamaContext):
         max_sequences: int = 64,
         batch: int = 512,
         threads: int | None = None,
-        kv_type: Literal["f16", "f32"] = "f16",
+        kv_type: KvType = "f16",
     ) -> None:
         """n_ctx: tokens, committed and draft. batch: tokens per prefill chunk. Raises BadRequest, ModelRefused."""
-        _within("n_ctx", n_ctx, 1, model.n_ctx_train)
-        _within("max_sequences", max_sequences, 1, MAX_SEQUENCES)
-        _within("batch", batch, max_sequences, 1 << 16)
-        threads = model.threads if threads is None else threads
-        _within("threads", threads, 1, os.cpu_count() or 1)
+        check_range("n_ctx", n_ctx, 1, model.n_ctx_train)
+        check_range("max_sequences", max_sequences, 1, MAX_SEQUENCES)
+        check_range("batch", batch, max_sequences, 1 << 16)
         if kv_type not in ("f16", "f32"):
             raise BadRequest.bound("kv_type", kv_type, "f16 or f32")
-        params = parameters(cells=n_ctx, sequences=max_sequences, batch=batch, threads=threads)
-        params.kv_unified = True  # branches share their ancestors' cells
-        params.type_k = params.type_v = library().GGML_TYPE_F32 if kv_type == "f32" else library().GGML_TYPE_F16
-        super().__init__(model, params)
+        super().__init__(
+            model,
+            cells=n_ctx,
+            sequences=max_sequences,
+            batch=batch,
+            threads=model.threads if threads is None else threads,
+            outputs=max_sequences,
+            unified=True,  # branches share their ancestors' cells
+            kv_type=kv_type,
+        )
         self._owner = threading.get_ident()
         self._n_ctx = n_ctx
-        self._chunk = batch
-        self._sequences = Sequences(self._lib.llama_get_memory(self._context), max_sequences)
-        self._batch = Batch(batch)
+        self._sequences = _Sequences(self._memory, max_sequences)
         self._tokens: list[int] = []
-        self._nodes: dict[int, Node] = {}  # in order of their making, so parents first; TIP included
+        self._nodes: dict[int, _Node] = {}  # by handle, in ascending order: parents come first; TIP included
         self._next = 1
 
     # --- what it holds
 
     @property
     def length(self) -> int:
-        """Committed tokens."""
+        """The number of committed tokens."""
         return len(self._tokens)
 
     @property
     def tree_size(self) -> int:
-        """Draft nodes held above the committed tokens."""
+        """The number of draft nodes above the committed tokens."""
         return max(0, len(self._nodes) - 1)
 
     @property
     def room(self) -> int:
-        """Tokens or nodes that still fit."""
+        """The number of tokens or nodes that still fit."""
         return self._n_ctx - self.length - self.tree_size
 
     @property
@@ -90,7 +104,7 @@ class TreeContext(LlamaContext):
     def reset(self, tokens: Sequence[int]) -> Logits:
         """Make `tokens` the committed sequence and return the logits `[V]` after the last one; the tree is dropped.
 
-        What it shares with the sequence held is not evaluated again, but for the last token.
+        What it shares with the former sequence is not evaluated again, except the last token.
         Raises BadRequest (empty, id outside the vocabulary) or ContextFull before anything changes.
         """
         self._check_owner()
@@ -98,43 +112,43 @@ class TreeContext(LlamaContext):
             raise BadRequest.bound("tokens", "empty", "at least one token (llama.cpp has no logits before the first)")
         self._check_tokens(tokens)
         self._check_fits(len(tokens))
-        shared = min(_common_prefix(self._tokens, tokens), len(tokens) - 1)
-        self._cut(shared)
-        return self._extend(tokens[shared:])
+        self._cut(min(_common_prefix(self._tokens, tokens), len(tokens) - 1))
+        return self._extend(tokens[self.length :])
 
     def decode(self, parents: Sequence[int], tokens: Sequence[int]) -> tuple[list[int], Logits]:
         """Evaluate n new nodes in one pass: node i carries `tokens[i]` and is a child of the handle `parents[i]`.
 
         Parent 0 is the last committed token; other parents are handles from earlier calls, not from this one.
-        Returns n new handles (never used twice) and a copy of the logits `[n, V]`.
+        Returns n new handles (never used twice) and the logits `[n, V]`.
         Raises TreeFull, or BadRequest (unknown parent, id outside the vocabulary), before anything changes.
         """
         self._check_owner()
         if len(parents) != len(tokens) or len(tokens) == 0:
             raise BadRequest.bound("tokens", f"{len(tokens)} for {len(parents)} parents", "as many, at least one")
         self._check_tokens(tokens)
-        forks = nodes.forks_needed(self._nodes, parents)
+        forks = self._forks_needed(parents)
         if len(tokens) > self.room:
             raise TreeFull(f"{len(tokens)} nodes need as many KV cells, {self.room} of {self._n_ctx} are free")
         if forks > self._sequences.free:
             raise TreeFull(f"{len(tokens)} nodes need {forks} sequence ids, {self._sequences.free} are free")
         new = [self._place(parent, token) for parent, token in zip(parents, tokens, strict=True)]
-        self._run(self._batch.nodes(tokens, [node.position for node in new], [node.sequence for node in new]))
+        batch = self._batch.fill(tokens, [node.position for node in new], [node.sequence for node in new])
+        logits = self._decode(batch, len(new))
         handles = list(range(self._next, self._next + len(new)))
         self._next += len(new)
         self._nodes.update(zip(handles, new, strict=True))
-        return handles, self._logits(len(new))
+        return handles, logits
 
     def commit(self, path: Sequence[int], tail: Sequence[int] = ()) -> Logits | None:
         """Accept the nodes of `path` (a chain of handles from the tip down, possibly empty), then the tokens of `tail`.
 
-        Without a tail, descendants of the path's last node survive under their handles, evaluated as they are, and
-        its children are children of 0 from now on; nothing is decoded and None is returned. A tail is not in the
-        tree: the whole tree is dropped, the tail is evaluated, and the logits `[V]` after its last token are returned.
+        Without a tail, descendants of the path's last node keep their handles and logits, and its children become
+        children of 0; nothing is decoded and None is returned. With a tail, which is not in the tree, the whole tree is
+        dropped, the tail is evaluated, and the logits `[V]` after its last token are returned.
         Raises BadRequest (not a chain, id outside the vocabulary), ContextFull, before anything changes.
         """
         self._check_owner()
-        nodes.check_path(self._nodes, path)
+        self._check_path(path)
         self._check_tokens(tail)
         self._check_fits(self.length + len(path) + len(tail))
         if len(path) > 0:
@@ -155,20 +169,37 @@ class TreeContext(LlamaContext):
         self._forget()
 
     def adapt(self, adapter: LoraAdapter | None, scale: float = 1.0) -> None:
-        """As for every context; all tokens and nodes are forgotten, since they were evaluated with other weights."""
+        """Change the weights as every context does, and forget all tokens and nodes, which others had evaluated."""
         self._check_owner()
         super().adapt(adapter, scale)
         self._forget()
 
+    def close(self) -> None:
+        """Free the context, on its owner's thread. Closing twice is harmless."""
+        if self._context:
+            self._check_owner()
+        super().close()
+
     # --- how: nodes and sequences
 
-    def _place(self, parent: int, token: int) -> Node:
+    def _place(self, parent: int, token: int) -> _Node:
         """Give a new node its position and sequence: the parent's own for its first child, a fork for the others."""
         above = self._nodes[parent]
         position = above.position + 1
         sequence = self._sequences.fork(above.sequence, position) if above.continued else above.sequence
         above.continued = True
-        return Node(parent, position, sequence, token)
+        return _Node(parent, position, sequence, token)
+
+    def _forks_needed(self, parents: Sequence[int]) -> int:
+        """Return how many new sequence ids children of these parents need. Raises BadRequest for an unknown parent."""
+        first_children = set()
+        for parent in parents:
+            if parent not in self._nodes:
+                known = "a handle of a node in the tree" if self._nodes else "preceded by reset(): nothing is committed"
+                raise BadRequest.bound("parents", parent, known)
+            if not self._nodes[parent].continued:
+                first_children.add(parent)
+        return len(parents) - len(first_children)
 
     def _move_tip(self, path: Sequence[int]) -> None:
         """Root the tree at the path's last node and free the branches that do not descend from it.
@@ -177,10 +208,10 @@ class TreeContext(LlamaContext):
         becomes the committed sequence as it is. Nothing is copied.
         """
         committed = self.length
-        before = nodes.sequences(self._nodes)
+        before = _sequence_ids(self._nodes)
         self._tokens.extend(self._nodes[handle].token for handle in path)
-        self._nodes = nodes.rerooted(self._nodes, path[-1])
-        for sequence in before - nodes.sequences(self._nodes):
+        self._nodes = _rerooted(self._nodes, path[-1])
+        for sequence in before - _sequence_ids(self._nodes):
             self._sequences.release(sequence, committed)
 
     def _cut(self, length: int) -> None:
@@ -191,34 +222,28 @@ class TreeContext(LlamaContext):
         tip = self._nodes[TIP]
         if self.tree_size == 0 and length == self.length:
             return
-        self._sequences.truncate(tip.sequence, length, nodes.sequences(self._nodes))
+        self._sequences.truncate(tip.sequence, length, _sequence_ids(self._nodes))
         del self._tokens[length:]
-        self._nodes = {TIP: Node(TIP, length - 1, tip.sequence, self._tokens[-1])}
+        self._nodes = {TIP: _Node(TIP, length - 1, tip.sequence, self._tokens[-1])}
 
     def _extend(self, tokens: Sequence[int]) -> Logits:
-        """Evaluate `tokens` above the committed ones, where no tree is; returns the logits `[V]` after the last."""
+        """Evaluate `tokens` after the committed ones, without a tree; return the logits `[V]` after the last."""
         sequence = self._nodes[TIP].sequence if self._nodes else self._sequences.take()
         for first in range(0, len(tokens), self._chunk):
             chunk = tokens[first : first + self._chunk]
-            last = first + len(chunk) == len(tokens)
-            self._run(self._batch.run(chunk, self.length + first, sequence, last_wanted=last))
+            start = self.length + first
+            outputs = [False] * (len(chunk) - 1) + [first + len(chunk) == len(tokens)]
+            batch = self._batch.fill(chunk, range(start, start + len(chunk)), sequence, outputs)
+            logits = self._decode(batch, int(outputs[-1]))
         self._tokens.extend(tokens)
-        self._nodes = {TIP: Node(TIP, self.length - 1, sequence, self._tokens[-1])}
-        row: Logits = self._logits(1)[0]
+        self._nodes = {TIP: _Node(TIP, self.length - 1, sequence, self._tokens[-1])}
+        row: Logits = logits[0]
         return row
 
     def _forget(self) -> None:
         self._sequences.clear()
         self._tokens = []
         self._nodes = {}
-
-    # --- how: llama.cpp
-
-    def _run(self, batch: Any) -> None:
-        code = self._lib.llama_decode(self._context, batch)
-        if code != 0:
-            self._forget()  # parts of the batch may be in the cache
-            raise InternalError(f"llama_decode returned {code} for a checked batch; the context is empty, reset it")
 
     # --- how: checks
 
@@ -228,31 +253,91 @@ class TreeContext(LlamaContext):
         if not self._context:
             raise InternalError("the TreeContext is closed")
 
-    def _check_tokens(self, tokens: Sequence[int]) -> None:
-        wrong = next((token for token in tokens if not 0 <= token < self._vocab), None)
-        if wrong is not None:
-            raise BadRequest.bound("tokens", wrong, f"an id between 0 and {self._vocab - 1}")
-
     def _check_fits(self, length: int) -> None:
         if length > self._n_ctx:
             raise ContextFull(f"{length} tokens do not fit into a context of {self._n_ctx}", field="tokens")
 
-    # --- its life
+    def _check_path(self, path: Sequence[int]) -> None:
+        """Raises BadRequest unless `path` is a chain of handles from a child of TIP down."""
+        above = TIP
+        for handle in path:
+            if handle == TIP or handle not in self._nodes or self._nodes[handle].parent != above:
+                known = "a child of the tip (0)" if above == TIP else f"a child of {above}"
+                raise BadRequest.bound("path", handle, known)
+            above = handle
 
-    def close(self) -> None:
-        """Free the context, on its owner's thread. Closing twice is harmless."""
-        if self._context:
-            self._check_owner()
-        super().close()
+
+class _Sequences:
+    """The sequence ids 0 .. count-1 of a context with a unified KV cache.
+
+    Every branch of the tree is a llama.cpp sequence, and attention sees the cells of its own sequence only, so a new
+    branch must first be given its whole past. Copying the prefix for each branch would cost time in proportion to the
+    prompt. But a committed token never changes: a sequence that is freed keeps its committed cells, and a later fork
+    copies only what was committed or drafted since.
+    """
+
+    def __init__(self, memory: Any, count: int) -> None:
+        self._memory = memory
+        self._count = count
+        self._lib = library()
+        self.clear()
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def clear(self) -> None:
+        """Forget everything; every id is free."""
+        self._lib.llama_memory_clear(self._memory, False)
+        self._free = list(range(self._count - 1, -1, -1))
+        self._held = [0] * self._count
+
+    def take(self) -> int:
+        """Return an id for the committed sequence of an empty context."""
+        return self._free.pop()
+
+    def fork(self, source: int, end: int) -> int:
+        """Return a new branch with the past of `source` before position `end`, without its later nodes."""
+        branch = self._free.pop()
+        self._lib.llama_memory_seq_cp(self._memory, source, branch, self._held[branch], end)
+        return branch
+
+    def release(self, sequence: int, committed: int) -> None:
+        """Drop a branch above the `committed` positions that it shares with the committed sequence."""
+        self._lib.llama_memory_seq_rm(self._memory, sequence, committed, -1)
+        self._held[sequence] = committed
+        self._free.append(sequence)
+
+    def truncate(self, trunk: int, length: int, branches: set[int]) -> None:
+        """Drop every cell from position `length` on, and with it all branches; `trunk` stays taken."""
+        self._lib.llama_memory_seq_rm(self._memory, -1, length, -1)  # -1: of any sequence, in one pass
+        # A branch lives above the committed tokens, so it holds all of them, and is now cut where the trunk is.
+        self._held = [min(held, length) for held in self._held]
+        for branch in branches - {trunk}:
+            self._held[branch] = length
+            self._free.append(branch)
 
 
-def _common_prefix(held: Sequence[int], wanted: Sequence[int]) -> int:
-    for i, (a, b) in enumerate(zip(held, wanted, strict=False)):
+def _sequence_ids(nodes: Mapping[int, _Node]) -> set[int]:
+    return {node.sequence for node in nodes.values()}
+
+
+def _rerooted(nodes: Mapping[int, _Node], tip: int) -> dict[int, _Node]:
+    """Return `tip` as the new TIP and its descendants; its children become children of TIP."""
+    kept = {TIP: nodes[tip]}
+    for handle, node in nodes.items():
+        if handle in (TIP, tip):
+            continue
+        if node.parent == tip:
+            node.parent = TIP
+            kept[handle] = node
+        elif node.parent != TIP and node.parent in kept:
+            kept[handle] = node
+    return kept
+
+
+def _common_prefix(former: Sequence[int], tokens: Sequence[int]) -> int:
+    for i, (a, b) in enumerate(zip(former, tokens, strict=False)):
         if a != b:
             return i
-    return min(len(held), len(wanted))
-
-
-def _within(field: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise BadRequest.bound(field, value, f"between {low} and {high}")
+    return min(len(former), len(tokens))

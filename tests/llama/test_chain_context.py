@@ -56,8 +56,8 @@ def test_what_is_taken_back_leaves_no_trace(chains: ChainContext, linear: TreeCo
         ([(0, [1]), (0, [2])], "there once"),
         ([(0, [])], "0 long"),
         ([(0, [1] * 101)], "101 long"),
-        ([(0, [1, 100_000])], "to 100000"),
-        ([(0, [-1])], "from -1"),
+        ([(0, [1, 100_000])], "is 100000"),
+        ([(0, [-1])], "is -1"),
     ],
 )
 def test_what_would_abort_the_process_is_refused_before_anything_changes(
