@@ -11,6 +11,12 @@ MAX_LABEL = 64
 _LABEL = re.compile(r"[A-Za-z0-9._-]{0,64}")
 
 
+def between(field: str, value: float, low: float, high: float) -> None:
+    """Raise BadRequest unless the value is a number from low to high."""
+    if not low <= value <= high:
+        raise BadRequest.bound(field, value, f"between {low} and {high}")
+
+
 def at_most(field: str, value: int, most: int) -> None:
     """Raise BadRequest if the value is above the bound."""
     if value > most:
@@ -21,6 +27,14 @@ def measure(field: str, value: float, most: float) -> float:
     """Return a measured value. Raises BadRequest unless it is a number from 0 to `most`."""
     if not (math.isfinite(value) and 0 <= value <= most):
         raise BadRequest.bound(field, value, f"between 0 and {most:g}")
+    return value
+
+
+def text(field: str, value: str, least: int, most: int) -> str:
+    """Return a text that may be shown in logs. Raises BadRequest unless it has so many printable characters."""
+    if not least <= len(value) <= most or not value.isprintable():
+        shown = repr(value[:MAX_LABEL]) if len(value) <= most else f"{len(value)} characters long"
+        raise BadRequest.bound(field, shown, f"{least} to {most} printable characters")
     return value
 
 

@@ -1,7 +1,7 @@
-"""Manifests of draft releases: what a publisher says of a draft, signed so that a device needs nobody else's word.
+"""Sign and verify manifests of draft releases, which let a device trust a draft's publisher alone.
 
-A release is its file: it is named by the file's hash. Verification touches nothing but the manifest's bytes; whoever
-fetches the file compares its hash before anything parses it.
+A release is its file and is named by the file's hash. Verification reads nothing but the manifest's bytes; a caller
+that fetches the file compares its hash before anything parses it.
 """
 
 from __future__ import annotations
@@ -9,64 +9,66 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from google.protobuf.message import DecodeError
 
 from outrider.artifacts.hashing import PREFIX, digest_of
 from outrider.core.errors import BadRequest, ModelRefused
+from outrider.wire.bounds import text
 from outrider.wire.ticket import MAX_KEY_ID, MAX_LABEL, Signer, public_key
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 MAX_BYTES = 16_384
-"""Of a signed manifest."""
+"""Bytes of a signed manifest."""
 MAX_FILE = 64 << 30
 """Bytes of a draft."""
 MAX_URLS = 8
 MAX_URL = 1_024
 MAX_METRICS = 64
 MAX_METRIC = 128
-"""Letters of a metric's name: what is measured, and of which traffic class."""
+"""Characters of a metric's name, which says what is measured and of which traffic class."""
 LATEST_UNIX = 253_402_300_799.0
-"""The end of the year 9999: what is later is no date."""
+"""The end of the year 9999; no date is later."""
 DOMAIN = b"outrider draft release v1\0"
-"""What the signed bytes begin with: a signature of something else never passes for a release's."""
+"""The beginning of the signed bytes, so that a signature of something else never passes for a release's."""
 _QUANTIZATION = re.compile(r"[A-Z0-9_]{1,16}")
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """One release of a draft."""
+    """A release of a draft, as its publisher describes it."""
 
     version: int
-    """Of this target's drafts, from 1 on: a device that found one healthy takes no older one."""
+    """From 1 on, for each target: a device that found a version healthy takes no older one."""
     weights_hash: str
-    """Of the target that it drafts for, as is the next."""
+    """Of the target that the release drafts for."""
     tokenizer_hash: str
+    """Of the same target."""
     artifact: str
     """"sha256:<hex>" of the GGUF file; the release's name."""
     size: int
     """Bytes of the file."""
     quantization: str
     parent: str = ""
-    """Release that it was trained from; empty for a first one."""
+    """The release that it was trained from; empty for a first one."""
     urls: tuple[str, ...] = ()
-    """Where the file is; those without a scheme are relative to what the coordinator serves."""
+    """Addresses of the file; those without a scheme are relative to the coordinator's."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What the gate measured."""
+    """Measurements of the gate."""
     created_unix: float = 0.0
     """Seconds."""
 
     @property
     def digest(self) -> str:
-        """Hex digits of the file's hash."""
+        """The hex digits of the file's hash."""
         return self.artifact.removeprefix(PREFIX)
 
 
 def sign(manifest: Manifest, signer: Signer) -> bytes:
-    """A SignedManifest, serialised. Raises BadRequest for a manifest that nobody would take."""
+    """Return a serialised SignedManifest. Raises BadRequest for a manifest that `verify` would refuse."""
     _check(manifest)
-    body = _to_proto(manifest).SerializeToString(deterministic=True)
+    body = pb.Manifest(**vars(manifest)).SerializeToString(deterministic=True)
     signed = pb.SignedManifest(manifest=body, signature=signer.signature(DOMAIN + body), key_id=signer.key_id)
     raw = signed.SerializeToString()
     if len(raw) > MAX_BYTES:
@@ -75,9 +77,9 @@ def sign(manifest: Manifest, signer: Signer) -> bytes:
 
 
 def verify(raw: bytes, public_keys: Mapping[str, bytes]) -> Manifest:
-    """What a genuine manifest says. public_keys: key id -> raw key of publishers that are believed.
+    """Return a genuine manifest. public_keys: key id -> raw key of the trusted publishers.
 
-    Raises ModelRefused for one that is not signed by any of them or was altered, BadRequest for one out of bounds.
+    Raises ModelRefused if none of them has signed it or it was altered, BadRequest if it is out of bounds.
     """
     signed = _parse(raw)
     key = public_keys.get(signed.key_id)
@@ -96,7 +98,7 @@ def verify(raw: bytes, public_keys: Mapping[str, bytes]) -> Manifest:
 
 
 def read_unverified(raw: bytes) -> Manifest:
-    """What a manifest says, whoever wrote it: for those who only show or pass it on."""
+    """Return a manifest without checking its signature, to show it or pass it on. Raises BadRequest."""
     return _read(_parse(raw))
 
 
@@ -117,24 +119,14 @@ def _read(signed: pb.SignedManifest) -> Manifest:
         proto = pb.Manifest.FromString(signed.manifest)
     except DecodeError as error:
         raise BadRequest("what is signed is no Manifest; is its publisher much newer?") from error
-    manifest = Manifest(
-        version=proto.version,
-        weights_hash=proto.weights_hash,
-        tokenizer_hash=proto.tokenizer_hash,
-        artifact=proto.artifact,
-        size=proto.size,
-        quantization=proto.quantization,
-        parent=proto.parent,
-        urls=tuple(proto.urls),
-        metrics=dict(proto.metrics),
-        created_unix=proto.created_unix,
-    )
+    same = {field.name: getattr(proto, field.name) for field in fields(Manifest)}
+    manifest = Manifest(**(same | {"urls": tuple(proto.urls), "metrics": dict(proto.metrics)}))
     _check(manifest)
     return manifest
 
 
 def _check(manifest: Manifest) -> None:
-    """Raises BadRequest for the first thing that is out of bounds."""
+    """Raise BadRequest for the first value that is out of bounds."""
     if manifest.version < 1:
         raise BadRequest.bound("manifest.version", manifest.version, "at least 1")
     if not 0 < manifest.size <= MAX_FILE:
@@ -143,8 +135,7 @@ def _check(manifest: Manifest) -> None:
         if value or name == "artifact":
             digest_of(value, f"manifest.{name}")
     for name, value in (("weights_hash", manifest.weights_hash), ("tokenizer_hash", manifest.tokenizer_hash)):
-        if not 0 < len(value) <= MAX_LABEL or not value.isprintable():
-            raise BadRequest.bound(f"manifest.{name}", repr(value)[:100], f"1 to {MAX_LABEL} printable letters")
+        text(f"manifest.{name}", value, 1, MAX_LABEL)
     if not _QUANTIZATION.fullmatch(manifest.quantization):
         raise BadRequest.bound("manifest.quantization", repr(manifest.quantization)[:100], 'like "Q8_0"')
     if len(manifest.urls) > MAX_URLS or any(len(url) > MAX_URL or not url.isprintable() for url in manifest.urls):
@@ -152,22 +143,6 @@ def _check(manifest: Manifest) -> None:
     if len(manifest.metrics) > MAX_METRICS or not all(map(math.isfinite, manifest.metrics.values())):
         raise BadRequest.bound("manifest.metrics", len(manifest.metrics), f"at most {MAX_METRICS} finite numbers")
     for name in manifest.metrics:
-        if not 0 < len(name) <= MAX_METRIC or not name.isprintable():
-            raise BadRequest.bound("manifest.metrics: a name", repr(name)[:100], f"1 to {MAX_METRIC} printable letters")
+        text("manifest.metrics: a name", name, 1, MAX_METRIC)
     if not 0.0 <= manifest.created_unix <= LATEST_UNIX:
         raise BadRequest.bound("manifest.created_unix", manifest.created_unix, f"between 0 and {LATEST_UNIX:.0f}")
-
-
-def _to_proto(manifest: Manifest) -> pb.Manifest:
-    return pb.Manifest(
-        version=manifest.version,
-        parent=manifest.parent,
-        weights_hash=manifest.weights_hash,
-        tokenizer_hash=manifest.tokenizer_hash,
-        artifact=manifest.artifact,
-        size=manifest.size,
-        quantization=manifest.quantization,
-        urls=manifest.urls,
-        metrics=dict(manifest.metrics),
-        created_unix=manifest.created_unix,
-    )

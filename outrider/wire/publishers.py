@@ -1,4 +1,4 @@
-"""The publishers whose draft releases are believed, as a setting names them."""
+"""Read the keys of the publishers whose draft releases are trusted, as a setting names them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HEX = re.compile(r"[0-9a-fA-F]{64}")
 
 
 def trusted_keys(text: str) -> dict[str, bytes]:
-    """Key id -> raw Ed25519 public key, of a list with commas between.
+    """Return key id -> raw Ed25519 public key for a list with commas between.
 
     Each item is 64 hex digits, or a file with such lines or with a PEM public key. Raises BadRequest for anything else.
     """

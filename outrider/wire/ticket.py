@@ -1,4 +1,4 @@
-"""Tickets: what the coordinator promises a device, signed so that a verifier needs nobody to believe it.
+"""Sign and verify tickets: the coordinator's promises to a device, which a verifier can check alone.
 
 Ed25519 over the claims exactly as sent (no re-serialising before the check). `cryptography` is imported only when a
 key is used, so that a device, which carries tickets without reading them, does not need it.
@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 
 from outrider.core.errors import BadRequest, PermissionDenied, Unauthenticated
 from outrider.core.protocol.messages import SessionLimits
+from outrider.wire.bounds import text
 from outrider.wire.codecs import MAX_TICKET_BYTES, limits_from_proto, limits_to_proto
 from outrider.wire.v1 import coordinator_pb2, session_pb2
 
@@ -42,7 +43,7 @@ MAX_LABEL = 160
 
 @dataclass(frozen=True)
 class Target:
-    """What a verifier serves. Equal `weights` mean equal text; equal `numerics_class` too means equal bits."""
+    """The target that a verifier serves. Equal `weights` mean equal text, with equal `numerics_class` equal bits."""
 
     name: str
     weights_hash: str
@@ -53,36 +54,36 @@ class Target:
 
     @property
     def weights(self) -> tuple[str, str]:
-        """What a session must never leave: the weights and the token table."""
+        """The hashes of weights and token table, which stay the same for the whole of a session."""
         return self.weights_hash, self.tokenizer_hash
 
     @property
     def numerics_class(self) -> str:
-        """What a session prefers to stay in: where floating point gives the same bits."""
+        """The class in which floating point gives the same bits, so that a session prefers to stay in it."""
         return f"{self.dtype}/{self.backend}/{self.hardware}"
 
 
 @dataclass(frozen=True)
 class Claims:
-    """What a ticket says once it is believed."""
+    """The content of a genuine ticket."""
 
     session_id: str
     tenant: str
     audience: str
-    """Id of the one verifier that may honour it."""
+    """Id of the one verifier that may accept it."""
     epoch_first: int
     epoch_last: int
     expires_unix: float
-    """Seconds. Checked when a stream opens; a stream that is open goes on."""
+    """Seconds. It is checked when a stream opens; an open stream goes on."""
     limits: SessionLimits
     target: Target
     draft_release: str = ""
-    """That its device drafts with at first, as it said when it opened the session; empty where it has none."""
+    """The draft release of the device, as it said when it opened the session; empty if it has none."""
     traffic_class: str = ""
     keep_s: float = 0.0
-    """Seconds that what is produced may be kept on record; 0: nothing of it may."""
+    """Seconds that the traffic log may keep generated tokens; 0 if it may not."""
     keep_prompts: bool = False
-    """Whether the prompt may be kept as long; never where nothing else may."""
+    """Whether the traffic log may keep the prompt as long; never if it may keep nothing else."""
 
     def owns(self, epoch: int) -> bool:
         """Whether the device may attach with this epoch."""
@@ -90,7 +91,7 @@ class Claims:
 
 
 class Signer:
-    """The private half of one key."""
+    """A private key that signs tickets and manifests."""
 
     def __init__(self, private_key: Ed25519PrivateKey) -> None:
         self._private = private_key
@@ -100,12 +101,12 @@ class Signer:
 
     @classmethod
     def generate(cls) -> Signer:
-        """A new key from the system's randomness."""
+        """Make a new key from the system's randomness."""
         return cls(_ed25519().Ed25519PrivateKey.generate())
 
     @classmethod
     def from_pem(cls, pem: bytes) -> Signer:
-        """The key in a PKCS#8 PEM. Raises BadRequest for anything else."""
+        """Read the key in a PKCS#8 PEM. Raises BadRequest for anything else."""
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -118,7 +119,7 @@ class Signer:
         return cls(key)
 
     def pem(self) -> bytes:
-        """The key as a PKCS#8 PEM, to be kept in a file that only its owner reads."""
+        """Return the key as a PKCS#8 PEM, to be kept in a file that only its owner reads."""
         from cryptography.hazmat.primitives import serialization
 
         return self._private.private_bytes(
@@ -126,11 +127,11 @@ class Signer:
         )
 
     def signature(self, message: bytes) -> bytes:
-        """Of any bytes: what else is signed than tickets begins with words of its own, so that no one passes for it."""
+        """Sign any bytes; what is no ticket begins with a text of its own, so that neither passes for the other."""
         return self._private.sign(message)
 
     def sign(self, claims: Claims) -> bytes:
-        """The ticket: a SignedTicket, serialised."""
+        """Return the ticket, a serialised SignedTicket. Raises BadRequest if it is too long."""
         body = _claims_to_proto(claims).SerializeToString()
         signed = coordinator_pb2.SignedTicket(claims=body, signature=self.signature(body), key_id=self.key_id)
         ticket = signed.SerializeToString()
@@ -142,13 +143,13 @@ class Signer:
 def verify(
     ticket: bytes, public_keys: Mapping[str, bytes], *, audience: str | None, now: float, grace_s: float = 0.0
 ) -> Claims:
-    """The claims of a genuine ticket.
+    """Return the claims of a genuine ticket.
 
-    `public_keys` maps key id to raw key; `audience` is the verifier that asks (None: any, for who issued it); `now`
-    is Unix time in seconds; `grace_s` forgives an expiry that long ago. The caller still has to compare the session
-    and the epoch with what the device asks for.
+    public_keys: key id -> raw key. audience: the verifier that asks; None accepts any, for the coordinator. now: Unix
+    time in seconds. grace_s: seconds after its expiry for which a ticket still counts. The caller still has to compare
+    the session and the epoch with what the device asks for.
 
-    Raises Unauthenticated for a ticket that is no proof of anything, PermissionDenied for one meant for somebody else.
+    Raises Unauthenticated for a ticket that is not genuine or has expired, PermissionDenied for another verifier's.
     """
     signed = _parse(ticket)
     _check_signature(signed, public_keys)
@@ -167,44 +168,29 @@ def verify(
 
 
 def key_id_of(public_key: bytes) -> str:
-    """A key's name: the start of its own hash, so that two coordinators never give one name to two keys."""
+    """Return a key's id, the start of its hash, so that two coordinators never give one id to two keys."""
     return hashlib.sha256(public_key).hexdigest()[:16]
 
 
 def ticket_key_id(ticket: bytes) -> str:
-    """The key that a ticket says it is signed with; nothing about it is checked. Raises Unauthenticated."""
+    """Return the id of the key that a ticket names, without checking anything. Raises Unauthenticated."""
     return _parse(ticket).key_id
 
 
 def target_to_proto(target: Target) -> session_pb2.TargetIdentity:
-    return session_pb2.TargetIdentity(
-        name=target.name,
-        weights_hash=target.weights_hash,
-        tokenizer_hash=target.tokenizer_hash,
-        dtype=target.dtype,
-        backend=target.backend,
-        hardware=target.hardware,
-    )
+    return session_pb2.TargetIdentity(**vars(target))  # fields have the same names in both
 
 
 def target_from_proto(message: session_pb2.TargetIdentity) -> Target:
     """Raises BadRequest for a name or hash that is empty, too long or not printable."""
     return Target(
-        name=_label("target.name", message.name, 1),
-        weights_hash=_label("target.weights_hash", message.weights_hash, 1),
-        tokenizer_hash=_label("target.tokenizer_hash", message.tokenizer_hash, 1),
-        dtype=_label("target.dtype", message.dtype, 0),
-        backend=_label("target.backend", message.backend, 0),
-        hardware=_label("target.hardware", message.hardware, 0),
+        name=text("target.name", message.name, 1, MAX_LABEL),
+        weights_hash=text("target.weights_hash", message.weights_hash, 1, MAX_LABEL),
+        tokenizer_hash=text("target.tokenizer_hash", message.tokenizer_hash, 1, MAX_LABEL),
+        dtype=text("target.dtype", message.dtype, 0, MAX_LABEL),
+        backend=text("target.backend", message.backend, 0, MAX_LABEL),
+        hardware=text("target.hardware", message.hardware, 0, MAX_LABEL),
     )
-
-
-def _label(field: str, value: str, least: int) -> str:
-    if not least <= len(value) <= MAX_LABEL:
-        raise BadRequest.bound(f"length of {field}", len(value), f"between {least} and {MAX_LABEL}")
-    if not value.isprintable():
-        raise BadRequest.bound(field, repr(value), "printable text")
-    return value
 
 
 def _parse(ticket: bytes) -> coordinator_pb2.SignedTicket:
@@ -254,7 +240,7 @@ def _claims_to_proto(claims: Claims) -> coordinator_pb2.TicketClaims:
 
 
 def _claims_from_proto(raw: bytes) -> Claims:
-    """Only ever called on signed bytes: whoever signed them vouches for the values."""
+    """Read claims that are signed, so that their values need no check."""
     try:
         proto = coordinator_pb2.TicketClaims.FromString(raw)
     except DecodeError as error:
@@ -276,7 +262,7 @@ def _claims_from_proto(raw: bytes) -> Claims:
 
 
 def public_key(raw: bytes) -> Ed25519PublicKey:
-    """Raises ValueError for anything but 32 bytes."""
+    """Return the key of 32 raw bytes. Raises ValueError for anything else."""
     key: Ed25519PublicKey = _ed25519().Ed25519PublicKey.from_public_bytes(raw)
     return key
 

@@ -73,10 +73,10 @@ async def test_a_close_beyond_its_bounds_is_refused(coordinator, refused):
         ({"capacity_sessions": 0}, "capacity_sessions is 0"),
         ({"capacity_sessions": 4_097}, "capacity_sessions is 4097"),
         ({"instance": 0}, "instance is 0"),
-        ({"target": identity(name="")}, "length of target.name is 0"),
-        ({"target": identity(weights_hash="")}, "length of target.weights_hash is 0"),
-        ({"target": identity(hardware="h" * 161)}, "length of target.hardware is 161"),
-        ({"target": identity(name="a\x1b[2J")}, "target.name is 'a\\x1b[2J', must be printable"),
+        ({"target": identity(name="")}, "target.name is '', must be 1 to 160 printable"),
+        ({"target": identity(weights_hash="")}, "target.weights_hash is '', must be 1 to 160 printable"),
+        ({"target": identity(hardware="h" * 161)}, "target.hardware is 161 characters long, must be 0 to 160"),
+        ({"target": identity(name="a\x1b[2J")}, "target.name is 'a\\x1b[2J', must be 1 to 160 printable"),
     ],
 )
 async def test_a_registration_beyond_its_bounds_is_refused(coordinator, refused, change, complaint):
