@@ -1,1 +1,1 @@
-"""What a process tells those who run it: metrics for Prometheus, and logs."""
+"""Make a process observable: logs, metrics for Prometheus, and traces."""

@@ -1,7 +1,7 @@
-"""Is a process here ready for work? `python -m outrider.telemetry.healthcheck PORT [PATH]`, a container's health check.
+"""Check a container's health: `python -m outrider.telemetry.healthcheck PORT [PATH]` asks whether a process is ready.
 
-It asks the page on which a process says so: /healthz at the door of `--metrics`, or /health of `outrider-edge serve`.
-Both are plain HTTP on loopback, whether devices are served with TLS or not, and no proxy of the environment is asked.
+It requests /healthz of the metrics server, or another path such as /health of `outrider-edge serve`. Both are plain
+HTTP on loopback even if devices are served with TLS, and proxies that the environment names are not used.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections.abc import Sequence
 
 HOST = "127.0.0.1"
 TIMEOUT_S = 3.0
-MOST_BYTES = 200
-"""Of what it says, to be shown by whoever runs the container."""
+MAX_BYTES = 200
+"""Bytes of the answer that are shown."""
 USAGE = "usage: python -m outrider.telemetry.healthcheck PORT [PATH]"
 
 
-def ailing(port: int, path: str = "/healthz") -> str:
-    """Why no work should be sent there; empty where it should."""
+def unhealthy(port: int, path: str = "/healthz") -> str:
+    """Return why no work should be sent to a port of this machine; "" if it is healthy."""
     connection = http.client.HTTPConnection(HOST, port, timeout=TIMEOUT_S)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
-        said = answer.read(MOST_BYTES).decode(errors="replace").strip()
+        said = answer.read(MAX_BYTES).decode(errors="replace").strip()
     except (OSError, http.client.HTTPException) as error:
         return f"no answer at {HOST}:{port}: {error}"
     finally:
@@ -32,12 +32,12 @@ def ailing(port: int, path: str = "/healthz") -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: 0 where it is ready, 1 where it is not, 2 for a wrong command line."""
+    """Return the exit status: 0 if the process is ready, 1 if it is not, 2 for a wrong command line."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     if len(given) not in (1, 2) or not given[0].isdecimal():
         print(USAGE, file=sys.stderr)
         return 2
-    why = ailing(int(given[0]), *given[1:])
+    why = unhealthy(int(given[0]), *given[1:])
     print(why or "ok")
     return 1 if why else 0
 

@@ -1,4 +1,4 @@
-"""Logs of a process, as lines for people or as JSON for machines, each with the session and the request it is about.
+"""Write the logs of a process, as text or as JSON, each line with the session and the request that it is about.
 
 A line never holds a prompt or generated text: messages name sessions, epochs, counts and errors.
 """
@@ -18,23 +18,26 @@ from typing import Any, Literal, get_args
 LogFormat = Literal["text", "json"]
 FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
 REQUEST_HEADER = "x-request-id"
-"""In a call's metadata, and in HTTP."""
+"""The name of the request's id in the metadata of calls and in HTTP headers."""
 MAX_ID = 128
-"""Characters of an id that came from outside: more, or others than these, are no id."""
+"""Characters of an id from outside; a longer one, or one with other characters than `_ID`, is ignored."""
 _ID = re.compile(rf"[\w.:-]{{1,{MAX_ID}}}", re.ASCII)
 
 _CONTROLS = (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)
 _ESCAPES = {code: chr(code).encode("unicode_escape").decode() for code in _CONTROLS}
 
 session_id: ContextVar[str] = ContextVar("session_id", default="")
-"""Of the session that the current task works for, as is the next."""
+"""The session that the current task works for."""
 request_id: ContextVar[str] = ContextVar("request_id", default="")
+"""The request that the current task works for."""
 
 
 @contextlib.contextmanager
 def about(*, session: str = "", request: str = "") -> Iterator[None]:
-    """What is logged in the body, and by tasks begun there, is about these; "", or what is no id, leaves one as it
-    is."""
+    """Name a session and a request in every line that the body, and tasks begun there, write.
+
+    An empty or invalid id leaves the current one.
+    """
     tokens: list[Token[str]] = []
     for variable, value in ((session_id, session), (request_id, request)):
         if _ID.fullmatch(value):
@@ -47,7 +50,7 @@ def about(*, session: str = "", request: str = "") -> Iterator[None]:
 
 
 def note(*, session: str = "", request: str = "") -> None:
-    """As `about`, for the rest of the current task, which is the session's own."""
+    """Name a session and a request in every line that the rest of the current task writes; see `about`."""
     if _ID.fullmatch(session):
         session_id.set(session)
     if _ID.fullmatch(request):
@@ -55,7 +58,7 @@ def note(*, session: str = "", request: str = "") -> None:
 
 
 def given_request(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
-    """The request's id by a call's metadata; "" where none came, or what is none."""
+    """Return the request's id in a call's metadata; "" if it has no valid one."""
     for name, value in metadata or ():
         if name == REQUEST_HEADER and isinstance(value, str) and _ID.fullmatch(value):
             return value
@@ -63,23 +66,23 @@ def given_request(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
 
 
 def request_metadata() -> tuple[tuple[str, str], ...]:
-    """For a call that is made for the current request, so that its server's logs name it, too."""
+    """Return metadata for calls that serve the current request, so that the server's logs name it, too."""
     request = request_id.get()
     return ((REQUEST_HEADER, request),) if request else ()
 
 
 def configure(form: LogFormat, process: str, level: int | str = logging.INFO) -> None:
-    """Log to standard error from here on, the whole process. process: its name in every line."""
+    """Make the whole process log to standard error. process: its name in every line."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines(process) if form == "json" else Lines(process))
+    handler.setFormatter(JsonFormatter(process) if form == "json" else TextFormatter(process))
     logging.basicConfig(level=level, handlers=[handler])
     logging.captureWarnings(True)
 
 
-class Lines(logging.Formatter):
-    """For people: time, process, level, message; then what it is about, where that is known.
+class TextFormatter(logging.Formatter):
+    """Lines of text: time, process, level, message, and the session and request if they are known.
 
-    Control characters come escaped: what a peer sent makes no line of its own, and does nothing to a terminal.
+    Control characters are escaped, so that what a peer sent can neither begin a line nor steer a terminal.
     """
 
     def __init__(self, process: str) -> None:
@@ -93,9 +96,11 @@ class Lines(logging.Formatter):
         return "\n".join(line.translate(_ESCAPES) for line in super().formatException(ei).split("\n"))
 
 
-class JsonLines(logging.Formatter):
-    """One object a line: time (RFC 3339, UTC), level, logger, process, message; session and request where known, and
-    error with a traceback where there is one."""
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time (RFC 3339, UTC), level, logger, process and message.
+
+    It also has session and request if they are known, and error, with a traceback, if there is one.
+    """
 
     def __init__(self, process: str) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Metrics and health over HTTP: GET /metrics for Prometheus, GET /healthz for whoever decides where to send work.
+"""Serve metrics and health over HTTP: GET /metrics for Prometheus, GET /healthz for load balancers and probes.
 
-A door of its own, apart from what devices reach, and on this machine unless its address says otherwise.
+It listens on a port of its own, which devices need not reach, and on loopback unless the address says otherwise.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 
 log = logging.getLogger(__name__)
 
-HERE = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 MAX_CONNECTIONS = 32
-"""Scrapers and probes are few; more are told to come back (503)."""
+"""Scrapers and probes are few; further connections are answered with 503."""
 IDLE_S = 75
-"""A scraper's connection is kept so long: longer than the usual minute between two scrapes."""
+"""Seconds that an idle connection is kept, longer than the usual minute between two scrapes."""
 STOP_S = 1
 
-Ailing = Callable[[], str]
-"""Why no work should be sent here; empty where it should."""
+Unhealthy = Callable[[], str]
+"""Returns why no work should be sent to this process; "" if it is healthy."""
 Refresh = Callable[[], Awaitable[None]]
-"""Called before a scrape is answered. Raises nothing."""
+"""Called before a scrape is answered. It raises nothing."""
 
 
 @contextlib.asynccontextmanager
 async def serving(
-    address: str, registry: CollectorRegistry, ailing: Ailing, refresh: Refresh | None = None
+    address: str, registry: CollectorRegistry, unhealthy: Unhealthy, refresh: Refresh | None = None
 ) -> AsyncIterator[str]:
-    """Serve until the body ends; yields the URL, which is logged. Raises BadRequest, Unavailable for a taken address.
+    """Serve until the body ends; yields the URL of the metrics. Raises BadRequest, Unavailable for a taken address.
 
-    address: HOST:PORT, or a port of this machine's loopback alone.
+    address: HOST:PORT, or a port on loopback alone.
     """
-    where = f"{HERE}:{address}" if address.isdigit() else address
-    async with web.serving(_config(application(registry, ailing, refresh)), where, "metrics") as port:
+    where = f"{LOOPBACK}:{address}" if address.isdigit() else address
+    async with web.serving(_config(application(registry, unhealthy, refresh)), where, "metrics") as port:
         url = f"{web.url(where, port)}metrics"
         log.info("metrics at %s", url)
         yield url
 
 
-def application(registry: CollectorRegistry, ailing: Ailing, refresh: Refresh | None = None) -> Starlette:
-    """What answers the requests."""
+def application(registry: CollectorRegistry, unhealthy: Unhealthy, refresh: Refresh | None = None) -> Starlette:
+    """Return the application that answers the requests."""
 
     async def metrics(request: Request) -> Response:
         if refresh is not None:
@@ -62,7 +62,7 @@ def application(registry: CollectorRegistry, ailing: Ailing, refresh: Refresh | 
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     async def health(request: Request) -> Response:
-        why = ailing()
+        why = unhealthy()
         return PlainTextResponse(f"{why or 'ok'}\n", status_code=503 if why else 200)
 
     return Starlette(routes=[Route("/metrics", metrics), Route("/healthz", health)])

@@ -1,4 +1,4 @@
-"""Plain counts as Prometheus' metric families. Nothing is counted here: a scrape reads what the process has at hand."""
+"""Turn plain counts into Prometheus' metric families; a scrape reads the numbers that the process keeps anyway."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from outrider import __version__
 from outrider.core.histogram import Histogram
 
 Labelled = Mapping[str, float] | Mapping[tuple[str, str], float]
-"""Label values -> number. Whoever counts keeps them few: nothing that a client or a tenant has written is one."""
+"""Label values -> number. They must be few, so no label is text that a client or a tenant has written."""
 
 
 def counter(name: str, text: str, value: float | Labelled, *labels: str) -> Metric:
-    """name: without `_total`, which the text format adds."""
+    """Return a counter. name: without `_total`, which the text format adds."""
     return _filled(CounterMetricFamily(name, text, labels=labels), value)
 
 
 def gauge(name: str, text: str, value: float | Labelled | None, *labels: str) -> Metric:
-    """value: None, where it is not known, exports the name alone."""
+    """Return a gauge. value: None, if it is not known, exports the name alone."""
     return _filled(GaugeMetricFamily(name, text, labels=labels), {} if value is None else value)
 
 
 def histogram(name: str, text: str, value: Histogram | Mapping[str, Histogram], *labels: str) -> Metric:
+    """Return a histogram, or one for each value of a label."""
     family = HistogramMetricFamily(name, text, labels=labels)
     parts = {(): value} if isinstance(value, Histogram) else {(label,): one for label, one in value.items()}
     for label, one in parts.items():
@@ -36,12 +37,12 @@ def histogram(name: str, text: str, value: Histogram | Mapping[str, Histogram], 
 
 
 def one_of(value: str, states: Iterable[str]) -> dict[str, float]:
-    """1 for the state that something is in, 0 for all others."""
+    """Return 1 for the state that something is in, 0 for all others."""
     return {state: float(state == value) for state in states}
 
 
 def registry(collector: Collector) -> CollectorRegistry:
-    """A process' own: its collector, its version, its CPU and memory."""
+    """Return the registry of a process: its collector, its version, its CPU and memory."""
     own = CollectorRegistry()
     own.register(_Build())
     own.register(collector)

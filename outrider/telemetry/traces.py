@@ -1,7 +1,7 @@
-"""Spans for OpenTelemetry where it is installed, and nothing where it is not.
+"""Record spans with OpenTelemetry if it is installed, and nothing otherwise.
 
 One trace leads from a caller through device, coordinator and verifier: its context travels in the calls' metadata (W3C
-`traceparent`). A span is of a session or a call, never of a step or a token; it names ids, counts and how it ended, and
+`traceparent`). A span covers a session or a call, never a step or a token; it has ids, counts and how it ended, and
 holds no text. On a device spans go where the application's own tracer provider sends them; a process of ours exports by
 OTLP over HTTP when OpenTelemetry's OTEL_EXPORTER_OTLP_ENDPOINT is set.
 """
@@ -33,18 +33,18 @@ Value = str | int | float | bool
 
 
 class Span:
-    """What happens from its begin to its end."""
+    """A span of OpenTelemetry, or nothing."""
 
     def __init__(self, span: Any = None) -> None:
         self._span = span
 
     def note(self, **attributes: Value) -> None:
-        """Names as in `outrider.session_id`, without the prefix."""
+        """Set attributes; their names get the prefix `outrider.`."""
         if self._span is not None:
             self._span.set_attributes({f"outrider.{name}": value for name, value in attributes.items()})
 
     def end(self, failure: str = "") -> None:
-        """failure: class of the error that ended it; its message may hold what a peer has sent."""
+        """End the span. failure: class of the error that ended it, whose message may hold what a peer has sent."""
         if self._span is not None:
             if failure:
                 self._span.set_status(StatusCode.ERROR, failure)
@@ -52,8 +52,10 @@ class Span:
 
 
 def begin(name: str, metadata: Metadata | None = None, **attributes: Value) -> Span:
-    """A span that its caller ends. metadata: of the call that it serves, whose span is its parent where it names one;
-    without any, the current span is."""
+    """Begin a span that the caller ends.
+
+    metadata: of the call that it serves; a span that it names is the parent. Without metadata the current span is.
+    """
     if not _INSTALLED:
         return Span()
     span = Span(_start(name, metadata))
@@ -63,8 +65,10 @@ def begin(name: str, metadata: Metadata | None = None, **attributes: Value) -> S
 
 @contextlib.contextmanager
 def span(name: str, metadata: Metadata | None = None, **attributes: Value) -> Iterator[Span]:
-    """The body's span, the current one in it and in tasks that are begun there. Not for a generator, whose body runs in
-    whatever context it is asked from."""
+    """Make a span the current one in the body and in tasks that are begun there.
+
+    It must not be used in a generator, whose body runs in the context of whatever asks for its next value.
+    """
     if not _INSTALLED:
         yield Span()
         return
@@ -82,7 +86,7 @@ def span(name: str, metadata: Metadata | None = None, **attributes: Value) -> It
 
 
 def call_metadata() -> tuple[tuple[str, str], ...]:
-    """For a call to another process: the request's id, and the current span as its parent."""
+    """Return metadata for a call to another process: the request's id, and the current span as its parent."""
     carried: dict[str, str] = {}
     if _INSTALLED:
         TraceContextTextMapPropagator().inject(carried)
@@ -90,7 +94,7 @@ def call_metadata() -> tuple[tuple[str, str], ...]:
 
 
 def configure(process: str) -> None:
-    """Export this process' spans, where the environment says to. Raises ImportError with what is to be installed."""
+    """Export this process's spans if the environment says where to. Raises ImportError that names what to install."""
     if not os.environ.get(ENDPOINT):
         return
     try:

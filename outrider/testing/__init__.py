@@ -1,1 +1,1 @@
-"""Network emulation for tests, the demo and benchmarks."""
+"""Emulate wide-area networks, for tests, the demo and benchmarks."""

@@ -1,4 +1,4 @@
-"""What a wide-area link does to bytes: delay, jitter, bandwidth, changes over time. Pure, no I/O; times in seconds."""
+"""Model a wide-area link without I/O: delay, jitter, bandwidth and changes over time; times are in seconds."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Link:
     """The state of a link, shared by all of its connections. Raises BadRequest for a value outside its bound."""
 
     rtt_ms: float = 0.0
-    """Half of it each way."""
+    """Round trip; each way takes half of it."""
     jitter_ms: float = 0.0
-    """Each chunk waits from 0 to this longer, evenly drawn; those behind it wait with it, so that none overtakes."""
+    """Each chunk waits from 0 to this longer, evenly drawn; those behind it wait, too, so that none overtakes it."""
     up_bps: float = math.inf
-    """Bits per second from clients to the target. Payload alone counts: no headers, no handshakes."""
+    """Bits per second from clients to the target; only payload counts, not headers and handshakes."""
     down_bps: float = math.inf
     queue_bytes: int = 1 << 16
-    """What may wait for a free line in each direction, as in a router's buffer; beyond it the sender must wait."""
+    """Bytes that may wait for a free line in each direction, as in a router's buffer; then the sender must wait."""
 
     def __post_init__(self) -> None:
         for field in ("rtt_ms", "jitter_ms"):
@@ -47,17 +47,17 @@ class Link:
             raise BadRequest.bound("queue_bytes", self.queue_bytes, f"from {MAX_CHUNK_BYTES} to {MAX_QUEUE_BYTES}")
 
     def bps(self, *, up: bool) -> float:
-        """Bits per second of one direction."""
+        """Return the bits per second of one direction."""
         return self.up_bps if up else self.down_bps
 
     def chunk_bytes(self, *, up: bool) -> int:
-        """What travels as one: 10 ms of the line and no less than about a packet, so that a slow line flows evenly."""
+        """Return the bytes of a chunk: 10 ms of the line, and at least a packet, so that a slow line flows evenly."""
         return int(min(MAX_CHUNK_BYTES, max(_PACKET_BYTES, self.bps(up=up) / 8.0 * _CHUNK_S)))
 
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Nothing passes for so long, then all goes on where it stood: a radio handover."""
+    """A pause in which nothing passes and nothing is lost, as in a radio handover."""
 
     seconds: float
 
@@ -66,42 +66,42 @@ class Stall:
             raise BadRequest.bound("seconds", self.seconds, f"more than 0, at most {MAX_STALL_S:.0f}")
 
 
-class Event(enum.Enum):
-    """What happens to connections at once."""
+class LinkEvent(enum.Enum):
+    """A sudden change to all connections."""
 
     DROP = "drop"
-    """All are closed orderly."""
+    """Close all connections orderly."""
     RESET = "reset"
-    """All are reset: both sides get an RST."""
+    """Reset all connections: both sides get an RST."""
     BLACKHOLE = "blackhole"
-    """Nothing passes, nothing ends, nothing answers, until LIFT."""
+    """Let nothing pass, end or answer, until LIFT."""
     LIFT = "lift"
-    """Ends a blackhole, and a stall."""
+    """End a blackhole or a stall."""
 
 
-Change: TypeAlias = Link | Stall | Event
+Change: TypeAlias = Link | Stall | LinkEvent
 Script: TypeAlias = tuple[tuple[float, Change], ...]
-"""(seconds since the script began, what happens then), in order of time."""
+"""(seconds since the script began, the change at that time), in order of time."""
 
 
 def check_script(script: Script) -> None:
-    """Raises BadRequest for times that go back or are out of bounds, and for what is no change."""
+    """Raise BadRequest for times that go back or are out of bounds, and for what is no change."""
     if len(script) > MAX_SCRIPT_STEPS:
         raise BadRequest.bound("steps in script", len(script), f"at most {MAX_SCRIPT_STEPS}")
     earlier = 0.0
     for index, (at_s, change) in enumerate(script):
         if not earlier <= at_s <= MAX_SCRIPT_S:
             raise BadRequest.bound(f"at_s of script[{index}]", at_s, f"from {earlier:g} to {MAX_SCRIPT_S:.0f}")
-        if not isinstance(change, Link | Stall | Event):
-            raise BadRequest.bound(f"change of script[{index}]", repr(change), "a Link, a Stall or an Event")
+        if not isinstance(change, Link | Stall | LinkEvent):
+            raise BadRequest.bound(f"change of script[{index}]", repr(change), "a Link, a Stall or a LinkEvent")
         earlier = at_s
 
 
-class Lane:
-    """One direction of a link: when does a chunk that arrived then leave? One lane serves all connections.
+class LinkDirection:
+    """One direction of a link, for all connections: it says when a chunk that has arrived leaves.
 
-    A chunk waits out its jitter, then for the line, takes `8 * size / bps` on it, and `rtt / 2` after that leaves.
-    So over every window of time the lane takes no more than its bandwidth and one chunk.
+    A chunk waits for its jitter, then for the line, takes `8 * size / bps` on it, and leaves `rtt / 2` after that. So
+    over every window of time a direction takes no more than its bandwidth and one chunk.
     """
 
     def __init__(self, *, up: bool, seed: int = 0) -> None:
@@ -110,18 +110,18 @@ class Lane:
         self._free_s = -math.inf
 
     def leaves(self, link: Link, arrived_s: float, size: int, *, after_s: float = -math.inf) -> float:
-        """When the chunk leaves. arrived_s: never falls; after_s: when the one before it on its connection leaves."""
+        """Return when a chunk leaves. arrived_s: never falls. after_s: when its connection's last chunk leaves."""
         jitter_s = self._random.uniform(0.0, link.jitter_ms / 1000.0)
         self._free_s = max(self._free_s, arrived_s + jitter_s) + 8.0 * size / link.bps(up=self._up)
         return max(after_s, self._free_s + link.rtt_ms / 2000.0)
 
     def room_at(self, link: Link) -> float:
-        """From when on the queue takes another chunk. Jitter is delay and no load: it leaves the queue as it is."""
+        """Return when the queue takes another chunk. Jitter is delay and no load, so it does not fill the queue."""
         return self._free_s - 8.0 * link.queue_bytes / link.bps(up=self._up) - link.jitter_ms / 1000.0
 
 
-class LinkTime:
-    """The link's own seconds: they stand still while the link is held, so what is on its way keeps its distances."""
+class LinkClock:
+    """The link's own time, which stands still while the link is held, so that chunks keep their distances."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -1,10 +1,10 @@
-"""A TCP proxy that behaves like a wide-area link: for tests, demo and benchmarks where the kernel emulates none.
+"""Pass TCP connections through an emulated wide-area link, where the kernel emulates none.
 
-It passes a byte stream on and therefore shows what TCP shows to an application, not packets. Loss appears as jitter or
-a stall. While nothing passes, the proxy stops reading: the sender writes until its socket's buffer is full and then
-waits, as on a path whose acknowledgements do not come back, and nothing is lost when the path returns, because TCP
-would send it again. What differs: the kernel here goes on to accept connections and to acknowledge what fits its
-buffer, so only the clocks of an application notice, never TCP's own timeouts, and no back-off follows.
+The proxy handles byte streams, not packets, so loss appears as jitter or a stall. While nothing passes, it stops
+reading: the sender writes until its socket's buffer is full and then waits, as on a path whose acknowledgements do not
+come back. Nothing is lost when the path returns, because TCP would send it again. One thing differs: the kernel still
+accepts connections and acknowledges what fits its buffer, so that only timeouts of the application expire, never those
+of TCP, and TCP does not back off.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from outrider.testing.network_link import (
     MAX_CHUNK_BYTES,
     MAX_RTT_MS,
     Change,
-    Event,
-    Lane,
     Link,
-    LinkTime,
+    LinkClock,
+    LinkDirection,
+    LinkEvent,
     Script,
     Stall,
     check_script,
@@ -36,20 +36,19 @@ from outrider.wire.channels import split_address
 
 __all__ = ["MAX_RTT_MS", "DelayProxy"]
 
-# Per connection and direction at most 16 MiB on their way, beside the buffers of asyncio and of the kernel. The
-# kernel's would grow to several MiB by itself, which a slow link's sender would fill before it felt anything.
+# For each connection and direction at most 16 MiB are on their way, beside the buffers of asyncio and of the kernel.
+# The kernel's would grow to several MiB by itself, which a sender over a slow link would fill before it has to wait.
 _QUEUED_CHUNKS = 1_024
 _KERNEL_BYTES = 1 << 17
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class DelayProxy:
-    """Listens on a loopback port and passes bytes to and from `target` as `link` says, in order.
+    """A proxy on a loopback port that passes bytes to and from `target` as `link` says, in order.
 
-    Use as an async context manager. `link`, or `rtt_ms` alone, may be changed at any time: it holds for bytes that
-    arrive from then on; those that wait for a slow line keep their times, and the others their place behind them.
-    `script` is played from when the context is entered.
-    seed: of the jitter; the n-th chunk of a direction gets the n-th draw.
+    Use it as an async context manager. `link`, or `rtt_ms` alone, may be changed at any time: it holds for bytes that
+    arrive from then on; those that wait for a slow line keep their times, and later ones their place behind them.
+    `script` begins when the context is entered. seed: of the jitter; the n-th chunk of a direction gets the n-th draw.
     """
 
     def __init__(
@@ -66,8 +65,8 @@ class DelayProxy:
         self.address = ""
         self._script = script
         self._playing: asyncio.Task[None] | None = None
-        self._lanes = {up: Lane(up=up, seed=seed) for up in (True, False)}
-        self._time = LinkTime(time.monotonic)
+        self._lanes = {up: LinkDirection(up=up, seed=seed) for up in (True, False)}
+        self._time = LinkClock(time.monotonic)
         self._moving = asyncio.Event()
         self._moving.set()
         self._held_until = -math.inf
@@ -119,19 +118,19 @@ class DelayProxy:
             self.apply(change)
 
     def apply(self, change: Change) -> None:
-        """Let one step of a script happen now."""
+        """Apply one step of a script now."""
         match change:
             case Link():
                 self.link = change
             case Stall(seconds):
                 self.stall(seconds)
-            case Event.DROP:
+            case LinkEvent.DROP:
                 self.drop_connections()
-            case Event.RESET:
+            case LinkEvent.RESET:
                 self.reset_connections()
-            case Event.BLACKHOLE:
+            case LinkEvent.BLACKHOLE:
                 self.blackhole()
-            case Event.LIFT:
+            case LinkEvent.LIFT:
                 self.lift()
 
     def drop_connections(self) -> None:
@@ -140,7 +139,7 @@ class DelayProxy:
             task.cancel()
 
     def reset_connections(self) -> None:
-        """Reset every connection on both sides: an RST, and what was on its way is lost. New ones are accepted."""
+        """Reset every connection on both sides; what was on its way is lost. New ones are accepted."""
         for task, writers in self._connections.items():
             for writer in writers:
                 with contextlib.suppress(OSError):  # closed a moment ago
@@ -149,18 +148,18 @@ class DelayProxy:
             task.cancel()
 
     def stall(self, seconds: float) -> None:
-        """Nothing passes for so long; within a stall or a blackhole, the later end counts."""
+        """Let nothing pass for so long; within another stall or a blackhole, the later end counts."""
         until = time.monotonic() + Stall(seconds).seconds
         if until > self._held_until:
             self._hold(until)
             self._end_of_stall = asyncio.get_running_loop().call_later(seconds, self.lift)
 
     def blackhole(self) -> None:
-        """Nothing passes in either direction, no end of a connection either, until `lift`. New ones are accepted."""
+        """Let nothing pass in either direction, not even the end of a connection, until `lift`."""
         self._hold(math.inf)
 
     def lift(self) -> None:
-        """All that waited goes on, at the pace of the link."""
+        """Let everything pass again, as fast as the link allows."""
         self._held_until = -math.inf
         if self._end_of_stall is not None:
             self._end_of_stall.cancel()
@@ -175,7 +174,7 @@ class DelayProxy:
         self._moving.clear()
 
     async def _until(self, due_s: float) -> None:
-        """Until the link's time is `due_s` and the link is not held."""
+        """Wait until the link's time is `due_s` and the link is not held."""
         while self._time.held or self._time.now() < due_s:
             if self._time.held:
                 await self._moving.wait()
@@ -199,7 +198,7 @@ class DelayProxy:
                 del self._connections[task]
 
     async def _couple(self, *ways: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
-        """Until one side ends."""
+        """Carry bytes both ways until one side ends."""
         tasks = [asyncio.create_task(self._carry(*way, up=way is ways[0])) for way in ways]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -228,7 +227,7 @@ class DelayProxy:
             await asyncio.gather(releasing, return_exceptions=True)
 
     async def _read(self, reader: asyncio.StreamReader, most: int) -> bytes:
-        """The next bytes; none at the end, which a reset is too: both take the link's time to be felt."""
+        """Return the next bytes, b"" at the end. A reset counts as the end: both take the link's time to arrive."""
         try:
             return await reader.read(most)
         except OSError:

@@ -1,8 +1,8 @@
-"""Core errors as gRPC statuses, and back.
+"""Convert core errors to gRPC statuses and back.
 
 A status code alone is too coarse (three errors are INVALID_ARGUMENT or FAILED_PRECONDITION), so the class travels by
-name in the trailing metadata, with the fields that it carries. A peer that knows no such name, or gRPC itself, is
-understood by its code.
+name in the trailing metadata, with the fields that it carries. For a status without such a name, as gRPC itself sends,
+the code decides.
 """
 
 from __future__ import annotations
@@ -71,20 +71,19 @@ MAX_RETRY_S = 3_600.0
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseException) -> NoReturn:
-    """End the call with the status that `error` has. Never tells the peer more than the error's own message."""
+    """End the call with the status of `error`. The peer is sent no more than the error's own message."""
     if isinstance(error, grpc.aio.AbortError) or not isinstance(error, Exception):
         raise error  # already ended, or a cancellation
     known = error if isinstance(error, OutriderError) else _disguised(error)
-    error.__traceback__ = (
-        None  # its frames hold what the peer sent, and in a cycle with the abort wait for the collector
-    )
+    # The frames hold what the peer sent; in a reference cycle with the abort they would wait for the collector.
+    error.__traceback__ = None
     await context.abort(_code(known), _clipped(str(known), MAX_MESSAGE_BYTES), _trailers(known))
     raise known  # unreachable: abort raises
 
 
 @contextlib.asynccontextmanager
 async def aborting(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
-    """Whatever the body raises ends the call with its status."""
+    """End the call with the status of whatever the body raises."""
     try:
         yield
     except Exception as error:
@@ -92,7 +91,7 @@ async def aborting(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator
 
 
 def error_from_rpc(error: grpc.RpcError) -> OutriderError:
-    """The error that the peer raised, or the nearest one to what gRPC says. Takes sync and aio errors alike."""
+    """Return the error that the peer raised, or the nearest one to a sync or aio error of gRPC itself."""
     code: grpc.StatusCode = getattr(error, "code", lambda: Code.UNKNOWN)()
     message = str(getattr(error, "details", lambda: "")() or "")
     trailers = dict(getattr(error, "trailing_metadata", lambda: ())() or ())
@@ -138,7 +137,7 @@ def _trailers(error: OutriderError) -> tuple[tuple[str, str | bytes], ...]:
 
 
 def _disguised(error: Exception) -> errors.InternalError:
-    """A defect: its traceback goes to the log, the peer gets a number to ask about."""
+    """Log a defect with its traceback, and return an error that has nothing but the number of the log's line."""
     error_id = secrets.token_hex(6)
     log.error("internal error %s", error_id, exc_info=error)
     return errors.InternalError(f"internal error {error_id}; the server's log has the cause under this id")

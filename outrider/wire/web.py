@@ -1,4 +1,4 @@
-"""A web server inside a process whose event loop and signals are its own: uvicorn, which ends when it is told to."""
+"""Run uvicorn inside a process that keeps its own event loop and signals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outrider.wire.channels import split_address
 
 
 def config(app: Any, **settings: Any) -> uvicorn.Config:
-    """What all of them have in common; settings: of uvicorn, besides."""
+    """Return uvicorn's configuration for `app`. settings: uvicorn's, besides those that all our servers share."""
     common: dict[str, Any] = {
         "ws": "none",
         "lifespan": "off",
@@ -28,9 +28,9 @@ def config(app: Any, **settings: Any) -> uvicorn.Config:
 
 @contextlib.asynccontextmanager
 async def serving(config: uvicorn.Config, address: str, what: str) -> AsyncIterator[int]:
-    """Serve at HOST:PORT until the body ends; yields the port. what: is served, for messages.
+    """Serve at HOST:PORT until the body ends; yields the port. what: what is served, for messages.
 
-    Raises BadRequest for an address that is none, Unavailable for one that cannot be had.
+    Raises BadRequest for a malformed address, Unavailable for one that cannot be listened on.
     """
     with _listening(address, what) as listener:
         server = _Server(config)
@@ -47,13 +47,13 @@ async def serving(config: uvicorn.Config, address: str, what: str) -> AsyncItera
 
 
 def url(address: str, port: int, *, tls: bool = False) -> str:
-    """Of what is served there, with "/" at its end."""
+    """Return the URL of a server at this host and port, with "/" at its end."""
     host, _ = split_address(address)
     return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}/"
 
 
 class _Server(uvicorn.Server):
-    """Signals are the process's."""
+    """A uvicorn server that leaves signals to the process."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -67,7 +67,7 @@ def _listening(address: str, what: str) -> socket.socket:
         listener = socket.create_server(where[:2], family=kind)
     except OSError as error:
         raise Unavailable(f"{what}: cannot listen on {address}: {error.strerror}; is the port taken?") from error
-    # Connections inherit it. asyncio sets it for sockets that name TCP as their protocol, and this one does not: an
-    # answer's second packet would wait for the first to be acknowledged, which its reader puts off by 40 ms.
+    # Connections inherit it. asyncio sets it for sockets that name TCP as their protocol, and this one does not. An
+    # answer's second packet would wait for the acknowledgement of the first, which its reader delays by 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener

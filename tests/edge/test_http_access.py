@@ -40,7 +40,7 @@ def said() -> Iterator[io.StringIO]:
     """What the server logs, as people read it."""
     lines, server = io.StringIO(), logging.getLogger("edge_agent.http")
     handler, level = logging.StreamHandler(lines), server.level
-    handler.setFormatter(logs.Lines("edge"))
+    handler.setFormatter(logs.TextFormatter("edge"))
     server.addHandler(handler)
     server.setLevel(logging.INFO)
     yield lines

@@ -40,7 +40,7 @@ def read(said: io.StringIO) -> list[dict[str, str]]:
 def text_of(record_message: str, **known: str) -> str:
     record = logging.LogRecord("a", logging.INFO, "a.py", 1, record_message, (), None)
     with logs.about(**known):
-        return logs.Lines("tester").format(record)
+        return logs.TextFormatter("tester").format(record)
 
 
 def test_a_line_has_time_level_logger_process_and_message(lines) -> None:
@@ -126,6 +126,6 @@ def test_a_traceback_keeps_its_lines_and_loses_its_control_characters() -> None:
         raise ValueError("\x1b[31mred")
     except ValueError:
         record = logging.LogRecord("a", logging.ERROR, "a.py", 1, "it failed", (), sys.exc_info())
-    lines = logs.Lines("tester").format(record).splitlines()
+    lines = logs.TextFormatter("tester").format(record).splitlines()
     assert lines[0].endswith("it failed")
     assert lines[-1] == r"ValueError: \x1b[31mred"

@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.errors import BadRequest
-from outrider.testing.network_link import MAX_CHUNK_BYTES, Event, Lane, Link, LinkTime, Stall, check_script
+from outrider.testing.network_link import (
+    MAX_CHUNK_BYTES,
+    Link,
+    LinkClock,
+    LinkDirection,
+    LinkEvent,
+    Stall,
+    check_script,
+)
 
 EPSILON_S = 1e-6
 
@@ -33,7 +41,7 @@ def arrivals(chunks):
 
 @given(chunks, st.data(), ways)
 def test_nothing_overtakes_or_comes_early_however_the_link_changes(chunks, data, up):
-    lane, leaves = Lane(up=up), -math.inf
+    lane, leaves = LinkDirection(up=up), -math.inf
     for arrived, size in arrivals(chunks):
         link, before = data.draw(links), leaves
         leaves = lane.leaves(link, arrived, size, after_s=before)
@@ -43,7 +51,7 @@ def test_nothing_overtakes_or_comes_early_however_the_link_changes(chunks, data,
 
 @given(chunks, links, ways)
 def test_over_every_window_a_lane_takes_its_bandwidth_and_one_chunk_at_most(chunks, link, up):
-    lane, left = Lane(up=up), {0: -math.inf, 1: -math.inf}
+    lane, left = LinkDirection(up=up), {0: -math.inf, 1: -math.inf}
     leaves = []
     for index, (arrived, size) in enumerate(arrivals(chunks)):  # two connections by turns
         left[index % 2] = lane.leaves(link, arrived, size, after_s=left[index % 2])
@@ -59,7 +67,7 @@ def test_over_every_window_a_lane_takes_its_bandwidth_and_one_chunk_at_most(chun
 @given(chunks, links)
 def test_jitter_adds_from_nothing_to_its_bound(chunks, link):
     link = Link(rtt_ms=link.rtt_ms, jitter_ms=link.jitter_ms)
-    lane, leaves = Lane(up=True), -math.inf
+    lane, leaves = LinkDirection(up=True), -math.inf
     for arrived, size in arrivals(chunks):
         leaves = lane.leaves(link, arrived, size, after_s=leaves)
         extra = leaves - arrived - link.rtt_ms / 2000.0
@@ -68,7 +76,7 @@ def test_jitter_adds_from_nothing_to_its_bound(chunks, link):
 
 @given(chunks, links, ways)
 def test_a_sender_that_waits_for_room_never_has_more_in_the_queue_than_fits(chunks, link, up):
-    lane, now = Lane(up=up), 0.0
+    lane, now = LinkDirection(up=up), 0.0
     for _, size in chunks:
         now = max(now, lane.room_at(link))
         waits = lane.leaves(link, now, size) - link.rtt_ms / 2000.0 - now
@@ -77,12 +85,12 @@ def test_a_sender_that_waits_for_room_never_has_more_in_the_queue_than_fits(chun
 
 
 def test_a_busy_line_is_never_idle():
-    lane, link = Lane(up=True), Link(rtt_ms=100, up_bps=1e6)
+    lane, link = LinkDirection(up=True), Link(rtt_ms=100, up_bps=1e6)
     assert [lane.leaves(link, 5.0, 1250) for _ in range(3)] == pytest.approx([5.06, 5.07, 5.08])
 
 
 def test_jitter_alone_leaves_the_queue_empty():
-    lane, link = Lane(up=True), Link(jitter_ms=1000)
+    lane, link = LinkDirection(up=True), Link(jitter_ms=1000)
     for _ in range(100):
         lane.leaves(link, 0.0, 1000)
     assert lane.room_at(link) <= 0.0
@@ -90,7 +98,7 @@ def test_jitter_alone_leaves_the_queue_empty():
 
 def test_the_same_seed_gives_the_same_jitter_and_the_directions_differ():
     def drawn(seed, up):
-        lane = Lane(up=up, seed=seed)
+        lane = LinkDirection(up=up, seed=seed)
         return [lane.leaves(Link(jitter_ms=50), at, 1) for at in range(20)]
 
     assert drawn(1, True) == drawn(1, True)
@@ -102,8 +110,8 @@ def test_the_same_seed_gives_the_same_jitter_and_the_directions_differ():
 
 def test_each_direction_has_its_own_rate_and_chunks_of_10_ms():
     link = Link(up_bps=4e6, down_bps=1e4)
-    assert Lane(up=True).leaves(link, 0.0, 5000) == pytest.approx(0.01)
-    assert Lane(up=False).leaves(link, 0.0, 5000) == pytest.approx(4.0)
+    assert LinkDirection(up=True).leaves(link, 0.0, 5000) == pytest.approx(0.01)
+    assert LinkDirection(up=False).leaves(link, 0.0, 5000) == pytest.approx(4.0)
     assert link.chunk_bytes(up=True) == 5000
     assert link.chunk_bytes(up=False) == 1200
     assert Link().chunk_bytes(up=True) == MAX_CHUNK_BYTES
@@ -138,21 +146,21 @@ def test_a_stall_has_a_length_and_an_end(seconds):
     ("script", "said"),
     [
         (((-1.0, Link()),), r"at_s of script\[0\] is -1.0, must be from 0"),
-        (((2.0, Link()), (1.0, Event.RESET)), r"at_s of script\[1\] is 1.0, must be from 2 to"),
+        (((2.0, Link()), (1.0, LinkEvent.RESET)), r"at_s of script\[1\] is 1.0, must be from 2 to"),
         (((math.nan, Link()),), r"at_s of script\[0\] is nan"),
-        (((1.0, "reset"),), r"change of script\[0\] is 'reset', must be a Link, a Stall or an Event"),
+        (((1.0, "reset"),), r"change of script\[0\] is 'reset', must be a Link, a Stall or a LinkEvent"),
         (((0.0, Link()),) * 10_001, "steps in script is 10001"),
     ],
 )
 def test_a_script_that_goes_back_or_says_something_else_is_refused(script, said):
-    check_script(((0.0, Link()), (0.0, Stall(1.0)), (1.0, Event.LIFT)))
+    check_script(((0.0, Link()), (0.0, Stall(1.0)), (1.0, LinkEvent.LIFT)))
     with pytest.raises(BadRequest, match=said):
         check_script(script)
 
 
 def test_the_links_time_stands_still_while_it_is_held():
     clock = [10.0]
-    time = LinkTime(lambda: clock[0])
+    time = LinkClock(lambda: clock[0])
 
     def after(seconds):
         clock[0] += seconds

@@ -8,7 +8,7 @@ import socket
 import pytest
 from prometheus_client import CollectorRegistry
 
-from outrider.telemetry.healthcheck import ailing, main
+from outrider.telemetry.healthcheck import main, unhealthy
 from outrider.telemetry.metrics_server import serving
 
 
@@ -16,10 +16,10 @@ async def test_a_process_is_healthy_while_it_may_be_sent_work_and_says_why_it_ma
     why = ""
     async with serving("0", CollectorRegistry(), lambda: why) as url:
         port = int(url.split(":")[2].split("/")[0])
-        assert await asyncio.to_thread(ailing, port) == ""
+        assert await asyncio.to_thread(unhealthy, port) == ""
         why = "draining"
-        assert await asyncio.to_thread(ailing, port) == "503: draining"
-        assert (await asyncio.to_thread(ailing, port, "/other")).startswith("404")
+        assert await asyncio.to_thread(unhealthy, port) == "503: draining"
+        assert (await asyncio.to_thread(unhealthy, port, "/other")).startswith("404")
 
 
 def test_nobody_who_answers_is_no_health(capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,7 +35,7 @@ def test_one_who_talks_something_else_is_no_health() -> None:
         listener.settimeout(5)
 
         async def ask() -> str:
-            asking = asyncio.create_task(asyncio.to_thread(ailing, listener.getsockname()[1]))
+            asking = asyncio.create_task(asyncio.to_thread(unhealthy, listener.getsockname()[1]))
             peer, _ = await asyncio.to_thread(listener.accept)
             with peer:
                 peer.sendall(b"+PONG\r\n")
@@ -54,4 +54,4 @@ def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("http_proxy", "http://192.0.2.1:1")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    assert "refused" in ailing(port)
+    assert "refused" in unhealthy(port)

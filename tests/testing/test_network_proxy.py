@@ -7,7 +7,7 @@ import time
 import pytest
 
 from outrider.core.errors import BadRequest
-from outrider.testing.network_link import MAX_CHUNK_BYTES, Event, Link, Stall
+from outrider.testing.network_link import MAX_CHUNK_BYTES, Link, LinkEvent, Stall
 from outrider.testing.network_proxy import DelayProxy
 
 SOON_S = 0.15
@@ -223,8 +223,10 @@ async def test_a_script_changes_the_link_when_it_says(echo_address, connect):
 
 async def test_a_script_plays_events_and_gives_way_to_the_next_one(echo_address, connect):
     async with DelayProxy(echo_address) as proxy:
-        earlier = proxy.play(((30.0, Event.DROP),))
-        playing = proxy.play(((0.0, Event.BLACKHOLE), (0.2, Event.LIFT), (0.2, Stall(0.2)), (0.5, Event.RESET)))
+        earlier = proxy.play(((30.0, LinkEvent.DROP),))
+        playing = proxy.play(
+            ((0.0, LinkEvent.BLACKHOLE), (0.2, LinkEvent.LIFT), (0.2, Stall(0.2)), (0.5, LinkEvent.RESET))
+        )
         await asyncio.sleep(0.05)
         reader, writer = await connect(proxy)
         assert 0.3 <= await echoed((reader, writer), b"late") < 2.0
@@ -235,7 +237,7 @@ async def test_a_script_plays_events_and_gives_way_to_the_next_one(echo_address,
 
 
 async def test_leaving_ends_a_script_a_blackhole_and_every_connection(echo_address, connect):
-    async with DelayProxy(echo_address, script=((0.0, Event.BLACKHOLE), (60.0, Event.LIFT))) as proxy:
+    async with DelayProxy(echo_address, script=((0.0, LinkEvent.BLACKHOLE), (60.0, LinkEvent.LIFT))) as proxy:
         reader, _ = await connect(proxy)
         await asyncio.sleep(0.02)
     assert await asyncio.wait_for(reader.read(), 5) == b""
