@@ -1,6 +1,13 @@
 """Control plane: places sessions on verifiers and signs the tickets that prove it. Never on the token path.
 
-`service` translates, `handlers` decides, `store` keeps (and alone imports redis), `placement` holds the pure
-decisions, `server` puts them together, `app` starts the process. Processes hold no state of their own: any number of
-them share one Redis.
+`api` translates and decides, `store` keeps (and alone imports redis), `placement` and `window` hold the pure decisions,
+`releases` manages drafts, `cli` is the operator's command, and `app` starts the process. Processes hold no state of
+their own: any number of them share one Redis.
 """
+
+DEFAULT_COORDINATOR = "127.0.0.1:7700"
+"""HOST:PORT at which a coordinator listens, and is asked, if nothing else is set. Loopback, so that nothing is open by
+accident."""
+DEFAULT_STATE_DIR = "~/.outrider/coordinator"
+START_TIMEOUT_S = 180.0
+"""Seconds that a process may take to start: enough for the models of the demo; a large one loads for minutes."""

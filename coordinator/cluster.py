@@ -1,4 +1,4 @@
-"""A whole cluster as child processes on this machine: for `outrider up`, `outrider demo`, tests and benchmarks."""
+"""Run a whole cluster as child processes on this machine: for `outrider up`, `outrider demo`, tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -7,34 +7,35 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from coordinator import START_TIMEOUT_S
 from coordinator.store.embedded_redis import tied_to_this_process
 from outrider.core.errors import Unavailable
 from outrider.settings.file import VARIABLE
 
-START_TIMEOUT_S = 180.0
-"""Enough for the models of the demo; a large one takes minutes to be read and tested."""
 STOP_TIMEOUT_S = 15.0
 _READY = "listening on "
-
-
 _SETTINGS = ("OUTRIDER_EDGE_", "OUTRIDER_COORDINATOR_", "OUTRIDER_VERIFIER_", VARIABLE)
 
 
 def stand_apart(scratch: Path, *, prefix_cache: bool = True) -> None:
     """Make this process, and its children, forget settings for other clusters; devices get a cache in `scratch`.
 
-    prefix_cache: False where the same prompts are timed more than once, so that each request pays for its own.
+    prefix_cache: False if the same prompts are timed more than once, so that each request pays for its own.
     """
     for name in [name for name in os.environ if name.startswith(_SETTINGS)]:
         del os.environ[name]
     os.environ["OUTRIDER_EDGE_CACHE_DIR"] = str(scratch / "cache")
     if not prefix_cache:
         os.environ["OUTRIDER_VERIFIER_PREFIX_CACHE"] = "false"
+
+
+OnLog = Callable[[str, str], None]
+"""Called with the name of a child and a line that it has written to stderr."""
 
 
 class Child:
@@ -45,7 +46,7 @@ class Child:
         self.address = ""
         self._process = process
         self._log = log
-        self._draining: asyncio.Task[None] | None = None
+        self._readers: list[asyncio.Task[None]] = []
 
     @classmethod
     async def start(
@@ -54,25 +55,29 @@ class Child:
         command: Sequence[str],
         *,
         log: Path | None = None,
+        on_log: OnLog | None = None,
         cores: Sequence[int] = (),
         timeout_s: float = START_TIMEOUT_S,
     ) -> Child:
-        """Start `command` and wait until it says where it listens. Raises Unavailable with the end of its log.
+        """Start `command` and wait until it prints where it listens. Raises Unavailable with the end of its log.
 
-        log: file for its stderr, which is inherited where None. cores: CPUs to pin it to, all where empty.
+        Its stderr goes to the file `log`, or line by line to `on_log`; it is inherited if both are None. cores: CPUs to
+        pin it to, all if empty.
         """
         pin = ["taskset", "--cpu-list", ",".join(map(str, cores))] if cores else []
         with contextlib.ExitStack() as stack:
-            stderr = stack.enter_context(log.open("ab")) if log else None
+            file = stack.enter_context(log.open("ab")) if log else None
             process = await asyncio.create_subprocess_exec(
                 *tied_to_this_process(),
                 *pin,
                 *command,
                 stdout=asyncio.subprocess.PIPE,
-                stderr=stderr,
+                stderr=asyncio.subprocess.PIPE if on_log else file,
                 start_new_session=True,
             )
         child = cls(name, process, log)
+        if on_log is not None:
+            child._readers.append(asyncio.create_task(child._read_log(on_log)))
         try:
             await asyncio.wait_for(child._await_ready(), timeout_s)
         except TimeoutError:
@@ -81,10 +86,10 @@ class Child:
                 f"{name} was not ready within {timeout_s:.0f} s; a large model may need a longer"
                 f" --start-timeout-s{child._log_end()}"
             ) from None
-        except BaseException:  # whoever gives up waiting must not leave it running, nor its scratch
+        except BaseException:  # a caller that gives up waiting must not leave it running, nor its scratch
             await child.stop()
             raise
-        child._draining = asyncio.create_task(child._drain())
+        child._readers.append(asyncio.create_task(child._drain()))
         return child
 
     @property
@@ -99,23 +104,22 @@ class Child:
         return await self._process.wait()
 
     def signal_group(self, signum: int) -> None:
-        """Signal the process and its own children, as when their machine stops."""
+        """Signal the process and its own children."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signum)
 
     async def stop(self) -> None:
-        """SIGTERM, then SIGKILL to whatever of the group is left."""
+        """Send SIGTERM, then SIGKILL to what is left of the group."""
         if self.running:
             self._process.send_signal(signal.SIGTERM)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
         self.signal_group(signal.SIGKILL)
         await self._process.wait()
-        if self._draining is not None:
-            await self._draining
+        await asyncio.gather(*self._readers)
 
     async def kill(self) -> None:
-        """SIGKILL to the whole group, as when its machine stops."""
+        """Send SIGKILL to the whole group, as when its machine stops."""
         self.signal_group(signal.SIGKILL)
         await self._process.wait()
 
@@ -131,10 +135,22 @@ class Child:
         raise Unavailable(f"{self.name} ended with exit code {code} before it was ready{self._log_end()}")
 
     async def _drain(self) -> None:
-        """A child that writes more must not block on a full pipe."""
+        """Read stdout to its end, since a child that writes more must not block on a full pipe."""
         if self._process.stdout is not None:
             while await self._process.stdout.read(65536):
                 pass
+
+    async def _read_log(self, on_log: OnLog) -> None:
+        """Pass stderr on to its end, in lines of any length."""
+        if self._process.stderr is None:
+            return
+        begun = b""
+        while data := await self._process.stderr.read(65536):
+            *lines, begun = (begun + data).split(b"\n")
+            for line in lines:
+                on_log(self.name, line.decode(errors="replace"))
+        if begun:
+            on_log(self.name, begun.decode(errors="replace"))
 
     def _log_end(self) -> str:
         if self._log is None or not self._log.exists():
@@ -145,14 +161,18 @@ class Child:
 class Cluster:
     """A coordinator and its verifiers. An async context manager; everything has stopped when it is left.
 
-    logs: folder for the children's stderr, inherited where None. start_timeout_s: how long each may take to be ready.
+    The children's stderr goes to files in the folder `logs`, or line by line to `on_log`; it is inherited if both are
+    None. start_timeout_s: time that each may take to be ready.
     """
 
     verifier_module = "cloud_verifier.app"
     """Module that a verifier's process runs with `python -m`; a benchmark puts one of its own here."""
 
-    def __init__(self, *, logs: Path | None = None, start_timeout_s: float = START_TIMEOUT_S) -> None:
+    def __init__(
+        self, *, logs: Path | None = None, on_log: OnLog | None = None, start_timeout_s: float = START_TIMEOUT_S
+    ) -> None:
         self._logs = logs
+        self._on_log = on_log
         self._start_timeout_s = start_timeout_s
         self._named = 0
         self.coordinator: Child | None = None
@@ -173,7 +193,7 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """The coordinator's."""
+        """The coordinator's address; "" before it is ready."""
         return self.coordinator.address if self.coordinator else ""
 
     async def start_coordinator(self, *arguments: str, cores: Sequence[int] = ()) -> Child:
@@ -182,7 +202,7 @@ class Cluster:
         return self.coordinator
 
     async def start_verifier(self, *arguments: str, cores: Sequence[int] = ()) -> Child:
-        """A verifier that registers with the cluster's coordinator, if it has one. Several may be started at once."""
+        """Start a verifier that registers with the coordinator, if there is one. Several may be started at once."""
         self._named += 1
         name = f"verifier-{self._named}"
         command = [sys.executable, "-m", self.verifier_module, "--verifier-id", name, *arguments]
@@ -194,4 +214,6 @@ class Cluster:
 
     async def _start(self, name: str, command: Sequence[str], cores: Sequence[int]) -> Child:
         log = self._logs / f"{name}.log" if self._logs else None
-        return await Child.start(name, command, log=log, cores=cores, timeout_s=self._start_timeout_s)
+        return await Child.start(
+            name, command, log=log, on_log=self._on_log, cores=cores, timeout_s=self._start_timeout_s
+        )

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from coordinator import DEFAULT_COORDINATOR, DEFAULT_STATE_DIR
 from outrider.core.protocol.messages import SessionLimits
 from outrider.settings.layers import Flag
 from outrider.telemetry.logs import LogFormat
@@ -19,7 +20,6 @@ from outrider.wire.channels import ServerTls
 
 EMBEDDED = "embedded"
 """The value of `redis` that starts a server of our own."""
-DEFAULT_STATE = "~/.outrider/coordinator"
 
 
 class CoordinatorConfig(BaseSettings):
@@ -29,12 +29,12 @@ class CoordinatorConfig(BaseSettings):
         env_prefix="OUTRIDER_COORDINATOR_", frozen=True, extra="forbid", use_attribute_docstrings=True
     )
 
-    listen: str = "127.0.0.1:7700"
+    listen: str = DEFAULT_COORDINATOR
     """HOST:PORT where devices, verifiers and operators ask; port 0 takes any free one. Loopback by default, so that
     nothing is open by accident."""
     redis: str = EMBEDDED
     """A redis://, rediss:// or unix:// URL; `embedded` starts a server that forgets everything at the end."""
-    state_dir: Path = Path(DEFAULT_STATE)
+    state_dir: Path = Path(DEFAULT_STATE_DIR)
     """Holds the ticket key and a copy of what was decided of draft releases. Coordinators over one Redis
     may share it or have one each."""
     tls_cert: Path | None = None

@@ -49,7 +49,7 @@ def run(module: str) -> None:
     except KeyboardInterrupt:
         code = INTERRUPTED
     finally:
-        _end_at_interrupt()  # the interpreter's own end takes a moment, too
+        _on_interrupt(_end)  # the interpreter's own end takes a moment, too
     raise SystemExit(code)
 
 
@@ -62,12 +62,20 @@ class EndedByInterrupt:
 
     def __enter__(self) -> None:
         self._before = signal.getsignal(signal.SIGINT)
-        _end_at_interrupt()
+        _on_interrupt(_end)
 
     def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        _on_interrupt(self._before)
 
 
-def _end_at_interrupt() -> None:
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+def _end(*_: object) -> None:
+    os._exit(INTERRUPTED)
+
+
+def _on_interrupt(handler: object) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        return
+    try:  # noqa: SIM105  # importing contextlib takes longer than all else here
+        signal.signal(signal.SIGINT, handler)  # type: ignore[arg-type]
+    except ValueError:
+        pass  # Python interrupts its main thread alone

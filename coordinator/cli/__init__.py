@@ -1,10 +1,9 @@
-"""`outrider`, the operator's command: a file for each noun.
+"""The operator's command, `outrider`.
 
-`command` reads the line and says with which code it ends; `output` shows what a noun found; `documents` is what JSON
-and YAML say of it, `columns` the tables.
+`arguments` describes the command line and `command` runs what it names: a module for each noun, which is imported only
+then. `output` prints what a command has found, as a table (`tables`) or as JSON or YAML (`json_views`).
 """
 
 from coordinator.cli.command import main
-from coordinator.cli.local import shipped_pair
 
-__all__ = ["main", "shipped_pair"]
+__all__ = ["main"]

@@ -1,6 +1,6 @@
-"""`python -m coordinator.cli`."""
+"""Run `outrider` as `python -m coordinator.cli`."""
 
-from coordinator.cli.command import main
+from outrider.console_scripts import operator
 
 if __name__ == "__main__":
-    main()
+    operator()

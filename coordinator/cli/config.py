@@ -1,6 +1,6 @@
-"""`outrider config`: what each process would make of a configuration file, without starting anything.
+"""`outrider config check`: show what each process would make of its settings, without starting anything.
 
-Every process is asked itself, by its own `--check-config`, so that what is told is what it would do.
+Each process is asked by its own `--check-config`, so the answer is what it would do.
 """
 
 from __future__ import annotations
@@ -11,69 +11,41 @@ import json
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from coordinator.cli.output import Shown, form_option, note, render
-from outrider.core.text import table
-from outrider.settings.file import VARIABLE, config_file, read
+from coordinator.cli.json_views import Document
+from coordinator.cli.output import Result, note, render
+from coordinator.cli.tables import Column, table
+from outrider.settings.file import config_file, read
 from outrider.settings.layers import variables
 from outrider.settings.report import shown
 
 EXIT_WRONG = 2
 TIMEOUT_S = 60.0
-"""For one process to say what it makes of its settings: Python's start, on a busy machine."""
+"""For one process to report its settings: Python's start, on a busy machine."""
 PROCESSES: Mapping[str, tuple[str, ...]] = {
     "coordinator": ("coordinator.app",),
     "verifier": ("cloud_verifier.app",),
     "edge": ("edge_agent.cli", "serve"),
     "distill": ("cloud_verifier.distill.cli", "run"),
 }
-"""The module of each, and a command of it that has all its settings."""
-
+"""The module of each process, and a command of it that has all its settings."""
+COLUMNS = (
+    Column("SETTING", lambda s: s["setting"]),
+    Column("VALUE", lambda s: shown(s["value"])),
+    Column("SOURCE", lambda s: s["source"]),
+)
 _ABSENT = re.compile(r"No module named|pip install")
 """In the last line of a process that lacks its packages."""
-Document = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Silent:
-    """What is known of a process that did not say what it makes of its settings."""
-
-    why: str
-    absent: bool = False
-    """It is not installed here."""
-
-
-def add_parser(commands: Any) -> None:
-    config = commands.add_parser("config", help="check the settings of every process, before one starts with them")
-    verbs = config.add_subparsers(required=True, metavar="VERB", dest="verb")
-    check = verbs.add_parser(
-        "check",
-        help="show every setting and where it comes from, and all that is wrong",
-        epilog="Settings come from flags, from the environment, from FILE and from defaults, in that order; this"
-        " command cannot see the flags of others. `outrider-verifier ... --check-config` shows one process with its"
-        " flags. Exit codes: 0 nothing is wrong, 2 something is, or could not be checked; all of it is said on stderr.",
-    )
-    check.add_argument(
-        "file",
-        nargs="?",
-        type=Path,
-        metavar="FILE",
-        help=f"TOML, a table for each process [default: the environment's settings alone] [env: {VARIABLE}]",
-    )
-    form_option(check)
-    check.set_defaults(run=_check)
-
-
-def _check(options: argparse.Namespace) -> int:
-    """The exit code. Raises BadRequest for a file that cannot be read."""
+def check(options: argparse.Namespace) -> int:
+    """Print the report and return the exit code. Raises BadRequest for a file that cannot be read."""
     file = config_file(options.file)
     if file is not None:
-        read(file)  # what is wrong with all of it is said once
-    document = summary(file, asyncio.run(_ask_all(file)))
-    print(render(Shown(document, _table(document)), options.output), flush=True)
+        read(file)  # a file that no process could read is complained of once
+    document = asyncio.run(_document(file))
+    print(render(Result(document, lambda: table(COLUMNS, _rows(document))), options.output), flush=True)
     for line in (*document["problems"], *(f"warning: {warning}" for warning in document["warnings"])):
         note(line)
     for process in document["processes"]:
@@ -84,22 +56,24 @@ def _check(options: argparse.Namespace) -> int:
     return EXIT_WRONG if document["problems"] else 0
 
 
-def summary(file: Path | None, reports: Mapping[str, Document | Silent]) -> Document:
-    """Of all processes. reports: what each said, or why it said nothing."""
-    problems: dict[str, None] = {}
+async def _document(file: Path | None) -> Document:
+    """Return the reports of all processes as one."""
+    problems: dict[str, None] = {}  # in their order, each once
     warnings: dict[str, None] = {}
     processes = []
-    for process, told in reports.items():
-        if isinstance(told, Silent):
-            unchecked = {"process": process, "checked": False, "reason": told.why, "missing": [], "settings": []}
-            processes.append(unchecked)
-            problems |= dict.fromkeys(_unchecked(process, told, file))
-            continue
-        missing = [problem["where"] for problem in told["problems"] if problem["missing"]]
-        problems |= {f"{p['where']}: {p['what']}": None for p in told["problems"] if not p["missing"]}
-        warnings |= dict.fromkeys(told["warnings"])
-        checked = {"process": process, "checked": True, "reason": None, "missing": missing}
-        processes.append({**checked, "settings": told["settings"]})
+    answers = await asyncio.gather(*(_ask(command, file) for command in PROCESSES.values()))
+    for process, answer in zip(PROCESSES, answers, strict=True):
+        checked = isinstance(answer, dict)
+        shown = {"process": process, "checked": checked, "reason": None, "missing": [], "settings": []}
+        if isinstance(answer, dict):
+            problems |= {f"{p['where']}: {p['what']}": None for p in answer["problems"] if not p["missing"]}
+            warnings |= dict.fromkeys(answer["warnings"])
+            shown["missing"] = [problem["where"] for problem in answer["problems"] if problem["missing"]]
+            shown["settings"] = answer["settings"]
+        else:
+            problems |= dict.fromkeys(_unchecked(process, answer, file))
+            shown["reason"] = answer
+        processes.append(shown)
     return {
         "file": str(file) if file is not None else None,
         "problems": list(problems),
@@ -108,22 +82,17 @@ def summary(file: Path | None, reports: Mapping[str, Document | Silent]) -> Docu
     }
 
 
-def _unchecked(process: str, silent: Silent, file: Path | None) -> list[str]:
-    """What is wrong with leaving a process unchecked: nothing where it is not installed and nobody configures it."""
-    if not silent.absent:
+def _unchecked(process: str, reason: str, file: Path | None) -> list[str]:
+    """Return what is wrong with leaving a process unchecked: nothing if it is not installed and has no settings."""
+    if not _ABSENT.search(reason):
         return [f"{process}: could not be checked"]
-    table = read(file).get(process) if file is not None else None
-    given = [*variables(f"OUTRIDER_{process.upper()}_").values(), *([f"{file}: [{process}]"] if table else [])]
+    settings = read(file).get(process) if file is not None else None
+    given = [*variables(f"OUTRIDER_{process.upper()}_").values(), *([f"{file}: [{process}]"] if settings else [])]
     return [f"{process}: has settings that cannot be checked here: {', '.join(given)}"] if given else []
 
 
-async def _ask_all(file: Path | None) -> dict[str, Document | Silent]:
-    answers = await asyncio.gather(*(_ask(command, file) for command in PROCESSES.values()))
-    return dict(zip(PROCESSES, answers, strict=True))
-
-
-async def _ask(command: tuple[str, ...], file: Path | None) -> Document | Silent:
-    """A process's report, or why there is none."""
+async def _ask(command: tuple[str, ...], file: Path | None) -> Document | str:
+    """Return a process's report, or the reason why there is none."""
     given = ["--config", str(file)] if file is not None else []
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", *command, *given, "--check-config", "json"),
@@ -135,28 +104,26 @@ async def _ask(command: tuple[str, ...], file: Path | None) -> Document | Silent
         async with asyncio.timeout(TIMEOUT_S):
             out, err = await child.communicate()
     except TimeoutError:
-        return Silent(f"it said nothing for {TIMEOUT_S:.0f} s")
+        return f"it did not answer within {TIMEOUT_S:.0f} s"
     finally:
         if child.returncode is None:
             child.kill()
             await child.wait()
     try:
-        told: Document = json.loads(out)
+        report: Document = json.loads(out)
     except ValueError:
         lines = err.decode(errors="replace").strip().splitlines()
-        why = lines[-1] if lines else f"it ended with {child.returncode} and said nothing"
-        return Silent(why, absent=_ABSENT.search(why) is not None)
-    return told
+        return lines[-1] if lines else f"it ended with {child.returncode} and said nothing"
+    return report
 
 
-def _table(document: Document) -> str:
-    rows = [
-        (f"{process['process']}.{setting['name']}", shown(setting["value"]), _source(process, setting))
+def _rows(document: Document) -> list[Document]:
+    return [
+        {
+            "setting": f"{process['process']}.{setting['name']}",
+            "value": setting["value"],
+            "source": "missing" if setting["name"] in process["missing"] else setting["source"],
+        }
         for process in document["processes"]
         for setting in process["settings"]
     ]
-    return table(("SETTING", "VALUE", "SOURCE"), rows)
-
-
-def _source(process: Document, setting: Document) -> str:
-    return "missing" if setting["name"] in process["missing"] else str(setting["source"])

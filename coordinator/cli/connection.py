@@ -1,4 +1,4 @@
-"""The operator's line to a coordinator, and the options that every command with one has."""
+"""Connect a command to the coordinator that its flags or the environment name."""
 
 from __future__ import annotations
 
@@ -13,68 +13,58 @@ from google.protobuf.message import Message
 from pydantic import SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from coordinator import DEFAULT_COORDINATOR
 from outrider.core.errors import BadRequest, OutriderError, Unauthenticated, Unavailable
 from outrider.settings.layers import Layers
-from outrider.settings.options import add_settings, flags_of
 from outrider.wire.channels import ClientTls, channel
 from outrider.wire.status import ERROR_KEY, error_from_rpc
 from outrider.wire.v1 import coordinator_pb2_grpc
 
-DEFAULT_COORDINATOR = "127.0.0.1:7700"
 TIMEOUT_S = 5.0
 
-Ask = Callable[[str, Message], Awaitable[Any]]
+AdminCall = Callable[[str, Message], Awaitable[Any]]
+"""(method of the service Admin, request) -> response. Raises core errors."""
 
 
 class AdminSettings(BaseSettings):
-    """An operator's: flags come before OUTRIDER_ADMIN_* in the environment; no file has them."""
+    """How to reach a coordinator. Flags (`coordinator.cli.arguments`) override OUTRIDER_ADMIN_*; no file has them."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="OUTRIDER_ADMIN_", frozen=True, extra="forbid", use_attribute_docstrings=True
-    )
+    model_config = SettingsConfigDict(env_prefix="OUTRIDER_ADMIN_", frozen=True, extra="forbid")
 
     coordinator: str = DEFAULT_COORDINATOR
-    """HOST:PORT of the coordinator to ask; what it wants to be shown is in $OUTRIDER_ADMIN_TOKEN, which has no flag."""
     tls: bool = False
-    """Speak TLS with the authorities that gRPC ships with."""
     ca: Path | None = None
-    """PEM file of the authority to trust; with it TLS is spoken."""
     insecure: bool = False
-    """Allow plain text beyond loopback."""
     token: SecretStr | None = None
-    """What a coordinator with an admin token wants to be shown."""
 
 
-def link_options(parser: argparse.ArgumentParser) -> None:
-    add_settings(parser, AdminSettings)
-
-
-def link_of(options: argparse.Namespace) -> AdminSettings:
-    """Raises BadRequest."""
-    return Layers(AdminSettings, flags_of(AdminSettings, options)).load()
+def settings_of(options: argparse.Namespace) -> AdminSettings:
+    """Return the settings of a command line. Raises BadRequest for values that cannot be."""
+    flags = {name: getattr(options, name, None) for name in AdminSettings.model_fields}
+    return Layers(AdminSettings, {name: value for name, value in flags.items() if value is not None}).load()
 
 
 @contextlib.asynccontextmanager
-async def line(options: argparse.Namespace, *, timeout_s: float = TIMEOUT_S) -> AsyncIterator[Ask]:
-    """(method of Admin, request) -> response. Raises core errors."""
-    settings = link_of(options)
+async def connected(options: argparse.Namespace, timeout_s: float = TIMEOUT_S) -> AsyncIterator[AdminCall]:
+    """Yield what calls the coordinator's service Admin. timeout_s: for each call. Raises BadRequest for settings."""
+    settings = settings_of(options)
     tls = ClientTls(settings.ca) if settings.ca or settings.tls else None
     token = settings.token.get_secret_value() if settings.token else ""
     metadata = (("authorization", f"Bearer {token}"),) if token else ()
-    async with channel(settings.coordinator, tls=tls, insecure=settings.insecure) as link:
-        admin = coordinator_pb2_grpc.AdminStub(link)  # type: ignore[no-untyped-call]
+    async with channel(settings.coordinator, tls=tls, insecure=settings.insecure) as opened:
+        admin = coordinator_pb2_grpc.AdminStub(opened)  # type: ignore[no-untyped-call]
 
-        async def ask(method: str, request: Message) -> Any:
+        async def call(method: str, request: Message) -> Any:
             try:
                 return await getattr(admin, method)(request, timeout=timeout_s, metadata=metadata)
             except grpc.aio.AioRpcError as error:
-                raise _told(error, settings.coordinator, timeout_s) from error
+                raise _explained(error, settings.coordinator, timeout_s) from error
 
-        yield ask
+        yield call
 
 
-def _told(error: grpc.aio.AioRpcError, coordinator: str, timeout_s: float) -> OutriderError:
-    """The error with what an operator can do about it. What gRPC itself says comes without a coordinator's mark."""
+def _explained(error: grpc.aio.AioRpcError, coordinator: str, timeout_s: float) -> OutriderError:
+    """Return the error with what an operator can do about it. gRPC's own errors lack a coordinator's mark."""
     known = error_from_rpc(error)
     marked = any(name == ERROR_KEY for name, _ in error.trailing_metadata() or ())
     match error.code():

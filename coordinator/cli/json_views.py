@@ -1,4 +1,4 @@
-"""What `-o json` and `-o yaml` show: plain data whose names and units stay as they are. Tables are made from it, too.
+"""Make the documents of `-o json` and `-o yaml`, whose names and units stay as they are. Tables are made of them, too.
 
 Times end in `_s` or `_ms`, moments are ISO 8601 in UTC, shares go from 0 to 1, and null is what is not known.
 """
@@ -8,11 +8,14 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
-from coordinator.releases.codec import state_from_proto
 from outrider.wire.manifest import read_unverified
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 Document = dict[str, Any]
+
+_RELEASE_STATES = {
+    state: name.removeprefix("RELEASE_STATE_").lower() for name, state in pb.ReleaseState.items() if state
+}
 
 
 def verifier(v: pb.VerifierStatus) -> Document:
@@ -113,13 +116,13 @@ def tenant(t: pb.Tenant) -> Document:
 
 def release(r: pb.Release) -> Document:
     manifest = read_unverified(r.manifest)
-    state, e = state_from_proto(r.state), r.evidence
+    e = r.evidence
     return {
         "release": manifest.digest,
         "version": manifest.version,
         "target": manifest.weights_hash,
         "tokenizer": manifest.tokenizer_hash,
-        "state": state.value if state else "unknown",
+        "state": _RELEASE_STATES.get(r.state, "unknown"),
         "share": r.share,
         "pinned": r.pinned,
         "since": moment(r.since_unix),
@@ -157,7 +160,7 @@ def status(coordinator: str, s: pb.StatusResponse) -> Document:
 
 
 def moment(unix: float) -> str | None:
-    """None for 0."""
+    """Return a moment in ISO 8601, None for 0."""
     if not unix:
         return None
     return datetime.datetime.fromtimestamp(unix, datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

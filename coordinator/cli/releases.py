@@ -1,18 +1,19 @@
-"""`outrider releases`: see which drafts devices use and why, and say otherwise."""
+"""`outrider releases`: show which drafts devices use and why, and promote, roll back, pin or publish one."""
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from coordinator.cli import json_views
-from coordinator.cli.connection import Ask
-from coordinator.cli.output import LIMIT, MAX_LIMIT, Shown, output_options, show
-from coordinator.cli.values import at_most
-from coordinator.releases.overview import describe_release, describe_releases
+from coordinator.cli.connection import AdminCall
+from coordinator.cli.json_views import Document
+from coordinator.cli.output import Result, query
+from coordinator.cli.tables import SHORT, Column, facts, number, stacked, table
 from outrider.core.errors import BadRequest
 from outrider.wire import manifest as manifests
 from outrider.wire.manifest import Manifest, read_unverified
@@ -20,7 +21,16 @@ from outrider.wire.ticket import Signer
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 TIMEOUT_S = 60.0
-"""The coordinator reads the whole file of a draft before it takes it."""
+"""The coordinator reads the whole file of a draft before it takes its manifest."""
+COLUMNS = (
+    Column("RELEASE", lambda r: r["release"][:SHORT]),
+    number("VERSION", lambda r: str(r["version"])),
+    Column("TARGET", lambda r: r["target"].removeprefix("sha256:")[:SHORT]),
+    Column("STATE", lambda r: _state(r)),
+    Column("SINCE", lambda r: _local(r["since"])),
+    number("SIZE", lambda r: _size(r["size"])),
+    Column("REASON", lambda r: r["reason"]),
+)
 _ORDERS = {
     "promote": pb.RELEASE_ORDER_PROMOTE,
     "rollback": pb.RELEASE_ORDER_ROLL_BACK,
@@ -28,112 +38,89 @@ _ORDERS = {
     "unpin": pb.RELEASE_ORDER_UNPIN,
 }
 _WERE_STABLE = (pb.RELEASE_STATE_STABLE, pb.RELEASE_STATE_SUPERSEDED)
-_HELP = {
-    "promote": "a candidate to canary, a canary to stable",
-    "rollback": "take a candidate or canary back; of a stable one, release the draft before it again",
-    "pin": "leave it as it is, whatever is measured; nothing replaces a pinned stable release",
-    "unpin": "leave it to the measurements again",
-}
 
 
-def add_parser(commands: Any) -> None:
-    releases = commands.add_parser(
-        "releases",
-        help="draft releases: list them, see the evidence, promote, roll back, pin, publish",
-    )
-    verbs = releases.add_subparsers(required=True, metavar="VERB", dest="verb")
-    listed = verbs.add_parser("list", help="all, the newest of each target first")
-    listed.add_argument(
-        "--limit", type=at_most(MAX_LIMIT), default=LIMIT, metavar="N", help=f"show so many [default: {LIMIT}]"
-    )
-    verbs.add_parser("show", help="all that is known of one").add_argument("release", **_NAME)
-    for verb, what in _HELP.items():
-        verbs.add_parser(verb, help=what).add_argument("release", **_NAME)
-    verbs.choices["rollback"].add_argument(
-        "--key",
-        type=Path,
-        metavar="PEM",
-        help="key of the publisher, to sign the draft before a stable one again [default: none]",
-    )
-    publish = verbs.add_parser("publish", help="a manifest that its publisher signed")
-    publish.add_argument("manifest", type=Path, metavar="FILE", help="as `outrider-distill publish` writes it")
-    for name, parser in verbs.choices.items():
-        output_options(parser, watch=name in ("list", "show"))
-        parser.set_defaults(run=lambda options: show(options, lambda ask: _answer(options, ask), timeout_s=TIMEOUT_S))
+@query(TIMEOUT_S)
+async def list_releases(options: argparse.Namespace, call: AdminCall) -> Result:
+    known = await _known(call)
+    notice = f"{options.limit} of {len(known)} releases are shown; --limit N shows more"
+    return _listed(known[: options.limit], notice if len(known) > options.limit else "")
 
 
-_NAME: dict[str, Any] = {"metavar": "RELEASE", "help": "the beginning of its hash"}
+@query(TIMEOUT_S)
+async def show_release(options: argparse.Namespace, call: AdminCall) -> Result:
+    shown = _document(await _known(call, options.release))
+    return Result(shown, lambda: stacked(*(facts(_facts(release)) for release in shown["releases"])))
 
 
-async def _answer(options: argparse.Namespace, ask: Ask) -> Shown:
-    match options.verb:
-        case "list":
-            known = list((await _list(ask)).releases)
-            cut = len(known) > options.limit
-            notice = f"{options.limit} of {len(known)} releases are shown; --limit N shows more" if cut else ""
-            return _shown(known[: options.limit], notice)
-        case "show":
-            found = list((await _list(ask, options.release)).releases)
-            return Shown(_document(found), "\n\n".join(map(describe_release, found)))
-        case "publish":
-            return await _publish(ask, _read(options.manifest, "manifest"))
-        case "rollback" if options.key is not None:
-            return await _back(ask, options.release, options.key)
-    return await _steer(ask, options.release, _ORDERS[options.verb])
-
-
-def _shown(releases: list[pb.Release], notice: str = "") -> Shown:
-    return Shown(_document(releases), describe_releases(releases), notice)
-
-
-def _document(releases: list[pb.Release]) -> json_views.Document:
-    return {"releases": list(map(json_views.release, releases))}
-
-
-async def _list(ask: Ask, release: str = "") -> pb.ListReleasesResponse:
-    answer: pb.ListReleasesResponse = await ask("ListReleases", pb.ListReleasesRequest(release=release))
-    return answer
-
-
-async def _steer(ask: Ask, release: str, order: pb.ReleaseOrder) -> Shown:
-    answer = await ask("SteerRelease", pb.SteerReleaseRequest(release=release, order=order))
-    return _shown([answer.release])
-
-
-async def _publish(ask: Ask, raw: bytes) -> Shown:
+@query(TIMEOUT_S)
+async def publish(options: argparse.Namespace, call: AdminCall) -> Result:
+    raw = _read(options.manifest, "manifest")
     digest = read_unverified(raw).digest
-    await ask("PublishRelease", pb.PublishReleaseRequest(manifest=raw))
-    return _shown(list((await _list(ask, digest)).releases[:1]))
+    await call("PublishRelease", pb.PublishReleaseRequest(manifest=raw))
+    return _listed((await _known(call, digest))[:1])
 
 
-async def _back(ask: Ask, name: str, key: Path) -> Shown:
-    """Devices take no older version: the draft before the stable one as the next version, at once for everybody."""
-    signer = Signer.from_pem(_read(key, "key"))
-    known = list((await _list(ask)).releases)
-    current = (await _list(ask, name)).releases[0]
+@query(TIMEOUT_S)
+async def steer(options: argparse.Namespace, call: AdminCall) -> Result:
+    """Promote, pin or unpin a release."""
+    return await _steered(call, options.release, _ORDERS[options.verb])
+
+
+@query(TIMEOUT_S)
+async def roll_back(options: argparse.Namespace, call: AdminCall) -> Result:
+    """Roll back a release; a stable one, given a key, by signing the draft before it as the next version.
+
+    Devices take no older version. The new one goes to all devices at once.
+    """
+    if options.key is None:
+        return await _steered(call, options.release, pb.RELEASE_ORDER_ROLL_BACK)
+    signer = Signer.from_pem(_read(options.key, "key"))
+    known = await _known(call)
+    current = (await _known(call, options.release))[0]
     if current.state != pb.RELEASE_STATE_STABLE:
-        return await _steer(ask, name, pb.RELEASE_ORDER_ROLL_BACK)
+        return await _steered(call, options.release, pb.RELEASE_ORDER_ROLL_BACK)
     _check_key(current, signer)
     if current.pinned:
         raise BadRequest(
-            f"the stable release is pinned, and nothing replaces it; `outrider releases unpin {name}` first",
+            f"the stable release is pinned, and nothing replaces it; `outrider releases unpin {options.release}` first",
             field="release",
         )
-    before = _before(current, known)
-    again = replace(before, version=_next(before.weights_hash, known), created_unix=time.time())
-    await ask("PublishRelease", pb.PublishReleaseRequest(manifest=manifests.sign(again, signer)))
-    released = (await _list(ask, again.digest)).releases[0]
+    before = _stable_before(current, known)
+    again = replace(before, version=_next_version(before.weights_hash, known), created_unix=time.time())
+    await call("PublishRelease", pb.PublishReleaseRequest(manifest=manifests.sign(again, signer)))
+    released = (await _known(call, again.digest))[0]
     if released.state != pb.RELEASE_STATE_CANARY:
-        return _shown(
+        return _listed(
             [released],
             "another release is on trial: roll it back, and this one goes on trial;"
-            f" `outrider releases promote {again.digest[:12]}` then gives it to everybody",
+            f" `outrider releases promote {again.digest[:SHORT]}` then gives it to everybody",
         )
-    return await _steer(ask, again.digest, pb.RELEASE_ORDER_PROMOTE)
+    return await _steered(call, again.digest, pb.RELEASE_ORDER_PROMOTE)
+
+
+async def _known(call: AdminCall, release: str = "") -> list[pb.Release]:
+    """Return all releases, or those whose hash begins with `release`; the newest of each target first."""
+    return list((await call("ListReleases", pb.ListReleasesRequest(release=release))).releases)
+
+
+async def _steered(call: AdminCall, release: str, order: pb.ReleaseOrder) -> Result:
+    answer = await call("SteerRelease", pb.SteerReleaseRequest(release=release, order=order))
+    return _listed([answer.release])
+
+
+def _listed(releases: Sequence[pb.Release], notice: str = "") -> Result:
+    shown = _document(releases)
+    none = "no releases: devices draft with what their verifiers offer"
+    return Result(shown, lambda: table(COLUMNS, shown["releases"]) if releases else none, notice)
+
+
+def _document(releases: Sequence[pb.Release]) -> Document:
+    return {"releases": list(map(json_views.release, releases))}
 
 
 def _check_key(current: pb.Release, signer: Signer) -> None:
-    """Devices that know only the publisher of what they have would refuse what another one signed."""
+    """Raise BadRequest for another publisher's key: devices may trust only the publisher of the draft they have."""
     theirs = pb.SignedManifest.FromString(current.manifest).key_id
     if signer.key_id != theirs:
         raise BadRequest(
@@ -143,10 +130,13 @@ def _check_key(current: pb.Release, signer: Signer) -> None:
         )
 
 
-def _before(current: pb.Release, known: list[pb.Release]) -> Manifest:
-    """The one that was stable before, and was not itself gone back from. known: the newest first."""
+def _stable_before(current: pb.Release, known: Sequence[pb.Release]) -> Manifest:
+    """Return the manifest that was stable before and was not itself rolled back. known: the newest release first.
+
+    Raises BadRequest if there is none.
+    """
     now = read_unverified(current.manifest)
-    stable: list[Manifest] = []  # what each was released in place of, the present one last
+    stable: list[Manifest] = []  # each replaced the one before it; the present one is last
     for release in reversed(known):
         manifest = read_unverified(release.manifest)
         if manifest.weights_hash != now.weights_hash or release.state not in _WERE_STABLE:
@@ -155,20 +145,56 @@ def _before(current: pb.Release, known: list[pb.Release]) -> Manifest:
         stable[again:] = [manifest]  # going back to a draft undoes all that came after it
     if len(stable) < 2:
         raise BadRequest(
-            f"no release was stable before version {now.version}, but such as were gone back from; publish another"
-            f" draft as version {_next(now.weights_hash, known)}",
+            f"no release was stable before version {now.version}, but such as were rolled back; publish another"
+            f" draft as version {_next_version(now.weights_hash, known)}",
             field="release",
         )
     return stable[-2]
 
 
-def _next(weights_hash: str, known: list[pb.Release]) -> int:
+def _next_version(weights_hash: str, known: Sequence[pb.Release]) -> int:
     versions = [m.version for m in (read_unverified(r.manifest) for r in known) if m.weights_hash == weights_hash]
     return max(versions) + 1
 
 
-def _read(path: Path, what: str) -> bytes:
+def _read(path: Path, field: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise BadRequest(f"{what} {path} cannot be read: {error.strerror}", field=what) from error
+        raise BadRequest(f"{field} {path} cannot be read: {error.strerror}", field=field) from error
+
+
+def _facts(r: Document) -> dict[str, str]:
+    known = {
+        "release": r["release"],
+        "version": str(r["version"]),
+        "state": f"{_state(r)}, since {_local(r['since'])}",
+        "reason": r["reason"],
+        "target": f"{r['target']}, tokenizer {r['tokenizer']}",
+        "file": f"{_size(r['size'])}, {r['quantization']}; {', '.join(r['urls']) or 'no URLs'}",
+        "trained from": (r["parent"] or "").removeprefix("sha256:") or "nothing that was released",
+        "signed by": r["signed_by"],
+        "created": _local(r["created"]),
+        **{f"gate: {name}": f"{value:g}" for name, value in r["metrics"].items()},
+    }
+    if e := r["evidence"]:
+        known["measured"] = (
+            f"{e['canary_right']:.1%} of positions guessed right in {e['canary_samples']} samples,"
+            f" {e['stable_right']:.1%} in {e['stable_samples']} beside it"
+        )
+        known["evidence"] = f"that it is not worse e^{e['log_better']:.1f}, that it is worse e^{e['log_worse']:.1f}"
+    return known
+
+
+def _state(r: Document) -> str:
+    share = f" {r['share']:.0%}" if r["state"] == "canary" else ""
+    return f"{r['state'].replace('_', ' ')}{share}{', pinned' if r['pinned'] else ''}"
+
+
+def _size(size: int) -> str:
+    return f"{size / 1e6:.1f} MB" if size >= 100_000 else f"{size} B"
+
+
+def _local(moment: str | None) -> str:
+    """Return a moment of a document in local time."""
+    return datetime.fromisoformat(moment).astimezone().strftime("%Y-%m-%d %H:%M:%S") if moment else "-"

@@ -1,41 +1,39 @@
-"""`outrider status`: everything at a glance."""
+"""`outrider status`: show the verifiers and sessions of a cluster."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from coordinator.cli import json_views, table_columns
-from coordinator.cli.connection import Ask, link_of
-from coordinator.cli.output import Shown, output_options, show
-from outrider.core.text import clean
+from coordinator.cli import json_views, sessions, verifiers
+from coordinator.cli.connection import AdminCall, settings_of
+from coordinator.cli.json_views import Document
+from coordinator.cli.output import Result, query
+from coordinator.cli.tables import stacked, table
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 
-def add_parser(commands: Any) -> None:
-    status = commands.add_parser("status", help="verifiers and sessions of a running cluster")
-    output_options(status, watch=True)
-    status.set_defaults(run=lambda options: show(options, lambda ask: _status(options, ask)))
-
-
-async def _status(options: argparse.Namespace, ask: Ask) -> Shown:
-    coordinator = link_of(options).coordinator
-    known = json_views.status(coordinator, await ask("Status", pb.StatusRequest()))
+@query()
+async def status(options: argparse.Namespace, call: AdminCall) -> Result:
+    coordinator = settings_of(options).coordinator
+    known = json_views.status(coordinator, await call("Status", pb.StatusRequest()))
     head = f"coordinator {coordinator}, up {known['uptime_s']:.0f} s, store {known['store']}"
-    verifiers, sessions = known["verifiers"], known["sessions"]
-    tables = (table_columns.verifiers(verifiers), table_columns.costs(verifiers), table_columns.sessions(sessions))
-    return Shown(known, "\n\n".join((clean(head), *tables)), _left_out(known))
+    return Result(
+        known,
+        lambda: stacked(
+            head,
+            table(verifiers.COLUMNS, known["verifiers"]),
+            table(verifiers.STEP_COSTS, known["verifiers"]),
+            table(sessions.COLUMNS, known["sessions"]),
+        ),
+        _left_out(known),
+    )
 
 
-def _left_out(known: json_views.Document) -> str:
-    """Sessions that are on their way from one verifier to another are counted, too, so a few may be missing."""
-    verifiers, sessions = len(known["verifiers"]), len(known["sessions"])
-    cut = [
+def _left_out(known: Document) -> str:
+    """Return the notice of a cut list. A session that moves to another verifier counts twice, so few may be missing."""
+    parts = [(what, len(known[what]), known[f"total_{what}"]) for what in ("verifiers", "sessions")]
+    return "; ".join(
         f"{shown} of {total} {what} are shown, `outrider {what} list` shows all"
-        for what, shown, total in (
-            ("verifiers", verifiers, known["total_verifiers"]),
-            ("sessions", sessions, known["total_sessions"]),
-        )
+        for what, shown, total in parts
         if shown < total
-    ]
-    return "; ".join(cut)
+    )

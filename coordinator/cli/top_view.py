@@ -1,37 +1,79 @@
-"""One frame of `outrider top`: the only place that imports rich."""
+"""Draw a frame of `outrider top` with rich: the cluster's figures, and what has changed since the frame before."""
 
 from __future__ import annotations
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 try:
     from rich.console import Console, Group, RenderableType
     from rich.live import Live
-    from rich.table import Table
     from rich.text import Text
 except ImportError as error:
     raise ImportError("outrider top needs rich: pip install 'outrider[coordinator]'") from error
 
-from coordinator.cli.rates import Rates
-from coordinator.cli.table_columns import ms, share
+from coordinator.cli.json_views import Document
+from coordinator.cli.tables import Column, ms, number, share, table
 from outrider.core.text import clean
 
 PLAIN_WIDTH = 132
-"""Of a frame that goes to a file or a pipe."""
+"""Columns of a frame that goes to a file or a pipe."""
 BAR = 10
-_GAP = 2
-"""Between columns."""
+HISTORY = 24
+"""Frames whose tokens per second are remembered."""
 _SPARKS = " ▁▂▃▄▅▆▇█"
-_AROUND = 9
+_OTHER_LINES = 9
 """Lines of a frame that are neither verifiers nor sessions."""
 _STATES = {"serving": "green", "cordoned": "yellow", "draining": "magenta"}
 
+_Counts = Mapping[str, tuple[int, ...]]
+
+
+class Rates:
+    """What happened between two frames, from counters that only grow while a session lives."""
+
+    def __init__(self) -> None:
+        self._at = 0.0
+        self._verifiers: _Counts = {}
+        self._sessions: _Counts = {}
+        self._acceptance: dict[str, float] = {}
+        self._tokens_per_s: dict[str, float] = {}
+        self.history: dict[str, deque[float]] = {}
+        """Tokens per second of each verifier, the newest last."""
+
+    def add(self, status: Document, now: float) -> None:
+        """Take the counters of a document of `status`. now: seconds on a clock that does not jump."""
+        verifiers = {v["id"]: (v["evaluated"], v["accepted"]) for v in status["verifiers"]}
+        sessions = {s["id"]: (s["epoch"], s["committed"]) for s in status["sessions"]}
+        passed_s = now - self._at
+        if self._at and passed_s > 0:
+            self._acceptance |= dict(_acceptances(self._verifiers, verifiers))
+            self._tokens_per_s = {
+                name: (committed - self._sessions[name][1]) / passed_s
+                for name, (epoch, committed) in sessions.items()
+                if name in self._sessions and self._sessions[name][0] == epoch and committed >= self._sessions[name][1]
+            }
+        self._acceptance = {name: share for name, share in self._acceptance.items() if name in verifiers}
+        known = {v["id"]: v["tokens_per_s"] for v in status["verifiers"]}
+        self.history = {name: self.history.get(name, deque(maxlen=HISTORY)) for name in known}
+        for name, tokens_per_s in known.items():
+            self.history[name].append(tokens_per_s)
+        self._at, self._verifiers, self._sessions = now, verifiers, sessions
+
+    def acceptance(self, verifier: Document) -> float | None:
+        """Return the accepted share of the nodes since the last frame that had any, or since its sessions began."""
+        share: float | None = self._acceptance.get(verifier["id"], verifier["acceptance"])
+        return share
+
+    def tokens_per_s(self, session: str) -> float | None:
+        """Return a session's speed; None if the frame before had no such session, or it has moved since."""
+        return self._tokens_per_s.get(session)
+
 
 class Screen:
-    """A terminal, or whatever stdout is."""
+    """A terminal, or what else stdout is."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(highlight=False)
@@ -39,24 +81,22 @@ class Screen:
             self._console.width = PLAIN_WIDTH
         self._live: Live | None = None
 
-    def print(self, status: Mapping[str, Any], rates: Rates, sessions: int) -> None:
-        """A frame as it is, however long."""
+    def print(self, status: Document, rates: Rates, sessions: int) -> None:
+        """Print a frame with all verifiers and this many sessions."""
         self._console.print(frame(status, rates, len(status["verifiers"]), sessions, self._console.width))
 
     @contextlib.contextmanager
     def live(self) -> Iterator[None]:
-        """The whole terminal is ours until the body ends; then it is as it was."""
+        """Take the whole terminal until the body ends; then it is as it was."""
         with Live(console=self._console, screen=True, auto_refresh=False, transient=True) as self._live:
             yield
         self._live = None
 
-    def show(
-        self, status: Mapping[str, Any], rates: Rates, sessions: int | None, interval_s: float, trouble: str
-    ) -> None:
-        """A frame that fits the terminal. trouble: why it is an old one."""
+    def show(self, status: Document, rates: Rates, sessions: int | None, interval_s: float, trouble: str) -> None:
+        """Show a frame that fits the terminal. trouble: why it is an old one."""
         if self._live is None:
             return
-        room = max(2, self._console.height - _AROUND)
+        room = max(2, self._console.height - _OTHER_LINES)
         verifiers = min(len(status["verifiers"]), max(1, room // 2) if status["sessions"] else room)
         rest = max(1, room - verifiers)
         foot = Text(f"every {interval_s:g} s; q quits", "dim") if not trouble else Text(clean(trouble), "bold red")
@@ -64,53 +104,72 @@ class Screen:
         self._live.update(Group(shown, foot), refresh=True)
 
 
-def frame(status: Mapping[str, Any], rates: Rates, verifiers: int, sessions: int, width: int) -> RenderableType:
-    """So many rows of each; what is left out is said. width: of the terminal, which a table fits with fewer columns."""
-    produced = {s["id"]: rates.tokens_per_s(s["id"]) for s in status["sessions"]}
-    busiest = sorted(status["sessions"], key=lambda s: (-(produced[s["id"]] or 0.0), -s["committed"], s["id"]))
+def frame(status: Document, rates: Rates, verifiers: int, sessions: int, width: int) -> RenderableType:
+    """Return at most this many verifiers and sessions, the busiest first, with the number of those left out."""
+    busiest = sorted(
+        status["sessions"], key=lambda s: (-(rates.tokens_per_s(s["id"]) or 0.0), -s["committed"], s["id"])
+    )
     return Group(
         _head(status),
         Text(),
-        _verifiers(status["verifiers"][:verifiers], rates, width),
-        _rest("verifiers", verifiers, status["total_verifiers"]),
-        _sessions(busiest[:sessions], produced, width),
-        _rest("sessions", sessions, status["total_sessions"]),
+        table(_verifier_columns(rates), status["verifiers"][:verifiers], width),
+        _left_out("verifiers", verifiers, status["total_verifiers"]),
+        table(_session_columns(rates), busiest[:sessions], width),
+        _left_out("sessions", sessions, status["total_sessions"]),
     )
 
 
 def bar(used: float, whole: float) -> Text:
-    """Green, then yellow from 70% and red from 90% on. Empty only where nothing is used."""
+    """Return a bar that is yellow from 70% and red from 90% on, and empty only if nothing is used."""
     part = _part(used, whole)
     full = max(round(part * BAR), int(part > 0))
     colour = "red" if part >= 0.9 else "yellow" if part >= 0.7 else "green"
     return Text.assemble(("█" * full, colour), ("░" * (BAR - full), "dim"))
 
 
-def _part(used: float, whole: float) -> float:
-    return min(1.0, used / whole) if whole else 0.0
+def _verifier_columns(rates: Rates) -> Sequence[Column]:
+    return (
+        Column("VERIFIER", lambda v: v["id"]),
+        Column("STATE", lambda v: Text(v["state"], _STATES[v["state"]])),
+        Column("LOAD", lambda v: bar(v["sessions"], v["capacity"]), spare=3),
+        number("SESSIONS", lambda v: f"{v['sessions']}/{v['capacity']}"),
+        number("TOKENS/S", lambda v: f"{v['tokens_per_s']:.0f}"),
+        Column("LATELY", lambda v: Text(_spark(rates.history.get(v["id"], ())), "cyan"), spare=4),
+        number("STEP", lambda v: ms(v["step_ms"]), spare=2),
+        number("MIN ACC", lambda v: f"{v['min_acceptance']:.2f}"),
+        number("ACCEPTED", lambda v: share(rates.acceptance(v))),
+        number("RTT", lambda v: ms(v["rtt_ms"])),
+        Column("KV", lambda v: _kv(v["kv_used"], v["kv_capacity"]), spare=1),
+    )
 
 
-def spark(values: Sequence[float]) -> str:
-    """Of values from 0 on, by the greatest of them."""
-    most = max(values, default=0.0)
-    top = len(_SPARKS) - 1
-    return "".join(_SPARKS[round(top * value / most) if most > 0 else 0] for value in values)
+def _session_columns(rates: Rates) -> Sequence[Column]:
+    return (
+        Column("SESSION", lambda s: s["id"]),
+        Column("TENANT", lambda s: s["tenant"], spare=2),
+        Column("VERIFIER", lambda s: s["verifier"], spare=1),
+        number("TOKENS/S", lambda s: "-" if (speed := rates.tokens_per_s(s["id"])) is None else f"{speed:.0f}"),
+        number("COMMITTED", lambda s: str(s["committed"]), spare=4),
+        number("TOKENS/STEP", lambda s: f"{s['tokens_per_step'] or 0:.2f}", spare=3),
+        number("ACCEPTED", lambda s: share(s["acceptance"])),
+        number("RTT", lambda s: ms(s["rtt_ms"])),
+        Column("CLASS", lambda s: s["traffic_class"] or "-", spare=5),
+    )
 
 
-def _head(status: Mapping[str, Any]) -> Text:
+def _head(status: Document) -> Text:
     verifiers = status["verifiers"]
     states = [v["state"] for v in verifiers]
     counted = ", ".join(f"{states.count(state)} {state}" for state in _STATES if state in states) or "none"
-    seats = f"{sum(v['sessions'] for v in verifiers)} of {sum(v['capacity'] for v in verifiers)}"
     evaluated, accepted = (sum(v[name] for v in verifiers) for name in ("evaluated", "accepted"))
     return Text.assemble(
         ("outrider top", "bold"),
-        f"  {clean(status['coordinator'])}  {time.strftime('%H:%M:%S')}  up {_span(status['uptime_s'])}",
+        f"  {clean(status['coordinator'])}  {time.strftime('%H:%M:%S')}  up {_duration(status['uptime_s'])}",
         f"  store {clean(status['store'])}\n",
         ("verifiers ", "dim"),
         counted,
         ("   sessions ", "dim"),
-        seats,
+        f"{sum(v['sessions'] for v in verifiers)} of {sum(v['capacity'] for v in verifiers)}",
         ("   tokens/s ", "dim"),
         f"{sum(v['tokens_per_s'] for v in verifiers):.0f}",
         ("   accepted ", "dim"),
@@ -120,97 +179,37 @@ def _head(status: Mapping[str, Any]) -> Text:
     )
 
 
-_VERIFIERS = (
-    ("VERIFIER", 0),
-    ("STATE", 0),
-    ("LOAD", 3),
-    ("SESSIONS>", 0),
-    ("TOKENS/S>", 0),
-    ("LATELY", 4),
-    ("STEP>", 2),
-    ("PRICE>", 0),
-    ("ACCEPTED>", 0),
-    ("RTT>", 0),
-    ("KV", 1),
-)
-_SESSIONS = (
-    ("SESSION", 0),
-    ("TENANT", 2),
-    ("VERIFIER", 1),
-    ("TOKENS/S>", 0),
-    ("COMMITTED>", 4),
-    ("TOKENS/STEP>", 3),
-    ("ACCEPTED>", 0),
-    ("RTT>", 0),
-    ("CLASS", 5),
-)
-"""Names, of numbers where they end with `>`, each with how soon a narrow terminal goes without it; 0: never."""
+def _kv(used: int, capacity: int) -> Text:
+    return Text.assemble(bar(used, capacity), f" {_part(used, capacity):.0%}")
 
 
-def _verifiers(found: Sequence[Mapping[str, Any]], rates: Rates, width: int) -> Table:
-    rows = [
-        (
-            Text(clean(v["id"])),
-            Text(v["state"], _STATES[v["state"]]),
-            bar(v["sessions"], v["capacity"]),
-            Text(f"{v['sessions']}/{v['capacity']}"),
-            Text(f"{v['tokens_per_s']:.0f}"),
-            Text(spark(rates.history.get(v["id"], ())), "cyan"),
-            Text(ms(v["step_ms"])),
-            Text(f"{v['min_acceptance']:.2f}"),
-            Text(share(rates.acceptance(v))),
-            Text(ms(v["rtt_ms"])),
-            Text.assemble(bar(v["kv_used"], v["kv_capacity"]), f" {_part(v['kv_used'], v['kv_capacity']):.0%}"),
-        )
-        for v in found
-    ]
-    return _table(_VERIFIERS, rows, width)
+def _part(used: float, whole: float) -> float:
+    return min(1.0, used / whole) if whole else 0.0
 
 
-def _sessions(found: Sequence[Mapping[str, Any]], produced: Mapping[str, float | None], width: int) -> Table:
-    rows = [
-        (
-            Text(clean(s["id"])),
-            Text(clean(s["tenant"])),
-            Text(clean(s["verifier"])),
-            Text("-" if (tokens_per_s := produced[s["id"]]) is None else f"{tokens_per_s:.0f}"),
-            Text(str(s["committed"])),
-            Text(f"{s['tokens_per_step'] or 0:.2f}"),
-            Text(share(s["acceptance"])),
-            Text(ms(s["rtt_ms"])),
-            Text(clean(s["traffic_class"] or "-")),
-        )
-        for s in found
-    ]
-    return _table(_SESSIONS, rows, width)
+def _spark(values: Sequence[float]) -> str:
+    """Return a graph of values from 0 to the greatest of them."""
+    most = max(values, default=0.0)
+    top = len(_SPARKS) - 1
+    return "".join(_SPARKS[round(top * value / most) if most > 0 else 0] for value in values)
 
 
-def _table(names: Sequence[tuple[str, int]], rows: Sequence[Sequence[Text]], width: int) -> Table:
-    """Cells are Text, which has no markup. A column that says nothing is left out."""
-    sizes = [max(len(name.rstrip(">")), *(row[i].cell_len for row in rows), 0) for i, (name, _) in enumerate(names)]
-    said = [i for i in _fitting(sizes, [spare for _, spare in names], width) if not rows or any(row[i] for row in rows)]
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, _GAP, 0, 0))
-    for i in said:
-        right = names[i][0].endswith(">")
-        header = names[i][0].rstrip(">")
-        table.add_column(header, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
-    for row in rows:
-        table.add_row(*(row[i] for i in said))
-    return table
-
-
-def _fitting(sizes: Sequence[int], spare: Sequence[int], width: int) -> list[int]:
-    """The columns that stay."""
-    kept = list(range(len(sizes)))
-    while sum(sizes[i] + _GAP for i in kept) - _GAP > width and any(spare[i] for i in kept):
-        kept.remove(max(kept, key=lambda i: spare[i]))
-    return kept
-
-
-def _rest(what: str, most: int, total: int) -> Text:
+def _left_out(what: str, most: int, total: int) -> Text:
     return Text(f"and {total - most} more {what}" if total > most else "", "dim")
 
 
-def _span(up_s: float) -> str:
+def _duration(up_s: float) -> str:
     minutes, hours = int(up_s) // 60, int(up_s) // 3600
     return f"{int(up_s)} s" if minutes < 2 else f"{minutes} min" if hours < 2 else f"{hours} h {minutes % 60} min"
+
+
+def _acceptances(before: _Counts, after: _Counts) -> Iterator[tuple[str, float]]:
+    """Yield the acceptance of each verifier between two frames.
+
+    Sessions that end take their counts with them, so counts that shrink tell nothing.
+    """
+    for name, (evaluated, accepted) in after.items():
+        old = before.get(name, (evaluated, accepted))
+        new_evaluated, new_accepted = evaluated - old[0], accepted - old[1]
+        if new_evaluated > 0 and 0 <= new_accepted <= new_evaluated:
+            yield name, new_accepted / new_evaluated

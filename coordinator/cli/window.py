@@ -1,81 +1,71 @@
-"""`outrider window`: how far sessions speculate."""
+"""`outrider window`: show how far sessions speculate and why, bound it or pin it."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from coordinator.cli import json_views, table_columns
-from coordinator.cli.connection import Ask
-from coordinator.cli.output import Shown, output_options, show
-from coordinator.cli.values import levels, milliseconds, per_level
+from coordinator.cli import json_views
+from coordinator.cli.connection import AdminCall
+from coordinator.cli.json_views import Document
+from coordinator.cli.output import Result, query
+from coordinator.cli.tables import Column, ms, number, stacked, table
 from outrider.core.errors import NotFound
 from outrider.wire.v1 import coordinator_pb2 as pb
 
+COLUMNS = (
+    Column("SESSION", lambda w: w["session"]),
+    Column("VERIFIER", lambda w: w["verifier"]),
+    number("K", lambda w: str(w["k"])),
+    number("DEPTH", lambda w: str(w["depth"])),
+    number("PER LEVEL", lambda w: f"{w['nodes_per_level']:.1f}"),
+    number("DRAFT WAIT", lambda w: f"{w['draft_wait_ms']:.0f} ms"),
+    number("MIN ACC", lambda w: f"{w['min_acceptance']:.2f}"),
+    number("SPEED-UP", lambda w: f"{w['speedup']:.2f}"),
+    number("TOKENS/STEP", lambda w: f"{w['tokens_per_step']:.2f}"),
+    number("FIRST ACC", lambda w: f"{w['first_acceptance']:.2f} of {w['observations']}"),
+    number("RTT", lambda w: ms(w["rtt_ms"])),
+    number("DRAFT", lambda w: ms(w["draft_ms"])),
+    Column("BOUNDS", lambda w: bounds_text(w["bounds"]) if w["bounds"] else "-"),
+    Column("REASON", lambda w: w["reason"]),
+)
 _UNDECIDED = "nothing has been decided, for too little is known of any such session yet"
 
 
-def add_parser(commands: Any) -> None:
-    window = commands.add_parser("window", help="how far sessions speculate: see why, pin it or bound it")
-    verbs = window.add_subparsers(required=True, metavar="VERB", dest="verb")
-    shown = verbs.add_parser("show", help="what was decided, from what, and why")
-    shown.add_argument("session", nargs="?", default="", metavar="SESSION", help="its id [default: all]")
-    output_options(shown, watch=True)
-    shown.set_defaults(run=lambda options: show(options, lambda ask: _show(options, ask)))
-    bound = verbs.add_parser("set", help="allow no more than this")
-    pin = verbs.add_parser("pin", help="this and nothing else, whatever the measurements say")
-    lift = verbs.add_parser("lift", help="leave it to the measurements again")
-    for verb in (bound, pin, lift):
-        which = verb.add_mutually_exclusive_group(required=True)
-        which.add_argument("session", nargs="?", default="", metavar="SESSION", help="its id")
-        which.add_argument("--all", action="store_true", help="every session without bounds of its own")
-        output_options(verb)
-        verb.set_defaults(run=lambda options: show(options, lambda ask: _bound(options, ask)))
-    for verb in (bound, pin):
-        verb.add_argument(
-            "--k",
-            type=levels,
-            metavar="N",
-            required=True,
-            help="levels that one step verifies, each a guess and its siblings; 0 is plain streaming",
-        )
-        verb.add_argument(
-            "--depth", type=levels, metavar="N", required=True, help="levels that the device drafts ahead; at least k"
-        )
-    pin.add_argument(
-        "--draft-wait-ms",
-        type=milliseconds,
-        metavar="MS",
-        help="how long a step waits for nodes [default: as decided]",
-    )
-    pin.add_argument(
-        "--per-level", type=per_level, metavar="X", help="nodes of a level, its siblings counted [default: as seen]"
-    )
-
-
-async def _show(options: argparse.Namespace, ask: Ask) -> Shown:
-    answer = await ask("ShowWindows", pb.ShowWindowsRequest(session_id=options.session))
+@query()
+async def show_windows(options: argparse.Namespace, call: AdminCall) -> Result:
+    answer = await call("ShowWindows", pb.ShowWindowsRequest(session_id=options.session))
     if options.session and not answer.windows:
         raise NotFound(f"{_UNDECIDED}: {options.session}; `outrider sessions list` shows which there are")
     everybody = json_views.bounds(answer.everybody) if answer.HasField("everybody") else None
     found = list(map(json_views.window, answer.windows))
-    head = f"bounds for all: {table_columns.bounds(everybody) if everybody else 'none'}"
-    text = f"{head}\n\n{table_columns.windows(found) if found else _UNDECIDED}"
+    head = f"bounds for all: {bounds_text(everybody) if everybody else 'none'}"
     notice = ""
     if len(found) < answer.total:
         notice = f"{len(found)} of {answer.total} decisions are shown; name a session to see its own"
-    return Shown({"everybody": everybody, "windows": found, "total": answer.total}, text, notice)
+    document = {"everybody": everybody, "windows": found, "total": answer.total}
+    return Result(document, lambda: stacked(head, table(COLUMNS, found) if found else _UNDECIDED), notice)
 
 
-async def _bound(options: argparse.Namespace, ask: Ask) -> Shown:
+@query()
+async def bound(options: argparse.Namespace, call: AdminCall) -> Result:
+    """Bound or pin the window of a session or of all, or remove that."""
     bounds = None
     if options.verb != "lift":
         window = pb.Window(k=options.k, depth=options.depth)
         if options.verb == "pin":
             window.MergeFrom(pb.Window(draft_wait_ms=options.draft_wait_ms, nodes_per_level=options.per_level))
         bounds = pb.WindowBounds(window=window, pinned=options.verb == "pin")
-    await ask("BoundWindow", pb.BoundWindowRequest(session_id=options.session, bounds=bounds))
+    await call("BoundWindow", pb.BoundWindowRequest(session_id=options.session, bounds=bounds))
     known = json_views.bounds(bounds) if bounds is not None else None
     whose = options.session or "all sessions without bounds of their own"
-    text = f"{whose}: {table_columns.bounds(known) if known else 'left to the measurements'}"
-    return Shown({"session": options.session or None, "bounds": known}, text)
+    return Result(
+        {"session": options.session or None, "bounds": known},
+        lambda: f"{whose}: {bounds_text(known) if known else 'left to the measurements'}",
+    )
+
+
+def bounds_text(b: Document) -> str:
+    """Return the bounds of a window in words."""
+    draft_wait = f", {b['draft_wait_ms']:.0f} ms" if b["draft_wait_ms"] is not None else ""
+    per_level = f", {b['nodes_per_level']:.1f} a level" if b["nodes_per_level"] is not None else ""
+    return f"{'=' if b['pinned'] else '<='} k {b['k']}, depth {b['depth']}{draft_wait}{per_level}"

@@ -1,9 +1,9 @@
-"""Lay out tables and facts as text, escaped so that names from outside cannot steer a terminal."""
+"""Escape text that came from elsewhere, so that it cannot steer a terminal, and lay it out as a table."""
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 _SEPARATORS = ("Zl", "Zp")
 
@@ -23,12 +23,6 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         "  ".join(cell + " " * (width - _width(cell)) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in cells
     )
-
-
-def facts(known: Mapping[str, str]) -> str:
-    """Return a line with name and value for each fact."""
-    width = max(map(len, known))
-    return "\n".join(f"{name.ljust(width)}  {clean(value)}".rstrip() for name, value in known.items())
 
 
 def _steers(c: str) -> bool:

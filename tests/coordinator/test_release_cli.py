@@ -163,8 +163,8 @@ async def test_what_is_wrong_is_told_in_one_line(outrider, coordinator, tmp_path
 def test_the_draft_before_is_signed_with_all_that_it_was() -> None:
     before = signed(1, metrics={"m": 1.0}, quantization="Q4_K_M")
     known = [pb.Release(manifest=signed(2), state=STABLE), pb.Release(manifest=before, state=SUPERSEDED)]
-    assert releases_cli._before(known[0], known) == manifests.read_unverified(before)
-    assert releases_cli._next("sha256:w", known) == 3
+    assert releases_cli._stable_before(known[0], known) == manifests.read_unverified(before)
+    assert releases_cli._next_version("sha256:w", known) == 3
 
 
 async def test_help_names_every_verb(capsys) -> None:

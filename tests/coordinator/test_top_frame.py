@@ -5,8 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from coordinator.cli.rates import HISTORY, Rates
-from coordinator.cli.top_view import BAR, bar, frame
+from coordinator.cli.top_view import BAR, HISTORY, Rates, bar, frame
 
 VERIFIER = {
     "id": "verifier-1",
@@ -48,7 +47,7 @@ STATUS = {
 def lines(width: int, looks: int = HISTORY) -> list[str]:
     rates = Rates()
     for at in range(looks):
-        rates.see(STATUS, 1.0 + at)
+        rates.add(STATUS, 1.0 + at)
     out = io.StringIO()
     Console(file=out, width=width).print(frame(STATUS, rates, 5, 5, width))
     return out.getvalue().splitlines()
@@ -72,7 +71,7 @@ def test_a_wide_terminal_shows_everything():
 def test_a_narrow_terminal_goes_without_what_matters_least():
     shown = "\n".join(lines(80))
     assert "CLASS" not in shown and "LOAD" not in shown
-    assert "ACCEPTED" in shown and "RTT" in shown and "PRICE" in shown
+    assert "ACCEPTED" in shown and "RTT" in shown and "MIN ACC" in shown
 
 
 @pytest.mark.parametrize(("used", "blocks"), [(0, 0), (1, 1), (500, 5), (1000, BAR), (2000, BAR)])

@@ -11,7 +11,7 @@ import pytest_asyncio
 from demanded import demand, missing
 from system import Device, System
 
-from coordinator.cli import shipped_pair
+from coordinator.cli.local import shipped_pair
 from outrider.core.errors import BadRequest
 
 # The browser of the page's tests.

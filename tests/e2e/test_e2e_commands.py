@@ -88,7 +88,16 @@ async def test_up_status_generate_and_ctrl_c(pair, folder):
         running.send_signal(signal.SIGINT)
         assert await asyncio.wait_for(running.wait(), 30) == 0
         assert [pid for pid in children if alive(pid)] == []
-        assert b"Traceback" not in await err
+        said = (await err).decode()
+        assert "Traceback" not in said
+        for step in (
+            "starting the coordinator",
+            "coordinator is ready at",
+            "starting a verifier",
+            "verifier-1 is ready",
+        ):
+            assert step in said
+        assert re.search(r"verifier-1 INFO loading target as float32 on cpu", said)  # its own progress
 
 
 async def test_ctrl_c_while_a_model_is_loading_leaves_no_child(pair, folder):

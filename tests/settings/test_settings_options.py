@@ -11,7 +11,7 @@ from typing import get_args
 import pytest
 from processes import PROCESSES, Process
 
-from coordinator.cli import command
+from coordinator.cli import arguments
 from coordinator.cli.connection import AdminSettings
 from edge_agent import cli as edge_cli
 from edge_agent.config import EdgeSettings
@@ -24,7 +24,7 @@ from outrider.settings.problems import is_secret
 _NAMED = re.compile(r"\[env: (\w+)\]")
 _DEST = "setting:"
 each = pytest.mark.parametrize("process", PROCESSES, ids=lambda process: process.name)
-PARSERS = {**{process.name: process.parser for process in PROCESSES}, "operator": command.parser}
+PARSERS = {**{process.name: process.parser for process in PROCESSES}, "operator": arguments.parser}
 
 
 @pytest.fixture(autouse=True)

@@ -27,7 +27,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from otlp import Collector, Told
 from test_metric_names import expressions, families
 
-from coordinator.cli import shipped_pair
+from coordinator.cli.local import shipped_pair
 from coordinator.cluster import Child, Cluster
 from edge_agent import AsyncClient
 from edge_agent.sdk.types import Completion

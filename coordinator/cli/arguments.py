@@ -1,0 +1,305 @@
+"""Describe the command line of `outrider`. Help is shown at once: nothing is imported that only a command needs."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from coordinator import DEFAULT_COORDINATOR, DEFAULT_STATE_DIR, START_TIMEOUT_S
+from outrider import __version__
+
+WATCH_S = 2.0
+LIMIT = 500
+"""Entries that a list shows if `--limit` is not given."""
+TOP_SESSIONS = 20
+"""Sessions that `top --once` shows if `--sessions` is not given."""
+MAX_RTT_MS = 60_000.0
+MAX_LEVELS = 65_535
+"""Levels of a window that a request can hold; the coordinator has a lower bound of its own."""
+EPILOG = """\
+exit codes:
+  0  done
+  1  failed for another reason than those below
+  2  a wrong command line, or a request that cannot be granted as it is
+  3  no such verifier, session, tenant or release
+  4  the coordinator or its store cannot be reached, or has no room: try again
+  5  the admin token is missing or wrong ($OUTRIDER_ADMIN_TOKEN)
+  130, 143  ended by Ctrl-C, by SIGTERM"""
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the options; `passed_on` holds what goes to another program.
+
+    That is everything which `chat` does not know, and for `up` what follows `--`.
+    """
+    made = parser()
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    options, unknown = made.parse_known_args(arguments[:end])
+    if options.command == "chat":
+        options.passed_on = [*unknown, *arguments[end:]]
+    elif unknown or (options.command != "up" and end < len(arguments)):
+        made.error(f"unrecognized arguments: {' '.join([*unknown, *arguments[end:]])}")
+    else:
+        options.passed_on = list(arguments[end + 1 :])
+    return options
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser. It puts `action`, MODULE.FUNCTION in `coordinator.cli`, into the options."""
+    made = argparse.ArgumentParser(
+        prog="outrider",
+        description="Operate a cluster: ask its coordinator, change what it does, or start one on this machine.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("--version", action="version", version=f"outrider {__version__}", help="print it and leave")
+    commands = made.add_subparsers(required=True, metavar="COMMAND", dest="command")
+    _add_up(commands)
+    _add_demo(commands)
+    _add_chat(commands)
+    _query(commands, "status", "status.status", "show the verifiers and sessions of a cluster", watch=True)
+    _add_top(commands)
+    _add_verifiers(_noun(commands, "verifiers", "list or show verifiers, keep sessions off them, let them drain"))
+    _add_sessions(_noun(commands, "sessions", "list or show sessions, end one"))
+    _add_window(_noun(commands, "window", "show, bound or pin how far sessions speculate"))
+    _add_releases(_noun(commands, "releases", "list or show draft releases, promote, roll back, pin or publish one"))
+    _add_tenants(_noun(commands, "tenants", "create a tenant and its key, list tenants, revoke one"))
+    _add_config(_noun(commands, "config", "check the settings of every process, before one starts with them"))
+    return made
+
+
+# --- commands that start programs
+
+
+def _add_up(commands: Any) -> None:
+    up = _command(commands, "up", "local.up", "start a coordinator and verifiers on this machine, until Ctrl-C")
+    up.epilog = "What follows `--` goes to every verifier: outrider up -- --threads 4 --kv-slots 65536"
+    _add_pair(up)
+    _option(up, "--name", "TEXT", "name of the target in the cluster", "the directory's name", "VERIFIER_NAME")
+    _option(up, "--listen", "HOST:PORT", "address of the coordinator", DEFAULT_COORDINATOR, "COORDINATOR_LISTEN")
+    _option(up, "--verifiers", "N", "start this many verifiers", 1, kind=_number(int, 1))
+    _option(up, "--redis", "URL", "URL of a Redis server, or `embedded`", "embedded", "COORDINATOR_REDIS")
+    _option(
+        up,
+        "--state-dir",
+        "DIR",
+        "folder in which the coordinator keeps its ticket key",
+        DEFAULT_STATE_DIR,
+        "COORDINATOR_STATE_DIR",
+    )
+    _option(up, "--tls-cert", "PEM", "certificate chain of coordinator and verifiers", "none, plain text", kind=Path)
+    _option(up, "--tls-key", "PEM", "private key of the certificate", "none", kind=Path)
+    _option(up, "--ca", "PEM", "authority of the certificate", "the certificate is its own", kind=Path)
+    up.add_argument("--insecure", action="store_true", help="accept plain text and strangers beyond loopback")
+    text = "time that each process may take to be ready; large models load slowly"
+    _option(up, "--start-timeout-s", "SECONDS", text, START_TIMEOUT_S, kind=float)
+    _option(up, "--config", "FILE", "TOML file that coordinator and verifiers read", "none", "CONFIG", kind=Path)
+
+
+def _add_demo(commands: Any) -> None:
+    demo = _command(commands, "demo", "local.demo", "generate text on this machine, with and without speculation")
+    _add_pair(demo)
+    demo.add_argument("--quick", action="store_true", help="use two prompts and no pauses")
+    text = "round trip of the second, emulated link"
+    _option(demo, "--rtt-ms", "MS", text, 30.0, kind=_number(float, 0.0, MAX_RTT_MS))
+
+
+def _add_chat(commands: Any) -> None:
+    text = "chat through a running cluster; takes all options of `outrider-edge chat`"
+    chat = _command(commands, "chat", "local.chat", text, allow_abbrev=False)
+    chat.epilog = "All other options are passed on to `outrider-edge chat`; see `outrider-edge chat --help`."
+    text = "coordinator that names a verifier"
+    _option(chat, "--coordinator", "HOST:PORT", text, DEFAULT_COORDINATOR, "EDGE_COORDINATOR")
+    _option(chat, "--verifier", "HOST:PORT", "one verifier, instead of a coordinator", "none", "EDGE_VERIFIER")
+    _option(chat, "--config", "FILE", "TOML file whose table [edge] it reads", "none", "CONFIG", kind=Path)
+
+
+def _add_pair(made: argparse.ArgumentParser) -> None:
+    _option(made, "--model", "DIR", "directory of the target", "the shipped demo target", kind=Path)
+    _option(made, "--draft", "FILE", "GGUF file of the draft", "the shipped one, with the shipped target", kind=Path)
+
+
+# --- commands that ask a coordinator
+
+
+def _add_top(commands: Any) -> None:
+    top = _command(commands, "top", "top.top", "show verifiers and sessions live: load, acceptance, tokens/s")
+    top.epilog = (
+        "q or Ctrl-C ends it. Acceptance and tokens/s are measured since the frame before. In the first frame, and "
+        "with --once, acceptance counts since the live sessions began, and sessions have no tokens/s."
+    )
+    interval = _number(float, 0.1, 3_600)
+    _option(top, "--interval", "SECONDS", "time between two frames", WATCH_S, short="-d", kind=interval)
+    top.add_argument("--once", action="store_true", help="print one frame and end")
+    default = f"as many as fit; {TOP_SESSIONS} with --once"
+    text = "show this many sessions, the busiest first"
+    _option(top, "--sessions", "N", text, default, kind=_number(int, 1, 1_000))
+    _add_connection(top.add_argument_group("connection"))
+
+
+def _add_verifiers(verbs: Any) -> None:
+    _add_paging(_query(verbs, "list", "verifiers.list_verifiers", "list all verifiers, by id", watch=True))
+    _query(verbs, "show", "verifiers.show_verifier", "show everything known about a verifier", watch=True)
+    _query(verbs, "cordon", "verifiers.steer", "place no new sessions there; running ones go on")
+    _query(verbs, "uncordon", "verifiers.steer", "place sessions there again")
+    _query(verbs, "drain", "verifiers.steer", "cordon, let sessions finish or move to others, and end the process")
+    for verb in ("show", "cordon", "uncordon", "drain"):
+        verbs.choices[verb].add_argument("verifier", metavar="VERIFIER", help="id of the verifier")
+
+
+def _add_sessions(verbs: Any) -> None:
+    listed = _query(verbs, "list", "sessions.list_sessions", "list the live sessions, by verifier and id", watch=True)
+    _option(listed, "--verifier", "VERIFIER", "only those of this verifier", "all")
+    _option(listed, "--tenant", "TENANT", "only those of this tenant", "all")
+    _add_paging(listed)
+    _query(verbs, "show", "sessions.show_session", "show everything known about a session, and its window", watch=True)
+    _query(verbs, "kill", "sessions.kill", "end a session for good: its device gets a final error")
+    for verb in ("show", "kill"):
+        verbs.choices[verb].add_argument("session", metavar="SESSION", help="id of the session")
+
+
+def _add_window(verbs: Any) -> None:
+    shown = _query(verbs, "show", "window.show_windows", "show each window, its inputs and its reason", watch=True)
+    shown.add_argument("session", nargs="?", default="", metavar="SESSION", help="id of the session [default: all]")
+    _query(verbs, "set", "window.bound", "set upper bounds of the window")
+    pin = _query(verbs, "pin", "window.bound", "fix the window, whatever is measured")
+    _query(verbs, "lift", "window.bound", "remove bounds and pins: measurements decide again")
+    for verb in ("set", "pin", "lift"):
+        which = verbs.choices[verb].add_mutually_exclusive_group(required=True)
+        which.add_argument("session", nargs="?", default="", metavar="SESSION", help="id of the session")
+        which.add_argument("--all", action="store_true", help="every session without bounds of its own")
+    levels: dict[str, Any] = {"type": _number(int, 0, MAX_LEVELS), "metavar": "N", "required": True}
+    for verb in ("set", "pin"):
+        text = "levels of the token tree that one step verifies; 0 is plain streaming"
+        verbs.choices[verb].add_argument("--k", **levels, help=text)
+        verbs.choices[verb].add_argument("--depth", **levels, help="levels that the device drafts ahead; at least k")
+    text = "time that a step waits for draft tokens"
+    _option(pin, "--draft-wait-ms", "MS", text, "as decided", kind=_number(float, 0.0, MAX_RTT_MS))
+    _option(pin, "--per-level", "X", "nodes of the token tree in each level", "as measured", kind=_number(float, 1.0))
+
+
+def _add_releases(verbs: Any) -> None:
+    _add_limit(_query(verbs, "list", "releases.list_releases", "list all releases, the newest first", watch=True))
+    _query(verbs, "show", "releases.show_release", "show everything known about a release", watch=True)
+    _query(verbs, "promote", "releases.steer", "make a candidate the canary, or the canary stable")
+    text = "take a candidate or canary back; replace a stable release by the draft before it"
+    rollback = _query(verbs, "rollback", "releases.roll_back", text)
+    text = "publisher's key, which signs the draft before a stable one again"
+    _option(rollback, "--key", "PEM", text, "none", kind=Path)
+    _query(verbs, "pin", "releases.steer", "keep its state, whatever is measured; nothing replaces a pinned stable one")
+    _query(verbs, "unpin", "releases.steer", "let the measurements decide again")
+    for verb in ("show", "promote", "rollback", "pin", "unpin"):
+        verbs.choices[verb].add_argument("release", metavar="RELEASE", help="the beginning of its hash")
+    publish = _query(verbs, "publish", "releases.publish", "publish a manifest that its publisher has signed")
+    publish.add_argument("manifest", type=Path, metavar="FILE", help="manifest as `outrider-distill publish` writes it")
+
+
+def _add_tenants(verbs: Any) -> None:
+    created = _query(verbs, "create", "tenants.create", "create a tenant; its key is shown once")
+    created.add_argument("tenant", metavar="TENANT", help="1 to 64 letters, digits, '.', '_' or '-'")
+    _add_paging(_query(verbs, "list", "tenants.list_tenants", "list all tenants, by name", watch=True))
+    revoked = _query(verbs, "revoke", "tenants.revoke", "let its key open no more sessions; open ones go on")
+    revoked.add_argument("tenant", metavar="TENANT", help="name of the tenant")
+
+
+def _add_config(verbs: Any) -> None:
+    text = "show every setting and where it comes from, and all that is wrong"
+    check = _command(verbs, "check", "config.check", text)
+    check.epilog = (
+        "Settings come from flags, from the environment, from FILE and from defaults, in that order. This command "
+        "cannot see the flags of other programs; `outrider-verifier ... --check-config` shows one with its flags. "
+        "Exit codes: 0 nothing is wrong, 2 something is, or could not be checked; stderr says what."
+    )
+    text = "TOML file with a table for each process [default: the environment's settings alone] [env: OUTRIDER_CONFIG]"
+    check.add_argument("file", nargs="?", type=Path, metavar="FILE", help=text)
+    _add_output(check)
+
+
+# --- what commands have in common
+
+
+def _noun(commands: Any, name: str, text: str) -> Any:
+    """Add a command that is followed by a verb; return what verbs are added to."""
+    noun: argparse.ArgumentParser = commands.add_parser(name, help=text)
+    return noun.add_subparsers(required=True, metavar="VERB", dest="verb")
+
+
+def _command(commands: Any, name: str, action: str, text: str, **more: Any) -> argparse.ArgumentParser:
+    made: argparse.ArgumentParser = commands.add_parser(name, help=text, **more)
+    made.set_defaults(action=action)
+    return made
+
+
+def _query(commands: Any, name: str, action: str, text: str, *, watch: bool = False) -> argparse.ArgumentParser:
+    """Add a command that asks a coordinator. watch: what it shows can change, and can be shown again and again."""
+    made = _command(commands, name, action, text)
+    _add_output(made)
+    if watch:
+        text = "show it again and again, until Ctrl-C; JSON comes as one line each time"
+        default = f" [default: once; {WATCH_S:g} without SECONDS]"
+        interval: dict[str, Any] = {"type": _number(float, 0.1, 3_600), "nargs": "?", "const": WATCH_S}
+        made.add_argument("-w", "--watch", metavar="SECONDS", help=text + default, **interval)
+    _add_connection(made.add_argument_group("connection"))
+    return made
+
+
+def _option(
+    made: Any,
+    flag: str,
+    metavar: str,
+    text: str,
+    default: str | float,
+    variable: str = "",
+    *,
+    short: str = "",
+    kind: Callable[[str], Any] = str,
+) -> None:
+    """Add a flag with a value. default: a number, or the words for what holds without the flag, which gives None.
+
+    variable: the one that sets it in the environment, without OUTRIDER_.
+    """
+    number = isinstance(default, int | float)
+    text += f" [default: {default:g}]" if number else f" [default: {default}]"
+    text += f" [env: OUTRIDER_{variable}]" if variable else ""
+    flags = [short, flag] if short else [flag]
+    made.add_argument(*flags, type=kind, metavar=metavar, default=default if number else None, help=text)
+
+
+def _add_output(made: argparse.ArgumentParser) -> None:
+    text = "how to print what was found [default: table]"
+    made.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table", help=text)
+
+
+def _add_limit(made: argparse.ArgumentParser) -> None:
+    _option(made, "--limit", "N", "show at most this many", LIMIT, kind=_number(int, 1, 100_000))
+
+
+def _add_paging(made: argparse.ArgumentParser) -> None:
+    _add_limit(made)
+    _option(made, "--after", "NEXT", "continue after what a list has shown", "begin")
+
+
+def _add_connection(made: Any) -> None:
+    """Add the flags of `coordinator.cli.connection.AdminSettings`."""
+    text = "coordinator to ask; its admin token has no flag and is taken from $OUTRIDER_ADMIN_TOKEN"
+    _option(made, "--coordinator", "HOST:PORT", text, DEFAULT_COORDINATOR, "ADMIN_COORDINATOR")
+    _option(made, "--ca", "PATH", "speak TLS and trust the authority in this PEM file", "none", "ADMIN_CA")
+    switches = {"tls": "speak TLS and trust the authorities of gRPC", "insecure": "allow plain text beyond loopback"}
+    for name, text in switches.items():
+        text += f" [default: false] [env: OUTRIDER_ADMIN_{name.upper()}]"
+        made.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, help=text)
+
+
+def _number(kind: type[int] | type[float], least: float, most: float = math.inf) -> Callable[[str], float]:
+    """Return what reads a number from `least` to `most`."""
+
+    def number(text: str) -> float:
+        if not least <= (value := kind(text)) <= most:
+            bounds = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
+            raise argparse.ArgumentTypeError(f"must be {bounds}, got {text}")
+        return value
+
+    return number

@@ -1,0 +1,82 @@
+"""Help is shown at once: a program that only explains itself imports nothing that takes long."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from coordinator.cli import arguments
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+SETTINGS = {"pydantic", "pydantic_settings"}
+HEAVY = {
+    *SETTINGS,
+    *("cryptography", "fastapi", "google.protobuf", "grpc", "httpx", "jinja2", "llama_cpp", "numpy", "peft"),
+    *("prometheus_client", "pyarrow", "redis", "rich", "starlette", "tokenizers", "torch", "transformers", "uvicorn"),
+    "yaml",
+}
+"""Modules that take 20 ms or more to import."""
+NEEDED = {
+    "outrider": set[str](),
+    "outrider-coordinator": SETTINGS,
+    "outrider-distill": SETTINGS | {"google.protobuf", "numpy", "prometheus_client"},
+    "outrider-edge": SETTINGS | {"google.protobuf", "grpc", "numpy", "prometheus_client"},
+    "outrider-verifier": SETTINGS,
+}
+"""Modules that the help of a program takes; that of one whose options are its settings needs their library."""
+_PROGRAM = """
+import json, sys
+from {module} import {function}
+for command in json.loads(sys.argv[1]):
+    sys.argv = ["program", *command, "--help"]
+    try:
+        {function}()
+    except SystemExit as ended:
+        assert ended.code == 0, command
+    print(json.dumps(sorted(sys.modules)), file=sys.stderr)
+"""
+
+
+def commands(parser: argparse.ArgumentParser) -> Iterator[Sequence[str]]:
+    """Yield the words of each command below this parser, and none for the parser itself."""
+    yield ()
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, below in action.choices.items():
+                yield from ((name, *words) for words in commands(below))
+
+
+OUTRIDER = list(commands(arguments.parser()))
+
+
+def imported(name: str, asked: Sequence[Sequence[str]]) -> list[set[str]]:
+    """Return the heavy modules that a program has imported after the help of each of its commands."""
+    module, _, function = SCRIPTS[name].partition(":")
+    ran = subprocess.run(
+        [sys.executable, "-c", _PROGRAM.format(module=module, function=function), json.dumps(asked)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert ran.stdout.count("usage: ") == len(asked)
+    return [HEAVY & set(json.loads(line)) for line in ran.stderr.splitlines()]
+
+
+def test_help_of_every_command_of_outrider_imports_nothing_heavy() -> None:
+    assert len(OUTRIDER) > 30
+    found = dict(zip(OUTRIDER, imported("outrider", OUTRIDER), strict=True))
+    assert {command: modules for command, modules in found.items() if modules} == {}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_help_of_a_program_imports_no_more_than_it_needs(name: str) -> None:
+    assert imported(name, [()])[0] <= NEEDED[name]
