@@ -70,8 +70,7 @@ class VerifierProcess:
         """
         config = self._config
         check_bind(config.listen, config.tls, config.insecure)
-        self._check_admission()
-        self._check_advertised()
+        self._check_reachability()
         for tls in (config.tls, config.coordinator_tls):
             if tls is not None:
                 tls.credentials()  # a missing file is reported before a model is loaded
@@ -92,7 +91,7 @@ class VerifierProcess:
                 await asyncio.wait({starting, stopping}, timeout=FAREWELL_S)  # it may know why
             if not starting.done():
                 return 0 if stopping.done() else EXIT_ENGINE_DIED
-            return await self._live(grpc_server, starting.result(), stopping, at_once)
+            return await self._live(grpc_server, starting.result(), stopping, ended, at_once)
         finally:
             for task in (starting, stopping, ended):
                 task.cancel()
@@ -106,9 +105,9 @@ class VerifierProcess:
                 if unrecorded := self._host.stats.unrecorded:
                     log.warning("%d tokens went unrecorded: the front did not keep up", unrecorded)
 
-    def _check_admission(self) -> None:
-        """Raises BadRequest if anybody beyond this machine could open sessions unasked: only a coordinator's tickets
-        tell a customer from a stranger, TLS does not."""
+    def _check_reachability(self) -> None:
+        """Raises BadRequest if anybody beyond this machine could open sessions without being asked for (only tickets tell
+        customers from strangers, TLS does not), or if devices would get an address that they cannot connect to."""
         config = self._config
         if not (config.coordinator or config.open_to_all or is_loopback(config.listen)):
             raise BadRequest(
@@ -116,14 +115,11 @@ class VerifierProcess:
                 " --coordinator HOST:PORT, or --open-to-all to serve everybody who can reach it",
                 field="coordinator",
             )
-
-    def _check_advertised(self) -> None:
-        """Raises BadRequest if the coordinator would give devices an address that they cannot connect to."""
-        host, _ = split_address(self._config.listen)
-        if self._config.coordinator and not self._config.advertise and host in _ANY:
+        host, _ = split_address(config.listen)
+        if config.coordinator and not config.advertise and host in _ANY:
             raise BadRequest(
-                f"--listen {self._config.listen} is every interface; say with --advertise HOST:PORT under which address"
-                " devices reach this verifier",
+                f"--listen {config.listen} is every interface; say with --advertise HOST:PORT under which"
+                " address devices reach this verifier",
                 field="advertise",
             )
 
@@ -217,20 +213,19 @@ class VerifierProcess:
         grpc_server: grpc.aio.Server,
         service: VerifierService,
         stopping: asyncio.Task[None],
+        ended: asyncio.Task[bool],
         at_once: asyncio.Event,
     ) -> int:
         """Serve until told to stop or the engine ends, then drain; return the exit code."""
         reporting = asyncio.create_task(self._report(service))
-        ended = asyncio.create_task(self._host.ended.wait())
         await asyncio.wait({stopping, ended, reporting}, return_when=asyncio.FIRST_COMPLETED)
         service.draining = True
         await self._health.enter_graceful_shutdown()
         if stopping.done() and not self._host.ended.is_set():
             await self._drain(service, ended, at_once)
         died = self._host.ended.is_set()
-        for task in (ended, reporting):
-            task.cancel()
-        await asyncio.wait({ended, reporting})
+        reporting.cancel()
+        await asyncio.wait({reporting})
         service.hand_over()
         if self._registry is not None:
             await self._registry.leave()
@@ -242,8 +237,7 @@ class VerifierProcess:
         return EXIT_ENGINE_DIED if died else 0
 
     async def _drain(self, service: VerifierService, ended: asyncio.Task[bool], at_once: asyncio.Event) -> None:
-        """Let live sessions go on, with their places and reports, until they end, `drain_s` is over or `at_once` is
-        set."""
+        """Let live sessions go on, with their places and reports, until they end or `drain_s` or `at_once` ends it."""
         log.info("draining: %d live sessions have %g s to finish", len(service.streams), self._config.drain_s)
         if self._registry is not None:
             self._registry.hurry()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 
 from cloud_verifier.front.counters import StreamCounters
 from cloud_verifier.front.heartbeat import Heartbeat
@@ -40,32 +41,22 @@ class RateLimiter:
         return max(0.0, -self._left / self._per_second)
 
 
+@dataclass(eq=False)
 class InboundMessages:
     """Everything that the device sends on one stream after its Open."""
 
-    def __init__(
-        self,
-        *,
-        epoch: int,
-        in_flight: int,
-        vocabulary_size: int,
-        limiter: RateLimiter,
-        heartbeat: Heartbeat,
-        counters: StreamCounters,
-        send: Callable[..., None],
-        drain: Callable[[], Awaitable[None]],
-    ) -> None:
-        """in_flight: the most nodes that one Append may hold. send: passes an EngineRequest's kind to the engine.
-        drain: waits while the engine is behind with its requests."""
-        self._epoch = epoch
-        self._in_flight = in_flight
-        self._vocabulary_size = vocabulary_size
-        self._limiter = limiter
-        self._heartbeat = heartbeat
-        self._counters = counters
-        self._send = send
-        self._drain = drain
-        self._cancelled = False
+    epoch: int
+    in_flight: int
+    """The most nodes that one Append may hold."""
+    vocabulary_size: int
+    limiter: RateLimiter
+    heartbeat: Heartbeat
+    counters: StreamCounters
+    send: Callable[..., None]
+    """Passes the kind of an EngineRequest to the engine, as a keyword argument."""
+    drain: Callable[[], Awaitable[None]]
+    """Waits while the engine is behind with its requests."""
+    _cancelled: bool = False
 
     async def read(self, requests: Requests, on_first_rtt: Callable[[], None]) -> None:
         """Read until the device closes its side. Raises BadRequest for a message that breaks a bound or the protocol.
@@ -83,41 +74,41 @@ class InboundMessages:
                     self._pong(message.pong, on_first_rtt)
                 case "draft":
                     codecs.draft_in_use_from_proto(message.draft)
-                    self._send(draft=message.draft)
+                    self.send(draft=message.draft)
                 case _:
                     raise ProtocolViolation(
                         f"a message of kind {kind} came mid-stream, must be append, cancel, pong or draft", field="kind"
                     )
             if kind != "pong":  # the round trips are measured even while the engine is behind
-                await self._drain()
-            if delay_s := self._limiter.delay_s(len(message.append.token)):
+                await self.drain()
+            if delay_s := self.limiter.delay_s(len(message.append.token)):
                 await asyncio.sleep(delay_s)
 
     def _append(self, append: session_pb2.Append) -> None:
         """Check all that one message shows, once: the engine process builds from it unchecked, and the protocol's
         state machine there checks what needs the session's state."""
-        if len(append.token) > self._in_flight:
-            bound = f"at most {self._in_flight}, limits.in_flight"
+        if len(append.token) > self.in_flight:
+            bound = f"at most {self.in_flight}, limits.in_flight"
             raise ProtocolViolation.bound("nodes in append.token", len(append.token), bound)
-        codecs.check_append(append, vocabulary_size=self._vocabulary_size)
-        self._heartbeat.sign_of_life()
-        self._counters.append(append)
-        self._send(append=append)
+        codecs.check_append(append, vocabulary_size=self.vocabulary_size)
+        self.heartbeat.sign_of_life()
+        self.counters.append(append)
+        self.send(append=append)
 
     def _cancel(self, cancel: session_pb2.Cancel) -> None:
         """Pass the first Cancel on; further ones change nothing."""
-        if cancel.epoch != self._epoch:
-            raise ProtocolViolation.bound("cancel.epoch", cancel.epoch, f"{self._epoch}, the stream's")
+        if cancel.epoch != self.epoch:
+            raise ProtocolViolation.bound("cancel.epoch", cancel.epoch, f"{self.epoch}, the stream's")
         if not self._cancelled:
             self._cancelled = True
-            self._send(cancel=cancel)
+            self.send(cancel=cancel)
 
     def _pong(self, pong: session_pb2.Pong, on_first_rtt: Callable[[], None]) -> None:
         """Measure the round trip, and tell the engine."""
-        known = self._heartbeat.rtt_ms > 0.0
-        sample_ms = self._heartbeat.pong(pong.nonce)
+        known = self.heartbeat.rtt_ms > 0.0
+        sample_ms = self.heartbeat.pong(pong.nonce)
         if sample_ms is not None:
-            self._counters.round_trip(sample_ms)
-            self._send(tune=engine_pb2.Tune(rtt_ms=self._heartbeat.rtt_ms))
+            self.counters.round_trip(sample_ms)
+            self.send(tune=engine_pb2.Tune(rtt_ms=self.heartbeat.rtt_ms))
             if not known:
                 on_first_rtt()

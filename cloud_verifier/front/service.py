@@ -22,10 +22,9 @@ from cloud_verifier.front.artifacts import Catalogue
 from cloud_verifier.front.counters import FINISHES, GONE, FrontCounters, kind_of
 from cloud_verifier.front.inbound import Requests
 from cloud_verifier.front.session_stream import SessionStream
-from cloud_verifier.traffic.codec import RecordedSession
 from cloud_verifier.traffic.passage import NO_PROMPT
 from cloud_verifier.traffic.passage_builder import HELD
-from cloud_verifier.traffic.recorder import TrafficRecorder
+from cloud_verifier.traffic.recorder import RecordedSession, TrafficRecorder
 from outrider.core.errors import (
     BadRequest,
     Draining,

@@ -51,19 +51,12 @@ def overlapping_groups(
     groups: list[tuple[set[str], list[StoredFile]]] = []
     for segment in day:
         summary = summaries[segment]
-        if summary is None or not summary.sources:
-            continue
-        marks, members = {mark(segment), *summary.sources}, [segment]
-        for other in [group for group in groups if not marks.isdisjoint(group[0])]:
-            groups.remove(other)
-            marks |= other[0]
-            members += other[1]
+        marks, members = {mark(segment), *(summary.sources if summary else ())}, [segment]
+        for group in [group for group in groups if not marks.isdisjoint(group[0])]:
+            groups.remove(group)
+            marks |= group[0]
+            members += group[1]
         groups.append((marks, members))
-    group_of = {one: members for marks, members in groups for one in marks}
-    for segment in day:
-        members = group_of.get(mark(segment), [segment])
-        if segment not in members:
-            members.append(segment)
     return [members for _, members in groups if len(members) > 1]
 
 

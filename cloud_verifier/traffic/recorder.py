@@ -8,11 +8,14 @@ import queue
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from threading import Thread
 from typing import Protocol
 
-from cloud_verifier.traffic.codec import RecordedSession, passage_from_proto
-from cloud_verifier.traffic.passage import Passage
+import numpy as np
+from numpy.typing import NDArray
+
+from cloud_verifier.traffic.passage import NO_PROMPT, Passage
 from cloud_verifier.traffic.passage_builder import PassageBuilder, RecordingCounts
 from cloud_verifier.traffic.redaction import Redact
 from outrider.wire.v1 import engine_pb2 as pb
@@ -27,6 +30,24 @@ MAX_ENDED = 1_024
 """Ended sessions whose last events may still come: the engine sends what it produced after the commit."""
 CLOSE_S = 30.0
 """Seconds that `close` waits for the thread."""
+
+
+@dataclass(frozen=True)
+class RecordedSession:
+    """A session that is recorded, as its ticket describes it."""
+
+    session_id: str
+    tenant: str
+    traffic_class: str
+    weights_hash: str
+    """Hash of the target's weights."""
+    temperature: float
+    keep_s: float
+    """Seconds for which its output may be kept."""
+    prompt: NDArray[np.int32] = field(default_factory=lambda: NO_PROMPT, compare=False)
+    """`[p]`: the end of its prompt, or all of it; empty if the prompt may not be kept."""
+
+
 _Job = tuple[RecordedSession, pb.Produced]
 
 
@@ -115,7 +136,7 @@ class TrafficRecorder:
                 if job is None:
                     break
                 session, produced = job
-                self._passages.add(passage_from_proto(produced, session, self._clock()))
+                self._passages.add(_passage_from_proto(produced, session, self._clock()))
             except queue.Empty:
                 pass
             except Exception as error:
@@ -138,3 +159,26 @@ class TrafficRecorder:
                 lost = self._writer.drop()
                 self.counts.recorded -= lost
                 self.counts.dropped += lost
+
+
+def _passage_from_proto(message: pb.Produced, session: RecordedSession, now: float) -> Passage:
+    """Convert what the engine told of a session. now: seconds since 1970. Raises ValueError if the message's arrays
+    do not fit together."""
+    shape = len(message.token), message.top
+    return Passage(
+        session_id=session.session_id,
+        tenant=session.tenant,
+        traffic_class=session.traffic_class,
+        draft_release=message.draft_release,
+        weights_hash=session.weights_hash,
+        start=message.start,
+        tokens=np.asarray(message.token, dtype=np.int32),
+        top_ids=np.frombuffer(message.top_ids, dtype="<u4").astype(np.int32).reshape(shape),
+        top_log_probs=np.frombuffer(message.top_log_probs, dtype="<f2").astype(np.float32).reshape(shape),
+        tail=np.frombuffer(message.tail, dtype="<f2").astype(np.float32),
+        guessed=np.frombuffer(message.guessed, dtype=np.uint8),
+        temperature=session.temperature,
+        time_unix=now,
+        expires_unix=now + session.keep_s,
+        prompt=NO_PROMPT if message.start else session.prompt,
+    )

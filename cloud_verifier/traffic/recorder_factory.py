@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable
 from threading import Event, Thread
 
@@ -29,8 +28,7 @@ def recorder_of(config: VerifierConfig, verifier_id: str) -> TrafficRecorder:
     redact = load(config.traffic_redact) if config.traffic_redact else None
     try:
         segments = SegmentLog(config.traffic)
-        # The recorder says when to write: it can wait for a store that refuses.
-        writer = SegmentWriter(config.traffic, verifier_id=verifier_id, flush_tokens=1 << 62, flush_s=math.inf)
+        writer = SegmentWriter(config.traffic, verifier_id=verifier_id)
     except (OSError, ValueError) as error:
         raise BadRequest(
             f"traffic is {config.traffic!r}, where nothing can be written: {error}", field="traffic"

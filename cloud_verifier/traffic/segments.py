@@ -18,7 +18,7 @@ import re
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
@@ -58,46 +58,24 @@ class _Gone(Exception):
 
 
 class SegmentWriter:
-    """Writes one verifier's passages, several at a time. Not thread-safe."""
+    """Writes one verifier's passages, several as one segment. Not thread-safe."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        verifier_id: str = "verifier",
-        flush_tokens: int = 16_384,
-        flush_s: float = 10.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """flush_tokens, flush_s: `add` writes once so many tokens are pending, or the first has waited so long."""
+    def __init__(self, url: str, *, verifier_id: str = "verifier") -> None:
+        """url: a directory, or a URL for fsspec. Raises ImportError, OSError or ValueError as SegmentStore does."""
         self._store = SegmentStore(url)
         self._who = f"{re.sub(r'[^A-Za-z0-9._-]', '_', verifier_id)}-{secrets.token_hex(4)}"
         self._numbers = itertools.count(1)
-        self._flush_tokens = flush_tokens
-        self._flush_s = flush_s
-        self._clock = clock
-        self._due = math.inf
         self._passages: list[Passage] = []
         self.pending = 0
         """Tokens that are not written yet."""
 
-    def __enter__(self) -> SegmentWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def add(self, passage: Passage) -> None:
-        """Take a passage, and write all that is pending if it is time. Raises OSError as `flush` does."""
-        if not self._passages:
-            self._due = self._clock() + self._flush_s
+        """Take a passage, for the next `flush` to write."""
         self._passages.append(passage)
         self.pending += len(passage)
-        if self.pending >= self._flush_tokens or self._clock() >= self._due:
-            self.flush()
 
     def flush(self) -> None:
-        """Write all that is pending. Raises OSError; it stays pending then, for another try."""
+        """Write all that is pending as one segment. Raises OSError; it stays pending then, for another try."""
         if self._passages:
             first = min(passage.time_unix for passage in self._passages)
             name = _name(first, f"{self._who}-{next(self._numbers):06d}")
@@ -109,9 +87,6 @@ class SegmentWriter:
         dropped, self.pending = self.pending, 0
         self._passages.clear()
         return dropped
-
-    def close(self) -> None:
-        self.flush()
 
 
 class SegmentLog:

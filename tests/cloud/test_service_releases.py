@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from scripted_engine import TARGET, VOCABULARY, Front, Stream, front, until
 
-from cloud_verifier.traffic.codec import RecordedSession
-from cloud_verifier.traffic.recorder import TrafficRecorder
+from cloud_verifier.traffic.recorder import RecordedSession, TrafficRecorder
 from cloud_verifier.traffic.segments import SegmentWriter
 from cloud_verifier.verifier import _report
 from outrider.core.errors import BadRequest, Fenced

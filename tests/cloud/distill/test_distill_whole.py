@@ -41,7 +41,8 @@ def sum_of(rng: random.Random) -> str:
 def record(folder: Path, weights_hash: str) -> int:
     """Sessions of sums, each token all but certain; returns how many tokens."""
     rng, chance, tokens = random.Random(5), np.random.default_rng(5), 0
-    with LlamaModel.load(MODELS / "draft.gguf") as model, SegmentWriter(str(folder), flush_tokens=4_096) as writer:
+    writer = SegmentWriter(str(folder))
+    with LlamaModel.load(MODELS / "draft.gguf") as model:
         for session in range(SESSIONS):
             ids = np.array(model.tokenize(sum_of(rng)), np.int32)
             top = chance.integers(0, model.vocab_size, (len(ids), 8)).astype(np.int32)
@@ -56,6 +57,9 @@ def record(folder: Path, weights_hash: str) -> int:
                 )
             )
             tokens += n
+            if writer.pending >= 4_096:
+                writer.flush()
+    writer.flush()
     return tokens
 
 

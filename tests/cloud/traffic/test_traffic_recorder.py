@@ -14,10 +14,9 @@ from passages import NOW, told
 from cloud_verifier.engine.recording import Produced, Visit
 from cloud_verifier.engine_process.codec import produced_to_proto
 from cloud_verifier.traffic import recorder as module
-from cloud_verifier.traffic.codec import RecordedSession
 from cloud_verifier.traffic.passage import Passage
 from cloud_verifier.traffic.passage_builder import RecordingCounts
-from cloud_verifier.traffic.recorder import TrafficRecorder
+from cloud_verifier.traffic.recorder import RecordedSession, TrafficRecorder
 from outrider.wire.v1 import engine_pb2 as pb
 
 SOURCE = RecordedSession("s", "acme", "code", "sha256:cd", 0.7, keep_s=60.0)

@@ -29,11 +29,11 @@ numbers = itertools.count()
 
 def write(place: object, *batches: list[Passage], verifier_id: str = "v1") -> None:
     """One segment for each batch."""
-    with SegmentWriter(str(place), verifier_id=verifier_id) as writer:
-        for batch in batches:
-            for one in batch:
-                writer.add(one)
-            writer.flush()
+    writer = SegmentWriter(str(place), verifier_id=verifier_id)
+    for batch in batches:
+        for one in batch:
+            writer.add(one)
+        writer.flush()
 
 
 def read(place: object, since: float = 0.0, now: float = NOW) -> list[Passage]:
@@ -56,9 +56,12 @@ def minutes(count: int, **changes: object) -> list[Passage]:
 @settings(deadline=None, max_examples=40)
 def test_what_was_written_comes_back_by_time_and_nothing_is_lost(written: list[Passage], flush_tokens: int) -> None:
     place = f"memory://traffic-{next(numbers)}"  # an object store, as far as we can tell
-    with SegmentWriter(place, flush_tokens=flush_tokens) as writer:
-        for one in written:
-            writer.add(one)
+    writer = SegmentWriter(place)
+    for one in written:
+        writer.add(one)
+        if writer.pending >= flush_tokens:
+            writer.flush()
+    writer.flush()
     expected = sorted(written, key=lambda one: one.key)
     assert all(same(got, want) for got, want in zip(read(place), expected, strict=True))
     log = SegmentLog(place)
@@ -75,17 +78,15 @@ def test_segments_are_named_by_time_verifier_and_number(tmp_path: Path) -> None:
     assert all("-a_b_c-" in name for name in names)
 
 
-def test_a_segment_is_written_when_enough_has_gathered_or_waited(tmp_path: Path) -> None:
-    now = [0.0]
-    writer = SegmentWriter(str(tmp_path), flush_tokens=10, flush_s=5.0, clock=lambda: now[0])
+def test_what_was_added_waits_for_a_flush_that_writes_it_as_one_segment(tmp_path: Path) -> None:
+    writer = SegmentWriter(str(tmp_path))
+    writer.flush()
     writer.add(passage(6))
-    assert (files(tmp_path), writer.pending) == ([], 6)
     writer.add(passage(6, start=6))
+    assert (files(tmp_path), writer.pending) == ([], 12)
+    writer.flush()
+    writer.flush()
     assert (len(files(tmp_path)), writer.pending) == (1, 0)
-    writer.add(passage(1, start=12))
-    now[0] = 5.0
-    writer.add(passage(1, start=13))
-    assert (len(files(tmp_path)), writer.pending) == (2, 0)
 
 
 def test_passages_come_by_time_over_all_verifiers_segments(tmp_path: Path) -> None:
