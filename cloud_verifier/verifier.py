@@ -106,8 +106,8 @@ class VerifierProcess:
                     log.warning("%d tokens went unrecorded: the front did not keep up", unrecorded)
 
     def _check_reachability(self) -> None:
-        """Raises BadRequest if anybody beyond this machine could open sessions without being asked for (only tickets tell
-        customers from strangers, TLS does not), or if devices would get an address that they cannot connect to."""
+        """Raises BadRequest if strangers could open sessions from other machines, or if devices would get an address
+        that they cannot connect to. Only tickets tell customers from strangers; TLS does not."""
         config = self._config
         if not (config.coordinator or config.open_to_all or is_loopback(config.listen)):
             raise BadRequest(

@@ -1,4 +1,4 @@
-"""What devices fetch by content hash before they can draft: tokenizer, chat template, special tokens, draft."""
+"""Offer what devices fetch by content hash before they can draft: tokenizer, chat template, special tokens, draft."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ from outrider.wire.v1 import session_pb2 as pb
 
 CHUNK_BYTES = 1 << 18
 DEFAULT_TEMPLATE = "default"
-"""Of several named templates, the one that transformers takes too where none is asked for."""
+"""The name of the chat template to take if there are several, as transformers does."""
 
 
 @dataclass(frozen=True)
 class Artifact:
+    """One file or text, by the hash of its bytes."""
+
     role: str
+    """tokenizer, template, special_tokens or draft."""
     name: str
     hash: str
-    """sha256:<hex> of the bytes"""
+    """sha256:<hex> of the bytes."""
     size: int
-    """bytes"""
+    """Size in bytes."""
     source: Path | bytes
 
     def to_proto(self) -> pb.Artifact:
@@ -39,7 +42,8 @@ class Catalogue:
 
     @classmethod
     def of_target(cls, model: Path, draft: Path | None) -> Catalogue:
-        """Raises ModelRefused where the tokenizer or the draft is missing, or a file beside them is no JSON."""
+        """Collect the artifacts of a model directory and a draft. Raises ModelRefused if the tokenizer or the draft is
+        missing, or a file that should be JSON is not."""
         artifacts = [_file("tokenizer", model / "tokenizer.json")]
         if template := chat_template(model):
             artifacts.append(_text("template", "chat_template.jinja", template))
@@ -54,7 +58,7 @@ class Catalogue:
         return iter(self._by_hash.values())
 
     def read(self, content_hash: str, offset: int) -> Iterator[bytes]:
-        """The bytes from `offset` on, in chunks. Raises NotFound or BadRequest."""
+        """Yield an artifact's bytes from `offset` on, in chunks. Raises NotFound or BadRequest."""
         artifact = self._by_hash.get(content_hash)
         if artifact is None:
             raise NotFound(f"no artifact {content_hash[:80]!r} here; Describe lists those that are")
@@ -70,7 +74,7 @@ class Catalogue:
 
 
 def chat_template(model: Path) -> str:
-    """The target's chat template: chat_template.jinja, or tokenizer_config.json's; "" where there is none."""
+    """Return the target's chat template, from chat_template.jinja or tokenizer_config.json; "" if there is none."""
     if (path := model / "chat_template.jinja").is_file():
         return path.read_text(encoding="utf-8")
     template = _json(model / "tokenizer_config.json").get("chat_template")
@@ -81,7 +85,8 @@ def chat_template(model: Path) -> str:
 
 
 def special_tokens(model: Path) -> dict[str, str]:
-    """Name (bos_token, eos_token, ...) -> text, as chat templates use them. tokenizer_config.json's come first."""
+    """Return the texts of special tokens by name (bos_token, eos_token, ...), as chat templates use them. Those of
+    tokenizer_config.json take precedence."""
     tokens: dict[str, str] = {}
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
         texts = {name: _token_text(value) for name, value in _json(model / file).items() if name.endswith("_token")}
@@ -90,13 +95,13 @@ def special_tokens(model: Path) -> dict[str, str]:
 
 
 def _token_text(value: object) -> str | None:
-    """A token is written as its text, or as an AddedToken's fields."""
+    """Return the text of a token that is written as its text or as an AddedToken's fields; None for anything else."""
     text = value.get("content") if isinstance(value, dict) else value
     return text if isinstance(text, str) else None
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """The object in a file; {} where there is none. Raises ModelRefused."""
+    """Return the JSON object in a file; {} if there is no file. Raises ModelRefused."""
     if not path.is_file():
         return {}
     try:

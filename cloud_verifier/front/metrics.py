@@ -6,7 +6,7 @@ A metric that vLLM has too keeps vLLM's name, behind `outrider_`. docs/metrics.m
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
@@ -52,93 +52,89 @@ class VerifierCollector(Collector):
         yield from self._engine()
         yield from self._memory()
         yield from self._streams()
-        yield from self._window()
-        yield from self._around()
+        yield from self._process()
 
     def _speculation(self) -> Iterator[Metric]:
-        counters = self.stats.counters
-        name = "outrider_spec_decode_num"
-        text = "Steps of a session that evaluated nodes of its device"
-        yield counter(f"{name}_drafts", text, counters.drafts)
-        yield counter(f"{name}_draft_tokens", "Nodes of devices that the target evaluated", counters.evaluated)
-        yield counter(f"{name}_accepted_tokens", "Of them, those that were committed", counters.accepted)
-        positions = enumerate(counters.accepted_by_position[:MAX_POSITIONS])
-        text = "Accepted by position after the last committed token, the first is 0"
-        by_position = {str(position): float(count) for position, count in positions}
-        yield counter(f"{name}_accepted_tokens_per_pos", text, by_position, "position")
-        text = "Nodes of the co-located draft"
-        yield counter("outrider_server_draft_draft_tokens", f"{text} that the target evaluated", counters.own_evaluated)
-        yield counter("outrider_server_draft_accepted_tokens", f"{text} that were committed", counters.own_accepted)
+        counters, prefix, server = self.stats.counters, "outrider_spec_decode_num", "outrider_server_draft"
+        yield counter(f"{prefix}_drafts", "Steps of a session that evaluated nodes of its device", counters.drafts)
+        yield counter(f"{prefix}_draft_tokens", "Nodes of devices that the target evaluated", counters.evaluated)
+        yield counter(f"{prefix}_accepted_tokens", "Evaluated nodes of devices that were committed", counters.accepted)
+        text = "Accepted nodes by position after the last committed token; the first position is 0"
+        by_position = {str(at): float(count) for at, count in enumerate(counters.accepted_by_position[:MAX_POSITIONS])}
+        yield counter(f"{prefix}_accepted_tokens_per_pos", text, by_position, "position")
+        text = "Nodes of the server draft that the target evaluated"
+        yield counter(f"{server}_draft_tokens", text, counters.own_evaluated)
+        yield counter(
+            f"{server}_accepted_tokens", "Nodes of the server draft that were committed", counters.own_accepted
+        )
         yield counter("outrider_nodes_received", "Nodes that devices sent", self.front.nodes)
-        yield counter("outrider_nodes_dead", "Nodes that came too late, or below such a one", counters.dead)
-        yield counter("outrider_nodes_ignored", "Nodes outside their session's window", counters.ignored)
+        yield counter("outrider_nodes_dead", "Nodes that arrived too late, or below such a node", counters.dead)
+        yield counter("outrider_nodes_ignored", "Nodes outside their session's speculation window", counters.ignored)
 
     def _engine(self) -> Iterator[Metric]:
         stats, counters = self.stats, self.stats.counters
         yield counter("outrider_generation_tokens", "Tokens committed", counters.committed)
         yield counter("outrider_prompt_tokens", "Prompt tokens computed", counters.prefilled)
-        yield counter("outrider_steps", "Forward passes that were scheduled", counters.steps)
+        yield counter("outrider_steps", "Forward passes scheduled", counters.steps)
         yield histogram("outrider_step_seconds", "A step, from its plan to its commits", _of(STEP_S, counters.step_s))
         yield histogram("outrider_step_rows", "Rows of a step", _of(ROWS, counters.rows))
-        text = "All steps' time by part; between is what passes before the next one while there is work"
+        text = "Time of all steps by part; the part between is the time between two steps while there is work"
         yield counter("outrider_step_part_seconds", text, dict(counters.part_s), "part")
-        text = "From a session's begin at the engine to its first token"
+        text = "From a session's start in the engine to its first token"
         yield histogram("outrider_time_to_first_token_seconds", text, _of(WAIT_S, counters.first_token_s))
         text = "Between two tokens of a session"
         yield histogram("outrider_inter_token_latency_seconds", text, _of(STEP_S, counters.token_s))
-        text = "From a session's begin at the engine to its first rows"
+        text = "From a session's start in the engine to its first rows"
         yield histogram("outrider_queue_wait_seconds", text, _of(WAIT_S, counters.queue_s))
-        text = "Worth below which a node does not pay, 0 to 1"
+        text = "Least acceptance probability at which a node pays, 0 to 1"
         yield gauge("outrider_min_acceptance", text, stats.verifier.min_acceptance)
         yield gauge("outrider_sessions", "Live sessions by state", dict(counters.sessions), "state")
-        yield gauge("outrider_session_capacity", "Sessions served at once", self.capacity)
+        yield gauge("outrider_session_capacity", "The most sessions served at once", self.capacity)
 
     def _memory(self) -> Iterator[Metric]:
-        stats, slots_in_all = self.stats, self.stats.verifier.kv_capacity
-        text = "KV slots; used and reserved are live sessions', cached are free for whoever asks"
+        stats, capacity = self.stats, self.stats.verifier.kv_capacity
+        text = "KV slots: used and reserved by live sessions, or cached and free for any session"
         slots = {"used": stats.verifier.kv_used, "reserved": stats.kv_reserved, "cached": stats.kv_cached}
         yield gauge("outrider_kv_slots", text, slots, "state")
-        yield gauge("outrider_kv_slot_capacity", "KV slots in all", slots_in_all)
-        used = stats.kv_reserved / slots_in_all if slots_in_all else 0.0
-        yield gauge("outrider_kv_cache_usage_ratio", "KV slots promised to live sessions, 0 to 1", used)
+        yield gauge("outrider_kv_slot_capacity", "All KV slots", capacity)
+        reserved = stats.kv_reserved / capacity if capacity else 0.0
+        yield gauge("outrider_kv_cache_usage_ratio", "Share of KV slots reserved by live sessions, 0 to 1", reserved)
         yield counter("outrider_prefix_cache_hits", "Sessions that began with cached tokens", stats.prefix_hits)
-        yield counter("outrider_prefix_cache_hit_tokens", "Tokens they did not compute", stats.prefix_tokens)
+        text = "Cached tokens that those sessions did not compute"
+        yield counter("outrider_prefix_cache_hit_tokens", text, stats.prefix_tokens)
 
     def _streams(self) -> Iterator[Metric]:
         front = self.front
-        yield counter("outrider_streams_opened", "Streams let in", front.opened)
-        text = "Of them, those whose devices had received tokens before"
+        yield counter("outrider_streams_opened", "Streams admitted", front.opened)
+        text = "Admitted streams whose devices had received tokens before"
         yield counter("outrider_streams_resumed", text, front.resumed)
-        text = "Streams that ended with an error before any token"
-        yield counter("outrider_refusals", text, {**front.refused}, "kind")
+        yield counter(
+            "outrider_refusals", "Streams that ended with an error before any token", {**front.refused}, "kind"
+        )
         yield counter("outrider_streams_ended", "All other streams, by how they ended", {**front.ended}, "how")
-        yield counter("outrider_appends", "Messages with nodes, or word that none come", front.appends)
-        text = "From a device's nodes to the commit that has seen them"
+        yield counter("outrider_appends", "Appends from devices, with or without nodes", front.appends)
+        text = "From a device's nodes to the first commit that has seen them"
         yield histogram("outrider_append_to_commit_seconds", text, front.append_commit_s)
         yield histogram("outrider_rtt_seconds", "Round trips to devices, by ping", front.rtt_s)
+        yield histogram("outrider_window_nodes_per_step", "k, in the directives that devices got", front.k)
+        text = "Window depth, in the directives that devices got"
+        yield histogram("outrider_window_depth", text, front.depth)
+        text = "Wait for nodes before a plain step, in the directives that devices got"
+        yield histogram("outrider_window_draft_wait_seconds", text, front.draft_wait_s)
 
-    def _window(self) -> Iterator[Metric]:
-        front, told = self.front, "as devices were told"
-        yield histogram("outrider_window_nodes_per_step", f"k, {told}", front.k)
-        yield histogram("outrider_window_depth", f"Levels drafted ahead, {told}", front.depth)
-        yield histogram("outrider_window_draft_wait_seconds", f"Wait before a plain step, {told}", front.draft_wait_s)
-
-    def _around(self) -> Iterator[Metric]:
+    def _process(self) -> Iterator[Metric]:
         front, service = self.front, self.service
         counts = self.recorder.counts if self.recorder is not None else RecordingCounts()
-        traffic = {
-            "recorded": counts.recorded,
-            "redacted": counts.redacted,
-            "refused": counts.refused,
-            "dropped": counts.dropped + self.stats.unrecorded,
-        }
-        yield counter("outrider_traffic_tokens", "Of recorded sessions, by what became of them", traffic, "fate")
+        dropped = counts.dropped + self.stats.unrecorded
+        traffic = {**asdict(counts), "dropped": dropped}
+        yield counter("outrider_traffic_tokens", "Tokens of recorded sessions by what became of them", traffic, "fate")
         reports = {"delivered": front.reports, "failed": front.reports_failed}
-        yield counter("outrider_reports", "To the coordinator", reports, "outcome")
-        yield histogram("outrider_report_seconds", "A report and its answer", front.report_s)
-        yield gauge("outrider_ready", "Whether the target is loaded", float(service is not None))
-        yield gauge("outrider_draining", "Whether no new session is taken", float(bool(service and service.draining)))
+        yield counter("outrider_reports", "Reports to the coordinator", reports, "outcome")
+        yield histogram("outrider_report_seconds", "From a report to the coordinator to its answer", front.report_s)
+        yield gauge("outrider_ready", "Whether the target is loaded and registered", float(service is not None))
+        draining = service is not None and service.draining
+        yield gauge("outrider_draining", "Whether no new session is taken", float(draining))
 
 
-def _of(bounds: tuple[float, ...], told: pb.Histogram) -> Histogram:
-    return Histogram.of(bounds, told.counts, told.sum)
+def _of(bounds: tuple[float, ...], counts: pb.Histogram) -> Histogram:
+    return Histogram.of(bounds, counts.counts, counts.sum)
