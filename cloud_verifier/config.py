@@ -1,5 +1,7 @@
-"""A verifier's settings, built once at start and passed in. Flags override OUTRIDER_VERIFIER_* in the environment,
-which overrides the table [verifier] of a file (`outrider.settings`)."""
+"""Define a verifier's settings, which are built once at start and passed in.
+
+Flags override OUTRIDER_VERIFIER_* in the environment, which overrides the table [verifier] of a file.
+"""
 
 from __future__ import annotations
 
@@ -16,146 +18,149 @@ if TYPE_CHECKING:
     from outrider.wire.channels import ClientTls, ServerTls
 
 FRONT = "OUTRIDER_FRONT_PID"
-"""In the environment of the ranks' processes: who started them, and must not be outlived."""
+"""Environment variable with the process id of the front, which its ranks' processes must not outlive."""
 INSTALL = "the verifier needs: pip install 'outrider[verifier]'"
 
 
 class VerifierConfig(BaseSettings):
-    """Every field says its unit; what stands below it is its text in help and docs."""
+    """Settings of `outrider-verifier`. The text below each field is its help and its line in docs/configuration.md."""
 
     model_config = SettingsConfigDict(
         env_prefix="OUTRIDER_VERIFIER_", frozen=True, extra="forbid", use_attribute_docstrings=True
     )
 
     model: Path
-    """Directory of a Hugging Face causal LM with safetensors weights and tokenizer.json."""
+    """Directory of the target: a Hugging Face causal LM with safetensors weights and tokenizer.json."""
     name: str = ""
-    """The target's name in the cluster; the directory's name where empty."""
+    """The target's name in the cluster; if empty, the directory's name."""
     draft: Path | None = None
-    """GGUF file offered to devices as the draft for this target."""
+    """GGUF file that devices are offered as the draft for this target."""
     listen: str = "127.0.0.1:0"
-    """HOST:PORT; port 0 takes a free one."""
+    """HOST:PORT to serve devices at; port 0 takes a free one."""
     advertise: str = ""
-    """HOST:PORT under which devices reach this verifier; what `listen` came to where empty."""
+    """HOST:PORT at which devices reach this verifier; if empty, the address that it listens at."""
     verifier_id: str = Field(default="", max_length=MAX_VERIFIER_ID)
-    """Stable over restarts if given; random where empty."""
+    """This verifier's name in the cluster, which restarts keep; if empty, a random one."""
     coordinator: str = ""
-    """HOST:PORT of the coordinator; without one every device on this machine is served without a ticket."""
+    """HOST:PORT of the coordinator. Without one, every device on this machine is served without a ticket."""
     open_to_all: bool = False
-    """Without a coordinator, serve every device beyond this machine too, without a ticket."""
+    """Without a coordinator, serve devices on other machines too, without a ticket."""
     join_token: SecretStr = SecretStr("")
-    """Shared with the coordinator; proves that this verifier belongs to the cluster."""
+    """Secret shared with the coordinator, which proves that this verifier belongs to the cluster."""
     tls_cert: Path | None = None
-    """PEM chain; with `tls_key` it turns TLS on."""
+    """PEM certificate chain; with `tls_key` it turns TLS on."""
     tls_key: Path | None = None
     """PEM private key of `tls_cert`."""
     coordinator_ca: Path | None = None
-    """PEM authority of a coordinator that speaks TLS."""
+    """PEM certificate of the authority that signed the coordinator's certificate; turns TLS to the coordinator on."""
     insecure: bool = False
-    """Allow plain text beyond loopback."""
+    """Allow plain text to and from other machines."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto: bfloat16 on CUDA; float32 on a CPU, where one-token and batched steps then agree to about 1e-5."""
+    """Number format of weights and KV cache. auto: bfloat16 on CUDA; float32 on a CPU, where the logits of one-token
+    and batched steps then agree to about 1e-5."""
     device: str = "cpu"
-    """What computes: cpu, cuda, or one GPU of several, as cuda:1."""
+    """Where the target runs: cpu, cuda, or one GPU of several, as cuda:1."""
     attention: Literal["auto", "sdpa", "exact", "triton"] = "auto"
-    """auto: triton on CUDA, with graphs, and sdpa elsewhere. exact: a token's logits have the same bits in every batch,
-    tree and chunk, at some cost in time. For one thread, not for a mixture of experts; shown on a CPU with AMX, and
-    there with AVX-512 alone. Refused where the self-test finds another bit in steps of up to token_budget rows."""
+    """Attention backend. auto: triton on CUDA, with graphs, and sdpa elsewhere. exact: a token's logits have the same
+    bits in every batch, tree and chunk, at some cost in time; for one thread, and not for a mixture of experts. It was
+    shown on a CPU with AMX, and there with AVX-512 alone, and is refused if the numerics check finds a different bit in
+    steps of up to `token_budget` rows."""
     threads: int = Field(default=1, ge=1, le=1024)
-    """CPU threads of the forward pass, in each rank."""
+    """CPU threads of the forward pass in each rank."""
     tensor_parallel: int = Field(default=1, ge=1, le=64)
-    """Ranks, each a process with its share of every layer: one per GPU, or on a CPU several beside one another."""
+    """Ranks, each a process with its share of every layer: one per GPU, or several on a CPU."""
     kv_slots: int = Field(default=32_768, ge=256)
-    """Tokens whose keys and values are held, over all sessions."""
+    """KV slots: tokens whose keys and values are held, over all sessions."""
     max_sessions: int = Field(default=64, ge=1, le=100_000)
-    """Sessions served at once; the coordinator places no more here."""
+    """The most sessions served at once; the coordinator places no more here."""
     token_budget: int = Field(default=512, ge=16)
-    """Rows of one forward pass, over prefill chunks, trees and plain steps."""
+    """The most rows of one forward pass, over prefill chunks, trees and plain steps."""
     first_token_s: float = Field(default=30.0, ge=1.0)
-    """A session whose first token others' prompts would delay by more seconds, by the cost model, is told to come
-    later."""
+    """Seconds. A session is refused, and may try again later, if by the cost model the prompts of other sessions would
+    delay its first token by more."""
     standing_s: float = Field(default=60.0, ge=1.0)
-    """A device that confirms nothing for so many seconds, while tokens wait for it, loses its place; it may come back
-    for them. Where others find no room it does after some seconds."""
+    """Seconds after which a device that confirms no token, while tokens wait for it, loses its place; it may attach
+    again for them. If other sessions find no room it loses its place after a few seconds."""
     server_draft: Path | None = None
-    """GGUF draft with which the verifier itself drafts for devices that draft nothing; it runs in llama.cpp."""
+    """GGUF file of a draft that the verifier itself runs, in llama.cpp, for devices that draft nothing."""
     server_draft_depth: int = Field(default=4, ge=1, le=32)
-    """Tokens that it drafts ahead, one decode of all such sessions for each."""
+    """Tokens that the server draft proposes ahead; each costs one decode for all its sessions together."""
     server_draft_siblings: int = Field(default=1, ge=0, le=8)
-    """Further guesses beside each of them; they cost no decode."""
+    """Further draft tokens beside each of these; they cost no decode."""
     server_draft_pauses: bool = True
-    """Whether it stops where it does not pay; otherwise it drafts in every step, for measurements."""
+    """Whether the server draft pauses while it does not pay. Without, it drafts in every step, for measurements."""
     server_draft_sessions: int = Field(default=64, ge=1, le=256)
-    """Sessions that it drafts for at once; each takes a cache of the draft's whole context."""
+    """Sessions that the server draft serves at once; each takes a KV cache of the draft's whole context."""
     prefix_cache: bool = True
-    """Keep what was computed in slots that are free otherwise: a chat's next turn then prefills only what is new, and a
-    device that comes back nothing. Shared within a tenant, never between tenants; sessions without a ticket share with
-    nobody where strangers are served (`open_to_all`), since how fast a prompt is read tells whether it was seen."""
+    """Keep computed tokens in KV slots that are free otherwise: a chat's next turn then prefills only what is new, and
+    a device that attaches again prefills nothing. Sessions of one tenant share the cache, never those of two tenants.
+    Sessions without a ticket share nothing with `open_to_all`, since the time of a prefill tells whether a prompt was
+    seen before."""
 
     nodes: int = Field(default=64, ge=0, le=4096)
-    """W: nodes that a device may hold."""
+    """W: the most nodes that a device may hold."""
     depth: int = Field(default=32, ge=0, le=4096)
-    """D: tokens that a device may draft beyond the last committed one."""
+    """D: the most tokens that a device may draft beyond the last committed one."""
     in_flight: int = Field(default=128, ge=1, le=65_536)
-    """F: ids sent and not yet seen; above W, so that dead nodes do not stall a distant device."""
+    """F: the most node ids that are sent and not yet seen; greater than W, so that dead nodes do not stall a distant
+    device."""
     run_ahead: int = Field(default=64, ge=1, le=65_536)
-    """C: positions committed beyond what the device is known to have received."""
+    """C: the most positions committed beyond what the device is known to have received."""
 
     window_nodes: int = Field(default=48, ge=0)
-    """Of `nodes`, those that a device is told to hold."""
+    """Nodes of the speculation window, at most `nodes`, until the coordinator decides."""
     window_depth: int = Field(default=24, ge=0)
-    """Of `depth`, what a device is told to draft."""
+    """Depth of the speculation window, at most `depth`, until the coordinator decides."""
     nodes_per_step: int = Field(default=10, ge=0, le=4096)
-    """k: nodes that one step takes from one session."""
+    """k: nodes that one step takes from one session, until the coordinator decides."""
     min_acceptance: float = Field(default=0.1, ge=0.0, le=1.0)
-    """Least survival that a node must have to be worth sending; devices are told more while the verifier is busy."""
+    """Least probability of acceptance at which a device sends a node; it rises while the verifier is busy."""
     draft_wait_ms: int = Field(default=8, ge=0, le=60_000)
-    """Milliseconds that a step waits for a device's nodes before it goes on without them."""
+    """Milliseconds that a verifier waits for a device's nodes before a plain step."""
 
     traffic: str = ""
-    """Directory or fsspec URL of the traffic log (docs/traffic.md); where it is empty nothing is recorded, and never of
-    a session whose ticket does not allow it."""
+    """Directory or fsspec URL of the traffic log (docs/traffic.md); if empty nothing is recorded. Only sessions whose
+    tickets allow it are recorded."""
     traffic_flush_s: float = Field(default=10.0, ge=0.1, le=3600.0)
-    """Seconds after which what is recorded is written at the latest: what a kill loses."""
+    """Seconds within which recorded tokens are written; a killed verifier loses that much."""
     traffic_flush_tokens: int = Field(default=16_384, ge=1, le=1 << 24)
-    """Recorded tokens after which it is written sooner."""
+    """Recorded tokens that are written at once, before `traffic_flush_s` is over."""
     traffic_top: int = Field(default=32, ge=1, le=256)
-    """K: likeliest ids that are recorded of each position."""
+    """K: the likeliest ids that are recorded for each position."""
     traffic_prompt_tokens: int = Field(default=2_048, ge=0, le=1 << 20)
-    """Of a prompt whose tenant lets prompts be kept, the last so many are recorded with the output's beginning."""
+    """The last tokens of a prompt that are recorded with the output's beginning, if the tenant allows prompts."""
     traffic_redact: str = Field(default="", pattern=r"^([\w.]+:\w+)?$")
-    """`module:function` that says which tokens are kept out: (tokens, traffic_class, tenant) -> mask, true there."""
+    """`module:function` that hides tokens from the log: (tokens, traffic_class, tenant) -> mask, true where hidden."""
     traffic_max_bytes: int = Field(default=8 << 30, ge=1 << 20)
     """Bytes of the log above which its oldest segments are deleted."""
 
     metrics: str = ""
-    """HOST:PORT, or a port of this machine's loopback, where /metrics and /healthz are served over plain HTTP; nowhere
-    where empty. They tell of load and speeds, of no session and no tenant."""
+    """HOST:PORT, or a port on loopback, to serve /metrics and /healthz at over plain HTTP; if empty neither is served.
+    No label is a session or a tenant."""
     log_format: LogFormat = "text"
-    """text: lines for people. json: an object a line, for machines."""
+    """text: lines for people. json: one object per line, for machines."""
 
     open_timeout_s: float = Field(default=10.0, gt=0)
-    """Seconds after which a stream whose first message has not come is ended."""
+    """Seconds after which a stream without a first message is ended."""
     stream_messages_per_s: float = Field(default=1_000.0, gt=0)
-    """Messages a second that are read from one stream; the rest wait at the device. An honest one sends one in 2 ms,
-    and answers."""
+    """Messages per second that are read from one stream; further ones wait at the device. An honest device sends a
+    message every 2 ms, and answers to pings."""
     stream_burst: int = Field(default=200, ge=1)
-    """Messages that one stream may send at once beyond that."""
+    """Messages that one stream may send at once beyond that rate."""
     fetch_timeout_s: float = Field(default=600.0, gt=0)
-    """A download whose reader still reads ends after so many seconds; a device fetches the rest with another call."""
+    """Seconds after which a download is ended; a device fetches the rest with another call."""
     max_downloads: int = Field(default=64, ge=1)
-    """Downloads at once. A reader that does not read holds one until its connection ends, and never a session's
-    place."""
+    """The most downloads at once. A client that does not read holds one until its connection ends."""
     ping_interval_s: float = Field(default=0.5, gt=0)
-    """Seconds between two pings to a device, by which it knows that we live."""
+    """Seconds between two pings to a device, which show it that the verifier lives."""
     silence_timeout_s: float = Field(default=20.0, gt=0)
-    """A device that answers no ping and sends no Append for so many seconds is gone; its slots are freed."""
+    """Seconds after which a device that answers no ping and sends no Append loses its place and its KV slots."""
     engine_silence_s: float = Field(default=30.0, gt=0)
-    """An engine process that says nothing for so many seconds hangs, and is killed. It must exceed the longest step, a
-    full `token_budget` of prefill; a healthy engine speaks every 0.25 s between steps."""
+    """Seconds after which an engine process that sends nothing is killed. It must exceed the longest step, a prefill of
+    `token_budget` rows; a healthy engine sends every 0.25 s between steps."""
     drain_s: float = Field(default=5.0, ge=0)
-    """Seconds that SIGTERM lets live sessions go on; those that have not finished then are handed over."""
+    """Seconds that live sessions may go on after SIGTERM; sessions that have not finished then are handed over."""
 
     @model_validator(mode="after")
     def _consistent(self) -> VerifierConfig:
@@ -190,7 +195,7 @@ class VerifierConfig(BaseSettings):
     @property
     def directive(self) -> Directive:
         if self.nodes_per_step == 0:
-            return Directive(0, 0, 0, self.min_acceptance, 0)  # nothing to draft for
+            return Directive(0, 0, 0, self.min_acceptance, 0)  # plain streaming
         return Directive(
             self.window_nodes, self.window_depth, self.nodes_per_step, self.min_acceptance, self.draft_wait_ms
         )

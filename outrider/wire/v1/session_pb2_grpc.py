@@ -55,22 +55,22 @@ class VerifierServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Session(self, request_iterator, context):
-        """The first message is Open; the verifier answers Opened, then Commits. One stream is one epoch.
-        A device that closes its side still receives; docs/protocol.md says for how long.
+        """Run one epoch of a session. The first message is Open; the verifier answers Opened, and then sends Commits.
+        A device that has closed its side still receives; docs/protocol.md says for how long.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Describe(self, request, context):
-        """What a device needs before it can draft: the target's tokenizer, its chat template, a draft.
+        """Describe the target, and list what a device needs before it can draft: tokenizer, chat template, draft.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FetchArtifact(self, request, context):
-        """The bytes of one artifact from `offset` on.
+        """Send the bytes of one artifact from `offset` on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
