@@ -1,1 +1,1 @@
-"""Drafting on the device: token trees are grown ahead of the verifier."""
+"""Drafts token trees ahead of the verifier, on threads beside the sessions' event loop."""

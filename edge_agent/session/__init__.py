@@ -1,1 +1,1 @@
-"""One session with a verifier: its stream, failover and statistics."""
+"""Drives sessions with verifiers: placement, streams, paced messages, failover and statistics."""

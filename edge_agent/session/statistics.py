@@ -1,4 +1,4 @@
-"""What one request cost and how well its guesses went."""
+"""Counts what one request cost and how many of its draft tokens were accepted."""
 
 from __future__ import annotations
 
@@ -13,71 +13,71 @@ _DIGEST = 64
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens, as they would be billed; what a stop string cut off is not in it."""
+    """The tokens that would be billed; those that a stop string cut off do not count."""
 
     prompt_tokens: int
-    """As the target's tokenizer counts, template and all."""
+    """Tokens of the prompt by the target's tokenizer, with its chat template."""
     completion_tokens: int
-    """Of the output."""
+    """Tokens of the output."""
 
 
 @dataclass
 class Statistics:
-    """Counts of one request, through all its attaches. Times are in seconds from its begin."""
+    """Counts of one request through all its attaches. Times are in seconds since its begin."""
 
     clock: Callable[[], float] = field(default=time.monotonic, repr=False)
     begun: float = field(init=False, repr=False)
     session_id: str = ""
-    """Its name at coordinator and verifier, once it has been placed."""
+    """Id of the session at coordinator and verifier, once it has been placed."""
     tokens: int = 0
-    """Delivered, a stop string's overrun included."""
+    """Tokens delivered, with those that a stop string cut off."""
     steps: int = 0
     """Commits that brought tokens."""
     evaluated: int = 0
-    """Nodes of ours that the target evaluated."""
+    """Draft tokens that the target evaluated."""
     drafted: int = 0
-    """Nodes sent."""
+    """Draft tokens sent to the verifier."""
     accepted: int = 0
-    """Delivered tokens that were a guess of ours: the target had evaluated it, and took it."""
+    """Tokens delivered that the target accepted from the draft."""
     guessed: int = 0
-    """Delivered tokens that we had guessed, also those whose guess the target had not seen yet."""
+    """Tokens delivered that the draft had proposed, evaluated by the target or not."""
     unverified: int = 0
-    """Delivered tokens that the draft wrote alone."""
+    """Tokens delivered that the draft generated alone."""
     attaches: int = 0
     """Streams opened; more than one means that the session was resumed."""
     failovers: int = 0
-    """Of them, those at another verifier than the one before."""
+    """Streams opened to another verifier than the one before."""
     address: str = ""
-    """Of the last one's verifier."""
+    """Address of the verifier that was attached last."""
     rtt_ms: float = 0.0
-    """As the verifier measured it last; 0 where it has not."""
+    """Round trip that the verifier measured last; 0 where it has not."""
     appends: int = 0
-    """Messages sent, with nodes or with word that none come."""
+    """Messages sent with draft tokens, or to say that none will come."""
     bytes_up: int = 0
-    """Payload bytes of messages sent, without gRPC's framing."""
+    """Payload bytes of the messages sent, without gRPC's framing."""
     bytes_down: int = 0
-    """The same of messages received."""
+    """Payload bytes of the messages received, without gRPC's framing."""
     first_token_s: float | None = None
-    """When the first tokens came; None before they have."""
+    """Time of the first delivery; None before it."""
     last_token_s: float | None = None
-    """When the last ones did."""
+    """Time of the last delivery; None before the first."""
     draft: str = ""
-    """What drafted last: a file's name, "lookup" or "" for none."""
+    """The draft in use last: a file's name, "lookup" or "" for none."""
     release: str = ""
     """SHA-256 of the draft's file, where it has one."""
     draft_failure: str = ""
     """Why drafting ended early, if it did."""
     swaps_s: list[float] = field(default_factory=list, repr=False)
-    """For each change of the draft meanwhile: from the last that the old one grew to the first of the new one."""
+    """For each replaced draft, the time from its last update to the first one of the new draft."""
     _first_tokens: int = field(default=0, init=False, repr=False)
     answers_s: list[float] = field(default_factory=list, repr=False)
-    """From a Commit that left the verifier without nodes to the first nodes sent after it."""
+    """Times from a commit that left the verifier without draft tokens to the next ones sent."""
 
     def __post_init__(self) -> None:
         self.begun = self.clock()
 
     def delivered(self, count: int, accepted: int, guessed: int = 0) -> None:
-        """One Commit's tokens: of them our guesses that the target took, and all that we had guessed."""
+        """Count the tokens of one commit: all, those accepted from the draft, and those that the draft had proposed."""
         now = self.clock() - self.begun
         if self.first_token_s is None:
             self.first_token_s, self._first_tokens = now, count
@@ -88,7 +88,7 @@ class Statistics:
         self.steps += 1
 
     def attached(self, address: str) -> None:
-        """A stream was opened to the verifier at this address."""
+        """Count a stream opened to the verifier at this address."""
         self.attaches += 1
         self.failovers += bool(self.address) and address != self.address
         self.address = address
@@ -104,33 +104,33 @@ class Statistics:
 
     @property
     def acceptance(self) -> float:
-        """Of the guesses that the target has evaluated, the share that it took; 0 where there was none."""
+        """The fraction of the evaluated draft tokens that the target accepted; 0 where there was none."""
         return min(1.0, self.accepted / self.evaluated) if self.evaluated else 0.0
 
     @property
     def tokens_per_step(self) -> float:
-        """Of the target's tokens; 1 is streaming."""
+        """The target's tokens per commit; 1 in plain streaming."""
         return (self.tokens - self.unverified) / self.steps if self.steps else 0.0
 
     @property
     def tokens_per_s(self) -> float:
-        """After the first delivery, whose tokens are not counted."""
+        """The rate after the first delivery, whose tokens do not count."""
         if self.first_token_s is None or self.last_token_s is None or self.last_token_s <= self.first_token_s:
             return 0.0
         return (self.tokens - self._first_tokens) / (self.last_token_s - self.first_token_s)
 
     @property
     def answer_ms(self) -> float:
-        """Median time from a Commit that left the verifier without nodes to our next ones; 0 where it never did."""
+        """The median of `answers_s` in milliseconds; 0 where the verifier always had draft tokens."""
         return 1000.0 * statistics.median(self.answers_s) if self.answers_s else 0.0
 
     def swap_ms(self, quantile: float) -> float:
-        """Of the swaps, so many of which took no longer; 0 where there was none. quantile: 0 to 1."""
+        """Return a quantile of `swaps_s` in milliseconds; 0 where no draft was replaced. quantile: 0 to 1."""
         ranked = sorted(self.swaps_s)
         return 1000.0 * ranked[min(len(ranked) - 1, int(quantile * len(ranked)))] if ranked else 0.0
 
     def summary(self) -> str:
-        """One line for people."""
+        """Return a line that sums up the request for people."""
         ttft = f"{1000 * self.first_token_s:.0f} ms" if self.first_token_s is not None else "never"
         draft = self.draft or "none"
         if len(self.release) == _DIGEST:

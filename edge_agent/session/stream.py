@@ -1,4 +1,4 @@
-"""One attach: the bidirectional stream to a verifier, in the session protocol's own messages."""
+"""Wraps the bidirectional stream of one attach in the session protocol's own messages."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from outrider.wire.v1 import session_pb2_grpc
 
 @dataclass(frozen=True)
 class ReleaseNotice:
-    """Other draft releases are to be had than before; `serial` grows with every change."""
+    """The cluster's draft releases have changed; `serial` grows with every change."""
 
     serial: int
 
 
 Received = Commit | Opened | Directive | Ping | ReleaseNotice | None
-"""None: a kind that a newer verifier knows. A Ping has been answered."""
+"""A message from the verifier; None for a kind that only newer versions know. A Ping was answered already."""
 
 _FAREWELL_S = 0.3
-"""How long a finished stream is left to end by itself."""
+"""How long a finished stream may take to end by itself."""
 _CONNECT_S = 1.0
-"""More patience for a stream's first message: a lost SYN is sent again only after a second (RFC 6298)."""
+"""Additional time for a stream's first message: a lost SYN is sent again only after a second (RFC 6298)."""
 
 
 class VerifierSilent(Unavailable):
-    """The verifier has said nothing for longer than its heartbeat allows: hung, or the network is gone."""
+    """The verifier was silent for longer than its heartbeat allows: it hangs, or the network is gone."""
 
 
 class VerifierStream:
-    """Sends in order without making the caller wait; receives one message at a time; answers pings.
+    """The stream of one attach: sends in order without making the caller wait, and answers pings.
 
-    Use as a context manager. Raises core errors: Unavailable for a stream that broke, VerifierSilent for a silent one.
+    Use it as a context manager. Raises core errors: Unavailable for a stream that broke, VerifierSilent for silence.
     """
 
     def __init__(self, channel: grpc.aio.Channel, silence_s: float, statistics: Statistics) -> None:
@@ -76,20 +76,23 @@ class VerifierStream:
             await asyncio.wait({self._pump})
 
     def open(self, message: Open) -> None:
+        """Send Open, which must come first."""
         self._put(pb.ClientMessage(open=codecs.open_to_proto(message)))
 
     def append(self, message: Append) -> None:
+        """Send nodes of the session's tree."""
         self._put(pb.ClientMessage(append=codecs.append_to_proto(message)))
 
     def cancel(self, message: Cancel) -> None:
+        """Cancel the session."""
         self._put(pb.ClientMessage(cancel=codecs.cancel_to_proto(message)))
 
     def draft_in_use(self, release: str) -> None:
-        """What is appended from here on was guessed by this release; "" where nothing will be."""
+        """Say which release proposes the nodes of the following Appends; "" for none."""
         self._put(pb.ClientMessage(draft=pb.DraftInUse(release=release)))
 
     async def receive(self) -> Received:
-        """The next message; waits for at most the silence that is allowed."""
+        """Return the next message. Raises VerifierSilent if none comes in time, Unavailable if the stream ends."""
         message = await self._read()
         if message is grpc.aio.EOF:
             raise Unavailable("the verifier ended the stream before the sequence was finished")
@@ -120,7 +123,7 @@ class VerifierStream:
             raise error_from_rpc(error) from error
         except asyncio.CancelledError:
             if self._call.done() and not _cancelling():
-                raise Unavailable("the stream was cancelled below us") from None
+                raise Unavailable("the stream was cancelled by the connection") from None
             raise
 
     def _put(self, message: pb.ClientMessage) -> None:
@@ -128,7 +131,7 @@ class VerifierStream:
         self._outbox.put_nowait(message)
 
     async def _write(self) -> None:
-        """The one writer. What breaks here breaks reading too, and is told there."""
+        """Write what was sent, in order. An error here ends reading too, and is raised there."""
         # Any Exception: a stream that ends meanwhile makes done_writing raise an error that grpc does not export.
         with contextlib.suppress(Exception):
             while (message := await self._outbox.get()) is not None:
@@ -146,7 +149,7 @@ class VerifierStream:
 
 
 def _cancelling() -> bool:
-    """Whether the current task itself was asked to stop."""
+    """Return whether the current task itself was cancelled."""
     task = asyncio.current_task()
     if task is None:
         raise InternalError("a stream is read outside a task")

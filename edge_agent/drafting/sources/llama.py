@@ -1,4 +1,4 @@
-"""The draft model on llama.cpp as a source of proposals."""
+"""Proposes tokens with a draft model on llama.cpp."""
 
 from __future__ import annotations
 
@@ -12,34 +12,35 @@ from outrider.core.tree import ROOT
 from outrider.llama import TreeContext
 
 PROPOSALS = 4
-"""Children proposed per node; the grower offers fewer."""
+"""Children that are proposed per node; the drafter adds fewer."""
 
 
 class LlamaSource:
-    """Evaluates nodes in a TreeContext, one decode for all spots of a call, and proposes by log q + g.
+    """Evaluates nodes in a TreeContext, all nodes of a call in one decode, and proposes tokens by log q + g.
 
-    shared_vocabulary: ids that draft and target share; those at or beyond it are never proposed.
+    shared_vocabulary: number of ids that draft and target share; larger ids are never proposed.
     """
 
     def __init__(self, context: TreeContext, *, shared_vocabulary: int) -> None:
         self._context = context
-        self._shared = min(shared_vocabulary, context.vocab_size)
+        self._shared_vocabulary = min(shared_vocabulary, context.vocab_size)
         self._task = DraftTask(prompt=())
         self._key = 0
         self._counts = TokenCounts()
         self._handles: dict[int, int] = {}
-        self._tip: list[Proposal] = []
+        """Node id -> its handle in the context, for nodes that were evaluated."""
+        self._root_proposals: list[Proposal] = []
         self._position = 0
 
     def begin(self, task: DraftTask) -> None:
-        """Prefill. Raises ContextFull where the prompt is longer than the draft's context."""
+        """Read the sequence. Raises ContextFull where it is longer than the draft's context."""
         self._task = task
         self._key = 0 if task.sampling.greedy else session_key(task.sampling.seed, task.prompt)
         self._counts = TokenCounts((*task.prompt, *task.received) if task.sampling.penalised else ())
         self._handles = {}
         self._position = len(task.received)
         logits = self._context.reset([*task.prompt, *task.received])
-        self._tip = self._propose(logits, ())
+        self._root_proposals = self._propose(logits, ())
 
     def advance(self, path: Sequence[int], tokens: Sequence[int]) -> None:
         """Commit what was evaluated of the path, and evaluate the rest of the tokens."""
@@ -54,31 +55,30 @@ class LlamaSource:
         tail = list(tokens[len(evaluated) :])
         logits = self._context.commit(evaluated, tail)
         if logits is None:
-            self._tip = []  # the new root's own proposals were made when it was expanded as a node
+            self._root_proposals = []  # the new root's proposals were made when it was expanded as a node
             self._handles = {node: handle for node, handle in self._handles.items() if handle not in evaluated}
         else:
             self._handles = {}
-            self._tip = self._propose(logits, ())
+            self._root_proposals = self._propose(logits, ())
 
-    def expand(self, spots: Sequence[NodeContext]) -> list[list[Proposal]]:
-        """One decode for all spots; the root, whose logits are there already, needs none.
+    def expand(self, nodes: Sequence[NodeContext]) -> list[list[Proposal]]:
+        """Evaluate the nodes in one decode; the root, whose logits are known already, needs none.
 
-        Raises TreeFull where the context has no room for them; nothing was changed then.
+        Raises TreeFull where the context has no room for them; then nothing was changed.
         """
-        nodes = [spot for spot in spots if spot.id != ROOT]
-        found: dict[int, list[Proposal]] = {ROOT: self._tip}
-        if nodes:
-            parents = [0 if spot.parent == ROOT else self._handles[spot.parent] for spot in nodes]
-            handles, logits = self._context.decode(parents, [spot.token for spot in nodes])
-            for spot, handle, row in zip(nodes, handles, logits, strict=True):
-                self._handles[spot.id] = handle
-                found[spot.id] = self._propose(row, spot.path)
-        return [found[spot.id] for spot in spots]
+        unevaluated = [node for node in nodes if node.id != ROOT]
+        found: dict[int, list[Proposal]] = {ROOT: self._root_proposals}
+        if unevaluated:
+            parents = [0 if node.parent == ROOT else self._handles[node.parent] for node in unevaluated]
+            handles, logits = self._context.decode(parents, [node.token for node in unevaluated])
+            for node, handle, row in zip(unevaluated, handles, logits, strict=True):
+                self._handles[node.id] = handle
+                found[node.id] = self._propose(row, node.path)
+        return [found[node.id] for node in nodes]
 
     def knows(self, token: int) -> bool:
-        """Whether the draft can evaluate this token."""
-        return token < self._shared
+        return token < self._shared_vocabulary
 
     def _propose(self, logits: object, path: tuple[int, ...]) -> list[Proposal]:
-        row = logits[: self._shared]  # type: ignore[index]
+        row = logits[: self._shared_vocabulary]  # type: ignore[index]
         return propose(row, self._task.sampling, self._key, self._position + len(path), self._counts, path, PROPOSALS)

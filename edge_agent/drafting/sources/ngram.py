@@ -1,6 +1,6 @@
-"""Prompt look-up: what followed the last time that these tokens stood here (arXiv 2304.04487 and others since).
+"""Proposes what followed in the text when its last tokens stood there before (arXiv 2304.04487 and others since).
 
-No model and almost no time: a chain grows as long as the text repeats itself, as code and quotations do.
+This needs no model and almost no time: a chain grows as long as the text repeats itself, as code and quotations do.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from edge_agent.drafting.sources.base import DraftTask, NodeContext, Proposal
 _KEY = 2
 """Tokens that must match at least."""
 _LONGEST = 12
-"""Tokens compared at most: longer matches are no better."""
+"""Tokens that are compared at most: longer matches are no better."""
 _LATEST = 8
-"""Occurrences compared, the most recent first."""
+"""Occurrences that are compared, the most recent ones first."""
 
 
 class PromptLookup:
-    """Proposes at most one child per spot: the token after the longest, most recent match of what leads up to it."""
+    """Proposes at most one child per node: the token after the longest, most recent match of what leads to the node."""
 
     def __init__(self) -> None:
         self._text: list[int] = []
         self._after: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+        """Each `_KEY` tokens of the text -> the positions after their occurrences."""
 
     def begin(self, task: DraftTask) -> None:
         self._text = []
@@ -33,14 +34,14 @@ class PromptLookup:
     def advance(self, path: Sequence[int], tokens: Sequence[int]) -> None:
         self._extend(tokens)
 
-    def expand(self, spots: Sequence[NodeContext]) -> list[list[Proposal]]:
-        return [self._look_up(spot.path) for spot in spots]
+    def expand(self, nodes: Sequence[NodeContext]) -> list[list[Proposal]]:
+        return [self._look_up(node.path) for node in nodes]
 
     def knows(self, token: int) -> bool:
         return True
 
     def _extend(self, tokens: Sequence[int]) -> None:
-        """Index what follows every pair of tokens; the last pair has no follower yet."""
+        """Append tokens to the text and index them."""
         begin = max(_KEY, len(self._text))
         self._text.extend(tokens)
         for i in range(begin, len(self._text)):
@@ -53,11 +54,11 @@ class PromptLookup:
             matched = self._matched(i, tail)
             if matched > length:
                 best, length = i, matched
-        # A match of two tokens is little better than chance, one of ten nearly certain.
+        # A match of two tokens is little better than chance, one of ten is nearly certain.
         return [Proposal(self._text[best], 0, (length - 1) / 2)] if best >= 0 else []
 
     def _matched(self, end: int, tail: tuple[int, ...]) -> int:
-        """How many tokens before `end` in the text equal the last ones of `tail`."""
+        """Return how many tokens before `end` in the text equal the last ones of `tail`."""
         matched = 0
         while matched < len(tail) and end - 1 - matched >= 0 and self._text[end - 1 - matched] == tail[-1 - matched]:
             matched += 1
