@@ -21,7 +21,7 @@ from edge_agent.drafting.sources.base import DraftSource
 from edge_agent.sdk.client import AsyncClient
 from edge_agent.sdk.sessions import Sessions
 from edge_agent.sdk.types import Options
-from edge_agent.session.coordinator_client import ANY_WORKLOAD, Placement, Workload
+from edge_agent.session.coordinator_client import Placement
 from edge_agent.session.failover import AttachTarget, Route
 from edge_agent.target.bundle import TargetBundle
 from outrider.core.errors import BadRequest, OutriderError, Overloaded
@@ -107,10 +107,10 @@ class _WatchedSessions(Sessions):
         self.dead = False
         """Whether nothing more is said to anybody."""
 
-    async def place(self, prompt_tokens: int = 0, workload: Workload = ANY_WORKLOAD) -> Placement | None:
+    async def place(self, prompt_tokens: int = 0, draft_release: str = "", traffic_class: str = "") -> Placement | None:
         began = time.monotonic()
         try:
-            placement = await super().place(prompt_tokens, workload)
+            placement = await super().place(prompt_tokens, draft_release, traffic_class)
         except Overloaded:
             self.refused_s.append(time.monotonic() - began)
             raise

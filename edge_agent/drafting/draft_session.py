@@ -58,7 +58,7 @@ class _BorrowedWorker:
         )
 
         def pass_on(news: DraftUpdate | DraftFailed) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody is interested any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so the session has ended
                 loop.call_soon_threadsafe(report, self, news)
 
         self._plan = plan

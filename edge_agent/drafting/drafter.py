@@ -49,7 +49,7 @@ class DraftUpdate:
 
 @dataclass
 class _NodeState:
-    """What the drafter knows about a node of its tree."""
+    """A node of the drafter's tree, with what was proposed for its children."""
 
     acceptance: float = 1.0
     """Probability that the target takes the node after its parent."""

@@ -102,7 +102,7 @@ class RankedNode:
 
 @dataclass(frozen=True)
 class ChildProposal:
-    """A possible child of an evaluated node."""
+    """A token that could become a child of an evaluated node."""
 
     token: int
     survival: float
@@ -218,7 +218,7 @@ def should_wait(
 
 
 def send_interval(step_s: float) -> float:
-    """Return the least seconds between two updates that nobody waits for: more of them would only cost wake-ups."""
+    """Return the least seconds between two updates that the verifier does not wait for: more would cost wake-ups."""
     return max(0.002, step_s / 4)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import enum
 import math
 from collections import deque
 from dataclasses import dataclass
+from typing import Literal
 
 WINDOW = 256
 """The latest positions, by which a draft is judged."""
@@ -33,7 +33,7 @@ class HitRate:
 class DraftHealth:
     """The hit rate of one draft through all its sessions, and its last failure. past: what was counted earlier.
 
-    It is not locked: workers' threads append, others read.
+    It is not locked: workers' threads append, other threads read.
     """
 
     def __init__(self, past: HitRate | None = None) -> None:
@@ -53,26 +53,22 @@ class DraftHealth:
 
     @property
     def hit_rate(self) -> HitRate:
-        """The hit rate over the latest positions."""
+        """The hit rate over the latest `WINDOW` positions."""
         hits = tuple(self._hits)
         return HitRate(len(hits), sum(hits))
 
 
-class TrialVerdict(enum.Enum):
-    """The outcome of comparing a release on trial with the draft before it."""
+def judge(before: HitRate, now: HitRate) -> Literal["early", "healthy", "worse"]:
+    """Compare a release on trial with the draft before it.
 
-    EARLY = "too few positions to tell"
-    HEALTHY = "as good as the draft before, as far as this device can tell"
-    WORSE = "clearly worse than the draft before"
-
-
-def judge(before: HitRate, now: HitRate) -> TrialVerdict:
-    """Compare a release on trial with the draft before it; where that is unknown, the release only must not fail."""
+    Returns "worse" where it clearly is, "healthy" after a whole window of positions, "early" before. Where the draft
+    before is unknown, the release only must not fail.
+    """
     if now.guessed < _LEAST:
-        return TrialVerdict.EARLY
+        return "early"
     if before.guessed >= _LEAST and before.share - now.share > _MARGIN + _SIGMAS * _standard_error(before, now):
-        return TrialVerdict.WORSE
-    return TrialVerdict.HEALTHY if now.guessed >= WINDOW else TrialVerdict.EARLY
+        return "worse"
+    return "healthy" if now.guessed >= WINDOW else "early"
 
 
 def _standard_error(a: HitRate, b: HitRate) -> float:

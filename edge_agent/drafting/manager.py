@@ -27,7 +27,7 @@ class DraftManager:
 
     @contextlib.asynccontextmanager
     async def session(self, session: DeviceSession) -> AsyncIterator[DraftSession]:
-        """Lend a worker to one session; it gets none where all are in use or the draft cannot start."""
+        """Give a session a worker; it gets none where all are in use or the draft cannot start."""
         pool = self.pool
         draft = DraftSession(session, pool, await pool.take() if pool is not None else None)
         self._sessions.add(draft)

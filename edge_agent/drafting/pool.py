@@ -1,4 +1,4 @@
-"""Holds one draft in memory and lends its workers to sessions."""
+"""Holds one draft in memory, and the workers that draft with it for sessions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LOOKUP_LATENCY = DecodeLatency(((1, 1e-4),))
 
 @dataclass(frozen=True)
 class DraftOptions:
-    """How a client's drafts run on this device."""
+    """The resources that a client's drafts may use on this device."""
 
     workers: int = 2
     """Sessions that may draft at once; further ones run without a draft rather than wait."""
@@ -73,7 +73,7 @@ class DraftPool:
         self._options = options
         self._model = model
         self._shared_vocabulary = shared_vocabulary
-        # All sessions learn together: a draft's acceptance hardly depends on who asks. Each pair is (greedy, sampled).
+        # (greedy, sampled). All sessions learn together, since a draft's acceptance hardly depends on the session.
         self._model_calibrators = (Calibrator(), Calibrator())
         self._lookup_calibrators = (Calibrator(), Calibrator())
         self._latency: DecodeLatency | None = None

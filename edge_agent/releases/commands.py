@@ -73,7 +73,7 @@ def _release(release: InstalledRelease | None) -> str:
 
 
 def _hits(rate: HitRate) -> str:
-    return f"{rate.right} of {rate.guessed} guesses right so far"
+    return f"{rate.right} of {rate.guessed} first proposals right so far"
 
 
 def _root(args: argparse.Namespace) -> Path:

@@ -1,6 +1,6 @@
 """Keeps a target's draft releases on disk: `state.json`, the releases' files, unfinished downloads, a lock.
 
-One process at a time changes the folder; others may read it.
+One process at a time changes the folder; other processes may read it.
 """
 
 from __future__ import annotations

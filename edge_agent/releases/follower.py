@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 _LOWER_SERIAL_S = 5.0
 """Pause before the coordinator is asked about a serial below the known one, which a verifier that lags may send."""
 _RECHECKS = 2
-"""How often the coordinator is asked again where it knows of less than a notice said: another one may be ahead."""
+"""Most times that the coordinator is asked again where it knows of less than a notice said: another may be ahead."""
 _MAX_ALTERED = 2
-"""How often a whole file is fetched in vain before the next news is waited for."""
+"""Most times that a whole file is fetched in vain before the next news is waited for."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class UpdateOptions:
     root: Path
     """Folder of all targets' releases."""
     stall_s: float = 20.0
-    """How long a server may send next to nothing."""
+    """Time for which a server may send next to nothing."""
     spread_s: float = 2.0
-    """Devices that hear of a release at once ask for it at a random moment within this time."""
+    """Time within which a device asks for a new release at a random moment, so that not all devices ask at once."""
     ca: Path | None = None
     """PEM file of the cluster's own authorities: the coordinator serves files with its own certificate."""
 
@@ -54,8 +54,8 @@ Ask = Callable[[str, str, str], Awaitable[ReleaseOffer]]
 """(weights hash of the target, device id, release in use) -> what the coordinator offers. Raises core errors."""
 
 _Outcome = Literal["settled", "retry", "recheck", "news"]
-"""What became of an offer: it is in use or never will be; it may be taken later; its file has come, so it is asked
-whether it is still offered; there is a newer offer."""
+"""The result of handling an offer: it is in use or never will be; it may be taken later; its file has come, so the
+coordinator is asked whether it is still offered; there is a newer offer."""
 
 
 class OfferFollower:

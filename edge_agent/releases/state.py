@@ -2,7 +2,7 @@
 
 `current` is in use; `last_good` is the release to come back to. None stands for the verifier's own draft. A release is
 on trial until it has proved itself on this device. `busy` says that the process loads the current release or has it on
-trial, so a state that is busy when a process starts tells of a crash.
+trial, so a state that is busy when a process starts means a crash.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_REFUSED = 32
 """Refusals that are remembered, the latest."""
 MAX_REASON = 400
 WORSE_HOLDS_S = 86_400.0
-"""How long a release is refused that proposed worse here: it may have met other texts than the draft before it."""
+"""Time for which a release is refused that proposed worse here: it may have met other texts than the draft before."""
 
 
 def _valid_hit_rate(rate: HitRate) -> HitRate:
@@ -49,7 +49,7 @@ class InstalledRelease(BaseModel, frozen=True, extra="forbid", strict=True):
 
 
 class ReleaseTrial(BaseModel, frozen=True, extra="forbid", strict=True):
-    """The trial of the current release."""
+    """The trial of the current release: its hit rate against that of the draft before it."""
 
     before: _HitRate
     """Hit rate of the draft that it replaced."""

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from edge_agent.drafting.health import HitRate, TrialVerdict, judge
+from edge_agent.drafting.health import HitRate, judge
 from edge_agent.drafting.manager import DraftManager
 from edge_agent.drafting.pool import DraftPool
 from edge_agent.releases.check import RefusalKind, ReleaseRefused
@@ -20,11 +20,11 @@ from outrider.core.errors import OutriderError
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.25
-"""How often a trial is judged."""
+"""Interval at which a trial is judged."""
 TRIAL_S = 3600.0
 """A release that has not failed for so long has passed: some texts bring too few proposals to judge it by."""
 _RETIRE_S = 10.0
-"""How long a third draft waits for sessions to leave the first one, before it is put off."""
+"""Time that a third draft waits for sessions to leave the first one, before it is put off."""
 RETRY_FIRST_S, RETRY_MAX_S = 5.0, 600.0
 """The pauses after what failed, at first and at most."""
 
@@ -59,7 +59,7 @@ class ReleaseTrials:
         self.wanted = ""
         """Release whose file is kept although the state does not name it."""
         self.swaps = 0
-        """How often the draft was replaced."""
+        """The number of times that the draft was replaced."""
 
     @property
     def in_use(self) -> str:
@@ -103,10 +103,10 @@ class ReleaseTrials:
             await self._give_up("failed", f"it failed while drafting: {failure}")
             return
         verdict = judge(trial.before, now)
-        if verdict is TrialVerdict.WORSE:
-            shares = f"{now.share:.0%} of {now.guessed} first guesses right, {trial.before.share:.0%} before"
-            await self._give_up("worse", f"it guesses clearly worse on this device: {shares}")
-        elif verdict is TrialVerdict.HEALTHY or trial.lasted_s(time.time()) > TRIAL_S:
+        if verdict == "worse":
+            shares = f"{now.share:.0%} of {now.guessed} first proposals right, {trial.before.share:.0%} before"
+            await self._give_up("worse", f"its proposals are clearly worse on this device: {shares}")
+        elif verdict == "healthy" or trial.lasted_s(time.time()) > TRIAL_S:
             await self._loader.change(state.proven())
             log.info("release %s (version %d) is healthy on this device", release.digest[:12], release.version)
 

@@ -22,7 +22,7 @@ from outrider.wire.ticket import Target
 log = logging.getLogger(__name__)
 
 _TAKE_OVER_S = 30.0
-"""How often a client looks whether the process that keeps the folder has ended."""
+"""Interval at which a client checks whether the process that keeps the folder has ended."""
 
 
 class ReleaseUpdater:
@@ -47,7 +47,7 @@ class ReleaseUpdater:
 
     @property
     def swaps(self) -> int:
-        """How often the draft was replaced."""
+        """The number of times that the draft was replaced."""
         return self._follower.trials.swaps if self._follower is not None else 0
 
     @property

@@ -16,7 +16,7 @@ from edge_agent.metrics import EdgeMetrics, RequestRecord
 from edge_agent.sdk.background_tasks import BackgroundTasks
 from edge_agent.sdk.request import Request
 from edge_agent.session.channels import Channels
-from edge_agent.session.coordinator_client import ANY_WORKLOAD, CoordinatorClient, Placement, Workload
+from edge_agent.session.coordinator_client import CoordinatorClient, Placement
 from edge_agent.session.driver import DriverOptions, SessionDriver
 from edge_agent.session.failover import FIRST_CONTACT_S, AttachTarget, DirectRoute, GrantRoute, Route
 from edge_agent.session.statistics import Statistics
@@ -82,11 +82,11 @@ class Sessions:
         async with contextlib.AsyncExitStack() as stack:
             self._tasks.check_open()
             drafts = self.drafts
-            workload = Workload(drafts.pool.release if drafts.pool else "", request.traffic_class)
-            placement = await self._placed(len(session.prompt), workload)
+            release = drafts.pool.release if drafts.pool else ""
+            placement = await self._placed(len(session.prompt), release, request.traffic_class)
             if placement is not None:
                 stack.callback(self.close_session, placement)
-                if drafts.pool is not None and drafts.pool.release == workload.draft and placement.prior:
+                if drafts.pool is not None and drafts.pool.release == release and placement.prior:
                     drafts.pool.apply_prior(placement.prior)
             statistics.session_id = placement.session_id if placement else secrets.token_hex(8)
             draft = await stack.enter_async_context(drafts.session(session))
@@ -97,7 +97,7 @@ class Sessions:
                 vocabulary_size=bundle.description.vocabulary_size,
                 silence_s=self.settings.silence_s,
                 siblings=self.settings.siblings,
-                announced=workload.draft,
+                announced=release,
                 on_release_notice=self.on_release_notice,
             )
             route = self.route(placement, self._search_budget_s(request))
@@ -141,18 +141,20 @@ class Sessions:
 
     # --- placement
 
-    async def place(self, prompt_tokens: int = 0, workload: Workload = ANY_WORKLOAD) -> Placement | None:
+    async def place(self, prompt_tokens: int = 0, draft_release: str = "", traffic_class: str = "") -> Placement | None:
         """Open a session at the coordinator; None without one."""
         if not self._coordinator_address:
             return None
         wait_s = self.settings.resume_budget_s
-        placement = await self.coordinator().open(self._target, prompt_tokens, wait_s=wait_s, workload=workload)
+        placement = await self.coordinator().open(
+            self._target, prompt_tokens, wait_s=wait_s, draft_release=draft_release, traffic_class=traffic_class
+        )
         self.on_release_notice(placement.release_serial)
         return placement
 
-    async def _placed(self, prompt_tokens: int, workload: Workload) -> Placement | None:
+    async def _placed(self, prompt_tokens: int, draft_release: str, traffic_class: str) -> Placement | None:
         """As `place`, but a caller that is cancelled meanwhile leaves no session behind."""
-        placing = self._tasks.begin(self.place(prompt_tokens, workload))
+        placing = self._tasks.begin(self.place(prompt_tokens, draft_release, traffic_class))
         try:
             return await self._tasks.result_of(placing)
         except asyncio.CancelledError:

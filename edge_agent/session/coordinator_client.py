@@ -29,20 +29,6 @@ Response = TypeVar("Response")
 
 
 @dataclass(frozen=True)
-class Workload:
-    """The key by which verifiers measure the acceptance of a tenant's sessions."""
-
-    draft: str = ""
-    """Release of the draft; empty where there is none."""
-    traffic_class: str = ""
-    """The application's label."""
-
-
-ANY_WORKLOAD = Workload()
-"""The key of sessions without a draft and without a label."""
-
-
-@dataclass(frozen=True)
 class Placement:
     """A session that the coordinator has opened."""
 
@@ -51,7 +37,7 @@ class Placement:
     """The primary's first, then the standby's."""
     target: TargetIdentity
     prior: AcceptancePrior | None = None
-    """Acceptance of the workload's earlier sessions; None where it is not known."""
+    """Acceptance of earlier sessions of the same draft release and traffic class; None where it is not known."""
     release_serial: int = 0
     """As in ReleaseOffer; 0 where there are no releases."""
 
@@ -78,7 +64,7 @@ class ReleaseOffer:
 class CoordinatorClient:
     """Calls a coordinator with the tenant's API key. Raises core errors.
 
-    in_background: runs a coroutine that nobody waits for, and ignores its core errors.
+    in_background: runs a coroutine beside the caller, and ignores its core errors.
     """
 
     def __init__(
@@ -92,18 +78,25 @@ class CoordinatorClient:
         self._metadata = ((("authorization", f"Bearer {api_key}"),) if api_key else ()) + call_metadata()
 
     async def open(
-        self, target: str, prompt_tokens: int = 0, *, wait_s: float = 0.0, workload: Workload = ANY_WORKLOAD
+        self,
+        target: str,
+        prompt_tokens: int = 0,
+        *,
+        wait_s: float = 0.0,
+        draft_release: str = "",
+        traffic_class: str = "",
     ) -> Placement:
         """Place a session on a verifier that serves `target` ("": the cluster's only one).
 
+        Acceptance is measured, and predicted, for sessions of the same draft release and traffic class.
         A cluster without room is asked again when it says, for at most `wait_s`; then Overloaded is raised. If the
         caller is cancelled while the coordinator answers, the session is closed once it is open.
         """
         request = pb.OpenSessionRequest(
             target=target,
             prompt_tokens=prompt_tokens,
-            draft_release=workload.draft,
-            traffic_class=workload.traffic_class,
+            draft_release=draft_release,
+            traffic_class=traffic_class,
         )
         deadline = time.monotonic() + wait_s
         while True:

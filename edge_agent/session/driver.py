@@ -32,7 +32,7 @@ Dial = Callable[[AttachTarget], grpc.aio.Channel]
 
 @dataclass(frozen=True)
 class DriverOptions:
-    """How to attach a session, beside what the session itself knows."""
+    """Parameters of a session's attaches that the session itself does not know."""
 
     session_id: str
     vocabulary_hash: bytes = b""
@@ -72,7 +72,7 @@ class SessionDriver:
         self._announced = ""
         """The release that the verifier knows to propose the nodes."""
         self.winding_down: asyncio.Task[None] | None = None
-        """What is left of the session's work after `deliveries` has ended; await or cancel it before the loop ends."""
+        """The rest of the session's work after `deliveries` has ended; await or cancel it before the loop ends."""
         draft.vocabulary_size = options.vocabulary_size
         self._note_draft()
 
@@ -194,7 +194,7 @@ class SessionDriver:
             raise ReattachNeeded(f"the verifier allows {limits}, the device began with {before}")
 
     def _on_commit(self, commit: Commit) -> None:
-        """Deliver to the client first, then answer the verifier, then tell the draft: each is delayed by the former."""
+        """Deliver to the client first, then answer the verifier, then inform the draft: each step delays the next."""
         size = self._draft.vocabulary_size
         if commit.epoch == self._session.epoch and max(commit.tokens, default=0) >= size:
             raise ProtocolViolation(
@@ -223,7 +223,7 @@ class SessionDriver:
         self._statistics.uses(self._draft.name, self._draft.release or "", self._draft.failure)
 
     def _announce_draft(self) -> None:
-        """Tell the verifier of another release, after the nodes that the former one has proposed."""
+        """Announce another release to the verifier, after the nodes that the former one has proposed."""
         release = self._draft.release
         if self._stream is None or not self._pacing.is_open or release is None or release == self._announced:
             return

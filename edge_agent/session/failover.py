@@ -1,6 +1,6 @@
 """Decides where a session attaches next: the same verifier, its standby, or one that the coordinator names.
 
-A route returns attach targets, each with a greater epoch than the one before, and is told how each attach failed. The
+A route returns attach targets, each with a greater epoch than the one before, and learns how each attach failed. The
 session attaches with all tokens that it has received, so an attach can neither repeat nor lose one.
 """
 
@@ -23,7 +23,7 @@ from outrider.wire.codecs import limits_from_proto
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 FIRST_CONTACT_S = 3.5
-"""How long a single verifier is looked for: its address is more likely wrong than the verifier just restarting."""
+"""Time for which a single verifier is looked for: its address is more likely wrong than the verifier restarting."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ Received = Commit | Opened | Directive | Ping | ReleaseNotice | None
 """A message from the verifier; None for a kind that only newer versions know. A Ping was answered already."""
 
 _FAREWELL_S = 0.3
-"""How long a finished stream may take to end by itself."""
+"""Time that a finished stream may take to end by itself."""
 _CONNECT_S = 1.0
 """Additional time for a stream's first message: a lost SYN is sent again only after a second (RFC 6298)."""
 

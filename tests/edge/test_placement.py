@@ -7,7 +7,7 @@ import time
 import grpc
 import pytest
 
-from edge_agent.session.coordinator_client import CoordinatorClient, Workload
+from edge_agent.session.coordinator_client import CoordinatorClient
 from outrider.core.acceptance.calibrator import AcceptancePrior
 from outrider.core.errors import Overloaded, Unavailable
 from outrider.wire import channels
@@ -63,7 +63,7 @@ async def test_a_session_is_asked_for_by_draft_and_class_and_what_was_measured_o
     async with channels.channel(f"127.0.0.1:{port}") as channel:
         coordinator = CoordinatorClient(channel, None, ensure)
         opens.prior = pb.Prior(first=0.75, sibling=0.5, observations=8)
-        placed = await coordinator.open("", workload=Workload("d", "code"))
+        placed = await coordinator.open("", draft_release="d", traffic_class="code")
         assert placed.prior == AcceptancePrior(0.75, 0.5, 8)
         opens.prior = pb.Prior(first=float("nan"), sibling=0.5, observations=8)
         assert (await coordinator.open("")).prior is None

@@ -1,4 +1,4 @@
-"""Proposes what followed in the text when its last tokens stood there before (arXiv 2304.04487 and others since).
+"""Proposes what followed in the text when its last tokens stood there before (arXiv 2304.04487).
 
 This needs no model and almost no time: a chain grows as long as the text repeats itself, as code and quotations do.
 """
