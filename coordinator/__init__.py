@@ -1,8 +1,8 @@
-"""Control plane: places sessions on verifiers and signs the tickets that prove it. Never on the token path.
+"""Place sessions on verifiers, decide how far they speculate, and sign the tickets that prove both; off the token path.
 
-`api` translates and decides, `store` keeps (and alone imports redis), `placement` and `window` hold the pure decisions,
-`releases` manages drafts, `cli` is the operator's command, and `app` starts the process. Processes hold no state of
-their own: any number of them share one Redis.
+`api` translates calls and answers them, `store` keeps the state in Redis (and alone imports redis), `placement` and
+`window` hold the pure decisions, `releases` the draft releases, `cli` the operators' commands. Processes hold no
+state of their own: any number of them share one Redis.
 """
 
 DEFAULT_COORDINATOR = "127.0.0.1:7700"

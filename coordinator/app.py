@@ -1,4 +1,4 @@
-"""The coordinator's process: `outrider-coordinator --listen HOST:PORT --redis URL|embedded --state-dir DIR`."""
+"""Run the coordinator's process: `outrider-coordinator --listen HOST:PORT --redis URL|embedded --state-dir DIR`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from coordinator.api.authentication import Access
+from coordinator.api.authentication import Authenticator
 from coordinator.config import CoordinatorConfig
 from outrider.console_scripts import EndedByInterrupt
 from outrider.core.errors import OutriderError, Unavailable
@@ -24,9 +24,9 @@ INSTALL = "the coordinator needs: pip install 'outrider[coordinator]'"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 after a clean stop, 2 for a configuration that cannot work, 1 for a start that failed."""
+    """Run until SIGTERM or SIGINT. Return 0 after a clean stop, 2 for a wrong configuration, 1 for a failed start."""
     try:
-        config = settle(CoordinatorConfig, parser().parse_args(argv), PROGRAM, Access.from_config)
+        config = settle(CoordinatorConfig, parser().parse_args(argv), PROGRAM, Authenticator.from_config)
         configure(config.log_format, "coordinator", config.log_level)
         asyncio.run(_serve(config))
     except Unavailable as error:

@@ -1,4 +1,4 @@
-"""What a coordinator can be told, built once where the process starts.
+"""Define the coordinator's settings, which are built once where the process starts.
 
 Flags override the environment (OUTRIDER_COORDINATOR_<FIELD>), which overrides the table [coordinator] of a file
 (`outrider.settings`), which overrides the defaults.
@@ -19,24 +19,25 @@ from outrider.telemetry.logs import LogFormat
 from outrider.wire.channels import ServerTls
 
 EMBEDDED = "embedded"
-"""The value of `redis` that starts a server of our own."""
+"""The value of `redis` that starts a Redis-compatible server as a child process."""
 
 
 class CoordinatorConfig(BaseSettings):
-    """Frozen. Times end in _ms or _s, which is their unit. What stands below a field is its text in help and docs."""
+    """The settings of a coordinator. Times end in _ms or _s, which is their unit; the strings below fields are user
+    docs."""
 
     model_config = SettingsConfigDict(
         env_prefix="OUTRIDER_COORDINATOR_", frozen=True, extra="forbid", use_attribute_docstrings=True
     )
 
     listen: str = DEFAULT_COORDINATOR
-    """HOST:PORT where devices, verifiers and operators ask; port 0 takes any free one. Loopback by default, so that
-    nothing is open by accident."""
+    """HOST:PORT at which devices, verifiers and operators connect; port 0 takes any free one. Loopback by default, so
+    that nothing is open by accident."""
     redis: str = EMBEDDED
     """A redis://, rediss:// or unix:// URL; `embedded` starts a server that forgets everything at the end."""
     state_dir: Path = Path(DEFAULT_STATE_DIR)
-    """Holds the ticket key and a copy of what was decided of draft releases. Coordinators over one Redis
-    may share it or have one each."""
+    """Folder of the ticket key and of a copy of the draft releases with their history. Coordinators over one Redis may
+    share it or have one each."""
     tls_cert: Path | None = None
     """PEM chain; with `tls_key` it turns TLS on."""
     tls_key: Path | None = None
@@ -45,97 +46,96 @@ class CoordinatorConfig(BaseSettings):
     """Accept plain text and anonymous callers beyond this machine."""
 
     tenants_file: Annotated[Path | None, Flag("--tenants")] = None
-    """TOML file of API keys, `[tenants]` with `name = "key"`. Without any key on loopback, or with `insecure`,
-    everybody is tenant "default" until `outrider tenants create` makes the first."""
+    """TOML file of API keys, `[tenants]` with `name = "key"`. Without any key on loopback, or with `insecure`, every
+    caller is tenant "default" until `outrider tenants create` makes the first tenant."""
     tenant_keys: dict[str, SecretStr] = Field(default_factory=dict)
     """The same without a file, {"name": "key"}; in the environment as JSON. Adds to `tenants_file`."""
     join_token: SecretStr | None = None
-    """What a verifier must show to register: one that is let in receives devices' prompts."""
+    """Secret that a verifier must send to register: a registered verifier receives devices' prompts."""
     admin_token: SecretStr | None = None
-    """What an operator must show. Without it Admin answers on loopback only; with it a coordinator beyond loopback may
-    start without tenants, since operators can create them."""
+    """Secret that an operator must send. Without it Admin answers on loopback only; with it a coordinator beyond
+    loopback may start without tenants, since operators can create them."""
 
     lease_ms: int = Field(5_000, ge=100, le=600_000)
-    """A verifier that is silent for so many milliseconds gets no more sessions: five lost reports."""
+    """Milliseconds without a report after which a verifier gets no more sessions: five lost reports."""
     report_interval_ms: int = Field(1_000, ge=20, le=60_000)
     """Milliseconds between two reports of a verifier: fresh enough for placement, one Redis round trip each."""
-    seat_grace_ms: int = Field(30_000, ge=100, le=600_000)
-    """Milliseconds that a seat is kept for a device that has not attached yet: two slow connection attempts."""
+    attach_grace_ms: int = Field(30_000, ge=100, le=600_000)
+    """Milliseconds for which a session keeps its place before its device attaches: two slow connection attempts."""
     ticket_ttl_s: float = Field(3_600.0, gt=0, le=86_400)
-    """Seconds that a ticket lets a device attach to a verifier. Only that needs a valid one, so this bounds what a
-    stolen one is worth."""
+    """Seconds for which a ticket lets a device attach to a verifier. Nothing else needs a valid ticket, so this
+    bounds the use of a stolen one."""
     resume_grace_s: float = Field(86_400.0, ge=0, le=2_592_000)
-    """Seconds after its expiry for which a ticket still proves whose a session is, to have it placed again: a stream
-    may outlive its ticket."""
+    """Seconds after its expiry for which a ticket still proves ownership of a session, to have it placed again: a
+    stream may outlive its ticket."""
     epoch_span: int = Field(256, ge=1, le=65_536)
-    """Attaches that one grant allows: reconnects on one verifier without asking us."""
+    """Attaches that one grant allows: reconnects to one verifier without asking the coordinator."""
     load_weight_ms: float = Field(100.0, ge=0, le=60_000)
     """Milliseconds of round trip for which a full verifier is as good as an empty one: a full batch about doubles a 100
     ms step."""
     unknown_rtt_ms: float = Field(50.0, ge=0, le=60_000)
-    """Round trip in milliseconds that is assumed where a device has measured none: a neighbouring region."""
+    """Round trip in milliseconds that is assumed if a device has measured none: a neighbouring region."""
 
     window_nodes: int = Field(SessionLimits.nodes, ge=0, le=1_024)
-    """W of the tickets: nodes that a device may hold. How far sessions speculate is decided below this and the next
-    three."""
+    """W of the tickets: nodes that a device may hold. Windows are decided within the four limits of the tickets."""
     window_depth: int = Field(SessionLimits.depth, ge=0, le=1_024)
     """D: tokens that a device may draft beyond the last committed one."""
     window_in_flight: int = Field(SessionLimits.in_flight, ge=0, le=4_096)
-    """F: nodes sent whose fate the device does not know yet."""
+    """F: nodes that a device has sent and that no Commit has covered yet."""
     window_run_ahead: int = Field(SessionLimits.run_ahead, ge=1, le=4_096)
     """C: tokens that a verifier may commit beyond what the device is known to have received."""
 
     window_control: bool = True
-    """Tell sessions how far to speculate, by what verifiers measure; without it each verifier's own setting stands."""
+    """Decide each session's speculation window by what verifiers measure; without it each verifier's own setting
+    stands."""
 
     recording_share: float = Field(0.0, ge=0, le=1)
     """Share of the sessions, from 0 to 1, whose produced text verifiers may record, in a cluster without tenants. With
-    tenants each has its own, `[recording.NAME]` in the tenants file. Nothing is recorded of those that nobody has
-    asked."""
+    tenants each has its own, `[recording.NAME]` in the tenants file; nothing is recorded of tenants without one."""
     recording_keep_days: float = Field(30.0, gt=0, le=3_650)
-    """Days that what was recorded is kept at most."""
+    """Days for which a record is kept at most."""
     recording_prompts: bool = False
-    """Whether prompts may be recorded too: a consent of its own, since they are what users wrote."""
+    """Whether prompts may be recorded too: a consent of its own, since users wrote them."""
 
     artifacts: Path | None = None
     """Folder of draft files, each named by its hash; devices fetch them over HTTP."""
     http: str = ""
-    """HOST:PORT at which `artifacts` is served, with the certificate above if there is one; port 0 takes any free
-    one."""
+    """HOST:PORT at which `artifacts` is served, with `tls_cert` if it is set; port 0 takes any free one."""
     artifacts_url: str = ""
-    """URL that devices put before `artifacts/HASH.gguf`, where a proxy or another name stands before `http`."""
+    """URL that devices put before `artifacts/HASH.gguf`, if a proxy or another name stands before `http`."""
     release_keys: str = ""
-    """Publishers whose releases are taken: hex of raw public keys, or files of them, with commas between. Empty leaves
-    it to the admin token; devices decide for themselves whom they believe."""
+    """Publishers whose releases are accepted: hex of raw public keys, or files of them, separated by commas. Empty
+    accepts every publisher with the admin token; devices decide for themselves which keys they trust."""
     canary_share: float = Field(0.25, gt=0, lt=1)
     """Share of the devices, from 0 to 1, that try a release: the harm of a bad one, and the speed of the decision."""
     canary_bound: float = Field(0.05, gt=0, lt=1)
-    """A release is stable once its share of positions guessed right, from 0 to 1, is shown to be worse by less."""
+    """A canary becomes stable once its acceptance, from 0 to 1, is shown to be worse than the stable release's by
+    less."""
     canary_alpha: float = Field(0.01, gt=0, lt=0.5)
     """Probability of a wrong decision about a release, at most."""
     canary_window_s: float = Field(3_600.0, gt=0, le=2_592_000)
-    """Seconds after which a release that is still on trial is rolled back."""
+    """Seconds after which a canary that is still undecided is rolled back."""
     canary_session_samples: int = Field(1, ge=1, le=64)
-    """Samples that one session gives to each side of a trial. Those of one session resemble one another, so with more
-    of them decisions are quicker and `canary_alpha` is no longer kept exactly."""
+    """Samples that one session gives to each side of a trial. The samples of one session resemble one another: with
+    more of them decisions are quicker, and `canary_alpha` is no longer kept exactly."""
 
     store_timeout_s: float = Field(2.0, gt=0, le=60)
-    """Longest wait for one Redis command, in seconds; callers retry elsewhere after that."""
+    """Longest wait for one Redis command, in seconds; callers then try another coordinator."""
     watch_interval_s: float = Field(1.0, gt=0, le=60)
-    """Seconds between two probes of Redis, for the health service and the public keys are exchanged."""
+    """Seconds between two checks of Redis, for the health service and the exchange of public keys."""
     stop_grace_s: float = Field(3.0, ge=0, le=600)
-    """Seconds that calls in progress may take to finish after SIGTERM; all of ours are short."""
+    """Seconds that calls in progress may take to finish after SIGTERM; all calls are short."""
     max_rpcs: int = Field(1_024, ge=1, le=65_536)
-    """Calls at once; more are shed with RESOURCE_EXHAUSTED."""
+    """Calls at once; more are refused with RESOURCE_EXHAUSTED."""
     status_sessions: int = Field(1_000, ge=0, le=10_000)
     """Sessions that one Status answer lists: about 100 bytes each."""
     metrics: str = ""
-    """HOST:PORT, or a port of this machine's loopback, where /metrics and /healthz are served over plain HTTP; nowhere
-    where empty. They tell of load and speeds, of no session and no tenant."""
+    """HOST:PORT, or a port on loopback, at which /metrics and /healthz are served over plain HTTP; empty serves none.
+    They show load and speeds, and name no session and no tenant."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    """What is less than this is not logged."""
+    """Lowest level that is logged."""
     log_format: LogFormat = "text"
-    """text: lines for people. json: an object a line, for machines."""
+    """text: lines for people. json: one object per line, for machines."""
 
     @model_validator(mode="after")
     def _consistent(self) -> CoordinatorConfig:
@@ -152,15 +152,15 @@ class CoordinatorConfig(BaseSettings):
 
     @property
     def tls(self) -> ServerTls | None:
-        """For `channels.bind`."""
+        """Certificate and key for `channels.bind`; None without TLS."""
         return ServerTls(self.tls_cert, self.tls_key) if self.tls_cert and self.tls_key else None
 
     @property
     def limits(self) -> SessionLimits:
-        """What tickets allow a session."""
+        """Limits of every session, in its tickets."""
         return SessionLimits(self.window_nodes, self.window_depth, self.window_in_flight, self.window_run_ahead)
 
     @property
     def session_ms(self) -> int:
-        """How long a session's record is kept: as long as one of its tickets proves anything."""
+        """How long a session's record is kept: as long as one of its tickets proves ownership."""
         return int((self.ticket_ttl_s + self.resume_grace_s) * 1000)

@@ -1,4 +1,4 @@
-"""What the coordinator's parts say to one another. Plain data; `codec` makes it from protobuf and back."""
+"""Define the values that the coordinator's handlers, stores and window control exchange; codecs convert them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,22 @@ from dataclasses import dataclass, field
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 from outrider.wire.ticket import Target
 
+MAX_LEVELS = 4_096
+"""Levels of a window's bounds: no session's limits are wider."""
+MAX_DRAFT_WAIT_MS = 60_000.0
+"""Draft wait of a pinned window."""
+MAX_PER_LEVEL = 16.0
+"""Nodes per level of a pinned window."""
+VERIFIER_STATES = ("serving", "cordoned", "draining")
+
 
 @dataclass(frozen=True)
-class Registration:
-    """A verifier that offers itself."""
+class VerifierRegistration:
+    """A verifier that registers, and how to reach it."""
 
     verifier_id: str
     address: str
+    """HOST:PORT."""
     tls: bool
     target: Target
     capacity: int
@@ -24,16 +33,46 @@ class Registration:
 
 
 @dataclass(frozen=True)
+class VerifierStatus:
+    """A registered verifier with a valid lease."""
+
+    registration: VerifierRegistration
+    telemetry: VerifierTelemetry
+    lease_s: float
+    """Seconds until the lease ends unless it is renewed."""
+    cordoned: bool = False
+    """An operator lets no new sessions be placed on the verifier."""
+
+    @property
+    def state(self) -> str:
+        """One of VERIFIER_STATES; new sessions are placed on serving verifiers alone."""
+        return "draining" if self.telemetry.draining else "cordoned" if self.cordoned else "serving"
+
+
+@dataclass(frozen=True)
+class SessionStatus:
+    """A session that holds a place on a verifier."""
+
+    telemetry: SessionTelemetry
+    """As last reported, without the acceptance history; its counts are 0 before the first report."""
+    verifier_id: str
+    standby: str
+    """Verifier that the device goes to if this one fails; empty if there is none."""
+    reported: bool
+    """False: the session is placed, and no verifier has reported it yet."""
+
+
+@dataclass(frozen=True)
 class WorkloadKey:
-    """What makes sessions alike, as far as anybody can tell beforehand."""
+    """What sessions have in common whose drafts are expected to be accepted alike."""
 
     tenant: str
     draft: str
     """Release of the device's draft."""
     traffic: str
-    """The application's label, or empty."""
+    """Traffic class; may be empty."""
     weights: str
-    """Hash of the target's."""
+    """Hash of the target's weights."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +85,6 @@ class Prior:
     """Usual time for one level of a device's tree; 0 if not known."""
     nodes_per_level: float = 0.0
     """Usual nodes of a level; 0 if not known."""
-
-
-MAX_LEVELS = 4_096
-"""Levels of a window's bounds: no session's limits are wider."""
-MAX_DRAFT_WAIT_MS = 60_000.0
-"""Draft wait of a pinned window."""
-MAX_PER_LEVEL = 16.0
-"""Nodes per level of a pinned window."""
 
 
 @dataclass(frozen=True)
@@ -105,170 +136,55 @@ class WindowDecision:
     """Verifier of the session; filled in by the store."""
 
 
-VERIFIER_STATES = ("serving", "cordoned", "draining")
-
-
-@dataclass(frozen=True)
-class VerifierStatus:
-    """A registered verifier with a valid lease."""
-
-    registration: Registration
-    telemetry: VerifierTelemetry
-    lease_s: float
-    """Until the lease ends unless it is renewed."""
-    cordoned: bool = False
-    """An operator lets no new sessions be placed there."""
-
-    @property
-    def state(self) -> str:
-        """One of VERIFIER_STATES; new sessions are placed on those that serve alone."""
-        return "draining" if self.telemetry.draining else "cordoned" if self.cordoned else "serving"
-
-
-@dataclass(frozen=True)
-class SessionStatus:
-    """A session that holds a place."""
-
-    telemetry: SessionTelemetry
-    """As last reported, without the acceptance history; its counts are 0 before the first report."""
-    verifier_id: str
-    standby: str
-    """Verifier that the device goes to if this one fails; empty if there is none."""
-    reported: bool
-    """False: the session is placed, and no verifier has reported it yet."""
-
-
-@dataclass(frozen=True)
-class ReportContext:
-    """What a report finds in the store."""
-
-    kinds: Mapping[str, WorkloadKey]
-    """By session id, of those that have one."""
-    killed: tuple[str, ...] = ()
-    """Sessions among those reported that an operator has ended."""
-    drain: bool = False
-    """An operator wants the instance that reports to drain."""
-
-
 @dataclass(frozen=True)
 class ReportReply:
-    """What a verifier is told in answer to its report; `killed` and `drain` as in Heard."""
+    """What a verifier's report finds in the store."""
 
-    windows: tuple[WindowDecision, ...] = ()
+    workloads: Mapping[str, WorkloadKey]
+    """Workload keys by session id, of the reported sessions that have one."""
     killed: tuple[str, ...] = ()
+    """Reported sessions that an operator has ended."""
     drain: bool = False
+    """An operator wants the reporting instance to drain."""
 
 
 @dataclass(frozen=True)
 class PlacementRequest:
     """What a session asks of the verifier that is to serve it."""
 
-    target: str
-    """Name; empty where the cluster serves just one. With `weights` given it is for messages only."""
+    target: str = ""
+    """Name of the target; empty if the cluster serves just one. If `weights` is given, it is for messages only."""
     rtt_ms: Mapping[str, float] = field(default_factory=dict)
-    """Verifier id -> measured round trip, where the device knows one."""
+    """Verifier id -> round trip that the device has measured."""
     weights: tuple[str, str] | None = None
     """Weights and tokenizer hash that the session is bound to; None binds it to those of the verifier chosen."""
     numerics_class: str = ""
-    """Preferred; empty has no preference."""
+    """Numerics class that is preferred; empty for no preference."""
     failed: frozenset[str] = frozenset()
     """Verifiers to avoid while any other has room."""
     draft: str = ""
-    """Release of the device's draft; empty where it has none."""
+    """Release of the device's draft; empty if it has none."""
     traffic: str = ""
-    """The application's label for what is asked."""
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A verifier that may be asked to take the session, in the order of the random draw."""
-
-    verifier_id: str
-    rtt_ms: float
-    failed: bool
-
-
-@dataclass(frozen=True)
-class Seat:
-    """Where a session was put."""
-
-    verifier_id: str
-    address: str
-    tls: bool
-    target: Target
-
-
-@dataclass(frozen=True)
-class Placed:
-    """An atomic placement: a seat taken, a standby named, two ranges of epochs used up."""
-
-    epoch: int
-    """First of the primary's range; the standby's follows it directly."""
-    primary: Seat
-    standby: Seat | None
+    """Traffic class; may be empty."""
 
 
 @dataclass(frozen=True)
 class Grant:
-    """A seat with the ticket for it."""
+    """A verifier that a device may attach to, with the ticket for it."""
 
-    seat: Seat
+    verifier: VerifierRegistration
     ticket: bytes
     epoch_first: int
     epoch_last: int
 
 
 @dataclass(frozen=True)
-class Opening:
-    """The answer to an open or a resume."""
+class OpenedSession:
+    """The answer to a device that opens or resumes a session."""
 
     session_id: str
-    target: Target
     primary: Grant
     standby: Grant | None
     expires_unix: float
+    """When the tickets expire, in seconds."""
     prior: Prior = field(default_factory=Prior)
-
-
-@dataclass(frozen=True)
-class ResumeOrder:
-    """What a device that lost its verifier says."""
-
-    session_id: str
-    ticket: bytes
-    failed: frozenset[str] = frozenset()
-    last_epoch: int = 0
-    rtt_ms: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Membership:
-    """What a registered verifier needs to know."""
-
-    lease_ms: int
-    report_interval_ms: int
-    public_keys: Mapping[str, bytes]
-
-
-@dataclass(frozen=True)
-class Windows:
-    """Everything that `window show` shows."""
-
-    decided: tuple[WindowDecision, ...]
-    bounds: Mapping[str, WindowBounds]
-    """By session id; those of "" are for all others."""
-    total: int = 0
-    """Of the decisions, those that are left out included."""
-
-
-@dataclass(frozen=True)
-class Fleet:
-    """Everything that `status` shows."""
-
-    verifiers: tuple[VerifierStatus, ...]
-    sessions: tuple[SessionStatus, ...]
-    store: str
-    uptime_s: float
-    total_verifiers: int
-    """Those that are left out included, as in the next."""
-    total_sessions: int

@@ -121,7 +121,7 @@ async def watched(site: Site, sights: list[Sight], every_s: float = LOOK_S) -> A
         async with channel(site.cluster.address) as link:
             admin = coordinator_pb2_grpc.AdminStub(link)  # type: ignore[no-untyped-call]
             while True:
-                shown = await admin.ShowWindows(coordinator_pb2.ShowWindowsRequest(), timeout=5.0)
+                shown = await admin.ListWindows(coordinator_pb2.ListWindowsRequest(), timeout=5.0)
                 sights.extend(_sight(window) for window in shown.windows)
                 await asyncio.sleep(every_s)
 

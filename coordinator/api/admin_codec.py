@@ -1,8 +1,9 @@
-"""What operators ask and are told: protobuf to records and back, as `codec` does for devices and verifiers."""
+"""Convert the calls of operators to records and back. Everything inbound is held against a bound here."""
 
 from __future__ import annotations
 
-from coordinator.api.admin_handlers import SessionsAsked
+from collections.abc import Mapping, Sequence
+
 from coordinator.api.authentication import tenant_name
 from coordinator.api.codec import session_id, verifier_id
 from coordinator.api.tenant_keys import Tenant
@@ -10,13 +11,11 @@ from coordinator.records import (
     MAX_DRAFT_WAIT_MS,
     MAX_LEVELS,
     MAX_PER_LEVEL,
-    Fleet,
     SessionStatus,
     VerifierStatus,
     Window,
     WindowBounds,
     WindowDecision,
-    Windows,
 )
 from outrider.core.errors import BadRequest
 from outrider.wire.bounds import at_most
@@ -27,59 +26,43 @@ from outrider.wire.v1 import coordinator_pb2 as pb
 DEFAULT_PAGE = 500
 MAX_PAGE = 1_000
 """Entries of one answer: half a megabyte."""
-_ORDERS = {
-    pb.VERIFIER_ORDER_CORDON: "cordon",
-    pb.VERIFIER_ORDER_UNCORDON: "uncordon",
-    pb.VERIFIER_ORDER_DRAIN: "drain",
+_ACTIONS = {
+    pb.VERIFIER_ACTION_CORDON: "cordon",
+    pb.VERIFIER_ACTION_UNCORDON: "uncordon",
+    pb.VERIFIER_ACTION_DRAIN: "drain",
 }
 
 
-def page_from_proto(limit: int) -> int:
-    """Entries of a page; 0 asks for the usual number."""
-    at_most("limit", limit, MAX_PAGE)
-    return limit or DEFAULT_PAGE
-
-
-def verifiers_asked(request: pb.ListVerifiersRequest) -> tuple[str, str, int]:
-    """Which one ("" is all), after whom, and how many."""
+def verifiers_query(request: pb.ListVerifiersRequest) -> tuple[str, str, int]:
+    """Return which verifier ("" is all), the id before the page, and the entries of a page."""
     one = verifier_id("verifier_id", request.verifier_id) if request.verifier_id else ""
     after = verifier_id("after", request.after) if request.after else ""
-    return one, after, page_from_proto(request.limit)
+    return one, after, _limit(request.limit)
 
 
-def order_from_proto(request: pb.SteerVerifierRequest) -> tuple[str, str]:
-    """Verifier id, and `cordon`, `uncordon` or `drain`."""
-    order = _ORDERS.get(request.order)
-    if order is None:
-        raise BadRequest.bound("order", request.order, "CORDON, UNCORDON or DRAIN")
-    return verifier_id("verifier_id", request.verifier_id), order
+def action_from_proto(request: pb.UpdateVerifierRequest) -> tuple[str, str]:
+    """Return verifier id, and `cordon`, `uncordon` or `drain`."""
+    action = _ACTIONS.get(request.action)
+    if action is None:
+        raise BadRequest.bound("action", request.action, "CORDON, UNCORDON or DRAIN")
+    return verifier_id("verifier_id", request.verifier_id), action
 
 
-def sessions_asked(request: pb.ListSessionsRequest) -> SessionsAsked:
-    of_verifier, slash, of_session = request.after.partition("/")
-    return SessionsAsked(
-        session_id=session_id(request.session_id) if request.session_id else "",
-        verifier_id=verifier_id("verifier_id", request.verifier_id) if request.verifier_id else "",
-        tenant=tenant_name(request.tenant) if request.tenant else "",
-        after=(verifier_id("after", of_verifier), session_id(of_session)) if request.after or slash else None,
-        limit=page_from_proto(request.limit),
-    )
+def sessions_query(request: pb.ListSessionsRequest) -> tuple[str, str, tuple[str, str], int]:
+    """Return the verifier and the tenant that are asked for ("" is any), (verifier, session) before the page, and the
+    entries of a page."""
+    of_verifier = verifier_id("verifier_id", request.verifier_id) if request.verifier_id else ""
+    of_tenant = tenant_name(request.tenant) if request.tenant else ""
+    after = "", ""
+    if request.after:
+        last_verifier, _, last_session = request.after.partition("/")
+        after = verifier_id("after", last_verifier), session_id(last_session)
+    return of_verifier, of_tenant, after, _limit(request.limit)
 
 
-def tenants_asked(request: pb.ListTenantsRequest) -> tuple[str, int]:
-    """After whom, and how many."""
-    return tenant_name(request.after) if request.after else "", page_from_proto(request.limit)
-
-
-def fleet_to_proto(fleet: Fleet) -> pb.StatusResponse:
-    return pb.StatusResponse(
-        verifiers=map(verifier_to_proto, fleet.verifiers),
-        sessions=map(session_to_proto, fleet.sessions),
-        store=fleet.store,
-        uptime_s=fleet.uptime_s,
-        total_verifiers=fleet.total_verifiers,
-        total_sessions=fleet.total_sessions,
-    )
+def tenants_query(request: pb.ListTenantsRequest) -> tuple[str, int]:
+    """Return the name before the page, and the entries of a page."""
+    return tenant_name(request.after) if request.after else "", _limit(request.limit)
 
 
 def verifier_to_proto(verifier: VerifierStatus) -> pb.VerifierStatus:
@@ -105,21 +88,15 @@ def session_to_proto(session: SessionStatus) -> pb.SessionStatus:
 
 
 def tenant_to_proto(tenant: Tenant) -> pb.Tenant:
-    return pb.Tenant(
-        name=tenant.name,
-        created_unix=tenant.created_unix,
-        revoked_unix=tenant.revoked_unix,
-        configured=tenant.configured,
-    )
+    return pb.Tenant(**vars(tenant))  # fields have the same names in both
 
 
-def bounds_from_proto(request: pb.BoundWindowRequest) -> tuple[str, WindowBounds | None]:
-    """Of which session ("" is every other one), and its bounds; None lifts them."""
+def bounds_from_proto(request: pb.SetWindowBoundsRequest) -> tuple[str, WindowBounds | None]:
+    """Return the session ("" is every other one), and its bounds; None removes them."""
     of = session_id(request.session_id) if request.session_id else ""
     if not request.HasField("bounds"):
         return of, None
-    bounds = request.bounds
-    window = _window_from_proto(bounds.window)
+    window = _window_from_proto(request.bounds.window)
     at_most("bounds.depth", window.depth, MAX_LEVELS)
     if window.k > window.depth:
         raise BadRequest.bound(
@@ -130,15 +107,17 @@ def bounds_from_proto(request: pb.BoundWindowRequest) -> tuple[str, WindowBounds
         raise BadRequest.bound("bounds.draft_wait_ms", wait_ms, f"between 0 and {MAX_DRAFT_WAIT_MS}")
     if per_level is not None and not 1.0 <= per_level <= MAX_PER_LEVEL:
         raise BadRequest.bound("bounds.nodes_per_level", per_level, f"between 1 and {MAX_PER_LEVEL}")
-    return of, WindowBounds(window, bounds.pinned)
+    return of, WindowBounds(window, request.bounds.pinned)
 
 
-def windows_to_proto(windows: Windows) -> pb.ShowWindowsResponse:
-    everybody = windows.bounds.get("")
-    return pb.ShowWindowsResponse(
-        windows=[_decision_to_proto(one, windows.bounds.get(one.session_id)) for one in windows.decided],
-        everybody=_bounds_to_proto(everybody) if everybody else None,
-        total=windows.total,
+def windows_to_proto(
+    decisions: Sequence[WindowDecision], bounds: Mapping[str, WindowBounds], total: int
+) -> pb.ListWindowsResponse:
+    """bounds: by session id; those of "" are for all others. total: decisions, including those that are left out."""
+    return pb.ListWindowsResponse(
+        windows=[_decision_to_proto(one, bounds.get(one.session_id)) for one in decisions],
+        default_bounds=_bounds_to_proto(bounds[""]) if "" in bounds else None,
+        total=total,
     )
 
 
@@ -174,3 +153,9 @@ def _window_from_proto(window: pb.Window) -> Window:
         window.draft_wait_ms if window.HasField("draft_wait_ms") else None,
         window.nodes_per_level if window.HasField("nodes_per_level") else None,
     )
+
+
+def _limit(limit: int) -> int:
+    """Return the entries of a page; 0 asks for the usual number."""
+    at_most("limit", limit, MAX_PAGE)
+    return limit or DEFAULT_PAGE

@@ -1,118 +1,145 @@
-"""What operators see of verifiers and sessions, and what they say about them. Records in, records out."""
+"""Answer what operators ask and order about verifiers, sessions and windows: records in, records out."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+import time
+from collections.abc import AsyncIterator, Mapping
 
 from coordinator.config import CoordinatorConfig
-from coordinator.records import SessionStatus, VerifierStatus
-from coordinator.store.redis_store import SESSIONS_AT_ONCE, Store
-from outrider.core.errors import NotFound
+from coordinator.records import SessionStatus, VerifierStatus, WindowBounds, WindowDecision
+from coordinator.store.redis_store import SESSIONS_AT_ONCE, RedisStore
+from coordinator.store.sessions import SessionStore
+from coordinator.store.verifiers import VerifierStore
+from coordinator.store.windows import WindowStore
+from outrider.core.errors import BadRequest, NotFound
 
 log = logging.getLogger(__name__)
 
 CORDON_MS = 30 * 86_400_000
 """How long a cordon outlives its verifier."""
-SCANNED = 10_000
+MAX_SCANNED = 10_000
 """Sessions looked at for one page: a tenant with few of them is found over several pages."""
+STATUS_VERIFIERS = 1_000
+"""Verifiers that one Status answer lists: about 500 bytes each."""
 
 
-@dataclass(frozen=True)
-class SessionsAsked:
-    """Which sessions an operator wants to see."""
+class AdminHandlers:
+    """The calls of operators. It holds no state. Every method raises Unavailable while the store is away."""
 
-    session_id: str = ""
-    """This one alone; "" is all, as in the next two."""
-    verifier_id: str = ""
-    tenant: str = ""
-    after: tuple[str, str] | None = None
-    """(verifier id, session id) of the last one that he has seen."""
-    limit: int = 500
-
-
-class Operators:
-    """One for each process; holds no state."""
-
-    def __init__(self, store: Store, config: CoordinatorConfig) -> None:
-        self._store = store
+    def __init__(self, store: RedisStore, config: CoordinatorConfig) -> None:
+        self.store_name = store.name
+        self._verifiers, self._sessions, self._windows = VerifierStore(store), SessionStore(store), WindowStore(store)
         self._config = config
+        self._started = time.monotonic()
+
+    @property
+    def uptime_s(self) -> float:
+        return time.monotonic() - self._started
+
+    async def status(self) -> tuple[list[VerifierStatus], list[SessionStatus], int, int]:
+        """Return verifiers and sessions, as many as an answer lists, and how many there are of each."""
+        ids = await self._verifiers.ids()
+        held, total = await self._sessions.held(ids, self._config.status_sessions)
+        verifiers = await self._verifiers.find(ids[:STATUS_VERIFIERS])
+        return verifiers, await self._sessions.find(held), len(ids), total
 
     async def verifiers(self, verifier_id: str, after: str, limit: int) -> tuple[list[VerifierStatus], str]:
-        """This one, or all ("") after one, by id; and after whom the next page begins, "" where there is none.
+        """Return this verifier, or a page of all ("") by id, and the id after which the next page begins.
 
-        Raises NotFound or Unavailable.
+        The id is "" at the end. Raises NotFound.
         """
         if verifier_id:
-            found = await self._store.verifiers([verifier_id])
+            found = await self._verifiers.find([verifier_id])
             if not found:
                 raise _no_verifier(verifier_id)
             return found, ""
-        ids = [name for name in await self._store.fleet() if name > after]
-        return await self._store.verifiers(ids[:limit]), ids[limit - 1] if len(ids) > limit else ""
+        ids = [name for name in await self._verifiers.ids() if name > after]
+        return await self._verifiers.find(ids[:limit]), ids[limit - 1] if len(ids) > limit else ""
 
-    async def steer(self, verifier_id: str, order: str) -> VerifierStatus | None:
-        """Cordon, uncordon or drain; the verifier as it is then. None: it is not registered (any more).
+    async def update_verifier(self, verifier_id: str, action: str) -> VerifierStatus | None:
+        """Cordon, uncordon or drain a verifier (`action`) and return its new status.
 
-        Raises NotFound or Unavailable.
+        None: it is not registered any more. Raises NotFound.
         """
-        if not await self._store.steer(verifier_id, order, keep_ms=CORDON_MS):
+        if not await self._verifiers.update(verifier_id, action, keep_ms=CORDON_MS):
             raise _no_verifier(verifier_id)
-        log.info("%s of verifier %s by an operator", order, verifier_id)
-        return next(iter(await self._store.verifiers([verifier_id])), None)
+        log.info("%s of verifier %s by an operator", action, verifier_id)
+        return next(iter(await self._verifiers.find([verifier_id])), None)
 
-    async def sessions(self, asked: SessionsAsked) -> tuple[list[SessionStatus], str]:
-        """Those that hold a place, by verifier and id; and after whom the next page begins, "" where there is none.
-
-        Raises NotFound or Unavailable.
-        """
-        if asked.session_id:
-            return [await self._session(asked.session_id)], ""
-        found: list[SessionStatus] = []
-        looked = 0
-        async for verifier_id, lot in self._lots(asked):
-            for seated in await self._store.sessions((verifier_id, session_id) for session_id in lot):
-                if asked.tenant in ("", seated.telemetry.tenant):
-                    found.append(seated)
-                if len(found) == asked.limit:
-                    return found, f"{verifier_id}/{seated.telemetry.session_id}"
-            looked += len(lot)
-            if looked >= SCANNED:
-                return found, f"{verifier_id}/{lot[-1]}"
-        return found, ""
-
-    async def kill(self, session_id: str) -> str:
-        """End a session for good; the verifier that served it last. Raises NotFound or Unavailable."""
-        where = await self._store.kill_session(session_id, keep_ms=self._config.session_ms)
-        if not where:
-            raise _no_session(session_id)
-        log.info("session %s on verifier %s was killed by an operator", session_id, where[0])
-        return where[0]
-
-    async def _session(self, session_id: str) -> SessionStatus:
-        where = await self._store.where(session_id)
-        found = await self._store.sessions((verifier_id, session_id) for verifier_id in where)
+    async def session(self, session_id: str) -> SessionStatus:
+        """Return a session that holds a place. Raises NotFound."""
+        verifier_ids = await self._sessions.verifiers_of(session_id)
+        found = await self._sessions.find((verifier_id, session_id) for verifier_id in verifier_ids)
         if not found:
             raise _no_session(session_id)
         return found[0]
 
-    async def _lots(self, asked: SessionsAsked) -> AsyncIterator[tuple[str, list[str]]]:
-        """Verifier and ids of sessions there, in order, after the one that was seen last."""
-        ids = await self._store.fleet()
-        if asked.verifier_id:
-            if asked.verifier_id not in ids:
-                raise _no_verifier(asked.verifier_id)
-            ids = [asked.verifier_id]
-        last_verifier, last_session = asked.after or ("", "")
-        for verifier_id in ids:
-            if verifier_id < last_verifier:
+    async def sessions(
+        self, verifier_id: str, tenant: str, after: tuple[str, str], limit: int
+    ) -> tuple[list[SessionStatus], str]:
+        """Return a page of the sessions that hold a place, by verifier and id, and where the next page begins.
+
+        verifier_id, tenant: of these sessions alone; "" is any. after: verifier and session id of the last one of the
+        page before. The second value is "" at the end. Raises NotFound.
+        """
+        found: list[SessionStatus] = []
+        scanned = 0
+        async for on_verifier, batch in self._batches(verifier_id, after):
+            for session in await self._sessions.find((on_verifier, session_id) for session_id in batch):
+                if tenant in ("", session.telemetry.tenant):
+                    found.append(session)
+                if len(found) == limit:
+                    return found, f"{on_verifier}/{session.telemetry.session_id}"
+            scanned += len(batch)
+            if scanned >= MAX_SCANNED:
+                return found, f"{on_verifier}/{batch[-1]}"
+        return found, ""
+
+    async def kill(self, session_id: str) -> str:
+        """End a session for good and return the verifier that served it last. Raises NotFound."""
+        verifier_ids = await self._sessions.kill(session_id, keep_ms=self._config.session_ms)
+        if not verifier_ids:
+            raise _no_session(session_id)
+        log.info("session %s on verifier %s was killed by an operator", session_id, verifier_ids[0])
+        return verifier_ids[0]
+
+    async def windows(self, session_id: str) -> tuple[list[WindowDecision], Mapping[str, WindowBounds], int]:
+        """Return the decisions on one session's window, or on all ("") as far as an answer lists them.
+
+        The second value is the bounds by session id, those of "" for all others; the third the number of decisions.
+        """
+        everything = (await self._windows.decisions(await self._verifiers.ids())).values()
+        found = [decision for decision in everything if session_id in ("", decision.session_id)]
+        shown = found[: self._config.status_sessions]
+        bounds = await self._windows.bounds(["", session_id, *(decision.session_id for decision in shown)])
+        return shown, bounds, len(found)
+
+    async def set_bounds(self, session_id: str, bounds: WindowBounds | None) -> None:
+        """Set the bounds of a session's window, or of every other session's (""). Raises NotFound or BadRequest."""
+        if not self._config.window_control:
+            raise BadRequest("this coordinator leaves windows to its verifiers (window_control is off)")
+        if session_id and not await self._sessions.exists(session_id):
+            raise NotFound(f"no session {session_id}; `outrider sessions list` shows them")
+        keep_ms = self._config.session_ms if session_id else None
+        await self._windows.set_bounds(session_id, bounds, keep_ms=keep_ms)
+
+    async def _batches(self, verifier_id: str, after: tuple[str, str]) -> AsyncIterator[tuple[str, list[str]]]:
+        """Yield verifier and ids of sessions there, in order, after the last one of the page before."""
+        ids = await self._verifiers.ids()
+        if verifier_id:
+            if verifier_id not in ids:
+                raise _no_verifier(verifier_id)
+            ids = [verifier_id]
+        last_verifier, last_session = after
+        for name in ids:
+            if name < last_verifier:
                 continue
-            held = await self._store.seats_of(verifier_id)
-            if verifier_id == last_verifier:
+            held = await self._sessions.held_by(name)
+            if name == last_verifier:
                 held = [session_id for session_id in held if session_id > last_session]
             for start in range(0, len(held), SESSIONS_AT_ONCE):
-                yield verifier_id, held[start : start + SESSIONS_AT_ONCE]
+                yield name, held[start : start + SESSIONS_AT_ONCE]
 
 
 def _no_verifier(verifier_id: str) -> NotFound:

@@ -1,7 +1,7 @@
-"""Draft files over HTTP: GET and HEAD of /artifacts/<64 hex digits>[.gguf] with ranges, and nothing else.
+"""Serve draft files over HTTP: GET and HEAD of /artifacts/<64 hex digits>[.gguf] with ranges, and nothing else.
 
-Who may fetch is who knows the name: a hash that only tenants' devices and operators are told. What arrives is held
-against the hash of a signed manifest, so nothing here has to be believed.
+The name of a file is a hash that only tenants' devices and operators learn, and a device that knows it may fetch the
+file. The device checks what arrives against the hash of a signed manifest, so it need not trust this server.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from outrider.core.errors import BadRequest
 from outrider.wire.channels import ServerTls, check_bind, split_address
 
 MAX_CONNECTIONS = 256
-"""More are told to come back (503): a download may take minutes."""
+"""Further connections are refused with 503: a download may take minutes."""
 STOP_S = 1
-"""Downloads under way at the end are cut off after so long; devices resume them elsewhere or later."""
+"""Seconds until downloads under way are cut off at the end; devices resume them elsewhere or later."""
 _WILD = ("0.0.0.0", "::", "")
 _FOREVER = "public, max-age=31536000, immutable"
 
 
 def application(artifacts: ArtifactStore) -> Starlette:
-    """What answers the requests."""
+    """Return the ASGI application."""
 
     async def artifact(request: Request) -> Response:
         path = await run_in_threadpool(artifacts.find, request.path_params["name"])
@@ -51,9 +51,9 @@ def application(artifacts: ArtifactStore) -> Starlette:
 async def serving(
     artifacts: ArtifactStore, address: str, *, tls: ServerTls | None = None, insecure: bool = False, url: str = ""
 ) -> AsyncIterator[str]:
-    """Serve until the body ends; yields what the URLs of files begin with: `url` where it is given.
+    """Serve until the body ends; yield the prefix of the files' URLs, which is `url` if it is given.
 
-    Raises BadRequest for an address that cannot be told to devices, Unavailable for one that is taken.
+    Raises BadRequest for an address that devices cannot reach, Unavailable for one that is in use.
     """
     check_bind(address, tls, insecure)
     host, _ = split_address(address)

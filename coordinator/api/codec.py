@@ -1,11 +1,15 @@
-"""Protobuf to records and back. Everything inbound is held against a bound here; a refusal names field and value."""
+"""Convert the calls of devices and verifiers to records and back.
+
+Everything inbound is held against a bound here; a refusal names field and value.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from coordinator.records import Grant, Opening, PlacementRequest, Registration, ResumeOrder, WindowDecision
+from coordinator.records import Grant, OpenedSession, PlacementRequest, ReportReply, VerifierRegistration
 from coordinator.window import report_adapter
+from coordinator.window.decision_queue import Decisions
 from outrider.core.acceptance.history import HIT, SIBLING
 from outrider.core.errors import BadRequest
 from outrider.core.protocol.messages import MAX_PROMPT_TOKENS, MAX_SESSION_ID, MAX_VERIFIER_ID, SessionLimits
@@ -26,7 +30,22 @@ MAX_EPOCH = 2**52
 """Epochs start as microseconds since 1970 and must stay exact in a double (Lua); this leaves until the year 2112."""
 
 
-def need_from_proto(request: pb.OpenSessionRequest) -> PlacementRequest:
+def session_id(value: str) -> str:
+    """Return a session id that may become part of a key."""
+    return identifier("session_id", value, MAX_SESSION_ID)
+
+
+def verifier_id(field: str, value: str) -> str:
+    """Return a verifier id that may become part of a key."""
+    return identifier(field, value, MAX_VERIFIER_ID)
+
+
+def ticket_bytes(ticket: bytes) -> bytes:
+    at_most("bytes of ticket", len(ticket), MAX_TICKET_BYTES)
+    return ticket
+
+
+def open_from_proto(request: pb.OpenSessionRequest) -> PlacementRequest:
     at_most("length of target", len(request.target), MAX_LABEL)
     at_most("prompt_tokens", request.prompt_tokens, MAX_PROMPT_TOKENS)
     return PlacementRequest(
@@ -37,47 +56,49 @@ def need_from_proto(request: pb.OpenSessionRequest) -> PlacementRequest:
     )
 
 
-def resume_from_proto(request: pb.ResumeSessionRequest) -> ResumeOrder:
+def resume_from_proto(request: pb.ResumeSessionRequest) -> tuple[str, bytes, int, PlacementRequest]:
+    """Return session id, ticket, the greatest epoch used, and what the device says about verifiers."""
     at_most("entries in failed_verifiers", len(request.failed_verifiers), MAX_FAILED)
     at_most("last_epoch", request.last_epoch, MAX_EPOCH)
-    return ResumeOrder(
-        session_id=session_id(request.session_id),
-        ticket=presented(request.ticket),
-        failed=frozenset(verifier_id("failed_verifiers", name) for name in request.failed_verifiers),
-        last_epoch=request.last_epoch,
-        rtt_ms=_rtts(request.rtt_ms),
+    failed = frozenset(verifier_id("failed_verifiers", name) for name in request.failed_verifiers)
+    wanted = PlacementRequest(rtt_ms=_rtts(request.rtt_ms), failed=failed)
+    return session_id(request.session_id), ticket_bytes(request.ticket), request.last_epoch, wanted
+
+
+def opened_to_proto(opened: OpenedSession, release_serial: int) -> pb.OpenSessionResponse:
+    return pb.OpenSessionResponse(
+        session_id=opened.session_id,
+        target=target_to_proto(opened.primary.verifier.target),
+        primary=_grant_to_proto(opened.primary),
+        standby=_grant_to_proto(opened.standby) if opened.standby else None,
+        expires_unix=opened.expires_unix,
+        prior=_prior_to_proto(opened.prior.acceptance_history),
+        release_serial=release_serial,
     )
 
 
-def session_id(value: str) -> str:
-    """Return a session id that may become part of a key."""
-    return identifier("session_id", value, MAX_SESSION_ID)
-
-
-def presented(ticket: bytes) -> bytes:
-    """A ticket of a size worth looking at."""
-    at_most("bytes of ticket", len(ticket), MAX_TICKET_BYTES)
-    return ticket
-
-
-def registration_from_proto(request: pb.RegisterRequest) -> Registration:
+def registration_from_proto(request: pb.RegisterRequest) -> VerifierRegistration:
     at_most("length of address", len(request.address), MAX_ADDRESS)
     _, port = split_address(request.address)
     _between("port of address", port, 1, 65_535)
     _between("capacity_sessions", request.capacity_sessions, 1, MAX_CAPACITY)
-    return Registration(
-        verifier_id=verifier_id("verifier_id", request.verifier_id),
+    name, instance = identity_from_proto(request)
+    return VerifierRegistration(
+        verifier_id=name,
         address=request.address,
         tls=request.tls,
         target=target_from_proto(request.target),
         capacity=request.capacity_sessions,
-        instance=_instance(request.instance),
+        instance=instance,
     )
 
 
-def identity_from_proto(request: pb.ReportRequest | pb.DeregisterRequest) -> tuple[str, int]:
-    """Verifier id and instance."""
-    return verifier_id("verifier_id", request.verifier_id), _instance(request.instance)
+def identity_from_proto(request: pb.RegisterRequest | pb.ReportRequest | pb.DeregisterRequest) -> tuple[str, int]:
+    """Return verifier id and instance."""
+    name = verifier_id("verifier_id", request.verifier_id)
+    if request.instance == 0:
+        raise BadRequest.bound("instance", 0, "a random number other than 0, new at each start")
+    return name, request.instance
 
 
 def telemetry_from_proto(request: pb.ReportRequest) -> tuple[VerifierTelemetry, tuple[SessionTelemetry, ...]]:
@@ -88,15 +109,30 @@ def telemetry_from_proto(request: pb.ReportRequest) -> tuple[VerifierTelemetry, 
     return verifier.with_totals_of(sessions), sessions
 
 
-def opening_to_proto(opening: Opening, release_serial: int) -> pb.OpenSessionResponse:
-    return pb.OpenSessionResponse(
-        session_id=opening.session_id,
-        target=target_to_proto(opening.target),
-        primary=_grant_to_proto(opening.primary),
-        standby=_grant_to_proto(opening.standby) if opening.standby else None,
-        expires_unix=opening.expires_unix,
-        prior=_prior_to_proto(opening.prior.acceptance_history),
+def report_to_proto(
+    reply: tuple[ReportReply, Decisions] | None,
+    public_keys: Mapping[str, bytes],
+    release_serial: int,
+    limits: SessionLimits,
+) -> pb.ReportResponse:
+    """reply: None if the verifier has to register again. limits: of every session."""
+    if reply is None:
+        return pb.ReportResponse(public_keys=public_keys, release_serial=release_serial)
+    found, decisions = reply
+    return pb.ReportResponse(
+        known=True,
+        public_keys=public_keys,
+        directives=[
+            pb.SessionDirective(
+                session_id=decision.session_id,
+                epoch=decision.epoch,
+                directive=directive_to_proto(report_adapter.directive(decision, limits)),
+            )
+            for decision in decisions
+        ],
         release_serial=release_serial,
+        drain=found.drain,
+        killed=found.killed,
     )
 
 
@@ -104,41 +140,28 @@ def _prior_to_proto(history: bytes) -> pb.Prior | None:
     if not history:
         return None
     first, sibling = history.count(HIT), history.count(SIBLING)
-    others = len(history) - first
-    return pb.Prior(first=first / len(history), sibling=sibling / max(1, others), observations=len(history))
-
-
-def session_directive_to_proto(decision: WindowDecision, limits: SessionLimits) -> pb.SessionDirective:
-    directive = directive_to_proto(report_adapter.directive(decision, limits))
-    return pb.SessionDirective(session_id=decision.session_id, epoch=decision.epoch, directive=directive)
+    return pb.Prior(
+        first_acceptance=first / len(history),
+        sibling_acceptance=sibling / max(1, len(history) - first),
+        observations=len(history),
+    )
 
 
 def _grant_to_proto(grant: Grant) -> pb.Grant:
     return pb.Grant(
-        verifier_id=grant.seat.verifier_id,
-        address=grant.seat.address,
-        tls=grant.seat.tls,
+        verifier_id=grant.verifier.verifier_id,
+        address=grant.verifier.address,
+        tls=grant.verifier.tls,
         ticket=grant.ticket,
         epoch_first=grant.epoch_first,
         epoch_last=grant.epoch_last,
-        numerics_class=grant.seat.target.numerics_class,
+        numerics_class=grant.verifier.target.numerics_class,
     )
 
 
 def _rtts(rtt_ms: Mapping[str, float]) -> dict[str, float]:
     at_most("entries in rtt_ms", len(rtt_ms), MAX_RTTS)
     return {verifier_id("rtt_ms", name): measure("rtt_ms", value, MAX_RTT_MS) for name, value in rtt_ms.items()}
-
-
-def verifier_id(field: str, value: str) -> str:
-    """Return a verifier id that may become part of a key."""
-    return identifier(field, value, MAX_VERIFIER_ID)
-
-
-def _instance(value: int) -> int:
-    if value == 0:
-        raise BadRequest.bound("instance", 0, "a random number other than 0, new at each start")
-    return value
 
 
 def _between(field: str, value: int, low: int, high: int) -> None:

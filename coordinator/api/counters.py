@@ -1,4 +1,4 @@
-"""What a coordinator counts for operators: plain numbers on its event loop, added to once a call."""
+"""Count what a coordinator does, for its metrics: plain numbers on the event loop, added to once a call."""
 
 from __future__ import annotations
 
@@ -7,45 +7,44 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from coordinator.records import WindowDecision
-from coordinator.store.redis_store import StoreCounters
+from coordinator.store.redis_store import StoreCounters, call_histograms
 from outrider.core.errors import OutriderError
 from outrider.core.histogram import CALL_S, LEVELS, STEP_S, Histogram
 
 SPEEDUPS = (0.8, 0.9, 0.98, 1.0, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0)
-"""Over streaming."""
+"""Histogram bounds of a speed-up over plain streaming."""
 PLACEMENTS = tuple((kind, standby) for kind in ("open", "resume") for standby in ("yes", "no"))
-
-
-def _calls() -> defaultdict[str, Histogram]:
-    return defaultdict(lambda: Histogram(CALL_S))
 
 
 @dataclass
 class CoordinatorCounters:
-    """Of one process."""
+    """The counts of one coordinator process since it began."""
 
     store: StoreCounters
-    calls_s: defaultdict[str, Histogram] = field(default_factory=_calls)
-    """By RPC, whatever came of it."""
+    calls_s: defaultdict[str, Histogram] = field(default_factory=call_histograms)
+    """Seconds per call, by RPC, whether or not it succeeded."""
     refused: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """By RPC and class of the error."""
+    """Failed calls, by RPC and class of the error."""
     placed: Counter[tuple[str, str]] = field(default_factory=lambda: Counter(dict.fromkeys(PLACEMENTS, 0)))
-    """open or resume; and whether there is a standby, yes or no. All are there from the beginning: a rate misses the
-    event that makes a series."""
+    """Placements, by kind (open or resume) and whether there is a standby (yes or no). All series exist from the
+    beginning: a rate misses the event that creates one."""
     decide_s: Histogram = field(default_factory=lambda: Histogram(CALL_S))
-    """One decision, about all sessions of a verifier."""
+    """Seconds per decision on all sessions of a verifier."""
     k: Histogram = field(default_factory=lambda: Histogram(LEVELS))
-    """Of windows decided, one each second and session, as are the next three."""
+    """Of decided windows, one for each second and session."""
     depth: Histogram = field(default_factory=lambda: Histogram(LEVELS))
+    """Of decided windows."""
     draft_wait_s: Histogram = field(default_factory=lambda: Histogram(STEP_S))
+    """Of decided windows."""
     speedup: Histogram = field(default_factory=lambda: Histogram(SPEEDUPS))
-    """Predicted."""
+    """Of decided windows; predicted."""
 
     def refuse(self, call: str, error: Exception) -> None:
-        """A call ends with this error; a defect is told to its peer as InternalError, and counts as one."""
+        """Count a call that ends with this error; the peer is told of a defect as InternalError, which is counted."""
         self.refused[call, type(error).__name__ if isinstance(error, OutriderError) else "InternalError"] += 1
 
     def place(self, *, resumed: bool, standby: bool) -> None:
+        """Count a placement."""
         self.placed["resume" if resumed else "open", "yes" if standby else "no"] += 1
 
     def decide(self, decisions: Iterable[WindowDecision], seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""What each tenant lets verifiers record of its sessions: nothing, unless the operator wrote so."""
+"""Decide what verifiers may record of each tenant's sessions: nothing, unless the operator allows it."""
 
 from __future__ import annotations
 
@@ -15,24 +15,27 @@ MAX_KEEP_DAYS = 3_650.0
 
 @dataclass(frozen=True)
 class RecordingPolicy:
-    """Of one tenant."""
+    """What may be recorded of one tenant's sessions."""
 
     share: float = 0.0
-    """Of its sessions."""
+    """Share of the sessions that may be recorded, from 0 to 1."""
     keep_s: float = 0.0
-    """How long at most what was recorded is kept."""
+    """Longest time that a record is kept."""
     prompts: bool = False
     """Whether prompts are recorded beside what the target produced."""
 
     def keep_s_of(self, session_id: str) -> float:
-        """For this session, 0 where nothing of it may be recorded: drawn by its id, which is random and the
-        coordinator's own, so that the draw is the same whoever repeats it and nobody can choose it."""
+        """Return keep_s for this session, 0 if nothing of it may be recorded.
+
+        The session is drawn by its id, which the coordinator makes at random: the draw can be repeated, and no caller
+        can choose it.
+        """
         digest = hashlib.sha256(f"recording:{session_id}".encode()).digest()
         return self.keep_s if int.from_bytes(digest[:8]) < self.share * 2**64 else 0.0
 
 
 def policies(tables: Any, tenants: Mapping[str, str], where: str) -> dict[str, RecordingPolicy]:
-    """Of the tables `[recording.NAME]` of a tenants file. Raises BadRequest for what is wrong in it."""
+    """Return the policies of the tables `[recording.NAME]` of a tenants file, by tenant. Raises BadRequest."""
     if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
         raise BadRequest(
             f"{where}: recording must be tables [recording.NAME] of share, keep_days and, if need be, prompts",

@@ -1,4 +1,4 @@
-"""A coordinator in this process: store, handlers and gRPC server put together, and the store looked after."""
+"""Run a coordinator in this process: store, handlers and gRPC server, with a watch over the store."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 
-from coordinator.api.admin_handlers import Operators
-from coordinator.api.authentication import Access
+from grpc_health.v1 import health, health_pb2
+
+from coordinator.api.admin_handlers import AdminHandlers
+from coordinator.api.authentication import Authenticator
 from coordinator.api.handlers import Handlers
 from coordinator.api.metrics import CoordinatorCollector
-from coordinator.api.services import Health, add_services
+from coordinator.api.services import SERVICES, add_services
 from coordinator.api.tenant_keys import TenantKeys
 from coordinator.config import EMBEDDED, CoordinatorConfig
 from coordinator.releases.backup import Backup
@@ -20,7 +22,8 @@ from coordinator.releases.records import Rule
 from coordinator.releases.store import ReleaseStore
 from coordinator.store.embedded_redis import EmbeddedServer
 from coordinator.store.keyring import Keyring, load_or_create
-from coordinator.store.redis_store import Store
+from coordinator.store.redis_store import RedisStore
+from coordinator.store.verifiers import VerifierStore
 from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import Unavailable
 from outrider.telemetry.prometheus import registry
@@ -32,41 +35,41 @@ log = logging.getLogger("coordinator")
 
 @contextlib.asynccontextmanager
 async def running(config: CoordinatorConfig) -> AsyncIterator[str]:
-    """A coordinator that answers at the address yielded, until the body ends. Raises BadRequest or Unavailable."""
-    Access.from_config(config)  # what is wrong with it is told before anything starts
+    """Run a coordinator until the body ends; yield its address. Raises BadRequest or Unavailable."""
+    Authenticator.from_config(config)  # raises what is wrong before anything starts
     keyring = Keyring(load_or_create(config.state_dir))
     async with contextlib.AsyncExitStack() as stack:
         embedded = stack.enter_context(EmbeddedServer()) if config.redis == EMBEDDED else None
-        store = Store(embedded.url if embedded else config.redis, timeout_s=config.store_timeout_s)
+        store = RedisStore(embedded.url if embedded else config.redis, timeout_s=config.store_timeout_s)
         stack.push_async_callback(store.close)
         tenants = TenantKeys(store)
-        access = Access.from_config(config, tenants.holder)
-        handlers, operators, vitals = Handlers(store, keyring, config), Operators(store, config), Health()
+        authenticator = Authenticator.from_config(config, tenants.holder)
+        handlers, admin = Handlers(store, keyring, config), AdminHandlers(store, config)
         releases = await _releases(stack, store, config)
+        watch = StoreWatch(handlers, releases, embedded)
         server = channels.server(max_rpcs=config.max_rpcs)
-        add_services(server, handlers, releases, access, operators, tenants, vitals)
+        add_services(server, handlers, releases, authenticator, admin, tenants, watch.health)
         port = channels.bind(server, config.listen, tls=config.tls, insecure=config.insecure)
-        watch = Watch(handlers, releases, vitals, embedded)
         await watch.once()
         await server.start()
         stack.push_async_callback(server.stop, config.stop_grace_s)
-        stack.push_async_callback(vitals.leave)
+        stack.push_async_callback(watch.health.enter_graceful_shutdown)
         task = asyncio.create_task(watch.forever(config.watch_interval_s))
         stack.push_async_callback(_cancelled, task)
         if config.metrics:
             from outrider.telemetry.metrics_server import serving  # needs starlette and uvicorn, as `_releases` does
 
-            figures = CoordinatorCollector(handlers.counters, store, releases)
-            door = serving(config.metrics, registry(figures), watch.ailing, figures.refresh)
-            await stack.enter_async_context(door)
+            collector = CoordinatorCollector(handlers.counters, VerifierStore(store), releases)
+            metrics = serving(config.metrics, registry(collector), watch.ailing, collector.refresh)
+            await stack.enter_async_context(metrics)
         yield f"{config.listen.rpartition(':')[0]}:{port}"
 
 
-async def _releases(stack: contextlib.AsyncExitStack, store: Store, config: CoordinatorConfig) -> ReleaseHandlers:
-    """With the server of draft files, where there is one, which ends with the stack."""
+async def _releases(stack: contextlib.AsyncExitStack, store: RedisStore, config: CoordinatorConfig) -> ReleaseHandlers:
+    """Return the handlers of releases. A server of draft files, if the settings want one, ends with the stack."""
     artifacts, base_url = None, config.artifacts_url
     if config.artifacts is not None:
-        from coordinator.api.artifact_http import serving  # needs starlette and uvicorn, which few coordinators do
+        from coordinator.api.artifact_http import serving  # needs starlette and uvicorn, which few coordinators need
 
         artifacts = ArtifactStore(config.artifacts, ".gguf")
         serve = serving(artifacts, config.http, tls=config.tls, insecure=config.insecure, url=config.artifacts_url)
@@ -79,36 +82,35 @@ async def _releases(stack: contextlib.AsyncExitStack, store: Store, config: Coor
         base_url,
     )
     kept = ReleaseStore(store)
-    return ReleaseHandlers(kept, store, Backup(config.state_dir, kept), terms, artifacts)
+    return ReleaseHandlers(kept, VerifierStore(store), Backup(config.state_dir, kept), terms, artifacts)
 
 
-class Watch:
-    """Looks after the store: is it there, which public keys do the other coordinators use, what becomes of canaries."""
+class StoreWatch:
+    """Watch over the store: whether it answers, the other coordinators' public keys, and canaries that are due."""
 
-    def __init__(
-        self, handlers: Handlers, releases: ReleaseHandlers, vitals: Health, embedded: EmbeddedServer | None
-    ) -> None:
+    def __init__(self, handlers: Handlers, releases: ReleaseHandlers, embedded: EmbeddedServer | None) -> None:
+        self.health = health.aio.HealthServicer()
+        """SERVING while the store answers."""
         self._handlers = handlers
         self._releases = releases
-        self._vitals = vitals
         self._embedded = embedded
         self._serving = True
 
     def ailing(self) -> str:
-        """Why nobody should ask here for a session; empty where everybody may."""
+        """Return why no device should open a session here; empty if devices may."""
         return "" if self._serving else "the store does not answer"
 
     async def forever(self, interval_s: float) -> None:
-        """Until cancelled."""
+        """Watch until cancelled."""
         while True:
             await asyncio.sleep(interval_s)
             try:
                 await self.once()
             except Exception:
-                log.exception("looking after the store failed; trying again")
+                log.exception("watching the store failed; trying again")
 
     async def once(self) -> None:
-        """Exchange keys, tend releases, and tell the health service whether the store answered."""
+        """Exchange keys, tend releases, and set the health by whether the store answered."""
         try:
             if self._embedded is not None and await asyncio.to_thread(self._embedded.revive):
                 log.error("the embedded Redis server had ended; started an empty one, verifiers will register again")
@@ -120,19 +122,21 @@ class Watch:
             await self._set(True, "the store answers again")
 
     async def _tend(self) -> None:
-        """Devices are placed whatever is wrong with a release."""
+        """Tend releases. Devices are placed whatever is wrong with a release."""
         try:
             await self._releases.tend()
         except Unavailable:
             raise
         except Exception:
-            log.exception("looking after releases failed; trying again")
+            log.exception("tending releases failed; trying again")
 
     async def _set(self, serving: bool, why: str) -> None:
         if serving != self._serving:
             log.warning("%s", why)
         self._serving = serving
-        await self._vitals.say(serving)
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for service in ("", *SERVICES):
+            await self.health.set(service, status)
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

@@ -1,4 +1,4 @@
-"""gRPC on one side, handlers on the other: who is calling, what do they say, what are they told."""
+"""Translate gRPC calls for the handlers: authenticate the caller, decode the request, encode the answer."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from coordinator.api import admin_codec, codec
-from coordinator.api.admin_handlers import Operators
-from coordinator.api.authentication import Access, Metadata
+from coordinator.api.admin_handlers import AdminHandlers
+from coordinator.api.authentication import Authenticator, Metadata
 from coordinator.api.handlers import Handlers
 from coordinator.api.tenant_keys import TenantKeys
 from coordinator.releases import codec as releases_codec
@@ -33,7 +33,8 @@ _A = TypeVar("_A")
 
 
 def _rpc(method: Callable[[_S, _Q, Metadata], Awaitable[_A]]) -> Callable[[_S, _Q, _Context], Awaitable[_A]]:
-    """The method as gRPC calls it; whatever it raises ends the call with its status."""
+    """Wrap a method as gRPC calls it: count and trace the call, and end it with the status of the error that it
+    raises."""
 
     @functools.wraps(method)
     async def wrapped(self: _S, request: _Q, context: _Context) -> _A:
@@ -53,217 +54,201 @@ def _rpc(method: Callable[[_S, _Q, Metadata], Awaitable[_A]]) -> Callable[[_S, _
 
 
 class _Servicer:
-    def __init__(self, handlers: Handlers, releases: ReleaseHandlers, access: Access) -> None:
+    def __init__(self, handlers: Handlers, releases: ReleaseHandlers, authenticator: Authenticator) -> None:
         self._handlers = handlers
         self.counters = handlers.counters
         self._releases = releases
-        self._access = access
+        self._authenticator = authenticator
 
 
 class CoordinatorServicer(_Servicer, stubs.CoordinatorServicer):
-    """For devices."""
+    """The calls of devices."""
 
     @_rpc
     async def OpenSession(self, request: pb.OpenSessionRequest, metadata: Metadata) -> pb.OpenSessionResponse:
-        tenant = await self._access.tenant(metadata)
-        need, recording = codec.need_from_proto(request), self._access.recording(tenant)
-        opening = await self._handlers.open(tenant, need, recording)
-        return codec.opening_to_proto(opening, await self._releases.serial())
+        tenant = await self._authenticator.tenant(metadata)
+        wanted, recording = codec.open_from_proto(request), self._authenticator.recording(tenant)
+        opened = await self._handlers.open(tenant, wanted, recording)
+        return codec.opened_to_proto(opened, await self._releases.serial())
 
     @_rpc
     async def ResumeSession(self, request: pb.ResumeSessionRequest, metadata: Metadata) -> pb.OpenSessionResponse:
-        tenant = await self._access.tenant(metadata)
-        opening = await self._handlers.resume(tenant, codec.resume_from_proto(request))
-        return codec.opening_to_proto(opening, await self._releases.serial())
+        tenant = await self._authenticator.tenant(metadata)
+        opened = await self._handlers.resume(tenant, *codec.resume_from_proto(request))
+        return codec.opened_to_proto(opened, await self._releases.serial())
 
     @_rpc
     async def CloseSession(self, request: pb.CloseSessionRequest, metadata: Metadata) -> pb.CloseSessionResponse:
-        tenant = await self._access.tenant(metadata)
-        await self._handlers.close(tenant, codec.session_id(request.session_id), codec.presented(request.ticket))
+        tenant = await self._authenticator.tenant(metadata)
+        await self._handlers.close(tenant, codec.session_id(request.session_id), codec.ticket_bytes(request.ticket))
         return pb.CloseSessionResponse()
 
     @_rpc
     async def ListTargets(self, request: pb.ListTargetsRequest, metadata: Metadata) -> pb.ListTargetsResponse:
-        await self._access.tenant(metadata)
+        await self._authenticator.tenant(metadata)
         return pb.ListTargetsResponse(targets=map(target_to_proto, await self._handlers.targets()))
 
     @_rpc
     async def OfferRelease(self, request: pb.OfferReleaseRequest, metadata: Metadata) -> pb.OfferReleaseResponse:
-        await self._access.tenant(metadata)
+        await self._authenticator.tenant(metadata)
         return releases_codec.offer_to_proto(await self._releases.offer(*releases_codec.asking_from_proto(request)))
 
 
 class RegistryServicer(_Servicer, stubs.RegistryServicer):
-    """For verifiers."""
+    """The calls of verifiers."""
 
     @_rpc
     async def Register(self, request: pb.RegisterRequest, metadata: Metadata) -> pb.RegisterResponse:
-        self._access.verifier(metadata)
-        membership = await self._handlers.register(codec.registration_from_proto(request))
+        self._authenticator.check_verifier(metadata)
+        await self._handlers.register(codec.registration_from_proto(request))
         return pb.RegisterResponse(
-            lease_ms=membership.lease_ms,
-            report_interval_ms=membership.report_interval_ms,
-            public_keys=dict(membership.public_keys),
+            lease_ms=self._handlers.config.lease_ms,
+            report_interval_ms=self._handlers.config.report_interval_ms,
+            public_keys=self._handlers.public_keys,
         )
 
     @_rpc
     async def Report(self, request: pb.ReportRequest, metadata: Metadata) -> pb.ReportResponse:
-        self._access.verifier(metadata)
+        self._authenticator.check_verifier(metadata)
         verifier_id, instance = codec.identity_from_proto(request)
         verifier, sessions = codec.telemetry_from_proto(request)
-        told = await self._handlers.report(verifier_id, instance, verifier, sessions)
-        serial = await self._releases.hear(verifier_id, sessions if told is not None else ())
-        keys = dict(self._handlers.membership.public_keys)
-        if told is None:
-            return pb.ReportResponse(public_keys=keys, release_serial=serial)
-        return pb.ReportResponse(
-            known=True,
-            public_keys=keys,
-            directives=[codec.session_directive_to_proto(w, self._handlers.limits) for w in told.windows],
-            release_serial=serial,
-            drain=told.drain,
-            killed=told.killed,
-        )
+        reply = await self._handlers.report(verifier_id, instance, verifier, sessions)
+        serial = await self._releases.hear(verifier_id, sessions if reply is not None else ())
+        return codec.report_to_proto(reply, self._handlers.public_keys, serial, self._handlers.config.limits)
 
     @_rpc
     async def Deregister(self, request: pb.DeregisterRequest, metadata: Metadata) -> pb.DeregisterResponse:
-        self._access.verifier(metadata)
+        self._authenticator.check_verifier(metadata)
         await self._handlers.deregister(*codec.identity_from_proto(request))
         return pb.DeregisterResponse()
 
 
 class AdminServicer(_Servicer, stubs.AdminServicer):
-    """For operators."""
+    """The calls of operators."""
 
     def __init__(
         self,
         handlers: Handlers,
         releases: ReleaseHandlers,
-        access: Access,
-        operators: Operators,
+        authenticator: Authenticator,
+        admin: AdminHandlers,
         tenants: TenantKeys,
     ) -> None:
-        super().__init__(handlers, releases, access)
-        self._operators = operators
+        super().__init__(handlers, releases, authenticator)
+        self._admin = admin
         self._tenants = tenants
 
     @_rpc
     async def Status(self, request: pb.StatusRequest, metadata: Metadata) -> pb.StatusResponse:
-        self._access.operator(metadata)
-        return admin_codec.fleet_to_proto(await self._handlers.status())
+        self._authenticator.check_operator(metadata)
+        verifiers, sessions, total_verifiers, total_sessions = await self._admin.status()
+        return pb.StatusResponse(
+            verifiers=map(admin_codec.verifier_to_proto, verifiers),
+            sessions=map(admin_codec.session_to_proto, sessions),
+            store=self._admin.store_name,
+            uptime_s=self._admin.uptime_s,
+            total_verifiers=total_verifiers,
+            total_sessions=total_sessions,
+        )
 
     @_rpc
     async def ListVerifiers(self, request: pb.ListVerifiersRequest, metadata: Metadata) -> pb.ListVerifiersResponse:
-        self._access.operator(metadata)
-        found, after = await self._operators.verifiers(*admin_codec.verifiers_asked(request))
-        return pb.ListVerifiersResponse(verifiers=map(admin_codec.verifier_to_proto, found), next=after)
+        self._authenticator.check_operator(metadata)
+        found, following = await self._admin.verifiers(*admin_codec.verifiers_query(request))
+        return pb.ListVerifiersResponse(verifiers=map(admin_codec.verifier_to_proto, found), next=following)
 
     @_rpc
-    async def SteerVerifier(self, request: pb.SteerVerifierRequest, metadata: Metadata) -> pb.SteerVerifierResponse:
-        self._access.operator(metadata)
-        verifier = await self._operators.steer(*admin_codec.order_from_proto(request))
-        return pb.SteerVerifierResponse(verifier=admin_codec.verifier_to_proto(verifier) if verifier else None)
+    async def UpdateVerifier(self, request: pb.UpdateVerifierRequest, metadata: Metadata) -> pb.UpdateVerifierResponse:
+        self._authenticator.check_operator(metadata)
+        verifier = await self._admin.update_verifier(*admin_codec.action_from_proto(request))
+        return pb.UpdateVerifierResponse(verifier=admin_codec.verifier_to_proto(verifier) if verifier else None)
 
     @_rpc
     async def ListSessions(self, request: pb.ListSessionsRequest, metadata: Metadata) -> pb.ListSessionsResponse:
-        self._access.operator(metadata)
-        found, after = await self._operators.sessions(admin_codec.sessions_asked(request))
-        return pb.ListSessionsResponse(sessions=map(admin_codec.session_to_proto, found), next=after)
+        self._authenticator.check_operator(metadata)
+        query = admin_codec.sessions_query(request)
+        if request.session_id:
+            found, following = [await self._admin.session(codec.session_id(request.session_id))], ""
+        else:
+            found, following = await self._admin.sessions(*query)
+        return pb.ListSessionsResponse(sessions=map(admin_codec.session_to_proto, found), next=following)
 
     @_rpc
     async def KillSession(self, request: pb.KillSessionRequest, metadata: Metadata) -> pb.KillSessionResponse:
-        self._access.operator(metadata)
-        where = await self._operators.kill(codec.session_id(request.session_id))
-        return pb.KillSessionResponse(verifier_id=where)
+        self._authenticator.check_operator(metadata)
+        return pb.KillSessionResponse(verifier_id=await self._admin.kill(codec.session_id(request.session_id)))
 
     @_rpc
     async def CreateTenant(self, request: pb.CreateTenantRequest, metadata: Metadata) -> pb.CreateTenantResponse:
-        self._access.operator(metadata)
-        tenant, key = await self._tenants.create(request.name, self._access.configured)
+        self._authenticator.check_operator(metadata)
+        tenant, key = await self._tenants.create(request.name, self._authenticator.configured)
         return pb.CreateTenantResponse(tenant=admin_codec.tenant_to_proto(tenant), key=key)
 
     @_rpc
     async def ListTenants(self, request: pb.ListTenantsRequest, metadata: Metadata) -> pb.ListTenantsResponse:
-        self._access.operator(metadata)
-        after, limit = admin_codec.tenants_asked(request)
-        found, following = await self._tenants.listed(after, limit, self._access.configured)
-        anonymous = self._access.anonymous and not (await self._tenants.holder(None)).keyed
+        self._authenticator.check_operator(metadata)
+        after, limit = admin_codec.tenants_query(request)
+        found, following = await self._tenants.listed(after, limit, self._authenticator.configured)
+        anonymous = self._authenticator.anonymous and not await self._tenants.any_created()
         return pb.ListTenantsResponse(
             tenants=map(admin_codec.tenant_to_proto, found), next=following, anonymous=anonymous
         )
 
     @_rpc
     async def RevokeTenant(self, request: pb.RevokeTenantRequest, metadata: Metadata) -> pb.RevokeTenantResponse:
-        self._access.operator(metadata)
-        tenant = await self._tenants.revoke(request.name, self._access.configured)
+        self._authenticator.check_operator(metadata)
+        tenant = await self._tenants.revoke(request.name, self._authenticator.configured)
         return pb.RevokeTenantResponse(tenant=admin_codec.tenant_to_proto(tenant))
 
     @_rpc
-    async def ShowWindows(self, request: pb.ShowWindowsRequest, metadata: Metadata) -> pb.ShowWindowsResponse:
-        self._access.operator(metadata)
-        asked = codec.session_id(request.session_id) if request.session_id else ""
-        return admin_codec.windows_to_proto(await self._handlers.windows(asked))
+    async def ListWindows(self, request: pb.ListWindowsRequest, metadata: Metadata) -> pb.ListWindowsResponse:
+        self._authenticator.check_operator(metadata)
+        session_id = codec.session_id(request.session_id) if request.session_id else ""
+        return admin_codec.windows_to_proto(*await self._admin.windows(session_id))
 
     @_rpc
-    async def BoundWindow(self, request: pb.BoundWindowRequest, metadata: Metadata) -> pb.BoundWindowResponse:
-        self._access.operator(metadata)
-        await self._handlers.bound(*admin_codec.bounds_from_proto(request))
-        return pb.BoundWindowResponse()
+    async def SetWindowBounds(
+        self, request: pb.SetWindowBoundsRequest, metadata: Metadata
+    ) -> pb.SetWindowBoundsResponse:
+        self._authenticator.check_operator(metadata)
+        await self._admin.set_bounds(*admin_codec.bounds_from_proto(request))
+        return pb.SetWindowBoundsResponse()
 
     @_rpc
     async def PublishRelease(self, request: pb.PublishReleaseRequest, metadata: Metadata) -> pb.PublishReleaseResponse:
-        self._access.operator(metadata)
+        self._authenticator.check_operator(metadata)
         state = await self._releases.publish(request.manifest)
         return pb.PublishReleaseResponse(state=releases_codec.state_to_proto(state))
 
     @_rpc
     async def ListReleases(self, request: pb.ListReleasesRequest, metadata: Metadata) -> pb.ListReleasesResponse:
-        self._access.operator(metadata)
+        self._authenticator.check_operator(metadata)
         asked = releases_codec.beginning(request.release) if request.release else ""
         serial, found = await self._releases.listed(asked)
         return pb.ListReleasesResponse(releases=map(releases_codec.release_to_proto, found), serial=serial)
 
     @_rpc
-    async def SteerRelease(self, request: pb.SteerReleaseRequest, metadata: Metadata) -> pb.SteerReleaseResponse:
-        self._access.operator(metadata)
+    async def UpdateRelease(self, request: pb.UpdateReleaseRequest, metadata: Metadata) -> pb.UpdateReleaseResponse:
+        self._authenticator.check_operator(metadata)
         release = await self._releases.steer(*releases_codec.order_from_proto(request))
-        return pb.SteerReleaseResponse(release=releases_codec.release_to_proto(release))
-
-
-class Health:
-    """What the standard health service says of us: we serve as long as the store answers."""
-
-    def __init__(self) -> None:
-        self._servicer = health.aio.HealthServicer()
-
-    def add_to(self, server: grpc.aio.Server) -> None:
-        """Also under each service's own name."""
-        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
-
-    async def say(self, serving: bool) -> None:
-        """From now on."""
-        kinds = health_pb2.HealthCheckResponse
-        for service in ("", *SERVICES):
-            await self._servicer.set(service, kinds.SERVING if serving else kinds.NOT_SERVING)
-
-    async def leave(self) -> None:
-        """Not serving, for good."""
-        await self._servicer.enter_graceful_shutdown()
+        return pb.UpdateReleaseResponse(release=releases_codec.release_to_proto(release))
 
 
 def add_services(
     server: grpc.aio.Server,
     handlers: Handlers,
     releases: ReleaseHandlers,
-    access: Access,
-    operators: Operators,
+    authenticator: Authenticator,
+    admin: AdminHandlers,
     tenants: TenantKeys,
-    vitals: Health,
+    health_servicer: health.aio.HealthServicer,
 ) -> None:
-    """Everything that a coordinator answers."""
-    admin = AdminServicer(handlers, releases, access, operators, tenants)
-    stubs.add_CoordinatorServicer_to_server(CoordinatorServicer(handlers, releases, access), server)  # type: ignore[no-untyped-call]
-    stubs.add_RegistryServicer_to_server(RegistryServicer(handlers, releases, access), server)  # type: ignore[no-untyped-call]
-    stubs.add_AdminServicer_to_server(admin, server)  # type: ignore[no-untyped-call]
-    vitals.add_to(server)
+    """Add every service of a coordinator, with health checks and reflection."""
+    registry = RegistryServicer(handlers, releases, authenticator)
+    devices = CoordinatorServicer(handlers, releases, authenticator)
+    operators = AdminServicer(handlers, releases, authenticator, admin, tenants)
+    stubs.add_CoordinatorServicer_to_server(devices, server)  # type: ignore[no-untyped-call]
+    stubs.add_RegistryServicer_to_server(registry, server)  # type: ignore[no-untyped-call]
+    stubs.add_AdminServicer_to_server(operators, server)  # type: ignore[no-untyped-call]
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)

@@ -1,8 +1,7 @@
-"""Tenants that operators create while the coordinator runs: in Redis, beside those of the settings.
+"""Keep the tenants that operators create while the coordinator runs, in Redis, beside those of the settings.
 
-Of each there is the hash of its key; the key itself is said once, when it is made.
-
-Keys are random, with 256 bits, so a plain hash tells nothing about one, nor does the time that looking one up takes.
+Only the hash of a tenant's key is kept; the key itself is returned once, when it is made. Keys are random, with 256
+bits, so neither a plain hash nor the time of a look-up tells anything about one.
 """
 
 from __future__ import annotations
@@ -12,53 +11,60 @@ import secrets
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from coordinator.api.authentication import DEFAULT_TENANT, Holder, digest, tenant_name
+from coordinator.api.authentication import DEFAULT_TENANT, digest, tenant_name
 from coordinator.store import keys
-from coordinator.store.redis_store import Store
+from coordinator.store.redis_store import RedisStore
 from outrider.core.errors import BadRequest, NotFound
 
 log = logging.getLogger(__name__)
 
 MAX_TENANTS = 4_096
-"""Created ones: a list of all is read at once."""
-_TOUCHED = (keys.TENANTS, keys.TENANT_KEYS)
+"""Tenants that operators may create: a list of all is read at once."""
+_KEYS = (keys.TENANTS, keys.TENANT_KEYS)
 
 
 @dataclass(frozen=True)
 class Tenant:
-    """As operators see one."""
+    """A tenant as operators see it."""
 
     name: str
     created_unix: float = 0.0
-    """Seconds; 0 for one of the settings."""
+    """Seconds; 0 for a tenant of the settings."""
     revoked_unix: float = 0.0
-    """0: its key is good."""
+    """Seconds; 0: its key is valid."""
     configured: bool = False
-    """It has a key by the settings, which is removed there."""
+    """The tenant has a key by the settings, which is removed there."""
 
 
 class TenantKeys:
-    """Shares the store's connections. Every method raises Unavailable while Redis is away."""
+    """The created tenants. Every method raises Unavailable while Redis is away."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: RedisStore) -> None:
         self._store = store
 
-    async def holder(self, hashed: bytes | None) -> Holder:
-        """Whose key this is the hash of; None: no key was shown."""
-        name, keyed = await self._store.run("tenant_of", _TOUCHED, [hashed.hex() if hashed else ""])
-        return Holder(name, bool(keyed))
+    async def holder(self, hashed: bytes | None) -> tuple[str, bool]:
+        """Return the tenant with the key of this hash, "" if there is none, and whether any tenant was ever created.
+
+        hashed: None if no key was sent.
+        """
+        name, any_created = await self._store.run("tenant_of", _KEYS, [hashed.hex() if hashed else ""])
+        return str(name), bool(any_created)
+
+    async def any_created(self) -> bool:
+        """Whether any tenant was ever created: callers need a key then."""
+        return (await self.holder(None))[1]
 
     async def create(self, name: str, configured: Collection[str]) -> tuple[Tenant, str]:
-        """A tenant that was not there, or was revoked, and its new key. Raises BadRequest.
+        """Create a tenant, or one anew that was revoked. Return it with its new key. Raises BadRequest.
 
         configured: names of the settings' tenants.
         """
         if tenant_name(name) == DEFAULT_TENANT:
-            raise BadRequest(f"tenant is {DEFAULT_TENANT}, which is who callers without a key are; choose another name")
+            raise BadRequest(f"tenant is {DEFAULT_TENANT}, the tenant of callers without a key; choose another name")
         if name in configured:
             raise BadRequest(f"tenant {name} has its key by this coordinator's settings; choose another name")
         key = f"outrider-{secrets.token_urlsafe(32)}"
-        made = await self._store.run("tenant_create", _TOUCHED, [name, digest(key).hex(), MAX_TENANTS])
+        made = await self._store.run("tenant_create", _KEYS, [name, digest(key).hex(), MAX_TENANTS])
         if made == "exists":
             raise BadRequest(
                 f"tenant {name} exists, and its key is not kept; `outrider tenants revoke {name}` first for a new one"
@@ -69,11 +75,11 @@ class TenantKeys:
         return Tenant(name, int(made) / 1000), key
 
     async def revoke(self, name: str, configured: Collection[str]) -> Tenant:
-        """From now on its key opens no session; nothing happens if it was revoked already.
+        """Revoke a tenant's key; nothing happens if it was revoked already.
 
-        Raises NotFound, or BadRequest for one of the settings.
+        Raises NotFound, or BadRequest for a tenant of the settings.
         """
-        written = await self._store.run("tenant_revoke", _TOUCHED, [tenant_name(name)])
+        written = await self._store.run("tenant_revoke", _KEYS, [tenant_name(name)])
         if written:
             log.info("tenant %s was revoked by an operator", name)
             return _read(name, written, configured)
@@ -82,8 +88,8 @@ class TenantKeys:
         raise NotFound(f"no tenant {name}; `outrider tenants list` shows them")
 
     async def listed(self, after: str, limit: int, configured: Collection[str]) -> tuple[list[Tenant], str]:
-        """Those after a name, in order; and after whom the next page begins, "" where there is none."""
-        flat = await self._store.run("tenant_list", _TOUCHED[:1], [])
+        """Return a page of the tenants after a name, and the name after which the next page begins; "" at the end."""
+        flat = await self._store.run("tenant_list", _KEYS[:1], [])
         known = {name: Tenant(name, configured=True) for name in configured}
         known |= {name: _read(name, written, configured) for name, written in zip(flat[::2], flat[1::2], strict=True)}
         found = [known[name] for name in sorted(known) if name > after]

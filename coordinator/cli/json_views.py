@@ -136,9 +136,9 @@ def release(r: pb.Release) -> Document:
         "metrics": dict(sorted(manifest.metrics.items())),
         "evidence": {
             "canary_samples": e.canary_samples,
-            "canary_right": e.canary_right,
+            "canary_right": e.canary_acceptance,
             "stable_samples": e.stable_samples,
-            "stable_right": e.stable_right,
+            "stable_right": e.stable_acceptance,
             "log_better": e.log_better,
             "log_worse": e.log_worse,
         }

@@ -32,10 +32,10 @@ COLUMNS = (
     Column("REASON", lambda r: r["reason"]),
 )
 _ORDERS = {
-    "promote": pb.RELEASE_ORDER_PROMOTE,
-    "rollback": pb.RELEASE_ORDER_ROLL_BACK,
-    "pin": pb.RELEASE_ORDER_PIN,
-    "unpin": pb.RELEASE_ORDER_UNPIN,
+    "promote": pb.RELEASE_ACTION_PROMOTE,
+    "rollback": pb.RELEASE_ACTION_ROLL_BACK,
+    "pin": pb.RELEASE_ACTION_PIN,
+    "unpin": pb.RELEASE_ACTION_UNPIN,
 }
 _WERE_STABLE = (pb.RELEASE_STATE_STABLE, pb.RELEASE_STATE_SUPERSEDED)
 
@@ -74,12 +74,12 @@ async def roll_back(options: argparse.Namespace, call: AdminCall) -> Result:
     Devices take no older version. The new one goes to all devices at once.
     """
     if options.key is None:
-        return await _steered(call, options.release, pb.RELEASE_ORDER_ROLL_BACK)
+        return await _steered(call, options.release, pb.RELEASE_ACTION_ROLL_BACK)
     signer = Signer.from_pem(_read(options.key, "key"))
     known = await _known(call)
     current = (await _known(call, options.release))[0]
     if current.state != pb.RELEASE_STATE_STABLE:
-        return await _steered(call, options.release, pb.RELEASE_ORDER_ROLL_BACK)
+        return await _steered(call, options.release, pb.RELEASE_ACTION_ROLL_BACK)
     _check_key(current, signer)
     if current.pinned:
         raise BadRequest(
@@ -96,7 +96,7 @@ async def roll_back(options: argparse.Namespace, call: AdminCall) -> Result:
             "another release is on trial: roll it back, and this one goes on trial;"
             f" `outrider releases promote {again.digest[:SHORT]}` then gives it to everybody",
         )
-    return await _steered(call, again.digest, pb.RELEASE_ORDER_PROMOTE)
+    return await _steered(call, again.digest, pb.RELEASE_ACTION_PROMOTE)
 
 
 async def _known(call: AdminCall, release: str = "") -> list[pb.Release]:
@@ -104,8 +104,8 @@ async def _known(call: AdminCall, release: str = "") -> list[pb.Release]:
     return list((await call("ListReleases", pb.ListReleasesRequest(release=release))).releases)
 
 
-async def _steered(call: AdminCall, release: str, order: pb.ReleaseOrder) -> Result:
-    answer = await call("SteerRelease", pb.SteerReleaseRequest(release=release, order=order))
+async def _steered(call: AdminCall, release: str, order: pb.ReleaseAction) -> Result:
+    answer = await call("UpdateRelease", pb.UpdateReleaseRequest(release=release, action=order))
     return _listed([answer.release])
 
 

@@ -43,7 +43,7 @@ async def list_sessions(options: argparse.Namespace, call: AdminCall) -> Result:
 async def show_session(options: argparse.Namespace, call: AdminCall) -> Result:
     answer = await call("ListSessions", pb.ListSessionsRequest(session_id=options.session))
     known = json_views.session(answer.sessions[0])
-    decided = (await call("ShowWindows", pb.ShowWindowsRequest(session_id=options.session))).windows
+    decided = (await call("ListWindows", pb.ListWindowsRequest(session_id=options.session))).windows
     known["window"] = json_views.window(decided[0]) if decided else None
     return Result(known, lambda: facts(_facts(known)))
 

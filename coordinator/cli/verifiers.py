@@ -40,9 +40,9 @@ STEP_COSTS = (
 )
 """What a step costs by the verifier's cost model: this many rows of one session, and each further session."""
 _ORDERS = {
-    "cordon": pb.VERIFIER_ORDER_CORDON,
-    "uncordon": pb.VERIFIER_ORDER_UNCORDON,
-    "drain": pb.VERIFIER_ORDER_DRAIN,
+    "cordon": pb.VERIFIER_ACTION_CORDON,
+    "uncordon": pb.VERIFIER_ACTION_UNCORDON,
+    "drain": pb.VERIFIER_ACTION_DRAIN,
 }
 _DONE = {
     "cordon": "no new sessions are placed there, under this id, until `outrider verifiers uncordon {id}`",
@@ -75,8 +75,8 @@ async def show_verifier(options: argparse.Namespace, call: AdminCall) -> Result:
 @query()
 async def steer(options: argparse.Namespace, call: AdminCall) -> Result:
     """Cordon, uncordon or drain a verifier."""
-    request = pb.SteerVerifierRequest(verifier_id=options.verifier, order=_ORDERS[options.verb])
-    answer = await call("SteerVerifier", request)
+    request = pb.UpdateVerifierRequest(verifier_id=options.verifier, action=_ORDERS[options.verb])
+    answer = await call("UpdateVerifier", request)
     known = json_views.verifier(answer.verifier) if answer.HasField("verifier") else None
     notice = ""
     if options.verb == "uncordon" and known and known["draining"]:

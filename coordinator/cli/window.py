@@ -33,10 +33,10 @@ _UNDECIDED = "nothing has been decided, for too little is known of any such sess
 
 @query()
 async def show_windows(options: argparse.Namespace, call: AdminCall) -> Result:
-    answer = await call("ShowWindows", pb.ShowWindowsRequest(session_id=options.session))
+    answer = await call("ListWindows", pb.ListWindowsRequest(session_id=options.session))
     if options.session and not answer.windows:
         raise NotFound(f"{_UNDECIDED}: {options.session}; `outrider sessions list` shows which there are")
-    everybody = json_views.bounds(answer.everybody) if answer.HasField("everybody") else None
+    everybody = json_views.bounds(answer.default_bounds) if answer.HasField("default_bounds") else None
     found = list(map(json_views.window, answer.windows))
     head = f"bounds for all: {bounds_text(everybody) if everybody else 'none'}"
     notice = ""
@@ -55,7 +55,7 @@ async def bound(options: argparse.Namespace, call: AdminCall) -> Result:
         if options.verb == "pin":
             window.MergeFrom(pb.Window(draft_wait_ms=options.draft_wait_ms, nodes_per_level=options.per_level))
         bounds = pb.WindowBounds(window=window, pinned=options.verb == "pin")
-    await call("BoundWindow", pb.BoundWindowRequest(session_id=options.session, bounds=bounds))
+    await call("SetWindowBounds", pb.SetWindowBoundsRequest(session_id=options.session, bounds=bounds))
     known = json_views.bounds(bounds) if bounds is not None else None
     whose = options.session or "all sessions without bounds of their own"
     return Result(

@@ -21,10 +21,10 @@ _STATES: Mapping[State, pb.ReleaseState] = {
     State.ROLLED_BACK: pb.RELEASE_STATE_ROLLED_BACK,
 }
 _ORDERS: Mapping[int, Order] = {
-    pb.RELEASE_ORDER_PROMOTE: Order.PROMOTE,
-    pb.RELEASE_ORDER_ROLL_BACK: Order.ROLL_BACK,
-    pb.RELEASE_ORDER_PIN: Order.PIN,
-    pb.RELEASE_ORDER_UNPIN: Order.UNPIN,
+    pb.RELEASE_ACTION_PROMOTE: Order.PROMOTE,
+    pb.RELEASE_ACTION_ROLL_BACK: Order.ROLL_BACK,
+    pb.RELEASE_ACTION_PIN: Order.PIN,
+    pb.RELEASE_ACTION_UNPIN: Order.UNPIN,
 }
 
 
@@ -66,11 +66,11 @@ def beginning(value: str) -> str:
     return value
 
 
-def order_from_proto(request: pb.SteerReleaseRequest) -> tuple[str, Order]:
+def order_from_proto(request: pb.UpdateReleaseRequest) -> tuple[str, Order]:
     """Which release, and what is to become of it."""
-    order = _ORDERS.get(request.order)
+    order = _ORDERS.get(request.action)
     if order is None:
-        raise BadRequest.bound("order", request.order, "PROMOTE, ROLL_BACK, PIN or UNPIN")
+        raise BadRequest.bound("action", request.action, "PROMOTE, ROLL_BACK, PIN or UNPIN")
     return beginning(request.release), order
 
 
@@ -90,8 +90,8 @@ def _evidence_to_proto(evidence: Evidence) -> pb.ReleaseEvidence:
     return pb.ReleaseEvidence(
         canary_samples=evidence.canary_samples,
         stable_samples=evidence.stable_samples,
-        canary_right=evidence.canary_right,
-        stable_right=evidence.stable_right,
+        canary_acceptance=evidence.canary_right,
+        stable_acceptance=evidence.stable_right,
         log_better=evidence.log_better,
         log_worse=evidence.log_worse,
     )

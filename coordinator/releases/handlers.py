@@ -14,7 +14,7 @@ from coordinator.releases.backup import Backup
 from coordinator.releases.canary import drawn
 from coordinator.releases.records import Evidence, Offer, Order, Release, ReleaseTrack, Rule, Sample, State, Trial
 from coordinator.releases.store import ReleaseStore
-from coordinator.store.redis_store import Store
+from coordinator.store.verifiers import VerifierStore
 from outrider.artifacts.hashing import known_file_digest
 from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import BadRequest, OutriderError
@@ -64,7 +64,7 @@ class ReleaseHandlers:
     def __init__(
         self,
         releases: ReleaseStore,
-        store: Store,
+        verifiers: VerifierStore,
         backup: Backup,
         terms: ReleaseTerms,
         artifacts: ArtifactStore | None = None,
@@ -72,7 +72,7 @@ class ReleaseHandlers:
         now: Callable[[], float] = time.time,
     ) -> None:
         self._releases = releases
-        self._store = store
+        self._verifiers = verifiers
         self._backup = backup
         self._terms = terms
         self._artifacts = artifacts
@@ -95,7 +95,7 @@ class ReleaseHandlers:
         if await self._backup.restore(found, self._now()):
             _, found = await self._releases.lines()
         if not any(release.manifest == raw for one in found for release in one.line.releases):
-            _check_target(manifest, await self._store.verifiers())
+            _check_target(manifest, await self._verifiers.find())
             if self._artifacts is not None:
                 await asyncio.to_thread(check_served, self._artifacts, manifest)
         share = self._terms.rule.share

@@ -13,7 +13,7 @@ from typing import Any
 
 from coordinator.releases.records import Evidence, Release, ReleaseTrack, Sample, State, Trial
 from coordinator.store import keys
-from coordinator.store.redis_store import SESSIONS_AT_ONCE, Store
+from coordinator.store.redis_store import SESSIONS_AT_ONCE, RedisStore
 from outrider.core.errors import Unavailable
 from outrider.core.telemetry import SessionTelemetry
 
@@ -47,7 +47,7 @@ class Read:
 class ReleaseStore:
     """Shares the store's connections. Every method raises Unavailable while Redis is away."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: RedisStore) -> None:
         self._store = store
 
     async def lines(self, weights: str = "") -> tuple[int, list[Read]]:
@@ -101,7 +101,7 @@ class ReleaseStore:
         arguments: list[Any] = [f"{trial.version}:{trial.name}", LEAST, MOST, FRESH]
         arguments += [per_session, TENANT_SAMPLES, ARM_SAMPLES, KEEP_SAMPLES_MS, KEEP_STRETCH_MS]
         for s in lot:
-            touched.append(keys.stretch(s.session_id))
+            touched.append(keys.span(s.session_id))
             arguments += [trial.arm(s.draft_release), s.draft_release, f"{s.epoch:020d}", s.tenant, s.traffic_class]
             arguments += [s.positions, s.first_accepted]
         return int(await self._store.run("release_sample", touched, arguments))

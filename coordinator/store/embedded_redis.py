@@ -1,6 +1,6 @@
-"""A real Redis-compatible server (Valkey) as a child process, for `outrider up`, the demo and the tests.
+"""Run a Redis-compatible server (Valkey) as a child process, for `outrider up`, the demo and the tests.
 
-It listens on a unix socket in a directory of its own, keeps nothing on disk and dies with whoever started it.
+It listens on a unix socket in a directory of its own, keeps nothing on disk and ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if os.getppid() == int(sys.argv[1]):
 
 
 class EmbeddedServer:
-    """A context manager around one server. `stop` and `start` again gives an empty one at the same URL."""
+    """One server, a context manager. `stop` and `start` again give an empty server at the same URL."""
 
     def __init__(self) -> None:
         self._directory = _short_directory()
@@ -45,25 +45,25 @@ class EmbeddedServer:
 
     @property
     def url(self) -> str:
-        """For `Store`."""
+        """URL for `RedisStore`."""
         return f"unix://{self._socket}"
 
     @property
     def pid(self) -> int | None:
-        """Of the server, while it runs."""
+        """Process id of the server, while it runs."""
         return self._process.pid if self._process else None
 
     def start(self) -> None:
-        """Returns once it answers. Raises Unavailable with the server's own words if it does not."""
+        """Start the server and return once it answers. Raises Unavailable with its last output if it does not."""
         self._wanted = True
         with self._turn:
             if self._process is None:
                 self._begin()
 
     def revive(self) -> bool:
-        """Start it again if it ended by itself or could not be started; True if it had.
+        """Start the server again if it ended by itself or could not be started. Return True if it had.
 
-        Blocks as `start` does, so call it from a worker thread, and one that stays: Linux ends the server with the
+        It blocks like `start`, so call it from a worker thread, and one that stays: Linux ends the server with the
         thread that started it. A `stop` meanwhile makes it give up at once.
         """
         with self._turn:
@@ -74,7 +74,7 @@ class EmbeddedServer:
             return True
 
     def stop(self, *, kill: bool = False) -> None:
-        """End the server, at once with `kill`. What it held is gone."""
+        """End the server, at once with `kill`. Its data is lost."""
         self._wanted = False
         with self._turn:
             self._end(kill=kill)
@@ -101,7 +101,7 @@ class EmbeddedServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C in a terminal reaches the coordinator alone, which stops us in order
+                start_new_session=True,  # Ctrl-C in a terminal reaches the coordinator alone, which stops it in order
             )
         try:
             self._wait_until_it_answers()
@@ -158,7 +158,7 @@ def _binary() -> str:
 
 
 def _short_directory() -> Path:
-    """A fresh private directory; a long TMPDIR would not leave room for a socket's path."""
+    """Make a private directory; a long TMPDIR would not leave room for a socket's path."""
     path = Path(tempfile.mkdtemp(prefix="outrider-redis-"))
     if len(str(path)) + len("/redis.sock") <= MAX_SOCKET_PATH:
         return path
@@ -178,8 +178,8 @@ def _answers(path: Path) -> bool:
 
 
 def tied_to_this_process() -> list[str]:
-    """A prefix for a command: even if this process is killed outright, the command does not outlive it (Linux).
+    """Return a prefix for a command that does not outlive this process, even if it is killed (Linux).
 
-    A launcher that execs, rather than `preexec_fn`: forking without exec is not safe beside gRPC's threads.
+    It is a launcher that execs, not `preexec_fn`: forking without exec is not safe beside gRPC's threads.
     """
     return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid())] if sys.platform == "linux" else []

@@ -1,4 +1,4 @@
-"""The key that signs tickets, and the public keys of all coordinators over this Redis."""
+"""Keep the key that signs tickets, and the public keys of all coordinators over one Redis."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
+from coordinator.store import keys
+from coordinator.store.redis_store import RedisStore
 from outrider.core.errors import BadRequest
 from outrider.wire.ticket import Signer
 
 FILE = "ticket-key.pem"
 MAX_KEYS = 64
-"""Coordinators whose keys are in use at once, rotated ones included."""
+"""Coordinators whose keys are in use at once, including rotated keys."""
 
 
 class Keyring:
-    """Our own signer beside everybody's public keys. Keeps what it has seen: Redis may forget them."""
+    """The signer of this coordinator and the public keys of all, which are kept here since Redis may forget them."""
 
     def __init__(self, signer: Signer) -> None:
         self.signer = signer
@@ -24,12 +26,21 @@ class Keyring:
 
     @property
     def public_keys(self) -> Mapping[str, bytes]:
-        """Key id -> raw key, our own included."""
+        """Raw public keys by key id, including this coordinator's own."""
         return {**self._others, self.signer.key_id: self.signer.public_key}
 
-    def learn(self, keys: Mapping[str, bytes]) -> None:
-        """Add the keys of other coordinators; those not heard of for longest make room."""
-        for key_id, key in keys.items():
+    async def exchange(self, store: RedisStore, forget_ms: int) -> None:
+        """Publish this coordinator's public key and learn those of the others. Raises Unavailable.
+
+        forget_ms: how long a key is kept that no coordinator vouches for.
+        """
+        own = f"{self.signer.key_id}:{self.signer.public_key.hex()}"
+        entries = await store.run("public_keys", [keys.PUBLIC_KEYS], [own, forget_ms])
+        self.learn({name: bytes.fromhex(raw) for name, raw in (entry.split(":", 1) for entry in entries)})
+
+    def learn(self, public_keys: Mapping[str, bytes]) -> None:
+        """Add the keys of other coordinators; the keys that were seen longest ago make room."""
+        for key_id, key in public_keys.items():
             if key_id != self.signer.key_id:
                 self._others.pop(key_id, None)
                 self._others[key_id] = key
@@ -38,9 +49,10 @@ class Keyring:
 
 
 def load_or_create(state_dir: Path) -> Signer:
-    """The signing key in the state directory, made on first use. Two processes that start together agree on one.
+    """Return the signing key in the state directory, which is made at first use.
 
-    Raises BadRequest for a file that others may read or that is no Ed25519 key.
+    Two processes that start together agree on one key. Raises BadRequest for a file that other users may read or that
+    is no Ed25519 key.
     """
     path = state_dir.expanduser() / FILE
     try:
@@ -53,7 +65,10 @@ def load_or_create(state_dir: Path) -> Signer:
 
 
 def _create(path: Path) -> None:
-    """Written whole under another name first, so that nobody reads half a key; the first of two writers wins."""
+    """Write the key whole under another name first, so that no process reads half a key.
+
+    The first of two writers wins.
+    """
     draft = path.with_name(f"{FILE}.{os.getpid()}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:

@@ -1,4 +1,4 @@
-"""Kinds of sessions and what was seen of them, as the store keeps it; `lua/observe.lua` adds to it."""
+"""Convert workload keys and priors to what Redis keeps; `lua/record_telemetry.lua` adds to the priors."""
 
 from __future__ import annotations
 
@@ -10,31 +10,33 @@ from coordinator.store import keys
 POSITIONS = 256
 """Positions that a report's acceptance history holds at most (outrider.core.acceptance.history)."""
 OUTCOMES = 256
-"""Positions kept of a workload key: more than decisions are made from, and few enough to be of today."""
+"""Positions kept of a workload key: more than decisions are made from, and few enough to be recent."""
 KEPT_MS = 86_400_000
 """A day: a prior that nobody has asked for since yesterday is measured anew."""
-NO_KIND = WorkloadKey("", "", "", "")
+NO_WORKLOAD = WorkloadKey("", "", "", "")
 """Stands where a script wants a key and nothing is kept."""
 
 
-def kinds(session_ids: Sequence[str], facts: Sequence[str], drafts: Sequence[str]) -> dict[str, WorkloadKey]:
-    """Session id -> kind, of those that have a draft, and still the one that they were placed with.
+def workloads(session_ids: Sequence[str], facts: Sequence[str], drafts: Sequence[str]) -> dict[str, WorkloadKey]:
+    """Return the workload keys by session id, of the sessions that still draft with the release they were placed with.
 
-    facts: tenant, weights, draft and traffic class of each. drafts: what each is reported to draft with, where it is.
+    facts: tenant, weights hash, draft and traffic class of each session. drafts: the release that each is reported to
+    draft with; empty if none is reported. While a history holds outcomes of two releases its session has no workload
+    key.
     """
     found = {}
     for i, session_id in enumerate(session_ids):
         tenant, weights, draft, traffic = facts[4 * i : 4 * i + 4]
-        if draft and drafts[i] in ("", draft):  # outcomes of two drafts are mixed for a while: of no kind
+        if draft and drafts[i] in ("", draft):
             found[session_id] = WorkloadKey(tenant, draft, traffic, weights)
     return found
 
 
-def key(kind: WorkloadKey) -> str:
-    return keys.prior(kind.tenant, kind.draft, kind.traffic, kind.weights)
+def key(workload: WorkloadKey) -> str:
+    return keys.prior(workload.tenant, workload.draft, workload.traffic, workload.weights)
 
 
-def read(record: Mapping[str, str]) -> Prior:
+def prior_from(record: Mapping[str, str]) -> Prior:
     return Prior(
         bytes(int(digit) for digit in record.get("acceptance_history", "")),
         float(record.get("draft_ms", 0)),

@@ -1,11 +1,11 @@
-"""Convert records to the fields of Redis hashes and back.
+"""Convert records to what Redis keeps and back.
 
 Telemetry is kept as the bytes of its protobuf message, in base64, in the field `telemetry`. Beside it stand the fields
 that Lua scripts read:
 
-    verifier:<id>   instance, capacity, name, weights_hash, tokenizer_hash, class, live, draining
-                    (place.lua, report.lua, register.lua, steer.lua, release_trial.lua)
-    stats:<id>      verifier, epoch, folded, window (observe.lua)
+    verifier:<id>    instance, capacity, name, weights_hash, tokenizer_hash, class, live, draining
+                     (place.lua, report.lua, register.lua, update_verifier.lua, release_trial.lua)
+    telemetry:<id>   verifier, epoch, folded, window (record_telemetry.lua)
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from coordinator.records import (
-    Registration,
-    Seat,
     SessionStatus,
+    VerifierRegistration,
     VerifierStatus,
     Window,
     WindowBounds,
@@ -35,69 +34,65 @@ from outrider.wire.telemetry import (
 from outrider.wire.ticket import Target
 from outrider.wire.v1 import telemetry_pb2
 
+_TARGET = ("name", "weights_hash", "tokenizer_hash", "dtype", "backend", "hardware")
 
-def of_registration(r: Registration) -> dict[str, Any]:
-    t = r.target
-    return {
-        "address": r.address,
-        "tls": int(r.tls),
-        "capacity": r.capacity,
-        "name": t.name,
-        "weights_hash": t.weights_hash,
-        "tokenizer_hash": t.tokenizer_hash,
-        "dtype": t.dtype,
-        "backend": t.backend,
-        "hardware": t.hardware,
-        "class": t.numerics_class,
+
+def registration_fields(registration: VerifierRegistration) -> list[Any]:
+    """Return fields and values of a hash, but for `instance`, which register.lua sets."""
+    target = registration.target
+    fields = {
+        "address": registration.address,
+        "tls": int(registration.tls),
+        "capacity": registration.capacity,
+        "class": target.numerics_class,
+        **{name: getattr(target, name) for name in _TARGET},
     }
+    return _flat(fields)
 
 
-def of_telemetry(verifier: VerifierTelemetry) -> dict[str, Any]:
-    return {
-        "live": verifier.live_sessions,
-        "draining": int(verifier.draining),
-        "telemetry": base64.b64encode(verifier_telemetry_to_proto(verifier).SerializeToString()),
-    }
+def registration_from(verifier_id: str, record: Mapping[str, str]) -> VerifierRegistration:
+    return VerifierRegistration(
+        verifier_id,
+        record["address"],
+        record["tls"] == "1",
+        Target(*(record.get(name, "") for name in _TARGET)),
+        int(record["capacity"]),
+        int(record["instance"]),
+    )
+
+
+def registration_from_reply(verifier_id: str, flat: Sequence[str]) -> VerifierRegistration:
+    """flat: fields and values in turn, as a script returns a hash."""
+    return registration_from(verifier_id, dict(zip(flat[::2], flat[1::2], strict=True)))
+
+
+def verifier_telemetry_fields(verifier: VerifierTelemetry) -> list[Any]:
+    """Return fields and values of a hash."""
+    return _flat(
+        {
+            "live": verifier.live_sessions,
+            "draining": int(verifier.draining),
+            "telemetry": base64.b64encode(verifier_telemetry_to_proto(verifier).SerializeToString()),
+        }
+    )
 
 
 def session_bytes(session: SessionTelemetry) -> bytes:
-    """Return the telemetry in base64, without its acceptance history: observe.lua adds that to the workload's prior."""
+    """Return the telemetry in base64, without the acceptance history, which record_telemetry.lua adds to the prior."""
     message = session_telemetry_to_proto(replace(session, acceptance_history=b""))
     return base64.b64encode(message.SerializeToString())
 
 
-def flat(fields: Mapping[str, Any]) -> list[Any]:
-    return [item for pair in fields.items() for item in pair]
-
-
-def _target(record: Mapping[str, str]) -> Target:
-    names = ("name", "weights_hash", "tokenizer_hash", "dtype", "backend", "hardware")
-    return Target(*(record.get(name, "") for name in names))
-
-
-def seat(verifier_id: str, flat: Sequence[str]) -> Seat:
-    record = dict(zip(flat[::2], flat[1::2], strict=True))
-    return Seat(verifier_id, record["address"], record["tls"] == "1", _target(record))
-
-
 def verifier_status(verifier_id: str, record: Mapping[str, str], ttl_ms: int, cordon: int) -> VerifierStatus:
-    registration = Registration(
-        verifier_id,
-        record["address"],
-        record["tls"] == "1",
-        _target(record),
-        int(record["capacity"]),
-        int(record["instance"]),
-    )
     written = base64.b64decode(record.get("telemetry", ""))
     telemetry = verifier_telemetry_from_proto(telemetry_pb2.VerifierTelemetry.FromString(written))
-    return VerifierStatus(registration, telemetry, max(ttl_ms, 0) / 1000, bool(cordon))
+    return VerifierStatus(registration_from(verifier_id, record), telemetry, max(ttl_ms, 0) / 1000, bool(cordon))
 
 
 def session_status(
-    session_id: str, seat_on: str, reported: Mapping[str, str], placed: Mapping[str, str]
+    session_id: str, placed_on: str, reported: Mapping[str, str], placed: Mapping[str, str]
 ) -> SessionStatus:
-    """reported: the hash stats:<id>, empty before the first report. placed: the hash session:<id>."""
+    """reported: the hash telemetry:<id>, empty before the first report. placed: the hash session:<id>."""
     telemetry = SessionTelemetry(session_id)
     if "telemetry" in reported:
         written = base64.b64decode(reported["telemetry"])
@@ -108,13 +103,13 @@ def session_status(
         draft_release=telemetry.draft_release or placed.get("draft", ""),
         traffic_class=telemetry.traffic_class or placed.get("traffic", ""),
     )
-    verifier_id = reported.get("verifier", seat_on)
-    standby = placed.get("standby", "")  # where its device is by now, if it had to go there
+    verifier_id = reported.get("verifier", placed_on)
+    standby = placed.get("standby", "")  # the device is on its standby by now, if it had to go there
     return SessionStatus(telemetry, verifier_id, standby if standby != verifier_id else "", bool(reported))
 
 
-def decision_to_json(decision: WindowDecision) -> str:
-    return json.dumps(asdict(decision))
+def to_json(value: WindowDecision | WindowBounds) -> str:
+    return json.dumps(asdict(value))
 
 
 def decision_from_json(verifier_id: str, written: str) -> WindowDecision | None:
@@ -126,14 +121,14 @@ def decision_from_json(verifier_id: str, written: str) -> WindowDecision | None:
         return None
 
 
-def bounds_to_json(bounds: WindowBounds) -> str:
-    return json.dumps(asdict(bounds))
-
-
-def bounds_from_json(written: str | bytes | None) -> WindowBounds | None:
+def bounds_from_json(written: str | None) -> WindowBounds | None:
     """None for nothing, and for what a coordinator of another version has written."""
     try:
         fields = json.loads(written) if written else None
         return WindowBounds(Window(**fields["window"]), fields["pinned"]) if fields else None
     except (KeyError, TypeError, ValueError):
         return None
+
+
+def _flat(fields: Mapping[str, Any]) -> list[Any]:
+    return [item for pair in fields.items() for item in pair]

@@ -1,1 +1,1 @@
-"""The speculation window: how far each session runs ahead, from what its verifier measured of it."""
+"""Decide the speculation window of each session from what its verifier measured."""

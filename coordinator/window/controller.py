@@ -1,8 +1,8 @@
-"""How far each session of a verifier speculates: a frozen snapshot in, a decision per session out. No state, no clock.
+"""Decide how far each session of a verifier speculates: a frozen snapshot in, a decision per session out.
 
-Goodput of the verifier, subject to every session being at least as fast as if all of them streamed plainly. What a
-window brings a session comes from replaying its recorded verdicts (streaming.py); which windows go together is searched
-for over all sessions at once (balance.py).
+The goal is the verifier's goodput, subject to every session being at least as fast as if all sessions streamed
+plainly. What a window brings a session is predicted by replaying its acceptance history (streaming.py); which windows
+go together is searched for over all sessions at once (window_search.py). There is no state and no clock.
 """
 
 from __future__ import annotations
@@ -17,35 +17,34 @@ from numpy.typing import ArrayLike, NDArray
 
 from coordinator.records import Window, WindowBounds, WindowDecision
 from coordinator.window.streaming import LinkTiming, replay
-from coordinator.window.window_search import Option, Tables
+from coordinator.window.window_search import Option, OptionTables
 from outrider.core.acceptance.history import HIT
 from outrider.core.step_cost import StepCost
 from outrider.core.telemetry import SessionTelemetry
 
 K = (1, 2, 3, 4, 6, 8, 12, 16)
-"""Levels per step that are considered, beside 0."""
+"""Speculation lengths that are considered beside 0."""
+MAX_DEPTH = 32
+"""Window depth of a session without bounds."""
 TOLERANCE = 0.02
-"""By which a session may be slower than streaming: predictions are no better, and nodes are nowhere quite free."""
+"""Share by which a session may be slower than streaming: predictions are no better, and nodes are never quite free."""
 STICK = 0.03
-"""A session keeps its window unless another is better by this share of its tokens per step."""
+"""A session keeps its window unless another one is better by this share of its tokens per step."""
 FAILED = 0.1
-"""Share of first guesses that are right, below which a draft is no longer of use."""
+"""First acceptance below which a draft is no longer of use."""
 ROUNDS = 3
-"""Windows depend on the step's length and it on them; they settle after two."""
+"""Windows depend on the step's length and it on them; they settle after two rounds."""
 SETTLED = 0.02
 """Share of a step by which another round may still change it."""
 SPARE = 2
-"""Levels that a device runs further ahead than is needed on average: too far costs it little, too short the link."""
+"""Levels that a device runs further ahead than is needed on average: too far costs little, too short idles the link."""
 MOST_PER_LEVEL = 4
-"""Nodes: a guess and its siblings."""
+"""Nodes of a level, its siblings included, up to which the cost of a step is tabulated."""
 NEAR = 0.4
-"""Of a step: the longest patience that is considered."""
+"""Longest draft wait that is considered, in steps."""
 SLACK = 2.0
-"""Of patience over the time in which an answer is expected: round trips vary, and who answers in time ends the wait."""
-
-
-MAX_DEPTH = 32
-"""Window depth of a session without bounds."""
+"""Draft wait over the time in which nodes are expected: round trips vary, and nodes that arrive in time end the
+wait."""
 STREAMING = Window(0, 0, 0.0, 1.0)
 WIDEST = WindowBounds(Window(K[-1], MAX_DEPTH))
 
@@ -77,15 +76,14 @@ class SessionView:
 
 @dataclass(frozen=True)
 class VerifierView:
-    """A verifier and its live sessions."""
+    """A verifier and its live sessions, as the controller sees them."""
 
     cost: StepCost
     sessions: tuple[SessionView, ...]
     between_s: float = 0.0
-    """What passes between two steps anyhow."""
-
+    """Time between two steps."""
     step_now_s: float = 0.0
-    """A step's length at present, which need not be known; where windows change little it is found at once."""
+    """Present length of a step; 0 if not known. With it decisions settle at once if windows change little."""
 
     @functools.cached_property
     def _steps_s(self) -> NDArray[np.float64]:
@@ -94,26 +92,28 @@ class VerifierView:
         return self.between_s + self.cost.curve(count + nodes, count)
 
     def step_s(self, nodes: ArrayLike) -> NDArray[np.float64]:
-        """Seconds `[n]` of a step with every session and so many nodes `[n]`, which are averages."""
-        wanted = np.asarray(nodes, dtype=np.float64)
-        below = np.minimum(wanted.astype(np.int64), len(self._steps_s) - 2)
+        """Return the seconds `[n]` of steps with every session and so many nodes `[n]`, which are averages."""
+        count = np.asarray(nodes, dtype=np.float64)
         steps_s = self._steps_s
-        found: NDArray[np.float64] = steps_s[below] + (wanted - below) * (steps_s[below + 1] - steps_s[below])
-        return found
+        below = np.minimum(count.astype(np.int64), len(steps_s) - 2)
+        interpolated: NDArray[np.float64] = steps_s[below] + (count - below) * (steps_s[below + 1] - steps_s[below])
+        return interpolated
 
 
 def decide(view: VerifierView, tolerance: float = TOLERANCE) -> Mapping[str, WindowDecision]:
     """Return the window of each session by its id.
 
-    tolerance: by which share of streaming's speed a session may be slower; 1 asks for goodput alone.
+    tolerance: share by which a session may be slower than streaming; 1 asks for goodput alone.
     """
     if not view.sessions:
         return {}
     plain_s = float(view.step_s(0))
     step_s = view.step_now_s or plain_s
     for _ in range(ROUNDS):
-        tables = Tables([_options(session, step_s, len(view.sessions) == 1) for session in view.sessions], view.step_s)
-        # What is given is there anyhow: nobody shall be slower than if all that is ours to choose were streaming.
+        tables = OptionTables(
+            [_options(session, step_s, len(view.sessions) == 1) for session in view.sessions], view.step_s
+        )
+        # Given nodes are there in any case: no session shall be slower than if all others streamed plainly.
         least = (1.0 - tolerance) / float(view.step_s(tables.given_nodes))
         balance = tables.best(least)
         settled = abs(balance.step_s - step_s) < SETTLED * step_s
@@ -123,7 +123,7 @@ def decide(view: VerifierView, tolerance: float = TOLERANCE) -> Mapping[str, Win
     each = zip(view.sessions, tables.options, balance.chosen, strict=True)
     kept = tables.of(balance.min_acceptance, [_kept(*one, balance.min_acceptance) for one in each])
     if kept.slowest >= least:
-        balance = tables.polished(kept, least, STICK)  # what stays as it is may leave more, or less, for others
+        balance = tables.polished(kept, least, STICK)  # a kept window may leave more, or less, for the others
     min_acceptance = tables.node_min_acceptance(balance)
     chosen = [table[option] for table, option in zip(tables.options, balance.chosen, strict=True)]
     return {
@@ -146,12 +146,15 @@ def decide(view: VerifierView, tolerance: float = TOLERANCE) -> Mapping[str, Win
 
 
 def _options(session: SessionView, step_s: float, alone: bool) -> list[Option]:
-    """Streaming first. step_s: of the steps that the session shares."""
+    """Return the windows that a session may have, streaming first, with what each brings.
+
+    step_s: length of the steps that the session shares. alone: no other session shares them.
+    """
     bounds, pinned = session.bounds.window, session.bounds.pinned
     if session.fixed is not None and not pinned:
         tokens, nodes = session.fixed
         return [Option(STREAMING, tokens, nodes, tokens, given=True)]
-    # Only ratios matter to a replay. In steps of a twelfth they are the same for many, and from one second to the next.
+    # Only ratios to the step matter to a replay. Rounded, they are equal for many sessions and from second to second.
     step_ms = 1e3 * step_s
     rtt, draft = _rounded(session.telemetry.rtt_ms / step_ms), _rounded(session.telemetry.draft_ms / step_ms)
     answer = rtt + 2.0 * draft

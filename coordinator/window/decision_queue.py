@@ -1,8 +1,8 @@
-"""When decisions are made: beside the reports that ask for them, one at a time, in half of the time at most.
+"""Make decisions on windows beside the reports that ask for them, one at a time, in half of the time at most.
 
-A verifier's lease and keys must not hang on its sessions' windows, and one with several hundred sessions takes a large
-part of a second to decide about. What is not there in time is told with the next report, and what was decided last is
-told again until there is something newer: a verifier that hears nothing for long goes back to its own setting.
+A verifier's lease and keys must not wait for its sessions' windows, and deciding on several hundred sessions takes a
+large part of a second. A decision that is not made in time is sent with the next report, and the last decision is
+sent again until there is a newer one: a verifier that gets none for long goes back to its own setting.
 """
 
 from __future__ import annotations
@@ -11,29 +11,22 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from coordinator.records import WindowDecision
 
 log = logging.getLogger(__name__)
 
 WAIT_S = 1.0
-"""How long a report waits for what is decided from it; its verifier waits for three seconds in all."""
+"""How long a report waits for the decisions made from it; its verifier waits for three seconds in all."""
 STALE_S = 10.0
-"""After which nobody is told of a decision any more."""
+"""Age after which decisions are not sent any more."""
 
-Windows = tuple[WindowDecision, ...]
-Decide = Callable[[], Awaitable[Windows]]
-
-
-@dataclass(frozen=True)
-class _Made:
-    windows: Windows
-    at: float
+Decisions = tuple[WindowDecision, ...]
+Decide = Callable[[], Awaitable[Decisions]]
 
 
-class Deciding:
-    """Of one coordinator. wait_s: as WAIT_S."""
+class DecisionQueue:
+    """The decisions of one coordinator. wait_s: how long a caller waits."""
 
     def __init__(self, wait_s: float = WAIT_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._wait_s = wait_s
@@ -41,36 +34,35 @@ class Deciding:
         self._turn = asyncio.Lock()
         self._rests_until = 0.0
         self._running: dict[str, asyncio.Task[None]] = {}
-        """By verifier."""
+        """Tasks by verifier."""
         self._asked: dict[str, Decide] = {}
         """By verifier: how to decide from its last report."""
-        self._made: dict[str, _Made] = {}
-        """By verifier: what was decided last."""
+        self._made: dict[str, tuple[Decisions, float]] = {}
+        """By verifier: the last decisions and when they were made."""
 
-    async def about(self, verifier_id: str, decide: Decide) -> Windows:
-        """What was decided last about this verifier's sessions, in time or with an earlier report.
+    async def decide(self, verifier_id: str, decide: Decide) -> Decisions:
+        """Return the last decisions on this verifier's sessions, made in time or with an earlier report.
 
-        decide: is what a decision whose turn comes later is made by, too; what it raises is logged.
+        decide: also makes the decision if its turn comes later; the queue logs what it raises.
         """
         self._asked[verifier_id] = decide
         running = self._running.get(verifier_id)
         if running is None:
-            running = self._running[verifier_id] = asyncio.create_task(self._decide(verifier_id))
+            running = self._running[verifier_id] = asyncio.create_task(self._run(verifier_id))
         await asyncio.wait({running}, timeout=self._wait_s)
         since = self._clock() - STALE_S
-        self._made = {of: made for of, made in self._made.items() if made.at > since}
-        made = self._made.get(verifier_id)
-        return made.windows if made else ()
+        self._made = {name: (made, at) for name, (made, at) in self._made.items() if at > since}
+        return self._made.get(verifier_id, ((), since))[0]
 
-    async def _decide(self, verifier_id: str) -> None:
+    async def _run(self, verifier_id: str) -> None:
         try:
             async with self._turn:
                 await asyncio.sleep(self._rests_until - self._clock())
                 begun = self._clock()
-                windows = await self._asked.pop(verifier_id)()
+                decisions = await self._asked.pop(verifier_id)()
                 ended = self._clock()
                 self._rests_until = ended + (ended - begun)
-            self._made[verifier_id] = _Made(windows, ended)
+            self._made[verifier_id] = decisions, ended
         except Exception as error:
             log.warning("nothing was decided about the windows of verifier %s: %s", verifier_id, error)
         finally:

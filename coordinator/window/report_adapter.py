@@ -1,9 +1,9 @@
-"""From a verifier's report to what its sessions are told: the controller's inputs and outputs, nothing else.
+"""Convert a verifier's telemetry to the controller's input, and the decisions to directives.
 
-A session is decided about once enough is known of it, or of sessions of its kind: what these showed counts like
-verdicts on its own earlier guesses, until it has enough of its own or has shown to be otherwise. Before that its
-verifier's own directive stands, within an operator's bounds. One that shall not speculate still guesses a little, which
-no step evaluates: so it is seen when its guesses become good again.
+A session is decided about once enough is known of it, or of sessions with its workload key: their outcomes count like
+earlier outcomes of its own, until it has enough of its own or has shown to be different. Before that its verifier's own
+directive stands, within an operator's bounds. A session that shall not speculate still drafts a little, which no step
+evaluates, so that it is noticed when its proposals become good again.
 """
 
 from __future__ import annotations
@@ -21,23 +21,26 @@ from outrider.core.step_cost import StepCost
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 
 LEAST = 24
-"""Verdicts before a session is decided about."""
+"""Outcomes before a session is decided about."""
 RECENT = 192
-"""Verdicts that it is judged by at most: of fewer, those of one of many sessions look worse than they are, and all of
-them would have to heed it."""
+"""Most outcomes that a session is judged by: with fewer, one of many sessions looks worse than it is by chance, and all
+of them would have to heed it."""
 CHANGED = 3.5
-"""Standard deviations between the last ones and those before, from which the latter are of another text. At 9 to 14% of
-the positions of recorded texts some are cut for nothing, at 1 to 2% all but two dozen."""
+"""Difference between the last outcomes and those before, in standard deviations, from which the earlier ones are of
+another text. At 9 to 14% of the positions of recorded texts some are cut without reason, at 1 to 2% all but two
+dozen."""
 LAST = range(16, 177, 8)
-"""How many of the last ones are compared. A draft right six times in ten that fails shows within 32, and within 16
-where it recovers; fewer than LEAST are enough to go on with where they differ so much."""
+"""Numbers of last outcomes that are compared. A draft with an acceptance of 0.6 that fails is noticed within 32
+outcomes, and within 16 if it recovers; fewer than LEAST are enough to go on with if they differ so much."""
 SILENT = 64
-"""Tokens without a verdict after which a device is taken to draft nothing."""
+"""Tokens without an outcome after which a device is taken to draft nothing."""
 PROBE_DEPTH = 2
-"""Levels that are guessed ahead of the text where none is to be verified."""
+"""Levels that a device drafts ahead if no node is to be verified."""
 PROBE_PER_LEVEL = 2.0
+"""Nodes of such a level."""
 UNSHOWN_DRAFT_MS = 5.0
-"""Drafting time of a device whose own is not known since its verifier never waited for it; or half a step if less."""
+"""Drafting time of a device whose own is not known since its verifier never waited for it; half a step if that is
+less."""
 UNKNOWN = Window(6, 24, 0.0, 1.0)
 """The widest window of a session that has bounds, and of which too little is known."""
 
@@ -53,7 +56,7 @@ def decide(
     """Return the windows of a verifier's sessions by session id, of those that are decided about.
 
     before: the last decisions. bounds: by session id; those of "" are for all others. limits: of all of them.
-    priors: of its workload key, by the id of a session that has not shown enough of itself.
+    priors: by session id, of sessions with too few outcomes of their own.
     """
     if not verifier.step_cost_ms:
         return {}
@@ -82,7 +85,7 @@ def decide(
 
 
 def directive(decision: WindowDecision, limits: SessionLimits) -> Directive:
-    """Return what the session's verifier and device are told."""
+    """Return the directive for the session's verifier and device."""
     window = decision.window
     per_level = (window.nodes_per_level or 1.0) if window.k else PROBE_PER_LEVEL
     return Directive(
@@ -95,7 +98,7 @@ def directive(decision: WindowDecision, limits: SessionLimits) -> Directive:
 
 
 def wants_prior(session: SessionTelemetry) -> bool:
-    """Whether the session has shown less than it is judged by, and not that it drafts nothing."""
+    """Whether the session has fewer outcomes than it is judged by, and is not known to draft nothing."""
     return len(session.acceptance_history) < RECENT and not _drafts_nothing(session)
 
 

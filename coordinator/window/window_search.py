@@ -1,10 +1,11 @@
-"""The search for everybody's windows: of each session's options the one with which the verifier commits most.
+"""Search the windows of all sessions together: of each session's options the one with which the verifier commits most.
 
     maximise  G = sum E_i / t(sum n_i)     subject to  E_i / t(...) >= least     for each session that has a choice
 
-At the maximum a session's option maximises E_i - price * n_i, with one price for all: commits that a node's time is
-worth elsewhere (as in goodput-optimal speculation, arXiv 2406.14066). So two scalars are searched, the length of the
-step and the price; what they leave, since windows are whole numbers, single changes then pick up.
+At the maximum a session's option maximises E_i - m * n_i, with one m for all: min_acceptance, the commits that a
+node's time would bring in other sessions (as in goodput-optimal speculation, arXiv 2406.14066). So two scalars are
+searched, the length of the step and min_acceptance; what they leave, since windows are whole numbers, single changes
+then pick up.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from coordinator.records import Window
 
-PRICES = (0.0, *(0.01 * 1.15**i for i in range(34)), 1.0)
-"""Commits per node; at 1 no node is worth anything, since it commits at most one token."""
+MIN_ACCEPTANCES = (0.0, *(0.01 * 1.15**i for i in range(34)), 1.0)
+"""Values of min_acceptance that are tried; at 1 no node pays, since it commits at most one token."""
 FINER = 1.05
-"""The total of nodes is searched in steps of this factor."""
+"""Factor between the totals of nodes that are tried."""
 FILLED = 32
-"""Sessions that get what a price leaves over, for each total."""
+"""Most sessions that get the nodes which one min_acceptance leaves over, for each total."""
 PASSES = 3
-"""Over all sessions, in search of single changes."""
+"""Passes over all sessions in search of single changes."""
 _BETTER = 1.0 + 1e-9
 
 Floats = NDArray[np.float64]
@@ -37,29 +38,31 @@ StepSeconds = Callable[[ArrayLike], Floats]
 
 @dataclass(frozen=True)
 class Option:
-    """A window and what a step's time then brings and takes, on average."""
+    """A window with the tokens that it brings and the nodes that it takes per length of a step, on average."""
 
     window: Window
     tokens: float = 1.0
     nodes: float = 0.0
     tokens_per_step: float = 1.0
-    """A step that waits takes longer than its usual time."""
+    """Tokens of a step, which may have waited for longer than its usual length."""
     given: bool = False
-    """Not ours to choose, fair or not: its session has no other."""
+    """The only option of its session, fair or not."""
 
     def gain(self, min_acceptance: float) -> float:
+        """Return the tokens less those that the nodes' time would bring in other sessions."""
         return self.tokens - min_acceptance * self.nodes
 
 
 @dataclass(frozen=True)
 class Balance:
-    """Everybody's option at one price."""
+    """One option for every session, and the step that results."""
 
     min_acceptance: float
     chosen: Choice
     tokens: float
-    """Of all in a step."""
+    """Tokens of all sessions in a step."""
     nodes: float
+    """Nodes of all sessions in a step."""
     step_s: float
     slowest: float
     """Tokens per second of the slowest session that has a choice."""
@@ -69,16 +72,16 @@ class Balance:
         return self.tokens / self.step_s
 
 
-class Tables:
-    """Everybody's options, as arrays `[sessions, options]`; streaming, or what is given, comes first in each."""
+class OptionTables:
+    """The options of all sessions, as arrays `[sessions, options]`; streaming, or the given option, comes first."""
 
     def __init__(self, options: Sequence[Sequence[Option]], step_s: StepSeconds) -> None:
-        """options: at least one session's, none of them empty."""
+        """options: of at least one session, each with at least one option."""
         self.options = options
         self._step_s = step_s
         shape = len(options), max(map(len, options))
         self._tokens = np.full(shape, -math.inf)
-        """Of no option: -inf, which is neither fair nor better than any."""
+        """Where a session has fewer options: -inf, which is neither fair nor better than any."""
         self._nodes = np.zeros(shape)
         for i, table in enumerate(options):
             self._tokens[i, : len(table)] = [option.tokens for option in table]
@@ -88,11 +91,11 @@ class Tables:
 
     @property
     def given_nodes(self) -> float:
-        """That a step has anyhow."""
+        """Nodes that a step has in any case."""
         return float(self._nodes[self._given, 0].sum())
 
     def of(self, min_acceptance: float, chosen: ArrayLike) -> Balance:
-        """What comes of these options."""
+        """Return what comes of these options. chosen: `[sessions]`."""
         choice: Choice = np.asarray(chosen, dtype=np.int64)
         tokens = self._tokens[self._rows, choice]
         nodes = float(self._nodes[self._rows, choice].sum())
@@ -101,12 +104,12 @@ class Tables:
         return Balance(min_acceptance, choice, float(tokens.sum()), nodes, step_s, slowest / step_s)
 
     def node_min_acceptance(self, balance: Balance) -> float:
-        """Commits that the time of one node more is worth, at most 1."""
+        """Return the commits that the time of one more node would bring otherwise, at most 1."""
         longer_s = float(self._step_s(balance.nodes + 1.0)) - balance.step_s
         return min(1.0, balance.goodput * max(0.0, longer_s))
 
     def polished(self, best: Balance, least: float, stick: float = 0.0) -> Balance:
-        """As long as one session's change makes the goodput greater, and is fair, make it.
+        """Change single sessions' options as long as that makes the goodput greater and is fair.
 
         stick: share of the session's own tokens per second that a change must add at least.
         """
@@ -119,30 +122,34 @@ class Tables:
         return best
 
     def best(self, least: float) -> Balance:
-        """The greatest goodput with which nobody gets fewer tokens per second than `least`.
+        """Return the balance of the greatest goodput with at least `least` tokens per second for every session.
 
-        By the length of the step: it says which windows keep a session fast enough, and how many nodes there may be.
+        It tries lengths of the step: they say which windows keep a session fast enough, and how many nodes there may
+        be.
         """
-        best = self.of(PRICES[-1], np.zeros(len(self.options)))
+        best = self.of(MIN_ACCEPTANCES[-1], np.zeros(len(self.options)))
         for nodes in _totals(float(self._nodes.max(axis=1).sum())):
             fair = self._given[:, None] | (self._tokens >= least * float(self._step_s(nodes)))
             if not fair.any(axis=1).all():
-                break  # a longer step would ask still more of everybody
+                break  # a longer step would ask still more of every session
             balance = self._within(nodes, fair)
             if balance.nodes <= nodes and balance.goodput > best.goodput:
                 best = balance
         return self.polished(best, least)
 
     def _within(self, limit: float, fair: NDArray[np.bool_]) -> Balance:
-        """The options at the lowest price at which they take no more nodes; at the highest one they may still."""
-        low, high = 0, len(PRICES) - 1
+        """Return the options at the least min_acceptance at which they take no more nodes than `limit`.
+
+        At the greatest one they may still take more.
+        """
+        low, high = 0, len(MIN_ACCEPTANCES) - 1
         while low < high:
             middle = (low + high) // 2
-            if self._nodes[self._rows, self._at(PRICES[middle], fair)].sum() <= limit:
+            if self._nodes[self._rows, self._at(MIN_ACCEPTANCES[middle], fair)].sum() <= limit:
                 high = middle
             else:
                 low = middle + 1
-        return self.of(PRICES[low], self._filled(limit, self._at(PRICES[low], fair), fair))
+        return self.of(MIN_ACCEPTANCES[low], self._filled(limit, self._at(MIN_ACCEPTANCES[low], fair), fair))
 
     def _at(self, min_acceptance: float, fair: NDArray[np.bool_]) -> Choice:
         gains = np.where(fair, self._tokens - min_acceptance * self._nodes, -math.inf)
@@ -150,9 +157,9 @@ class Tables:
         return best
 
     def _filled(self, limit: float, chosen: Choice, fair: NDArray[np.bool_]) -> Choice:
-        """What is left of the nodes, since a price takes or leaves a window whole, goes to whom it gives most.
+        """Give the nodes that are left, since windows are whole, to the sessions that they bring most, FILLED at most.
 
-        To FILLED at most: of many sessions that are alike a price takes all or none, and one by one would take long.
+        Of many equal sessions one min_acceptance takes all or none, and one by one would take long.
         """
         for _ in range(FILLED):
             tokens, nodes = self._tokens[self._rows, chosen], self._nodes[self._rows, chosen]
@@ -166,7 +173,7 @@ class Tables:
         return chosen
 
     def _changed(self, balance: Balance, i: int, least: float, stick: float) -> Balance:
-        """With the option of one session that is best for all beside the others' as they are."""
+        """Return the balance with the best option of one session, the others' options as they are."""
         chosen = balance.chosen
         tokens = balance.tokens - self._tokens[i, chosen[i]] + self._tokens[i]
         nodes = balance.nodes - self._nodes[i, chosen[i]] + self._nodes[i]
@@ -182,7 +189,7 @@ class Tables:
 
 
 def _totals(most: float) -> Iterator[float]:
-    """Numbers of nodes to try, up to the one that brings everybody's window to its widest."""
+    """Yield the totals of nodes to try, up to the one with every session's widest window."""
     nodes = 0.5
     while nodes < most:
         yield nodes

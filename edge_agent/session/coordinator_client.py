@@ -176,6 +176,8 @@ def _grants(answer: pb.OpenSessionResponse) -> tuple[pb.Grant, ...]:
 
 def _prior(answer: pb.OpenSessionResponse) -> AcceptancePrior | None:
     """Return the prior; None where its rates are not valid, since the session does not depend on them."""
-    if not answer.HasField("prior") or not (0.0 <= answer.prior.first <= 1.0 and 0.0 <= answer.prior.sibling <= 1.0):
+    prior = answer.prior
+    shares = prior.first_acceptance, prior.sibling_acceptance
+    if not answer.HasField("prior") or not all(0.0 <= share <= 1.0 for share in shares):
         return None
-    return AcceptancePrior(answer.prior.first, answer.prior.sibling, answer.prior.observations)
+    return AcceptancePrior(*shares, prior.observations)

@@ -36,8 +36,8 @@ async def publish(peer, raw: bytes, **metadata) -> int:
 
 
 async def steer(peer, version: int, order) -> pb.Release:
-    request = pb.SteerReleaseRequest(release=name_of(version), order=order)
-    return (await peer.admin.SteerRelease(request)).release
+    request = pb.UpdateReleaseRequest(release=name_of(version), action=order)
+    return (await peer.admin.UpdateRelease(request)).release
 
 
 async def listed(peer, release: str = "") -> list[pb.Release]:

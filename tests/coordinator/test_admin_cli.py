@@ -236,8 +236,8 @@ class Hostile(coordinator_pb2_grpc.AdminServicer):
     async def ListSessions(self, request, context):
         return pb.ListSessionsResponse(sessions=[self.session])
 
-    async def ShowWindows(self, request, context):
-        return pb.ShowWindowsResponse(windows=[self.window])
+    async def ListWindows(self, request, context):
+        return pb.ListWindowsResponse(windows=[self.window])
 
     async def ListTenants(self, request, context):
         return pb.ListTenantsResponse(tenants=[pb.Tenant(name=EVIL)])
@@ -428,8 +428,8 @@ async def test_watching_shows_what_has_changed_and_ends_well_with_ctrl_c(busy):
     async with asyncio.timeout(30):
         first = json.loads(await process.stdout.readline())
         assert [v["state"] for v in first["verifiers"]] == ["serving", "serving"]
-        order = pb.SteerVerifierRequest(verifier_id="v2", order=pb.VERIFIER_ORDER_CORDON)
-        await busy.admin.SteerVerifier(order)
+        request = pb.UpdateVerifierRequest(verifier_id="v2", action=pb.VERIFIER_ACTION_CORDON)
+        await busy.admin.UpdateVerifier(request)
         while json.loads(await process.stdout.readline())["verifiers"][1]["state"] != "cordoned":
             pass
         process.send_signal(2)

@@ -88,8 +88,8 @@ async def test_a_cordoned_verifier_serves_no_new_sessions_and_has_no_places(scra
     await two_joined(peer)
     await peer.report("v2")
     for name in ("v1", "v2"):
-        order = pb.SteerVerifierRequest(verifier_id=name, order=pb.VERIFIER_ORDER_CORDON)
-        await peer.admin.SteerVerifier(order)
+        request = pb.UpdateVerifierRequest(verifier_id=name, action=pb.VERIFIER_ACTION_CORDON)
+        await peer.admin.UpdateVerifier(request)
 
     async def seen() -> bool:
         return (await scrape()).get('verifiers{state="cordoned"}') == 2
@@ -164,7 +164,7 @@ async def test_a_releases_trial_is_told_with_its_evidence(scraped) -> None:
     peer, scrape = scraped
     await peer.join("v1")
     await publish(peer, signed(1))  # the first of a target has nothing beside it
-    await steer(peer, 1, pb.RELEASE_ORDER_PROMOTE)
+    await steer(peer, 1, pb.RELEASE_ACTION_PROMOTE)
     await publish(peer, signed(2))
     sides = ((2, 10), (1, 20))
     reports = [guesses(f"{version}-{i}", name_of(version), right, 40) for i in range(5) for version, right in sides]

@@ -5,11 +5,11 @@ import pytest
 from outrider.core.errors import BadRequest, NotFound, Overloaded
 from outrider.wire.v1 import coordinator_pb2 as pb
 
-CORDON, UNCORDON, DRAIN = pb.VERIFIER_ORDER_CORDON, pb.VERIFIER_ORDER_UNCORDON, pb.VERIFIER_ORDER_DRAIN
+CORDON, UNCORDON, DRAIN = pb.VERIFIER_ACTION_CORDON, pb.VERIFIER_ACTION_UNCORDON, pb.VERIFIER_ACTION_DRAIN
 
 
-async def steer(coordinator, verifier_id: str, order: pb.VerifierOrder) -> pb.VerifierStatus:
-    answer = await coordinator.admin.SteerVerifier(pb.SteerVerifierRequest(verifier_id=verifier_id, order=order))
+async def steer(coordinator, verifier_id: str, order: pb.VerifierAction) -> pb.VerifierStatus:
+    answer = await coordinator.admin.UpdateVerifier(pb.UpdateVerifierRequest(verifier_id=verifier_id, action=order))
     return answer.verifier
 
 
@@ -92,14 +92,14 @@ async def test_a_verifier_that_is_not_there_cannot_be_steered(two, refused):
         error = await refused(steer(two, "v9", order))
         assert isinstance(error, NotFound)
         assert "outrider verifiers list" in str(error)
-    assert isinstance(await refused(steer(two, "v1", pb.VERIFIER_ORDER_UNSPECIFIED)), BadRequest)
+    assert isinstance(await refused(steer(two, "v1", pb.VERIFIER_ACTION_UNSPECIFIED)), BadRequest)
     assert isinstance(await refused(steer(two, "v/1", CORDON)), BadRequest)
 
 
 async def test_the_cordon_of_a_verifier_that_has_gone_can_be_lifted_once(two, refused):
     await steer(two, "v1", CORDON)
     await two.registry.Deregister(pb.DeregisterRequest(verifier_id="v1", instance=1))
-    answer = await two.admin.SteerVerifier(pb.SteerVerifierRequest(verifier_id="v1", order=UNCORDON))
+    answer = await two.admin.UpdateVerifier(pb.UpdateVerifierRequest(verifier_id="v1", action=UNCORDON))
     assert not answer.HasField("verifier")
     assert isinstance(await refused(steer(two, "v1", UNCORDON)), NotFound)
 

@@ -64,7 +64,7 @@ async def test_sessions_of_one_verifier_or_of_one_tenant(busy, refused):
 
 
 async def test_a_tenants_few_sessions_are_found_over_several_pages(busy, monkeypatch):
-    monkeypatch.setattr(admin_handlers, "SCANNED", 1)
+    monkeypatch.setattr(admin_handlers, "MAX_SCANNED", 1)
     assert await every_page(busy, tenant="bob") == [["b", "d"], [], []]
 
 

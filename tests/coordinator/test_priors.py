@@ -57,7 +57,7 @@ async def test_a_session_that_opens_is_told_how_guesses_of_its_kind_did(cluster)
     assert not first.HasField("prior")
     await cluster.report("v1", [report(first.session_id, GOOD)])
     told = (await cluster.open(draft_release=DRAFT, traffic_class="code")).prior
-    assert (told.first, told.sibling, told.observations) == (0.75, 0.5, 8)
+    assert (told.first_acceptance, told.sibling_acceptance, told.observations) == (0.75, 0.5, 8)
 
 
 @pytest.mark.parametrize(
@@ -236,5 +236,5 @@ async def test_a_new_session_of_a_known_kind_is_told_in_the_first_report(cluster
     ]
     answer = await cluster.report("v1", reports, **COSTS)
     assert [told.session_id for told in answer.directives] == [new]
-    [window] = (await cluster.admin.ShowWindows(pb.ShowWindowsRequest(session_id=new))).windows
+    [window] = (await cluster.admin.ListWindows(pb.ListWindowsRequest(session_id=new))).windows
     assert "by its class's prior" in window.reason

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.api.authentication import Access
+from coordinator.api.authentication import Authenticator
 from coordinator.api.recording_policy import RecordingPolicy
 from coordinator.config import CoordinatorConfig
 from outrider.core.errors import BadRequest
@@ -120,10 +120,10 @@ def test_a_senseless_policy_is_refused_with_the_reason(tmp_path, text, complaint
     path = tmp_path / "tenants.toml"
     path.write_text(f"{KEYS}{text}\n")
     with pytest.raises(BadRequest, match=complaint):
-        Access.from_config(CoordinatorConfig(tenants_file=path))
+        Authenticator.from_config(CoordinatorConfig(tenants_file=path))
 
 
 @pytest.mark.parametrize("setting", [{"recording_share": 0.1}, {"recording_prompts": True}])
 def test_with_tenants_the_setting_for_all_is_refused(setting) -> None:
     with pytest.raises(BadRequest, match=r"recording.NAME"):
-        Access.from_config(CoordinatorConfig(tenant_keys={"acme": ACME}, **setting))
+        Authenticator.from_config(CoordinatorConfig(tenant_keys={"acme": ACME}, **setting))

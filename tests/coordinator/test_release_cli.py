@@ -73,7 +73,7 @@ async def test_releases_are_promoted_pinned_and_rolled_back(outrider, coordinato
 async def two_stable(coordinator) -> None:
     for version in (1, 2):
         await publish(coordinator, signed(version))
-        await steer(coordinator, version, pb.RELEASE_ORDER_PROMOTE)
+        await steer(coordinator, version, pb.RELEASE_ACTION_PROMOTE)
 
 
 async def test_rolling_back_a_stable_release_is_a_new_release_of_the_one_before(outrider, coordinator, key) -> None:
@@ -99,7 +99,7 @@ async def test_where_another_release_is_on_trial_going_back_says_what_to_do(outr
 
 async def test_where_nothing_was_stable_before_there_is_nothing_to_go_back_to(outrider, coordinator, key) -> None:
     await publish(coordinator, signed(1))
-    await steer(coordinator, 1, pb.RELEASE_ORDER_PROMOTE)
+    await steer(coordinator, 1, pb.RELEASE_ACTION_PROMOTE)
     code, _, err = await outrider("rollback", name_of(1)[:12], "--key", key)
     assert code == 2
     assert "no release was stable before version 1" in err
@@ -109,7 +109,7 @@ async def test_where_nothing_was_stable_before_there_is_nothing_to_go_back_to(ou
 async def test_going_back_twice_does_not_come_back_to_the_bad_draft(outrider, coordinator, key) -> None:
     for version in (1, 2, 3):
         await publish(coordinator, signed(version))
-        await steer(coordinator, version, pb.RELEASE_ORDER_PROMOTE)
+        await steer(coordinator, version, pb.RELEASE_ACTION_PROMOTE)
     assert (await outrider("rollback", name_of(3)[:12], "--key", key))[1].splitlines()[1].split()[0] == name_of(2)[:12]
     assert (await outrider("rollback", name_of(2)[:12], "--key", key))[1].splitlines()[1].split()[0] == name_of(1)[:12]
     code, out, err = await outrider("rollback", name_of(1)[:12], "--key", key)
@@ -122,7 +122,7 @@ async def test_going_back_from_a_pinned_release_says_that_it_is_pinned_and_publi
     outrider, coordinator, key
 ) -> None:
     await two_stable(coordinator)
-    await steer(coordinator, 2, pb.RELEASE_ORDER_PIN)
+    await steer(coordinator, 2, pb.RELEASE_ACTION_PIN)
     code, out, err = await outrider("rollback", name_of(2)[:12], "--key", key)
     assert (code, out) == (2, "")
     assert f"outrider releases unpin {name_of(2)[:12]}" in err

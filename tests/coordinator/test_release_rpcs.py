@@ -18,7 +18,7 @@ from coordinator.releases.canary import drawn
 from coordinator.releases.handlers import ReleaseHandlers, check_served
 from coordinator.releases.store import ReleaseStore
 from coordinator.store import keys
-from coordinator.store.redis_store import Store
+from coordinator.store.redis_store import RedisStore
 from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import BadRequest, ModelRefused, NotFound, PermissionDenied, Unauthenticated, Unavailable
 from outrider.wire.ticket import Signer
@@ -26,7 +26,7 @@ from outrider.wire.v1 import coordinator_pb2 as pb
 
 CANDIDATE, CANARY, STABLE = pb.RELEASE_STATE_CANDIDATE, pb.RELEASE_STATE_CANARY, pb.RELEASE_STATE_STABLE
 SUPERSEDED, ROLLED_BACK = pb.RELEASE_STATE_SUPERSEDED, pb.RELEASE_STATE_ROLLED_BACK
-PROMOTE, ROLL_BACK = pb.RELEASE_ORDER_PROMOTE, pb.RELEASE_ORDER_ROLL_BACK
+PROMOTE, ROLL_BACK = pb.RELEASE_ACTION_PROMOTE, pb.RELEASE_ACTION_ROLL_BACK
 SHARE = 0.25
 
 
@@ -158,19 +158,19 @@ async def test_releases_are_for_operators_and_offers_for_tenants(start, refused)
     for call in (
         admin.PublishRelease(pb.PublishReleaseRequest(manifest=signed(1))),
         admin.ListReleases(pb.ListReleasesRequest()),
-        admin.SteerRelease(pb.SteerReleaseRequest(release="a", order=PROMOTE)),
+        admin.UpdateRelease(pb.UpdateReleaseRequest(release="a", action=PROMOTE)),
         offered(coordinator),
     ):
         assert isinstance(await refused(call), Unauthenticated | PermissionDenied)
 
 
 async def test_an_order_for_nothing_is_refused(coordinator, refused) -> None:
-    ask = coordinator.admin.SteerRelease
-    assert isinstance(await refused(ask(pb.SteerReleaseRequest(release="ab", order=PROMOTE))), NotFound)
+    ask = coordinator.admin.UpdateRelease
+    assert isinstance(await refused(ask(pb.UpdateReleaseRequest(release="ab", action=PROMOTE))), NotFound)
     for request in (
-        pb.SteerReleaseRequest(release="", order=PROMOTE),
-        pb.SteerReleaseRequest(release="../x", order=PROMOTE),
-        pb.SteerReleaseRequest(release="ab"),
+        pb.UpdateReleaseRequest(release="", action=PROMOTE),
+        pb.UpdateReleaseRequest(release="../x", action=PROMOTE),
+        pb.UpdateReleaseRequest(release="ab"),
     ):
         assert isinstance(await refused(ask(request)), BadRequest)
 
@@ -223,7 +223,7 @@ async def test_a_worse_draft_is_rolled_back_and_devices_return_to_the_stable_one
     shown = (await listed(trial, name_of(2)))[0]
     assert "worse than the bound" in shown.reason
     assert shown.evidence.canary_samples == shown.evidence.stable_samples == 60
-    assert shown.evidence.canary_right < 0.4 < 0.6 < shown.evidence.stable_right
+    assert shown.evidence.canary_acceptance < 0.4 < 0.6 < shown.evidence.stable_acceptance
     assert shown.evidence.log_worse > 4.6
 
 
@@ -260,8 +260,8 @@ async def test_a_first_release_is_compared_with_whatever_else_devices_draft_with
     await measured(coordinator, 1, canary=0.8, beside=0.4, other=999)
     await reaches(coordinator, 1, STABLE)
     evidence = (await listed(coordinator, name_of(1)))[0].evidence
-    assert evidence.canary_right == pytest.approx(0.8, abs=0.05)
-    assert evidence.stable_right == pytest.approx(0.4, abs=0.05)
+    assert evidence.canary_acceptance == pytest.approx(0.8, abs=0.05)
+    assert evidence.stable_acceptance == pytest.approx(0.4, abs=0.05)
 
 
 async def test_another_targets_sessions_do_not_count(trial) -> None:
@@ -368,7 +368,7 @@ async def test_reports_go_on_where_releases_cannot_be_read(trial, redis, monkeyp
 class Kept:
     """The releases of the tests' target as they lie in Redis."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: RedisStore) -> None:
         self.store = store
 
     async def text(self) -> str:
@@ -384,7 +384,7 @@ class Kept:
 
 @pytest.fixture
 async def kept(redis):
-    store = Store(redis.url)
+    store = RedisStore(redis.url)
     yield Kept(store)
     await store.close()
 
@@ -473,7 +473,7 @@ async def test_a_pin_that_comes_while_the_evidence_is_weighed_holds(start, monke
         shown = await evidence_of(self, line, canary)
         if shown.canary_samples:
             monkeypatch.undo()
-            await steer(coordinator, 2, pb.RELEASE_ORDER_PIN)
+            await steer(coordinator, 2, pb.RELEASE_ACTION_PIN)
             pinned.set()
         return shown
 

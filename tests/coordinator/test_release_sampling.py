@@ -11,7 +11,7 @@ from coordinator.releases import store as limits
 from coordinator.releases.records import Trial
 from coordinator.releases.store import ReleaseStore
 from coordinator.store import keys
-from coordinator.store.redis_store import SESSIONS_AT_ONCE, Store
+from coordinator.store.redis_store import SESSIONS_AT_ONCE, RedisStore
 from outrider.core.telemetry import SessionTelemetry
 
 NEW, OLD = "n" * 64, "0" * 64
@@ -20,7 +20,7 @@ TRIAL = Trial(NEW, 2, OLD)
 
 @pytest.fixture
 async def releases(redis):
-    store = Store(redis.url)
+    store = RedisStore(redis.url)
     yield ReleaseStore(store)
     await store.close()
 
@@ -139,7 +139,7 @@ async def test_where_one_side_is_full_the_other_gets_no_more_either(sessions, mo
 
 async def test_samples_say_when_they_came_and_what_cannot_be_read_is_left_out(sessions, releases, redis) -> None:
     await sessions.report(40, 25)
-    store = Store(redis.url)
+    store = RedisStore(redis.url)
     await store._redis.rpush(keys.samples("w", 2), "c:a:b::1:2:3", "c:acme:code:25:40")
     await store.close()
     await sessions.report(40, 10, OLD, session_id="t")
@@ -173,13 +173,13 @@ async def test_reports_that_come_together_lose_nothing_and_count_nothing_twice(s
 
 async def test_a_report_of_many_sessions_is_taken_in_lots(sessions, releases, monkeypatch) -> None:
     lots = []
-    run = Store.run
+    run = RedisStore.run
 
     async def counted(self, script, touched, arguments):
         lots.append(len(touched) - 2)
         return await run(self, script, touched, arguments)
 
-    monkeypatch.setattr(Store, "run", counted)
+    monkeypatch.setattr(RedisStore, "run", counted)
     many = [
         SessionTelemetry(f"s{i}", 5, "acme", draft_release=NEW, positions=40, first_accepted=20) for i in range(600)
     ]

@@ -7,7 +7,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from peers import until
 
-from coordinator.store.redis_store import Store, without_credentials
+from coordinator.store.redis_store import RedisStore, without_credentials
+from coordinator.store.verifiers import VerifierStore
 from outrider.core.errors import BadRequest, OutriderError, Unavailable
 
 
@@ -96,17 +97,17 @@ async def test_a_coordinator_starts_without_its_redis_and_works_once_it_comes(st
 async def test_a_url_that_is_no_redis_is_refused():
     for url in ("http://somewhere", "nonsense", "redis://[::1", ""):
         with pytest.raises(BadRequest, match=r"redis://, rediss:// or unix://"):
-            Store(url)
+            RedisStore(url)
 
 
 def test_credentials_are_never_shown():
     assert without_credentials("redis://user:secret@host:6379/3?password=secret") == "redis://host:6379/3"
-    assert "secret" not in Store("rediss://:secret@host:6379/0").name
+    assert "secret" not in RedisStore("rediss://:secret@host:6379/0").name
 
 
 async def test_the_error_of_a_store_does_not_show_its_password():
-    store = Store("redis://user:secret@127.0.0.1:1/0", timeout_s=0.5)
+    store = RedisStore("redis://user:secret@127.0.0.1:1/0", timeout_s=0.5)
     with pytest.raises(OutriderError) as caught:
-        await store.verifiers()
+        await VerifierStore(store).find()
     assert "secret" not in str(caught.value)
     await store.close()

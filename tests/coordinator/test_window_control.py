@@ -194,12 +194,12 @@ async def test_a_report_is_answered_with_directives_that_window_show_explains(co
     [told] = answer.directives
     assert (told.session_id, told.epoch) == (session, 5)
     assert told.directive.nodes_per_step > 0
-    shown = await coordinator.admin.ShowWindows(pb.ShowWindowsRequest())
+    shown = await coordinator.admin.ListWindows(pb.ListWindowsRequest())
     [window] = shown.windows
     assert (window.session_id, window.verifier_id, window.observations) == (session, "v1", 96)
     assert window.first_acceptance == pytest.approx(0.85, abs=0.1)
     assert "RTT 20 ms" in window.reason
-    assert not (await coordinator.admin.ShowWindows(pb.ShowWindowsRequest(session_id="another"))).windows
+    assert not (await coordinator.admin.ListWindows(pb.ListWindowsRequest(session_id="another"))).windows
 
 
 async def test_what_one_coordinator_was_told_holds_at_every_other_and_across_reports(start) -> None:
@@ -207,13 +207,13 @@ async def test_what_one_coordinator_was_told_holds_at_every_other_and_across_rep
     await one.join("v1")
     session = (await one.open()).session_id
     pinned = pb.WindowBounds(window=pb.Window(k=2, depth=7, draft_wait_ms=11, nodes_per_level=2.0), pinned=True)
-    await one.admin.BoundWindow(pb.BoundWindowRequest(session_id=session, bounds=pinned))
+    await one.admin.SetWindowBounds(pb.SetWindowBoundsRequest(session_id=session, bounds=pinned))
     [told] = (await other.report("v1", [report(session)], **REPORTED)).directives
     assert (told.directive.nodes_per_step, told.directive.window_depth, told.directive.window_nodes) == (4, 7, 14)
     assert told.directive.draft_wait_ms == 11
-    [window] = (await one.admin.ShowWindows(pb.ShowWindowsRequest(session_id=session))).windows
+    [window] = (await one.admin.ListWindows(pb.ListWindowsRequest(session_id=session))).windows
     assert window.bounds == pinned
-    await one.admin.BoundWindow(pb.BoundWindowRequest(session_id=session))
+    await one.admin.SetWindowBounds(pb.SetWindowBoundsRequest(session_id=session))
     [told] = (await other.report("v1", [report(session)], **REPORTED)).directives
     assert told.directive.window_depth != 7
 
@@ -223,9 +223,9 @@ async def test_decisions_are_forgotten_with_the_session(start) -> None:
     await coordinator.join("v1")
     session = (await coordinator.open()).session_id
     await coordinator.report("v1", [report(session)], **REPORTED)
-    assert (await coordinator.admin.ShowWindows(pb.ShowWindowsRequest())).windows
+    assert (await coordinator.admin.ListWindows(pb.ListWindowsRequest())).windows
     await coordinator.report("v1", **REPORTED)
-    assert not (await coordinator.admin.ShowWindows(pb.ShowWindowsRequest())).windows
+    assert not (await coordinator.admin.ListWindows(pb.ListWindowsRequest())).windows
 
 
 async def test_and_with_its_verifier(start) -> None:
@@ -235,7 +235,7 @@ async def test_and_with_its_verifier(start) -> None:
     await coordinator.report("v1", [report(session)], **REPORTED)
 
     async def forgotten() -> bool:
-        return not (await coordinator.admin.ShowWindows(pb.ShowWindowsRequest())).windows
+        return not (await coordinator.admin.ListWindows(pb.ListWindowsRequest())).windows
 
     await until(forgotten)
     assert not (await coordinator.status()).verifiers
@@ -246,8 +246,8 @@ async def test_window_control_can_be_left_out(start, refused) -> None:
     await coordinator.join("v1")
     session = (await coordinator.open()).session_id
     assert not (await coordinator.report("v1", [report(session)], **REPORTED)).directives
-    asked = pb.BoundWindowRequest(session_id=session, bounds=pb.WindowBounds(window=pb.Window(k=1, depth=1)))
-    assert isinstance(await refused(coordinator.admin.BoundWindow(asked)), BadRequest)
+    asked = pb.SetWindowBoundsRequest(session_id=session, bounds=pb.WindowBounds(window=pb.Window(k=1, depth=1)))
+    assert isinstance(await refused(coordinator.admin.SetWindowBounds(asked)), BadRequest)
 
 
 async def test_a_verifier_keeps_its_lease_and_keys_where_nothing_can_be_decided(start, monkeypatch) -> None:
@@ -291,8 +291,8 @@ async def test_what_cannot_be_measured_is_refused(coordinator, refused, bad, say
 async def test_bounds_that_make_no_sense_are_refused(coordinator, refused) -> None:
     await coordinator.join("v1")
     session = (await coordinator.open()).session_id
-    nobody = pb.BoundWindowRequest(session_id="nobody", bounds=pb.WindowBounds(window=pb.Window(k=1, depth=1)))
-    assert isinstance(await refused(coordinator.admin.BoundWindow(nobody)), NotFound)
+    nobody = pb.SetWindowBoundsRequest(session_id="nobody", bounds=pb.WindowBounds(window=pb.Window(k=1, depth=1)))
+    assert isinstance(await refused(coordinator.admin.SetWindowBounds(nobody)), NotFound)
     for bounds in (
         pb.WindowBounds(window=pb.Window(k=5, depth=4)),
         pb.WindowBounds(window=pb.Window(k=1, depth=10_000)),
@@ -300,15 +300,17 @@ async def test_bounds_that_make_no_sense_are_refused(coordinator, refused) -> No
         pb.WindowBounds(window=pb.Window(k=1, depth=1, draft_wait_ms=math.nan), pinned=True),
         pb.WindowBounds(window=pb.Window(k=1, depth=1, nodes_per_level=0.5), pinned=True),
     ):
-        error = await refused(coordinator.admin.BoundWindow(pb.BoundWindowRequest(session_id=session, bounds=bounds)))
+        error = await refused(
+            coordinator.admin.SetWindowBounds(pb.SetWindowBoundsRequest(session_id=session, bounds=bounds))
+        )
         assert isinstance(error, BadRequest)
 
 
 async def test_windows_are_for_operators(start, refused) -> None:
     coordinator = await start(admin_token="secret")
     for call in (
-        coordinator.admin.ShowWindows(pb.ShowWindowsRequest()),
-        coordinator.admin.BoundWindow(pb.BoundWindowRequest(session_id="s")),
+        coordinator.admin.ListWindows(pb.ListWindowsRequest()),
+        coordinator.admin.SetWindowBounds(pb.SetWindowBoundsRequest(session_id="s")),
     ):
         assert isinstance(await refused(call), Unauthenticated)
 

@@ -7,63 +7,63 @@ import itertools
 from dataclasses import replace
 
 from coordinator.records import Window, WindowDecision
-from coordinator.window.decision_queue import STALE_S, Deciding, Windows
+from coordinator.window.decision_queue import STALE_S, DecisionQueue, Decisions
 
 WINDOW = WindowDecision("s", 1, Window(2, 6, 0.0, 1.0), 0.0, 1.5, 2.0, "pays", 1.0, 1.0, 24, 0.5)
 
 
-def of(session_id: str) -> Windows:
+def of(session_id: str) -> Decisions:
     return (replace(WINDOW, session_id=session_id),)
 
 
-async def at_once(session_id: str) -> Windows:
+async def at_once(session_id: str) -> Decisions:
     return of(session_id)
 
 
 async def test_what_is_decided_in_time_is_told_with_the_report_that_asked() -> None:
-    assert await Deciding().about("v", lambda: at_once("s")) == of("s")
+    assert await DecisionQueue().decide("v", lambda: at_once("s")) == of("s")
 
 
 async def test_what_is_late_is_told_with_the_next_report_and_until_there_is_something_newer() -> None:
-    deciding, gate = Deciding(wait_s=0.02), asyncio.Event()
+    deciding, gate = DecisionQueue(wait_s=0.02), asyncio.Event()
 
-    async def late() -> Windows:
+    async def late() -> Decisions:
         await gate.wait()
         return of("late")
 
-    assert await deciding.about("v", late) == ()
+    assert await deciding.decide("v", late) == ()
     gate.set()
     await asyncio.sleep(0.01)  # it ends between two reports
 
-    async def never() -> Windows:
+    async def never() -> Decisions:
         return await asyncio.sleep(60.0, of("never"))
 
     for _ in range(2):
-        assert await deciding.about("v", never) == of("late")
+        assert await deciding.decide("v", never) == of("late")
 
 
 async def test_a_decision_that_had_to_wait_for_its_turn_is_made_from_the_last_report() -> None:
-    deciding, gate = Deciding(wait_s=0.02), asyncio.Event()
+    deciding, gate = DecisionQueue(wait_s=0.02), asyncio.Event()
 
-    async def long() -> Windows:
+    async def long() -> Decisions:
         await gate.wait()
         return of("long")
 
-    assert await deciding.about("another", long) == ()
-    assert await deciding.about("v", lambda: at_once("first")) == ()
-    waiting = asyncio.create_task(deciding.about("v", lambda: at_once("second")))
+    assert await deciding.decide("another", long) == ()
+    assert await deciding.decide("v", lambda: at_once("first")) == ()
+    waiting = asyncio.create_task(deciding.decide("v", lambda: at_once("second")))
     await asyncio.sleep(0)
     gate.set()
     await waiting
     await asyncio.sleep(0.1)  # a rest as long as the long one took
-    assert await deciding.about("v", lambda: asyncio.sleep(60.0, ())) == of("second")
+    assert await deciding.decide("v", lambda: asyncio.sleep(60.0, ())) == of("second")
 
 
 async def test_one_at_a_time_over_all_verifiers_with_a_rest_as_long() -> None:
-    deciding, under_way, spans = Deciding(), 0, []
+    deciding, under_way, spans = DecisionQueue(), 0, []
     loop = asyncio.get_running_loop()
 
-    async def slow() -> Windows:
+    async def slow() -> Decisions:
         nonlocal under_way
         under_way += 1
         assert under_way == 1
@@ -73,32 +73,32 @@ async def test_one_at_a_time_over_all_verifiers_with_a_rest_as_long() -> None:
         under_way -= 1
         return of("s")
 
-    await asyncio.gather(*(deciding.about(f"v{i}", slow) for i in range(3)))
+    await asyncio.gather(*(deciding.decide(f"v{i}", slow) for i in range(3)))
     rests = [later[0] - earlier[1] for earlier, later in itertools.pairwise(spans)]
     assert len(spans) == 3
     assert min(rests) >= 0.045
 
 
 async def test_what_fails_is_nobody_elses_loss_and_is_tried_again() -> None:
-    deciding = Deciding()
+    deciding = DecisionQueue()
 
-    async def fails() -> Windows:
+    async def fails() -> Decisions:
         raise RuntimeError("the store is away")
 
-    assert await deciding.about("v", fails) == ()
-    assert await deciding.about("v", lambda: at_once("s")) == of("s")
+    assert await deciding.decide("v", fails) == ()
+    assert await deciding.decide("v", lambda: at_once("s")) == of("s")
 
 
 async def test_nobody_is_told_of_what_was_decided_long_ago() -> None:
     now, gate = 0.0, asyncio.Event()
-    deciding = Deciding(wait_s=0.01, clock=lambda: now)
+    deciding = DecisionQueue(wait_s=0.01, clock=lambda: now)
 
-    async def late() -> Windows:
+    async def late() -> Decisions:
         await gate.wait()
         return of("old")
 
-    assert await deciding.about("v", late) == ()
+    assert await deciding.decide("v", late) == ()
     gate.set()
     await asyncio.sleep(0.01)
     now = STALE_S + 1.0
-    assert await deciding.about("v", lambda: asyncio.sleep(60.0, ())) == ()
+    assert await deciding.decide("v", lambda: asyncio.sleep(60.0, ())) == ()

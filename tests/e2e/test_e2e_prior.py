@@ -34,6 +34,6 @@ async def test_a_class_has_a_prior_once_one_of_its_sessions_was_served(settled, 
     prior = await told(settled, **kind)
     assert prior is not None
     assert 24 <= prior.observations <= 256
-    assert 0.0 < prior.first <= 1.0
+    assert 0.0 < prior.first_acceptance <= 1.0
     assert done["steps"] < 1200  # and so guesses were right at all
     assert await told(settled, **kind | {"traffic_class": "stacks"}) is None

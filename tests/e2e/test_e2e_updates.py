@@ -70,8 +70,8 @@ async def released(serving: Serving, client: AsyncClient, draft: Path, signer: S
     async with channel(serving.address) as link:
         admin = coordinator_pb2_grpc.AdminStub(link)
         await admin.PublishRelease(pb.PublishReleaseRequest(manifest=sign(manifest, signer)), timeout=30.0)
-        order = pb.SteerReleaseRequest(release=digest, order=pb.RELEASE_ORDER_PROMOTE)
-        steered = await admin.SteerRelease(order, timeout=10.0)
+        request = pb.UpdateReleaseRequest(release=digest, action=pb.RELEASE_ACTION_PROMOTE)
+        steered = await admin.UpdateRelease(request, timeout=10.0)
     assert steered.release.state == pb.RELEASE_STATE_STABLE
     return digest
 

@@ -34,7 +34,7 @@ async def outrider(system, *arguments: str) -> tuple[int, str]:
 async def windows(system) -> list[pb.WindowDecision]:
     async with channel(system.cluster.address) as link:
         admin = coordinator_pb2_grpc.AdminStub(link)
-        return list((await admin.ShowWindows(pb.ShowWindowsRequest(), timeout=3.0)).windows)
+        return list((await admin.ListWindows(pb.ListWindowsRequest(), timeout=3.0)).windows)
 
 
 async def until_decided(system, wanted) -> pb.WindowDecision:

@@ -70,7 +70,7 @@ async def test_a_new_client_begins_at_the_standby_of_a_verifier_that_is_gone(
 async def test_sessions_say_of_what_kind_they_are_and_begin_with_what_was_measured_of_it(
     coordinator: FakeCoordinator, tmp_path: Path
 ) -> None:
-    coordinator.prior = pb.Prior(first=0.1, sibling=0.2, observations=200)
+    coordinator.prior = pb.Prior(first_acceptance=0.1, sibling_acceptance=0.2, observations=200)
     async with AsyncClient(
         coordinator=coordinator.address, cache_dir=tmp_path, draft="lookup", traffic_class="code", settings=SETTINGS
     ) as client:

@@ -62,10 +62,10 @@ async def test_a_session_is_asked_for_by_draft_and_class_and_what_was_measured_o
     server, port = await serving("127.0.0.1:0", opens)
     async with channels.channel(f"127.0.0.1:{port}") as channel:
         coordinator = CoordinatorClient(channel, None, ensure)
-        opens.prior = pb.Prior(first=0.75, sibling=0.5, observations=8)
+        opens.prior = pb.Prior(first_acceptance=0.75, sibling_acceptance=0.5, observations=8)
         placed = await coordinator.open("", draft_release="d", traffic_class="code")
         assert placed.prior == AcceptancePrior(0.75, 0.5, 8)
-        opens.prior = pb.Prior(first=float("nan"), sibling=0.5, observations=8)
+        opens.prior = pb.Prior(first_acceptance=float("nan"), sibling_acceptance=0.5, observations=8)
         assert (await coordinator.open("")).prior is None
         opens.prior = None
         assert (await coordinator.open("")).prior is None

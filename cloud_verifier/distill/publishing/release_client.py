@@ -73,8 +73,8 @@ class Coordinator:
         return _state(answer.state)
 
     async def promote(self, digest: str) -> str:
-        request = pb.SteerReleaseRequest(release=digest, order=pb.RELEASE_ORDER_PROMOTE)
-        return _state((await self._call(self._stub.SteerRelease, request)).release.state)
+        request = pb.UpdateReleaseRequest(release=digest, action=pb.RELEASE_ACTION_PROMOTE)
+        return _state((await self._call(self._stub.UpdateRelease, request)).release.state)
 
     async def _call(self, method: Any, request: Any) -> Any:
         try:

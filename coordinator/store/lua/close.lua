@@ -1,7 +1,7 @@
--- A session is over: forget it and free its seats.
--- KEYS: 1 session:<id> HASH, 2 stats:<id> HASH, 3 closed:<id> STRING, then seats:<verifier> ZSET of each verifier that
---       may hold one
--- ARGV: 1 session id, 2 ms for which late reports of it are ignored
+-- Forget a session that is over and free its place.
+-- KEYS: 1 session:<id> HASH, 2 telemetry:<id> HASH, 3 closed:<id> STRING, then placements:<verifier> ZSET of each
+--       verifier that may hold a place for it
+-- ARGV: 1 session id, 2 ms for which late reports of the session are ignored
 for i = 4, #KEYS do
   redis.call('ZREM', KEYS[i], ARGV[1])
 end

@@ -1,7 +1,7 @@
--- A verifier leaves.
--- KEYS: 1 verifier:<id> HASH, 2 seats:<id> ZSET, 3 fleet ZSET
+-- End a verifier's lease.
+-- KEYS: 1 verifier:<id> HASH, 2 placements:<id> ZSET, 3 fleet ZSET
 -- ARGV: 1 verifier id, 2 instance
--- Returns 1, or 0 where another instance (or nobody) holds the lease.
+-- Returns 1, or 0 if this instance does not hold the lease.
 if redis.call('HGET', KEYS[1], 'instance') ~= ARGV[2] then
   return 0
 end

@@ -1,7 +1,7 @@
--- An operator ends a session for good: no report gives it a seat and no ticket a new place.
--- KEYS: 1 session:<id> HASH, 2 stats:<id> HASH, 3 closed:<id> STRING, then seats:<verifier> ZSET of each verifier that
---       may hold one
--- ARGV: 1 session id, 2 ms for which one of its tickets proves anything
+-- End a session for good by an operator's order: no report and no ticket gives it a place again.
+-- KEYS: 1 session:<id> HASH, 2 telemetry:<id> HASH, 3 closed:<id> STRING, then placements:<verifier> ZSET of each
+--       verifier that may hold a place for it
+-- ARGV: 1 session id, 2 ms for which one of its tickets proves ownership
 for i = 4, #KEYS do
   redis.call('ZREM', KEYS[i], ARGV[1])
 end

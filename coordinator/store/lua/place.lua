@@ -1,13 +1,13 @@
--- Take a seat for a session, name a standby and use up a range of epochs for each, all in one step.
+-- Place a session on a verifier, name a standby and use up a range of epochs for each, all in one step.
 -- KEYS: 1 session:<id> HASH, 2 closed:<id> STRING, then for each candidate, in the order of the caller's random draw:
---       verifier:<id> HASH, seats:<id> ZSET, cordon:<id> STRING
--- ARGV: 1 session id, 2 tenant, 3 floor (greatest epoch known to whoever asks), 4 epochs in a range, 5 seat ms,
---       6 session ms, 7 load weight ms, 8 target name ('' any), 9 weights hash ('' any), 10 tokenizer hash,
---       11 preferred numerics class ('' none), 12 draft release and 13 traffic class ('' leaves what is known of them),
---       then for each candidate: verifier id, rtt ms, failed (0 or 1)
+--       verifier:<id> HASH, placements:<id> ZSET, cordon:<id> STRING
+-- ARGV: 1 session id, 2 tenant, 3 floor (greatest epoch that the caller knows), 4 epochs in a range, 5 ms for which the
+--       place is kept before the device attaches, 6 session ms, 7 load weight ms, 8 target name ('' any),
+--       9 weights hash ('' any), 10 tokenizer hash, 11 preferred numerics class ('' none), 12 draft release and
+--       13 traffic class ('' leaves what is known of them), then for each candidate: verifier id, rtt ms, failed (0/1)
 -- Returns {first epoch of the primary, its id, its HGETALL, the standby's id ('' none), its HGETALL},
---      or {0, number of candidates that are alive and serve this}: all of those are full, draining or cordoned,
---      or {0, -1} where an operator has killed the session.
+--      or {0, number of candidates that are alive and serve the target}: all of those are full, draining or cordoned,
+--      or {0, -1} if an operator has killed the session.
 local HEAD = 13
 local time = redis.call('TIME')
 local micros = tonumber(time[1]) * 1000000 + tonumber(time[2])
@@ -19,19 +19,20 @@ if redis.call('GET', KEYS[2]) == 'killed' then return {0, -1} end
 
 local alive = 0
 
--- A candidate that may take the session, or nil. Occupancy is what we placed or what the verifier says, if that is more.
-local function look(i, name, weights, tokenizer)
-  local record, seats, cordon = KEYS[3 * i], KEYS[3 * i + 1], KEYS[3 * i + 2]
+-- Return a candidate that may take the session, or nil. Occupancy is the number of placements, or what the verifier
+-- reports if that is more.
+local function inspect(i, name, weights, tokenizer)
+  local record, placements, cordon = KEYS[3 * i], KEYS[3 * i + 1], KEYS[3 * i + 2]
   local v = redis.call('HMGET', record, unpack(FIELDS))
   if not v[1] then return nil end
   if (name ~= '' and v[4] ~= name) or (weights ~= '' and (v[5] ~= weights or v[6] ~= tokenizer)) then return nil end
   alive = alive + 1
   if v[3] == '1' then return nil end
-  redis.call('ZREMRANGEBYSCORE', seats, '-inf', now_text)
-  local used = math.max(redis.call('ZCARD', seats), tonumber(v[2] or '0'))
+  redis.call('ZREMRANGEBYSCORE', placements, '-inf', now_text)
+  local used = math.max(redis.call('ZCARD', placements), tonumber(v[2] or '0'))
   local capacity = tonumber(v[1])
   local closed_to_new = used >= capacity or redis.call('EXISTS', cordon) == 1
-  if closed_to_new and not redis.call('ZSCORE', seats, ARGV[1]) then return nil end
+  if closed_to_new and not redis.call('ZSCORE', placements, ARGV[1]) then return nil end
   local at = HEAD + 3 * (i - 1)
   return {
     i = i, id = ARGV[at + 1], failed = ARGV[at + 3] == '1',
@@ -40,12 +41,12 @@ local function look(i, name, weights, tokenizer)
   }
 end
 
--- 0 is best: one that has not failed, in the class preferred.
+-- Return 0 for the best tier: a candidate that has not failed the session, in the preferred numerics class.
 local function tier(c, class)
   return (c.failed and 2 or 0) + ((class ~= '' and c.class ~= class) and 1 or 0)
 end
 
--- The better of the first two drawn from the best tier that has any ("power of two choices").
+-- Return the better of the first two candidates of the best tier that has any ("power of two choices").
 local function choose(found, class)
   local best, second
   for _, c in ipairs(found) do
@@ -62,7 +63,7 @@ end
 local function eligible(name, weights, tokenizer, except)
   local found = {}
   for i = 1, (#ARGV - HEAD) / 3 do
-    local c = i ~= except and look(i, name, weights, tokenizer) or nil
+    local c = i ~= except and inspect(i, name, weights, tokenizer) or nil
     if c then found[#found + 1] = c end
   end
   return found
@@ -72,14 +73,14 @@ local primary = choose(eligible(ARGV[8], ARGV[9], ARGV[10], 0), ARGV[11])
 if not primary then return {0, alive} end
 local standby = choose(eligible(primary.name, primary.weights, primary.tokenizer, primary.i), primary.class)
 
--- Greater than anything given out before: by this record, by the clock if the record was lost, by what the device saw.
+-- The epoch is greater than any given out before: by the record, by the clock if that was lost, by what the device saw.
 local span = tonumber(ARGV[4])
 local last = tonumber(redis.call('HGET', KEYS[1], 'epoch_last') or '0')
 local epoch = math.max(micros, last + 1, tonumber(ARGV[3]) + 1)
 
-local seat_end = string.format('%.0f', now + tonumber(ARGV[5]))
-redis.call('ZADD', KEYS[3 * primary.i + 1], seat_end, ARGV[1])
-redis.call('PEXPIRE', KEYS[3 * primary.i + 1], 86400000) -- only so that a verifier that never returns leaves nothing
+local ends = string.format('%.0f', now + tonumber(ARGV[5]))
+redis.call('ZADD', KEYS[3 * primary.i + 1], ends, ARGV[1])
+redis.call('PEXPIRE', KEYS[3 * primary.i + 1], 86400000) -- so that a verifier that never returns leaves nothing
 redis.call('HSET', KEYS[1], 'tenant', ARGV[2], 'verifier', primary.id, 'standby', standby and standby.id or '',
   'weights', primary.weights, 'epoch_last', string.format('%.0f', epoch + 2 * span - 1))
 if ARGV[12] ~= '' then

@@ -1,5 +1,5 @@
--- A verifier takes or renews its registration.
--- KEYS: 1 verifier:<id> HASH, 2 seats:<id> ZSET, 3 fleet ZSET
+-- Register a verifier, or renew its registration.
+-- KEYS: 1 verifier:<id> HASH, 2 placements:<id> ZSET, 3 fleet ZSET
 -- ARGV: 1 verifier id, 2 instance, 3 lease ms, then field, value, ... of the registration
 -- Returns 1 if it replaced another instance whose lease had not ended, else 0.
 local time = redis.call('TIME')

@@ -1,7 +1,7 @@
--- All samples of a trial, if there are others than the caller knows.
+-- Read all samples of a trial, if there are more than the caller knows.
 -- KEYS: 1 samples LIST
--- ARGV: 1 how many the caller knows
--- Returns {how many there are, then all of them, or none where the caller knows them}.
+-- ARGV: 1 number that the caller knows
+-- Returns {their number, then all of them, or none if the caller knows them}.
 local count = redis.call('LLEN', KEYS[1])
 if count == tonumber(ARGV[1]) then
   return {count}

@@ -1,7 +1,7 @@
--- What is on trial on a verifier's target.
+-- Read the releases of a verifier's target, where a trial may be running.
 -- KEYS: 1 releases HASH, 2 release-serial STRING, 3 verifier:<id> HASH
--- ARGV: 1 serial that the caller knows, 2 weights hash for which he knows what was there at it
--- Returns {serial ('0' where there are no releases), weights hash, JSON of its releases: '' where there are none or the
+-- ARGV: 1 serial that the caller knows, 2 weights hash of the target whose releases it knows at that serial
+-- Returns {serial ('0' if there are no releases), weights hash, JSON of its releases: '' if there are none or the
 --       caller knows them}.
 local serial = redis.call('GET', KEYS[2])
 if not serial then

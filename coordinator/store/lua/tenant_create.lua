@@ -1,7 +1,7 @@
--- A tenant and the hash of its key. One that was revoked may be created anew; where there are too many, those that were
--- revoked are forgotten.
+-- Create a tenant with the hash of its key. A revoked tenant may be created anew; if there are too many tenants, the
+-- revoked ones are forgotten.
 -- KEYS: 1 tenants HASH, 2 tenant-keys HASH
--- ARGV: 1 name, 2 hash of its key, 3 tenants that are kept at most
+-- ARGV: 1 name, 2 hash of its key, 3 most tenants that are kept
 -- Returns when it was created (ms), 'exists', or 'full'.
 local known = redis.call('HGET', KEYS[1], ARGV[1])
 if known and string.match(known, '^%d+ 0 ') then

@@ -1,4 +1,4 @@
--- All tenants that operators have created.
+-- List all tenants that operators have created.
 -- KEYS: 1 tenants HASH
 -- Returns name, record, ...
 return redis.call('HGETALL', KEYS[1])

@@ -1,7 +1,7 @@
--- A tenant's key is good no longer; that there was one is kept.
+-- Revoke a tenant's key; the tenant's record is kept.
 -- KEYS: 1 tenants HASH, 2 tenant-keys HASH
 -- ARGV: 1 name
--- Returns its record, or '' where there is no such tenant.
+-- Returns its record, or '' if there is no such tenant.
 local known = redis.call('HGET', KEYS[1], ARGV[1])
 if not known then
   return ''

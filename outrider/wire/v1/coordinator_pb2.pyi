@@ -9,12 +9,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class VerifierOrder(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class VerifierAction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    VERIFIER_ORDER_UNSPECIFIED: _ClassVar[VerifierOrder]
-    VERIFIER_ORDER_CORDON: _ClassVar[VerifierOrder]
-    VERIFIER_ORDER_UNCORDON: _ClassVar[VerifierOrder]
-    VERIFIER_ORDER_DRAIN: _ClassVar[VerifierOrder]
+    VERIFIER_ACTION_UNSPECIFIED: _ClassVar[VerifierAction]
+    VERIFIER_ACTION_CORDON: _ClassVar[VerifierAction]
+    VERIFIER_ACTION_UNCORDON: _ClassVar[VerifierAction]
+    VERIFIER_ACTION_DRAIN: _ClassVar[VerifierAction]
 
 class ReleaseState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -25,28 +25,28 @@ class ReleaseState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RELEASE_STATE_SUPERSEDED: _ClassVar[ReleaseState]
     RELEASE_STATE_ROLLED_BACK: _ClassVar[ReleaseState]
 
-class ReleaseOrder(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class ReleaseAction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    RELEASE_ORDER_UNSPECIFIED: _ClassVar[ReleaseOrder]
-    RELEASE_ORDER_PROMOTE: _ClassVar[ReleaseOrder]
-    RELEASE_ORDER_ROLL_BACK: _ClassVar[ReleaseOrder]
-    RELEASE_ORDER_PIN: _ClassVar[ReleaseOrder]
-    RELEASE_ORDER_UNPIN: _ClassVar[ReleaseOrder]
-VERIFIER_ORDER_UNSPECIFIED: VerifierOrder
-VERIFIER_ORDER_CORDON: VerifierOrder
-VERIFIER_ORDER_UNCORDON: VerifierOrder
-VERIFIER_ORDER_DRAIN: VerifierOrder
+    RELEASE_ACTION_UNSPECIFIED: _ClassVar[ReleaseAction]
+    RELEASE_ACTION_PROMOTE: _ClassVar[ReleaseAction]
+    RELEASE_ACTION_ROLL_BACK: _ClassVar[ReleaseAction]
+    RELEASE_ACTION_PIN: _ClassVar[ReleaseAction]
+    RELEASE_ACTION_UNPIN: _ClassVar[ReleaseAction]
+VERIFIER_ACTION_UNSPECIFIED: VerifierAction
+VERIFIER_ACTION_CORDON: VerifierAction
+VERIFIER_ACTION_UNCORDON: VerifierAction
+VERIFIER_ACTION_DRAIN: VerifierAction
 RELEASE_STATE_UNSPECIFIED: ReleaseState
 RELEASE_STATE_CANDIDATE: ReleaseState
 RELEASE_STATE_CANARY: ReleaseState
 RELEASE_STATE_STABLE: ReleaseState
 RELEASE_STATE_SUPERSEDED: ReleaseState
 RELEASE_STATE_ROLLED_BACK: ReleaseState
-RELEASE_ORDER_UNSPECIFIED: ReleaseOrder
-RELEASE_ORDER_PROMOTE: ReleaseOrder
-RELEASE_ORDER_ROLL_BACK: ReleaseOrder
-RELEASE_ORDER_PIN: ReleaseOrder
-RELEASE_ORDER_UNPIN: ReleaseOrder
+RELEASE_ACTION_UNSPECIFIED: ReleaseAction
+RELEASE_ACTION_PROMOTE: ReleaseAction
+RELEASE_ACTION_ROLL_BACK: ReleaseAction
+RELEASE_ACTION_PIN: ReleaseAction
+RELEASE_ACTION_UNPIN: ReleaseAction
 
 class OpenSessionRequest(_message.Message):
     __slots__ = ("target", "rtt_ms", "prompt_tokens", "draft_release", "traffic_class")
@@ -70,14 +70,14 @@ class OpenSessionRequest(_message.Message):
     def __init__(self, target: _Optional[str] = ..., rtt_ms: _Optional[_Mapping[str, float]] = ..., prompt_tokens: _Optional[int] = ..., draft_release: _Optional[str] = ..., traffic_class: _Optional[str] = ...) -> None: ...
 
 class Prior(_message.Message):
-    __slots__ = ("first", "sibling", "observations")
-    FIRST_FIELD_NUMBER: _ClassVar[int]
-    SIBLING_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("first_acceptance", "sibling_acceptance", "observations")
+    FIRST_ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    SIBLING_ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     OBSERVATIONS_FIELD_NUMBER: _ClassVar[int]
-    first: float
-    sibling: float
+    first_acceptance: float
+    sibling_acceptance: float
     observations: int
-    def __init__(self, first: _Optional[float] = ..., sibling: _Optional[float] = ..., observations: _Optional[int] = ...) -> None: ...
+    def __init__(self, first_acceptance: _Optional[float] = ..., sibling_acceptance: _Optional[float] = ..., observations: _Optional[int] = ...) -> None: ...
 
 class Grant(_message.Message):
     __slots__ = ("verifier_id", "address", "tls", "ticket", "epoch_first", "epoch_last", "numerics_class")
@@ -360,15 +360,15 @@ class ListVerifiersResponse(_message.Message):
     next: str
     def __init__(self, verifiers: _Optional[_Iterable[_Union[VerifierStatus, _Mapping]]] = ..., next: _Optional[str] = ...) -> None: ...
 
-class SteerVerifierRequest(_message.Message):
-    __slots__ = ("verifier_id", "order")
+class UpdateVerifierRequest(_message.Message):
+    __slots__ = ("verifier_id", "action")
     VERIFIER_ID_FIELD_NUMBER: _ClassVar[int]
-    ORDER_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
     verifier_id: str
-    order: VerifierOrder
-    def __init__(self, verifier_id: _Optional[str] = ..., order: _Optional[_Union[VerifierOrder, str]] = ...) -> None: ...
+    action: VerifierAction
+    def __init__(self, verifier_id: _Optional[str] = ..., action: _Optional[_Union[VerifierAction, str]] = ...) -> None: ...
 
-class SteerVerifierResponse(_message.Message):
+class UpdateVerifierResponse(_message.Message):
     __slots__ = ("verifier",)
     VERIFIER_FIELD_NUMBER: _ClassVar[int]
     verifier: VerifierStatus
@@ -484,7 +484,7 @@ class WindowBounds(_message.Message):
     pinned: bool
     def __init__(self, window: _Optional[_Union[Window, _Mapping]] = ..., pinned: bool = ...) -> None: ...
 
-class ShowWindowsRequest(_message.Message):
+class ListWindowsRequest(_message.Message):
     __slots__ = ("session_id",)
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     session_id: str
@@ -518,17 +518,17 @@ class WindowDecision(_message.Message):
     bounds: WindowBounds
     def __init__(self, session_id: _Optional[str] = ..., verifier_id: _Optional[str] = ..., window: _Optional[_Union[Window, _Mapping]] = ..., min_acceptance: _Optional[float] = ..., speedup: _Optional[float] = ..., tokens_per_step: _Optional[float] = ..., reason: _Optional[str] = ..., rtt_ms: _Optional[float] = ..., draft_ms: _Optional[float] = ..., observations: _Optional[int] = ..., first_acceptance: _Optional[float] = ..., bounds: _Optional[_Union[WindowBounds, _Mapping]] = ...) -> None: ...
 
-class ShowWindowsResponse(_message.Message):
-    __slots__ = ("windows", "everybody", "total")
+class ListWindowsResponse(_message.Message):
+    __slots__ = ("windows", "default_bounds", "total")
     WINDOWS_FIELD_NUMBER: _ClassVar[int]
-    EVERYBODY_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_BOUNDS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     windows: _containers.RepeatedCompositeFieldContainer[WindowDecision]
-    everybody: WindowBounds
+    default_bounds: WindowBounds
     total: int
-    def __init__(self, windows: _Optional[_Iterable[_Union[WindowDecision, _Mapping]]] = ..., everybody: _Optional[_Union[WindowBounds, _Mapping]] = ..., total: _Optional[int] = ...) -> None: ...
+    def __init__(self, windows: _Optional[_Iterable[_Union[WindowDecision, _Mapping]]] = ..., default_bounds: _Optional[_Union[WindowBounds, _Mapping]] = ..., total: _Optional[int] = ...) -> None: ...
 
-class BoundWindowRequest(_message.Message):
+class SetWindowBoundsRequest(_message.Message):
     __slots__ = ("session_id", "bounds")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     BOUNDS_FIELD_NUMBER: _ClassVar[int]
@@ -536,7 +536,7 @@ class BoundWindowRequest(_message.Message):
     bounds: WindowBounds
     def __init__(self, session_id: _Optional[str] = ..., bounds: _Optional[_Union[WindowBounds, _Mapping]] = ...) -> None: ...
 
-class BoundWindowResponse(_message.Message):
+class SetWindowBoundsResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
@@ -616,20 +616,20 @@ class PublishReleaseResponse(_message.Message):
     def __init__(self, state: _Optional[_Union[ReleaseState, str]] = ...) -> None: ...
 
 class ReleaseEvidence(_message.Message):
-    __slots__ = ("canary_samples", "stable_samples", "canary_right", "stable_right", "log_better", "log_worse")
+    __slots__ = ("canary_samples", "stable_samples", "canary_acceptance", "stable_acceptance", "log_better", "log_worse")
     CANARY_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     STABLE_SAMPLES_FIELD_NUMBER: _ClassVar[int]
-    CANARY_RIGHT_FIELD_NUMBER: _ClassVar[int]
-    STABLE_RIGHT_FIELD_NUMBER: _ClassVar[int]
+    CANARY_ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    STABLE_ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     LOG_BETTER_FIELD_NUMBER: _ClassVar[int]
     LOG_WORSE_FIELD_NUMBER: _ClassVar[int]
     canary_samples: int
     stable_samples: int
-    canary_right: float
-    stable_right: float
+    canary_acceptance: float
+    stable_acceptance: float
     log_better: float
     log_worse: float
-    def __init__(self, canary_samples: _Optional[int] = ..., stable_samples: _Optional[int] = ..., canary_right: _Optional[float] = ..., stable_right: _Optional[float] = ..., log_better: _Optional[float] = ..., log_worse: _Optional[float] = ...) -> None: ...
+    def __init__(self, canary_samples: _Optional[int] = ..., stable_samples: _Optional[int] = ..., canary_acceptance: _Optional[float] = ..., stable_acceptance: _Optional[float] = ..., log_better: _Optional[float] = ..., log_worse: _Optional[float] = ...) -> None: ...
 
 class Release(_message.Message):
     __slots__ = ("manifest", "state", "share", "since_unix", "reason", "pinned", "evidence")
@@ -663,15 +663,15 @@ class ListReleasesResponse(_message.Message):
     serial: int
     def __init__(self, releases: _Optional[_Iterable[_Union[Release, _Mapping]]] = ..., serial: _Optional[int] = ...) -> None: ...
 
-class SteerReleaseRequest(_message.Message):
-    __slots__ = ("release", "order")
+class UpdateReleaseRequest(_message.Message):
+    __slots__ = ("release", "action")
     RELEASE_FIELD_NUMBER: _ClassVar[int]
-    ORDER_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
     release: str
-    order: ReleaseOrder
-    def __init__(self, release: _Optional[str] = ..., order: _Optional[_Union[ReleaseOrder, str]] = ...) -> None: ...
+    action: ReleaseAction
+    def __init__(self, release: _Optional[str] = ..., action: _Optional[_Union[ReleaseAction, str]] = ...) -> None: ...
 
-class SteerReleaseResponse(_message.Message):
+class UpdateReleaseResponse(_message.Message):
     __slots__ = ("release",)
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     release: Release

@@ -71,7 +71,7 @@ class CoordinatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ResumeSession(self, request, context):
-        """New grants with greater epochs for a session that lost its verifiers.
+        """Returns new grants with greater epochs for a session that has lost its verifiers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -90,7 +90,7 @@ class CoordinatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def OfferRelease(self, request, context):
-        """Which draft release this device shall use.
+        """Returns the draft release that this device shall use.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -307,7 +307,7 @@ class RegistryServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Report(self, request, context):
-        """Once a second: load and session statistics up, lease renewal and directives down.
+        """Once a second: telemetry goes up, lease renewal and directives come down.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -449,10 +449,10 @@ class AdminStub(object):
                 request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListVerifiersRequest.SerializeToString,
                 response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListVerifiersResponse.FromString,
                 _registered_method=True)
-        self.SteerVerifier = channel.unary_unary(
-                '/outrider.wire.v1.Admin/SteerVerifier',
-                request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.SteerVerifierRequest.SerializeToString,
-                response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.SteerVerifierResponse.FromString,
+        self.UpdateVerifier = channel.unary_unary(
+                '/outrider.wire.v1.Admin/UpdateVerifier',
+                request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.UpdateVerifierRequest.SerializeToString,
+                response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.UpdateVerifierResponse.FromString,
                 _registered_method=True)
         self.ListSessions = channel.unary_unary(
                 '/outrider.wire.v1.Admin/ListSessions',
@@ -479,15 +479,15 @@ class AdminStub(object):
                 request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.RevokeTenantRequest.SerializeToString,
                 response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.RevokeTenantResponse.FromString,
                 _registered_method=True)
-        self.ShowWindows = channel.unary_unary(
-                '/outrider.wire.v1.Admin/ShowWindows',
-                request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ShowWindowsRequest.SerializeToString,
-                response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ShowWindowsResponse.FromString,
+        self.ListWindows = channel.unary_unary(
+                '/outrider.wire.v1.Admin/ListWindows',
+                request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListWindowsRequest.SerializeToString,
+                response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListWindowsResponse.FromString,
                 _registered_method=True)
-        self.BoundWindow = channel.unary_unary(
-                '/outrider.wire.v1.Admin/BoundWindow',
-                request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.BoundWindowRequest.SerializeToString,
-                response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.BoundWindowResponse.FromString,
+        self.SetWindowBounds = channel.unary_unary(
+                '/outrider.wire.v1.Admin/SetWindowBounds',
+                request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.SetWindowBoundsRequest.SerializeToString,
+                response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.SetWindowBoundsResponse.FromString,
                 _registered_method=True)
         self.PublishRelease = channel.unary_unary(
                 '/outrider.wire.v1.Admin/PublishRelease',
@@ -499,10 +499,10 @@ class AdminStub(object):
                 request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListReleasesRequest.SerializeToString,
                 response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListReleasesResponse.FromString,
                 _registered_method=True)
-        self.SteerRelease = channel.unary_unary(
-                '/outrider.wire.v1.Admin/SteerRelease',
-                request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.SteerReleaseRequest.SerializeToString,
-                response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.SteerReleaseResponse.FromString,
+        self.UpdateRelease = channel.unary_unary(
+                '/outrider.wire.v1.Admin/UpdateRelease',
+                request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.UpdateReleaseRequest.SerializeToString,
+                response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.UpdateReleaseResponse.FromString,
                 _registered_method=True)
 
 
@@ -521,7 +521,7 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def SteerVerifier(self, request, context):
+    def UpdateVerifier(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -558,20 +558,20 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ShowWindows(self, request, context):
+    def ListWindows(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def BoundWindow(self, request, context):
+    def SetWindowBounds(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PublishRelease(self, request, context):
-        """The same manifest again changes nothing.
+        """Publishing the same manifest again changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -583,7 +583,7 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def SteerRelease(self, request, context):
+    def UpdateRelease(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -602,10 +602,10 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListVerifiersRequest.FromString,
                     response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListVerifiersResponse.SerializeToString,
             ),
-            'SteerVerifier': grpc.unary_unary_rpc_method_handler(
-                    servicer.SteerVerifier,
-                    request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.SteerVerifierRequest.FromString,
-                    response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.SteerVerifierResponse.SerializeToString,
+            'UpdateVerifier': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateVerifier,
+                    request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.UpdateVerifierRequest.FromString,
+                    response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.UpdateVerifierResponse.SerializeToString,
             ),
             'ListSessions': grpc.unary_unary_rpc_method_handler(
                     servicer.ListSessions,
@@ -632,15 +632,15 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.RevokeTenantRequest.FromString,
                     response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.RevokeTenantResponse.SerializeToString,
             ),
-            'ShowWindows': grpc.unary_unary_rpc_method_handler(
-                    servicer.ShowWindows,
-                    request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ShowWindowsRequest.FromString,
-                    response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ShowWindowsResponse.SerializeToString,
+            'ListWindows': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListWindows,
+                    request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListWindowsRequest.FromString,
+                    response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListWindowsResponse.SerializeToString,
             ),
-            'BoundWindow': grpc.unary_unary_rpc_method_handler(
-                    servicer.BoundWindow,
-                    request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.BoundWindowRequest.FromString,
-                    response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.BoundWindowResponse.SerializeToString,
+            'SetWindowBounds': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetWindowBounds,
+                    request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.SetWindowBoundsRequest.FromString,
+                    response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.SetWindowBoundsResponse.SerializeToString,
             ),
             'PublishRelease': grpc.unary_unary_rpc_method_handler(
                     servicer.PublishRelease,
@@ -652,10 +652,10 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListReleasesRequest.FromString,
                     response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListReleasesResponse.SerializeToString,
             ),
-            'SteerRelease': grpc.unary_unary_rpc_method_handler(
-                    servicer.SteerRelease,
-                    request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.SteerReleaseRequest.FromString,
-                    response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.SteerReleaseResponse.SerializeToString,
+            'UpdateRelease': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateRelease,
+                    request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.UpdateReleaseRequest.FromString,
+                    response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.UpdateReleaseResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -723,7 +723,7 @@ class Admin(object):
             _registered_method=True)
 
     @staticmethod
-    def SteerVerifier(request,
+    def UpdateVerifier(request,
             target,
             options=(),
             channel_credentials=None,
@@ -736,9 +736,9 @@ class Admin(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/outrider.wire.v1.Admin/SteerVerifier',
-            outrider_dot_wire_dot_v1_dot_coordinator__pb2.SteerVerifierRequest.SerializeToString,
-            outrider_dot_wire_dot_v1_dot_coordinator__pb2.SteerVerifierResponse.FromString,
+            '/outrider.wire.v1.Admin/UpdateVerifier',
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.UpdateVerifierRequest.SerializeToString,
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.UpdateVerifierResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -885,7 +885,7 @@ class Admin(object):
             _registered_method=True)
 
     @staticmethod
-    def ShowWindows(request,
+    def ListWindows(request,
             target,
             options=(),
             channel_credentials=None,
@@ -898,9 +898,9 @@ class Admin(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/outrider.wire.v1.Admin/ShowWindows',
-            outrider_dot_wire_dot_v1_dot_coordinator__pb2.ShowWindowsRequest.SerializeToString,
-            outrider_dot_wire_dot_v1_dot_coordinator__pb2.ShowWindowsResponse.FromString,
+            '/outrider.wire.v1.Admin/ListWindows',
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListWindowsRequest.SerializeToString,
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListWindowsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -912,7 +912,7 @@ class Admin(object):
             _registered_method=True)
 
     @staticmethod
-    def BoundWindow(request,
+    def SetWindowBounds(request,
             target,
             options=(),
             channel_credentials=None,
@@ -925,9 +925,9 @@ class Admin(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/outrider.wire.v1.Admin/BoundWindow',
-            outrider_dot_wire_dot_v1_dot_coordinator__pb2.BoundWindowRequest.SerializeToString,
-            outrider_dot_wire_dot_v1_dot_coordinator__pb2.BoundWindowResponse.FromString,
+            '/outrider.wire.v1.Admin/SetWindowBounds',
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.SetWindowBoundsRequest.SerializeToString,
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.SetWindowBoundsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -993,7 +993,7 @@ class Admin(object):
             _registered_method=True)
 
     @staticmethod
-    def SteerRelease(request,
+    def UpdateRelease(request,
             target,
             options=(),
             channel_credentials=None,
@@ -1006,9 +1006,9 @@ class Admin(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/outrider.wire.v1.Admin/SteerRelease',
-            outrider_dot_wire_dot_v1_dot_coordinator__pb2.SteerReleaseRequest.SerializeToString,
-            outrider_dot_wire_dot_v1_dot_coordinator__pb2.SteerReleaseResponse.FromString,
+            '/outrider.wire.v1.Admin/UpdateRelease',
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.UpdateReleaseRequest.SerializeToString,
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.UpdateReleaseResponse.FromString,
             options,
             channel_credentials,
             insecure,

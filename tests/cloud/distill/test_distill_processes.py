@@ -49,12 +49,12 @@ class Admin(coordinator_pb2_grpc.AdminServicer):
                 self.known[manifest.digest] = Known(manifest, request.manifest, CANARY)
             return pb.PublishReleaseResponse(state=_state(self.known[manifest.digest].state))
 
-    async def SteerRelease(self, request: Any, context: Any) -> pb.SteerReleaseResponse:
+    async def UpdateRelease(self, request: Any, context: Any) -> pb.UpdateReleaseResponse:
         async with aborting(context):
             self._check(context)
             old = self.known[request.release]
             self.known[request.release] = Known(old.manifest, old.raw, STABLE)
-            return pb.SteerReleaseResponse(release=_release(self.known[request.release]))
+            return pb.UpdateReleaseResponse(release=_release(self.known[request.release]))
 
     def decide(self, state: str) -> None:
         self.known = {digest: Known(one.manifest, one.raw, state) for digest, one in self.known.items()}

@@ -1,6 +1,7 @@
--- What was decided of the windows of a verifier's sessions, in place of what was before.
+-- Replace the decisions on the windows of a verifier's sessions.
 -- KEYS: 1 windows:<verifier> HASH
--- ARGV: 1 ms to keep it, then session id and decision for each session
+-- ARGV: 1 ms to keep them, then session id and decision for each session
+-- Returns the number of decisions.
 redis.call('DEL', KEYS[1])
 for i = 2, #ARGV, 2 do
   redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1])

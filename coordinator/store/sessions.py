@@ -1,0 +1,120 @@
+"""Keep sessions: where they are placed, which epochs were given out, and whether they are over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from coordinator.records import PlacementRequest, SessionStatus, VerifierRegistration
+from coordinator.store import keys, redis_codec
+from coordinator.store.redis_store import RedisStore
+from outrider.core.errors import Killed
+
+Placement = tuple[int, VerifierRegistration, VerifierRegistration | None]
+"""First epoch of the primary's range, which the standby's range follows directly; the primary; the standby."""
+
+
+class SessionStore:
+    """The sessions in Redis. Every method raises Unavailable while Redis is away."""
+
+    def __init__(self, store: RedisStore) -> None:
+        self._store = store
+
+    async def place(
+        self,
+        session_id: str,
+        tenant: str,
+        request: PlacementRequest,
+        among: Sequence[str],
+        *,
+        typical_rtt_ms: float,
+        epoch_floor: int,
+        epoch_span: int,
+        attach_grace_ms: int,
+        session_ms: int,
+        load_weight_ms: float,
+    ) -> Placement | int:
+        """Place a session, name a standby and use up two ranges of epochs, in one step. Raises Killed.
+
+        Return how many of the candidates are alive if none of them has room. among: verifier ids, in the order of the
+        random draw. typical_rtt_ms: of verifiers that the device has not measured. epoch_floor: every epoch of the
+        placement is greater.
+        """
+        touched = [keys.session(session_id), keys.closed(session_id)]
+        weights, tokenizer = request.weights or ("", "")
+        target = "" if request.weights else request.target  # weights bind, names may change
+        arguments: list[Any] = [session_id, tenant, epoch_floor, epoch_span, attach_grace_ms, session_ms]
+        arguments += [load_weight_ms, target, weights, tokenizer]
+        arguments += [request.numerics_class, request.draft, request.traffic]
+        for name in among:
+            touched += [keys.verifier(name), keys.placements(name), keys.cordon(name)]
+            arguments += [name, request.rtt_ms.get(name, typical_rtt_ms), int(name in request.failed)]
+        reply = await self._store.run("place", touched, arguments)
+        if not reply[0]:
+            if reply[1] < 0:
+                raise Killed(f"an operator has ended session {session_id}; it cannot be resumed")
+            return int(reply[1])
+        epoch, primary, record, standby, standby_record = reply
+        return (
+            int(epoch),
+            redis_codec.registration_from_reply(primary, record),
+            redis_codec.registration_from_reply(standby, standby_record) if standby else None,
+        )
+
+    async def close(self, session_id: str, served_by: str, *, lease_ms: int) -> None:
+        """Forget a session and free its place on the verifier that a ticket named and on the one it was placed on."""
+        [placed] = await self._store.call("session", [("HGET", keys.session(session_id), "verifier")])
+        verifier_ids = {served_by, placed} - {"", None}
+        await self._store.run("close", _session_keys(session_id, verifier_ids), [session_id, 2 * lease_ms])
+
+    async def kill(self, session_id: str, *, keep_ms: int) -> tuple[str, ...]:
+        """End a session for good: its place is free, and no ticket brings it back.
+
+        Return the verifiers that may have served it; empty if the session is unknown.
+        """
+        verifier_ids = await self.verifiers_of(session_id)
+        if verifier_ids:
+            await self._store.run("kill", _session_keys(session_id, verifier_ids), [session_id, keep_ms])
+        return verifier_ids
+
+    async def exists(self, session_id: str) -> bool:
+        """Whether the session was placed, and is not over as far as the store knows."""
+        return bool((await self._store.call("session", [("EXISTS", keys.session(session_id))]))[0])
+
+    async def verifiers_of(self, session_id: str) -> tuple[str, ...]:
+        """Return the verifiers that may serve a session: the one that reports it, then the one it was placed on
+        last."""
+        commands = [("HGET", key(session_id), "verifier") for key in (keys.telemetry, keys.session)]
+        return tuple(dict.fromkeys(name for name in await self._store.call("session", commands) if name))
+
+    async def held_by(self, verifier_id: str) -> list[str]:
+        """Return the ids of all sessions that hold a place on the verifier, in order."""
+        [held] = await self._store.call("placements", [("ZRANGE", keys.placements(verifier_id), 0, -1)])
+        return sorted(map(str, held))
+
+    async def held(self, verifier_ids: Sequence[str], most: int) -> tuple[list[tuple[str, str]], int]:
+        """Return (verifier id, session id) of `most` sessions at most that hold a place, and how many there are."""
+        commands: list[tuple[Any, ...]] = []
+        for verifier_id in verifier_ids:
+            key = keys.placements(verifier_id)
+            commands += [("ZRANGE", key, 0, most - 1), ("ZCARD", key)]
+        replies = await self._store.call("placements", commands)
+        found = [(v, s) for v, sessions in zip(verifier_ids, replies[::2], strict=True) for s in sessions]
+        return found[:most], sum(replies[1::2])
+
+    async def find(self, held: Iterable[tuple[str, str]]) -> list[SessionStatus]:
+        """Return the sessions of (verifier id, session id), but for those that are on another verifier by now."""
+        asked = list(held)
+        commands = [("HGETALL", key(session_id)) for _, session_id in asked for key in (keys.telemetry, keys.session)]
+        replies = await self._store.call("sessions", commands)
+        return [
+            status
+            for (verifier_id, session_id), reported, placed in zip(asked, replies[::2], replies[1::2], strict=True)
+            if (status := redis_codec.session_status(session_id, verifier_id, reported, placed)).verifier_id
+            == verifier_id
+        ]
+
+
+def _session_keys(session_id: str, verifier_ids: Iterable[str]) -> list[str]:
+    of_session = (keys.session(session_id), keys.telemetry(session_id), keys.closed(session_id))
+    return [*of_session, *map(keys.placements, verifier_ids)]

@@ -1,0 +1,104 @@
+"""Keep verifiers: their registration and lease, their telemetry, and what operators want of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from coordinator.records import ReportReply, VerifierRegistration, VerifierStatus, WorkloadKey
+from coordinator.store import keys, priors, redis_codec
+from coordinator.store.redis_store import SESSIONS_AT_ONCE, RedisStore
+from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
+
+
+class VerifierStore:
+    """The verifiers in Redis. Every method raises Unavailable while Redis is away."""
+
+    def __init__(self, store: RedisStore) -> None:
+        self._store = store
+
+    async def register(self, registration: VerifierRegistration, lease_ms: int) -> bool:
+        """Start a lease. Return True if it replaced a live instance of the same id."""
+        fields = redis_codec.registration_fields(registration)
+        arguments = [registration.verifier_id, registration.instance, lease_ms, *fields]
+        return bool(await self._store.run("register", _lease_keys(registration.verifier_id), arguments))
+
+    async def report(
+        self,
+        verifier_id: str,
+        instance: int,
+        verifier: VerifierTelemetry,
+        sessions: Sequence[SessionTelemetry],
+        *,
+        lease_ms: int,
+    ) -> ReportReply | None:
+        """Renew the lease and the placements of the sessions listed, and keep the telemetry.
+
+        Return None if the lease is lost or another instance holds it.
+        """
+        fields = redis_codec.verifier_telemetry_fields(verifier)
+        ids = [session.session_id for session in sessions]
+        arguments = [verifier_id, instance, lease_ms, len(fields), *fields, *ids]
+        touched = [key(session_id) for session_id in ids for key in (keys.closed, keys.session)]
+        leased = [*_lease_keys(verifier_id), keys.cordon(verifier_id)]
+        known, *found = await self._store.run("report", [*leased, *touched], arguments)
+        if not known:
+            return None
+        drain, killed, facts = found
+        workloads = priors.workloads(ids, facts, [session.draft_release for session in sessions])
+        for start in range(0, len(sessions), SESSIONS_AT_ONCE):
+            await self._record(verifier_id, sessions[start : start + SESSIONS_AT_ONCE], workloads, 2 * lease_ms)
+        return ReportReply(workloads, tuple(killed), bool(drain))
+
+    async def deregister(self, verifier_id: str, instance: int) -> bool:
+        """End the lease. Return False if this instance does not hold it."""
+        return bool(await self._store.run("deregister", _lease_keys(verifier_id), [verifier_id, instance]))
+
+    async def ids(self) -> list[str]:
+        """Return the ids of all verifiers with a valid lease, in order."""
+        return sorted(await self._store.run("live_verifiers", [keys.FLEET], []))
+
+    async def find(self, ids: Sequence[str] | None = None) -> list[VerifierStatus]:
+        """Return the verifiers of these ids that have a valid lease; None asks for all."""
+        asked = await self.ids() if ids is None else ids
+        commands = [
+            command
+            for verifier_id in asked
+            for command in (
+                ("HGETALL", keys.verifier(verifier_id)),
+                ("PTTL", keys.verifier(verifier_id)),
+                ("EXISTS", keys.cordon(verifier_id)),
+            )
+        ]
+        replies = await self._store.call("verifiers", commands)
+        found = zip(asked, replies[::3], replies[1::3], replies[2::3], strict=True)
+        return [
+            redis_codec.verifier_status(verifier_id, record, ttl_ms, cordon)
+            for verifier_id, record, ttl_ms, cordon in found
+            if record
+        ]
+
+    async def update(self, verifier_id: str, action: str, *, keep_ms: int) -> bool:
+        """Cordon, uncordon or drain a verifier (`action`).
+
+        Return False if no verifier of this id is registered or has a cordon to be lifted.
+        """
+        touched = [keys.verifier(verifier_id), keys.cordon(verifier_id)]
+        return bool(await self._store.run("update_verifier", touched, [action, keep_ms]))
+
+    async def _record(
+        self, verifier_id: str, sessions: Sequence[SessionTelemetry], workloads: Mapping[str, WorkloadKey], keep_ms: int
+    ) -> None:
+        arguments: list[Any] = [verifier_id, keep_ms, priors.POSITIONS, priors.OUTCOMES, priors.KEPT_MS]
+        touched = []
+        for s in sessions:
+            workload = workloads.get(s.session_id)
+            arguments += [f"{s.epoch:020d}", redis_codec.session_bytes(s), s.committed]
+            arguments += [priors.digits(s.acceptance_history) if workload else "", s.draft_ms, s.nodes_per_level]
+            prior_key = priors.key(workload or priors.NO_WORKLOAD)
+            touched += [keys.telemetry(s.session_id), keys.closed(s.session_id), prior_key]
+        await self._store.run("record_telemetry", touched, arguments)
+
+
+def _lease_keys(verifier_id: str) -> list[str]:
+    return [keys.verifier(verifier_id), keys.placements(verifier_id), keys.FLEET]
