@@ -32,9 +32,8 @@ _Q = TypeVar("_Q")
 _A = TypeVar("_A")
 
 
-def _rpc(method: Callable[[_S, _Q, Metadata], Awaitable[_A]]) -> Callable[[_S, _Q, _Context], Awaitable[_A]]:
-    """Wrap a method as gRPC calls it: count and trace the call, and end it with the status of the error that it
-    raises."""
+def _rpc(method: Callable[[_S, _Q, str], Awaitable[_A]]) -> Callable[[_S, _Q, _Context], Awaitable[_A]]:
+    """Wrap a method as gRPC calls it: authenticate the caller, count and trace the call, and map errors to a status."""
 
     @functools.wraps(method)
     async def wrapped(self: _S, request: _Q, context: _Context) -> _A:
@@ -43,7 +42,7 @@ def _rpc(method: Callable[[_S, _Q, Metadata], Awaitable[_A]]) -> Callable[[_S, _
         name, begun = method.__name__, time.perf_counter()
         try:
             with traces.span(f"outrider.coordinator.{name}", metadata):
-                return await method(self, request, metadata)
+                return await method(self, request, await self.caller(metadata))
         except Exception as error:
             self.counters.refuse(name, error)
             await abort(context, error)
@@ -54,52 +53,59 @@ def _rpc(method: Callable[[_S, _Q, Metadata], Awaitable[_A]]) -> Callable[[_S, _
 
 
 class _Servicer:
+    """The methods of subclasses take the request and the caller, as `caller` returns it."""
+
     def __init__(self, handlers: Handlers, releases: ReleaseHandlers, authenticator: Authenticator) -> None:
         self._handlers = handlers
         self.counters = handlers.counters
         self._releases = releases
         self._authenticator = authenticator
 
+    async def caller(self, metadata: Metadata) -> str:
+        """Return the authenticated caller. Raises Unauthenticated or PermissionDenied."""
+        raise NotImplementedError
+
 
 class CoordinatorServicer(_Servicer, stubs.CoordinatorServicer):
-    """The calls of devices."""
+    """The calls of devices; the caller is a tenant."""
+
+    async def caller(self, metadata: Metadata) -> str:
+        return await self._authenticator.tenant(metadata)
 
     @_rpc
-    async def OpenSession(self, request: pb.OpenSessionRequest, metadata: Metadata) -> pb.OpenSessionResponse:
-        tenant = await self._authenticator.tenant(metadata)
+    async def OpenSession(self, request: pb.OpenSessionRequest, tenant: str) -> pb.OpenSessionResponse:
         wanted, recording = codec.open_from_proto(request), self._authenticator.recording(tenant)
         opened = await self._handlers.open(tenant, wanted, recording)
         return codec.opened_to_proto(opened, await self._releases.serial())
 
     @_rpc
-    async def ResumeSession(self, request: pb.ResumeSessionRequest, metadata: Metadata) -> pb.OpenSessionResponse:
-        tenant = await self._authenticator.tenant(metadata)
+    async def ResumeSession(self, request: pb.ResumeSessionRequest, tenant: str) -> pb.OpenSessionResponse:
         opened = await self._handlers.resume(tenant, *codec.resume_from_proto(request))
         return codec.opened_to_proto(opened, await self._releases.serial())
 
     @_rpc
-    async def CloseSession(self, request: pb.CloseSessionRequest, metadata: Metadata) -> pb.CloseSessionResponse:
-        tenant = await self._authenticator.tenant(metadata)
+    async def CloseSession(self, request: pb.CloseSessionRequest, tenant: str) -> pb.CloseSessionResponse:
         await self._handlers.close(tenant, codec.session_id(request.session_id), codec.ticket_bytes(request.ticket))
         return pb.CloseSessionResponse()
 
     @_rpc
-    async def ListTargets(self, request: pb.ListTargetsRequest, metadata: Metadata) -> pb.ListTargetsResponse:
-        await self._authenticator.tenant(metadata)
+    async def ListTargets(self, request: pb.ListTargetsRequest, tenant: str) -> pb.ListTargetsResponse:
         return pb.ListTargetsResponse(targets=map(target_to_proto, await self._handlers.targets()))
 
     @_rpc
-    async def OfferRelease(self, request: pb.OfferReleaseRequest, metadata: Metadata) -> pb.OfferReleaseResponse:
-        await self._authenticator.tenant(metadata)
+    async def OfferRelease(self, request: pb.OfferReleaseRequest, tenant: str) -> pb.OfferReleaseResponse:
         return releases_codec.offer_to_proto(await self._releases.offer(*releases_codec.asking_from_proto(request)))
 
 
 class RegistryServicer(_Servicer, stubs.RegistryServicer):
     """The calls of verifiers."""
 
-    @_rpc
-    async def Register(self, request: pb.RegisterRequest, metadata: Metadata) -> pb.RegisterResponse:
+    async def caller(self, metadata: Metadata) -> str:
         self._authenticator.check_verifier(metadata)
+        return "verifier"
+
+    @_rpc
+    async def Register(self, request: pb.RegisterRequest, caller: str) -> pb.RegisterResponse:
         await self._handlers.register(codec.registration_from_proto(request))
         return pb.RegisterResponse(
             lease_ms=self._handlers.config.lease_ms,
@@ -108,8 +114,7 @@ class RegistryServicer(_Servicer, stubs.RegistryServicer):
         )
 
     @_rpc
-    async def Report(self, request: pb.ReportRequest, metadata: Metadata) -> pb.ReportResponse:
-        self._authenticator.check_verifier(metadata)
+    async def Report(self, request: pb.ReportRequest, caller: str) -> pb.ReportResponse:
         verifier_id, instance = codec.identity_from_proto(request)
         verifier, sessions = codec.telemetry_from_proto(request)
         reply = await self._handlers.report(verifier_id, instance, verifier, sessions)
@@ -117,8 +122,7 @@ class RegistryServicer(_Servicer, stubs.RegistryServicer):
         return codec.report_to_proto(reply, self._handlers.public_keys, serial, self._handlers.config.limits)
 
     @_rpc
-    async def Deregister(self, request: pb.DeregisterRequest, metadata: Metadata) -> pb.DeregisterResponse:
-        self._authenticator.check_verifier(metadata)
+    async def Deregister(self, request: pb.DeregisterRequest, caller: str) -> pb.DeregisterResponse:
         await self._handlers.deregister(*codec.identity_from_proto(request))
         return pb.DeregisterResponse()
 
@@ -138,9 +142,12 @@ class AdminServicer(_Servicer, stubs.AdminServicer):
         self._admin = admin
         self._tenants = tenants
 
-    @_rpc
-    async def Status(self, request: pb.StatusRequest, metadata: Metadata) -> pb.StatusResponse:
+    async def caller(self, metadata: Metadata) -> str:
         self._authenticator.check_operator(metadata)
+        return "operator"
+
+    @_rpc
+    async def Status(self, request: pb.StatusRequest, caller: str) -> pb.StatusResponse:
         verifiers, sessions, total_verifiers, total_sessions = await self._admin.status()
         return pb.StatusResponse(
             verifiers=map(admin_codec.verifier_to_proto, verifiers),
@@ -152,20 +159,17 @@ class AdminServicer(_Servicer, stubs.AdminServicer):
         )
 
     @_rpc
-    async def ListVerifiers(self, request: pb.ListVerifiersRequest, metadata: Metadata) -> pb.ListVerifiersResponse:
-        self._authenticator.check_operator(metadata)
+    async def ListVerifiers(self, request: pb.ListVerifiersRequest, caller: str) -> pb.ListVerifiersResponse:
         found, following = await self._admin.verifiers(*admin_codec.verifiers_query(request))
         return pb.ListVerifiersResponse(verifiers=map(admin_codec.verifier_to_proto, found), next=following)
 
     @_rpc
-    async def UpdateVerifier(self, request: pb.UpdateVerifierRequest, metadata: Metadata) -> pb.UpdateVerifierResponse:
-        self._authenticator.check_operator(metadata)
+    async def UpdateVerifier(self, request: pb.UpdateVerifierRequest, caller: str) -> pb.UpdateVerifierResponse:
         verifier = await self._admin.update_verifier(*admin_codec.action_from_proto(request))
         return pb.UpdateVerifierResponse(verifier=admin_codec.verifier_to_proto(verifier) if verifier else None)
 
     @_rpc
-    async def ListSessions(self, request: pb.ListSessionsRequest, metadata: Metadata) -> pb.ListSessionsResponse:
-        self._authenticator.check_operator(metadata)
+    async def ListSessions(self, request: pb.ListSessionsRequest, caller: str) -> pb.ListSessionsResponse:
         query = admin_codec.sessions_query(request)
         if request.session_id:
             found, following = [await self._admin.session(codec.session_id(request.session_id))], ""
@@ -174,19 +178,16 @@ class AdminServicer(_Servicer, stubs.AdminServicer):
         return pb.ListSessionsResponse(sessions=map(admin_codec.session_to_proto, found), next=following)
 
     @_rpc
-    async def KillSession(self, request: pb.KillSessionRequest, metadata: Metadata) -> pb.KillSessionResponse:
-        self._authenticator.check_operator(metadata)
+    async def KillSession(self, request: pb.KillSessionRequest, caller: str) -> pb.KillSessionResponse:
         return pb.KillSessionResponse(verifier_id=await self._admin.kill(codec.session_id(request.session_id)))
 
     @_rpc
-    async def CreateTenant(self, request: pb.CreateTenantRequest, metadata: Metadata) -> pb.CreateTenantResponse:
-        self._authenticator.check_operator(metadata)
+    async def CreateTenant(self, request: pb.CreateTenantRequest, caller: str) -> pb.CreateTenantResponse:
         tenant, key = await self._tenants.create(request.name, self._authenticator.configured)
         return pb.CreateTenantResponse(tenant=admin_codec.tenant_to_proto(tenant), key=key)
 
     @_rpc
-    async def ListTenants(self, request: pb.ListTenantsRequest, metadata: Metadata) -> pb.ListTenantsResponse:
-        self._authenticator.check_operator(metadata)
+    async def ListTenants(self, request: pb.ListTenantsRequest, caller: str) -> pb.ListTenantsResponse:
         after, limit = admin_codec.tenants_query(request)
         found, following = await self._tenants.listed(after, limit, self._authenticator.configured)
         anonymous = self._authenticator.anonymous and not await self._tenants.any_created()
@@ -195,41 +196,33 @@ class AdminServicer(_Servicer, stubs.AdminServicer):
         )
 
     @_rpc
-    async def RevokeTenant(self, request: pb.RevokeTenantRequest, metadata: Metadata) -> pb.RevokeTenantResponse:
-        self._authenticator.check_operator(metadata)
+    async def RevokeTenant(self, request: pb.RevokeTenantRequest, caller: str) -> pb.RevokeTenantResponse:
         tenant = await self._tenants.revoke(request.name, self._authenticator.configured)
         return pb.RevokeTenantResponse(tenant=admin_codec.tenant_to_proto(tenant))
 
     @_rpc
-    async def ListWindows(self, request: pb.ListWindowsRequest, metadata: Metadata) -> pb.ListWindowsResponse:
-        self._authenticator.check_operator(metadata)
+    async def ListWindows(self, request: pb.ListWindowsRequest, caller: str) -> pb.ListWindowsResponse:
         session_id = codec.session_id(request.session_id) if request.session_id else ""
         return admin_codec.windows_to_proto(*await self._admin.windows(session_id))
 
     @_rpc
-    async def SetWindowBounds(
-        self, request: pb.SetWindowBoundsRequest, metadata: Metadata
-    ) -> pb.SetWindowBoundsResponse:
-        self._authenticator.check_operator(metadata)
+    async def SetWindowBounds(self, request: pb.SetWindowBoundsRequest, caller: str) -> pb.SetWindowBoundsResponse:
         await self._admin.set_bounds(*admin_codec.bounds_from_proto(request))
         return pb.SetWindowBoundsResponse()
 
     @_rpc
-    async def PublishRelease(self, request: pb.PublishReleaseRequest, metadata: Metadata) -> pb.PublishReleaseResponse:
-        self._authenticator.check_operator(metadata)
+    async def PublishRelease(self, request: pb.PublishReleaseRequest, caller: str) -> pb.PublishReleaseResponse:
         state = await self._releases.publish(request.manifest)
         return pb.PublishReleaseResponse(state=releases_codec.state_to_proto(state))
 
     @_rpc
-    async def ListReleases(self, request: pb.ListReleasesRequest, metadata: Metadata) -> pb.ListReleasesResponse:
-        self._authenticator.check_operator(metadata)
+    async def ListReleases(self, request: pb.ListReleasesRequest, caller: str) -> pb.ListReleasesResponse:
         asked = releases_codec.beginning(request.release) if request.release else ""
         serial, found = await self._releases.listed(asked)
         return pb.ListReleasesResponse(releases=map(releases_codec.release_to_proto, found), serial=serial)
 
     @_rpc
-    async def UpdateRelease(self, request: pb.UpdateReleaseRequest, metadata: Metadata) -> pb.UpdateReleaseResponse:
-        self._authenticator.check_operator(metadata)
+    async def UpdateRelease(self, request: pb.UpdateReleaseRequest, caller: str) -> pb.UpdateReleaseResponse:
         release = await self._releases.steer(*releases_codec.order_from_proto(request))
         return pb.UpdateReleaseResponse(release=releases_codec.release_to_proto(release))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from coordinator.records import WorkloadKey
+
 PREFIX = "{outrider}:v1:"
 
 FLEET = PREFIX + "fleet"
@@ -56,13 +58,13 @@ def telemetry(session_id: str) -> str:
     return f"{PREFIX}telemetry:{session_id}"
 
 
-def prior(tenant: str, draft: str, traffic: str, weights: str) -> str:
+def prior(workload: WorkloadKey) -> str:
     """HASH: what was measured of the sessions with one workload key; expires some time after the last of them.
 
     The key belongs to one tenant: labels and acceptance of its devices are no other tenant's loss. Only the last part
     may hold colons, so that no two workload keys share a Redis key.
     """
-    return f"{PREFIX}prior:{tenant}:{draft}:{traffic}:{weights}"
+    return f"{PREFIX}prior:{workload.tenant}:{workload.draft}:{workload.traffic}:{workload.weights}"
 
 
 def windows(verifier_id: str) -> str:

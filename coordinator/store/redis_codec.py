@@ -17,12 +17,14 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from coordinator.records import (
+    Prior,
     SessionStatus,
     VerifierRegistration,
     VerifierStatus,
     Window,
     WindowBounds,
     WindowDecision,
+    WorkloadKey,
 )
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 from outrider.wire.telemetry import (
@@ -106,6 +108,34 @@ def session_status(
     verifier_id = reported.get("verifier", placed_on)
     standby = placed.get("standby", "")  # the device is on its standby by now, if it had to go there
     return SessionStatus(telemetry, verifier_id, standby if standby != verifier_id else "", bool(reported))
+
+
+def workloads(session_ids: Sequence[str], facts: Sequence[str], drafts: Sequence[str]) -> dict[str, WorkloadKey]:
+    """Return the workload keys by session id, of the sessions that still draft with the release they were placed with.
+
+    facts: tenant, weights hash, draft and traffic class of each session. drafts: the release that each is reported to
+    draft with; empty if none is reported. While a history holds outcomes of two releases its session has no workload
+    key.
+    """
+    found = {}
+    for i, session_id in enumerate(session_ids):
+        tenant, weights, draft, traffic = facts[4 * i : 4 * i + 4]
+        if draft and drafts[i] in ("", draft):
+            found[session_id] = WorkloadKey(tenant, draft, traffic, weights)
+    return found
+
+
+def digits(history: bytes) -> str:
+    """Return an acceptance history as text, a digit for each position, for scripts and hashes."""
+    return "".join(map(str, history))
+
+
+def prior_from(record: Mapping[str, str]) -> Prior:
+    return Prior(
+        bytes(int(digit) for digit in record.get("acceptance_history", "")),
+        float(record.get("draft_ms", 0)),
+        float(record.get("nodes_per_level", 0)),
+    )
 
 
 def to_json(value: WindowDecision | WindowBounds) -> str:

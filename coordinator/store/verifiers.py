@@ -6,9 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coordinator.records import ReportReply, VerifierRegistration, VerifierStatus, WorkloadKey
-from coordinator.store import keys, priors, redis_codec
+from coordinator.store import keys, redis_codec
 from coordinator.store.redis_store import SESSIONS_AT_ONCE, RedisStore
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
+
+REPORTED_POSITIONS = 256
+"""Positions that a report's acceptance history holds at most (outrider.core.acceptance.history)."""
+PRIOR_POSITIONS = 256
+"""Positions kept of a workload key: more than decisions are made from, and few enough to be recent."""
+PRIOR_MS = 86_400_000
+"""A day: a prior that nobody has asked for since yesterday is measured anew."""
+_NO_WORKLOAD = WorkloadKey("", "", "", "")
+"""Stands where the script wants a key and nothing is kept."""
 
 
 class VerifierStore:
@@ -45,7 +54,7 @@ class VerifierStore:
         if not known:
             return None
         drain, killed, facts = found
-        workloads = priors.workloads(ids, facts, [session.draft_release for session in sessions])
+        workloads = redis_codec.workloads(ids, facts, [session.draft_release for session in sessions])
         for start in range(0, len(sessions), SESSIONS_AT_ONCE):
             await self._record(verifier_id, sessions[start : start + SESSIONS_AT_ONCE], workloads, 2 * lease_ms)
         return ReportReply(workloads, tuple(killed), bool(drain))
@@ -89,13 +98,13 @@ class VerifierStore:
     async def _record(
         self, verifier_id: str, sessions: Sequence[SessionTelemetry], workloads: Mapping[str, WorkloadKey], keep_ms: int
     ) -> None:
-        arguments: list[Any] = [verifier_id, keep_ms, priors.POSITIONS, priors.OUTCOMES, priors.KEPT_MS]
+        arguments: list[Any] = [verifier_id, keep_ms, REPORTED_POSITIONS, PRIOR_POSITIONS, PRIOR_MS]
         touched = []
         for s in sessions:
             workload = workloads.get(s.session_id)
             arguments += [f"{s.epoch:020d}", redis_codec.session_bytes(s), s.committed]
-            arguments += [priors.digits(s.acceptance_history) if workload else "", s.draft_ms, s.nodes_per_level]
-            prior_key = priors.key(workload or priors.NO_WORKLOAD)
+            arguments += [redis_codec.digits(s.acceptance_history) if workload else "", s.draft_ms, s.nodes_per_level]
+            prior_key = keys.prior(workload or _NO_WORKLOAD)
             touched += [keys.telemetry(s.session_id), keys.closed(s.session_id), prior_key]
         await self._store.run("record_telemetry", touched, arguments)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from coordinator.records import Prior, WindowBounds, WindowDecision, WorkloadKey
-from coordinator.store import keys, priors, redis_codec
+from coordinator.store import keys, redis_codec
 from coordinator.store.redis_store import RedisStore
 
 
@@ -52,5 +52,5 @@ class WindowStore:
     async def priors(self, workloads: Iterable[WorkloadKey]) -> dict[WorkloadKey, Prior]:
         """Return the priors of these workload keys, where anything was measured."""
         asked = list(dict.fromkeys(workloads))
-        replies = await self._store.call("priors", [("HGETALL", priors.key(workload)) for workload in asked])
-        return {key: priors.prior_from(record) for key, record in zip(asked, replies, strict=True) if record}
+        replies = await self._store.call("priors", [("HGETALL", keys.prior(workload)) for workload in asked])
+        return {key: redis_codec.prior_from(record) for key, record in zip(asked, replies, strict=True) if record}

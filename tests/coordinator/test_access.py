@@ -68,16 +68,16 @@ async def test_an_operator_needs_the_admin_token_where_there_is_one(start, refus
 async def test_beyond_loopback_admin_is_off_until_it_has_a_token():
     settings = {"listen": "0.0.0.0:7700", "tenant_keys": {"acme": ACME}, "join_token": JOIN}
     with pytest.raises(PermissionDenied, match="ADMIN_TOKEN"):
-        Authenticator.from_config(CoordinatorConfig(**settings)).operator(())
-    Authenticator.from_config(CoordinatorConfig(**settings, admin_token=ADMIN)).operator(bearing(ADMIN))
-    Authenticator.from_config(CoordinatorConfig(**settings, insecure=True)).operator(())
+        Authenticator.from_config(CoordinatorConfig(**settings)).check_operator(())
+    Authenticator.from_config(CoordinatorConfig(**settings, admin_token=ADMIN)).check_operator(bearing(ADMIN))
+    Authenticator.from_config(CoordinatorConfig(**settings, insecure=True)).check_operator(())
 
 
 async def test_on_loopback_everybody_is_the_default_tenant():
     access = Authenticator.from_config(CoordinatorConfig())
     assert await access.tenant(()) == "default"
-    access.verifier(())
-    access.operator(())
+    access.check_verifier(())
+    access.check_operator(())
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 import redis.asyncio as aioredis
 from peers import identity
 
-from coordinator.records import Prior, Window, WindowBounds, WindowDecision
-from coordinator.store import keys, priors
+from coordinator.records import Prior, Window, WindowBounds, WindowDecision, WorkloadKey
+from coordinator.store import keys, verifiers
 from coordinator.window import report_adapter
 from outrider.core.acceptance.history import HIT, MISS, SIBLING
 from outrider.core.errors import BadRequest
@@ -24,7 +24,7 @@ LIMITS = SessionLimits()
 GOOD = bytes([HIT, HIT, HIT, HIT, SIBLING, HIT, HIT, MISS])
 """Three quarters of the first guesses are right, and half of the others are caught."""
 DRAFT = "a" * 64
-KEY = keys.prior("default", DRAFT, "", "sha256:w")
+KEY = keys.prior(WorkloadKey("default", DRAFT, "", "sha256:w"))
 
 
 def report(session_id: str, history: bytes, **changes: object) -> telemetry_pb2.SessionTelemetry:
@@ -133,9 +133,9 @@ async def test_what_is_kept_is_bounded_and_expires(cluster, redis) -> None:
     for _ in range(3):
         session = (await cluster.open(draft_release=DRAFT)).session_id
         await cluster.report("v1", [report(session, GOOD * 16)])
-    assert await kept(redis) == (GOOD * 64)[-priors.OUTCOMES :]
+    assert await kept(redis) == (GOOD * 64)[-verifiers.PRIOR_POSITIONS :]
     async with aioredis.from_url(redis.url) as store:
-        assert 0 < await store.pttl(KEY) <= priors.KEPT_MS
+        assert 0 < await store.pttl(KEY) <= verifiers.PRIOR_MS
 
 
 async def test_a_strange_device_hardly_moves_the_usual_speed(cluster, redis) -> None:
@@ -156,7 +156,7 @@ async def test_a_label_that_could_be_another_key_is_refused(cluster, refused, fi
 
 
 def test_the_parts_of_a_kind_cannot_be_exchanged_for_one_another() -> None:
-    assert keys.prior("t", "d", "", "w") != keys.prior("t", "", "d", "w")
+    assert keys.prior(WorkloadKey("t", "d", "", "w")) != keys.prior(WorkloadKey("t", "", "d", "w"))
 
 
 # --- what it is good for
