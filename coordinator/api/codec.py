@@ -14,7 +14,7 @@ from outrider.core.acceptance.history import HIT, SIBLING
 from outrider.core.errors import BadRequest
 from outrider.core.protocol.messages import MAX_PROMPT_TOKENS, MAX_SESSION_ID, MAX_VERIFIER_ID, SessionLimits
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
-from outrider.wire.bounds import at_most, identifier, label, measure
+from outrider.wire.bounds import at_most, between, identifier, label, measure
 from outrider.wire.channels import split_address
 from outrider.wire.codecs import directive_to_proto
 from outrider.wire.telemetry import MAX_LIVE_SESSIONS, session_telemetry_from_proto, verifier_telemetry_from_proto
@@ -80,8 +80,8 @@ def opened_to_proto(opened: OpenedSession, release_serial: int) -> pb.OpenSessio
 def registration_from_proto(request: pb.RegisterRequest) -> VerifierRegistration:
     at_most("length of address", len(request.address), MAX_ADDRESS)
     _, port = split_address(request.address)
-    _between("port of address", port, 1, 65_535)
-    _between("capacity_sessions", request.capacity_sessions, 1, MAX_CAPACITY)
+    between("port of address", port, 1, 65_535)
+    between("capacity_sessions", request.capacity_sessions, 1, MAX_CAPACITY)
     name, instance = identity_from_proto(request)
     return VerifierRegistration(
         verifier_id=name,
@@ -162,8 +162,3 @@ def _grant_to_proto(grant: Grant) -> pb.Grant:
 def _rtts(rtt_ms: Mapping[str, float]) -> dict[str, float]:
     at_most("entries in rtt_ms", len(rtt_ms), MAX_RTTS)
     return {verifier_id("rtt_ms", name): measure("rtt_ms", value, MAX_RTT_MS) for name, value in rtt_ms.items()}
-
-
-def _between(field: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise BadRequest.bound(field, value, f"between {low} and {high}")
