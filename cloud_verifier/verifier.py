@@ -18,7 +18,7 @@ from cloud_verifier.engine_process.host import EngineHost
 from cloud_verifier.front.artifacts import Catalogue
 from cloud_verifier.front.counters import FrontCounters
 from cloud_verifier.front.metrics import VerifierCollector
-from cloud_verifier.front.registration import RegistryClient
+from cloud_verifier.front.registration import RegistryClient, directives_of
 from cloud_verifier.front.service import VerifierService
 from cloud_verifier.front.startup import StartupService
 from cloud_verifier.traffic.recorder import TrafficRecorder
@@ -255,13 +255,13 @@ class VerifierProcess:
             await asyncio.Event().wait()
             return
         while True:
-            reply = await self._registry.report(_report(service, self._host))
-            for session_id, epoch, directive in reply.steering:
+            answer = await self._registry.report(_report(service, self._host))
+            for session_id, epoch, directive in directives_of(answer):
                 service.steer(session_id, epoch, directive)
-            killed = [session_id for session_id in reply.killed if service.kill(session_id)]
+            killed = [session_id for session_id in answer.killed if service.kill(session_id)]
             if killed:
                 self._registry.hurry()  # their places are free
-            if reply.drain and not self._drain_ordered.is_set():
+            if answer.drain and not self._drain_ordered.is_set():
                 log.info("an operator has told this verifier to drain and end")
                 self._drain_ordered.set()
             service.announce(self._registry.release_serial)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,60 +16,52 @@ DEFAULT_TEMPLATE = "default"
 """The name of the chat template to take if there are several, as transformers does."""
 
 
-@dataclass(frozen=True)
-class Artifact:
-    """One file or text, by the hash of its bytes."""
-
-    role: str
-    """tokenizer, template, special_tokens or draft."""
-    name: str
-    hash: str
-    """sha256:<hex> of the bytes."""
-    size: int
-    """Size in bytes."""
-    source: Path | bytes
-
-    def to_proto(self) -> pb.Artifact:
-        return pb.Artifact(role=self.role, name=self.name, hash=self.hash, size=self.size)
-
-
 class Catalogue:
     """The artifacts of one target, hashed once at start."""
 
-    def __init__(self, artifacts: list[Artifact]) -> None:
-        self._by_hash = {artifact.hash: artifact for artifact in artifacts}
+    def __init__(self) -> None:
+        self._by_hash: dict[str, tuple[pb.Artifact, Path | bytes]] = {}
+        """hash -> an artifact, and its file or bytes"""
 
     @classmethod
     def of_target(cls, model: Path, draft: Path | None) -> Catalogue:
         """Collect the artifacts of a model directory and a draft. Raises ModelRefused if the tokenizer or the draft is
         missing, or a file that should be JSON is not."""
-        artifacts = [_file("tokenizer", model / "tokenizer.json")]
+        catalogue = cls()
+        catalogue._add("tokenizer", "tokenizer.json", model / "tokenizer.json")
         if template := chat_template(model):
-            artifacts.append(_text("template", "chat_template.jinja", template))
+            catalogue._add("template", "chat_template.jinja", template.encode())
         if tokens := special_tokens(model):
             text = json.dumps(tokens, ensure_ascii=False, sort_keys=True)
-            artifacts.append(_text("special_tokens", "special_tokens.json", text))
+            catalogue._add("special_tokens", "special_tokens.json", text.encode())
         if draft is not None:
-            artifacts.append(_file("draft", draft))
-        return cls(artifacts)
+            catalogue._add("draft", draft.name, draft)
+        return catalogue
 
-    def __iter__(self) -> Iterator[Artifact]:
-        return iter(self._by_hash.values())
+    def __iter__(self) -> Iterator[pb.Artifact]:
+        return (artifact for artifact, _ in self._by_hash.values())
 
-    def read(self, content_hash: str, offset: int) -> Iterator[bytes]:
-        """Yield an artifact's bytes from `offset` on, in chunks. Raises NotFound or BadRequest."""
-        artifact = self._by_hash.get(content_hash)
-        if artifact is None:
-            raise NotFound(f"no artifact {content_hash[:80]!r} here; Describe lists those that are")
+    def read(self, wanted: str, offset: int) -> Iterator[bytes]:
+        """Yield the bytes of the artifact with the hash `wanted`, from `offset` on. Raises NotFound or BadRequest."""
+        if wanted not in self._by_hash:
+            raise NotFound(f"no artifact {wanted[:80]!r} here; Describe lists those that are")
+        artifact, source = self._by_hash[wanted]
         if offset > artifact.size:
             raise BadRequest.bound("offset", offset, f"at most {artifact.size}, the size of {artifact.name}")
-        if isinstance(artifact.source, bytes):
-            yield artifact.source[offset:]
+        if isinstance(source, bytes):
+            yield source[offset:]
             return
-        with artifact.source.open("rb") as file:
+        with source.open("rb") as file:
             file.seek(offset)
             while chunk := file.read(CHUNK_BYTES):
                 yield chunk
+
+    def _add(self, role: str, name: str, source: Path | bytes) -> None:
+        if isinstance(source, Path) and not source.is_file():
+            raise ModelRefused(f"{role} {source} is not a file; devices need it to draft")
+        size = source.stat().st_size if isinstance(source, Path) else len(source)
+        artifact = pb.Artifact(role=role, name=name, hash=content_hash(source), size=size)
+        self._by_hash[artifact.hash] = artifact, source
 
 
 def chat_template(model: Path) -> str:
@@ -111,14 +102,3 @@ def _json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelRefused(f"{path} holds a {type(value).__name__}, must be an object")
     return value
-
-
-def _file(role: str, path: Path) -> Artifact:
-    if not path.is_file():
-        raise ModelRefused(f"{role} {path} is not a file; devices need it to draft")
-    return Artifact(role, path.name, content_hash(path), path.stat().st_size, path)
-
-
-def _text(role: str, name: str, text: str) -> Artifact:
-    data = text.encode()
-    return Artifact(role, name, content_hash(data), len(data), data)

@@ -12,8 +12,7 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import cryptography  # noqa: F401  # tickets are verified with it: told at start where it is missing
@@ -33,21 +32,10 @@ log = logging.getLogger(__name__)
 CALL_TIMEOUT_S = 3.0
 RETRY_S = 1.0
 CLOCK_SKEW_S = 5.0
-Steering = tuple[str, int, Directive]
+SessionDirective = tuple[str, int, Directive]
 """Session id, epoch, and the session's directive."""
 SOONEST = 0.1
 """Least share of the report interval between two reports, however many tickets with unknown keys come."""
-
-
-@dataclass(frozen=True)
-class RegistrationReply:
-    """What the coordinator answers to a report."""
-
-    steering: Sequence[Steering] = ()
-    killed: Sequence[str] = ()
-    """Sessions that an operator has ended."""
-    drain: bool = False
-    """An operator wants this process to drain and end."""
 
 
 class RegistryClient:
@@ -105,20 +93,22 @@ class RegistryClient:
                 log.warning("the coordinator at %s is not there yet: %s", self._coordinator, error)
                 await asyncio.sleep(RETRY_S * random.uniform(0.5, 1.5))
 
-    async def report(self, request: pb.ReportRequest) -> RegistrationReply:
-        """One report, and what it was answered with. Registers again if the lease was lost; a coordinator that is
-        away, or refuses, is no error."""
+    async def report(self, request: pb.ReportRequest) -> pb.ReportResponse:
+        """Report, and return the coordinator's answer; register again if the lease was lost.
+
+        If the coordinator cannot be reached, or refuses, the answer is empty.
+        """
         self._hurried.clear()
         waiting, self._reported = self._reported, asyncio.get_running_loop().create_future()
         begun = time.perf_counter()
         try:
-            steering = await self._report(request)
+            answer = await self._report(request)
             self._counters.reports += 1
-            return steering
+            return answer
         except OutriderError as error:
             self._counters.reports_failed += 1
             log.warning("report not delivered: %s", error)
-            return RegistrationReply()
+            return pb.ReportResponse()
         finally:
             self._counters.report_s.add(time.perf_counter() - begun)
             waiting.set_result(None)
@@ -140,18 +130,17 @@ class RegistryClient:
         self._interval_s = max(0.1, answer.report_interval_ms / 1000)
         self._public_keys = dict(answer.public_keys)
 
-    async def _report(self, request: pb.ReportRequest) -> RegistrationReply:
+    async def _report(self, request: pb.ReportRequest) -> pb.ReportResponse:
         request.verifier_id = self._request.verifier_id
         request.instance = self._request.instance
-        answer = await self._call(self._stub.Report, request)
+        answer: pb.ReportResponse = await self._call(self._stub.Report, request)
         if answer.public_keys:
             self._public_keys = dict(answer.public_keys)
         self.release_serial = answer.release_serial
         if not answer.known:
             log.info("the coordinator does not know this verifier; registering again")
             await self._register()
-        steering = [steering for told in answer.directives if (steering := _steering(told)) is not None]
-        return RegistrationReply(steering, tuple(answer.killed), answer.drain)
+        return answer
 
     async def _fresh_keys(self) -> None:
         """Wait for the next report, which is sent at once; all who wait at a time share it."""
@@ -177,10 +166,10 @@ class RegistryClient:
         await self._channel.close()
 
 
-def _steering(told: pb.SessionDirective) -> Steering | None:
-    """Return the directive of one session, or None, with a log line, if it is out of bounds; the others still hold."""
-    try:
-        return told.session_id, told.epoch, codecs.directive_from_proto(told.directive)
-    except BadRequest as error:
-        log.warning("the coordinator's directive for session %s is ignored: %s", told.session_id, error)
-        return None
+def directives_of(answer: pb.ReportResponse) -> Iterator[SessionDirective]:
+    """Yield the directives for sessions, but for those out of bounds, which are logged."""
+    for message in answer.directives:
+        try:
+            yield message.session_id, message.epoch, codecs.directive_from_proto(message.directive)
+        except BadRequest as error:
+            log.warning("the coordinator's directive for session %s is ignored: %s", message.session_id, error)

@@ -99,7 +99,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         return session_pb2.DescribeResponse(
             verifier_id=self._verifier_id,
             target=self._ready.target,
-            artifacts=[artifact.to_proto() for artifact in self._catalogue],
+            artifacts=self._catalogue,
             vocabulary_size=self._ready.vocabulary_size,
             eos_token_ids=self._ready.eos_token_ids,
             max_sequence=self._ready.max_sequence,

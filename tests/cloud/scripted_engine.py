@@ -199,7 +199,7 @@ async def front(
         config,
         host,
         ready,
-        catalogue or Catalogue([]),
+        catalogue or Catalogue(),
         verifier_id="v1",
         vocabulary_hash=VOCABULARY_HASH,
         authorise=authorise,

@@ -35,6 +35,10 @@ def by_role(catalogue, role):
     return next(artifact for artifact in catalogue if artifact.role == role)
 
 
+def content_of(catalogue, role):
+    return b"".join(catalogue.read(by_role(catalogue, role).hash, 0))
+
+
 def test_artifacts_are_named_by_the_hash_of_their_bytes(catalogue):
     draft = by_role(catalogue, "draft")
     assert draft.hash == f"sha256:{hashlib.sha256(DRAFT).hexdigest()}"
@@ -69,14 +73,14 @@ def test_only_listed_hashes_can_be_read(catalogue, name):
 def test_a_template_in_the_tokenizers_configuration_is_found(model):
     (model / "chat_template.jinja").unlink()
     (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ x }}"}))
-    assert by_role(Catalogue.of_target(model, None), "template").source == b"{{ x }}"
+    assert content_of(Catalogue.of_target(model, None), "template") == b"{{ x }}"
 
 
 def test_of_several_templates_the_default_is_served(model):
     (model / "chat_template.jinja").unlink()
     templates = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "{{ d }}"}]
     (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
-    assert by_role(Catalogue.of_target(model, None), "template").source == b"{{ d }}"
+    assert content_of(Catalogue.of_target(model, None), "template") == b"{{ d }}"
 
 
 def test_special_tokens_are_served_by_name_however_they_are_written(model):
@@ -89,16 +93,16 @@ def test_special_tokens_are_served_by_name_however_they_are_written(model):
         "tokenizer_class": "X",
     }
     (model / "tokenizer_config.json").write_text(json.dumps(config))
-    artifact = by_role(Catalogue.of_target(model, None), "special_tokens")
-    assert artifact.name == "special_tokens.json"
-    assert json.loads(artifact.source) == {"bos_token": "<s>", "eos_token": "</s>"}
+    catalogue = Catalogue.of_target(model, None)
+    assert by_role(catalogue, "special_tokens").name == "special_tokens.json"
+    assert json.loads(content_of(catalogue, "special_tokens")) == {"bos_token": "<s>", "eos_token": "</s>"}
 
 
 def test_special_tokens_may_stand_in_a_file_of_their_own(model):
     (model / "special_tokens_map.json").write_text(json.dumps({"eos_token": "<old>", "pad_token": "<päd>"}))
     (model / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
-    artifact = by_role(Catalogue.of_target(model, None), "special_tokens")
-    assert json.loads(artifact.source) == {"eos_token": "<end>", "pad_token": "<päd>"}
+    catalogue = Catalogue.of_target(model, None)
+    assert json.loads(content_of(catalogue, "special_tokens")) == {"eos_token": "<end>", "pad_token": "<päd>"}
 
 
 @pytest.mark.parametrize("text", ["{", "[]", b"\xff"])

@@ -9,7 +9,7 @@ import time
 import pytest
 from scripted_engine import until
 
-from cloud_verifier.front.registration import RegistryClient
+from cloud_verifier.front.registration import RegistryClient, directives_of
 from outrider.core.errors import PermissionDenied, Unauthenticated
 from outrider.core.protocol.messages import Directive, SessionLimits
 from outrider.wire import channels
@@ -190,21 +190,22 @@ async def test_a_report_brings_what_sessions_are_told(registry):
     registry.directives = [pb.SessionDirective(session_id="s", epoch=7, directive=told)]
     async with serving(registry) as address, registration(address) as made:
         await made.register()
-        assert (await made.report(pb.ReportRequest())).steering == [("s", 7, Directive(9, 8, 3, 0.25, 4))]
+        told = await made.report(pb.ReportRequest())
+        assert list(directives_of(told)) == [("s", 7, Directive(9, 8, 3, 0.25, 4))]
         mad = session_pb2.Directive(min_acceptance=2.0)
         registry.directives.insert(0, pb.SessionDirective(session_id="x", epoch=7, directive=mad))
         told = await made.report(pb.ReportRequest())
-        assert told.steering == [("s", 7, Directive(9, 8, 3, 0.25, 4))]  # the other one holds
+        assert list(directives_of(told)) == [("s", 7, Directive(9, 8, 3, 0.25, 4))]  # the other one holds
 
 
 async def test_a_report_brings_what_operators_have_said(registry):
     async with serving(registry) as address, registration(address) as made:
         await made.register()
         told = await made.report(pb.ReportRequest())
-        assert (told.killed, told.drain) == ((), False)
+        assert (list(told.killed), told.drain) == ([], False)
         registry.killed, registry.drain = ["s", "t"], True
         told = await made.report(pb.ReportRequest())
-        assert (told.killed, told.drain) == (("s", "t"), True)
+        assert (list(told.killed), told.drain) == (["s", "t"], True)
         registry.refuse_reports = Unauthenticated("not now")
         assert not (await made.report(pb.ReportRequest())).drain
 
