@@ -93,7 +93,7 @@ class EngineHost:
             if key[1] >= epoch:
                 raise Fenced(f"epoch of session {session_id} is {epoch}, must be greater than {key[1]}, which is live")
             del self._inboxes[key]
-            inbox.put_nowait(_failure(key, Fenced(f"epoch {epoch} has taken over session {session_id}")))
+            inbox.put_nowait(ipc.failure_event(Fenced(f"epoch {epoch} has taken over session {session_id}")))
         inbox = Inbox()
         self._inboxes[(session_id, epoch)] = inbox
         return inbox
@@ -112,8 +112,8 @@ class EngineHost:
 
     def fail_all(self, error: OutriderError) -> None:
         """End every stream with `error`, after all that its inbox holds already."""
-        for key, inbox in self._inboxes.items():
-            inbox.put_nowait(_failure(key, error))
+        for inbox in self._inboxes.values():
+            inbox.put_nowait(ipc.failure_event(error))
 
     def send(self, request: pb.EngineRequest) -> None:
         if self._writer is not None and not self._writer.is_closing():
@@ -183,7 +183,7 @@ class EngineHost:
             case "progress":
                 self._on_progress(event.progress.text)
             case "failure" if not self._ready.done():
-                self._ready.set_exception(ipc.failure_from_event(event.failure))
+                self._ready.set_exception(ipc.error_from_failure(event.failure))
             case "failure" if not event.session_id:
                 log.error("the engine process ends: %s", event.failure.message)
             case _:
@@ -201,7 +201,3 @@ class EngineHost:
             self._ready.set_exception(gone)
         self.fail_all(gone)
         self.ended.set()
-
-
-def _failure(key: Key, error: OutriderError) -> pb.EngineEvent:
-    return pb.EngineEvent(session_id=key[0], epoch=key[1], failure=ipc.failure_to_event(error))

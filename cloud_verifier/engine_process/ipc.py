@@ -79,16 +79,19 @@ class EngineEnd:
         return False
 
 
-def failure_to_event(error: OutriderError) -> pb.EngineFailure:
-    return pb.EngineFailure(
+def failure_event(error: OutriderError, session_id: str = "", epoch: int = 0) -> pb.EngineEvent:
+    """Return the event that ends an epoch of a session with an error, or that says why the engine ends."""
+    failure = pb.EngineFailure(
         kind=type(error).__name__,
         message=str(error),
         field=getattr(error, "field", ""),
         retry_after_s=getattr(error, "retry_after_s", 0.0),
     )
+    return pb.EngineEvent(session_id=session_id, epoch=epoch, failure=failure)
 
 
-def failure_from_event(failure: pb.EngineFailure) -> OutriderError:
+def error_from_failure(failure: pb.EngineFailure) -> OutriderError:
+    """Return the error that `failure_event` was given."""
     cls = getattr(errors, failure.kind, InternalError)
     if not (isinstance(cls, type) and issubclass(cls, OutriderError)):
         return InternalError(failure.message)

@@ -20,7 +20,7 @@ from cloud_verifier.engine.numerics_check import self_test
 from cloud_verifier.engine.recording import Produced
 from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft
 from cloud_verifier.engine_process.codec import counters_to_proto, produced_to_proto
-from cloud_verifier.engine_process.ipc import EngineEnd, failure_to_event
+from cloud_verifier.engine_process.ipc import EngineEnd, failure_event
 from outrider.core.errors import InternalError, OutriderError
 from outrider.core.tokenizer_json import token_table
 from outrider.core.vocabulary import compare_token_tables
@@ -79,11 +79,12 @@ class EngineLoop:
         try:
             self._apply(request)
         except OutriderError as error:
-            return [_failure(request, error)]
+            return [failure_event(error, request.session_id, request.epoch)]
         except Exception as error:
             with about(session=request.session_id):
                 log.exception("a request of session %s failed", request.session_id)
-            return [_failure(request, InternalError(f"the engine failed on a request: {type(error).__name__}"))]
+            defect = InternalError(f"the engine failed on a request: {type(error).__name__}")
+            return [failure_event(defect, request.session_id, request.epoch)]
         return []
 
     def _apply(self, request: pb.EngineRequest) -> None:
@@ -131,7 +132,7 @@ class EngineLoop:
             case Committed(session_id, commit):
                 return pb.EngineEvent(session_id=session_id, epoch=commit.epoch, commit=codecs.commit_to_proto(commit))
             case Failed(session_id, epoch, error):
-                return pb.EngineEvent(session_id=session_id, epoch=epoch, failure=failure_to_event(error))
+                return failure_event(error, session_id, epoch)
 
     def _stats(self) -> pb.EngineEvent:
         self._stats_due = time.monotonic() + STATS_INTERVAL_S
@@ -158,10 +159,6 @@ def _recorded(produced: Produced) -> pb.EngineEvent | None:
     except Exception as error:
         log.warning("%d tokens cannot be recorded: %s", len(visit.tokens), type(error).__name__)
         return None
-
-
-def _failure(request: pb.EngineRequest, error: OutriderError) -> pb.EngineEvent:
-    return pb.EngineEvent(session_id=request.session_id, epoch=request.epoch, failure=failure_to_event(error))
 
 
 def _ready(model: TargetModel) -> pb.EngineReady:

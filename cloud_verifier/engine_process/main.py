@@ -18,11 +18,10 @@ import sys
 from threading import Thread
 
 from cloud_verifier.config import FRONT, INSTALL, VerifierConfig
-from cloud_verifier.engine_process.ipc import EngineEnd, failure_to_event
+from cloud_verifier.engine_process.ipc import EngineEnd, failure_event
 from cloud_verifier.engine_process.ranks import IGNORED_SIGNALS
 from outrider.core.errors import ModelRefused, OutriderError
 from outrider.telemetry.logs import configure
-from outrider.wire.v1 import engine_pb2 as pb
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +64,7 @@ def _run(config: VerifierConfig, end: EngineEnd, store_fd: int | None = None) ->
             raise ModelRefused(f"the engine cannot start: {error}; {INSTALL}") from error
         serve(config, end, store_fd)
     except OutriderError as error:
-        end.send([pb.EngineEvent(failure=failure_to_event(error))])
+        end.send([failure_event(error)])
         raise SystemExit(1) from error
 
 

@@ -97,7 +97,7 @@ class SessionStream:
     def fail(self, error: OutriderError) -> None:
         """End the stream with `error`, after all that is due to the device already."""
         if self._inbox is not None:
-            self._inbox.put_nowait(engine_pb2.EngineEvent(failure=ipc.failure_to_event(error)))
+            self._inbox.put_nowait(ipc.failure_event(error))
 
     def close(self) -> bool:
         """Release the session in the engine. Return whether this stream still owned it."""
@@ -122,7 +122,7 @@ class SessionStream:
                 if reading.done():
                     reading.result()  # what the device did wrong comes before what is due to it
                 if event is not None and event.HasField("failure"):
-                    raise ipc.failure_from_event(event.failure)
+                    raise ipc.error_from_failure(event.failure)
                 if event is not None and event.HasField("commit"):
                     self.counters.commit(event.commit)
                     yield session_pb2.ServerMessage(commit=event.commit)

@@ -64,7 +64,7 @@ class ScriptedEngine:
         self.say(session_id, epoch, commit=session_pb2.Commit(epoch=epoch, start=start, token=tokens, finish=finish))
 
     def fail(self, session_id: str, epoch: int, error: OutriderError) -> None:
-        self.say(session_id, epoch, failure=ipc.failure_to_event(error))
+        self.say(session_id, epoch, failure=ipc.failure_event(error).failure)
 
     def die(self) -> None:
         assert self._writer is not None

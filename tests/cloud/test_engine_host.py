@@ -46,7 +46,7 @@ async def tokens_of(inbox) -> list[int]:
         while True:
             event = await inbox.get()
             if event.WhichOneof("kind") == "failure":
-                raise ipc.failure_from_event(event.failure)
+                raise ipc.error_from_failure(event.failure)
             tokens += event.commit.token
             if event.commit.finish != session_pb2.FINISH_NONE:
                 return tokens
@@ -192,7 +192,7 @@ async def test_an_engine_that_is_still_loading_is_ended_at_once(config):
     ],
 )
 def test_an_error_survives_the_way_between_the_processes(error):
-    back = ipc.failure_from_event(ipc.failure_to_event(error))
+    back = ipc.error_from_failure(ipc.failure_event(error).failure)
     assert type(back) is type(error)
     assert str(back) == str(error)
     assert vars(back) == vars(error)
@@ -200,4 +200,4 @@ def test_an_error_survives_the_way_between_the_processes(error):
 
 @pytest.mark.parametrize("kind", ["SystemExit", "Path", "annotations", "", "__class__"])
 def test_only_our_own_errors_are_made_of_a_failure(kind):
-    assert type(ipc.failure_from_event(engine_pb2.EngineFailure(kind=kind, message="m"))) is errors.InternalError
+    assert type(ipc.error_from_failure(engine_pb2.EngineFailure(kind=kind, message="m"))) is errors.InternalError
