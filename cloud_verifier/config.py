@@ -54,13 +54,13 @@ class VerifierConfig(BaseSettings):
     coordinator_ca: Path | None = None
     """PEM certificate of the authority that signed the coordinator's certificate; turns TLS to the coordinator on."""
     insecure: bool = False
-    """Allow plain text to and from other machines."""
+    """Allow connections in plain text to and from other machines."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Number format of weights and KV cache. auto: bfloat16 on CUDA; float32 on a CPU, where the logits of one-token
     and batched steps then agree to about 1e-5."""
     device: str = "cpu"
-    """Where the target runs: cpu, cuda, or one GPU of several, as cuda:1."""
+    """Device of the target: cpu, cuda, or one GPU of several, as cuda:1."""
     attention: Literal["auto", "sdpa", "exact", "triton"] = "auto"
     """Attention backend. auto: triton on CUDA, with graphs, and sdpa elsewhere. exact: a token's logits have the same
     bits in every batch, tree and chunk, at some cost in time; for one thread, and not for a mixture of experts. It was
@@ -183,7 +183,7 @@ class VerifierConfig(BaseSettings):
 
     @property
     def coordinator_tls(self) -> ClientTls | None:
-        """What to verify the coordinator's certificate with; None for plain text."""
+        """The authority to verify the coordinator's certificate with; None for plain text."""
         from outrider.wire.channels import ClientTls
 
         return ClientTls(self.coordinator_ca) if self.coordinator_ca else None

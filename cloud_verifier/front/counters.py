@@ -16,7 +16,7 @@ from outrider.wire.v1 import session_pb2
 KINDS = tuple(name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, OutriderError))
 """Class names of errors: exported at 0 from the beginning, for a rate misses the event that creates a series."""
 GONE = "gone"
-"""How a stream ended whose device went away without a word."""
+"""The end of a stream whose device disconnected without a Cancel."""
 FINISHES = {
     session_pb2.FINISH_EOS: "eos",
     session_pb2.FINISH_LENGTH: "length",
@@ -98,5 +98,5 @@ class StreamCounters:
 
 
 def kind_of(error: Exception) -> str:
-    """Return the class name of a core error, and of any other error the name under which its peer is told of it."""
+    """Return the class name of a core error, and InternalError for any other, as its peer gets it."""
     return type(error).__name__ if isinstance(error, OutriderError) else DEFECT

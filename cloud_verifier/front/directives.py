@@ -14,13 +14,13 @@ HELD = 0.5
 held gains when a commit passes through its parent. With a factor of 1, 16 devices of a verifier on one core got 1.45
 tokens a step; with 0 they got 1.63 at the same speed, and drafted a third more. This is between."""
 CHANGE = 0.25
-"""Share by which step time or `min_acceptance` must have changed before a device is told again."""
+"""Share by which step time or `min_acceptance` must have changed before a device gets a new directive."""
 STEERED_S = 10.0
 """Seconds for which a directive of the coordinator holds: it repeats each one every second while it means it."""
 
 
 class DirectiveState:
-    """What one device plans with, and what it should be told next."""
+    """Keeps the directive that one device plans with, and decides when it needs a new one."""
 
     def __init__(self, own: Directive, limits: SessionLimits, clock: Callable[[], float] = time.monotonic) -> None:
         """own: the directive of the verifier's settings. limits: those of the session, which no directive exceeds."""
@@ -32,10 +32,10 @@ class DirectiveState:
         self._sent = own
         self._steered_at = -math.inf
         self.changed = False
-        """Whether the device should be told at once; a new load alone waits for `outdated`."""
+        """Whether the device should get a new directive at once; a new load alone waits for `outdated`."""
 
     def steer(self, directive: Directive) -> Directive | None:
-        """Adopt a directive of the coordinator. Return what the engine must be told, None if that is nothing new."""
+        """Adopt a directive of the coordinator. Return the one that the engine must obey, None if nothing is new."""
         self._steered_at = self._clock()
         return self._adopt(directive)
 
@@ -69,7 +69,7 @@ class DirectiveState:
         )
         before, self._base = self._base, bounded
         if replace(bounded, min_acceptance=before.min_acceptance) == before:
-            return None  # at most the threshold has changed, which the device is told with the load
+            return None  # at most the threshold has changed, which the device gets with the load
         self.changed = True
         return bounded
 

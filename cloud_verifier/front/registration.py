@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import cryptography  # noqa: F401  # tickets are verified with it: told at start where it is missing
+import cryptography  # noqa: F401  # verifies tickets; imported here, so that the start fails without it
 import grpc
 
 from cloud_verifier.front.counters import FrontCounters

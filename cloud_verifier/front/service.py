@@ -91,9 +91,9 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         self._authorise = authorise
         self._downloads = 0
         self._left = asyncio.Event()
-        """Set when a session leaves."""
+        """Set when a session ends and frees its place."""
         self._release_serial = 0
-        """Serial of the draft releases, as the coordinator last told it; 0 if there are none."""
+        """The coordinator's latest serial of the draft releases; 0 if there are none."""
 
     async def Describe(self, request: session_pb2.DescribeRequest, context: Context) -> session_pb2.DescribeResponse:
         return session_pb2.DescribeResponse(

@@ -41,7 +41,7 @@ class SessionStream:
         self.epoch = opening.attach.epoch
         self.grant = grant
         self.recorded = False
-        """Whether the engine tells what is produced."""
+        """Whether the engine sends what the session produces, for the traffic log."""
         self.counters = StreamCounters(counters)
         self.heartbeat = Heartbeat(config.ping_interval_s, config.silence_timeout_s)
         self._directives = DirectiveState(config.directive, grant.limits)
@@ -60,7 +60,7 @@ class SessionStream:
         self._inbox: Inbox | None = None
         """Events of the engine for this epoch. An event without a kind has the stream look at what else is due."""
         self._release_serial = self._announced_serial = 0
-        """Serials of the draft releases that there are, and of those that the device was told of."""
+        """Serials of the draft releases: the latest, and the one in the last ReleaseNotice."""
 
     def begin(self, salt: str, record: bool = False) -> None:
         """Start the session in the engine. Raises Fenced or Unavailable.
@@ -85,7 +85,7 @@ class SessionStream:
         return session_pb2.ServerMessage(opened=codecs.opened_to_proto(answer))
 
     def steer(self, directive: Directive) -> None:
-        """Adopt a directive of the coordinator: the engine obeys at once, and the device is told next."""
+        """Adopt a directive of the coordinator: the engine obeys at once, and the device gets it next."""
         self._tune(self._directives.steer(directive))
 
     def announce(self, serial: int) -> None:

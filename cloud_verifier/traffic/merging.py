@@ -19,7 +19,7 @@ SUMMARY_COLUMNS = "time_unix", "expires_unix"
 
 @dataclass(frozen=True)
 class SegmentSummary:
-    """What is kept of a segment that was read, so that it need not be read again. Times are seconds since 1970."""
+    """Facts of a segment that was read, so that it need not be read again. Times are seconds since 1970."""
 
     last_unix: float
     """When its newest passage was produced."""

@@ -25,7 +25,7 @@ class Passage:
     start: int
     """Position of the first token among the generated ones."""
     tokens: NDArray[np.int32]
-    """`[n]`"""
+    """`[n]`: the tokens that were committed."""
     top_ids: NDArray[np.int32]
     """`[n, K]`: the target's likeliest ids, the likeliest first."""
     top_log_probs: NDArray[np.float32]

@@ -46,7 +46,7 @@ class _OpenText:
     clear_from: int = 0
     """Position before which nothing may be written, since the hook has not seen what stood right before."""
     pieces: list[Passage] = field(default_factory=list)
-    """What is not yet written; each piece begins where the previous one ended."""
+    """Pieces that are not yet written; each begins where the previous one ended."""
     hidden: NDArray[np.bool_] = field(default_factory=lambda: _NOTHING_HIDDEN)
     """`[held]`: tokens at the beginning of `pieces` that the hook has found already."""
     end: int = 0

@@ -64,7 +64,7 @@ class Writer(Protocol):
 
 
 class TrafficRecorder:
-    """Records the sessions that it was told of. All methods but `close` are for the event loop, and return at once."""
+    """Records sessions from `begin` to `end`. All methods but `close` are for the event loop, and return at once."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class TrafficRecorder:
         clock: Callable[[], float] = time.time,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
-        """writer: takes passages, and writes when told to, from one thread. flush_s: seconds within which what is
+        """writer: takes passages, and writes on `flush`, all from one thread. flush_s: seconds within which what is
         recorded is written. prompt_tokens: of a prompt that may be kept, the last so many ids are. clock: seconds
         since 1970. on_close: called when the recorder has closed.
         """
@@ -140,7 +140,7 @@ class TrafficRecorder:
             except queue.Empty:
                 pass
             except Exception as error:
-                log.warning("what the engine told of a session cannot be recorded: %r", error)
+                log.warning("an event of the engine cannot be recorded: %r", error)
             if time.monotonic() >= due or self._passages.tokens >= self._flush_tokens:
                 self._write()
                 due = time.monotonic() + self._flush_s
@@ -162,7 +162,7 @@ class TrafficRecorder:
 
 
 def _passage_from_proto(message: pb.Produced, session: RecordedSession, now: float) -> Passage:
-    """Convert what the engine told of a session. now: seconds since 1970. Raises ValueError if the message's arrays
+    """Convert an event of the engine to a passage. now: seconds since 1970. Raises ValueError if the message's arrays
     do not fit together."""
     shape = len(message.token), message.top
     return Passage(
