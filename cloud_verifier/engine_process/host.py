@@ -50,7 +50,7 @@ class EngineHost:
         """Set when the engine process is gone, whether asked to go or not."""
 
     async def start(self) -> pb.EngineReady:
-        """Start the process, and return once the target has passed the numerics check. Raises ModelRefused or Unavailable."""
+        """Start the process, and return once the target has passed its checks. Raises ModelRefused or Unavailable."""
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = await self.ranks.start(theirs)
