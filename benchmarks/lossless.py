@@ -20,11 +20,11 @@ from tokenizers import Tokenizer
 
 from benchmarks import harness
 from benchmarks.harness import Pair
+from benchmarks.network_proxy import DelayProxy
 from benchmarks.reference import Difference, Reference, Settings
 from edge_agent.config import EdgeSettings
 from edge_agent.sdk.client import AsyncClient
 from edge_agent.sdk.types import Completion
-from outrider.testing.network_proxy import DelayProxy
 
 Prompts = dict[str, list[int]]
 """Token ids by the prompt's name."""

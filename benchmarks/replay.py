@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from benchmarks.network_link import Link
+from benchmarks.network_proxy import MAX_RTT_MS, DelayProxy
 from benchmarks.recorded_draft import RecordedDrafts, Spoiled
 from benchmarks.tape import Call, Tape
 from edge_agent.config import EdgeSettings
@@ -25,8 +27,6 @@ from edge_agent.session.coordinator_client import Placement
 from edge_agent.session.failover import AttachTarget, Route
 from edge_agent.target.bundle import TargetBundle
 from outrider.core.errors import BadRequest, OutriderError, Overloaded
-from outrider.testing.network_link import Link
-from outrider.testing.network_proxy import MAX_RTT_MS, DelayProxy
 
 Ending = Literal["finish", "cancel", "drop", "silence"]
 """How a session ends: by itself; by a Cancel; its connection is cut without a word; it hangs, connected."""

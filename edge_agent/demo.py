@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from edge_agent.sdk.client import AsyncClient
 from edge_agent.sdk.types import Completion, Options
 from outrider.core.errors import OutriderError
-from outrider.testing.network_proxy import DelayProxy
+from outrider.core.text import table
+from outrider.wire.channels import split_address
 
 TOKENS, QUICK_TOKENS = 120, 48
 GREEDY = Options(max_tokens=TOKENS, temperature=0.0)
@@ -117,13 +118,7 @@ _COLUMNS = (
     "BYTES/TOKEN",
     "IDENTICAL",
 )
-
-
-def table(rows: Sequence[Row]) -> str:
-    """BYTES/TOKEN: payload up and down. STREAMING: tokens/s of the same request without a draft."""
-    cells = [_COLUMNS, *(_cells(row) for row in rows)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(_COLUMNS))]
-    return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in cells)
+"""STREAMING is the same request without a draft, in tokens/s; BYTES/TOKEN is payload up and down."""
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -162,17 +157,63 @@ def overall(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+@contextlib.asynccontextmanager
+async def delayed(target: str, rtt_ms: float) -> AsyncIterator[str]:
+    """Yield a loopback address that passes connections to HOST:PORT `target`, each byte half of `rtt_ms` later."""
+    loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+
+        async def receive() -> None:
+            data = b"-"
+            while data:
+                data = await reader.read(1 << 16)
+                queue.put_nowait((loop.time() + rtt_ms / 2000, data))
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(receive())
+            while True:
+                due, data = await queue.get()
+                await asyncio.sleep(due - loop.time())
+                if not data:
+                    break
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        with contextlib.closing(writer), contextlib.suppress(ExceptionGroup, OSError, asyncio.CancelledError):
+            far_reader, far_writer = await asyncio.open_connection(*split_address(target))
+            with contextlib.closing(far_writer):
+                await asyncio.gather(carry(reader, far_writer), carry(far_reader, writer))
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    try:
+        yield f"{host}:{port}"
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def run(options: argparse.Namespace) -> int:
     pieces: Sequence[Showpiece] = SHOWPIECES
     if options.quick:
         pieces = tuple(replace(p, options=p.options | Options(max_tokens=QUICK_TOKENS)) for p in SHOWPIECES[:2])
     print("The draft runs in this process on llama.cpp; every token below was verified by the target in another one.")
     rows = await over_link("loopback", options.coordinator, {}, pieces, visible=True)
-    async with DelayProxy(options.verifier, options.rtt_ms) as proxy:
-        reroute = {options.verifier: proxy.address}
+    async with delayed(options.verifier, options.rtt_ms) as address:
+        reroute = {options.verifier: address}
         link = f"RTT {options.rtt_ms:.0f} ms"
         rows += await over_link(link, options.coordinator, reroute, pieces, visible=False)
-    print(f"\n{table(rows)}\n\n{overall(rows)}")
+    print(f"\n{table(_COLUMNS, [_cells(row) for row in rows])}\n\n{overall(rows)}")
     different = sum(not row.identical for row in rows)
     if different:
         print(f"\n{different} of {len(rows)} outputs differ from cloud streaming: that is a defect", file=sys.stderr)

@@ -8,8 +8,8 @@ import contextlib
 import pytest
 from transformers import AutoTokenizer
 
+from benchmarks.network_proxy import DelayProxy
 from benchmarks.reference import Reference, Settings
-from outrider.testing.network_proxy import DelayProxy
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
+from benchmarks.network_link import MAX_CHUNK_BYTES, Link, LinkEvent, Stall
+from benchmarks.network_proxy import DelayProxy
 from outrider.core.errors import BadRequest
-from outrider.testing.network_link import MAX_CHUNK_BYTES, Link, LinkEvent, Stall
-from outrider.testing.network_proxy import DelayProxy
 
 SOON_S = 0.15
 """Long enough for what must not happen to happen on loopback."""

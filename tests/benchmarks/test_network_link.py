@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.errors import BadRequest
-from outrider.testing.network_link import (
+from benchmarks.network_link import (
     MAX_CHUNK_BYTES,
     Link,
     LinkClock,
@@ -17,6 +16,7 @@ from outrider.testing.network_link import (
     Stall,
     check_script,
 )
+from outrider.core.errors import BadRequest
 
 EPSILON_S = 1e-6
 

@@ -19,8 +19,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from outrider.core.errors import BadRequest
-from outrider.testing.network_link import (
+from benchmarks.network_link import (
     MAX_CHUNK_BYTES,
     MAX_RTT_MS,
     Change,
@@ -32,6 +31,7 @@ from outrider.testing.network_link import (
     Stall,
     check_script,
 )
+from outrider.core.errors import BadRequest
 from outrider.wire.channels import split_address
 
 __all__ = ["MAX_RTT_MS", "DelayProxy"]

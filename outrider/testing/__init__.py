@@ -1,1 +1,0 @@
-"""Emulate wide-area networks, for tests, the demo and benchmarks."""
