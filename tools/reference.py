@@ -35,14 +35,14 @@ CLIENTS = ("AsyncClient", "Client", "CompletionStream", "BlockingStream")
 RESULTS = ("Completion", "Chunk", "Statistics", "Usage")
 SETTINGS = ("Timeout", "ClientTls", "EdgeSettings")
 BESIDE = (Options, SamplingParams, TokenLogprobs)
-"""What arguments and results are made of, though it has no name in `edge_agent` itself."""
+"""Types of arguments and results that `edge_agent` itself does not export."""
 _INDENT = "    "
 _ITEM = re.compile(r"([a-z]\w*(?:, [a-z]\w*)*): ")
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 
 
 def page() -> str:
-    """The whole of it. Raises ValueError for an export that it has no place for."""
+    """Return the page. Raises ValueError for an export that has no section."""
     named = {*CLIENTS, *RESULTS, *SETTINGS}
     failures = [name for name in edge_agent.__all__ if issubclass(getattr(edge_agent, name), OutriderError)]
     if unplaced := set(edge_agent.__all__) - named - set(failures):
@@ -56,7 +56,7 @@ def page() -> str:
 
 
 def _class(cls: type[Any], title: str = "") -> str:
-    """A section: what it is, how it is made, what it has."""
+    """Return the section of a class: its docstring, its constructor, its fields and methods."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     if not isinstance(tree, ast.ClassDef):
         raise TypeError(f"{cls} is not made by a class statement, so there is no text to read")
@@ -69,14 +69,14 @@ def _class(cls: type[Any], title: str = "") -> str:
 
 
 def _is_for_callers(cls: type[Any], method: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Results are read, and errors caught: what fills or makes them is not for those who do."""
+    """Whether callers use a method; they only read results and catch errors."""
     fills = method.returns is not None and ast.unparse(method.returns) == "None"
     read_only = issubclass(cls, OutriderError) or (cls.__name__ in RESULTS and fills)
     return not method.name.startswith("_") and not read_only
 
 
 def _environment(cls: type[Any]) -> str:
-    """Of settings, how the environment names them."""
+    """Return how the environment names the fields of a settings class; "" for other classes."""
     prefix = getattr(cls, "model_config", {}).get("env_prefix")
     return f"In the environment a field is `{prefix}<NAME>`." if prefix else ""
 
@@ -89,7 +89,7 @@ def _all_fields(cls: type[Any], tree: ast.ClassDef) -> str:
 
 
 def _fields(tree: ast.ClassDef) -> Iterator[str]:
-    """A list of the public ones, each with its type, its default and the docstring below it."""
+    """Yield the public fields, each with its type, its default and the docstring below it."""
     for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name) or node.target.id[0] == "_":
             continue
@@ -101,7 +101,7 @@ def _fields(tree: ast.ClassDef) -> Iterator[str]:
 
 
 def _bare(annotation: ast.expr) -> ast.expr:
-    """Without what pydantic is told by Annotated."""
+    """Return a type without the metadata of Annotated."""
     if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Annotated":
         inner = annotation.slice
         return inner.elts[0] if isinstance(inner, ast.Tuple) else inner
@@ -109,7 +109,7 @@ def _bare(annotation: ast.expr) -> ast.expr:
 
 
 def _default(value: ast.expr | None) -> str:
-    """As a caller sees it; of a pydantic field its default and its bounds."""
+    """Return a default as a caller sees it, with the bounds of a pydantic field."""
     if value is None or (isinstance(value, ast.Call) and ast.unparse(value.func) == "field"):
         return ""
     if not isinstance(value, ast.Call) or ast.unparse(value.func) != "Field":
@@ -117,27 +117,27 @@ def _default(value: ast.expr | None) -> str:
     given = {word.arg or "": word.value for word in value.keywords}
     default = value.args[0] if value.args else given.get("default")
     shown = f" = {ast.unparse(default)}" if default is not None else ""
-    bounds = [f"{told} {ast.unparse(given[name])}" for name, told in _BOUNDS.items() if name in given]
+    bounds = [f"{words} {ast.unparse(given[name])}" for name, words in _BOUNDS.items() if name in given]
     return shown + (f" ({', '.join(bounds)})" if bounds else "")
 
 
 def _method(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    """A heading with the signature, and what it says."""
+    """Return a heading with the signature, and the docstring."""
     if any(ast.unparse(decorator) == "property" for decorator in node.decorator_list):
-        told = f"`.{node.name}` -> `{ast.unparse(node.returns) if node.returns else 'None'}`"
+        heading = f"`.{node.name}` -> `{ast.unparse(node.returns) if node.returns else 'None'}`"
     else:
         begin = "await " if isinstance(node, ast.AsyncFunctionDef) else ""
-        told = f"`{begin}.{node.name}({_arguments(node.args)})`"
-        told += f" -> `{ast.unparse(node.returns)}`" if node.returns else ""
-    return f"**{told}**\n\n{_prose(_docstring(node))}".strip()
+        heading = f"`{begin}.{node.name}({_arguments(node.args)})`"
+        heading += f" -> `{ast.unparse(node.returns)}`" if node.returns else ""
+    return f"**{heading}**\n\n{_prose(_docstring(node))}".strip()
 
 
 def _signature(cls: type[Any], node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    """One argument a line; constants as what they are."""
+    """Return the signature with one argument a line and the values of constants."""
     known = vars(sys.modules[cls.__module__])
-    told = [re.sub(r"\b[A-Z_]{4,}$", lambda found: repr(known[found[0]]), each) for each in _each(node.args)]
-    arguments = f",\n{_INDENT}".join(told)
-    return f"```text\n{cls.__name__}(\n{_INDENT}{arguments},\n)\n```"
+    arguments = [re.sub(r"\b[A-Z_]{4,}$", lambda found: repr(known[found[0]]), each) for each in _each(node.args)]
+    listed = f",\n{_INDENT}".join(arguments)
+    return f"```text\n{cls.__name__}(\n{_INDENT}{listed},\n)\n```"
 
 
 def _arguments(arguments: ast.arguments) -> str:
@@ -145,7 +145,7 @@ def _arguments(arguments: ast.arguments) -> str:
 
 
 def _each(arguments: ast.arguments) -> Iterator[str]:
-    """As they are written, without self and cls."""
+    """Yield the arguments as they are written, without self and cls."""
     bare = ast.unparse(arguments)
     for part in _split(bare):
         if part not in ("self", "cls"):
@@ -153,7 +153,7 @@ def _each(arguments: ast.arguments) -> Iterator[str]:
 
 
 def _split(text: str) -> Iterator[str]:
-    """At the commas that stand in no bracket."""
+    """Split a text at the commas outside brackets."""
     depth, begin = 0, 0
     for at, letter in enumerate(text):
         depth += (letter in "([{") - (letter in ")]}")
@@ -165,7 +165,7 @@ def _split(text: str) -> Iterator[str]:
 
 
 def _prose(docstring: str) -> str:
-    """Markdown of a docstring: indented lines are a program, lines that begin with a name and a colon a list."""
+    """Return a docstring as Markdown: indented lines are a program, lines that begin with a name and a colon a list."""
     parts: list[list[str]] = [[]]
     for line in docstring.splitlines():
         in_program = bool(parts[-1]) and parts[-1][0].startswith(_INDENT)
@@ -183,16 +183,16 @@ def _program(lines: Sequence[str]) -> str:
 
 
 def _items(lines: Sequence[str]) -> str:
-    told: list[str] = []
+    items: list[str] = []
     for line in lines:
         if found := _ITEM.match(line):
             names = ", ".join(f"`{name}`" for name in found[1].split(", "))
-            if told and not told[-1].startswith(("- ", "  ")):
-                told.append("")  # Markdown begins a list after an empty line
-            told.append(f"- {names}: {line[found.end() :]}")
+            if items and not items[-1].startswith(("- ", "  ")):
+                items.append("")  # Markdown begins a list after an empty line
+            items.append(f"- {names}: {line[found.end() :]}")
         else:
-            told.append(f"  {line}" if told and told[-1].startswith(("- ", "  ")) else line)
-    return "\n".join(told)
+            items.append(f"  {line}" if items and items[-1].startswith(("- ", "  ")) else line)
+    return "\n".join(items)
 
 
 def _joined(text: str) -> str:
@@ -204,7 +204,7 @@ def _docstring(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> s
 
 
 def _tree() -> str:
-    """As the errors' own module draws it."""
+    """Return the tree of errors as their module draws it."""
     drawn = re.search(r"^    OutriderError\n(?:    .*\n)+", errors.__doc__ or "", re.MULTILINE)
     return f"```text\n{textwrap.dedent(drawn[0] if drawn else '')}```\n"
 

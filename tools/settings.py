@@ -23,12 +23,12 @@ BEGIN, END = "<!-- begin: tools.settings -->\n", "<!-- end: tools.settings -->\n
 
 
 def reference() -> str:
-    """All settings, in Markdown. The same on every machine without XDG_CACHE_HOME."""
+    """Return all settings as Markdown, the same on every machine if XDG_CACHE_HOME is not set."""
     return "\n".join(map(_section, MODELS))
 
 
 def renewed(page: str) -> str:
-    """The page with the tables as they should be."""
+    """Return the page with its tables made afresh."""
     head, _, rest = page.partition(BEGIN)
     _, _, tail = rest.partition(END)
     return f"{head}{BEGIN}{reference()}{END}{tail}"

@@ -42,7 +42,7 @@ _VERBS = """
 abort accept act add admit advance allow answer append apply ask attach await begin belong block bring build call
 cancel carry change check choose clean clear clip close collect come commit compare compile compute configure
 connect contain convert copy count create cut decide decode delete deliver derive describe detach discard divide
-download draft drain draw drive drop dump encode end escape estimate evaluate evict exchange expire export extend
+download draft drain draw drive drop dump empty encode end escape estimate evaluate evict exchange expire export extend
 extract fail feed fetch fill filter find finish fit flush follow forget fork format free generate get give go grow
 guess handle happen hash hold import increase insert install iterate join keep kill know last lay learn leave let
 limit list listen live load lock log look lose lower make map mark match mean measure meet merge move multiply name

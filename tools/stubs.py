@@ -29,7 +29,7 @@ def generate(into: Path) -> list[Path]:
 
 
 def stale() -> list[Path]:
-    """Stubs in the tree that differ from what the `.proto` files give."""
+    """Return the committed stubs that differ from what the `.proto` files give."""
     with tempfile.TemporaryDirectory() as scratch:
         fresh = generate(Path(scratch))
         texts = {path: (Path(scratch) / path).read_bytes() for path in fresh}

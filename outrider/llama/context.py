@@ -110,13 +110,13 @@ class LlamaContext:
 
     @property
     def vocab_size(self) -> int:
-        """V: the width of a row of logits."""
+        """The width V of a row of logits, which is the size of the vocabulary."""
         return self._vocab
 
     def adapt(self, adapter: LoraAdapter | None, scale: float = 1.0) -> None:
         """Decode with the model's weights as the adapter changes them from now on, or with None as they are.
 
-        What is in the cache was computed with other weights and stays: fill it anew.
+        What is in the cache was computed with other weights and stays, so it must be filled again.
         Raises BadRequest for another model's adapter.
         """
         if adapter is not None and adapter.model is not self._model:

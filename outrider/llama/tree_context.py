@@ -82,7 +82,7 @@ class TreeContext(LlamaContext):
 
     @property
     def length(self) -> int:
-        """The number of committed tokens."""
+        """The number of tokens that are committed."""
         return len(self._tokens)
 
     @property

@@ -13,10 +13,9 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar, Token
 from datetime import UTC, datetime
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 LogFormat = Literal["text", "json"]
-FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
 REQUEST_HEADER = "x-request-id"
 """The name of the request's id in the metadata of calls and in HTTP headers."""
 MAX_ID = 128

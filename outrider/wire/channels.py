@@ -21,30 +21,30 @@ if TYPE_CHECKING:  # settings name addresses and certificates, and a command's -
     import grpc
 
 PING_EVERY_MS = 2_000
-"""A client asks a silent server for life this often."""
+"""A client pings a silent server this often."""
 PING_TIMEOUT_MS = 2_000
-"""A server that does not answer for so long is dead; failover waits for at most the sum of both."""
+"""A server that does not answer a ping for so long is dead; failover waits for at most the sum of both."""
 SERVER_PING_EVERY_MS = 10_000
-"""A server asks less often: a vanished device costs it only memory."""
+"""A server pings less often: a device that has vanished costs it only memory."""
 SERVER_PING_TIMEOUT_MS = 5_000
-"""Phones pause their radios."""
+"""It is longer, since phones pause their radios."""
 MIN_PING_INTERVAL_MS = 1_000
 """Pings more frequent than this are abuse; below PING_EVERY_MS with room for jitter."""
 LOOKAHEAD_BYTES = 65_536
-"""What a stream may hold for a server that does not read."""
+"""Bytes that a stream may hold for a server that does not read."""
 DEVICE_LOOKAHEAD_BYTES = 16_384
-"""For a client that does not. Below the 65,535 with which HTTP/2 begins a connection, so that a client tells of no room
-on the connection (13 bytes with every message up) before it has received the difference, the Commits of some 1,600
-tokens. A message that is longer gets the room that it needs."""
+"""Bytes that a stream may hold for a client that does not read. It is below the 65,535 with which HTTP/2 begins a
+connection, so that a client sends no window updates for the connection (13 bytes with every message) before it has
+received the difference, the Commits of some 1,600 tokens. A longer message gets the room that it needs."""
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 """A full prompt with a full resumed sequence is 1.3 MB; nothing else comes near."""
 MAX_METADATA_BYTES = 16 * 1024
 RECONNECT_FIRST_MS = 100
 RECONNECT_MAX_MS = 3_000
 CONNECT_TIMEOUT_MS = 5_000
-"""For one attempt to connect: TCP and TLS take three to four round trips."""
+"""The time of one attempt to connect: TCP and TLS take three to four round trips."""
 MAX_CONCURRENT_RPCS = 4_096
-"""Calls beyond it are shed with RESOURCE_EXHAUSTED before they cost anything."""
+"""Further calls are refused with RESOURCE_EXHAUSTED before they cost anything."""
 
 _Options = tuple[tuple[str, int | str], ...]
 

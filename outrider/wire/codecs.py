@@ -79,7 +79,7 @@ class Open:
 
 @dataclass(frozen=True)
 class Opened:
-    """The verifier's answer to an Open."""
+    """The message with which a verifier answers an Open."""
 
     epoch: int
     verifier_id: str

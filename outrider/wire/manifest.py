@@ -42,9 +42,9 @@ class Manifest:
     version: int
     """From 1 on, for each target: a device that found a version healthy takes no older one."""
     weights_hash: str
-    """Of the target that the release drafts for."""
+    """Hash of the weights of the target that the release drafts for."""
     tokenizer_hash: str
-    """Of the same target."""
+    """Hash of that target's token table."""
     artifact: str
     """"sha256:<hex>" of the GGUF file; the release's name."""
     size: int
@@ -61,7 +61,7 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """The hex digits of the file's hash."""
+        """The hex digits of `artifact`, which name the file."""
         return self.artifact.removeprefix(PREFIX)
 
 

@@ -65,7 +65,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Claims:
-    """The content of a genuine ticket."""
+    """The claims of a ticket whose signature was verified."""
 
     session_id: str
     tenant: str

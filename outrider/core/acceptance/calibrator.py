@@ -114,7 +114,7 @@ class Calibrator:
         self._update(row, bucket)
 
     def _update(self, rank: int, bucket: int) -> None:
-        """Compute the probabilities of a (rank, margin) at every depth anew."""
+        """Compute the probabilities of a (rank, margin) at every depth again."""
         pooled = self._pooled[rank][bucket].share(self._prior[rank][bucket], _PRIOR_WEIGHT)
         for table, tallies in zip(self._table, self._by_depth, strict=True):
             table[rank][bucket] = tallies[rank][bucket].share(pooled, _POOL_WEIGHT)

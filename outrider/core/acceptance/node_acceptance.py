@@ -27,7 +27,7 @@ _MEMORY = 40.0
 _SHARED_MEMORY = 1000.0
 """The same for observations of many sessions."""
 _REFRESH = 32
-"""Observations after which all estimates of a session are computed anew."""
+"""Observations after which all estimates of a session are computed again."""
 _MAX_PROBABILITY = 0.98
 """No node is more certain, so that a child is always less probable than its parent."""
 

@@ -95,7 +95,7 @@ class DeviceSession:
 
     @property
     def base_is_stale(self) -> bool:
-        """Whether the verifier must be told how many tokens were received (rule 5)."""
+        """Whether the verifier must learn how many tokens were received (rule 5)."""
         return len(self.received) - self._last_base >= max(1, self.limits.run_ahead // 2)
 
     def attach(self, epoch: int, limits: SessionLimits) -> Attach:
