@@ -23,8 +23,7 @@ EMBEDDED = "embedded"
 
 
 class CoordinatorConfig(BaseSettings):
-    """The settings of a coordinator. Times end in _ms or _s, which is their unit; the strings below fields are user
-    docs."""
+    """The settings of a coordinator. Times end in _ms or _s, their unit; the strings below fields are user docs."""
 
     model_config = SettingsConfigDict(
         env_prefix="OUTRIDER_COORDINATOR_", frozen=True, extra="forbid", use_attribute_docstrings=True
@@ -86,8 +85,7 @@ class CoordinatorConfig(BaseSettings):
     """C: tokens that a verifier may commit beyond what the device is known to have received."""
 
     window_control: bool = True
-    """Decide each session's speculation window by what verifiers measure; without it each verifier's own setting
-    stands."""
+    """Decide each session's speculation window by what verifiers measure; if false, each verifier's setting stands."""
 
     recording_share: float = Field(0.0, ge=0, le=1)
     """Share of the sessions, from 0 to 1, whose produced text verifiers may record, in a cluster without tenants. With
@@ -109,8 +107,7 @@ class CoordinatorConfig(BaseSettings):
     canary_share: float = Field(0.25, gt=0, lt=1)
     """Share of the devices, from 0 to 1, that try a release: the harm of a bad one, and the speed of the decision."""
     canary_bound: float = Field(0.05, gt=0, lt=1)
-    """A canary becomes stable once its acceptance, from 0 to 1, is shown to be worse than the stable release's by
-    less."""
+    """A canary becomes stable once its acceptance is shown to be worse than the stable release's by less, from 0 to 1."""
     canary_alpha: float = Field(0.01, gt=0, lt=0.5)
     """Probability of a wrong decision about a release, at most."""
     canary_window_s: float = Field(3_600.0, gt=0, le=2_592_000)
@@ -162,5 +159,5 @@ class CoordinatorConfig(BaseSettings):
 
     @property
     def session_ms(self) -> int:
-        """How long a session's record is kept: as long as one of its tickets proves ownership."""
+        """Milliseconds for which a session's record is kept: as long as one of its tickets proves ownership."""
         return int((self.ticket_ttl_s + self.resume_grace_s) * 1000)

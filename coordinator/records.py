@@ -64,7 +64,7 @@ class SessionStatus:
 
 @dataclass(frozen=True)
 class WorkloadKey:
-    """What sessions have in common whose drafts are expected to be accepted alike."""
+    """The properties shared by sessions whose drafts are expected to be accepted alike."""
 
     tenant: str
     draft: str
@@ -77,7 +77,7 @@ class WorkloadKey:
 
 @dataclass(frozen=True)
 class Prior:
-    """What verifiers lately measured of the sessions with one workload key."""
+    """Recent measurements of the sessions with one workload key."""
 
     acceptance_history: bytes = b""
     """Outcomes of their devices' proposals, in the order of the reports (outrider.core.acceptance.history)."""
@@ -89,14 +89,14 @@ class Prior:
 
 @dataclass(frozen=True)
 class Window:
-    """How far a session speculates. A level is the proposal for one position, with its siblings."""
+    """The extent of a session's speculation. A level is the proposal for one position, with its siblings."""
 
     k: int = 0
     """Speculation length: levels that one step verifies, at most; 0 is plain streaming."""
     depth: int = 0
     """Window depth: levels that the device drafts ahead of the last token that it knows, at most."""
     draft_wait_ms: float | None = None
-    """How long the verifier waits for nodes before a plain step. None leaves it to the coordinator; it counts as 0."""
+    """Time that the verifier waits for nodes before a plain step. None leaves it to the coordinator; it counts as 0."""
     nodes_per_level: float | None = None
     """The first proposal of a level and its siblings. None leaves it to the coordinator; it counts as 1."""
 
@@ -118,7 +118,7 @@ class WindowDecision:
     epoch: int
     window: Window
     min_acceptance: float
-    """Commits that a node must bring to pay for its time."""
+    """Commits that a node must bring to pay for its time, 0 to 1."""
     speedup: float
     """Predicted, over plain streaming."""
     tokens_per_step: float
@@ -131,14 +131,14 @@ class WindowDecision:
     first_acceptance: float
     """Share of these positions whose first proposal was accepted."""
     max_k: int = 0
-    """Levels that the verifier may evaluate in a step where it finds them worth it; window.k was counted on."""
+    """Levels that the verifier may evaluate in a step where that pays; window.k is what was counted on."""
     verifier_id: str = ""
     """Verifier of the session; filled in by the store."""
 
 
 @dataclass(frozen=True)
 class ReportReply:
-    """What a verifier's report finds in the store."""
+    """The facts that a verifier's report finds in the store."""
 
     workloads: Mapping[str, WorkloadKey]
     """Workload keys by session id, of the reported sessions that have one."""
@@ -150,7 +150,7 @@ class ReportReply:
 
 @dataclass(frozen=True)
 class PlacementRequest:
-    """What a session asks of the verifier that is to serve it."""
+    """The requirements of a session on the verifier that is to serve it."""
 
     target: str = ""
     """Name of the target; empty if the cluster serves just one. If `weights` is given, it is for messages only."""

@@ -14,7 +14,7 @@ class EngineStats:
     """The engine at one moment. Counts are over all sessions since the engine began."""
 
     verifier: VerifierTelemetry
-    """What the engine measures of itself."""
+    """Measurements of the engine itself."""
     sessions: Mapping[str, SessionTelemetry]
     """Live sessions by id, and ended ones that nobody has stopped yet."""
     steps: int

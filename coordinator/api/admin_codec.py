@@ -122,20 +122,8 @@ def windows_to_proto(
 
 
 def _decision_to_proto(decision: WindowDecision, bounds: WindowBounds | None) -> pb.WindowDecision:
-    return pb.WindowDecision(
-        session_id=decision.session_id,
-        verifier_id=decision.verifier_id,
-        window=_window_to_proto(decision.window),
-        min_acceptance=decision.min_acceptance,
-        speedup=decision.speedup,
-        tokens_per_step=decision.tokens_per_step,
-        reason=decision.reason,
-        rtt_ms=decision.rtt_ms,
-        draft_ms=decision.draft_ms,
-        observations=decision.observations,
-        first_acceptance=decision.first_acceptance,
-        bounds=_bounds_to_proto(bounds) if bounds else None,
-    )
+    fields = {**vars(decision), "window": _window_to_proto(decision.window)}  # fields have the same names in both
+    return pb.WindowDecision(**fields, bounds=_bounds_to_proto(bounds) if bounds else None)
 
 
 def _bounds_to_proto(bounds: WindowBounds) -> pb.WindowBounds:

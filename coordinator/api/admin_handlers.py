@@ -17,7 +17,7 @@ from outrider.core.errors import BadRequest, NotFound
 log = logging.getLogger(__name__)
 
 CORDON_MS = 30 * 86_400_000
-"""How long a cordon outlives its verifier."""
+"""Milliseconds for which a cordon outlives its verifier."""
 MAX_SCANNED = 10_000
 """Sessions looked at for one page: a tenant with few of them is found over several pages."""
 STATUS_VERIFIERS = 1_000

@@ -63,8 +63,10 @@ class Authenticator:
 
     @classmethod
     def from_config(cls, config: CoordinatorConfig, lookup: Lookup = no_created_tenants) -> Authenticator:
-        """Build it from the settings. Raises BadRequest for a wrong key file, or an address that needs secrets that are
-        missing."""
+        """Build it from the settings.
+
+        Raises BadRequest for a wrong key file, and if the address needs secrets that are missing.
+        """
         tenants = {name: secret.get_secret_value() for name, secret in config.tenant_keys.items()}
         file = _read(config.tenants_file) if config.tenants_file is not None else {}
         tenants |= file.get("tenants", {})
@@ -163,8 +165,8 @@ def _compare(known: str, metadata: Metadata, what: str) -> None:
 def _demand(given: object, what: str, how: str) -> None:
     if not given:
         raise BadRequest(
-            f"listening beyond loopback needs {what}; give them with {how}, or pass --insecure to trust everybody who"
-            " can connect"
+            f"listening beyond loopback needs {what}; give them with {how}, or pass --insecure to trust every"
+            " caller who can connect"
         )
 
 

@@ -31,16 +31,16 @@ class CoordinatorCounters:
     decide_s: Histogram = field(default_factory=lambda: Histogram(CALL_S))
     """Seconds per decision on all sessions of a verifier."""
     k: Histogram = field(default_factory=lambda: Histogram(LEVELS))
-    """Of decided windows, one for each second and session."""
+    """Speculation length k of decided windows, one for each second and session."""
     depth: Histogram = field(default_factory=lambda: Histogram(LEVELS))
-    """Of decided windows."""
+    """Window depth of the same windows."""
     draft_wait_s: Histogram = field(default_factory=lambda: Histogram(STEP_S))
-    """Of decided windows."""
+    """Draft wait of the same windows."""
     speedup: Histogram = field(default_factory=lambda: Histogram(SPEEDUPS))
-    """Of decided windows; predicted."""
+    """Predicted speed-up over plain streaming."""
 
     def refuse(self, call: str, error: Exception) -> None:
-        """Count a call that ends with this error; the peer is told of a defect as InternalError, which is counted."""
+        """Count a call that ends with this error. A defect counts as InternalError, which is what the peer gets."""
         self.refused[call, type(error).__name__ if isinstance(error, OutriderError) else "InternalError"] += 1
 
     def place(self, *, resumed: bool, standby: bool) -> None:

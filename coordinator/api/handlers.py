@@ -241,8 +241,7 @@ class Handlers:
         return Grant(verifier, signed, first, last)
 
     async def _prior(self, workload: WorkloadKey) -> Prior:
-        """Return what is known of the workload: nothing if the store has just gone, for the session is placed
-        already."""
+        """Return what is known of the workload; nothing if the store has just gone, since the session is placed."""
         if not workload.draft:
             return Prior()
         try:

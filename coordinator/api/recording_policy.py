@@ -15,7 +15,7 @@ MAX_KEEP_DAYS = 3_650.0
 
 @dataclass(frozen=True)
 class RecordingPolicy:
-    """What may be recorded of one tenant's sessions."""
+    """The extent to which one tenant's sessions may be recorded."""
 
     share: float = 0.0
     """Share of the sessions that may be recorded, from 0 to 1."""

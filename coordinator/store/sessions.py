@@ -82,8 +82,7 @@ class SessionStore:
         return bool((await self._store.call("session", [("EXISTS", keys.session(session_id))]))[0])
 
     async def verifiers_of(self, session_id: str) -> tuple[str, ...]:
-        """Return the verifiers that may serve a session: the one that reports it, then the one it was placed on
-        last."""
+        """Return the verifiers that may serve a session: the one that reports it, then the one of its placement."""
         commands = [("HGET", key(session_id), "verifier") for key in (keys.telemetry, keys.session)]
         return tuple(dict.fromkeys(name for name in await self._store.call("session", commands) if name))
 

@@ -15,7 +15,7 @@ REPORTED_POSITIONS = 256
 PRIOR_POSITIONS = 256
 """Positions kept of a workload key: more than decisions are made from, and few enough to be recent."""
 PRIOR_MS = 86_400_000
-"""A day: a prior that nobody has asked for since yesterday is measured anew."""
+"""A day: a prior without a report since yesterday is measured anew."""
 _NO_WORKLOAD = WorkloadKey("", "", "", "")
 """Stands where the script wants a key and nothing is kept."""
 

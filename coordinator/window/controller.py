@@ -43,8 +43,7 @@ MOST_PER_LEVEL = 4
 NEAR = 0.4
 """Longest draft wait that is considered, in steps."""
 SLACK = 2.0
-"""Draft wait over the time in which nodes are expected: round trips vary, and nodes that arrive in time end the
-wait."""
+"""Draft wait over the time in which nodes are expected: round trips vary, and nodes that arrive end the wait."""
 STREAMING = Window(0, 0, 0.0, 1.0)
 WIDEST = WindowBounds(Window(K[-1], MAX_DEPTH))
 
@@ -55,7 +54,7 @@ class SessionView:
 
     telemetry: SessionTelemetry
     """As its verifier reports it. The acceptance history is cut to what decisions are made from, and begins with that
-    of its workload key if the session is new; draft_ms is a guess where it is not known, and infinite if the device
+    of its workload key if the session is new; draft_ms is assumed where it is not known, and infinite if the device
     drafts nothing; nodes_per_level is at least 1."""
     current: Window | None = None
     """None for a new session."""

@@ -17,7 +17,7 @@ from coordinator.records import WindowDecision
 log = logging.getLogger(__name__)
 
 WAIT_S = 1.0
-"""How long a report waits for the decisions made from it; its verifier waits for three seconds in all."""
+"""Seconds that a report waits for the decisions made from it; its verifier waits for three seconds in all."""
 STALE_S = 10.0
 """Age after which decisions are not sent any more."""
 
@@ -26,7 +26,7 @@ Decide = Callable[[], Awaitable[Decisions]]
 
 
 class DecisionQueue:
-    """The decisions of one coordinator. wait_s: how long a caller waits."""
+    """The decisions of one coordinator. wait_s: most seconds that a caller waits."""
 
     def __init__(self, wait_s: float = WAIT_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._wait_s = wait_s
@@ -36,9 +36,9 @@ class DecisionQueue:
         self._running: dict[str, asyncio.Task[None]] = {}
         """Tasks by verifier."""
         self._asked: dict[str, Decide] = {}
-        """By verifier: how to decide from its last report."""
+        """Functions that decide from the last report, by verifier."""
         self._made: dict[str, tuple[Decisions, float]] = {}
-        """By verifier: the last decisions and when they were made."""
+        """The last decisions and the time when they were made, by verifier."""
 
     async def decide(self, verifier_id: str, decide: Decide) -> Decisions:
         """Return the last decisions on this verifier's sessions, made in time or with an earlier report.

@@ -27,8 +27,7 @@ RECENT = 192
 of them would have to heed it."""
 CHANGED = 3.5
 """Difference between the last outcomes and those before, in standard deviations, from which the earlier ones are of
-another text. At 9 to 14% of the positions of recorded texts some are cut without reason, at 1 to 2% all but two
-dozen."""
+another text. At 9 to 14% of the positions of recorded texts some are cut for nothing, at 1 to 2% all but 24."""
 LAST = range(16, 177, 8)
 """Numbers of last outcomes that are compared. A draft with an acceptance of 0.6 that fails is noticed within 32
 outcomes, and within 16 if it recovers; fewer than LEAST are enough to go on with if they differ so much."""
@@ -39,8 +38,7 @@ PROBE_DEPTH = 2
 PROBE_PER_LEVEL = 2.0
 """Nodes of such a level."""
 UNSHOWN_DRAFT_MS = 5.0
-"""Drafting time of a device whose own is not known since its verifier never waited for it; half a step if that is
-less."""
+"""Drafting time of a device whose verifier never waited for it, so that its own is not known; at most half a step."""
 UNKNOWN = Window(6, 24, 0.0, 1.0)
 """The widest window of a session that has bounds, and of which too little is known."""
 

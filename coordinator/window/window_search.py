@@ -81,7 +81,7 @@ class OptionTables:
         self._step_s = step_s
         shape = len(options), max(map(len, options))
         self._tokens = np.full(shape, -math.inf)
-        """Where a session has fewer options: -inf, which is neither fair nor better than any."""
+        """-inf stands where a session has fewer options: it is neither fair nor better than any."""
         self._nodes = np.zeros(shape)
         for i, table in enumerate(options):
             self._tokens[i, : len(table)] = [option.tokens for option in table]

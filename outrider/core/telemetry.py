@@ -18,7 +18,7 @@ class SessionTelemetry:
     session_id: str
     epoch: int = 0
     tenant: str = ""
-    """By the session's ticket; filled in by the front."""
+    """Tenant of the session's ticket; filled in by the front."""
     steps: int = 0
     """Verification steps that committed tokens of the session."""
     committed: int = 0
@@ -38,12 +38,12 @@ class SessionTelemetry:
     draft_release: str = ""
     """Release that the device drafts with, as the device says; empty if it does not say."""
     traffic_class: str = ""
-    """By the session's ticket; filled in by the front."""
+    """Traffic class of the session's ticket; filled in by the front."""
     positions: int = 0
     """Positions committed since the first proposal with this draft release was judged, including positions without a
     proposal."""
     first_accepted: int = 0
-    """Of these positions, those whose first proposal was accepted."""
+    """Those of these positions whose first proposal was accepted."""
     dead: int = 0
     """Nodes that arrived too late, or below such a node."""
     ignored: int = 0
@@ -58,7 +58,7 @@ class VerifierTelemetry:
     draining: bool = False
     """Filled in by the front."""
     step_ms: float = 0.0
-    """From the begin of one step to the begin of the next while there is work: what a device plans with."""
+    """Time from the begin of one step to the begin of the next while there is work: a device plans with it."""
     tokens_per_s: float = 0.0
     """Tokens committed per second of wall-clock time, over the last few seconds."""
     kv_used: int = 0
@@ -68,11 +68,11 @@ class VerifierTelemetry:
     min_acceptance: float = 0.0
     """Least probability of acceptance, 0 to 1, at which a node is worth evaluating now."""
     node_ms: float = 0.0
-    """What one more node adds to a step as steps are at present, by the cost model."""
+    """Time that one more node adds to a step of the present size, by the cost model."""
     step_cost_ms: Mapping[int, float] = field(default_factory=dict)
     """The cost model: rows of one session -> milliseconds of a step."""
     session_cost_ms: float = 0.0
-    """The cost model: what each further session adds to a step beside its rows."""
+    """The cost model: time that each further session adds to a step beside its rows."""
     timing_ms: Mapping[str, float] = field(default_factory=dict)
     """The parts of a step, which sum to step_ms."""
     evaluated: int = 0

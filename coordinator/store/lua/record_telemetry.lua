@@ -7,9 +7,9 @@
 -- while nothing was kept of it, the outcomes may have been added already, and are left out.
 --
 -- KEYS: telemetry:<session> HASH, closed:<session> STRING and prior:<workload key> HASH, for each session
--- ARGV: 1 verifier id, 2 ms to keep the telemetry, 3 most positions of a report's history, 4 most outcomes that are kept
---       of a workload key, 5 ms to keep them, then 6 for each session: epoch (20 digits, so that text compares as numbers
---       do), telemetry, committed, acceptance history (one digit each, the last one the newest; '' if the session has no
+-- ARGV: 1 verifier id, 2 ms to keep the telemetry, 3 most positions of a report's history, 4 most outcomes of a workload
+--       key, 5 ms to keep them, then 6 for each session: epoch (20 digits, so that text compares as numbers do),
+--       telemetry, committed, acceptance history (one digit each, the last one the newest; '' if the session has no
 --       workload key), draft ms, nodes per level
 local HEAD, EACH = 5, 6
 local WINDOW, KEPT = tonumber(ARGV[3]), tonumber(ARGV[4])

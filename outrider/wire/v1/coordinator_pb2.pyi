@@ -491,7 +491,7 @@ class ListWindowsRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ...) -> None: ...
 
 class WindowDecision(_message.Message):
-    __slots__ = ("session_id", "verifier_id", "window", "min_acceptance", "speedup", "tokens_per_step", "reason", "rtt_ms", "draft_ms", "observations", "first_acceptance", "bounds")
+    __slots__ = ("session_id", "verifier_id", "window", "min_acceptance", "speedup", "tokens_per_step", "reason", "rtt_ms", "draft_ms", "observations", "first_acceptance", "bounds", "epoch", "max_k")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     VERIFIER_ID_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
@@ -504,6 +504,8 @@ class WindowDecision(_message.Message):
     OBSERVATIONS_FIELD_NUMBER: _ClassVar[int]
     FIRST_ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MAX_K_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     verifier_id: str
     window: Window
@@ -516,7 +518,9 @@ class WindowDecision(_message.Message):
     observations: int
     first_acceptance: float
     bounds: WindowBounds
-    def __init__(self, session_id: _Optional[str] = ..., verifier_id: _Optional[str] = ..., window: _Optional[_Union[Window, _Mapping]] = ..., min_acceptance: _Optional[float] = ..., speedup: _Optional[float] = ..., tokens_per_step: _Optional[float] = ..., reason: _Optional[str] = ..., rtt_ms: _Optional[float] = ..., draft_ms: _Optional[float] = ..., observations: _Optional[int] = ..., first_acceptance: _Optional[float] = ..., bounds: _Optional[_Union[WindowBounds, _Mapping]] = ...) -> None: ...
+    epoch: int
+    max_k: int
+    def __init__(self, session_id: _Optional[str] = ..., verifier_id: _Optional[str] = ..., window: _Optional[_Union[Window, _Mapping]] = ..., min_acceptance: _Optional[float] = ..., speedup: _Optional[float] = ..., tokens_per_step: _Optional[float] = ..., reason: _Optional[str] = ..., rtt_ms: _Optional[float] = ..., draft_ms: _Optional[float] = ..., observations: _Optional[int] = ..., first_acceptance: _Optional[float] = ..., bounds: _Optional[_Union[WindowBounds, _Mapping]] = ..., epoch: _Optional[int] = ..., max_k: _Optional[int] = ...) -> None: ...
 
 class ListWindowsResponse(_message.Message):
     __slots__ = ("windows", "default_bounds", "total")
