@@ -107,7 +107,7 @@ class CoordinatorConfig(BaseSettings):
     canary_share: float = Field(0.25, gt=0, lt=1)
     """Share of the devices, from 0 to 1, that try a release: the harm of a bad one, and the speed of the decision."""
     canary_bound: float = Field(0.05, gt=0, lt=1)
-    """A canary becomes stable once its acceptance is shown to be worse than the stable release's by less, from 0 to 1."""
+    """A canary becomes stable once its acceptance is shown to be worse by less than this, from 0 to 1."""
     canary_alpha: float = Field(0.01, gt=0, lt=0.5)
     """Probability of a wrong decision about a release, at most."""
     canary_window_s: float = Field(3_600.0, gt=0, le=2_592_000)
