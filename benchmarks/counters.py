@@ -20,7 +20,7 @@ from typing import Any
 
 from prometheus_client.exposition import generate_latest
 
-from cloud_verifier.engine.counters import STATES, EngineCounters
+from cloud_verifier.engine.stats import STATES, EngineCounters
 from cloud_verifier.engine.step_profiler import PARTS
 from cloud_verifier.engine_process.codec import counters_to_proto
 from cloud_verifier.front.counters import FrontCounters, StreamCounters
@@ -45,8 +45,8 @@ def step(counters: EngineCounters) -> Callable[[], None]:
     def count() -> None:
         counters.step(parts, 5 * SESSIONS)
         for _ in range(SESSIONS):
-            counters.draft(2)
-            counters.tokens(3, 0.05, first=False)
+            counters.draft(4, 2)
+            counters.commit(3, 0.0, gap_s=0.05, first=False)
 
     return count
 
@@ -86,7 +86,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the calls")
     scale = 10 if parser.parse_args().quick else 1
-    counters = EngineCounters()
+    counters = EngineCounters(0.0)
     tell = snapshot(counters)
     found = {
         "step_us": per_call_us(step(counters), 5_000 // scale),

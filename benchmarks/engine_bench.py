@@ -14,10 +14,10 @@ from benchmarks.packed_draft import PackedDraft, Wish
 from benchmarks.support.even_allocation import evenly
 from benchmarks.trees import Device, Tally, spine_length
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.cost_profile import profile, report
 from cloud_verifier.engine.engine import Committed, Engine, Event
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.row_allocation import by_acceptance
+from cloud_verifier.engine.step_profiler import describe, profile
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Append, Directive, SessionLimits
 
@@ -127,7 +127,7 @@ class Bench:
         self.plan = plan
         self._clock = clock
         cost = profile(target, plan.engine.token_budget, limit_s=plan.profile_s)
-        print(f"{target.label}: {report(cost)}")
+        print(f"{target.label}: {describe(cost)}")
         self.engine = Engine(target, plan.engine, cost=cost)
         self.draft = PackedDraft(draft, max(plan.batches) * plan.room)
         self._visits = 0

@@ -1,4 +1,4 @@
-"""Who may begin: places, KV slots, and how long the prompts before it would keep a session from its first token."""
+"""Decide which sessions may begin: what the target can never hold is refused, what finds no room now comes later."""
 
 from __future__ import annotations
 
@@ -6,48 +6,77 @@ from collections.abc import Mapping, Sequence
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.kv_pool import KVPool
+from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.scheduler import OVERDUE, StepBudget, prompt_rows, steps_to_read
 from cloud_verifier.engine.session import EngineSession
+from cloud_verifier.engine.session_slots import SessionSlots, slots_needed
 from cloud_verifier.engine.step_profiler import StepProfiler
-from outrider.core.errors import Overloaded
+from outrider.core.errors import BadRequest, Overloaded
+from outrider.core.protocol.messages import Attach, SessionLimits
 from outrider.core.step_cost import StepCost
 
 
+def check_attach(attach: Attach, limits: SessionLimits, model: TargetModel, slots: int) -> None:
+    """Raise BadRequest for a session that the target, or a KV pool of so many slots, could never hold."""
+    prompt, longest = len(attach.prompt), model.max_sequence
+    if prompt == 0:
+        raise BadRequest.bound("prompt", "empty", "at least one token")
+    if attach.max_tokens < 1:
+        raise BadRequest.bound("max_tokens", attach.max_tokens, "at least 1")
+    if prompt + attach.max_tokens > longest:
+        got = f"{prompt} + {attach.max_tokens}"
+        raise BadRequest.bound("prompt length + max_tokens", got, f"at most {longest}, the target's longest sequence")
+    if slots_needed(attach, limits) > slots:
+        got = f"{prompt} + {attach.max_tokens}"
+        room = slots - limits.nodes
+        raise BadRequest.bound("prompt length + max_tokens", got, f"at most {room}, what the verifier can hold")
+    if len(attach.tokens) > attach.max_tokens:
+        raise BadRequest.bound("tokens", f"{len(attach.tokens)} long", f"at most max_tokens = {attach.max_tokens}")
+    for field in ("prompt", "tokens", "stop_token_ids"):
+        ids: tuple[int, ...] = getattr(attach, field)
+        if ids and not (min(ids) >= 0 and max(ids) < model.vocab_size):
+            wrong = min(ids) if min(ids) < 0 else max(ids)
+            raise BadRequest.bound(field, f"holding {wrong}", f"ids from 0 to {model.vocab_size - 1}")
+
+
 class Admission:
-    """Asked before a session is taken; refuses before anything is computed."""
+    """Admit sessions by the number of live ones, by KV slots, and by the time until their first token."""
 
     def __init__(
-        self, config: EngineConfig, pool: KVPool, ledger: StepProfiler, live: Mapping[str, EngineSession]
+        self, config: EngineConfig, pool: KVPool, profiler: StepProfiler, live: Mapping[str, EngineSession]
     ) -> None:
         self._config = config
         self._pool = pool
-        self._ledger = ledger
+        self._profiler = profiler
         self._live = live
 
-    def admit(self, session: EngineSession, older: EngineSession | None) -> None:
-        """Give the session its prefix. Raises Overloaded where, in place of `older`, it finds no room.
+    def admit(self, session: EngineSession, slots: SessionSlots, replaced: SessionSlots | None) -> None:
+        """Give a session its cached prefix. Raises Overloaded if there is no room for it.
+
+        slots: the session's own, none of them taken yet. replaced: those of the live session whose place it takes.
 
         No more is promised than the pool holds. A chat between its turns is no live session: its slots are in the
-        prefix cache, go to whoever needs them, and are computed again when it returns. A live one generates all the
-        time, but for one whose device confirms nothing (rule 16), and that one the engine ends when others need room:
-        its slots pass to the prefix cache as well, and its device comes back for what it has not received.
+        prefix cache, are evicted if others need them, and are computed again when it returns. A live session generates
+        all the time, unless its device confirms nothing (rule 16): such a session ends when others need room. Its slots
+        pass to the prefix cache as well, and its device attaches again for what it has not received.
         """
-        if not session.needed:
+        if not slots.needed:
             return
-        if older is None and len(self._live) >= self._config.max_sessions:
+        if replaced is None and len(self._live) >= self._config.max_sessions:
             raise Overloaded(f"all {self._config.max_sessions} sessions are taken", retry_after_s=self._retry_after())
-        if older is not None and self._config.prefix_cache:
-            older.share()  # it may go on, should there be no room for the new one
         if self._config.prefix_cache:
-            session.take_prefix()
-        room = self._pool.unreserved + (older.held_alone if older else 0)
-        if session.needed > room:
-            needed = session.needed
-            session.release()
+            if replaced is not None:
+                replaced.share()  # that session goes on if there is no room for the new one
+            slots.take_prefix()
+            session.computed = len(slots.table)
+        room = self._pool.unreserved + (replaced.held_alone if replaced else 0)
+        if slots.needed > room:
+            needed = slots.needed
+            slots.release()
             raise Overloaded(f"{needed} KV slots are needed, {room} are free", retry_after_s=self._retry_after())
         waiting_s, most_s = self._waiting_s(session), self._config.first_token_s
-        if older is None and waiting_s > most_s:
-            session.release()
+        if replaced is None and waiting_s > most_s:
+            slots.release()
             raise Overloaded(
                 f"the prompts before it would keep it from its first token for {waiting_s:.1f} s,"
                 f" over first_token_s = {most_s:g}",
@@ -55,39 +84,39 @@ class Admission:
             )
 
     def _waiting_s(self, session: EngineSession) -> float:
-        """How much later others' prompts make a new session's first token, by the cost model.
+        """Return how much later the prompts of others make the session's first token, by the cost model.
 
-        What its own takes is not counted: a long prompt must find a moment to come in, however busy the verifier is.
+        The time of its own prompt does not count: a long prompt must find its moment, however busy the verifier is.
         """
         able = [other for other in self._live.values() if other.protocol.may_step]
         before = [other.pending for other in able if other.pending > 1]
         if session.pending == 1 or not before:
             return 0.0
-        generating, ledger = len(able) - len(before), self._ledger
+        generating, profiler = len(able) - len(before), self._profiler
 
         def seconds(prompts: Sequence[int]) -> float:
-            between_s = ledger.between_s
+            between_s = profiler.between_s
             return first_token_s(
-                session.pending, prompts, generating, self._config.budget, ledger.cost, between_s=between_s
+                session.pending, prompts, generating, self._config.budget, profiler.cost, between_s=between_s
             )
 
         return seconds(before) - seconds(())
 
     def _retry_after(self) -> float:
-        """Seconds until the first of the live sessions can be through, by plain steps; between 0.2 and 30."""
-        left = [s.protocol.attach.max_tokens - s.protocol.position for s in self._live.values()]
-        return min(30.0, max(0.2, self._ledger.step_s * min(left, default=0)))
+        """Return the seconds, from 0.2 to 30, after which the first live session can end by plain steps."""
+        left = [session.left for session in self._live.values()]
+        return min(30.0, max(0.2, self._profiler.step_s * min(left, default=0)))
 
 
 def first_token_s(
     own: int, before: Sequence[int], generating: int, budget: StepBudget, cost: StepCost, *, between_s: float = 0.0
 ) -> float:
-    """About how many seconds it takes to read a prompt of `own` tokens behind others, by the rules of the scheduler.
+    """Estimate the seconds to read a prompt of `own` tokens behind others, by the rules of the scheduler.
 
-    before: what is left of each of them, in order. Nobody is taken to come or to end meanwhile.
-    between_s: what passes between two steps.
+    before: tokens that are left of each other prompt, in order. between_s: seconds between two steps. Sessions that
+    begin or end meanwhile are left out.
     """
-    beside = generating + len(before) // 2  # who is through generates; on average half of them
+    beside = generating + len(before) // 2  # a prompt that is read generates; on average half of them do
 
     def seconds(steps: int, rows: int) -> float:
         rows = min(budget.rows, min(rows, own + sum(before)) + beside)
@@ -96,7 +125,7 @@ def first_token_s(
     if generating:
         rows = prompt_rows(beside, budget)
         return seconds(steps_to_read(own, before, rows), rows)
-    # Prompts have the whole budget to themselves until one of them is through and generates.
+    # Prompts have the whole budget to themselves until one of them is read and generates.
     rows = budget.rows
     if not before:
         return seconds(-(-own // rows), rows)

@@ -1,4 +1,4 @@
-"""One step's rows, packed: every session's segment one after another in a single row of ids, without padding."""
+"""Pack one step's rows: every session's segment one after another in a single sequence of ids, without padding."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Segment:
-    """The rows of one session in one step: a chain of known tokens, then nodes of its tree.
+    """The n rows of one session in one step: a chain of known tokens, then nodes of its tree.
 
-    The chain goes on where the session's table ends. The nodes stand below its last row.
+    The chain begins after the tokens whose keys and values are computed. The nodes are below its last row.
     """
 
     tokens: Ints
     """`[n]`: chain, then nodes."""
     chain: int
-    """How many of the rows are the chain; at least 1."""
+    """Number of the rows that are the chain; at least 1."""
     parents: Ints
     """`[n - chain]`: the row of each node's parent in this segment, at least `chain - 1` and smaller than its own."""
     positions: Ints
@@ -32,7 +32,7 @@ class Segment:
     prefix: Slots
     """`[start]`: slots of the positions before the chain."""
     slots: Slots
-    """`[n]`: where the rows' keys and values go."""
+    """`[n]`: slots for the rows' keys and values."""
     wants_logits: bool
     """Whether the chain reaches the last known token: then its last row and every node need logits."""
 
@@ -42,11 +42,11 @@ class Segment:
 
     @property
     def start(self) -> int:
-        """Position of the first row, which is the number of keys before it."""
+        """The position of the first row, which is the number of keys before it."""
         return len(self.prefix)
 
     def visible(self) -> NDArray[np.bool_]:
-        """`[n, n]`: which rows of the segment each row sees: the chain's before it, its own ancestors, itself."""
+        """Return `[n, n]`: which rows of the segment each row sees: itself, its ancestors, the chain up to it."""
         rows, chain = self.rows, self.chain
         seen = np.zeros((rows, rows), dtype=np.bool_)
         if chain == 1:
@@ -61,21 +61,21 @@ class Segment:
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """The segments of a step as the model takes them."""
+    """The segments of a step as tensors for the model: T rows, and logits for R of them.
+
+    input_ids, position_ids: int64 `[1, T]`. logit_rows: int64 `[R]`, the rows out of T whose logits are needed.
+    logit_starts: for each segment the index of its first row among the R: the end of its chain, which its nodes follow.
+    """
 
     segments: tuple[Segment, ...]
     input_ids: torch.Tensor
-    """int64 `[1, T]`"""
     position_ids: torch.Tensor
-    """int64 `[1, T]`"""
     logit_rows: torch.Tensor
-    """int64 `[R]`: the rows out of T whose logits are needed."""
     logit_starts: tuple[int, ...]
-    """Per segment, where its first row stands among the R; its own rows follow from the end of its chain on."""
 
     @classmethod
     def pack(cls, segments: Sequence[Segment], device: torch.device | str = "cpu") -> PackedBatch:
-        """Lay the segments one after another."""
+        """Concatenate the segments and copy the tensors to the device."""
         wanted: list[Ints] = []
         starts: list[int] = []
         offset = count = 0

@@ -1,4 +1,4 @@
-"""How much an engine holds and does at once."""
+"""Define the configuration of an engine: how much it holds, and how much it does at once."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from outrider.core.errors import BadRequest
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Built once, where the process starts."""
+    """How much an engine holds, and how much it does at once; the process that runs it builds this when it starts."""
 
     kv_slots: int = 32_768
-    """Tokens whose keys and values are held, over all sessions."""
+    """The most tokens whose keys and values are held, over all sessions."""
     token_budget: int = 512
-    """Rows of one forward pass: prefill chunks, plain steps and trees together."""
+    """The most rows of one forward pass: prefill chunks, plain steps and trees together."""
     prefill_chunk: int = 128
-    """Of them for prompts while others generate: bounds how much a long prompt slows the others' step."""
+    """The most rows for prompts while other sessions generate: bounds how much a long prompt slows their step."""
     max_sessions: int = 64
-    """Live at once."""
+    """The most live sessions."""
     first_token_s: float = 30.0
     """Longest time by which others' prompts may delay a new session's first token, as the cost model predicts it."""
     standing_s: float = 60.0
-    """Longest time that a session may stand still because its device confirms nothing (rule 16)."""
+    """Longest time for which a session may stand still because its device confirms nothing (rule 16)."""
     prefix_cache: bool = True
-    """Keep what was computed in slots that no live session needs, and begin sessions with it."""
+    """Keep computed prefixes in slots that no live session needs, and begin sessions with them."""
     record_top: int = 32
-    """K: likeliest ids that are told of each position of a recorded session."""
+    """K, the number of likeliest ids that are recorded of each position of a recorded session."""
     remembered_sessions: int = 65_536
-    """Ids whose greatest epoch is remembered after they ended."""
+    """The most ended sessions whose greatest epoch is remembered."""
     remembered_tokens: int = 4_000_000
-    """Tokens, over all ended sessions, kept for devices that come back without having received them; 4 bytes each."""
+    """The most tokens of ended sessions that are kept for devices that have not received them; 4 bytes each."""
 
     def __post_init__(self) -> None:
         names = "kv_slots", "token_budget", "prefill_chunk", "max_sessions", "first_token_s", "standing_s", "record_top"

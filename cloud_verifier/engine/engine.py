@@ -1,9 +1,11 @@
-"""The engine: sessions in, commits out; one thread, no I/O. The caller feeds it between steps.
+"""Verify many sessions' trees by one target: sessions in, commits out; one thread, no I/O.
 
-while serving:
-    wait until engine.next_deadline() or until something arrives
-    engine.start / append / cancel / tune / stop ...
-    for event in engine.step(): ...
+The caller feeds the engine between steps:
+
+    while serving:
+        wait until engine.next_deadline() or until something arrives
+        engine.start / append / cancel / tune / stop ...
+        for event in engine.step(): ...
 """
 
 from __future__ import annotations
@@ -16,22 +18,21 @@ from dataclasses import dataclass
 
 import torch
 
-from cloud_verifier.engine.admission import Admission
+from cloud_verifier.engine.admission import Admission, check_attach
 from cloud_verifier.engine.batch import PackedBatch, Segment
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.counters import STATES, EngineCounters
 from cloud_verifier.engine.kv_pool import KVPool
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.recording import Produced, Recording
+from cloud_verifier.engine.recording import RecordedTokens, Recording
 from cloud_verifier.engine.row_allocation import AllocationPolicy, at_half_cost, by_acceptance
-from cloud_verifier.engine.scheduler import Plan, RowAllocation, Wait, schedule
+from cloud_verifier.engine.scheduler import RowAllocation, StepPlan, Wait, schedule
 from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft
 from cloud_verifier.engine.server_draft.server_draft import ServerDraft
 from cloud_verifier.engine.session import EngineSession
 from cloud_verifier.engine.session_history import SessionHistory, TenantAcceptance, fingerprint
-from cloud_verifier.engine.stats import EngineStats, Rate
-from cloud_verifier.engine.step_profiler import StepProfiler, StepTimer
-from cloud_verifier.engine.validation import check_attach
+from cloud_verifier.engine.session_slots import SessionSlots, slots_needed
+from cloud_verifier.engine.stats import STATES, EngineCounters, EngineStats
+from cloud_verifier.engine.step_profiler import StepProfiler
 from outrider.core.errors import (
     Fenced,
     InternalError,
@@ -51,14 +52,14 @@ from outrider.telemetry.logs import about
 log = logging.getLogger(__name__)
 
 STANDING_IN_THE_WAY_S = 5.0
-"""After which a session that stands still goes where another finds no room."""
+"""Seconds after which a session that stands still ends if another one finds no room."""
 EXPLORE = 32
-"""One step in so many takes nodes as if they cost half: the cost model must hear of more rows than it would choose."""
+"""One step in so many takes nodes as if they cost half, so that the cost model learns of more rows."""
 
 
 @dataclass(frozen=True)
 class Committed:
-    """Tokens for a session's device."""
+    """A commit for a session's device."""
 
     session_id: str
     commit: Commit
@@ -74,28 +75,16 @@ class Failed:
 
 
 Event = Committed | Failed
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """One session's part of a step."""
-
-    session: EngineSession
-    segment: Segment
-    batch: TreeBatch | None
-    """None while its prompt goes on."""
-
-
-@dataclass(frozen=True)
-class _Work:
-    """A step in progress."""
-
-    rows: tuple[_Rows, ...]
-    packed: PackedBatch
+_Rows = tuple[EngineSession, Segment, TreeBatch | None]
+"""One session's part of a step: its rows, and its nodes; None if its prompt goes on after the step."""
 
 
 class Engine:
-    """Continuous verification of many sessions' trees by one target. Not thread-safe, on purpose."""
+    """Verify continuously; the trees of many sessions share forward passes. Not thread-safe.
+
+    counters: may be read between steps. allocation: how the rows for nodes are allocated to sessions; a benchmark may
+    set another policy between steps.
+    """
 
     def __init__(
         self,
@@ -105,36 +94,34 @@ class Engine:
         cost: StepCost | None = None,
         server_draft: LlamaServerDraft | None = None,
     ) -> None:
-        """cost: what was measured of the target's steps (see profile.py); without it the engine learns from its own.
+        """cost: measured cost of the target's steps (step_profiler.profile); without it the engine learns from its own.
 
-        colocated: drafts for the sessions whose devices do not.
+        server_draft: drafts for sessions whose devices draft nothing. Raises ModelRefused for an untested model.
         """
         if model.deviation is None:
             raise ModelRefused(f"{model.label} has not passed the self-test; call self_test(model) first")
         self.model = model
         self.config = config or EngineConfig()
-        self._clock = clock
-        self._ledger = StepProfiler(cost or StepCost({1: 1e-3}))
-        self._counters = self._ledger.counters
+        self.counters = EngineCounters(clock())
         self.allocation: AllocationPolicy = by_acceptance
-        """How the rows for nodes are allocated to sessions; a benchmark may put another policy here between steps."""
+        self._clock = clock
+        self._profiler = StepProfiler(cost or StepCost({1: 1e-3}), self.counters)
         self._server_draft = ServerDraft(server_draft) if server_draft else None
-        self._odds = TenantAcceptance()
-        self._decision: Plan | Wait | None = None
-        """What `_decide` found; None after a change."""
+        self._acceptance = TenantAcceptance()
+        self._decision: StepPlan | Wait | None = None
+        """The result of `_decide`; None after a change."""
         self._pool = KVPool(model.layers, self.config.kv_slots, dtype=model.torch_dtype, device=model.device)
         self._live: OrderedDict[str, EngineSession] = OrderedDict()
         """In the order in which the scheduler serves them."""
+        self._slots: dict[str, SessionSlots] = {}
+        """Those of live sessions."""
         self._ended: OrderedDict[str, SessionTelemetry] = OrderedDict()
-        self._admission = Admission(self.config, self._pool, self._ledger, self._live)
-        self._memory = SessionHistory(self.config.remembered_sessions, self.config.remembered_tokens)
+        self._admission = Admission(self.config, self._pool, self._profiler, self._live)
+        self._history = SessionHistory(self.config.remembered_sessions, self.config.remembered_tokens)
         self._outbox: list[Event] = []
         self._recording = Recording(self.config.record_top)
-        self._steps = self._committed = self._evaluated = self._accepted = self._prefilled = 0
-        self._prefix_hits = self._prefix_tokens = 0
-        self._rate = Rate(clock())
-        self._looked = clock()
-        """When it was last looked whether anybody stands still."""
+        self._checked_standing = clock()
+        """When sessions that stand still were last looked for."""
 
     # What the caller may do between steps
 
@@ -148,44 +135,46 @@ class Engine:
         draft: str = "",
         record: bool = False,
     ) -> None:
-        """Take a session (rule 9). Raises BadRequest, Fenced or Overloaded, and then nothing has changed.
+        """Begin a session (rule 9). Raises BadRequest, Fenced or Overloaded, and then nothing has changed.
 
         A live session of the same id in an older epoch is replaced.
-        salt: only sessions with the same one, those of one tenant, share what was computed.
-        draft: release that its device drafts with at first. record: whether `produced` tells of it.
+        salt: only sessions with the same one, those of one tenant, share prefixes.
+        draft: release that the device drafts with at first. record: whether `produced` returns the session's tokens.
         """
         check_attach(attach, limits, self.model, self._pool.slots)
-        newest = self._memory.epoch(session_id)
+        newest = self._history.epoch(session_id)
         if attach.epoch <= newest:
             raise Fenced(f"epoch of session {session_id} is {attach.epoch}, must be greater than {newest}")
         older = self._live.get(session_id)
         request = fingerprint(attach, salt)
         same = older is not None and older.request == request
-        kept = older.protocol.committed if older and same else self._memory.kept(session_id, request)
+        kept = older.protocol.committed if older and same else self._history.kept(session_id, request)
         protocol = VerifierSession(attach, limits, eos_token_ids=self.model.eos_token_ids, kept=kept)
         session = EngineSession(
             session_id,
             protocol,
             directive,
-            self._pool,
             salt=salt,
-            odds=self._odds.of(salt),
+            acceptance=self._acceptance.of(salt),
             now=self._clock(),
-            step=self._steps,
+            step=self.counters.steps,
             draft=draft,
             record=record,
         )
-        self._make_room(session, older)
+        most = slots_needed(attach, limits) if protocol.finish is Finish.NONE else 0
+        last_position = len(attach.prompt) + attach.max_tokens - 1
+        slots = SessionSlots(self._pool, session.tokens, most=most, last_position=last_position, salt=salt)
+        self._make_room(session, slots)
 
         self._decision = None
-        self._memory.see(session_id, attach.epoch)
+        self._history.see(session_id, attach.epoch)
         if older is not None:
             self._close(older)
         self._ended.pop(session_id, None)
-        session.reserve()
-        self._prefix_hits += session.leased > 0
-        self._prefix_tokens += session.leased
-        self._live[session_id] = session
+        slots.reserve()
+        self.counters.prefix_hits += slots.leased > 0
+        self.counters.prefix_tokens += slots.leased
+        self._live[session_id], self._slots[session_id] = session, slots
         self._publish(session, protocol.resend())
 
     def append(self, session_id: str, message: Append) -> None:
@@ -203,16 +192,16 @@ class Engine:
             self._fail(session, error)
 
     def cancel(self, session_id: str, message: Cancel) -> None:
-        """Rule 18: the last commit goes out and the slots are free at once."""
+        """End a session by its device's wish (rule 18): the last commit goes out, and the slots are free at once."""
         self._decision = None
         session = self._live.get(session_id)
         if session is not None:
             self._publish(session, session.protocol.cancel(message))
 
     def stop(self, session_id: str, epoch: int | None = None) -> None:
-        """The device has gone: free everything. The committed tokens are remembered, in case that it comes back.
+        """End a session whose device has gone; its committed tokens are remembered, in case the device attaches again.
 
-        epoch: stop only this one, so that an old stream's end does not stop its successor; None stops any.
+        epoch: stop only this one, so that the end of an old stream does not stop its successor; None stops any.
         """
         self._decision = None
         session = self._live.get(session_id)
@@ -222,7 +211,7 @@ class Engine:
             self._ended.pop(session_id, None)
 
     def tune(self, session_id: str, directive: Directive | None = None, rtt_ms: float | None = None) -> None:
-        """Change how far a session speculates, or how far away its device is; None leaves a value as it is."""
+        """Change a session's directive, or the round trip to its device; None leaves a value unchanged."""
         self._decision = None
         session = self._live.get(session_id)
         if session is None:
@@ -230,16 +219,16 @@ class Engine:
         if directive is not None:
             session.steer(directive)
         if rtt_ms is not None:
-            session.rtt_ms = rtt_ms
+            session.timing.rtt_ms = rtt_ms
 
     def drafts_with(self, session_id: str, draft: str) -> None:
-        """The session's device drafts with another release from here on."""
+        """Note that the session's device drafts with another release from now on."""
         session = self._live.get(session_id)
         if session is not None:
             session.drafts_with(draft)
 
     def next_deadline(self) -> float | None:
-        """When `step` next has something to do, on the engine's clock; the past means now, None not before a call."""
+        """Return when `step` is next due on the engine's clock: the past means now, None not before another call."""
         if self._outbox:
             return float("-inf")
         now = self._clock()
@@ -250,241 +239,232 @@ class Engine:
                 return now
 
     def step(self) -> list[Event]:
-        """One forward pass, if one is due, and what came of it and of the calls before."""
+        """Run one forward pass, if one is due, and return its events and those of the calls before."""
         now = self._clock()
-        if now >= self._looked + 1.0:
-            self._looked = now
-            self._leave_standing(self.config.standing_s)
+        if now >= self._checked_standing + 1.0:
+            self._checked_standing = now
+            self._end_standing(self.config.standing_s)
         decision = self._decide(now)
-        if isinstance(decision, Plan):
+        if isinstance(decision, StepPlan):
             self._run(decision)
         events, self._outbox = self._outbox, []
         return events
 
-    def produced(self) -> list[Produced]:
-        """What the last step produced in recorded sessions, once; computed here, when its events have gone out. Raises
-        nothing."""
+    def produced(self) -> list[RecordedTokens]:
+        """Return, once, the tokens that the last step committed in recorded sessions, with their distributions.
+
+        These are computed here, so the caller should send the step's events before. Never raises.
+        """
         return self._recording.take()
 
     @property
     def unrecorded(self) -> int:
-        """Tokens that `produced` should have told of and could not."""
+        """Number of tokens that `produced` should have returned but could not."""
         return self._recording.lost
-
-    @property
-    def counters(self) -> EngineCounters:
-        """To be read between steps."""
-        return self._counters
 
     def stats(self) -> EngineStats:
         """Return a snapshot."""
-        ledger, own = self._ledger, self._server_draft
+        counters, profiler, own = self.counters, self._profiler, self._server_draft
         live = {key: session.telemetry for key, session in self._live.items()}
         states = Counter(session.state for session in self._live.values())
         return EngineStats(
             verifier=VerifierTelemetry(
                 live_sessions=len(self._live),
-                step_ms=1e3 * ledger.step_s,
-                tokens_per_s=self._rate.per_second(self._clock()),
+                step_ms=1e3 * profiler.step_s,
+                tokens_per_s=counters.rate.per_second(self._clock()),
                 kv_used=self._pool.used,
                 kv_capacity=self._pool.slots,
-                min_acceptance=ledger.min_acceptance,
-                node_ms=1e3 * ledger.node_s,
-                step_cost_ms={rows: 1e3 * seconds for rows, seconds in ledger.cost.table().items()},
-                session_cost_ms=1e3 * ledger.cost.share_s,
-                timing_ms=ledger.parts_ms,
+                min_acceptance=profiler.min_acceptance,
+                node_ms=1e3 * profiler.node_s,
+                step_cost_ms={rows: 1e3 * seconds for rows, seconds in profiler.cost.table().items()},
+                session_cost_ms=1e3 * profiler.cost.share_s,
+                timing_ms=profiler.parts_ms,
             ),
             sessions={**self._ended, **live},
-            steps=self._steps,
-            committed=self._committed,
-            evaluated=self._evaluated,
-            accepted=self._accepted,
+            steps=counters.steps,
+            committed=counters.committed,
+            evaluated=counters.evaluated,
+            accepted=counters.accepted,
             own_evaluated=own.evaluated if own else 0,
             own_accepted=own.accepted if own else 0,
-            prefilled=self._prefilled,
-            prefix_hits=self._prefix_hits,
-            prefix_tokens=self._prefix_tokens,
+            prefilled=counters.prefilled,
+            prefix_hits=counters.prefix_hits,
+            prefix_tokens=counters.prefix_tokens,
             kv_reserved=self._pool.promised,
             kv_cached=self._pool.prefixes.cached,
-            dead=self._counters.dead + sum(session.dead for session in live.values()),
-            ignored=self._counters.ignored + sum(session.ignored for session in live.values()),
+            dead=counters.dead + sum(session.dead for session in live.values()),
+            ignored=counters.ignored + sum(session.ignored for session in live.values()),
             states={state: states[state] for state in STATES},
         )
 
-    # A step: schedule (-> draft) -> forward -> walk -> commit
+    # A step: schedule (-> draft) -> forward -> verify -> commit
 
-    def _decide(self, now: float) -> Plan | Wait:
-        """The decision stands until something changes or, where it is to wait, until the time has come."""
+    def _decide(self, now: float) -> StepPlan | Wait:
+        """Return the decision, which stands until something changes or, if it is to wait, until the time has come."""
         decision = self._decision
         if decision is None or (isinstance(decision, Wait) and decision.until is not None and decision.until <= now):
-            candidates = [session.candidate(self._steps) for session in self._live.values()]
+            candidates = [session.candidate(self.counters.steps) for session in self._live.values()]
+            profiler = self._profiler
             decision = self._decision = schedule(
-                candidates, now, self.config.budget, self._policy(), self._ledger.cost, self._ledger.between_s
+                candidates, now, self.config.budget, self._policy(), profiler.cost, profiler.between_s
             )
             if isinstance(decision, Wait):
-                self._ledger.rest()
+                profiler.rest()
         return decision
-
-    @property
-    def _exploring(self) -> bool:
-        return self._steps % EXPLORE == EXPLORE - 1
 
     def _policy(self) -> AllocationPolicy:
         """Return the allocation policy of the next step."""
-        return at_half_cost(self.allocation) if self._exploring else self.allocation
+        exploring = self.counters.steps % EXPLORE == EXPLORE - 1
+        return at_half_cost(self.allocation) if exploring else self.allocation
 
-    def _run(self, plan: Plan) -> None:
-        watch = self._ledger.begin()
+    def _run(self, plan: StepPlan) -> None:
+        self._profiler.begin()
         self._decision = None
         self._recording.clear()
         plan = self._draft(plan)
-        watch.lap()
-        self._favour(plan.behind)
-        self._steps += 1
-        rows = self._prepare(plan.grants)
-        if rows:
-            self._advance(rows, watch)
-        self._ledger.end()
-
-    def _favour(self, behind: Iterable[str]) -> None:
-        for session_id in behind:
+        self._profiler.lap()
+        for session_id in plan.favoured:
             self._live.move_to_end(session_id)
+        self.counters.steps += 1
+        rows = self._prepare(plan.allocations)
+        if rows:
+            self._advance(rows)
+        self._profiler.end()
 
-    def _draft(self, plan: Plan) -> Plan:
-        """With nodes of our own for those whose devices draft nothing. Should drafting fail, it alone is given up."""
+    def _draft(self, plan: StepPlan) -> StepPlan:
+        """Return the plan with nodes of the server draft. If drafting fails, it alone is given up."""
         if self._server_draft is None:
             return plan
         try:
-            return self._server_draft.fill(
-                plan, self._live, self._steps, self._policy(), self.config.token_budget, self._ledger
+            return self._server_draft.extend(
+                plan, self._live, self.counters.steps, self._policy(), self.config.token_budget, self._profiler
             )
         except Exception:
-            log.exception("co-located drafting fails; sessions go on without it")
-            self._server_draft.give_up()
+            log.exception("the server draft fails; sessions go on without it")
+            self._server_draft.disable()
             return plan
 
-    def _prepare(self, grants: Sequence[RowAllocation]) -> list[_Rows]:
-        """Every session's rows; a session that has none to give fails alone."""
-        prepared, now = [], self._clock()
-        for grant in grants:
-            session = self._live[grant.session_id]
+    def _prepare(self, allocations: Sequence[RowAllocation]) -> list[_Rows]:
+        """Return every session's rows; a session whose rows cannot be prepared fails alone."""
+        prepared: list[_Rows] = []
+        now = self._clock()
+        for own in allocations:
+            session = self._live[own.session_id]
             if not session.had_rows:
-                self._counters.queue_s.add(now - session.began)
-            session.begin(self._steps, now)
+                self.counters.queue_s.add(now - session.began)
+            session.begin(self.counters.steps, now)
             try:
-                prepared.append(_Rows(session, *session.segment(grant)))
+                batch = session.batch(own.nodes) if own.chain == session.pending else None
+                prepared.append((session, self._slots[own.session_id].segment(own.chain, batch), batch))
             except Exception as error:
                 with about(session=session.session_id):
                     log.exception("session %s fails before its step", session.session_id)
-                self._fail_all([session], f"its rows cannot be prepared: {type(error).__name__}")
+                self._fail_internally(session, f"its rows cannot be prepared: {type(error).__name__}")
         return prepared
 
-    def _advance(self, rows: Sequence[_Rows], watch: StepTimer) -> None:
-        """forward -> walk -> commit. Where a forward fails, each session is tried alone: only the culprit's fails.
+    def _advance(self, rows: Sequence[_Rows]) -> None:
+        """Run forward, verify and commit. If a forward pass fails, each session is tried alone, so that only one fails.
 
-        A failed forward has changed nothing but the rows' own slots, and the next one writes those anew. Until all were
-        tried no slot is taken, so what one gives back or passes to the prefix cache stays as the others have it.
+        A failed pass has changed nothing but the rows' own slots, which the next one writes anew. Until all sessions
+        were tried no slot is allocated, so slots that one releases or passes to the prefix cache keep their content.
         """
         try:
-            work = _Work(tuple(rows), PackedBatch.pack([r.segment for r in rows], self.model.device))
-            watch.lap()
-            logits = self._forward(work)
+            packed = PackedBatch.pack([segment for _, segment, _ in rows], self.model.device)
+            self._profiler.lap()
+            logits = self._forward(packed)
         except Unavailable:
             raise  # the target itself has gone, and no session is to blame
         except Exception as error:
             log.exception("a forward pass over %d sessions failed", len(rows))
             if len(rows) == 1:
-                self._fail_all([rows[0].session], f"the forward pass failed: {type(error).__name__}")
+                self._fail_internally(rows[0][0], f"the forward pass failed: {type(error).__name__}")
             else:
                 for one in rows:
-                    self._advance([one], StepTimer.drafted())
+                    self._profiler.begin_again()
+                    self._advance([one])
             return
-        watch.lap()
-        verifications = self._verify(work, logits)
-        watch.lap()
-        self._commit(work, verifications)
-        watch.lap()
-        self._ledger.enter(
-            watch,
-            rows=sum(r.segment.rows for r in rows),
+        self._profiler.lap()
+        verifications = self._verify(rows, packed, logits)
+        self._profiler.lap()
+        self._commit(rows, verifications)
+        self._profiler.lap()
+        self._profiler.enter(
+            rows=sum(segment.rows for _, segment, _ in rows),
             sessions=len(rows),
-            tokens=sum(len(verify.tokens) for verify in verifications if verify is not None),
-            prefilled=any(r.segment.chain > 1 for r in rows),
+            tokens=sum(len(verified.tokens) for verified in verifications if verified is not None),
+            prefilled=any(segment.chain > 1 for _, segment, _ in rows),
         )
 
-    def _forward(self, work: _Work) -> torch.Tensor:
-        """Logits `[R, V]` of the rows that want some."""
-        plan = self.model.attention.plan(work.packed.segments, self._pool)
-        return self.model.forward(work.packed, plan)
+    def _forward(self, packed: PackedBatch) -> torch.Tensor:
+        """Return logits `[R, V]` of the rows that need them."""
+        return self.model.forward(packed, self.model.attention.plan(packed.segments, self._pool))
 
-    def _verify(self, work: _Work, logits: torch.Tensor) -> list[Verified | None]:
-        """Every session's path; None for one whose prompt goes on, and for one that failed."""
+    def _verify(self, rows: Sequence[_Rows], packed: PackedBatch, logits: torch.Tensor) -> list[Verified | None]:
+        """Return every session's path; None if its prompt goes on, or if the session failed."""
         verifications: list[Verified | None] = []
-        for rows, start in zip(work.rows, work.packed.logit_starts, strict=True):
+        for (session, _, batch), start in zip(rows, packed.logit_starts, strict=True):
             verified = None
-            if rows.batch is not None:
+            if batch is not None:
                 try:
-                    verified = rows.session.verify(rows.batch, logits[start : start + 1 + len(rows.batch.ids)])
+                    verified = session.verify(batch, logits[start : start + 1 + len(batch.ids)])
                 except Exception as error:
-                    with about(session=rows.session.session_id):
-                        log.warning("session %s fails at its walk: %s", rows.session.session_id, error)
-                    self._fail_all([rows.session], str(error))
+                    with about(session=session.session_id):
+                        log.warning("verification fails in session %s: %s", session.session_id, error)
+                    self._fail_internally(session, str(error))
                 else:
-                    if rows.session.record:
-                        self._recording.note(rows.session, verified, logits, start)
+                    if session.record:
+                        self._recording.note(session, verified, logits, start)
             verifications.append(verified)
         return verifications
 
-    def _commit(self, work: _Work, verifications: Iterable[Verified | None]) -> None:
-        now = self._clock()
-        for rows, verified in zip(work.rows, verifications, strict=True):
-            session, segment, batch = rows.session, rows.segment, rows.batch
-            self._prefilled += segment.chain - (batch is not None)
+    def _commit(self, rows: Sequence[_Rows], verifications: Iterable[Verified | None]) -> None:
+        now, counters = self._clock(), self.counters
+        for (session, segment, batch), verified in zip(rows, verifications, strict=True):
+            counters.prefilled += segment.chain - (batch is not None)
             if batch is None:
-                session.keep_chain(segment)
+                self._keep(session, segment)
             elif verified is not None:
-                self._committed += len(verified.tokens)
-                self._rate.add(len(verified.tokens), now)
-                self._count(session, len(batch.ids), len(verified.rows))
-                self._counters.tokens(
-                    len(verified.tokens), now - session.last_commit, first=not session.protocol.position
-                )
-                commit = session.commit(segment, batch, verified, now)
-                if not session.shared:
-                    self._share(session)  # a prompt serves the others from now on, not only once this session is over
+                evaluated, accepted = len(batch.ids), len(verified.rows)
+                if session.drafted_by_server and self._server_draft is not None:
+                    self._server_draft.learn(evaluated, accepted)
+                else:
+                    counters.draft(evaluated, accepted)
+                gap_s = now - session.timing.last_commit
+                counters.commit(len(verified.tokens), now, gap_s=gap_s, first=not session.protocol.position)
+                commit = session.commit(batch, verified, now)
+                self._keep(session, segment, verified.rows)
+                if not self._slots[session.session_id].shared:
+                    self._share(session)  # a prompt serves other sessions at once, not only after this one's end
                 self._publish(session, commit)
 
-    def _count(self, session: EngineSession, evaluated: int, accepted: int) -> None:
-        if session.thin and self._server_draft is not None:
-            self._server_draft.learn(evaluated, accepted)
-        else:
-            self._evaluated += evaluated
-            self._accepted += accepted
-            if evaluated:
-                self._counters.draft(accepted)
+    def _keep(self, session: EngineSession, segment: Segment, accepted: Sequence[int] = ()) -> None:
+        slots = self._slots[session.session_id]
+        slots.keep(segment, accepted)
+        session.computed = len(slots.table)
 
-    # How sessions come and go
+    # How sessions begin and end
 
-    def _make_room(self, session: EngineSession, older: EngineSession | None) -> None:
-        """Admit it, if need be in place of those that stand still. Raises Overloaded."""
+    def _make_room(self, session: EngineSession, slots: SessionSlots) -> None:
+        """Admit a session, if need be after ending those that stand still. Raises Overloaded."""
+        replaced = self._slots.get(session.session_id)
         try:
-            self._admission.admit(session, older)
+            self._admission.admit(session, slots, replaced)
         except Overloaded:
-            if not self._leave_standing(STANDING_IN_THE_WAY_S, spared=session.session_id):
+            if not self._end_standing(STANDING_IN_THE_WAY_S, spared=session.session_id):
                 raise
-            self._admission.admit(session, older)
+            self._admission.admit(session, slots, replaced)
 
-    def _leave_standing(self, longest_s: float, spared: str = "") -> bool:
-        """End the sessions whose devices have confirmed nothing for so long (rule 16). Whether there were any.
+    def _end_standing(self, longest_s: float, spared: str = "") -> bool:
+        """End the sessions whose devices have confirmed nothing for so long (rule 16); returns whether there were any.
 
-        Nothing is lost: what they had computed is in the prefix cache, what was committed is remembered, and a device
-        that wakes up attaches again.
+        Nothing is lost: their prefixes are in the prefix cache, their committed tokens are remembered, and a device
+        that comes back attaches again.
         """
         since = self._clock() - longest_s
         standing = [
             session
             for session in self._live.values()
-            if not session.protocol.may_step and session.last_commit <= since and session.session_id != spared
+            if not session.protocol.may_step and session.timing.last_commit <= since and session.session_id != spared
         ]
         for session in standing:
             error = Unavailable(f"the device has confirmed nothing for {longest_s:g} s while tokens wait; attach again")
@@ -495,34 +475,33 @@ class Engine:
 
     def _share(self, session: EngineSession) -> None:
         if self.config.prefix_cache:
-            session.share()
+            self._slots[session.session_id].share()
 
     def _publish(self, session: EngineSession, commit: Commit | None) -> None:
-        """Send a commit, and let go of a session that it ends."""
+        """Send a commit, and close a session that it ends."""
         if commit is None:
             return
         self._outbox.append(Committed(session.session_id, commit))
         if commit.finish is not Finish.NONE:
             self._close(session)
 
-    def _fail_all(self, sessions: Iterable[EngineSession], reason: str) -> None:
-        for session in sessions:
-            self._fail(session, InternalError(f"session {session.session_id} failed: {reason}"))
+    def _fail_internally(self, session: EngineSession, reason: str) -> None:
+        self._fail(session, InternalError(f"session {session.session_id} failed: {reason}"))
 
     def _fail(self, session: EngineSession, error: OutriderError) -> None:
-        session.release()  # what it computed is in doubt and not for the prefix cache
+        self._slots[session.session_id].release()  # its keys and values are in doubt and not for the prefix cache
         self._close(session)
         self._outbox.append(Failed(session.session_id, session.protocol.epoch, error))
 
     def _close(self, session: EngineSession) -> None:
-        """Free all that the session holds; its committed tokens and its statistics are remembered for a while."""
+        """Free all slots of a session; its committed tokens and its statistics are remembered for a while."""
         self._share(session)
-        session.release()
+        self._slots.pop(session.session_id).release()
         if self._server_draft is not None:
             self._server_draft.release(session.session_id)
         del self._live[session.session_id]
-        self._memory.keep(session.session_id, session.request, session.protocol.committed)
+        self._history.keep(session.session_id, session.request, session.protocol.committed)
         self._ended[session.session_id] = telemetry = session.telemetry
-        self._counters.left(telemetry)
+        self.counters.end(telemetry)
         while len(self._ended) > 2 * self.config.max_sessions:
             self._ended.popitem(last=False)

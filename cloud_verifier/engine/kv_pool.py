@@ -1,7 +1,7 @@
-"""Keys and values of all sessions, one slot per token; a session's sequence is a table of slot numbers.
+"""Hold the keys and values of all sessions, one slot per token; a session's sequence is a table of slot numbers.
 
-Accepting a path appends slot numbers to a table and gives the other slots back: no key or value is ever copied. A
-prefix that was computed before is taken from the prefix cache in the same way.
+Accepting a path appends slot numbers to a table and returns the other slots to the pool: no key or value is ever
+copied. A prefix that was computed before is taken from the prefix cache in the same way.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["KVPool", "LayerShape", "SlotTable", "Slots"]
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What one attention layer keeps per token."""
+    """Shape of the keys and values that one attention layer keeps per token."""
 
     kv_heads: int
     key_dim: int
@@ -28,11 +28,11 @@ class LayerShape:
 
 
 class KVPool:
-    """Tensors `[slots, kv_heads, dim]` per layer, a stack of free slots and an account of what has been promised.
+    """Tensors `[slots, kv_heads, dim]` per layer, a stack of free slots and the number of slots that are promised.
 
-    Admission goes by `reserve`: a session reserves the most that it can ever take beside its leased prefix, so
-    `allocate` never fails for it. For every slot is free, or cached without a lease, or leased, or taken by a session;
-    the last two are at most `promised`, which is at most `slots`; and the first two are there for `allocate`.
+    A session reserves the most slots that it can ever take beside its leased prefix, so `allocate` never fails for it:
+    every slot is free, or cached without a lease, or leased, or taken by a session. The last two are at most
+    `promised`, which is at most `slots`; the first two are available to `allocate`.
     """
 
     def __init__(
@@ -48,34 +48,34 @@ class KVPool:
 
     @property
     def used(self) -> int:
-        """Slots that hold a token of a live session."""
+        """Number of slots that hold a token of a live session."""
         return self.slots - self._free_count - self.prefixes.cached
 
     @property
     def promised(self) -> int:
-        """Slots that live sessions hold or may take; a prefix that many share counts once."""
+        """Number of slots that live sessions hold or may take; a prefix that several share counts once."""
         return self.reserved + self.prefixes.leased
 
     @property
     def unreserved(self) -> int:
-        """Slots that nobody has been promised."""
+        """Number of slots that are promised to no session."""
         return self.slots - self.promised
 
     def reserve(self, count: int) -> bool:
-        """Promise `count` slots; False, and nothing promised, where they are not there."""
+        """Promise `count` slots; returns False, and promises none, if there are fewer."""
         if count > self.unreserved:
             return False
         self.reserved += count
         return True
 
     def unreserve(self, count: int) -> None:
-        """Take a promise back."""
+        """Take back the promise of `count` slots."""
         self.reserved -= count
 
     def allocate(self, count: int) -> Slots:
-        """Take `count` slots off the free stack; ascending and adjacent as far as what was freed last allows.
+        """Take `count` slots off the free stack; ascending and adjacent as far as the last releases allow.
 
-        Where they are too few, the cache forgets as many of its tokens as are missing.
+        If there are too few, the prefix cache evicts as many as are missing. Raises InternalError if that is too few.
         """
         if count > self._free_count:
             self.release(self.prefixes.evict(count - self._free_count))
@@ -86,16 +86,16 @@ class KVPool:
         return self._free[top - count : top][::-1].copy()
 
     def release(self, slots: Slots) -> None:
-        """Give slots back; they may hold anything from now on."""
+        """Return slots to the free stack; their keys and values may be overwritten."""
         count = len(slots)
         if self._free_count + count > self.slots:
-            raise InternalError("more KV slots were given back than were taken")
+            raise InternalError("more KV slots were released than were allocated")
         self._free[self._free_count : self._free_count + count] = slots[::-1]
         self._free_count += count
 
 
 class SlotTable:
-    """The slots of one sequence in order of position: a preallocated int32 array that doubles as it grows."""
+    """The slots of one sequence in order of position: an int32 array that doubles as it grows."""
 
     def __init__(self, capacity: int = 64) -> None:
         self._array: Slots = np.empty(max(1, capacity), dtype=np.int32)
@@ -106,7 +106,7 @@ class SlotTable:
 
     @property
     def slots(self) -> Slots:
-        """`[len]`, a view that the next change may invalidate."""
+        """The slots `[len]`: a view that the next change may invalidate."""
         return self._array[: self._length]
 
     def extend(self, slots: Slots) -> None:

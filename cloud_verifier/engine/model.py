@@ -1,7 +1,7 @@
-"""A Hugging Face causal LM whose attention runs over our KV pool: the only file that knows transformers' insides.
+"""Run a Hugging Face causal LM with attention over the KV pool; the only module that knows transformers' internals.
 
-transformers calls the attention function that we register with every layer's query, key and value; the step's plan
-reaches it as an extra keyword of the model's forward. Nothing else of the model is touched.
+transformers calls the attention function that is registered here with every layer's query, key and value; the step's
+plan is an extra keyword of the model's forward. Nothing else of the model is changed but its linear layers (kernels).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from transformers.pytorch_utils import Conv1D
 
 from cloud_verifier.engine.batch import PackedBatch
 from cloud_verifier.engine.kernels.attention import AttentionBackend, AttentionPlan, Scoring, SdpaBackend
-from cloud_verifier.engine.kernels.cuda_graphs import CudaRecorder, GraphedForward, Recorder
+from cloud_verifier.engine.kernels.cuda_graphs import CudaGraphRecorder, GraphedForward, GraphRecorder
 from cloud_verifier.engine.kernels.exact_attention import ExactBackend
 from cloud_verifier.engine.kernels.packed_linear import pack_linears
 from cloud_verifier.engine.kernels.tiled_linear import tile_linears
 from cloud_verifier.engine.kernels.triton_attention import TritonBackend, choose
-from cloud_verifier.engine.kv_pool import LayerShape
+from cloud_verifier.engine.kv_pool import KVPool, LayerShape
 from outrider.artifacts.hashing import known_file_digest
 from outrider.core.errors import ModelRefused
 
@@ -40,23 +40,23 @@ BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 REFUSED_ROPE = ("longrope", "dynamic")
-"""Both look at the longest position of the whole batch, so that one session's length would change another's tokens."""
+"""Both depend on the longest position of the batch, so that one session's length would change another's tokens."""
 CONFIGURATIONS = ("config.json", "generation_config.json")
 MIXTURE = ("expert", "router", "moe")
-"""In the name or class of some part of every mixture of experts in transformers."""
+"""Every mixture of experts in transformers has one of these in the name or class of some part."""
 SERVED_LAYERS = ("full_attention", "sliding_attention")
 
 Progress = Callable[[str], None]
 Read = Callable[[Path, torch.dtype, str], Any]
-"""(directory, dtype, device) -> the transformers module, on that device. Raises ModelRefused."""
+"""(directory, dtype, device) -> the transformers module, on that device. It may raise ModelRefused."""
 
 
 class TargetModel:
-    """The target, ready for packed forwards. `self_test` must pass before an Engine takes it.
+    """The target, ready for packed forward passes. `self_test` must pass before an Engine takes it.
 
-    weights_hash: what decides on the tokens: the weights, and the configuration that says how they are used.
-    layers: what each attention layer keeps per token, in order of layer_idx.
-    deviation: by how much the logits of trees and of plain sequences differed in the self-test; None before it.
+    weights_hash: hex digest of all that decides on the tokens: the weights and the configuration of their use.
+    layers: shape of the keys and values of each attention layer, in order of layer_idx.
+    deviation: greatest difference of logits between trees and plain sequences in the self-test; None before it.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class TargetModel:
         self.graphs: GraphedForward | None = None
         self.layers: tuple[LayerShape, ...] = self._probe()
         if self.device.type == "cuda" and self.attention.name == "triton":
-            self.graphs = self._graphed(lambda: CudaRecorder(self.device))
+            self.graphs = self._graphed(lambda: CudaGraphRecorder(self.device))
 
     @classmethod
     def load(
@@ -98,12 +98,13 @@ class TargetModel:
         on_progress: Progress = lambda text: None,
         read: Read | None = None,
     ) -> Self:
-        """Read a model directory. Raises ModelRefused, with the reason, for one that cannot be served.
+        """Read a model directory. Raises ModelRefused, with the reason, for a model that cannot be served.
 
-        dtype: float32, bfloat16 or float16; auto is bfloat16 on CUDA and float32 elsewhere. attention: sdpa, triton for
-        CUDA, or exact for logits whose bits do not depend on what is computed beside them, with one thread; auto is
-        triton on CUDA and sdpa elsewhere. threads: CPU threads of the whole process; None leaves them alone. read: how
-        the weights are read; None reads all of them.
+        dtype: float32, bfloat16 or float16; auto is bfloat16 on CUDA and float32 elsewhere.
+        attention: sdpa, triton for CUDA, or exact for logits whose bits do not depend on the rest of the batch, with
+        one thread; auto is triton on CUDA and sdpa elsewhere.
+        threads: CPU threads of the whole process; None leaves them unchanged.
+        read: reads the weights; None reads all of them.
         """
         directory = Path(path)
         files = sorted(directory.glob("*.safetensors"))
@@ -130,12 +131,12 @@ class TargetModel:
 
     @property
     def vocab_size(self) -> int:
-        """Width of the logits."""
+        """V, the number of logits in a row."""
         return int(self.config.vocab_size)
 
     @property
     def max_sequence(self) -> int:
-        """Positions that the model was made for, prompt and output together."""
+        """The most positions that the model supports, prompt and output together."""
         return int(getattr(self.config, "max_position_embeddings", None) or 131_072)
 
     @property
@@ -148,14 +149,14 @@ class TargetModel:
 
     @property
     def hardware(self) -> str:
-        """What the numbers were computed on; with dtype and backend the numerics class."""
+        """Name of the processor that computes; with dtype and backend it is the numerics class."""
         if self.device.type == "cuda":
             return torch.cuda.get_device_name(self.device)
         return _cpu_name()
 
     @torch.inference_mode()
     def forward(self, batch: PackedBatch, plan: AttentionPlan) -> torch.Tensor:
-        """Logits `[R, V]` of the rows that the batch asks for; keys and values of all rows go to the plan's pool."""
+        """Return logits `[R, V]` of the rows that the batch asks for; write keys and values of all rows to the pool."""
         logits = self.graphs(batch, plan) if self.graphs else None
         if logits is None:
             tile = self.attention.row_tile
@@ -166,14 +167,14 @@ class TargetModel:
     def _logits(
         self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, plan: AttentionPlan
     ) -> torch.Tensor:
-        """ids and positions `[1, T]`, rows `[R]` -> `[R, V]`."""
+        """Run the module: ids and positions `[1, T]`, rows `[R]` -> logits `[R, V]`."""
         out = self.module(
             input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=rows, outrider_plan=plan
         )
         logits: torch.Tensor = out.logits[0]
         return logits
 
-    def _graphed(self, new_recorder: Callable[[], Recorder]) -> GraphedForward:
+    def _graphed(self, new_recorder: Callable[[], GraphRecorder]) -> GraphedForward:
         return GraphedForward(
             self._logits,
             new_recorder,
@@ -184,7 +185,7 @@ class TargetModel:
 
     @torch.inference_mode()
     def linear_logits(self, ids: list[int]) -> torch.Tensor:
-        """Logits `[T, V]` of a plain forward with transformers' own attention: what the packed path must equal."""
+        """Return logits `[T, V]` of a plain forward pass with transformers' own attention, as a reference."""
         with _plain_attention(self.module):
             logits: torch.Tensor = self.module(
                 input_ids=torch.tensor([ids], device=self.device), use_cache=False
@@ -192,7 +193,7 @@ class TargetModel:
         return logits[0]
 
     def _probe(self) -> tuple[LayerShape, ...]:
-        """One tiny forward that records what every layer hands its attention."""
+        """Run one tiny forward pass and return the shapes that every layer passes to its attention."""
         probe = _Probe()
         rows = torch.tensor([1], device=self.device)
         ids = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
@@ -214,7 +215,7 @@ class TargetModel:
         return tuple(probe.layers[i][0] for i in range(len(probe.layers)))
 
     def _check_windows(self, probe: _Probe) -> None:
-        """A window that the configuration states must reach the attention function, or long sequences go wrong."""
+        """Raise ModelRefused if a window of the configuration does not reach the attention function."""
         kinds = getattr(self.config, "layer_types", None)
         windows = [probe.layers[i][1] for i in range(len(probe.layers))]
         if kinds:
@@ -227,13 +228,15 @@ class TargetModel:
 
 
 def _padded(rows: torch.Tensor, tile: int) -> torch.Tensor:
-    """`[..., n]` -> `[..., m]`, n rounded up to a multiple of `tile` with zeros: an id, a position and a row of all."""
+    """Pad `[..., n]` with zeros to a multiple of `tile`; 0 is a valid id, position and row of every model and batch."""
     missing = -rows.shape[-1] % tile
     return pad(rows, (0, missing)) if missing else rows
 
 
 class _Probe:
-    """An attention plan that looks and computes nothing."""
+    """An attention plan that records shapes and computes nothing; it has no pool."""
+
+    pool: KVPool
 
     def __init__(self) -> None:
         self.layers: dict[int, tuple[LayerShape, int | None]] = {}
@@ -259,7 +262,7 @@ def _attention(
     position_bias: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls in every layer; query `[1, Hq, T, D]` and so on, result `[1, T, Hq, Dv]`."""
+    """Attend as transformers calls it in every layer: query `[1, Hq, T, D]` and so on -> `[1, T, Hq, Dv]`."""
     if outrider_plan is None:
         raise ModelRefused(f"{type(module).__name__} does not hand on the batch descriptor of the forward")
     if position_bias is not None:
@@ -270,7 +273,7 @@ def _attention(
 
 
 def _install(module: Any, label: str) -> None:
-    """Make the module call `_attention`."""
+    """Make the module call `_attention` in every layer. Raises ModelRefused if it cannot."""
     AttentionInterface.register(ATTENTION, _attention)
     try:
         module.set_attn_implementation(ATTENTION)
@@ -282,7 +285,7 @@ def _install(module: Any, label: str) -> None:
 
 @contextmanager
 def _plain_attention(module: Any) -> Iterator[None]:
-    """transformers' own attention within; ours again afterwards."""
+    """Run the module with transformers' own attention within the context."""
     module.set_attn_implementation("eager")
     try:
         yield
@@ -306,10 +309,10 @@ def _read(directory: Path, dtype: torch.dtype, device: str) -> Any:
 
 
 def _refuse_unsupported(config: Any, label: str) -> None:
-    """What the self-test, with its short sequences, cannot see."""
-    strange = set(getattr(config, "layer_types", None) or ()) - set(SERVED_LAYERS)
-    if strange:
-        raise ModelRefused(f"{label} has layers of type {', '.join(sorted(strange))}; served are {SERVED_LAYERS}")
+    """Raise ModelRefused for what the self-test, with its short sequences, cannot detect."""
+    unsupported = set(getattr(config, "layer_types", None) or ()) - set(SERVED_LAYERS)
+    if unsupported:
+        raise ModelRefused(f"{label} has layers of type {', '.join(sorted(unsupported))}; served are {SERVED_LAYERS}")
     rope = json.dumps(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {})
     for kind in REFUSED_ROPE:
         if f'"{kind}"' in rope:
@@ -317,7 +320,7 @@ def _refuse_unsupported(config: Any, label: str) -> None:
 
 
 def _refuse_mixture(module: Any, label: str) -> None:
-    """What the self-test may not meet: two experts so close that the router's last bit chooses between them."""
+    """Raise ModelRefused for a mixture of experts: the self-test may miss experts between which a last bit decides."""
     for name, part in module.named_modules():
         kind = type(part).__name__
         if any(word in f"{name} {kind}".lower() for word in MIXTURE):
@@ -328,7 +331,7 @@ def _refuse_mixture(module: Any, label: str) -> None:
 
 
 def _eos_token_ids(module: Any) -> tuple[int, ...]:
-    """From the generation configuration, else from the model's."""
+    """Return the ids of the generation configuration, else of the model's."""
     generation = getattr(module, "generation_config", None)
     ids = getattr(generation, "eos_token_id", None)
     if ids is None:
@@ -337,12 +340,12 @@ def _eos_token_ids(module: Any) -> tuple[int, ...]:
 
 
 def _configurations(directory: Path) -> list[Path]:
-    """What says how the weights are used: rope, softcap, windows, and the tokens that end a sequence."""
+    """Return the files that configure how weights are used: rope, softcap, windows, and the end-of-sequence tokens."""
     return [directory / name for name in CONFIGURATIONS if (directory / name).is_file()]
 
 
 def hash_of(directory: Path, on_progress: Progress = lambda text: None) -> str:
-    """Hex digest of what decides on a target's tokens: weights, and the configuration that says how they are used."""
+    """Return the hex digest of all that decides on a target's tokens: its weights and their configuration."""
     files = [*_configurations(directory), *sorted(directory.glob("*.safetensors"))]
     sizes = [file.stat().st_size for file in files]
     total, done = hashlib.sha256(), 0
@@ -355,12 +358,12 @@ def hash_of(directory: Path, on_progress: Progress = lambda text: None) -> str:
 
 @cache
 def _cpu_name() -> str:
-    """With its instruction sets: machines that call themselves alike may compute in other kernels."""
+    """Return the processor's name and instruction sets: machines of one name may use different kernels."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    name = said.get("model name") or platform.processor() or platform.machine()
-    tiles = " AMX" if "amx_tile" in said.get("flags", "").split() else ""
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    tiles = " AMX" if "amx_tile" in facts.get("flags", "").split() else ""
     return f"{name} {torch.backends.cpu.get_cpu_capability()}{tiles}"

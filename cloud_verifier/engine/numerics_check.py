@@ -1,9 +1,9 @@
-"""At load: do packed trees over slots give the logits of a plain forward? A model that does not is refused.
+"""Check, when a target is loaded, that packed trees over KV slots give the logits of a plain forward pass.
 
-Two sessions are prefilled in chunks of different length within the same forwards; then each has a branching tree, a
-path of it is accepted by bookkeeping, and the next tree stands on slots that are no longer adjacent. Every node's
-logits are compared with those of transformers' own attention over the node's whole path. With exact attention a
-sequence's bits are besides compared between steps of one row and of many.
+Two sessions are prefilled in chunks of different length within the same passes; then each has a branching tree, a path
+of it is accepted by appending its slots, and the next tree follows slots that are no longer adjacent. Every node's
+logits are compared with those of transformers' own attention over the node's whole path. With exact attention, the bits
+of a sequence in steps of one row and of many rows are compared as well.
 """
 
 from __future__ import annotations
@@ -15,32 +15,35 @@ import numpy as np
 import torch
 
 from cloud_verifier.engine.batch import Ints, PackedBatch, Segment
-from cloud_verifier.engine.kv_pool import KVPool, Slots, SlotTable
+from cloud_verifier.engine.kv_pool import KVPool, Slots
 from cloud_verifier.engine.model import TargetModel
+from cloud_verifier.engine.session_slots import SessionSlots
 from outrider.core.errors import ModelRefused
+from outrider.core.verification import TreeBatch
 
 FLOAT32_BOUND = 1e-3
 """Greatest difference of any logit in float32; models that work show 1e-6 to 1e-4."""
 HALF_BOUND = 0.06
-"""In bfloat16 and float16, as a share of the greatest logit, for the median row: a router near a tie may send a token
-to another expert, which moves single rows far, while a wrong mask or position moves nearly all."""
+"""Greatest difference in bfloat16 and float16 for the median row, as a share of the greatest logit: a router near a tie
+may send a token to another expert, which changes single rows much; a wrong mask or position changes nearly all rows."""
 TREE = (-1, -1, 0, 0, 1, 2, 2, 5)
 """Parents of the nodes, -1 for the root: two branches, siblings at three depths."""
 PATH = (0, 2, 5, 7)
-"""The nodes accepted: a root's child down to a leaf, past siblings."""
+"""The accepted nodes: from a child of the root down to a leaf, some of them not the first of their siblings."""
 PROMPTS = (37, 22)
 CHUNKS = (16, 9)
 TREES = 2
 KNOWN = 52
-"""Tokens before those whose bits are compared, computed once: with the others they are more than a block of keys."""
+"""Tokens before those whose bits are compared; together they are more than a block of keys."""
 COMPARED = 24
 """Tokens of a sequence whose bits are compared."""
-CROWDS = (20, 40, 64, 128)
-"""Rows of the steps in which they are, besides the most that a step may have: libraries choose kernels by size."""
+STEP_ROWS = (20, 40, 64, 128)
+"""Rows of the steps in which bits are compared, besides the most that a step may have: libraries choose kernels by
+size."""
 
 
 def self_test(model: TargetModel, *, rows: int = 512, seed: int = 0) -> float:
-    """The deviation of the logits; raises ModelRefused above the bound. Marks the model as tested.
+    """Return the deviation of the logits, and mark the model as tested. Raises ModelRefused if it is above the bound.
 
     rows: the most that a step will have.
     """
@@ -56,7 +59,7 @@ def self_test(model: TargetModel, *, rows: int = 512, seed: int = 0) -> float:
     exact = model.torch_dtype == torch.float32
     deviation = float(np.max(by_row) if exact else np.median(by_row))
     bound = FLOAT32_BOUND if exact else HALF_BOUND * max(1.0, greatest)
-    if not deviation <= bound:  # also where it is no number
+    if not deviation <= bound:  # also if it is not a number
         raise ModelRefused(
             f"{model.label} cannot be served: the logits of a tree and of plain sequences differ by {deviation:.2e}, "
             f"must be at most {bound:.2e} in {model.dtype}"
@@ -68,7 +71,7 @@ def self_test(model: TargetModel, *, rows: int = 512, seed: int = 0) -> float:
 
 
 def _compare(model: TargetModel, pool: KVPool, sequences: Sequence[_Sequence]) -> tuple[list[float], float]:
-    """(greatest deviation in each row compared, greatest magnitude of a logit)."""
+    """Return (greatest deviation in each row compared, greatest magnitude of a logit)."""
     by_row: list[float] = []
     greatest = 0.0
     for _ in range(_chunks_needed() + TREES):
@@ -85,14 +88,14 @@ def _compare(model: TargetModel, pool: KVPool, sequences: Sequence[_Sequence]) -
 
 
 def _check_bits(model: TargetModel, most_rows: int) -> None:
-    """The same tokens one by one, and in steps of several sizes where some sessions have all of them and one a part."""
+    """Raise ModelRefused unless tokens have the same bits one by one and in steps of several sizes and sessions."""
     pool = KVPool(model.layers, KNOWN + COMPARED + most_rows, dtype=model.torch_dtype, device=model.device)
     tokens = np.arange(KNOWN + COMPARED) % model.vocab_size
     prefix = pool.allocate(KNOWN)
     _logits(model, pool, [_chain(tokens[:KNOWN], prefix[:0], prefix)])
     tokens = tokens[KNOWN:]
     alone = _one_by_one(model, pool, tokens, prefix)
-    for rows in sorted({*(size for size in CROWDS if size < most_rows), most_rows}):
+    for rows in sorted({*(size for size in STEP_ROWS if size < most_rows), most_rows}):
         lengths = [min(COMPARED, rows - first) for first in range(0, rows, COMPARED)]
         segments = [_chain(tokens[:length], prefix, pool.allocate(length)) for length in lengths]
         together = torch.split(_logits(model, pool, segments), lengths)
@@ -105,7 +108,7 @@ def _check_bits(model: TargetModel, most_rows: int) -> None:
 
 
 def _one_by_one(model: TargetModel, pool: KVPool, tokens: Ints, prefix: Slots) -> torch.Tensor:
-    """`[T, V]`: every token in a step of its own."""
+    """Return logits `[T, V]` of the tokens, each computed in a step of its own."""
     slots = np.concatenate([prefix, pool.allocate(len(tokens))])
     return torch.cat(
         [
@@ -116,20 +119,20 @@ def _one_by_one(model: TargetModel, pool: KVPool, tokens: Ints, prefix: Slots) -
 
 
 def _chain(tokens: Ints, prefix: Slots, slots: Slots) -> Segment:
-    """Tokens after those that the prefix holds."""
+    """Return a segment of tokens that follow those of the prefix."""
     positions, none = len(prefix) + np.arange(len(tokens)), np.empty(0, dtype=np.int64)
     return Segment(tokens, len(tokens), none, positions, prefix, slots, True)
 
 
 def _logits(model: TargetModel, pool: KVPool, segments: Sequence[Segment]) -> torch.Tensor:
-    """`[T, V]`: of every row."""
+    """Return the logits `[T, V]` of every row."""
     batch = PackedBatch.pack(segments, model.device)
     every_row = torch.arange(batch.input_ids.shape[1], device=model.device)
     return model.forward(replace(batch, logit_rows=every_row), model.attention.plan(segments, pool))
 
 
 def _chunks_needed() -> int:
-    """Steps until the slower sequence has its prompt, all but the last token, in the pool."""
+    """Return the number of steps that prefill the slower sequence's prompt, all but its last token."""
     return max(-(-(prompt - 1) // chunk) for prompt, chunk in zip(PROMPTS, CHUNKS, strict=True))
 
 
@@ -138,25 +141,27 @@ class _Sequence:
 
     def __init__(self, model: TargetModel, pool: KVPool, length: int, rng: np.random.Generator) -> None:
         self._model = model
-        self._pool = pool
         self._rng = rng
         self._tokens: list[int] = rng.integers(0, model.vocab_size, length).tolist()
-        self._table = SlotTable()
+        self._slots = SessionSlots(pool, self._tokens, most=pool.slots, last_position=model.max_sequence - 1)
         self._nodes: list[int] = []
 
     def chunk(self, rows: int) -> Segment | None:
-        """The next piece of the prompt; None where only the last token is left."""
-        have = len(self._table)
-        rows = min(rows, len(self._tokens) - 1 - have)
-        return self._segment(rows, [], wants_logits=False) if rows > 0 else None
+        """Return the next piece of the prompt; None if only the last token is left."""
+        rows = min(rows, len(self._tokens) - 1 - len(self._slots.table))
+        return self._slots.segment(rows, None) if rows > 0 else None
 
     def tree(self) -> Segment:
-        """The last token and a new random tree below it."""
+        """Return the last token and a new random tree below it."""
         self._nodes = self._rng.integers(0, self._model.vocab_size, len(TREE)).tolist()
-        return self._segment(1, self._nodes, wants_logits=True)
+        depths: list[int] = []
+        for parent in TREE:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        ids, rows = range(1, len(TREE) + 1), [parent + 1 for parent in TREE]
+        return self._slots.segment(1, TreeBatch(tuple(ids), tuple(rows), tuple(self._nodes), tuple(depths), 0))
 
     def expected(self) -> torch.Tensor:
-        """`[1 + nodes, V]`: a plain forward's logits at the last token and at every node."""
+        """Return `[1 + nodes, V]`: a plain forward pass's logits at the last token and at every node."""
         rows: dict[int, torch.Tensor] = {}
         for leaf in set(range(len(TREE))) - set(TREE):
             path = [leaf]
@@ -167,28 +172,10 @@ class _Sequence:
         return torch.stack([rows[node] for node in range(-1, len(TREE))]).float()
 
     def keep(self, segment: Segment) -> None:
-        """The chain stays; of a tree one path is accepted and one more token follows, as after a walk."""
+        """Keep the chain; of a tree accept one path, and append one more token, as a verification does."""
         if not segment.wants_logits:
-            self._table.extend(segment.slots)
+            self._slots.keep(segment)
             return
-        rows = [0, *(node + 1 for node in PATH)]
-        self._table.extend(segment.slots[rows])
-        self._pool.release(np.delete(segment.slots, rows))
+        self._slots.keep(segment, [node + 1 for node in PATH])
         self._tokens += [self._nodes[node] for node in PATH]
         self._tokens.append(int(self._rng.integers(0, self._model.vocab_size)))
-
-    def _segment(self, chain: int, nodes: list[int], *, wants_logits: bool) -> Segment:
-        start = len(self._table)
-        depths: list[int] = []
-        for parent in TREE[: len(nodes)]:
-            depths.append(1 if parent < 0 else depths[parent] + 1)
-        positions = [*range(start, start + chain), *(start + chain - 1 + depth for depth in depths)]
-        return Segment(
-            tokens=np.asarray(self._tokens[start : start + chain] + nodes, dtype=np.int64),
-            chain=chain,
-            parents=np.asarray([chain + parent for parent in TREE[: len(nodes)]], dtype=np.int64),
-            positions=np.asarray(positions, dtype=np.int64),
-            prefix=self._table.slots.copy(),
-            slots=self._pool.allocate(chain + len(nodes)),
-            wants_logits=wants_logits,
-        )

@@ -1,11 +1,11 @@
-"""Which slots hold which tokens: a radix tree over slots with reference counts, one tree per salt. No tensors here.
+"""Keep computed prefixes for later sessions: a radix tree over KV slots with reference counts, one tree per salt.
 
-A slot that the tree owns holds the keys and values of one token after one path of tokens, for good; every session that
-begins with this path reads it there. A session holds a lease on its path. What no lease covers is free for the asking:
-`evict` gives it back, longest unused first, leaves before what they hang on.
+A slot that the tree owns holds the keys and values of one token after one path of tokens, for as long as it is cached;
+every session that begins with this path reads it there. A session holds a lease on its path. Slots without a lease are
+available: `evict` returns them, longest unused first, leaves before their parents.
 
-The salt is the tenant. Paths under different salts never meet, so how fast a prompt is taken in tells nobody what
-others have sent. (What is evicted when does depend on everybody, but on how much they send, not on what.)
+The salt is the tenant. Paths under different salts never meet, so the time in which a prompt is read tells a tenant
+nothing about the prompts of others. (What is evicted depends on how much all tenants send, not on its content.)
 """
 
 from __future__ import annotations
@@ -23,65 +23,64 @@ Tokens = NDArray[np.int32]
 Slots = NDArray[np.int32]
 """Slot numbers, `[n]`."""
 
-_NOTHING: NDArray[np.int32] = np.empty(0, dtype=np.int32)
+_NO_SLOTS: NDArray[np.int32] = np.empty(0, dtype=np.int32)
 
 
 @dataclass(eq=False)
 class _Node:
-    """An edge and the node at its end. Below the top come the salts' roots, whose edges are empty."""
+    """An edge and the node at its end. The children of the top are the salts' roots, whose edges are empty."""
 
     key: str | int
-    """Where it hangs below its parent: the salt of a root, else the first token of its edge."""
+    """Its key among its parent's children: the salt of a root, else the first token of its edge."""
     parent: _Node | None
-    tokens: Tokens = field(default_factory=lambda: _NOTHING)
-    slots: Slots = field(default_factory=lambda: _NOTHING)
+    tokens: Tokens = field(default_factory=lambda: _NO_SLOTS)
+    slots: Slots = field(default_factory=lambda: _NO_SLOTS)
     children: dict[str | int, _Node] = field(default_factory=dict)
     leases: int = 0
-    """On this node or below."""
+    """Number of leases on this node or below."""
 
     @property
     def above(self) -> _Node:
         """The parent of a node that is not the top."""
         if self.parent is None:
-            raise InternalError("the top of the prefix cache was taken for a part of it")
+            raise InternalError("the top of the prefix cache has no parent")
         return self.parent
 
 
 @dataclass(frozen=True, eq=False)
-class Lease:
-    """A path that stays where it is until its holder gives it back."""
+class PrefixLease:
+    """A path that stays cached until the lease is released. slots: `[n]`, of the path's tokens."""
 
     node: _Node
     slots: Slots
-    """`[n]`: of the path's tokens."""
 
     def __len__(self) -> int:
         return len(self.slots)
 
 
 class PrefixCache:
-    """The trees. Whoever calls owns the slots that it has not yet given, and those that it is given back."""
+    """All salts' trees. The caller owns the slots that it has not published, and those that it gets back."""
 
     def __init__(self) -> None:
         self.leased = 0
-        """Slots on paths that someone holds; each counts once."""
+        """Number of slots on leased paths; each counts once."""
         self.cached = 0
-        """Slots that nobody holds: as good as free."""
+        """Number of slots without a lease: as good as free."""
         self._top = _Node("", None)
         self._idle: OrderedDict[_Node, None] = OrderedDict()
-        """Nodes without a lease, longest unused first. A lease ends leaf first, so no node comes before one below it:
-        the first is always a leaf."""
-        self.nothing = Lease(self._top, _NOTHING)
-        """The lease of who holds no path."""
+        """Nodes without a lease, longest unused first. A lease is released leaf first, so no node comes before one
+        below it: the first is always a leaf."""
+        self.no_lease = PrefixLease(self._top, _NO_SLOTS)
+        """The lease of a session that has no cached prefix."""
 
-    def acquire(self, salt: str, tokens: Sequence[int] | Tokens) -> Lease:
-        """A lease on the longest known prefix of the tokens."""
+    def acquire(self, salt: str, tokens: Sequence[int] | Tokens) -> PrefixLease:
+        """Return a lease on the longest cached prefix of the tokens."""
         node, slots = self._descend(salt, np.asarray(tokens, dtype=np.int32))
         self._hold(node)
-        return Lease(node, slots)
+        return PrefixLease(node, slots)
 
-    def release(self, lease: Lease) -> None:
-        """Give a lease back, once."""
+    def release(self, lease: PrefixLease) -> None:
+        """End a lease; each must be released once."""
         node = lease.node
         while node.parent is not None:
             node.leases -= 1
@@ -91,11 +90,13 @@ class PrefixCache:
                 self.cached += len(node.slots)
             node = node.parent
 
-    def publish(self, lease: Lease, salt: str, tokens: Sequence[int] | Tokens, slots: Slots) -> tuple[Lease, Slots]:
-        """Hand over the slots that hold the tokens, of which the lease, acquired under this salt, is a prefix.
+    def publish(
+        self, lease: PrefixLease, salt: str, tokens: Sequence[int] | Tokens, slots: Slots
+    ) -> tuple[PrefixLease, Slots]:
+        """Pass the slots of the tokens to the cache; the lease, acquired under this salt, is on a prefix of the tokens.
 
-        Returns a lease on all of them, in place of the one given, and the slots that are not needed because others
-        hold the same tokens: the new lease's slots stand in for them.
+        Returns a lease on all tokens, in place of the given one, and those of the slots that are not needed because the
+        cache has others with the same tokens: the new lease has those instead.
         """
         path = np.asarray(tokens, dtype=np.int32)
         node, known = self._descend(salt, path)
@@ -103,10 +104,10 @@ class PrefixCache:
             node = self._grow(salt, node, path[len(known) :], slots[len(known) :])
         self._hold(node)
         self.release(lease)
-        return Lease(node, np.concatenate([known, slots[len(known) :]])), slots[len(lease) : len(known)].copy()
+        return PrefixLease(node, np.concatenate([known, slots[len(known) :]])), slots[len(lease) : len(known)].copy()
 
-    def held_only_by(self, lease: Lease) -> int:
-        """Slots that nobody would hold any more without this lease."""
+    def held_only_by(self, lease: PrefixLease) -> int:
+        """Return the number of slots that only this lease holds."""
         count, node = 0, lease.node
         while node.parent is not None and node.leases == 1:
             count += len(node.slots)
@@ -114,8 +115,8 @@ class PrefixCache:
         return count
 
     def evict(self, count: int) -> Slots:
-        """Forget `count` tokens (fewer where fewer are unleased) and return their slots."""
-        freed = [_NOTHING]
+        """Forget `count` tokens (fewer if fewer are without a lease) and return their slots."""
+        freed = [_NO_SLOTS]
         while count > 0 and self._idle:
             node = next(iter(self._idle))
             kept = max(0, len(node.slots) - count)
@@ -131,9 +132,9 @@ class PrefixCache:
         return slots
 
     def _descend(self, salt: str, tokens: Tokens) -> tuple[_Node, Slots]:
-        """The node at which the longest known prefix ends, made by a split if need be, and the prefix's slots."""
+        """Return the node at which the longest cached prefix ends, after a split if need be, and the prefix's slots."""
         node, child = self._top, self._top.children.get(salt)
-        slots, depth = [_NOTHING], 0
+        slots, depth = [_NO_SLOTS], 0
         while child is not None:
             common = _common(child.tokens, tokens[depth:])
             node = child if common == len(child.tokens) else self._split(child, common)
@@ -143,8 +144,10 @@ class PrefixCache:
         return node, np.concatenate(slots)
 
     def _split(self, lower: _Node, length: int) -> _Node:
-        """Part a node's edge after `length` tokens; the new upper node. An idle one's must be held before it is idle:
-        it has no place in the order of `_idle`."""
+        """Split a node's edge after `length` tokens and return the new upper node.
+
+        If it has no lease the caller must hold it: it has no place in the order of `_idle`.
+        """
         above = lower.above
         upper = _Node(lower.key, above, lower.tokens[:length].copy(), lower.slots[:length].copy())
         upper.leases = lower.leases
@@ -155,7 +158,7 @@ class PrefixCache:
         return upper
 
     def _grow(self, salt: str, node: _Node, tokens: Tokens, slots: Slots) -> _Node:
-        """A new leaf below the node; not yet held."""
+        """Return a new leaf below the node, without a lease."""
         if node is self._top:
             node.children[salt] = node = _Node(salt, node)
         leaf = _Node(int(tokens[0]), node, tokens.copy(), slots.copy())
@@ -167,14 +170,14 @@ class PrefixCache:
         while node.parent is not None:
             node.leases += 1
             if node.leases == 1:
-                self._idle.pop(node, None)  # one that was just made is not in it
+                self._idle.pop(node, None)  # a new node is not in it
                 self.leased += len(node.slots)
                 self.cached -= len(node.slots)
             node = node.parent
 
 
 def _common(one: Tokens, other: Tokens) -> int:
-    """Length of the common prefix."""
+    """Return the length of the common prefix."""
     length = min(len(one), len(other))
     differ = np.flatnonzero(one[:length] != other[:length])
     return int(differ[0]) if len(differ) else length

@@ -1,4 +1,7 @@
-"""The target's token for one row of logits: greedy, or coupled to the session's noise (docs/protocol.md, "Noise")."""
+"""Choose the target's token from a row of logits, and return log-probabilities of tokens.
+
+Sampling is greedy or coupled to the session's noise (docs/protocol.md, "Noise").
+"""
 
 from __future__ import annotations
 
@@ -12,37 +15,80 @@ from outrider.core.counts import TokenCounts
 from outrider.core.coupling import gumbel, position_key, session_key
 from outrider.core.errors import InternalError
 from outrider.core.processors import penalise, surviving_log_probs
+from outrider.core.protocol.messages import TokenLogprobs
 from outrider.core.sampling import SamplingParams
+
+LEAST_LOGPROB = -9999.0
+"""Replaces the logarithm of 0, as in OpenAI's API."""
 
 
 class Sampler:
-    """Chooses tokens for one session; the same logits at the same position always give the same token."""
+    """Choose tokens for one session; the same logits at the same position always give the same token.
 
-    def __init__(self, params: SamplingParams, prompt: Sequence[int]) -> None:
-        self._params = params
+    key: of the session's noise; 0 if greedy. counts: tokens of prompt and output so far; empty without penalties.
+    """
+
+    def __init__(self, params: SamplingParams, prompt: Sequence[int], output: Sequence[int] = ()) -> None:
+        self.params = params
         self.key = 0 if params.greedy else session_key(params.seed, prompt)
+        self.counts = TokenCounts([*prompt, *output] if params.penalised else ())
 
-    def choose(self, row: torch.Tensor, position: int, counts: TokenCounts, path: Sequence[int]) -> int:
-        """The token at a generated position; equal scores go to the lowest id.
+    def choose(self, row: torch.Tensor, position: int, path: Sequence[int]) -> int:
+        """Return the token at a generated position; of equal scores the lowest id wins.
 
-        row: logits `[V]` after the position's last ancestor. counts: tokens of prompt and output so far.
-        path: tokens accepted in this step on the way to the row. Raises InternalError where the logits are no numbers.
+        row: logits `[V]` after the position's last ancestor. path: tokens accepted in this step on the way to the row.
+        Raises InternalError if the logits are not finite.
         """
         logits: NDArray[np.float32] = row.float().cpu().numpy()
-        if self._params.greedy and not self._params.penalised:
-            return _best(logits)
-        scores = penalise(logits.astype(np.float64), self._params, counts, path)
-        if self._params.greedy:
-            return _best(scores)
-        # Noise only for what the filters left. NaN stays in, to be found.
-        ids, scores = surviving_log_probs(scores, self._params)
+        if self.params.greedy and not self.params.penalised:
+            return _argmax(logits)
+        scores = penalise(logits.astype(np.float64), self.params, self.counts, path)
+        if self.params.greedy:
+            return _argmax(scores)
+        # Noise is added only to what the filters left. NaN is not filtered, so that it is found.
+        ids, scores = surviving_log_probs(scores, self.params)
         noisy = scores + gumbel(position_key(self.key, position), ids)
-        return int(ids[_best(noisy)])
+        return int(ids[_argmax(noisy)])
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Count tokens that were committed."""
+        if self.params.penalised:
+            self.counts.add(tokens)
 
 
-def _best(scores: NDArray[np.float32] | NDArray[np.float64]) -> int:
-    """argmax, which finds a NaN first of all."""
+def _argmax(scores: NDArray[np.float32] | NDArray[np.float64]) -> int:
+    """Return the index of the greatest score. Raises InternalError if it is not finite; NaN counts as greatest."""
     best = int(scores.argmax()) if len(scores) else -1
     if best < 0 or not np.isfinite(scores[best]):
         raise InternalError("the target's logits are not finite")
     return best
+
+
+def top_logprobs(logits: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return ids `[n, K]` by falling probability, their log-probabilities `[n, K]`, and the logsumexp `[n, 1]`.
+
+    logits: `[n, V]`; computed in float32. K is `top`, or V if that is less.
+    """
+    logits = logits.float()
+    best, ids = logits.topk(min(top, logits.shape[1]), dim=1)
+    total = logits.logsumexp(dim=1, keepdim=True)
+    return ids, best - total, total
+
+
+@torch.inference_mode()
+def logprobs_of(
+    logits: torch.Tensor, rows: Sequence[int], tokens: Sequence[int], top: int
+) -> tuple[TokenLogprobs, ...]:
+    """Return the log-probability of each token by the row that gave it, and those of the `top` likeliest tokens.
+
+    logits: `[R, V]`, as the model returns them; computed in float32. Waits for the accelerator.
+    """
+    chosen = torch.tensor(list(rows), device=logits.device)
+    values = logits.index_select(0, chosen).float()
+    own = values.gather(1, torch.tensor(list(tokens), device=logits.device).unsqueeze(1))
+    ids, best, total = top_logprobs(values, top)
+    log_probs = torch.cat([own - total, best], dim=1).clamp(LEAST_LOGPROB, 0.0)
+    return tuple(
+        TokenLogprobs(first, tuple(zip(alternatives, rest, strict=True)))
+        for (first, *rest), alternatives in zip(log_probs.tolist(), ids.tolist(), strict=True)
+    )

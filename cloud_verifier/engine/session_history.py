@@ -1,5 +1,4 @@
-"""What outlives a session: the greatest epoch of its id, the tokens that its device may not have received, and how the
-nodes of its tenant's devices did."""
+"""Remember what outlives a session: its epoch, tokens that its device may not have, and its tenant's acceptance."""
 
 from __future__ import annotations
 
@@ -17,8 +16,10 @@ Fingerprint = bytes
 
 
 def fingerprint(attach: Attach, salt: str = "") -> Fingerprint:
-    """Equal for attaches of one tenant, the salt, that ask for the same sequence, whatever epoch and however much of it
-    was received."""
+    """Return equal digests for attaches that ask for the same sequence under the same salt, the tenant's.
+
+    The epoch and the tokens that were received make no difference.
+    """
     request = replace(attach, epoch=0, prompt=(), tokens=())
     digest = hashlib.blake2b(repr((salt, request)).encode(), digest_size=16)
     digest.update(np.asarray(attach.prompt, dtype="<u4").tobytes())
@@ -26,7 +27,7 @@ def fingerprint(attach: Attach, salt: str = "") -> Fingerprint:
 
 
 class SessionHistory:
-    """Bounded: the sessions that were heard of longest ago are forgotten first."""
+    """Epochs and committed tokens of sessions; those that were seen longest ago are forgotten first."""
 
     def __init__(self, max_sessions: int, max_tokens: int) -> None:
         self._max_sessions = max_sessions
@@ -36,11 +37,11 @@ class SessionHistory:
         self._tokens = 0
 
     def epoch(self, session_id: str) -> int:
-        """The greatest epoch seen; 0 for an unknown session."""
+        """Return the greatest epoch of a session; 0 if it is unknown."""
         return self._epochs.get(session_id, 0)
 
     def see(self, session_id: str, epoch: int) -> None:
-        """An attach in this epoch was taken."""
+        """Remember that an attach in this epoch was admitted."""
         self._epochs[session_id] = max(epoch, self.epoch(session_id))
         self._epochs.move_to_end(session_id)
         while len(self._epochs) > self._max_sessions:
@@ -48,7 +49,7 @@ class SessionHistory:
             self._drop_tail(forgotten)
 
     def keep(self, session_id: str, request: Fingerprint, committed: list[int]) -> None:
-        """Remember what was committed, in case that its device comes back without all of it."""
+        """Remember committed tokens, in case the device attaches again without all of them."""
         self._drop_tail(session_id)
         if len(committed) > self._max_tokens:
             return
@@ -58,7 +59,7 @@ class SessionHistory:
             self._drop_tail(next(iter(self._tails)))
 
     def kept(self, session_id: str, request: Fingerprint) -> list[int]:
-        """The tokens committed for the same request; [] where there are none."""
+        """Return the tokens committed for the same request; [] if there are none."""
         known, committed = self._tails.get(session_id, (b"", None))
         return committed.tolist() if committed is not None and known == request else []
 
@@ -68,20 +69,20 @@ class SessionHistory:
 
 
 class TenantAcceptance:
-    """How nodes did by tenant, for one tenant's bad drafts say little of another's; behind each tenant, how all did.
+    """Estimates of node acceptance by tenant, each with that of all tenants as its prior.
 
-    Bounded: the tenant that has begun no session for longest is forgotten first.
+    The tenant that has begun no session for longest is forgotten first.
     """
 
-    def __init__(self, most: int = 1024) -> None:
-        self._most = most
+    def __init__(self, max_tenants: int = 1024) -> None:
+        self._max_tenants = max_tenants
         self._all = NodeAcceptance()
         self._by_tenant: OrderedDict[str, NodeAcceptance] = OrderedDict()
 
     def of(self, tenant: str) -> NodeAcceptance:
-        """From which a new session of the tenant starts, and which learns from it."""
-        odds = self._by_tenant.pop(tenant, None) or NodeAcceptance(self._all, shared=True)
-        self._by_tenant[tenant] = odds
-        if len(self._by_tenant) > self._most:
+        """Return the estimate from which a new session of the tenant starts, and which learns from the session."""
+        acceptance = self._by_tenant.pop(tenant, None) or NodeAcceptance(self._all, shared=True)
+        self._by_tenant[tenant] = acceptance
+        if len(self._by_tenant) > self._max_tenants:
             self._by_tenant.popitem(last=False)
-        return odds
+        return acceptance

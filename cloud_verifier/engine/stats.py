@@ -1,4 +1,4 @@
-"""Hold the statistics of an engine: the snapshot that its front is given, and the averages and rates behind it."""
+"""Hold the statistics of an engine: counters of all its sessions, moving averages, and the snapshot for its front."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from outrider.core.histogram import ROWS, STEP_S, WAIT_S, Histogram
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
+
+POSITIONS = 32
+"""Number of positions of a step for which accepted nodes are counted; further ones are in the sum alone."""
+STATES = ("queued", "prefill", "decode", "standing")
+"""The states of live sessions. queued: no row so far. prefill: the prompt is being read. standing: so far ahead of what
+the device has confirmed that no step takes the session."""
 
 
 @dataclass(frozen=True)
@@ -16,7 +23,7 @@ class EngineStats:
     verifier: VerifierTelemetry
     """Measurements of the engine itself."""
     sessions: Mapping[str, SessionTelemetry]
-    """Live sessions by id, and ended ones that nobody has stopped yet."""
+    """Live sessions by id, and ended ones that were not stopped yet."""
     steps: int
     committed: int
     """Tokens."""
@@ -43,7 +50,78 @@ class EngineStats:
     ignored: int
     """Nodes outside the speculation window of their session."""
     states: Mapping[str, int]
-    """Live sessions by state (counters.STATES)."""
+    """Live sessions by state (STATES)."""
+
+
+class EngineCounters:
+    """Count over all sessions since the engine began; nodes of the server draft are left out. Not thread-safe."""
+
+    def __init__(self, now: float) -> None:
+        self.steps = 0
+        self.committed = 0
+        """Tokens."""
+        self.evaluated = self.accepted = 0
+        """Nodes."""
+        self.prefilled = 0
+        """Prompt tokens whose keys and values were computed."""
+        self.prefix_hits = self.prefix_tokens = 0
+        """Sessions that began with cached tokens, and number of these tokens."""
+        self.drafts = 0
+        """Parts of steps, of one session each, that had nodes of its device."""
+        self.dead = self.ignored = 0
+        """Nodes of sessions that have ended; see SessionTelemetry."""
+        self.rate = Rate(now)
+        """Committed tokens per second."""
+        self.step_s = Histogram(STEP_S)
+        """Seconds of steps, without the time between them."""
+        self.rows = Histogram(ROWS)
+        """Rows of steps."""
+        self.part_s: dict[str, float] = {}
+        """Seconds of all steps by their parts."""
+        self.first_token_s = Histogram(WAIT_S)
+        """Seconds from a session's begin to its first token, for sessions that began without any."""
+        self.token_s = Histogram(STEP_S)
+        """Seconds from one token of a session to the next: the time between two commits in equal parts."""
+        self.queue_s = Histogram(WAIT_S)
+        """Seconds from a session's begin to its first rows."""
+        self._accepted = [0] * (POSITIONS + 1)
+        """Index -> drafts of which so many nodes were accepted; the last index is for as many or more."""
+
+    def step(self, parts_s: Mapping[str, float], rows: int) -> None:
+        """Count a forward pass, by the seconds of the step's parts."""
+        for part, seconds in parts_s.items():
+            self.part_s[part] = self.part_s.get(part, 0.0) + seconds
+        self.step_s.add(sum(parts_s.values()) - parts_s.get("between", 0.0))
+        self.rows.add(rows)
+
+    def draft(self, evaluated: int, accepted: int) -> None:
+        """Count the nodes of one device in one step."""
+        self.evaluated += evaluated
+        self.accepted += accepted
+        if evaluated:
+            self.drafts += 1
+            self._accepted[min(accepted, POSITIONS)] += 1
+
+    def commit(self, tokens: int, now: float, *, gap_s: float, first: bool) -> None:
+        """Count a session's commit. gap_s: seconds since the last one; of the first one, since the session's begin."""
+        self.committed += tokens
+        self.rate.add(tokens, now)
+        if first:
+            self.first_token_s.add(gap_s)
+            if tokens > 1:
+                self.token_s.add(0.0, tokens - 1)  # they come with the first
+        else:
+            self.token_s.add(gap_s / tokens, tokens)
+
+    def end(self, session: SessionTelemetry) -> None:
+        """Count the nodes of a session that has ended."""
+        self.dead += session.dead
+        self.ignored += session.ignored
+
+    @property
+    def accepted_by_position(self) -> list[int]:
+        """Accepted nodes by position after the last committed token, from 0."""
+        return [sum(self._accepted[position + 1 :]) for position in range(POSITIONS)]
 
 
 class MovingAverage:

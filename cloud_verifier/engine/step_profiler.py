@@ -1,79 +1,89 @@
-"""What the engine's steps take and bring: by the cost model, and by how the last ones went."""
+"""Measure what the target's steps cost: for a few seconds when the target is loaded, then in every step."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from time import perf_counter
 
-from cloud_verifier.engine.counters import EngineCounters
-from cloud_verifier.engine.stats import MovingAverage
-from outrider.core.step_cost import StepCost
+import numpy as np
+from numpy.typing import NDArray
+
+from cloud_verifier.engine.batch import PackedBatch, Segment
+from cloud_verifier.engine.kv_pool import KVPool
+from cloud_verifier.engine.model import TargetModel
+from cloud_verifier.engine.stats import EngineCounters, MovingAverage
+from outrider.core.step_cost import KNOTS, StepCost
 
 PARTS = ("between", "draft", "plan", "forward", "verify", "commit")
-"""Of a step, in this order. between: since the last step's end, while there is work. draft: the co-located one's."""
-NODES_PRICED = 8
-"""Nodes over which the price of one more is averaged."""
+"""The parts of a step in order. between: since the last step's end, while there is work. draft: by the server draft."""
+FURTHER_NODES = 8
+"""Number of nodes over which the cost of one more is averaged."""
 
-
-class StepTimer:
-    """The moments of one step, by perf_counter: a part ends with each lap."""
-
-    def __init__(self, last_end: float | None) -> None:
-        """last_end: of the step before; None where there was nothing to do since."""
-        begun = perf_counter()
-        self.followed = last_end is not None
-        self._marks = [begun if last_end is None else last_end, begun]
-
-    @classmethod
-    def drafted(cls) -> StepTimer:
-        """Of a step that begins behind its draft."""
-        watch = cls(None)
-        watch.lap()
-        return watch
-
-    def lap(self) -> None:
-        self._marks.append(perf_counter())
-
-    def parts_s(self) -> dict[str, float]:
-        """Seconds of each part; all must have ended."""
-        ends = zip(self._marks, self._marks[1:], strict=False)
-        return {part: end - begin for part, (begin, end) in zip(PARTS, ends, strict=True)}
+LIMIT_S = 4.0
+"""Longest time of all measurements at load; if it is too short for large steps, those are extrapolated."""
+PREFIX = 128
+"""Number of tokens before the rows of each session."""
+SESSIONS = 8
+"""Number of sessions in the measurement of what a session costs beside its rows."""
+ROUNDS = 3
+"""Number of measurements of each size; more gain nothing."""
 
 
 class StepProfiler:
-    """Every step is entered; averages are over those that generate and prefill nothing."""
+    """Time the parts of every step; averages are over steps that prefill nothing.
 
-    def __init__(self, cost: StepCost) -> None:
+    cost: what a forward pass costs; it learns from every step.
+    """
+
+    def __init__(self, cost: StepCost, counters: EngineCounters) -> None:
         self.cost = cost
-        """What a forward pass costs; learns from every step."""
-        self.counters = EngineCounters()
+        self._counters = counters
         self._parts_s = {part: MovingAverage() for part in PARTS}
         self._between_s = MovingAverage()
         self._rows = MovingAverage()
         self._sessions = MovingAverage()
         self._tokens = MovingAverage()
         self._last_end: float | None = None
+        """When the last step ended; None if there was nothing to do since."""
+        self._marks: list[float] = []
+        """The moments of the current step, by perf_counter: where each of its parts begins, and the end of the last."""
+        self._followed = False
+        """Whether the current step followed another one without a rest."""
 
     def rest(self) -> None:
-        """There is nothing to do: what passes until the next step is no part of any."""
+        """Note that there is nothing to do: the time until the next step belongs to no step."""
         self._last_end = None
 
-    def begin(self) -> StepTimer:
-        return StepTimer(self._last_end)
+    def begin(self) -> None:
+        """Begin a step, with its draft."""
+        now = perf_counter()
+        self._followed = self._last_end is not None
+        self._marks = [now if self._last_end is None else self._last_end, now]
+
+    def begin_again(self) -> None:
+        """Begin the current step anew, after its draft."""
+        self._followed = False
+        self._marks = 3 * [perf_counter()]
+
+    def lap(self) -> None:
+        """End a part of the step."""
+        self._marks.append(perf_counter())
 
     def end(self) -> None:
-        """The step that was begun is over, whatever became of it."""
+        """End the step, whatever became of it."""
         self._last_end = perf_counter()
 
-    def enter(self, watch: StepTimer, *, rows: int, sessions: int, tokens: int, prefilled: bool) -> None:
-        """A step that has gone well. tokens: that it committed."""
-        parts = watch.parts_s()
-        self.counters.step(parts, rows)
+    def enter(self, *, rows: int, sessions: int, tokens: int, prefilled: bool) -> None:
+        """Learn from a step that has gone well and all of whose parts have ended. tokens: that it committed."""
+        ends = zip(self._marks, self._marks[1:], strict=False)
+        parts = {part: end - begin for part, (begin, end) in zip(PARTS, ends, strict=True)}
+        self._counters.step(parts, rows)
         self.cost.observe(rows, sessions, sum(parts[part] for part in ("plan", "forward", "verify", "commit")))
         if prefilled:
             return
         for part, seconds in parts.items():
             self._parts_s[part].add(seconds)
-        if watch.followed:
+        if self._followed:
             self._between_s.add(parts["between"])
         self._rows.add(rows)
         self._sessions.add(sessions)
@@ -81,27 +91,110 @@ class StepProfiler:
 
     @property
     def parts_ms(self) -> dict[str, float]:
-        """Milliseconds of each part on average; they sum to 1e3 * step_s."""
+        """Mean milliseconds of each part; their sum is 1e3 * step_s."""
         return {part: 1e3 * mean.value for part, mean in self._parts_s.items()}
 
     @property
     def step_s(self) -> float:
-        """From one step's begin to the next one's while there is work; 0 before the first."""
+        """Mean seconds from the begin of one step to the begin of the next while there is work; 0 before the first."""
         return sum(mean.value for mean in self._parts_s.values())
 
     @property
     def between_s(self) -> float:
-        """What passes between two steps that follow one another."""
+        """Mean seconds between two steps that follow one another."""
         return self._between_s.value
 
     @property
     def node_s(self) -> float:
-        """Seconds that a node adds to a step as they are at present, on average over the next few."""
+        """Seconds that one more node adds to a step like the recent ones, on average over FURTHER_NODES."""
         rows, sessions = max(1, round(self._rows.value)), max(1, round(self._sessions.value))
-        more, now = self.cost.seconds(rows + NODES_PRICED, sessions), self.cost.seconds(rows, sessions)
-        return (more - now) / NODES_PRICED
+        more, now = self.cost.seconds(rows + FURTHER_NODES, sessions), self.cost.seconds(rows, sessions)
+        return (more - now) / FURTHER_NODES
 
     @property
     def min_acceptance(self) -> float:
-        """0..1: commits per second times seconds per node."""
+        """Least probability of acceptance (0..1) at which a node pays: commits per second times seconds per node."""
         return min(1.0, self._tokens.value / self.step_s * self.node_s) if self.step_s else 0.0
+
+
+def profile(
+    model: TargetModel,
+    rows: int = KNOTS[-1],
+    *,
+    limit_s: float = LIMIT_S,
+    clock: Callable[[], float] = perf_counter,
+) -> StepCost:
+    """Measure steps of up to `rows` rows for at most `limit_s` seconds; the two smallest are always measured.
+
+    The least of several timings counts: whatever else runs on the machine only adds to it.
+    """
+    ends = clock() + limit_s
+    bench = _Bench(model, rows, clock)
+    best: dict[int, float] = {}
+    crowd = float("inf")
+    for size in _sizes(rows):
+        known = best.get(size, _guess(best, size))
+        if len(best) >= 2 and clock() + known > ends:
+            continue  # a smaller size of the next round may still fit
+        best[size] = min(best.get(size, float("inf")), bench.seconds([size]))
+        if size == SESSIONS:
+            crowd = min(crowd, bench.seconds([1] * SESSIONS))
+    share = (crowd - best[SESSIONS]) / (SESSIONS - 1) if crowd < float("inf") else 0.0
+    return StepCost(best, share)
+
+
+def describe(cost: StepCost) -> str:
+    """Return a line for the log."""
+    table = cost.table()
+    shown = ", ".join(f"{rows} rows {1e3 * table[rows]:.1f} ms" for rows in (1, 8, 32, 128) if rows in table)
+    return f"a step takes {shown}; a session {1e3 * cost.share_s:.2f} ms"
+
+
+def _sizes(rows: int) -> Iterator[int]:
+    """Yield the knots upwards, ROUNDS times; the small ones once more before, since what runs first is slow."""
+    knots = [knot for knot in KNOTS if knot <= rows]
+    yield from knots[:5]
+    for _ in range(ROUNDS):
+        yield from knots
+
+
+def _guess(best: dict[int, float], size: int) -> float:
+    """Return the seconds of a larger step than any yet, at the cost per row of the largest one."""
+    return best[max(best)] * size / max(best) if best else 0.0
+
+
+class _Bench:
+    """Time forward passes over sequences whose keys and values are zero, which take as long as real ones."""
+
+    def __init__(self, model: TargetModel, rows: int, clock: Callable[[], float]) -> None:
+        self._model = model
+        self._clock = clock
+        self._prefix = min(PREFIX, model.max_sequence - 1)
+        slots = SESSIONS * self._prefix + max(rows, SESSIONS)
+        self._pool = KVPool(model.layers, slots, dtype=model.torch_dtype, device=model.device)
+        self._prefixes = [self._pool.allocate(self._prefix) for _ in range(SESSIONS)]
+
+    def seconds(self, rows: list[int]) -> float:
+        """Return the seconds of one forward pass over as many sessions, with these rows each."""
+        begun = self._clock()
+        segments = [self._segment(prefix, count) for prefix, count in zip(self._prefixes, rows, strict=False)]
+        batch = PackedBatch.pack(segments, self._model.device)
+        logits = self._model.forward(batch, self._model.attention.plan(segments, self._pool))
+        logits.argmax(dim=-1).cpu()  # a GPU works on until its result is asked for
+        taken = self._clock() - begun
+        for segment in segments:
+            self._pool.release(segment.slots)
+        return taken
+
+    def _segment(self, prefix: NDArray[np.int32], rows: int) -> Segment:
+        """Return a segment of one token and a chain of nodes below it."""
+        last = self._model.max_sequence - 1
+        return Segment(
+            tokens=np.zeros(rows, dtype=np.int64),
+            chain=1,
+            parents=np.arange(rows - 1, dtype=np.int64),
+            positions=np.minimum(self._prefix + np.arange(rows, dtype=np.int64), last),
+            prefix=prefix,
+            slots=self._pool.allocate(rows),
+            wants_logits=True,
+        )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from cloud_verifier.engine.counters import EngineCounters
-from cloud_verifier.engine.recording import Produced
-from cloud_verifier.engine.stats import EngineStats
+from cloud_verifier.engine.recording import RecordedTokens
+from cloud_verifier.engine.stats import EngineCounters, EngineStats
 from outrider.core.histogram import Histogram
 from outrider.wire.v1 import engine_pb2 as pb
 
@@ -32,17 +31,16 @@ def counters_to_proto(counters: EngineCounters, stats: EngineStats) -> pb.Engine
     )
 
 
-def produced_to_proto(produced: Produced) -> pb.Produced:
-    visit = produced.visit
+def produced_to_proto(recorded: RecordedTokens) -> pb.Produced:
     return pb.Produced(
-        start=visit.start,
-        token=visit.tokens,
-        top=produced.top_ids.shape[1],
-        top_ids=produced.top_ids.astype("<u4").tobytes(),
-        top_log_probs=produced.top_log_probs.astype("<f2").tobytes(),
-        tail=produced.tail.astype("<f2").tobytes(),
-        guessed=visit.guessed,
-        draft_release=visit.draft,
+        start=recorded.start,
+        token=recorded.tokens,
+        top=recorded.top_ids.shape[1],
+        top_ids=recorded.top_ids.astype("<u4").tobytes(),
+        top_log_probs=recorded.top_log_probs.astype("<f2").tobytes(),
+        tail=recorded.tail.astype("<f2").tobytes(),
+        guessed=recorded.guessed,
+        draft_release=recorded.draft,
     )
 
 

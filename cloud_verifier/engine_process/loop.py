@@ -13,12 +13,12 @@ from transformers.utils.logging import disable_progress_bar
 
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.cost_profile import profile, report
 from cloud_verifier.engine.engine import Committed, Engine, Event, Failed
 from cloud_verifier.engine.model import Progress, TargetModel
 from cloud_verifier.engine.numerics_check import self_test
-from cloud_verifier.engine.recording import Produced
+from cloud_verifier.engine.recording import RecordedTokens
 from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft
+from cloud_verifier.engine.step_profiler import describe, profile
 from cloud_verifier.engine_process.codec import counters_to_proto, produced_to_proto
 from cloud_verifier.engine_process.ipc import EngineEnd, failure_event
 from outrider.core.errors import InternalError, OutriderError
@@ -61,12 +61,12 @@ class EngineLoop:
             self._end.send(events)
             self._record(self._engine.produced())
 
-    def _record(self, produced: list[Produced]) -> None:
+    def _record(self, produced: list[RecordedTokens]) -> None:
         """Send what was produced, behind the commits and without waiting; a failure loses tokens, but no session."""
         for one in produced:
             event = _recorded(one)
             if event is None or not self._end.offer(event):
-                self._unrecorded += len(one.visit.tokens)
+                self._unrecorded += len(one.tokens)
 
     def _poll_timeout_s(self) -> float:
         """Return the seconds to wait for requests, 0 while a step is due."""
@@ -151,13 +151,12 @@ class EngineLoop:
         )
 
 
-def _recorded(produced: Produced) -> pb.EngineEvent | None:
+def _recorded(tokens: RecordedTokens) -> pb.EngineEvent | None:
     """Return the event that tells what was produced; None, with a log line, if none can be made of it."""
-    visit = produced.visit
     try:
-        return pb.EngineEvent(session_id=visit.session_id, epoch=visit.epoch, produced=produced_to_proto(produced))
+        return pb.EngineEvent(session_id=tokens.session_id, epoch=tokens.epoch, produced=produced_to_proto(tokens))
     except Exception as error:
-        log.warning("%d tokens cannot be recorded: %s", len(visit.tokens), type(error).__name__)
+        log.warning("%d tokens cannot be recorded: %s", len(tokens.tokens), type(error).__name__)
         return None
 
 
@@ -253,7 +252,7 @@ def _serve(config: VerifierConfig, end: EngineEnd, load: Callable[..., TargetMod
     self_test(model, rows=config.token_budget)
     progress("measuring what a step costs")
     cost = profile(model, config.token_budget)
-    progress(report(cost))
+    progress(describe(cost))
     engine = Engine(
         model,
         EngineConfig(

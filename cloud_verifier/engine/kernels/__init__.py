@@ -1,1 +1,1 @@
-"""Attention backends, linear layers and CUDA graphs of the engine."""
+"""Compute attention over KV slots and the linear layers: backends, tables, triton kernels, CUDA graphs."""

@@ -1,4 +1,4 @@
-"""Attention of packed rows over slots: the small Protocol behind which backends stand, and the portable one, `sdpa`.
+"""Define the Protocol of attention backends over KV slots, and implement the portable one, `sdpa`.
 
 A backend plans a step once; the plan then serves every layer. The `sdpa` plan writes the rows' keys and values to their
 slots, gathers each segment's prefix and rows in one index_select, and runs one attention call per segment, so that
@@ -20,12 +20,12 @@ from cloud_verifier.engine.batch import Segment
 from cloud_verifier.engine.kv_pool import KVPool
 
 FOLD_ROWS = 32
-"""Above so many rows folding gains nothing, and its mask, repeated per group, would grow large."""
+"""The most rows that are folded: above, folding gains nothing, and its mask, repeated per group, would grow large."""
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """How a layer turns products of queries and keys into weights; what the model hands its attention function."""
+    """How a layer turns products of queries and keys into weights, as the model passes it to its attention function."""
 
     scale: float
     window: int | None = None
@@ -37,27 +37,37 @@ class Scoring:
 
 
 class AttentionPlan(Protocol):
-    """What one step's layers share."""
+    """One step's index tensors and masks, which serve every layer.
+
+    pool: holds the keys and values of the step's sessions.
+    """
+
+    pool: KVPool
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring
     ) -> torch.Tensor:
-        """query `[1, Hq, T, Dk]`, key `[1, Hkv, T, Dk]`, value `[1, Hkv, T, Dv]` -> `[1, T, Hq, Dv]`."""
+        """Write the rows' keys and values to their slots and return the attention of the rows.
+
+        query `[1, Hq, T, Dk]`, key `[1, Hkv, T, Dk]`, value `[1, Hkv, T, Dv]` -> `[1, T, Hq, Dv]`.
+        """
 
 
 class AttentionBackend(Protocol):
-    """A way to compute attention over the pool."""
+    """A way to compute attention over the pool.
+
+    row_tile: forward passes are padded to a multiple of so many rows.
+    """
 
     name: str
     row_tile: int
-    """Forwards are padded to a multiple of so many rows."""
 
     def plan(self, segments: Sequence[Segment], pool: KVPool) -> AttentionPlan:
-        """Index tensors and masks for one step."""
+        """Build the index tensors and masks of one step."""
 
 
 class SdpaBackend:
-    """The reference: torch's scaled_dot_product_attention, on any device."""
+    """Compute attention with torch's scaled_dot_product_attention, on any device; the reference for all backends."""
 
     name = "sdpa"
     row_tile = 1
@@ -69,7 +79,7 @@ class SdpaBackend:
         return _SdpaPlan(segments, pool, self)
 
     def gathered(self, kind: str, source: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """`source[index]` in a buffer that grows and is used again by the next layer of the same shape."""
+        """Return `source[index]` in a buffer that grows, and that the next layer of the same shape overwrites."""
         rows = index.shape[0]
         like = (kind, source.shape[1], source.shape[2], source.dtype, source.device)
         buffer = self._scratch.get(like)
@@ -81,31 +91,26 @@ class SdpaBackend:
 
 @dataclass(frozen=True)
 class _Span:
-    """One segment's share of a layout: rows `[row, row + rows)` see keys `[key, key + keys)` of those gathered."""
+    """One segment's share of a step: rows `[row, row + rows)` see keys `[key, key + keys)` of those gathered."""
 
     row: int
     rows: int
     key: int
     keys: int
     mask: torch.Tensor | None
-    """`[rows, keys]` to add to the scores; None where every row sees every key."""
+    """`[rows, keys]` to add to the scores; None if every row sees every key."""
     folded: torch.Tensor | None
     """The mask once per query head of a group, `[groups * rows, keys]`."""
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """What layers with the same window share."""
-
-    index: torch.Tensor
-    """int32 `[sum of keys]`: the slots to gather."""
-    spans: tuple[_Span, ...]
+_Layout = tuple[torch.Tensor, tuple[_Span, ...]]
+"""What layers with the same window share: the slots to gather, int32 `[sum of keys]`, and a span for each segment."""
 
 
 class _SdpaPlan:
     def __init__(self, segments: Sequence[Segment], pool: KVPool, backend: SdpaBackend) -> None:
+        self.pool = pool
         self._segments = segments
-        self._pool = pool
         self._backend = backend
         slots = np.concatenate([segment.slots for segment in segments])
         self._written = torch.from_numpy(slots.astype(np.int64)).to(pool.keys[0].device)
@@ -115,15 +120,15 @@ class _SdpaPlan:
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring
     ) -> torch.Tensor:
-        keys, values = self._pool.keys[layer], self._pool.values[layer]
+        keys, values = self.pool.keys[layer], self.pool.values[layer]
         keys.index_copy_(0, self._written, key[0].transpose(0, 1))
         values.index_copy_(0, self._written, value[0].transpose(0, 1))
-        layout = self._layout(scoring.window, query.shape[1] // key.shape[1])
+        index, spans = self._layout(scoring.window, query.shape[1] // key.shape[1])
         # [keys, Hkv, D] -> [1, Hkv, keys, D], a view
-        all_keys = self._backend.gathered("key", keys, layout.index).transpose(0, 1)[None]
-        all_values = self._backend.gathered("value", values, layout.index).transpose(0, 1)[None]
+        all_keys = self._backend.gathered("key", keys, index).transpose(0, 1)[None]
+        all_values = self._backend.gathered("value", values, index).transpose(0, 1)[None]
         parts = []
-        for span in layout.spans:
+        for span in spans:
             rows = query[:, :, span.row : span.row + span.rows]
             k = all_keys[:, :, span.key : span.key + span.keys]
             v = all_values[:, :, span.key : span.key + span.keys]
@@ -141,9 +146,9 @@ class _SdpaPlan:
     def _lay_out(self, window: int | None, groups: int) -> _Layout:
         index, spans = [], []
         row = key = 0
-        like = self._pool.keys[0]
+        like = self.pool.keys[0]
         for segment in self._segments:
-            # The first row reaches furthest back.
+            # The first row of a segment sees the keys that lie furthest back.
             first = 0 if window is None else max(0, segment.start - window + 1)
             index += [segment.prefix[first:], segment.slots]
             keys = segment.start - first + segment.rows
@@ -153,11 +158,11 @@ class _SdpaPlan:
             spans.append(_Span(row, segment.rows, key, keys, mask, folded))
             row += segment.rows
             key += keys
-        return _Layout(torch.from_numpy(np.concatenate(index)).to(like.device), tuple(spans))
+        return torch.from_numpy(np.concatenate(index)).to(like.device), tuple(spans)
 
 
 def _mask(segment: Segment, first: int, window: int | None, like: torch.Tensor) -> torch.Tensor | None:
-    """What to add to the scores of a segment's rows on the keys from position `first` on; None where that is 0."""
+    """Return what is added to the scores of a segment's rows on the keys from position `first` on; None if all is 0."""
     if segment.rows == 1:
         return None
     before = segment.start - first
@@ -171,7 +176,8 @@ def _mask(segment: Segment, first: int, window: int | None, like: torch.Tensor) 
 
 
 def _attend_span(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, span: _Span, scoring: Scoring) -> torch.Tensor:
-    """q `[1, Hq, n, Dk]`, k `[1, Hkv, S, Dk]`, v `[1, Hkv, S, Dv]` -> `[1, Hq, n, Dv]`."""
+    """Return the attention of a span's rows: q `[1, Hq, n, Dk]`, k `[1, Hkv, S, Dk]`, v `[1, Hkv, S, Dv]` ->
+    `[1, Hq, n, Dv]`."""
     heads, rows = q.shape[1], q.shape[2]
     kv_heads = k.shape[1]
     if scoring.softcap is not None or scoring.sinks is not None:
@@ -188,7 +194,7 @@ def _attend_span(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, span: _Span,
 def _attend_plainly(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scoring: Scoring
 ) -> torch.Tensor:
-    """Attention in its own words, for what scaled_dot_product_attention cannot say: softcap and sinks."""
+    """Compute what scaled_dot_product_attention does not offer: softcap and sinks. Shapes as in `_attend_span`."""
     groups = q.shape[1] // k.shape[1]
     k = k.repeat_interleave(groups, dim=1)
     v = v.repeat_interleave(groups, dim=1)

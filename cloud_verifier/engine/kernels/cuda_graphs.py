@@ -1,16 +1,16 @@
-"""CUDA graphs of the model's forward: a step of few rows then costs its kernels, not their launches.
+"""Run the model's forward pass as CUDA graphs, so that a step of few rows costs its kernels, not their launches.
 
-A graph is made for a width of rows and one of logits (`step_tables.WIDTHS`) when a step first needs it, which takes a
-few forwards' time, and is replayed for every step that fits. Inputs stand in static buffers that are filled before a
-replay. Rows beyond the step's have no slot and no keys: they are written nowhere, see nothing and are thrown away. All
+A graph is captured for a width of rows and one of logits (`step_tables.WIDTHS`) when a step first needs it, which takes
+the time of a few forward passes, and is replayed for every step that fits. Inputs are copied to static buffers before a
+replay. Rows beyond the step's have no slot and no keys: they are written nowhere, see nothing and are discarded. All
 graphs share one memory pool, since only one of them runs at a time and none reads what another left, and one buffer of
 logits, from which each replay's are copied.
 
-A forward that reads values back to the host, as a loop over the experts that tokens were routed to, cannot be a graph.
-It is found by watching the first one; such a model runs without graphs, as do steps that fit no width. What else fails
-here turns graphs off, and the model runs without them.
+A forward pass that reads values back to the host, as a loop over the experts that tokens were routed to, cannot be
+captured. It is detected by watching the first one; such a model runs without graphs, as do steps that fit no width. Any
+other failure turns graphs off, and the model runs without them.
 
-`CudaRecorder` has never run on a GPU; all else was run with a recorder that calls the forward again.
+`CudaGraphRecorder` has never run on a GPU; all else was run with a recorder that calls the forward pass again.
 """
 
 from __future__ import annotations
@@ -33,33 +33,35 @@ from cloud_verifier.engine.kv_pool import KVPool
 log = logging.getLogger(__name__)
 
 TABLE_INTS = 1 << 20
-"""Of a step's index table: 4 MB, room for 32 sessions of 32,000 tokens."""
+"""Size of the buffer for a step's index table: 4 MB, enough for 32 sessions of 32,000 tokens."""
 PARTIAL_BYTES = 256 << 20
-"""Of partial results, over all graphs."""
+"""Size of the buffer for partial results, which all graphs share."""
 TOLERANCE = 0.02
-"""Greatest difference of a new graph's logits to those of the same forward outside of it, as a share of the greatest
-logit. The kernels are the same, so it should be none."""
+"""Greatest difference of a new graph's logits to those of the same forward pass outside of it, as a share of the
+greatest logit. The kernels are the same, so there should be none."""
 WARM_UPS = 2
 
 Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionPlan], torch.Tensor]
 """(ids `[1, T]`, positions `[1, T]`, rows `[R]`, plan) -> logits `[R, V]`."""
 
 
-class Recorder(Protocol):
-    """Makes graphs."""
+class GraphRecorder(Protocol):
+    """Capture graphs of functions.
+
+    programs: number of kernel programs that keep the device busy.
+    """
 
     programs: int
-    """That keep the device busy."""
 
     def warm_up(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """What `work` returns, computed where it is to be recorded."""
+        """Return the result of `work`, computed on the stream on which it will be captured."""
 
     def record(self, work: Callable[[], object]) -> Callable[[], None]:
-        """What does `work` again, on the same tensors."""
+        """Capture `work` and return a function that repeats it on the same tensors."""
 
 
-class CudaRecorder:
-    """Captures on a stream of its own into one memory pool."""
+class CudaGraphRecorder:
+    """Capture CUDA graphs on a stream of their own into one memory pool."""
 
     def __init__(self, device: torch.device) -> None:
         self.programs = 8 * torch.cuda.get_device_properties(device).multi_processor_count
@@ -67,7 +69,7 @@ class CudaRecorder:
         self._memory = torch.cuda.graph_pool_handle()
 
     def warm_up(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """On the capture's stream: libraries make their handles and workspaces per stream, which no capture may."""
+        """Run on the capture's stream: libraries create handles and workspaces per stream, which no capture may do."""
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -80,42 +82,40 @@ class CudaRecorder:
         current = torch.cuda.current_stream()
         graph = torch.cuda.CUDAGraph()
         try:
-            # thread_local: what other threads do with CUDA meanwhile, such as freeing pinned memory, breaks no capture.
+            # thread_local: CUDA calls of other threads, such as freeing pinned memory, then break no capture.
             with torch.cuda.graph(graph, pool=self._memory, stream=self._stream, capture_error_mode="thread_local"):
                 work()
         finally:
-            torch.cuda.set_stream(current)  # a capture that breaks leaves its own stream current
+            torch.cuda.set_stream(current)  # a capture that fails leaves its own stream current
         return graph.replay
 
 
 @dataclass
 class _Static:
-    """What graphs over one pool read and write, at fixed addresses."""
+    """Buffers at fixed addresses that the graphs over one pool read and write; W is the greatest width.
+
+    ids and positions: int64 `[1, W]`. rows: int64 `[W]`. tables: int32 `[TABLE_INTS]`. plans: by width.
+    logits: `[W, V]`, created when the first forward pass has shown their dtype.
+    replays: by the width of rows and the width of logits.
+    """
 
     pool: KVPool
     ids: torch.Tensor
-    """int64 `[1, most rows]`"""
     positions: torch.Tensor
-    """int64 `[1, most rows]`"""
     rows: torch.Tensor
-    """int64 `[most rows]`"""
     tables: torch.Tensor
-    """int32 `[TABLE_INTS]`"""
     plans: dict[int, TritonPlan]
-    """Per width."""
     logits: torch.Tensor | None = None
-    """`[most rows, V]`; made when the first forward has shown its type."""
     replays: dict[tuple[int, int], Callable[[], None]] = field(default_factory=dict)
-    """Per width of rows and of logits."""
 
 
 class GraphedForward:
-    """Runs steps as graphs where that works, and says None where it does not: then the caller runs them plainly."""
+    """Run steps as graphs if possible; otherwise return None, and the caller runs them without."""
 
     def __init__(
-        self, forward: Forward, new_recorder: Callable[[], Recorder], *, heads: int, kv_heads: int, dim: int
+        self, forward: Forward, new_recorder: Callable[[], GraphRecorder], *, heads: int, kv_heads: int, dim: int
     ) -> None:
-        """heads, kv_heads, dim: the most of any layer; dim is the values'."""
+        """heads, kv_heads, dim: the greatest number of any layer; dim is that of the values."""
         self._forward = forward
         self._new_recorder = new_recorder
         self._kv_heads = kv_heads
@@ -126,16 +126,16 @@ class GraphedForward:
 
     @property
     def off(self) -> str:
-        """Why there are no graphs for this model; empty where there are."""
+        """The reason why this model runs without graphs; empty if it runs with them."""
         return self._off
 
     @property
     def recorded(self) -> int:
-        """Graphs made for the present pool."""
+        """Number of graphs captured for the current pool."""
         return len(self._static.replays) if self._static else 0
 
     def __call__(self, batch: PackedBatch, plan: AttentionPlan) -> torch.Tensor | None:
-        """Logits `[R, V]` of the step, the caller's to keep; None where no graph serves it."""
+        """Return a copy of the step's logits `[R, V]`; None if no graph can serve the step."""
         if self._off or not isinstance(plan, TritonPlan) or not self._fits(plan):
             return None
         try:
@@ -151,7 +151,7 @@ class GraphedForward:
     def _run(self, batch: PackedBatch, plan: TritonPlan) -> torch.Tensor | None:
         static = self._static
         if static is None or static.pool is not plan.pool:
-            self._static = None  # frees the old graphs before there are new ones
+            self._static = None  # frees the old graphs before new ones are captured
             static = self._static = self._prepare(plan)
         wanted = len(batch.logit_rows)
         key = (plan.width, width_of(max(1, wanted)))
@@ -178,7 +178,10 @@ class GraphedForward:
         )
 
     def _record(self, static: _Static, key: tuple[int, int]) -> bool:
-        """Make the graph for this width of rows and of logits. What it computes is idempotent, so it runs here too."""
+        """Capture the graph for this (width of rows, width of logits); returns False if that turned graphs off.
+
+        The forward pass runs here too, which does no harm: it is idempotent.
+        """
         begun = perf_counter()
         width, kept = key
 
@@ -199,9 +202,9 @@ class GraphedForward:
         logits = static.logits[:kept]
         replay = self._recorder.record(lambda: logits.copy_(forward()))
         replay()
-        differ = float((logits - expected).abs().max())
-        if not differ <= TOLERANCE * max(1.0, float(expected.abs().max())):
-            self._turn_off(f"its graph's logits differ by {differ:.2e} from those of the forward that it repeats")
+        difference = float((logits - expected).abs().max())
+        if not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):
+            self._turn_off(f"its graph's logits differ by {difference:.2e} from those of the forward that it repeats")
             return False
         static.replays[key] = replay
         log.info("CUDA graph for %d rows and %d logits made in %.1f s", width, kept, perf_counter() - begun)
@@ -214,7 +217,7 @@ class GraphedForward:
 
 
 def _fill(static: _Static, batch: PackedBatch, plan: TritonPlan, key: tuple[int, int]) -> None:
-    """The step's inputs go into the static buffers; what lies beyond them, up to the widths, becomes 0."""
+    """Copy the step's inputs to the static buffers, and fill the buffers with 0 up to the widths."""
     width, kept = key
     inputs = (batch.input_ids[0], batch.position_ids[0], batch.logit_rows)
     for buffer, values, size in zip(
@@ -239,13 +242,13 @@ _READING = {
     _aten.repeat_interleave,
     _aten.equal,
 }
-"""Operations whose result's shape, or whose result, the host has to know."""
+"""Operations after which the host has to know the result, or the result's shape."""
 _COPYING = {_aten._to_copy, _aten.copy_}
 _INDEXING = {_aten.index, _aten.index_put, _aten.index_put_, _aten._unsafe_index}
 
 
 class ReadsBack(TorchDispatchMode):
-    """Notes operations that make the host wait for the device, or move data between them: no graph can hold those."""
+    """Record operations that make the host wait for the device, or move data between them: none can be captured."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -255,7 +258,7 @@ class ReadsBack(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        with self:  # in inference mode what is made of other operations comes whole, and would hide them
+        with self:  # in inference mode a composite operation is not decomposed, and would hide its parts
             result = func.decompose(*args, **kwargs)
         if result is not NotImplemented:
             return result

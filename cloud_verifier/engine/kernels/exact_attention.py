@@ -1,9 +1,9 @@
-"""Attention whose result for a row has the same bits whatever stands beside it: the backend `exact`.
+"""Compute attention so that a row's bits do not depend on the rows beside it: the backend `exact`.
 
-A row's keys are its sequence in order of position, cut into blocks at multiples of BLOCK; a node's ancestors stand
-where a linear sequence would have them. Each block gives one product in float32, its shape fixed for the
-model; keys that a row does not see weigh exactly 0. A row's partial results are then added in order of position.
-So nothing in a row's arithmetic depends on the batch, on how the sequence was cut into chunks or on other branches.
+A row's keys are its sequence in order of position, cut into blocks at multiples of BLOCK; a node's ancestors have the
+positions that they would have in a linear sequence. Each block gives one product in float32, its shape fixed for the
+model; keys that a row does not see have a weight of exactly 0. A row's partial results are then added in order of
+position. So nothing in a row's arithmetic depends on the batch, on the chunks of the sequence or on other branches.
 
 Blocks of the prefix and the chain serve all rows of a segment. Those that reach into the tree are gathered once per
 leaf, and a node is computed on the path of one of the leaves below it.
@@ -23,57 +23,51 @@ from cloud_verifier.engine.kernels.attention import AttentionPlan, Scoring
 from cloud_verifier.engine.kv_pool import KVPool, Slots
 
 BLOCK = 64
-"""Keys of one product."""
+"""Number of keys in one product."""
 QUERIES = 16
-"""Query rows of one product at most, over tokens and the query heads that share a key head."""
+"""The most query rows in one product, over tokens and the query heads that share a key head."""
 AT_ONCE = 256
 """Products whose keys and values are gathered at once; bounds memory on a long prefill."""
 LOWEST = -1e30
-"""Stands for the maximum of a row that sees nothing of a block, where -inf would make -inf - -inf."""
+"""Maximum of a row that sees no key of a block; -inf would make -inf - -inf."""
 
 
 class ExactBackend:
-    """Fixed products in float32, on any device."""
+    """Compute products of fixed shapes in float32, on any device."""
 
     name = "exact"
     row_tile = 16
-    """Elementwise kernels meet whole vectors only; the linear layers have tiles of their own (tiled_linear)."""
+    """With whole tiles, elementwise kernels process whole vectors only. Linear layers are tiled in tiled_linear."""
 
     def plan(self, segments: Sequence[Segment], pool: KVPool) -> AttentionPlan:
         return _ExactPlan(segments, pool)
 
 
-@dataclass(frozen=True)
-class _Product:
-    """Some tokens' queries by one block of keys."""
-
-    rows: Ints
-    """`[<= tokens of a tile]`: rows of the step."""
-    block: int
-    slots: Slots
-    """`[<= BLOCK]`: of the positions from `block * BLOCK` on."""
+_Product = tuple[Ints, int, Slots]
+"""The queries of some tokens by one block of keys: (rows of the step `[<= tile]`, number of the block, slots
+`[<= BLOCK]` of the positions from `block * BLOCK` on)."""
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """What layers with the same window and heads share; P products, each once per key head."""
+    """Index tensors that layers with the same window and heads share; P products, each once per key head."""
 
     queries: torch.Tensor
     """`[P, Hkv, tile * groups]`: rows of queries, flattened over (token, query head)."""
     keys: torch.Tensor
     """`[P, Hkv, BLOCK]`: rows of keys and values, flattened over (slot, key head)."""
     mask: torch.Tensor
-    """`[P, 1, tile, 1, BLOCK]` to add to the scores."""
+    """`[P, 1, tile, 1, BLOCK]`, added to the scores."""
     parts: torch.Tensor
-    """`[N, T, Hq]`: of every row its up to N partial results in order of position."""
+    """`[N, T, Hq]`: up to N partial results of every row, in order of position."""
     absent: torch.Tensor
-    """`[N, T, 1]` to add to the maxima of the parts: -inf where a row has fewer than N."""
+    """`[N, T, 1]`, added to the maxima of the parts: -inf where a row has fewer than N."""
 
 
 class _ExactPlan:
     def __init__(self, segments: Sequence[Segment], pool: KVPool) -> None:
+        self.pool = pool
         self._segments = segments
-        self._pool = pool
         self._device = pool.keys[0].device
         self._written = self._tensor(np.concatenate([segment.slots for segment in segments]))
         self._positions: Ints = np.concatenate([segment.positions for segment in segments])
@@ -82,7 +76,7 @@ class _ExactPlan:
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring
     ) -> torch.Tensor:
-        keys, values = self._pool.keys[layer], self._pool.values[layer]
+        keys, values = self.pool.keys[layer], self.pool.values[layer]
         count = len(self._positions)  # rows beyond it are padding
         keys.index_copy_(0, self._written, key[0].transpose(0, 1)[:count])
         values.index_copy_(0, self._written, value[0].transpose(0, 1)[:count])
@@ -119,9 +113,9 @@ class _ExactPlan:
         for segment in self._segments:
             products += _products_of(segment, first, tile, window)
             first += segment.rows
-        rows = np.stack([_filled(product.rows, tile) for product in products])
-        slots = np.stack([_filled(product.slots, BLOCK) for product in products])
-        blocks = np.array([product.block for product in products])
+        rows = np.stack([_filled(rows, tile) for rows, _, _ in products])
+        slots = np.stack([_filled(slots, BLOCK) for _, _, slots in products])
+        blocks = np.array([block for _, block, _ in products])
         head = np.arange(heads)
         queries = rows[:, None, :, None] * heads + head.reshape(kv_heads, 1, groups)
         keys = slots[:, None, :] * kv_heads + np.arange(kv_heads)[:, None]
@@ -144,7 +138,7 @@ class _ExactPlan:
 
 
 def _products_of(segment: Segment, first: int, tile: int, window: int | None) -> Iterator[_Product]:
-    """All products of a segment whose first row is `first` in the step; each row meets its blocks in order."""
+    """Yield the products of a segment whose first row is `first` in the step; each row's blocks come in order."""
     trunk = np.concatenate([segment.prefix, segment.slots[: segment.chain]])
     shared = len(trunk) // BLOCK
     spans = [(np.arange(segment.rows), trunk, 0, shared)]
@@ -155,14 +149,14 @@ def _products_of(segment: Segment, first: int, tile: int, window: int | None) ->
     for rows, slots, start, end in spans:
         for chosen in (rows[i : i + tile] for i in range(0, len(rows), tile)):
             positions = segment.positions[chosen]
-            # What lies outside of every row's window would add exactly 0.
+            # Keys outside of every row's window would add exactly 0.
             low = 0 if window is None else max(0, int(positions.min()) - window + 1) // BLOCK
             for block in range(max(start, low), min(end, int(positions.max()) // BLOCK + 1)):
-                yield _Product(chosen + first, block, slots[block * BLOCK : (block + 1) * BLOCK])
+                yield chosen + first, block, slots[block * BLOCK : (block + 1) * BLOCK]
 
 
 def _paths(segment: Segment) -> Iterator[tuple[Ints, Slots]]:
-    """Of every leaf the rows that are computed on its path, each row once, and the slots of the path's nodes."""
+    """Yield for every leaf the rows computed on its path, each row once, and the slots of the path's nodes."""
     taken = np.zeros(segment.rows, dtype=np.bool_)
     inner = set(segment.parents.tolist())
     for leaf in range(segment.chain - 1, segment.rows):
@@ -180,26 +174,25 @@ def _paths(segment: Segment) -> Iterator[tuple[Ints, Slots]]:
 
 
 def _filled(values: Ints | Slots, size: int) -> Ints:
-    """Up to `size` with the last value again: never another session's slot, whose content might be no number."""
+    """Pad to `size` with the last value: another session's slot might hold values that are not finite."""
     return np.concatenate([values, np.repeat(values[-1:], size - len(values))]).astype(np.int64)
 
 
 def _seen(positions: Ints, blocks: Ints, window: int | None) -> NDArray[np.bool_]:
-    """positions `[P, tile]`, blocks `[P]` -> `[P, tile, BLOCK]`: which keys each row sees."""
+    """Return which keys each row sees: positions `[P, tile]`, blocks `[P]` -> `[P, tile, BLOCK]`."""
     keys = (blocks[:, None] * BLOCK + np.arange(BLOCK))[:, None, :]
     seen: NDArray[np.bool_] = keys <= positions[..., None]
     return seen if window is None else seen & (keys > positions[..., None] - window)
 
 
 def _parts(products: Sequence[_Product], tile: int, tokens: int, count: int) -> tuple[Ints, NDArray[np.bool_]]:
-    """`[N, T]`: per row `product * tile + place in its tile`, in order of position, and whether there is one.
+    """Return `[N, T]`, per row `product * tile + place in its tile` in order of position, and whether there is one.
 
-    Where a row has none left its own first one stands in, and for padding the last row's.
+    Where a row has fewer than N, its first one is repeated; padding repeats the last row's.
     """
-    table: Ints = np.full((max(product.block for product in products) + 1, tokens), -1, dtype=np.int64)
+    table: Ints = np.full((max(block for _, block, _ in products) + 1, tokens), -1, dtype=np.int64)
     have = np.zeros(tokens, dtype=np.int64)
-    for number, product in enumerate(products):
-        rows = product.rows
+    for number, (rows, _, _) in enumerate(products):
         table[have[rows], rows] = number * tile + np.arange(len(rows))
         have[rows] += 1
     table[:, count:] = table[:, count - 1 : count]
@@ -209,14 +202,15 @@ def _parts(products: Sequence[_Product], tile: int, tokens: int, count: int) -> 
 
 
 def _rows(source: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """source `[tokens or slots, heads, D]`, index `[P, Hkv, m]` -> float32 `[P * Hkv, m, D]`."""
+    """Gather rows as float32: source `[tokens or slots, heads, D]`, index `[P, Hkv, m]` -> `[P * Hkv, m, D]`."""
     return source.flatten(0, 1).index_select(0, index.flatten()).float().view(-1, index.shape[2], source.shape[2])
 
 
 def _multiply(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scoring: Scoring
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Greatest score, sum of weights relative to it `[P * Hkv, m]` and weighted values `[P * Hkv, m, Dv]`."""
+    """Return the greatest score and the sum of weights relative to it, `[P * Hkv, m]`, and the weighted values,
+    `[P * Hkv, m, Dv]`."""
     scores = torch.bmm(q, k.transpose(1, 2))
     if scoring.softcap is not None:
         scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
@@ -230,7 +224,7 @@ def _multiply(
 def _combine(
     greatest: torch.Tensor, sums: torch.Tensor, values: torch.Tensor, layout: _Layout, sinks: torch.Tensor | None
 ) -> torch.Tensor:
-    """The parts of every row, one after another in order of position -> `[T, Hq, Dv]`.
+    """Add the parts of every row in order of position; returns `[T, Hq, Dv]`.
 
     Product and sum are separate operations: fused in one kernel and not in another they would round differently.
     """

@@ -1,8 +1,8 @@
-"""Linear layers with weights packed once for oneDNN: on a CPU a tree then costs hardly more than a single token.
+"""Pack the weights of linear layers once for oneDNN: on a CPU a tree then costs hardly more than a single token.
 
 torch's own float32 linear (MKL) is made for many rows: on one core of a Zen 4, 22M parameters, 1 / 3 / 5 / 8 rows take
 8 / 15 / 13 / 13 ms. With packed weights they take 6.5 / 6 / 5.5 / 7.5 ms, and a row's bits do not depend on the rows
-beside it, which MKL's do below four. bfloat16 gains as much; there, with AMX, the bits are others from 33 rows on.
+beside it, which MKL's do below four. bfloat16 gains as much; there, with AMX, the bits differ from 33 rows on.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch.nn.functional import pad
 log = logging.getLogger(__name__)
 
 _HINT_ROWS = 16
-"""Rows that the packed layout is made for; measured best from 1 to 128."""
+"""Rows that the packed layout is made for; the best choice measured from 1 to 128 rows."""
 _LEAST_ROWS = 4
-"""Fewer rows are slower than this many."""
+"""Fewer rows are padded to these, which are computed faster."""
 _ROW_BLOCK = 16
-"""More rows than these come in multiples, up to four times as many in multiples of half of it. oneDNN keeps a primitive
-of 1 to 5 MB for every shape that it has met, up to 1,024 of them: five layers at every number of rows from 8 to 512
-took 4.4 GB, in blocks 0.3 GB, and no longer."""
+"""More rows are padded to multiples of this, up to four times as many to multiples of half of it. oneDNN keeps a
+primitive of 1 to 5 MB for every shape, up to 1,024 shapes: five layers at every number of rows from 8 to 512 took
+4.4 GB, padded 0.3 GB, in the same time."""
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 """Greatest difference to torch's own linear, relative to its greatest output."""
 
@@ -33,7 +33,7 @@ _linear: Any = getattr(getattr(torch.ops.mkldnn, "_linear_pointwise", None), "de
 
 
 class PackedLinear(nn.Module):
-    """nn.Linear for inference on a CPU; x `[..., in]` -> `[..., out]`."""
+    """Replace nn.Linear for inference on a CPU; x `[..., in]` -> `[..., out]`."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class PackedLinear(nn.Module):
 
 
 def _padded(rows: int) -> int:
-    """The number of rows that is computed."""
+    """Return the number of rows that is computed for so many."""
     if rows <= _ROW_BLOCK:
         return max(rows, _LEAST_ROWS)
     block = _ROW_BLOCK if rows > 4 * _ROW_BLOCK else _ROW_BLOCK // 2
@@ -61,7 +61,7 @@ def _padded(rows: int) -> int:
 
 @torch.inference_mode()
 def pack_linears(module: nn.Module) -> int:
-    """Replace the linear layers that packing serves, each checked against torch's own; returns how many."""
+    """Replace the linear layers that can be packed, each checked against torch's own; returns how many."""
     if _pack is None or _linear is None:
         return 0
     found = [
@@ -71,7 +71,7 @@ def pack_linears(module: nn.Module) -> int:
         if type(child) is nn.Linear
         and child.weight.dtype in _TOLERANCE
         and child.weight.device.type == "cpu"
-        # One whose forward was replaced does more than a linear layer: a sharded one adds the ranks' parts together.
+        # A layer whose forward was replaced does more: a sharded one adds the ranks' parts together.
         and "forward" not in vars(child)
     ]
     packed = 0
@@ -86,7 +86,7 @@ def pack_linears(module: nn.Module) -> int:
 
 
 def _checked(linear: nn.Linear) -> PackedLinear | None:
-    """The packed layer; None where this processor's oneDNN refuses it or computes something else."""
+    """Return the packed layer; None if this processor's oneDNN refuses it or computes something else."""
     try:
         packed = PackedLinear(linear)
         return packed if _agrees(packed, linear) else None

@@ -1,17 +1,17 @@
-"""A step's index tables for the triton kernels: one int32 array, built with numpy, that goes to the device in one copy.
+"""Build a step's index tables for the triton kernels: one int32 array that is copied to the device at once.
 
-Layout, with `width` places per row section (rows beyond the step's are padding):
+Its layout, with `width` places per row section (rows beyond the step's are padding):
 
     header    items, words of a row's bits
-    slots     [width] where each row's key and value go; -1 for padding, which is written nowhere
+    slots     [width] the slot of each row's key and value; -1 for padding, which is written nowhere
     first     [width] a row's first partial result
-    parts     [width] how many partial results it has, TILE apart; 0 for padding
+    parts     [width] number of its partial results, TILE apart; 0 for padding
     positions [width]
-    items     [items, FIELDS] what one program computes: a tile of rows by a span of keys
+    items     [items, FIELDS] one for each program: a tile of rows by a span of keys
     bits      [nodes, words] which nodes of its segment each node sees: its ancestors and itself
     keys      per segment the slots of its prefix and of its rows
 
-Key number j of a segment stands at position j in its prefix and chain, and spans of keys end at fixed numbers. So how a
+Key number j of a segment has position j in its prefix and chain, and spans of keys end at fixed numbers. So how a
 row's sum over prefix and chain is cut depends on nothing else in the batch, nor on how a prompt was cut into chunks.
 """
 
@@ -28,30 +28,30 @@ Table = NDArray[np.int32]
 
 HEADER = 4
 FIELDS = 9
-"""Of an item: first row, rows, first row within the segment, prefix length, chain length, where the segment's keys
-begin in the table, first and last + 1 key, where the bits of the segment's nodes begin in the table."""
+"""Number of fields of an item: first row, rows, first row within the segment, prefix length, chain length, where the
+segment's keys begin in the table, first and last + 1 key, where the bits of the segment's nodes begin in the table."""
 TILE = 16
-"""Rows of one item. Fixed, so that a row meets the same instructions whatever stands beside it."""
+"""Number of rows in one item; fixed, so that a row is computed by the same instructions in every batch."""
 WIDTHS = (16, 32, 64, 128, 256, 512)
-"""Rows for which there are CUDA graphs; a step is padded to the next of them."""
+"""Numbers of rows for which there are CUDA graphs; a step is padded to the next one."""
 SPANS = ((8_192, 512), (32_768, 1_024), (4_194_304, 4_096))
-"""(position, keys of a span below it): short enough that one session fills a GPU, long enough that partial results
-of long prompts stay small. Not tuned on a GPU."""
+"""(position, number of keys in a span below it): few enough that one session fills a GPU, enough that the partial
+results of long prompts stay small. Not tuned on a GPU."""
 
 _bounds = [
     np.arange(begin, end, step) for begin, (end, step) in zip([0, *(end for end, _ in SPANS[:-1])], SPANS, strict=True)
 ]
 BOUNDS: NDArray[np.int64] = np.concatenate([*_bounds, [SPANS[-1][0], np.iinfo(np.int32).max]])
-"""Where spans begin; what lies beyond the last position of SPANS is one span."""
+"""Positions at which spans begin; all positions beyond the last one of SPANS are one span."""
 
 
 def width_of(rows: int) -> int:
-    """The width that so many rows are padded to; themselves where they are too many."""
+    """Return the width that so many rows are padded to; the number of rows itself if it is above all widths."""
     return next((width for width in WIDTHS if rows <= width), rows)
 
 
 def build(segments: Sequence[Segment], width: int, take: Callable[[int], Table]) -> tuple[Table, int]:
-    """The table, in an array that `take` gives for its length, and the number of items."""
+    """Return the table, in an array that `take` returns for its length, and the number of items."""
     rows = np.array([len(segment.tokens) for segment in segments])
     chain = np.array([segment.chain for segment in segments])
     start = np.array([len(segment.prefix) for segment in segments])
@@ -102,18 +102,19 @@ def build(segments: Sequence[Segment], width: int, take: Callable[[int], Table])
 
 
 def _offsets(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where each begins when they stand one after another."""
+    """Return where each part begins if parts of these lengths follow one another."""
     return np.cumsum(counts) - counts
 
 
 def _bits(segments: Sequence[Segment], nodes: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """`[nodes of all segments, words]`: bit i of a node's words says whether it sees node i of its segment.
+    """Return `[nodes of all segments, words]`: bit i of a node's words is set if it sees node i of its segment.
 
-    By pointer doubling: after k rounds a node knows 2**k of its line, itself included, and the next one above them.
+    Computed by pointer doubling: after k rounds a node has 2**k nodes of its line, itself included, and the next one
+    above them.
     """
     count = int(nodes.sum())
     words = (int(nodes.max()) + 31) // 32
-    seen = np.zeros((count + 1, words), dtype=np.uint32)  # the last row is all nodes' root, which is no node
+    seen = np.zeros((count + 1, words), dtype=np.uint32)  # the last row is the root of all nodes, no node itself
     if count == 0:
         return seen[:0]
     chains = np.repeat([segment.chain for segment in segments], nodes)

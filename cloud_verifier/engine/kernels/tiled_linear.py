@@ -1,6 +1,6 @@
-"""Linear layers always computed for the same number of rows: a row's bits cannot depend on how many there are.
+"""Compute linear layers for a fixed number of rows at a time, so that a row's bits do not depend on their number.
 
-A library chooses its kernel by the shape: on a CPU with AMX, oneDNN takes another one in bfloat16 from 33 rows on,
+A library chooses its kernel by the shape: on a CPU with AMX, oneDNN uses another one in bfloat16 from 33 rows on,
 with other bits. With `exact` attention every product of a layer has TILE rows, however many the step has.
 """
 
@@ -13,13 +13,13 @@ from torch.nn.functional import pad
 from cloud_verifier.engine.kernels.packed_linear import PackedLinear
 
 TILE = 16
-"""Rows of one product, in steps that exact attention pads to as many. The shipped target in bfloat16 on one core, a
-step of 1 / 64 / 512 rows in ms: with AMX 10.4 / 23 / 229, in tiles of 32 11.6 / 20 / 206, whole 10.4 / 16 / 162; with
-AVX-512 alone 18 / 46 / 506, in tiles of 32 25 / 43 / 482, whole 18 / 39 / 444."""
+"""Number of rows in one product; exact attention pads steps to a multiple of it. The shipped target in bfloat16 on one
+core, a step of 1 / 64 / 512 rows in ms: with AMX 10.4 / 23 / 229, in tiles of 32 11.6 / 20 / 206, whole 10.4 / 16 /
+162; with AVX-512 alone 18 / 46 / 506, in tiles of 32 25 / 43 / 482, whole 18 / 39 / 444."""
 
 
 class TiledLinear(nn.Module):
-    """A layer that computes each row on its own; x `[..., in]` -> `[..., out]`."""
+    """Compute a layer in tiles of TILE rows; x `[..., in]` -> `[..., out]`."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -35,22 +35,22 @@ class TiledLinear(nn.Module):
 
 
 def tile_linears(module: nn.Module, *others: type[nn.Module]) -> int:
-    """Wrap every linear layer, and those of `others`, that may compute a row otherwise beside other rows; how many.
+    """Wrap linear layers, and layers of type `others`, whose bits may depend on the number of rows; returns how many.
 
-    Packed float32 layers stay whole: oneDNN computes a row alike up to 1,024 rows, with AVX2 and with AVX-512, and in
-    tiles the shipped target's step of 512 rows would take 1.3 times as long, of 64 1.4 times.
+    Packed float32 layers are left as they are: oneDNN gives a row the same bits up to 1,024 rows, with AVX2 and with
+    AVX-512, and in tiles the shipped target's step of 512 rows would take 1.3 times as long, one of 64 rows 1.4 times.
     """
     found = [
         (parent, name, child)
         for parent in module.modules()
         if not isinstance(parent, TiledLinear)
         for name, child in parent.named_children()
-        if isinstance(child, (nn.Linear, PackedLinear, *others)) and not _keeps_its_bits_whole(child)
+        if isinstance(child, (nn.Linear, PackedLinear, *others)) and not _is_packed_float32(child)
     ]
     for parent, name, child in found:
         setattr(parent, name, TiledLinear(child))
     return len(found)
 
 
-def _keeps_its_bits_whole(layer: nn.Module) -> bool:
+def _is_packed_float32(layer: nn.Module) -> bool:
     return isinstance(layer, PackedLinear) and layer.dtype == torch.float32

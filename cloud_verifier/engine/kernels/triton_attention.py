@@ -1,13 +1,14 @@
-"""Attention in triton kernels, for CUDA: the backend `triton`. Nothing is gathered or padded per session.
+"""Compute attention in triton kernels, for CUDA: the backend `triton`. Nothing is gathered or padded per session.
 
 One kernel writes the rows' keys and values to their slots. One computes, for every tile of rows and every span of its
-keys, a partial result: keys are read where they lie, once for all query heads that share them, and trees see through
-bit words. One adds a row's partial results in order of position. All index data of a step are one copy to the device.
+keys, a partial result: keys are read from their slots, once for all query heads that share them, and the mask of a tree
+is in bit words. One adds a row's partial results in order of position. All index data of a step are one copy to the
+device.
 
-Spans and blocks of keys begin at fixed positions, and a row's products have the same shape in every batch. So what
-attention gives a row does not depend on other sessions, nor, for prompts and for trees without a branch, on how tokens
-were cut into steps. It is no promise about logits: cuBLAS chooses its kernels by the number of rows, and a row's bits
-with them. For that there is `exact`.
+Spans and blocks of keys begin at fixed positions, and a row's products have the same shape in every batch. So the
+attention of a row does not depend on other sessions, nor, for prompts and for trees without a branch, on how tokens
+were divided into steps. Logits still may: cuBLAS chooses its kernels, and with them a row's bits, by the number of
+rows. Only `exact` gives the same logits.
 
 The kernels were run in triton's interpreter, against `sdpa`, and compiled for sm_80 and sm_90. They have never run on a
 GPU, and nothing here is tuned. Triton builds its launchers with a C compiler when a kernel is first used.
@@ -30,25 +31,25 @@ from cloud_verifier.engine.kv_pool import KVPool
 from outrider.core.errors import ModelRefused
 
 STAGING = 2
-"""Pinned buffers in turn: one is filled while the other's copy may still be under way."""
+"""Pinned buffers, used in turn: one is filled while the other may still be copied."""
 INSTALL = "torch's CUDA builds bring it; elsewhere: pip install triton"
 
 
 def choose(attention: str, device: torch.device) -> str:
-    """What `auto` stands for on this device; another name stands for itself."""
+    """Return the backend's name: what `auto` means on this device, and any other name as it is."""
     if attention != "auto":
         return attention
     return "triton" if device.type == "cuda" and find_spec("triton") is not None else "sdpa"
 
 
 class TritonBackend:
-    """For pools on CUDA, and in triton's interpreter (TRITON_INTERPRET=1) for tests on a CPU."""
+    """Serve pools on CUDA, and pools on a CPU in triton's interpreter (TRITON_INTERPRET=1), for tests."""
 
     name = "triton"
     row_tile = 1
 
     def __init__(self) -> None:
-        """Raises ModelRefused where triton is missing, or has nothing to run on."""
+        """Raises ModelRefused if triton is missing, or has no device to run on."""
         try:
             from cloud_verifier.engine.kernels import triton_kernels, triton_launch
         except ImportError as error:
@@ -74,11 +75,11 @@ class TritonBackend:
 
 
 class TritonPlan:
-    """What a step's layers share.
+    """One step's index tables and buffers, which serve every layer.
 
-    tables: int32, as `step_tables` lays them out, on the pool's device. items: how many partial results there is room
-    for. programs: of the grid over them; one per item where None. A plan for a CUDA graph has tables of fixed address
-    that are filled before every replay, room for many items, and fewer programs.
+    tables: int32, as `step_tables` builds them, on the pool's device. items: number of items that the buffers for
+    partial results can hold. programs: size of the grid over items; None for one per item. A plan for a CUDA graph has
+    tables at a fixed address that are filled before every replay, buffers for many items, and fewer programs.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class TritonPlan:
         self._launch = launch
         self._programs = programs
         self._partials: dict[tuple[int, int], Any] = {}
+        """By (query heads, dimension of the values)."""
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring
@@ -98,7 +100,7 @@ class TritonPlan:
         keys, values = self.pool.keys[layer], self.pool.values[layer]
         shape = (query.shape[1], value.shape[3])
         if shape not in self._partials:
-            self._partials[shape] = self._launch.Partials.empty(self.items, *shape, query.device)
+            self._partials[shape] = self._launch.empty_partials(self.items, *shape, query.device)
         with torch.cuda.device_of(query):  # triton launches on the current device
             self._launch.write(key, value, keys, values, self.tables, self.width)
             result: torch.Tensor = self._launch.attend(
@@ -114,7 +116,7 @@ class TritonPlan:
         return result
 
     def static(self, tables: torch.Tensor, widths: Iterable[int], items: int, programs: int) -> dict[int, TritonPlan]:
-        """Plans over the same pool for graphs, one per width; they share their room for partial results."""
+        """Return plans over the same pool for graphs, by width; they share their buffers for partial results."""
         plans = {width: TritonPlan(self._launch, self.pool, tables, width, items, programs) for width in widths}
         shared: dict[tuple[int, int], Any] = {}
         for plan in plans.values():
@@ -123,12 +125,12 @@ class TritonPlan:
 
     @staticmethod
     def items_within(size: int, heads: int, dim: int) -> int:
-        """Items whose partial results take `size` bytes."""
+        """Return the number of items whose partial results take `size` bytes."""
         return max(1, size // (4 * step_tables.TILE * heads * (dim + 2)))
 
 
 class _Staging:
-    """Pinned host memory that grows and is used again once its last copy is over."""
+    """Pinned host memory that grows as needed and is used again when its last copy is over."""
 
     def __init__(self) -> None:
         self._buffers = [torch.empty(0, dtype=torch.int32)] * STAGING
@@ -136,7 +138,7 @@ class _Staging:
         self._turn = 0
 
     def build(self, segments: Sequence[Segment], width: int, device: torch.device) -> tuple[torch.Tensor, int]:
-        """The step's table on the device, and its number of items."""
+        """Return the step's table on the device, and its number of items."""
         turn = self._turn = (self._turn + 1) % STAGING
         done = self._done[turn]
         if done is not None:

@@ -1,8 +1,8 @@
-"""The kernels of `triton` attention; the only file that imports triton.
+"""Define the kernels of `triton` attention; the only module that imports triton.
 
-Table layout: `step_tables.py`. Keys and values of a layer are `[slots, kv heads, dim]`, contiguous. The query heads of
-a key head stand beside one another in the rows of a tile, so that a tile of TILE tokens reads its keys once for
-several heads. Sums and maxima are float32; weights are rounded to the values' type for the product with them.
+`step_tables.py` describes the layout of tables. Keys and values of a layer are `[slots, kv heads, dim]`, contiguous.
+The query heads of a key head are adjacent rows of a tile, so that a tile of TILE tokens reads its keys once for several
+heads. Sums and maxima are float32; weights are rounded to the values' dtype for the product with them.
 
 The recurrence over blocks of keys is that of arXiv 2205.14135, partial results over spans of keys that of
 https://crfm.stanford.edu/2023/10/12/flashdecoding.html.
@@ -29,7 +29,7 @@ def write(
     key, value, keys, values, tables, width, k_head, k_row, v_head, v_row,
     DK: tl.constexpr, DV: tl.constexpr, DK_PAD: tl.constexpr, DV_PAD: tl.constexpr,
 ):  # fmt: skip
-    """One row's key and value of one head to the row's slot; grid (rows, kv heads)."""
+    """Write one row's key and value of one head to the row's slot; grid (rows, kv heads)."""
     row = tl.program_id(0)
     head = tl.program_id(1)
     slot = tl.load(tables + HEADER + row).to(tl.int64)
@@ -45,7 +45,7 @@ def write(
 
 @triton.jit
 def _product(a, b, c, PRECISION: tl.constexpr, WIDEN: tl.constexpr):
-    """a @ b + c in float32. WIDEN: for the interpreter, which cannot multiply bfloat16."""
+    """Return a @ b + c in float32. WIDEN: for the interpreter, which cannot multiply bfloat16."""
     if WIDEN:
         a = a.to(tl.float32)
         b = b.to(tl.float32)
@@ -60,9 +60,9 @@ def _block(
     DV_PAD: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """Keys `[n, n + BLOCK)` of a segment join the running maximum, sum and weighted values of a tile's rows.
+    """Add keys `[n, n + BLOCK)` of a segment to the running maximum, sum and weighted values of a tile's rows.
 
-    MASKED: some row may not see some of them; otherwise each sees all, but for its window.
+    MASKED: some rows do not see some of the keys; otherwise each row sees all that are in its window.
     """
     j = n + tl.arange(0, BLOCK)
     dk = tl.arange(0, DK_PAD)
@@ -102,7 +102,7 @@ def _block(
             here = tl.where(own >= 0, here, j)
         s = tl.where(here[None, :] > (position - window)[:, None], s, float("-inf"))
     greatest = tl.maximum(top, tl.max(s, 1))
-    # A row that has seen nothing yet: its weights are to be 0, and -inf - -inf is no number.
+    # The weights of a row that has seen no key yet are to be 0, and -inf - -inf is not a number.
     base = tl.where(greatest == float("-inf"), 0.0, greatest)
     faded = tl.exp2(top - base)
     p = tl.exp2(s - base[:, None])
@@ -118,9 +118,9 @@ def attend(
     DK: tl.constexpr, DV: tl.constexpr, DK_PAD: tl.constexpr, DV_PAD: tl.constexpr,
     CAPPED: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """Partial results of items; grid (any number of programs, kv heads * BLOCKS_OF_HEADS).
+    """Compute the partial results of items; grid (any number of programs, kv heads * BLOCKS_OF_HEADS).
 
-    A program takes item after item until there are no more: the grid of a CUDA graph serves any number of them.
+    A program computes item after item until there are no more, so the grid of a CUDA graph serves any number of items.
     """
     kv_heads = tl.num_programs(1) // BLOCKS_OF_HEADS
     kv_head = tl.program_id(1) // BLOCKS_OF_HEADS
@@ -149,9 +149,9 @@ def attend(
         q = tl.load(at, mask=live[:, None] & (dk[None, :] < DK), other=0.0)
         position = tl.load(positions + row + place, mask=place < rows, other=0)
         if WINDOWED:
-            # No row of the tile stands before this, and none sees what lies a window before it.
+            # This is the least position of the tile's rows; no row sees a key that is a window or more before it.
             low = tl.maximum(low, (start + tl.minimum(local, chain) - window + 1) // BLOCK * BLOCK)
-        # Up to here every row of the tile sees every key.
+        # Every row of the tile sees every key before this one.
         clear = tl.minimum(end, start + tl.minimum(local, chain - 1) + 1)
         middle = low + tl.maximum(clear - low, 0) // BLOCK * BLOCK
         top = tl.full([TILE * GROUP], float("-inf"), tl.float32)
@@ -181,7 +181,7 @@ def merge(
     outs, maxima, sums, sinks, tables, result, width,
     GROUPS: tl.constexpr, GROUPS_PAD: tl.constexpr, DV: tl.constexpr, DV_PAD: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
-    """A row's partial results, one after another in order of position; grid (rows, kv heads). Padding gives 0."""
+    """Add a row's partial results in order of position; grid (rows, kv heads). The result of padding is 0."""
     row = tl.program_id(0)
     heads = tl.num_programs(1) * GROUPS
     member = tl.arange(0, GROUPS_PAD)
@@ -201,7 +201,7 @@ def merge(
         at = (first + n * TILE) * heads + head
         greatest = tl.load(maxima + at, mask=live, other=float("-inf"))
         weight = tl.load(sums + at, mask=live, other=0.0)
-        # What saw nothing has no values either: its place holds whatever was there.
+        # A part that saw no key was not written: its place holds old values.
         some = greatest > float("-inf")
         part = tl.load(outs + at[:, None] * DV + dv[None, :], mask=some[:, None] & (dv[None, :] < DV), other=0.0)
         both = tl.maximum(top, greatest)

@@ -1,6 +1,6 @@
-"""Launches of the kernels of `triton` attention: what their grids, blocks and rooms are for a model's heads.
+"""Launch the kernels of `triton` attention with the grids, blocks and buffers that suit a model's heads.
 
-Imports triton through the kernels, so it is imported only by who wants them.
+Imports triton through the kernels, so it is imported only where `triton` is chosen.
 """
 
 from __future__ import annotations
@@ -13,38 +13,29 @@ from cloud_verifier.engine.kernels import step_tables, triton_kernels
 from cloud_verifier.engine.kernels.attention import Scoring
 
 MAX_GROUP = 8
-"""Query heads of a key head in one program."""
+"""The most query heads of a key head in one program."""
 QUERY_BYTES = 32 * 1024
-"""Of one program's queries; fewer heads are in it where they would take more."""
+"""The most bytes of one program's queries; it has fewer heads if they would take more."""
 PRECISION = "tf32x3"
-"""Of products of float32: three of TF32, on tensor cores, with about float32's error. One alone keeps ten bits."""
+"""How float32 is multiplied: by three products of TF32 on tensor cores, with about float32's error."""
+
+Partials = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Partial results of P >= items * TILE rows, float32: weighted values `[P, Hq, Dv]`, greatest scores times log2(e)
+`[P, Hq]` (-inf if no key was seen), and sums of weights relative to these `[P, Hq]`."""
 
 
-@dataclass(frozen=True)
-class Partials:
-    """Where items leave their results; P is at least items * TILE."""
-
-    outs: torch.Tensor
-    """float32 `[P, Hq, Dv]`: weighted values."""
-    maxima: torch.Tensor
-    """float32 `[P, Hq]`: the greatest score, times log2(e); -inf where nothing was seen."""
-    sums: torch.Tensor
-    """float32 `[P, Hq]`: the sum of weights relative to it."""
-
-    @classmethod
-    def empty(cls, items: int, heads: int, dim: int, device: torch.device) -> Partials:
-        parts = items * step_tables.TILE
-
-        def floats(*shape: int) -> torch.Tensor:
-            return torch.empty(shape, dtype=torch.float32, device=device)
-
-        return cls(floats(parts, heads, dim), floats(parts, heads), floats(parts, heads))
+def empty_partials(items: int, heads: int, dim: int, device: torch.device) -> Partials:
+    """Return buffers for the partial results of so many items; dim: of the values."""
+    parts = items * step_tables.TILE
+    shapes = (parts, heads, dim), (parts, heads), (parts, heads)
+    outs, maxima, sums = (torch.empty(shape, dtype=torch.float32, device=device) for shape in shapes)
+    return outs, maxima, sums
 
 
 def write(
     key: torch.Tensor, value: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, tables: torch.Tensor, width: int
 ) -> None:
-    """key `[1, Hkv, T, Dk]`, value `[1, Hkv, T, Dv]` to the slots of the T rows."""
+    """Write key `[1, Hkv, T, Dk]` and value `[1, Hkv, T, Dv]` to the slots of the T rows."""
     key, value = _dense(key), _dense(value)
     _, heads, rows, dk = key.shape
     dv = value.shape[3]
@@ -64,7 +55,8 @@ def attend(
     partials: Partials,
     scoring: Scoring,
 ) -> torch.Tensor:
-    """query `[1, Hq, T, Dk]` -> `[1, T, Hq, Dv]`; programs: of the grid, over items."""
+    """Return the attention `[1, T, Hq, Dv]` of query `[1, Hq, T, Dk]`; programs: size of the grid over items."""
+    outs, maxima, sums = partials
     query = _dense(query)
     _, heads, rows, dk = query.shape
     kv_heads, dv = values.shape[1:]
@@ -75,9 +67,9 @@ def attend(
         keys,
         values,
         tables,
-        partials.outs,
-        partials.maxima,
-        partials.sums,
+        outs,
+        maxima,
+        sums,
         width,
         float(scoring.scale),
         float(scoring.softcap or 1.0),
@@ -93,11 +85,11 @@ def attend(
         num_stages=shape.stages,
     )
     result = query.new_empty((1, rows, heads, dv))
-    sinks = partials.sums if scoring.sinks is None else scoring.sinks
+    sinks = sums if scoring.sinks is None else scoring.sinks
     triton_kernels.merge[(rows, kv_heads)](
-        partials.outs,
-        partials.maxima,
-        partials.sums,
+        outs,
+        maxima,
+        sums,
         sinks,
         tables,
         result,
@@ -114,13 +106,14 @@ def attend(
 
 @dataclass(frozen=True)
 class Shape:
-    """How `triton_kernels.attend` is cut for a model's heads."""
+    """The constants with which `triton_kernels.attend` is compiled for a model's heads.
+
+    groups: query heads per key head. group: query heads in one program, a power of two. block: keys per iteration.
+    """
 
     groups: int
     group: int
-    """Query heads in one program, a power of two."""
     block: int
-    """Keys at once."""
     dk: int
     dv: int
     warps: int
@@ -128,7 +121,7 @@ class Shape:
 
     @classmethod
     def of(cls, groups: int, dk: int, dv: int, dtype: torch.dtype) -> Shape:
-        """So that queries, and one or two blocks of keys and values, fit the 99 KB of shared memory of sm_86 and 89."""
+        """Choose constants with which queries and one or two blocks of keys and values fit 99 KB of shared memory."""
         room = max(1, QUERY_BYTES // (step_tables.TILE * _padded(dk) * dtype.itemsize))
         group = min(MAX_GROUP, room, _power_of_two(groups))
         size = (_padded(dk) + _padded(dv)) * dtype.itemsize
@@ -150,21 +143,21 @@ class Shape:
 
     @property
     def constants(self) -> tuple[int, ...]:
-        """In the order of the kernel's parameters."""
+        """The constants in the order of the kernel's parameters."""
         heads = (self.groups, self.group, self.blocks_of_heads, self.block)
         return (*heads, self.dk, self.dv, _padded(self.dk), _padded(self.dv))
 
 
 def _padded(dim: int) -> int:
-    """A product's sides are powers of two and at least 16."""
+    """Return the least side of a product for so many elements: a power of two, at least 16."""
     return max(16, _power_of_two(dim))
 
 
 def _power_of_two(n: int) -> int:
-    """The least that is not smaller."""
+    """Return the least power of two that is not smaller than n."""
     return 1 << (n - 1).bit_length()
 
 
 def _dense(x: torch.Tensor) -> torch.Tensor:
-    """With the last dimension's elements side by side."""
+    """Return x with adjacent elements in its last dimension."""
     return x if x.stride(-1) == 1 else x.contiguous()

@@ -1,1 +1,1 @@
-"""Tensor parallelism: one target over several ranks."""
+"""Run one target over several ranks: tensor parallelism, the ranks' devices, and the messages between ranks."""

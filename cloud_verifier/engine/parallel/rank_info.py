@@ -1,4 +1,4 @@
-"""Where a process stands among the ranks: its number, its device, and where it meets the others."""
+"""Read from the environment which rank a process is, choose its device, and connect it to the other ranks."""
 
 from __future__ import annotations
 
@@ -14,32 +14,31 @@ from torch.distributed.rendezvous import rendezvous
 from outrider.core.errors import BadRequest, Unavailable
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-JOIN = timedelta(minutes=2)
-"""For the slowest rank to start."""
+JOIN_TIMEOUT = timedelta(minutes=2)
+"""Longest time for the slowest rank to start."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """One rank's."""
+class RankInfo:
+    """One rank of a group of `size`. local_rank: its number on this machine, which is the number of its GPU."""
 
     rank: int
     size: int
     local_rank: int
-    """Its number on this machine, which is the number of its GPU."""
 
     @classmethod
-    def of_environment(cls) -> Place:
-        """What torchrun, or our own front, set. Raises BadRequest."""
+    def of_environment(cls) -> RankInfo:
+        """Read the variables that torchrun, or the verifier's front, has set. Raises BadRequest if one is wrong."""
         missing = [name for name in TORCHRUN if not os.environ.get(name, "").isdigit()]
         if missing:
             raise BadRequest(f"{', '.join(missing)} is not set to a number: start the ranks with torchrun")
-        place = cls(*(int(os.environ[name]) for name in TORCHRUN))
-        if place.size < 2 or place.rank >= place.size:
-            raise BadRequest(f"RANK is {place.rank} of WORLD_SIZE {place.size}, must be one of at least 2 ranks")
-        return place
+        info = cls(*(int(os.environ[name]) for name in TORCHRUN))
+        if info.size < 2 or info.rank >= info.size:
+            raise BadRequest(f"RANK is {info.rank} of WORLD_SIZE {info.size}, must be one of at least 2 ranks")
+        return info
 
     def take_device(self, device: str) -> torch.device:
-        """This rank's, of the kind `cpu` or `cuda`. Raises BadRequest."""
+        """Return this rank's device, of the kind `cpu` or `cuda`. Raises BadRequest if it has none."""
         if device not in ("cpu", "cuda"):
             raise BadRequest(
                 f"device is {device}, must be cpu or cuda: of several ranks each takes the GPU of its number"
@@ -60,9 +59,10 @@ class Place:
         return torch.device("cuda", self.local_rank)
 
     def meet(self, store_fd: int | None) -> Any:
-        """The store through which the ranks find one another, once all are there. Raises Unavailable.
+        """Wait for all ranks and return the store through which they find one another.
 
         store_fd: a listening socket at MASTER_ADDR:MASTER_PORT for rank 0; without one torch opens its own.
+        Raises Unavailable if some rank does not come within JOIN_TIMEOUT.
         """
         if store_fd is not None and self.rank == 0:
             address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -71,15 +71,15 @@ class Place:
                 port,
                 self.size,
                 is_master=True,
-                timeout=JOIN,
+                timeout=JOIN_TIMEOUT,
                 wait_for_workers=False,
                 master_listen_fd=store_fd,
             )
         else:
-            store, _, _ = next(rendezvous("env://", timeout=JOIN))
+            store, _, _ = next(rendezvous("env://", timeout=JOIN_TIMEOUT))
         store.set(f"here/{self.rank}", "")
         try:
-            store.wait([f"here/{rank}" for rank in range(self.size)], JOIN)
+            store.wait([f"here/{rank}" for rank in range(self.size)], JOIN_TIMEOUT)
         except RuntimeError as error:
-            raise Unavailable(f"not all {self.size} ranks came within {JOIN.seconds} s: {error}") from error
+            raise Unavailable(f"not all {self.size} ranks came within {JOIN_TIMEOUT.seconds} s: {error}") from error
         return store

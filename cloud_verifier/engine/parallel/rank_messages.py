@@ -1,6 +1,6 @@
-"""What the leader of a group of ranks tells the others to do, as int32 tensors: no pickle, nothing but numbers.
+"""Encode what rank 0 has the other ranks compute as int32 tensors, and broadcast it: no pickle, nothing but numbers.
 
-An order is two broadcasts: `[kind, count]`, then, where count is not 0, that many numbers.
+A message is two broadcasts: `[kind, count]` and, unless count is 0, that many numbers.
 """
 
 from __future__ import annotations
@@ -21,22 +21,24 @@ Numbers = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class End:
-    """Nothing comes after it."""
+    """The last message."""
 
 
 @dataclass(frozen=True)
 class Linear:
-    """A plain forward over one sequence, for the self-test."""
+    """A plain forward pass over one sequence of token ids, for the self-test."""
 
     ids: list[int]
 
 
 @dataclass(frozen=True)
 class Forward:
-    """A packed forward."""
+    """A packed forward pass.
+
+    pool: number of the KV pool; a greater one than before means a new pool, of `pool_slots` slots.
+    """
 
     pool: int
-    """Number of the KV pool; a greater one than before means a new pool."""
     pool_slots: int
     segments: tuple[Segment, ...]
     logit_rows: Numbers
@@ -46,25 +48,25 @@ class Forward:
         return cls(pool, pool_slots, batch.segments, batch.logit_rows.cpu().numpy().astype(np.int32))
 
     def batch(self, device: torch.device) -> PackedBatch:
-        """What the leader packed."""
+        """Return the batch that rank 0 packed."""
         rows = torch.from_numpy(self.logit_rows.astype(np.int64)).to(device)
         return replace(PackedBatch.pack(self.segments, device), logit_rows=rows)
 
 
-Order = End | Linear | Forward
+RankMessage = End | Linear | Forward
 _END, _LINEAR, _FORWARD = range(3)
 
 
-def send(order: Order, channel: Any) -> None:
-    """Raises RuntimeError where a rank has gone."""
-    kind, numbers = encode(order)
+def send(message: RankMessage, channel: Any) -> None:
+    """Broadcast a message from rank 0. Raises RuntimeError if a rank has gone."""
+    kind, numbers = encode(message)
     dist.broadcast(torch.tensor([kind, len(numbers)], dtype=torch.int32), src=0, group=channel)
     if len(numbers):
         dist.broadcast(torch.from_numpy(numbers), src=0, group=channel)
 
 
-def receive(channel: Any) -> Order:
-    """The next one, however long it takes. Raises RuntimeError where the leader has gone."""
+def receive(channel: Any) -> RankMessage:
+    """Wait for the next message of rank 0, however long it takes. Raises RuntimeError if rank 0 has gone."""
     header = torch.empty(2, dtype=torch.int32)
     dist.broadcast(header, src=0, group=channel)
     kind, count = header.tolist()
@@ -74,9 +76,9 @@ def receive(channel: Any) -> Order:
     return decode(kind, numbers.numpy())
 
 
-def encode(order: Order) -> tuple[int, Numbers]:
-    """(kind, numbers)"""
-    match order:
+def encode(message: RankMessage) -> tuple[int, Numbers]:
+    """Return the message as (kind, numbers)."""
+    match message:
         case End():
             return _END, np.empty(0, dtype=np.int32)
         case Linear(ids):
@@ -89,46 +91,36 @@ def encode(order: Order) -> tuple[int, Numbers]:
             return _FORWARD, np.concatenate(parts).astype(np.int32)
 
 
-def decode(kind: int, numbers: Numbers) -> Order:
-    """The reverse of `encode`. Raises InternalError for what it cannot have made."""
+def decode(kind: int, numbers: Numbers) -> RankMessage:
+    """Reverse `encode`. Raises InternalError for what it cannot have made."""
     match kind:
         case 0:
             return End()
         case 1:
             return Linear(numbers.tolist())
         case 2:
-            return _forward(_Reader(numbers))
-    raise InternalError(f"an order of kind {kind} came, must be 0 to 2: the ranks do not run the same version")
+            return _decode_forward(numbers)
+    raise InternalError(f"a rank message of kind {kind} came, must be 0 to 2: the ranks do not run the same version")
 
 
-def _forward(reader: _Reader) -> Forward:
-    pool, pool_slots, count, wanted = reader.take(4).tolist()
-    logit_rows = reader.take(wanted)
-    segments = tuple(_segment(reader) for _ in range(count))
-    reader.end()
-    return Forward(pool, pool_slots, segments, logit_rows)
+def _decode_forward(numbers: Numbers) -> Forward:
+    position = 0
 
-
-def _segment(reader: _Reader) -> Segment:
-    rows, chain, start, wants_logits = reader.take(4).tolist()
-    tokens, parents, positions = (reader.take(n).astype(np.int64) for n in (rows, rows - chain, rows))
-    return Segment(tokens, chain, parents, positions, reader.take(start), reader.take(rows), bool(wants_logits))
-
-
-class _Reader:
-    """Takes numbers off the front."""
-
-    def __init__(self, numbers: Numbers) -> None:
-        self._numbers = numbers
-        self._at = 0
-
-    def take(self, count: int) -> Numbers:
-        taken = self._numbers[self._at : self._at + max(0, count)]
+    def take(count: int) -> Numbers:
+        nonlocal position
+        taken = numbers[position : position + max(0, count)]
         if len(taken) != count:
-            raise InternalError(f"an order has {len(self._numbers)} numbers, which is too few")
-        self._at += count
+            raise InternalError(f"a rank message has {len(numbers)} numbers, which is too few")
+        position += count
         return taken
 
-    def end(self) -> None:
-        if self._at != len(self._numbers):
-            raise InternalError(f"an order has {len(self._numbers)} numbers, must be {self._at}")
+    pool, pool_slots, count, wanted = take(4).tolist()
+    logit_rows = take(wanted)
+    segments = []
+    for _ in range(count):
+        rows, chain, start, wants_logits = take(4).tolist()
+        tokens, parents, positions = (take(n).astype(np.int64) for n in (rows, rows - chain, rows))
+        segments.append(Segment(tokens, chain, parents, positions, take(start), take(rows), bool(wants_logits)))
+    if position != len(numbers):
+        raise InternalError(f"a rank message has {len(numbers)} numbers, must be {position}")
+    return Forward(pool, pool_slots, tuple(segments), logit_rows)

@@ -1,1 +1,1 @@
-"""Drafting on the verifier, for sessions whose devices draft nothing."""
+"""Draft on the verifier for sessions whose devices draft nothing, as long as that pays."""

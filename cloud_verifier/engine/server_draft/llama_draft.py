@@ -1,14 +1,15 @@
-"""Co-located speculation: the verifier drafts for sessions whose devices draft nothing, for all of them in one decode.
+"""Draft on the verifier with llama.cpp for sessions whose devices draft nothing, all of them in one decode.
 
-The same proposals as a device's (outrider.core.proposals), so the same rule accepts them and the output stays the
-target's own. A chain of `depth` tokens with `siblings` further children beside each, since those cost no decode.
+The proposals are the same as a device's (outrider.core.proposals), so the same rule accepts them and the output stays
+the target's own. A tree is a chain of `depth` tokens with `siblings` further children at each level, which cost no
+decode.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -20,16 +21,16 @@ from outrider.core.proposals import propose
 from outrider.core.sampling import SamplingParams
 from outrider.core.tree import ROOT, TokenTree
 
-MOST_READ = 256
-"""Tokens of prompts that one step's drafting reads, over all sessions: it holds up everybody's step."""
-EACH = 16
-"""And of what each session has committed since."""
+PROMPT_TOKENS = 256
+"""The most tokens of prompts that are read in one step, over all sessions: reading delays the step of all."""
+USUAL_TOKENS = 16
+"""The most tokens, beside these, that are read of each session: those committed since it was last drafted for."""
 
 Logits = NDArray[np.float32]
 
 
 class Chains(Protocol):
-    """What is needed of outrider.llama.ChainContext."""
+    """The part of outrider.llama.ChainContext that is needed here."""
 
     length: int
 
@@ -44,59 +45,51 @@ class Chains(Protocol):
 
 @dataclass(frozen=True)
 class DraftlessSession:
-    """A session to draft for, as it stands before a step."""
+    """A session to draft for, as it is before a step."""
 
     session_id: str
     tokens: Sequence[int]
-    """Prompt and output; what is there never changes."""
+    """Prompt and output, to which tokens are only ever appended."""
     position: int
-    """Generated tokens."""
+    """Number of generated tokens."""
     left: int
-    """Tokens that may still be generated, at least 1."""
+    """Number of tokens that may still be generated, at least 1."""
     sampling: SamplingParams
     key: int
-    """Of its noise; 0 where greedy."""
+    """Key of the session's noise; 0 if greedy."""
     counts: TokenCounts
     ends: Callable[[int, int], bool]
-    """(token, position) -> whether nothing follows."""
-
-
-@dataclass(frozen=True)
-class Effort:
-    """What the last proposals took."""
-
-    drafting_s: float = 0.0
-    read: int = 0
-    """Tokens of prompts, and of what was committed while nothing was drafted: of those who had over EACH to read."""
-    reading_s: float = 0.0
+    """(token, position) -> whether the sequence ends with it."""
 
 
 @dataclass
-class _Seat:
-    """One sequence of the context."""
+class _Sequence:
+    """One sequence of the context, while a session has it."""
 
-    sequence: int
+    number: int
     agreed: int = 0
-    """Tokens held that are known to be the session's."""
-    guesses: list[int] = field(default_factory=list)
-    """Tokens held beyond those: what was drafted last."""
+    """Number of tokens held that are known to be the session's."""
+    drafted: list[int] = field(default_factory=list)
+    """Tokens held beyond those: the last draft."""
 
 
 @dataclass
-class _Growing:
-    """A tree in the making."""
+class _Draft:
+    """A tree while it is drafted. path: tokens of the chain. tip: the chain's last node."""
 
-    thin: DraftlessSession
-    seat: _Seat
+    session: DraftlessSession
+    sequence: _Sequence
     tree: TokenTree
     path: list[int] = field(default_factory=list)
-    """Tokens of the chain."""
     tip: int = ROOT
-    """The chain's last node."""
 
 
 class LlamaServerDraft:
-    """Owns the context's sequences; a session gets one with its first proposal and keeps it until `release`."""
+    """Own the context's sequences; a session gets one with its first draft and keeps it until `release`.
+
+    max_sessions: sessions that can be drafted for at once. drafting_s, reading_s: seconds of the last `propose`.
+    read_tokens: tokens that it read of sessions that had more than USUAL_TOKENS to read.
+    """
 
     def __init__(
         self,
@@ -108,7 +101,7 @@ class LlamaServerDraft:
         pauses: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """vocabulary: the target's; ids at or beyond it are never proposed. pauses: stop where it does not pay."""
+        """vocabulary: of the target; greater ids are never proposed. pauses: whether it pauses if it does not pay."""
         if depth < 1:
             raise BadRequest.bound("depth", depth, "at least 1")
         self._chains = chains
@@ -116,109 +109,117 @@ class LlamaServerDraft:
         self._children = 1 + siblings
         self._shared = min(vocabulary, chains.vocab_size)
         self._free = list(range(chains.count - 1, -1, -1))
-        self._seats: dict[str, _Seat] = {}
-        self.seats = chains.count
-        """Sessions that can be drafted for at once."""
-        self.pauses = pauses
-        self.effort = Effort()
+        self._sequences: dict[str, _Sequence] = {}
+        self._refused: set[str] = set()
+        """Sessions that cannot be drafted for any more."""
         self._clock = clock
-        self._strange: set[str] = set()
-        """Sessions that it cannot draft for any more."""
+        self.max_sessions = chains.count
+        self.pauses = pauses
+        self.drafting_s = self.reading_s = 0.0
+        self.read_tokens = 0
 
     def propose(self, sessions: Sequence[DraftlessSession]) -> dict[str, TokenTree]:
-        """Session id -> tree, for those that could be drafted for. One decode per level for all of them."""
+        """Draft a tree for each session that can be drafted for, by id: one decode per level for all of them."""
         begun = self._clock()
-        self.effort = Effort()
+        self.read_tokens, self.reading_s = 0, 0.0
         growing, rows = self._catch_up(sessions)
-        trees = {one.thin.session_id: one.tree for one in growing}
+        trees = {one.session.session_id: one.tree for one in growing}
         for depth in range(self._depth):
             growing = [one for one, row in zip(growing, rows, strict=True) if self._extend(one, row)]
             if not growing or depth + 1 == self._depth:
                 break
-            rows = self._chains.feed([(one.seat.sequence, one.path[-1:]) for one in growing])
+            rows = self._chains.feed([(one.sequence.number, one.path[-1:]) for one in growing])
             for one in growing:
-                one.seat.guesses.append(one.path[-1])
-        self.effort = replace(self.effort, drafting_s=self._clock() - begun - self.effort.reading_s)
+                one.sequence.drafted.append(one.path[-1])
+        self.drafting_s = self._clock() - begun - self.reading_s
         return trees
 
     def unread(self, session_id: str, length: int) -> int:
-        """Tokens that it has yet to read of a session of this length."""
-        seat = self._seats.get(session_id)
-        return length - seat.agreed if seat else length
+        """Return how many tokens of a session of this length are still to be read."""
+        sequence = self._sequences.get(session_id)
+        return length - sequence.agreed if sequence else length
 
     def release(self, session_id: str) -> None:
-        """The session has ended."""
-        self._strange.discard(session_id)
-        seat = self._seats.pop(session_id, None)
-        if seat is not None:
-            self._chains.truncate(seat.sequence, 0)
-            self._free.append(seat.sequence)
+        """Free the sequence of a session that has ended."""
+        self._refused.discard(session_id)
+        sequence = self._sequences.pop(session_id, None)
+        if sequence is not None:
+            self._chains.truncate(sequence.number, 0)
+            self._free.append(sequence.number)
 
-    def _catch_up(self, sessions: Sequence[DraftlessSession]) -> tuple[list[_Growing], Logits | list[Logits]]:
-        """Read what was committed since; those that have read all, and the logits `[n, V]` after their last tokens."""
-        seated = [(thin, seat) for thin in sessions if (seat := self._seat(thin)) is not None]
-        behind = sorted(((self._unread(seat, thin), thin, seat) for thin, seat in seated), key=lambda one: len(one[0]))
-        left = MOST_READ + EACH * len(behind)
+    def _catch_up(self, sessions: Sequence[DraftlessSession]) -> tuple[list[_Draft], Logits | list[Logits]]:
+        """Read what was committed since; return sessions that are up to date, and their last logits `[n, V]`."""
+        taken = [(session, sequence) for session in sessions if (sequence := self._sequence(session)) is not None]
+        behind = sorted(
+            ((self._unread(sequence, s), s, sequence) for s, sequence in taken), key=lambda one: len(one[0])
+        )
+        left = PROMPT_TOKENS + USUAL_TOKENS * len(behind)
         feeds: list[tuple[int, Sequence[int]]] = []
-        growing: list[_Growing] = []
-        for new, thin, seat in behind:  # the shortest first: only who has a prompt to read ever waits
+        growing: list[_Draft] = []
+        for new, session, sequence in behind:  # the shortest first, so that only sessions with a prompt to read wait
             now = new[:left]
             if not now:
                 break
             left -= len(now)
-            seat.agreed += len(now)
-            feeds.append((seat.sequence, now))
+            sequence.agreed += len(now)
+            feeds.append((sequence.number, now))
             if len(now) == len(new):
-                growing.append(_Growing(thin, seat, TokenTree(thin.position)))
+                growing.append(_Draft(session, sequence, TokenTree(session.position)))
         return growing, self._read(feeds)[: len(growing)] if feeds else []
 
     def _read(self, feeds: Sequence[tuple[int, Sequence[int]]]) -> Logits:
-        """One decode; its time is that of drafting and that of reading, by their tokens."""
+        """Decode once; its time counts as drafting and as reading in proportion to their tokens."""
         begun = self._clock()
         rows = self._chains.feed(feeds)
         tokens = sum(len(now) for _, now in feeds)
-        usual = min(self._depth, EACH)  # what a session has to read that is drafted for in every step
-        read = sum(len(now) - usual for _, now in feeds if len(now) > EACH)
-        self.effort = Effort(read=read, reading_s=(self._clock() - begun) * read / tokens)
+        usual = min(self._depth, USUAL_TOKENS)  # a session that is drafted for in every step has to read these
+        self.read_tokens = sum(len(now) - usual for _, now in feeds if len(now) > USUAL_TOKENS)
+        self.reading_s = (self._clock() - begun) * self.read_tokens / tokens
         return rows
 
-    def _seat(self, thin: DraftlessSession) -> _Seat | None:
-        """None where no sequence is free, or the session's tokens do not fit or mean nothing to the draft."""
-        if thin.session_id in self._strange:
+    def _sequence(self, session: DraftlessSession) -> _Sequence | None:
+        """Return the session's sequence; None if none is free, or if the context or vocabulary lacks its tokens."""
+        if session.session_id in self._refused:
             return None
-        seat = self._seats.get(thin.session_id)
-        known = seat.agreed if seat else 0
-        if len(thin.tokens) + self._depth > self._chains.length or max(thin.tokens[known:]) >= self._shared:
-            self.release(thin.session_id)
-            self._strange.add(thin.session_id)
+        sequence = self._sequences.get(session.session_id)
+        known = sequence.agreed if sequence else 0
+        if len(session.tokens) + self._depth > self._chains.length or max(session.tokens[known:]) >= self._shared:
+            self.release(session.session_id)
+            self._refused.add(session.session_id)
             return None
-        if seat is None and self._free:
-            seat = self._seats[thin.session_id] = _Seat(self._free.pop())
-        return seat
+        if sequence is None and self._free:
+            sequence = self._sequences[session.session_id] = _Sequence(self._free.pop())
+        return sequence
 
-    def _unread(self, seat: _Seat, thin: DraftlessSession) -> Sequence[int]:
-        """Keep of what was drafted what came true; the tokens after it, at least the last one, whose logits are due."""
-        new = thin.tokens[seat.agreed :]
-        true = 0
-        while true < min(len(seat.guesses), len(new) - 1) and seat.guesses[true] == new[true]:
-            true += 1
-        seat.agreed += true
-        seat.guesses = []
-        self._chains.truncate(seat.sequence, seat.agreed)
-        return new[true:]
+    def _unread(self, sequence: _Sequence, session: DraftlessSession) -> Sequence[int]:
+        """Drop what was drafted wrong and return the tokens to read: at least the last one, whose logits are needed."""
+        new = session.tokens[sequence.agreed :]
+        right = 0
+        while right < min(len(sequence.drafted), len(new) - 1) and sequence.drafted[right] == new[right]:
+            right += 1
+        sequence.agreed += right
+        sequence.drafted = []
+        self._chains.truncate(sequence.number, sequence.agreed)
+        return new[right:]
 
-    def _extend(self, one: _Growing, row: Logits) -> bool:
-        """Add the children of the chain's tip; whether the chain goes on."""
-        thin = one.thin
-        at = thin.position + len(one.path)
+    def _extend(self, one: _Draft, row: Logits) -> bool:
+        """Add the children of the chain's tip by its logits `[V]`; returns whether the chain goes on."""
+        session = one.session
+        position = session.position + len(one.path)
         proposals = propose(
-            row[: self._shared], thin.sampling, thin.key, at, thin.counts, tuple(one.path), self._children
+            row[: self._shared],
+            session.sampling,
+            session.key,
+            position,
+            session.counts,
+            tuple(one.path),
+            self._children,
         )
-        if len(one.path) + 1 >= thin.left or not proposals:
+        if len(one.path) + 1 >= session.left or not proposals:
             return False
         parent = one.tip
         for proposal in proposals:
             one.tree.add(len(one.tree) + 1, parent, proposal.token)
         one.tip = len(one.tree) + 1 - len(proposals)
         one.path.append(proposals[0].token)
-        return not thin.ends(proposals[0].token, at)
+        return not session.ends(proposals[0].token, position)

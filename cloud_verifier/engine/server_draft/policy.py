@@ -1,12 +1,12 @@
-"""Whether co-located drafting pays at present, by what it took and brought: a pause where it does not, then a trial.
+"""Decide whether the server draft pays, by what it took and gained: a pause when it does not, then a trial.
 
-It pays where a step with it commits more per second than one without,
+It pays if a step with it commits more per second than one without,
 
-    (commits + gain * thin) / (step with the nodes + drafting) > commits / plain step,
+    (commits + gain * sessions) / (step with the nodes + drafting) > commits / plain step,
 
-gain being the accepted nodes per session drafted for (thin), and commits what the step brings beside them. Reading a
-prompt, or what came in a pause, is no part of going on with it; it is an outlay, and is held against what drafting can
-bring for that session until it ends.
+with gain the accepted nodes per session drafted for, and commits what the step commits beside them. The time to read a
+prompt, or the tokens of a pause, does not count as drafting: it is weighed against what drafting can gain for that
+session until it ends.
 """
 
 from __future__ import annotations
@@ -18,86 +18,86 @@ from cloud_verifier.engine.stats import MovingAverage
 from outrider.core.step_cost import StepCost
 
 TRIAL = 8
-"""Steps with drafting before it is judged."""
+"""Number of steps with drafting before it is judged."""
 FIRST_PAUSE, LONGEST_PAUSE = 64, 1024
-"""Steps; each pause is twice the one before until drafting has paid again."""
-HOPED = 1.0
-"""Gain while none was seen."""
+"""Number of steps; each pause is twice as long as the last one, until drafting has paid again."""
+INITIAL_GAIN = 1.0
+"""Gain that is assumed before any was measured."""
 
 
-class Payoff:
-    """Learns from every step with drafting. Not thread-safe."""
+class DraftPolicy:
+    """Learn from every step with drafting. Not thread-safe."""
 
     def __init__(self) -> None:
         self._gain = MovingAverage()
         self._nodes = MovingAverage()
         self._read_s = MovingAverage()
-        """Of the draft, for a token that it reads."""
+        """Seconds in which the draft reads a token."""
         self._drafting: StepCost | None = None
-        """Seconds by sessions drafted for."""
+        """Seconds by the number of sessions drafted for."""
         self._judged = 0
         self._pause = FIRST_PAUSE
         self._resumes = 0
-        """The step that ends the pause."""
+        """Number of the step that ends the pause."""
         self._failed_at = 0
-        """Sessions drafted for when it last did not pay."""
+        """Number of sessions drafted for when drafting last did not pay."""
 
-    def pays(self, step: int, commits: float, thin: int, cost: CostCurve) -> bool:
-        """Whether to draft in this step. thin: sessions that would be drafted for. cost: of the step by their nodes.
+    def pays(self, step: int, commits: float, sessions: int, cost: CostCurve) -> bool:
+        """Return whether to draft in this step, for so many sessions. cost: of the step by its nodes.
 
-        A pause also ends when there are half as many to draft for: fewer sessions leave the target more idle.
+        A pause also ends when there are half as many to draft for: with fewer sessions the target has more time left.
         """
         if step < self._resumes:
-            if 2 * thin > self._failed_at:
+            if 2 * sessions > self._failed_at:
                 return False
-            # Another matter than what failed: it is tried afresh, and should that fail, not given up for long at once.
+            # Not the case that failed: it gets a new trial, and should that fail, no long pause at once.
             self._resumes, self._pause = step, FIRST_PAUSE
         if self.on_trial:
             return True
-        if self._value_s(commits, thin, cost) > 0.0:
+        if self._saved_s(commits, sessions, cost) > 0.0:
             self._pause = FIRST_PAUSE
             return True
-        self._resumes, self._failed_at = step + self._pause, thin
+        self._resumes, self._failed_at = step + self._pause, sessions
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
         self._judged, self._gain, self._nodes = 0, MovingAverage(), MovingAverage()
         return False
 
-    def worth_reading(self, tokens: int, left: int, commits: float, thin: int, cost: CostCurve) -> bool:
-        """Whether drafting for a session can bring back what reading so many tokens of it takes.
+    def reading_pays(self, tokens: int, left: int, commits: float, sessions: int, cost: CostCurve) -> bool:
+        """Return whether drafting for a session can regain the time to read so many tokens of it.
 
-        left: tokens that it may still generate.
+        left: tokens that it may still generate. sessions: that would be drafted for.
         """
         steps = left / (1.0 + self._expected_gain)
-        return self._read_s.value * tokens < steps * self._value_s(commits, thin, cost) / thin
+        return self._read_s.value * tokens < steps * self._saved_s(commits, sessions, cost) / sessions
 
     @property
     def on_trial(self) -> bool:
-        """Whether too little was seen since the last pause to judge."""
+        """Whether there were too few steps since the last pause to judge."""
         return self._judged < TRIAL
 
     @property
     def _expected_gain(self) -> float:
-        return self._gain.value if self._judged else HOPED
+        return self._gain.value if self._judged else INITIAL_GAIN
 
-    def _value_s(self, commits: float, thin: int, cost: CostCurve) -> float:
-        """Seconds that a step with drafting saves: what its gain takes by plain steps, less what it costs."""
-        plain, filled = map(float, cost(np.array([0, round(self._nodes.value * thin)])))
-        drafting = self._drafting.seconds(thin, 0) if self._drafting else 0.0
-        return self._expected_gain * thin * plain / commits - (filled - plain) - drafting
+    def _saved_s(self, commits: float, sessions: int, cost: CostCurve) -> float:
+        """Return the seconds that a step with drafting saves: those of its gain by plain steps, less what it costs."""
+        plain, filled = map(float, cost(np.array([0, round(self._nodes.value * sessions)])))
+        drafting = self._drafting.seconds(sessions, 0) if self._drafting else 0.0
+        return self._expected_gain * sessions * plain / commits - (filled - plain) - drafting
 
-    def took(self, thin: int, seconds: float) -> None:
-        """Drafting for so many, the reading of prompts left out."""
+    def observe_drafting(self, sessions: int, seconds: float) -> None:
+        """Learn the time of drafting for so many sessions, without reading prompts."""
         seconds = max(seconds, 1e-6)
         if self._drafting is None:
-            self._drafting = StepCost({thin: seconds})
-        self._drafting.observe(thin, 0, seconds)
+            self._drafting = StepCost({sessions: seconds})
+        self._drafting.observe(sessions, 0, seconds)
 
-    def read(self, tokens: int, seconds: float) -> None:
-        """So many tokens, most of them of prompts, in so long."""
+    def observe_reading(self, tokens: int, seconds: float) -> None:
+        """Learn the time in which the draft read so many tokens, most of them of prompts."""
         self._read_s.add(seconds / tokens)
 
-    def brought(self, thin: int, nodes: int, accepted: int) -> None:
-        """What came of a step with drafting for so many sessions: nodes evaluated, and accepted."""
-        self._gain.add(accepted / thin)
-        self._nodes.add(nodes / thin)
+    def observe_step(self, sessions: int, nodes: int, accepted: int) -> None:
+        """Learn from a step with drafting for so many sessions: nodes evaluated, and nodes accepted."""
+        self._gain.add(accepted / sessions)
+        self._nodes.add(nodes / sessions)
         self._judged += 1

@@ -130,7 +130,7 @@ def refused(group: RankGroup, directories: list[str]) -> None:
             reasons.append("")
         except ModelRefused as error:
             reasons.append(str(error))
-    say(rank=group.place.rank, reasons=reasons)
+    say(rank=group.info.rank, reasons=reasons)
 
 
 def lost(group: RankGroup, directories: list[str]) -> None:

@@ -14,7 +14,7 @@ from cloud_verifier.engine.admission import first_token_s
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Engine
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.scheduler import Candidate, Plan, StepBudget, schedule
+from cloud_verifier.engine.scheduler import StepBudget, StepCandidate, StepPlan, schedule
 from outrider.core.errors import Overloaded
 from outrider.core.step_cost import StepCost
 
@@ -35,14 +35,14 @@ def real_s(own: int, before: Sequence[int], generating: int, budget: StepBudget,
     step, seconds = 0, 0.0
     while True:
         able = [
-            Candidate(name, left, (), True, True, 0.0, 0.0, 0.0, 1.0, 0.0, step - last[name])
+            StepCandidate(name, left, (), True, True, 0.0, 0.0, 0.0, 1.0, 0.0, step - last[name])
             for name, left in pending.items()
         ]
         plan = schedule(able, 1.0, budget, evenly, cost)
-        assert isinstance(plan, Plan)
+        assert isinstance(plan, StepPlan)
         step += 1
-        seconds += cost.seconds(sum(grant.chain for grant in plan.grants), len(plan.grants))
-        for grant in plan.grants:
+        seconds += cost.seconds(sum(grant.chain for grant in plan.allocations), len(plan.allocations))
+        for grant in plan.allocations:
             last[grant.session_id] = step
             if grant.session_id == "newcomer" and grant.chain == pending["newcomer"]:
                 return seconds

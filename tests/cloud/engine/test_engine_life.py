@@ -16,8 +16,7 @@ from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Committed, Engine, Failed
 from cloud_verifier.engine.kernels.attention import AttentionPlan
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.scheduler import RowAllocation
-from cloud_verifier.engine.session import EngineSession
+from cloud_verifier.engine.session_slots import SessionSlots
 from outrider.core.errors import (
     BadRequest,
     Fenced,
@@ -348,15 +347,15 @@ def test_a_session_whose_rows_cannot_be_prepared_fails_alone(
     neighbour, expected = running(rig, reference)
     victim = client([5, 6], nothing)
     rig.attach("victim", victim)
-    segment = EngineSession.segment
+    segment = SessionSlots.segment
 
-    def broken(session: EngineSession, grant: RowAllocation) -> tuple[Segment, TreeBatch | None]:
-        made = segment(session, grant)
-        if session.session_id == "victim":
+    def broken(slots: SessionSlots, chain: int, batch: TreeBatch | None) -> Segment:
+        made = segment(slots, chain, batch)
+        if slots is rig.engine._slots.get("victim"):
             raise ValueError("after its slots were taken")
         return made
 
-    monkeypatch.setattr(EngineSession, "segment", broken)
+    monkeypatch.setattr(SessionSlots, "segment", broken)
     events = rig.turn()
     assert {type(event) for event in events if event.session_id == "s"} == {Committed}
     assert [type(error) for error in victim.errors] == [InternalError]

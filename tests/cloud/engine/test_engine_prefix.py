@@ -15,8 +15,7 @@ from cloud_verifier.engine.batch import PackedBatch, Segment
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.kernels.attention import AttentionPlan
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.scheduler import RowAllocation
-from cloud_verifier.engine.session import EngineSession
+from cloud_verifier.engine.session_slots import SessionSlots
 from outrider.core.errors import InternalError, Overloaded
 from outrider.core.protocol.messages import Cancel
 from outrider.core.sampling import SamplingParams
@@ -196,7 +195,7 @@ def test_a_session_that_fails_leaves_nothing_of_that_step(
     def broken(*args: Any) -> torch.Tensor:
         logits = forward(*args)
         for values in rig.engine._pool.values:
-            values[rig.engine._live["s"]._lent] = float("nan")
+            values[rig.engine._slots["s"]._step_slots] = float("nan")
         if spoilt == "the forward":
             raise RuntimeError("out of memory")
         return torch.full_like(logits, float("nan"))
@@ -218,7 +217,7 @@ def test_who_fails_alone_takes_nothing_from_those_that_share_its_prefix_and_leav
     say(rig, "first", system)
     for name, end in (("neighbour", [1, 2]), ("victim", odd), ("twin", [1, 2])):
         rig.attach(name, client([*system, *end], max_tokens=12, ignore_eos=True))
-    forward, segment = llama.forward, EngineSession.segment
+    forward, segment = llama.forward, SessionSlots.segment
 
     def refuses_odd_rows(batch: PackedBatch, plan: AttentionPlan) -> torch.Tensor:
         logits = forward(batch, plan)
@@ -226,15 +225,15 @@ def test_who_fails_alone_takes_nothing_from_those_that_share_its_prefix_and_leav
             raise RuntimeError("out of memory")
         return logits
 
-    def has_no_odd_rows(session: EngineSession, grant: RowAllocation) -> tuple[Segment, TreeBatch | None]:
-        made = segment(session, grant)
-        if session.session_id == "victim":
+    def has_no_odd_rows(slots: SessionSlots, chain: int, batch: TreeBatch | None) -> Segment:
+        made = segment(slots, chain, batch)
+        if slots is rig.engine._slots.get("victim"):
             raise ValueError("after its slots were taken")
         return made
 
     with monkeypatch.context() as patch:
         if where == "its rows":
-            patch.setattr(EngineSession, "segment", has_no_odd_rows)
+            patch.setattr(SessionSlots, "segment", has_no_odd_rows)
         else:
             patch.setattr(llama, "forward", refuses_odd_rows)
         rig.turn()

@@ -20,7 +20,6 @@ from cloud_verifier.engine.kernels.attention import AttentionPlan
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.numerics_check import FLOAT32_BOUND, self_test
 from cloud_verifier.engine.sampling import Sampler
-from outrider.core.counts import TokenCounts
 from outrider.core.errors import ModelRefused
 from outrider.core.sampling import SamplingParams
 
@@ -130,9 +129,9 @@ def test_in_bfloat16_trees_neighbours_and_cached_prefixes_change_no_bit_that_is_
         """The logits of every token of four sessions that begin alike."""
         rows: dict[tuple[int, int], torch.Tensor] = {}
 
-        def record(sampler: Sampler, row: torch.Tensor, position: int, counts: TokenCounts, path: Sequence[int]) -> int:
+        def record(sampler: Sampler, row: torch.Tensor, position: int, path: Sequence[int]) -> int:
             rows[sampler.key, position] = row.clone()
-            return choose(sampler, row, position, counts, path)
+            return choose(sampler, row, position, path)
 
         monkeypatch.setattr(Sampler, "choose", record)
         rig = Rig(model, EngineConfig(kv_slots=1024, token_budget=40, prefill_chunk=11, prefix_cache=cache))

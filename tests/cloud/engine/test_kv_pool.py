@@ -55,7 +55,7 @@ def test_taking_or_returning_too_much_is_a_defect_that_is_named() -> None:
     one = pool(4)
     with pytest.raises(InternalError, match="5 KV slots"):
         one.allocate(5)
-    with pytest.raises(InternalError, match="given back"):
+    with pytest.raises(InternalError, match="were released"):
         one.release(np.array([1], dtype=np.int32))
 
 

@@ -10,8 +10,8 @@ from rig import Rig, adversary, client, guesses, nothing, perfect, prompt_of
 from tiny_targets import VOCAB, Reference
 
 from cloud_verifier.engine.engine import Committed
-from cloud_verifier.engine.logprobs import LEAST, logprobs_of
 from cloud_verifier.engine.model import TargetModel
+from cloud_verifier.engine.sampling import LEAST_LOGPROB, logprobs_of
 from outrider.core.protocol.messages import TokenLogprobs
 from outrider.core.sampling import SamplingParams
 
@@ -106,7 +106,7 @@ def test_no_alternatives_are_none_and_more_than_there_are_ids_are_all() -> None:
 
 def test_a_token_without_a_chance_has_a_number_that_any_json_takes() -> None:
     logits = torch.tensor([[0.0, -torch.inf]])
-    assert logprobs_of(logits, [0], [1], 2)[0] == TokenLogprobs(LEAST, ((0, 0.0), (1, LEAST)))
+    assert logprobs_of(logits, [0], [1], 2)[0] == TokenLogprobs(LEAST_LOGPROB, ((0, 0.0), (1, LEAST_LOGPROB)))
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(logit_bias=((3, 50.0),)), SAMPLED], ids=["greedy", "sampled"])

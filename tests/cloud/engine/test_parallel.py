@@ -22,7 +22,7 @@ from tiny_targets import SHAPE
 
 from cloud_verifier.engine.batch import PackedBatch, Segment
 from cloud_verifier.engine.parallel import rank_messages, tensor_parallel
-from cloud_verifier.engine.parallel.rank_info import Place
+from cloud_verifier.engine.parallel.rank_info import RankInfo
 from cloud_verifier.engine.parallel.tensor_parallel import RankGroup
 from outrider.core.errors import BadRequest, InternalError, ModelRefused
 
@@ -173,10 +173,10 @@ SEGMENTS = (
 
 def test_a_packed_batch_survives_the_way_to_another_rank() -> None:
     batch = PackedBatch.pack(SEGMENTS)
-    order = rank_messages.decode(*rank_messages.encode(rank_messages.Forward.of(batch, 3, 256)))
-    assert isinstance(order, rank_messages.Forward)
-    assert (order.pool, order.pool_slots) == (3, 256)
-    back = order.batch(torch.device("cpu"))
+    message = rank_messages.decode(*rank_messages.encode(rank_messages.Forward.of(batch, 3, 256)))
+    assert isinstance(message, rank_messages.Forward)
+    assert (message.pool, message.pool_slots) == (3, 256)
+    back = message.batch(torch.device("cpu"))
     for name in ("input_ids", "position_ids", "logit_rows"):
         assert torch.equal(getattr(back, name), getattr(batch, name))
         assert getattr(back, name).dtype == getattr(batch, name).dtype
@@ -188,15 +188,15 @@ def test_a_packed_batch_survives_the_way_to_another_rank() -> None:
         assert np.array_equal(one.visible(), other.visible())
 
 
-def test_other_orders_survive_too() -> None:
-    for order in (rank_messages.End(), rank_messages.Linear([5, 0, 7])):
-        assert rank_messages.decode(*rank_messages.encode(order)) == order
+def test_other_messages_survive_too() -> None:
+    for message in (rank_messages.End(), rank_messages.Linear([5, 0, 7])):
+        assert rank_messages.decode(*rank_messages.encode(message)) == message
 
 
-def test_an_order_that_is_cut_short_or_of_another_kind_is_an_error() -> None:
+def test_a_message_that_is_cut_short_or_of_another_kind_is_an_error() -> None:
     kind, numbers = rank_messages.encode(rank_messages.Forward.of(PackedBatch.pack(SEGMENTS), 1, 64))
     for wrong in (numbers[:-1], numbers[:2], np.append(numbers, 0).astype(np.int32)):
-        with pytest.raises(InternalError, match="an order has"):
+        with pytest.raises(InternalError, match="a rank message has"):
             rank_messages.decode(kind, wrong)
     with pytest.raises(InternalError, match="of kind 9"):
         rank_messages.decode(9, numbers)
@@ -218,7 +218,7 @@ def test_a_process_that_is_no_rank_is_told_so(
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(BadRequest, match=said):
-        Place.of_environment()
+        RankInfo.of_environment()
 
 
 def test_a_rank_takes_the_gpu_of_its_own_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,4 +234,4 @@ def test_without_accelerate_a_target_of_several_ranks_is_refused_by_the_extra_th
 ) -> None:
     monkeypatch.setattr(tensor_parallel, "is_accelerate_available", lambda: False)
     with pytest.raises(ModelRefused, match=r"accelerate is not installed.*pip install 'outrider\[parallel\]'"):
-        RankGroup(Place(0, 2, 0), "cpu", None).load(tmp_path)
+        RankGroup(RankInfo(0, 2, 0), "cpu", None).load(tmp_path)

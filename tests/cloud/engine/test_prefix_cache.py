@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cloud_verifier.engine.prefix_cache import Lease, PrefixCache, _Node
+from cloud_verifier.engine.prefix_cache import PrefixCache, PrefixLease, _Node
 
 SLOTS = 48
 Path = tuple[str, tuple[int, ...]]
@@ -28,7 +28,7 @@ class Holder:
     salt: str
     tokens: list[int]
     slots: np.ndarray
-    lease: Lease
+    lease: PrefixLease
 
 
 class PrefixCacheMachine(RuleBasedStateMachine):
@@ -186,6 +186,6 @@ def test_a_path_that_someone_holds_is_not_evicted() -> None:
 def test_who_computed_what_another_has_handed_in_gets_its_own_slots_back() -> None:
     cache = filled([1, 2])
     ours = np.asarray([7, 8, 9], dtype=np.int32)
-    lease, doubles = cache.publish(cache.nothing, "a", [1, 2, 3], ours)
+    lease, doubles = cache.publish(cache.no_lease, "a", [1, 2, 3], ours)
     ours[:] = 0  # a table is written again at once
     assert (lease.slots.tolist(), doubles.tolist()) == ([0, 1, 9], [7, 8])

@@ -7,36 +7,37 @@ import pytest
 import torch
 
 from cloud_verifier.engine.sampling import Sampler
-from outrider.core.counts import TokenCounts
 from outrider.core.errors import InternalError
 from outrider.core.sampling import SamplingParams
 
-NOBODY = TokenCounts()
-
 
 def test_greedy_takes_the_lowest_of_equal_ids() -> None:
-    assert Sampler(SamplingParams(), [1]).choose(torch.tensor([0.0, 2.0, 2.0]), 0, NOBODY, []) == 1
+    assert Sampler(SamplingParams(), [1]).choose(torch.tensor([0.0, 2.0, 2.0]), 0, []) == 1
 
 
 def test_penalties_count_the_path_of_the_row_too() -> None:
-    sampler = Sampler(SamplingParams(presence_penalty=1.0), [1])
+    params = SamplingParams(presence_penalty=1.0)
+    sampler = Sampler(params, [])
     row = torch.tensor([0.0, 2.0, 1.5])
-    assert sampler.choose(row, 0, NOBODY, []) == 1
-    assert sampler.choose(row, 0, TokenCounts([1]), []) == 2
-    assert sampler.choose(row, 0, NOBODY, [1]) == 2
+    assert sampler.choose(row, 0, []) == 1
+    assert sampler.choose(row, 0, [1]) == 2
+    assert Sampler(params, [1]).choose(row, 0, []) == 2
+    assert Sampler(params, [], [1]).choose(row, 0, []) == 2
+    sampler.commit([1])
+    assert sampler.choose(row, 0, []) == 2
 
 
 def test_samples_have_the_distribution_of_the_target() -> None:
     p = np.array([0.5, 0.3, 0.15, 0.05])
     sampler = Sampler(SamplingParams(temperature=1.0, seed=4), [1, 2])
     row = torch.tensor(np.log(p), dtype=torch.float32)
-    drawn = np.bincount([sampler.choose(row, t, NOBODY, []) for t in range(4_000)], minlength=4)
+    drawn = np.bincount([sampler.choose(row, t, []) for t in range(4_000)], minlength=4)
     chi_square = float(((drawn - 4_000 * p) ** 2 / (4_000 * p)).sum())
     assert chi_square < 16.3  # three degrees of freedom, one in a thousand
 
 
 def test_half_precision_logits_are_taken() -> None:
-    assert Sampler(SamplingParams(), [1]).choose(torch.tensor([0.0, 1.0], dtype=torch.bfloat16), 0, NOBODY, []) == 1
+    assert Sampler(SamplingParams(), [1]).choose(torch.tensor([0.0, 1.0], dtype=torch.bfloat16), 0, []) == 1
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -52,4 +53,4 @@ def test_half_precision_logits_are_taken() -> None:
 )
 def test_logits_that_are_no_numbers_are_an_error(bad: float, params: SamplingParams) -> None:
     with np.errstate(invalid="ignore"), pytest.raises(InternalError, match="not finite"):
-        Sampler(params, [1]).choose(torch.tensor([0.0, bad, 1.0]), 0, TokenCounts([0]), [])
+        Sampler(params, [0]).choose(torch.tensor([0.0, bad, 1.0]), 0, [])

@@ -16,10 +16,10 @@ from cloud_verifier.engine.row_allocation import AllocationPolicy
 from cloud_verifier.engine.scheduler import (
     OVERDUE,
     PROMPT_DELAY,
-    Candidate,
-    Plan,
     RowAllocation,
     StepBudget,
+    StepCandidate,
+    StepPlan,
     Wait,
     most_skipped,
     schedule,
@@ -31,7 +31,7 @@ BUDGET = StepBudget(rows=64, prefill_rows=16)
 NOW = 100.0
 
 
-def candidate(session_id: str = "s", **changes: Any) -> Candidate:
+def candidate(session_id: str = "s", **changes: Any) -> StepCandidate:
     """A session without nodes that committed just now and waits up to 10 ms for a device that answers in 2 ms."""
     values: dict[str, Any] = {
         "pending": 1,
@@ -48,22 +48,22 @@ def candidate(session_id: str = "s", **changes: Any) -> Candidate:
     nodes = changes.pop("nodes", None)
     if nodes is not None:
         changes["acceptances"] = (0.5,) * nodes
-    return Candidate(session_id, **values | changes)
+    return StepCandidate(session_id, **values | changes)
 
 
 def decide(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[StepCandidate],
     now: float = NOW,
     budget: StepBudget = BUDGET,
     allocation: AllocationPolicy = evenly,
-) -> Plan | Wait:
+) -> StepPlan | Wait:
     return schedule(candidates, now, budget, allocation, StepCost({1: 0.01}))
 
 
-def grants(*candidates: Candidate, now: float = NOW, budget: StepBudget = BUDGET) -> tuple[RowAllocation, ...]:
+def grants(*candidates: StepCandidate, now: float = NOW, budget: StepBudget = BUDGET) -> tuple[RowAllocation, ...]:
     decision = decide(candidates, now, budget)
-    assert isinstance(decision, Plan)
-    return decision.grants
+    assert isinstance(decision, StepPlan)
+    return decision.allocations
 
 
 def test_without_sessions_there_is_nothing_to_wait_for() -> None:
@@ -111,7 +111,7 @@ def test_the_more_sessions_of_a_batch_have_nodes_the_less_is_waited_for_the_othe
 
 
 def test_nobody_waits_while_a_prompt_is_to_be_read() -> None:
-    assert isinstance(decide([candidate(), candidate("new", pending=9)]), Plan)
+    assert isinstance(decide([candidate(), candidate("new", pending=9)]), StepPlan)
 
 
 def test_nodes_hold_a_prompt_up_by_no_more_than_stated() -> None:
@@ -121,8 +121,8 @@ def test_nodes_hold_a_prompt_up_by_no_more_than_stated() -> None:
     def nodes(pending: int) -> int:
         able = [candidate("prompt", pending=pending), candidate("busy", nodes=60)]
         plan = schedule(able, NOW, budget, evenly, cost)
-        assert isinstance(plan, Plan)
-        return sum(grant.nodes for grant in plan.grants)
+        assert isinstance(plan, StepPlan)
+        return sum(grant.nodes for grant in plan.allocations)
 
     assert nodes(pending=500) == int(PROMPT_DELAY * 201)
     assert nodes(pending=80) == 60  # read in this very step
@@ -222,9 +222,9 @@ def test_nobody_is_left_out_longer_than_stated_and_prompts_always_get_on(
             for name, one in live.items()
         ]
         plan = decide(able, budget=budget)
-        assert isinstance(plan, Plan)
-        shared = plan.grants
-        for name in plan.behind:
+        assert isinstance(plan, StepPlan)
+        shared = plan.allocations
+        for name in plan.favoured:
             live[name] = live.pop(name)
         assert sum(grant.chain + grant.nodes for grant in shared) <= rows
         generating, prefilling = (sum((c.pending > 1) is kind for c in able) for kind in (False, True))
@@ -251,13 +251,13 @@ def test_nobody_is_left_out_longer_than_stated_and_prompts_always_get_on(
 def test_what_cannot_be_shared_evenly_goes_to_the_first_who_then_stand_behind() -> None:
     budget = StepBudget(rows=10, prefill_rows=4)  # 4 plain rows, 6 for nodes
     plan = decide([candidate(name, nodes=6 if name != "c" else 0, idle=True) for name in "abcd"], budget=budget)
-    assert plan == Plan(
+    assert plan == StepPlan(
         (RowAllocation("a", 1, 2), RowAllocation("b", 1, 2), RowAllocation("c", 1, 0), RowAllocation("d", 1, 2))
     )
     plan = decide([candidate(name, nodes=6) for name in "abcd"], budget=budget)
-    assert plan == Plan(
+    assert plan == StepPlan(
         (RowAllocation("a", 1, 2), RowAllocation("b", 1, 2), RowAllocation("c", 1, 1), RowAllocation("d", 1, 1)),
-        behind=("a", "b"),
+        favoured=("a", "b"),
     )
 
 
@@ -280,7 +280,7 @@ class Crowd:
     last_steps: Counter[str]
     steps: int = 0
 
-    def step(self, wants: dict[str, int], pending: dict[str, int], budget: StepBudget) -> Plan:
+    def step(self, wants: dict[str, int], pending: dict[str, int], budget: StepBudget) -> StepPlan:
         plan = decide(
             [
                 candidate(
@@ -294,11 +294,11 @@ class Crowd:
             ],
             budget=budget,
         )
-        assert isinstance(plan, Plan)
+        assert isinstance(plan, StepPlan)
         self.steps += 1
-        self.queue = [name for name in self.queue if name not in plan.behind] + list(plan.behind)
+        self.queue = [name for name in self.queue if name not in plan.favoured] + list(plan.favoured)
         self.last_steps.update(
-            {grant.session_id: self.steps - self.last_steps[grant.session_id] for grant in plan.grants}
+            {grant.session_id: self.steps - self.last_steps[grant.session_id] for grant in plan.allocations}
         )
         return plan
 
@@ -308,7 +308,9 @@ def test_many_sessions_that_always_have_nodes_get_alike() -> None:
     everyone = dict.fromkeys(crowd.queue, 14)
     total: Counter[str] = Counter()
     for _ in range(100):
-        for grant in crowd.step(everyone, dict.fromkeys(everyone, 1), StepBudget(rows=200, prefill_rows=50)).grants:
+        for grant in crowd.step(
+            everyone, dict.fromkeys(everyone, 1), StepBudget(rows=200, prefill_rows=50)
+        ).allocations:
             total[grant.session_id] += grant.nodes
     assert sum(total.values()) == 100 * (200 - 64)
     assert max(total.values()) - min(total.values()) <= 1
@@ -334,7 +336,7 @@ def test_nobody_who_could_use_more_is_over_one_node_behind_and_no_row_is_left(
     for step in steps:
         wants = {name: min(nodes, 8) for name, (nodes, _) in step.items()}  # k is 8
         pending = {name: count for name, (_, count) in step.items()}
-        granted = crowd.step(wants, pending, budget).grants
+        granted = crowd.step(wants, pending, budget).allocations
         used = sum(grant.chain + grant.nodes for grant in granted)
         nodes = {grant.session_id: grant.nodes for grant in granted if grant.chain == pending[grant.session_id]}
         hungry = {name for name, count in nodes.items() if count < wants[name]}

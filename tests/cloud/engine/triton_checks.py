@@ -19,7 +19,7 @@ from tiny_targets import Reference
 from cloud_verifier.engine.batch import PackedBatch, Segment
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.kernels.attention import AttentionBackend, Scoring, SdpaBackend
-from cloud_verifier.engine.kernels.cuda_graphs import CudaRecorder, GraphedForward, ReadsBack, Recorder
+from cloud_verifier.engine.kernels.cuda_graphs import CudaGraphRecorder, GraphedForward, GraphRecorder, ReadsBack
 from cloud_verifier.engine.kernels.triton_attention import TritonBackend, TritonPlan
 from cloud_verifier.engine.kv_pool import KVPool, LayerShape
 from cloud_verifier.engine.model import TargetModel
@@ -204,8 +204,8 @@ class Again:
         return replay
 
 
-def new_recorder() -> Recorder:
-    return CudaRecorder(DEVICE) if CUDA else Again()
+def new_recorder() -> GraphRecorder:
+    return CudaGraphRecorder(DEVICE) if CUDA else Again()
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from passages import NOW, told
 
-from cloud_verifier.engine.recording import Produced, Visit
+from cloud_verifier.engine.recording import RecordedTokens
 from cloud_verifier.engine_process.codec import produced_to_proto
 from cloud_verifier.traffic import recorder as module
 from cloud_verifier.traffic.passage import Passage
@@ -55,9 +55,9 @@ class Disk:
 def produced(start: int, tokens: list[int], session_id: str = "s", epoch: int = 1, draft: str = "ab") -> pb.EngineEvent:
     """What the engine process says of one step."""
     n = len(tokens)
-    visit = Visit(session_id, epoch, draft, start, tuple(tokens), bytes(range(n)), tuple(range(n)))
     ids = np.arange(n * 2, dtype=np.uint32).reshape(n, 2)
-    one = Produced(visit, ids, np.full((n, 2), -0.5, np.float32), np.full(n, 0.25, np.float32))
+    distributions = ids, np.full((n, 2), -0.5, np.float32), np.full(n, 0.25, np.float32)
+    one = RecordedTokens(session_id, epoch, draft, start, tuple(tokens), bytes(range(n)), *distributions)
     return pb.EngineEvent(session_id=session_id, epoch=epoch, produced=produced_to_proto(one))
 
 

@@ -196,7 +196,7 @@ def test_a_sequence_that_outgrows_the_draft_goes_on_without_it(target: Target, r
 
 
 def test_a_long_prompt_is_read_over_several_steps(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llama_draft, "MOST_READ", 0)
+    monkeypatch.setattr(llama_draft, "PROMPT_TOKENS", 0)
     chains = Chains(target("llama"))
     rig = rig_with(target("llama"), chains)
     rig.attach("s", client(prompt_of(90), nothing, max_tokens=30, ignore_eos=True))
@@ -205,7 +205,7 @@ def test_a_long_prompt_is_read_over_several_steps(target: Target, monkeypatch: p
         before = chains.fed
         rig.turn()
         fed.append(chains.fed - before)
-    assert max(fed) <= 16 + 3  # EACH, and the chain
+    assert max(fed) <= 16 + 3  # USUAL_TOKENS, and the chain
     assert rig.engine.stats().own_accepted > 0
 
 
@@ -226,7 +226,7 @@ def test_a_draft_that_breaks_is_given_up_and_no_session_notices(target: Target, 
 
 
 def test_the_prompts_of_many_do_not_come_into_one_step(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llama_draft, "MOST_READ", 0)
+    monkeypatch.setattr(llama_draft, "PROMPT_TOKENS", 0)
     chains = Chains(target("llama"))
     rig = rig_with(target("llama"), chains)
     for i in range(6):

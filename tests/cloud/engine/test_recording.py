@@ -16,7 +16,7 @@ from tiny_targets import EOS, VOCAB, Reference
 from cloud_verifier.engine import recording as module
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.recording import LEAST_LOG_PROB, Produced, Recording, depths_right
+from cloud_verifier.engine.recording import LEAST_LOG_PROB, RecordedTokens, Recording, guessed_depths
 from cloud_verifier.engine.session import EngineSession
 from outrider.core.protocol.messages import Append, Directive
 from outrider.core.sampling import SamplingParams
@@ -37,9 +37,9 @@ def attach(rig: Rig, session_id: str, joining: Client, epoch: int = 1, **options
     rig.clients[session_id] = joining
 
 
-def run(rig: Rig) -> list[Produced]:
+def run(rig: Rig) -> list[RecordedTokens]:
     """Until everybody is through."""
-    told: list[Produced] = []
+    told: list[RecordedTokens] = []
     for _ in range(2_000):
         if all(one.ended for one in rig.clients.values()):
             return told
@@ -48,12 +48,12 @@ def run(rig: Rig) -> list[Produced]:
     raise AssertionError("some sessions never end")
 
 
-def of(told: list[Produced], session_id: str) -> list[Produced]:
-    return [one for one in told if one.visit.session_id == session_id]
+def of(told: list[RecordedTokens], session_id: str) -> list[RecordedTokens]:
+    return [one for one in told if one.session_id == session_id]
 
 
-def tokens_of(told: list[Produced]) -> list[int]:
-    return [token for one in told for token in one.visit.tokens]
+def tokens_of(told: list[RecordedTokens]) -> list[int]:
+    return [token for one in told for token in one.tokens]
 
 
 @torch.inference_mode()
@@ -63,11 +63,11 @@ def log_softmax(plain: Reference, prompt: list[int], tokens: list[int]) -> np.nd
     return logits.float().log_softmax(-1).numpy()
 
 
-def check(told: list[Produced], plain: Reference, prompt: list[int], tokens: list[int], first: int = 0) -> None:
+def check(told: list[RecordedTokens], plain: Reference, prompt: list[int], tokens: list[int], first: int = 0) -> None:
     """Every position from `first` on, once and in order, with the target's distribution."""
     assert tokens_of(told) == tokens[first:]
-    starts = [one.visit.start for one in told]
-    assert starts == [first + sum(len(one.visit.tokens) for one in told[:i]) for i in range(len(told))]
+    starts = [one.start for one in told]
+    assert starts == [first + sum(len(one.tokens) for one in told[:i]) for i in range(len(told))]
     expected = log_softmax(plain, prompt, tokens)[first:]
     ids = np.concatenate([one.top_ids for one in told])
     log_probs = np.concatenate([one.top_log_probs for one in told])
@@ -106,10 +106,10 @@ def test_the_depths_of_right_guesses_are_told(target: Target, reference: Plain) 
     attach(rig, "draws a blank", client(PROMPT, nothing, max_tokens=40, ignore_eos=True))
     told = run(rig)
     for one in of(told, "knows"):
-        n = len(one.visit.tokens)
-        assert one.visit.guessed in (bytes(range(1, n + 1)), bytes([*range(1, n), 0]))
-    assert max(depth for one in of(told, "knows") for depth in one.visit.guessed) > 1
-    assert not any(b"".join(one.visit.guessed for one in of(told, "draws a blank")))
+        n = len(one.tokens)
+        assert one.guessed in (bytes(range(1, n + 1)), bytes([*range(1, n), 0]))
+    assert max(depth for one in of(told, "knows") for depth in one.guessed) > 1
+    assert not any(b"".join(one.guessed for one in of(told, "draws a blank")))
 
 
 def test_guesses_count_where_no_step_had_room_for_them(target: Target, reference: Plain) -> None:
@@ -121,7 +121,7 @@ def test_guesses_count_where_no_step_had_room_for_them(target: Target, reference
     rig.engine.append("s", Append(1, 3, 0, (1,), (expected[1],)))
     rig.engine.step()
     [one] = rig.engine.produced()
-    assert (one.visit.tokens, one.visit.guessed) == ((expected[0],), b"\1")
+    assert (one.tokens, one.guessed) == ((expected[0],), b"\1")
 
 
 def test_nothing_of_the_prompt_or_of_tokens_that_a_device_brings_is_recorded(target: Target, reference: Plain) -> None:
@@ -131,7 +131,7 @@ def test_nothing_of_the_prompt_or_of_tokens_that_a_device_brings_is_recorded(tar
     returning.device.received += expected[:11]  # of another verifier's
     attach(rig, "s", returning, epoch=5)
     told = run(rig)
-    assert {one.visit.epoch for one in told} == {5}
+    assert {one.epoch for one in told} == {5}
     check(told, reference("llama"), PROMPT, expected, first=11)
 
 
@@ -163,7 +163,7 @@ def test_sessions_that_are_not_recorded_leave_no_trace_and_commits_are_the_same(
         while not all(one.ended for one in rig.clients.values()):
             events += rig.turn()
             told += rig.engine.produced()
-        assert {one.visit.session_id for one in told} == ({"s"} if record else set())
+        assert {one.session_id for one in told} == ({"s"} if record else set())
         commits.append(events)
     assert commits[0] == commits[1]
 
@@ -174,7 +174,7 @@ def test_what_nobody_asks_for_is_gone_with_the_next_step(target: Target) -> None
     for _ in range(5):
         rig.turn()
     [one] = rig.engine.produced()
-    assert one.visit.start == 4
+    assert one.start == 4
     assert rig.engine.produced() == []
 
 
@@ -215,7 +215,7 @@ def test_another_draft_is_named_and_counted_from_there(target: Target, reference
     rig.engine.step()
     [first] = rig.engine.produced()
     stats = rig.engine.stats().sessions["s"]
-    assert (first.visit.draft, stats.draft_release, stats.positions, stats.first_accepted) == ("r1", "r1", 1, 0)
+    assert (first.draft, stats.draft_release, stats.positions, stats.first_accepted) == ("r1", "r1", 1, 0)
 
     rig.engine.append("s", Append(1, 2, 1, (0,), (wrong[1],)))  # of the old draft, still
     rig.engine.drafts_with("s", "r2")
@@ -228,7 +228,7 @@ def test_another_draft_is_named_and_counted_from_there(target: Target, reference
     rig.engine.step()
     stats = rig.engine.stats().sessions["s"]
     assert (stats.positions, stats.first_accepted) == (3, 1)
-    assert rig.engine.produced()[0].visit.draft == "r2"
+    assert rig.engine.produced()[0].draft == "r2"
     rig.engine.drafts_with("nobody", "r3")  # of one that has gone
 
 
@@ -263,8 +263,8 @@ def test_depths_end_where_no_node_carries_the_token_and_at_255() -> None:
     tree = TokenTree()
     for node in range(1, 301):
         tree.add(node, node - 1 if node > 1 else ROOT, EOS)
-    assert depths_right(tree, [EOS, EOS, EOS + 1, EOS]) == b"\1\2\0\0"
-    assert depths_right(tree, [EOS] * 300)[-2:] == b"\xff\xff"
+    assert guessed_depths(tree, [EOS, EOS, EOS + 1, EOS]) == b"\1\2\0\0"
+    assert guessed_depths(tree, [EOS] * 300)[-2:] == b"\xff\xff"
 
 
 def test_what_cannot_be_noted_is_lost_and_its_session_goes_on(
@@ -273,7 +273,7 @@ def test_what_cannot_be_noted_is_lost_and_its_session_goes_on(
     def broken(*_: object) -> bytes:
         raise IndexError("a bug")
 
-    monkeypatch.setattr(module, "depths_right", broken)
+    monkeypatch.setattr(module, "guessed_depths", broken)
     rig = Rig(target("llama"), CONFIG)
     attach(rig, "s", client(PROMPT, nothing, max_tokens=10, ignore_eos=True))
     assert run(rig) == []
@@ -316,6 +316,6 @@ def test_many_rows_are_looked_at_a_few_at_a_time(
     rig = Rig(target("llama"), CONFIG)
     attach(rig, "s", client(PROMPT, perfect(expected), max_tokens=40, ignore_eos=True))
     told = run(rig)
-    assert max(len(one.visit.tokens) for one in told) > 3
+    assert max(len(one.tokens) for one in told) > 3
     assert max(sizes) == 3
     check(told, reference("llama"), PROMPT, expected)

@@ -10,8 +10,8 @@ from rig import LIMITS, Rig, attach_of, client, nodes, nothing, perfect, prompt_
 from tiny_targets import Reference
 
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.counters import POSITIONS, STATES, EngineCounters
 from cloud_verifier.engine.model import TargetModel
+from cloud_verifier.engine.stats import POSITIONS, STATES, EngineCounters
 from cloud_verifier.engine_process.codec import counters_to_proto
 from outrider.core.protocol.messages import Directive
 
@@ -103,9 +103,9 @@ def test_nodes_that_came_too_late_are_still_counted_when_their_session_has_ended
 
 
 def test_what_lies_beyond_the_last_position_is_in_the_sum_alone() -> None:
-    counters = EngineCounters()
-    counters.draft(POSITIONS + 9)
-    counters.draft(1)
+    counters = EngineCounters(0.0)
+    counters.draft(POSITIONS + 9, POSITIONS + 9)
+    counters.draft(1, 1)
     assert counters.accepted_by_position == [2] + [1] * (POSITIONS - 1)
 
 

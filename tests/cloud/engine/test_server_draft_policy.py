@@ -1,4 +1,4 @@
-"""When co-located drafting is paused, and when it is tried again."""
+"""When the server draft is paused, and when it is tried again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.engine.server_draft.policy import FIRST_PAUSE, LONGEST_PAUSE, TRIAL, Payoff
+from cloud_verifier.engine.server_draft.policy import FIRST_PAUSE, LONGEST_PAUSE, TRIAL, DraftPolicy
 
 
 @dataclass
@@ -21,7 +21,7 @@ class World:
     sessions: int = 16
     beside: float = 0.0
     """Tokens that the step commits for devices' own nodes, and for their sessions."""
-    payoff: Payoff = field(default_factory=Payoff)
+    policy: DraftPolicy = field(default_factory=DraftPolicy)
     step: int = 0
 
     def cost(self, nodes: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -31,10 +31,10 @@ class World:
         """Whether each of the next steps drafts."""
         for _ in range(count):
             commits = self.sessions + self.beside
-            drafts = self.payoff.pays(self.step, commits, self.sessions, self.cost)
+            drafts = self.policy.pays(self.step, commits, self.sessions, self.cost)
             if drafts:
-                self.payoff.took(self.sessions, self.drafting_s)
-                self.payoff.brought(self.sessions, 2 * self.sessions, round(self.gain * self.sessions))
+                self.policy.observe_drafting(self.sessions, self.drafting_s)
+                self.policy.observe_step(self.sessions, 2 * self.sessions, round(self.gain * self.sessions))
             self.step += 1
             yield drafts
 
@@ -120,27 +120,27 @@ def test_what_others_commit_counts_against_a_longer_step() -> None:
     assert world.drafted(100) < 50
 
 
-def reader(gain: float = 1.0, drafting_s: float = 0.002, a_token_s: float = 0.0002) -> Payoff:
+def reader(gain: float = 1.0, drafting_s: float = 0.002, a_token_s: float = 0.0002) -> DraftPolicy:
     """Knows of 4 sessions what a token takes to read."""
-    payoff = Payoff()
+    policy = DraftPolicy()
     for _ in range(30):
-        payoff.took(4, drafting_s)
-        payoff.brought(4, 8, round(4 * gain))
-        payoff.read(100, 100 * a_token_s)
-    return payoff
+        policy.observe_drafting(4, drafting_s)
+        policy.observe_step(4, 8, round(4 * gain))
+        policy.observe_reading(100, 100 * a_token_s)
+    return policy
 
 
 def test_a_long_prompt_before_a_short_answer_is_not_read() -> None:
     """A step of 20 ms with 4 sessions: a token is worth 5 ms; drafting and nodes cost 2.5 ms a session and step."""
-    payoff = reader()
-    assert payoff.worth_reading(1000, 400, 4, 4, World().cost)  # 200 ms, against 200 steps of 2.5 ms
-    assert not payoff.worth_reading(1000, 24, 4, 4, World().cost)  # against 12 of them
-    assert payoff.worth_reading(30, 24, 4, 4, World().cost)
+    policy = reader()
+    assert policy.reading_pays(1000, 400, 4, 4, World().cost)  # 200 ms, against 200 steps of 2.5 ms
+    assert not policy.reading_pays(1000, 24, 4, 4, World().cost)  # against 12 of them
+    assert policy.reading_pays(30, 24, 4, 4, World().cost)
 
 
 def test_a_draft_that_gains_nothing_reads_nothing() -> None:
-    assert not reader(gain=0.0).worth_reading(1, 10_000, 4, 4, World().cost)
+    assert not reader(gain=0.0).reading_pays(1, 10_000, 4, 4, World().cost)
 
 
 def test_before_anything_is_known_one_reads() -> None:
-    assert Payoff().worth_reading(100_000, 1, 4, 4, World().cost)
+    assert DraftPolicy().reading_pays(100_000, 1, 4, 4, World().cost)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from cloud_verifier.engine import cost_profile as profiling
-from cloud_verifier.engine.cost_profile import profile
+from cloud_verifier.engine import step_profiler as profiling
 from cloud_verifier.engine.model import TargetModel
+from cloud_verifier.engine.step_profiler import profile
 
 
 class Slow:

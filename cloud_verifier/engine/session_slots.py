@@ -1,0 +1,133 @@
+"""Hold the KV slots of one session's sequence, and lay out the rows that a step computes for the session."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cloud_verifier.engine.batch import Segment
+from cloud_verifier.engine.kv_pool import KVPool, Slots, SlotTable
+from outrider.core.errors import InternalError
+from outrider.core.protocol.messages import Attach, SessionLimits
+from outrider.core.verification import TreeBatch
+
+_NO_SLOTS: Slots = np.empty(0, dtype=np.int32)
+
+
+def slots_needed(attach: Attach, limits: SessionLimits) -> int:
+    """Return the most slots that a session can ever hold: those of the whole sequence and of a full tree."""
+    return len(attach.prompt) + attach.max_tokens + limits.nodes
+
+
+class SessionSlots:
+    """KV slots of one session: a prefix leased from the prefix cache, then slots of its own.
+
+    table: slots of the tokens whose keys and values are computed, in order of position. reserved: slots that the pool
+    has promised to the session. shared: whether its prompt is in the prefix cache.
+    """
+
+    def __init__(self, pool: KVPool, tokens: Sequence[int], *, most: int, last_position: int, salt: str = "") -> None:
+        """tokens: the known tokens of the sequence, to which commits append.
+
+        most: slots that the session can ever hold, 0 if its sequence is complete. last_position: the greatest position
+        that a row may have. salt: only sessions with the same one share prefixes.
+        """
+        self.table = SlotTable(len(tokens) + 64)
+        self.reserved = 0
+        self.shared = False
+        self._pool = pool
+        self._tokens = tokens
+        self._most = most
+        self._last_position = last_position
+        self._salt = salt
+        self._lease = pool.prefixes.no_lease
+        self._step_slots = _NO_SLOTS
+        """Slots of the rows of the current step."""
+
+    @property
+    def leased(self) -> int:
+        """Number of tokens at the table's beginning whose slots belong to the prefix cache."""
+        return len(self._lease.slots)
+
+    @property
+    def needed(self) -> int:
+        """Slots to reserve: all that the session can ever hold beside its lease."""
+        return self._most - self.leased if self._most else 0
+
+    @property
+    def held_alone(self) -> int:
+        """Slots that become available when the session ends: its reservation, and cached ones that only it holds."""
+        return self.reserved + self._pool.prefixes.held_only_by(self._lease)
+
+    def take_prefix(self) -> None:
+        """Begin with the longest cached prefix, but for the last known token, whose row gives the next one."""
+        self._lease = self._pool.prefixes.acquire(self._salt, self._tokens[:-1])
+        self.table.extend(self._lease.slots)
+
+    def reserve(self) -> None:
+        """Reserve all slots that are needed. Raises InternalError if the pool has fewer, which admission rules out."""
+        needed = self.needed
+        if not self._pool.reserve(needed):
+            raise InternalError(f"{needed} KV slots were admitted, {self._pool.unreserved} are there")
+        self.reserved = needed
+
+    def share(self) -> None:
+        """Pass the table, all of which is computed and on the sequence's path, to the prefix cache.
+
+        Where the cache already has a token's slot, it replaces the session's own. The reservation shrinks by what
+        passes to the cache: no more is promised than before.
+        """
+        before = self.leased
+        tokens = self._tokens[: len(self.table)]
+        self._lease, doubles = self._pool.prefixes.publish(self._lease, self._salt, tokens, self.table.slots)
+        self.table.truncate(0)
+        self.table.extend(self._lease.slots)
+        self._pool.release(doubles)
+        self._pool.unreserve(self.leased - before)
+        self.reserved -= self.leased - before
+        self.shared = True
+
+    def segment(self, chain: int, batch: TreeBatch | None) -> Segment:
+        """Allocate slots for the next `chain` known tokens and the batch's nodes, and return their rows.
+
+        batch: None if the chain ends before the last known token; then no logits are needed.
+        """
+        start = len(self.table)
+        tokens = self._tokens[start : start + chain]
+        nodes, depths, parents = (batch.tokens, batch.depths, batch.parents) if batch else ((), (), ())
+        last = start + chain - 1
+        positions = np.concatenate([np.arange(start, last + 1), last + np.asarray(depths, dtype=np.int64)])
+        self._step_slots = self._pool.allocate(chain + len(nodes))
+        return Segment(
+            tokens=np.asarray([*tokens, *nodes], dtype=np.int64),
+            chain=chain,
+            parents=np.asarray(parents, dtype=np.int64) + (chain - 1),
+            # A node beyond the last position is never accepted, and the model may have no such position.
+            positions=np.minimum(positions, self._last_position),
+            prefix=self.table.slots,
+            slots=self._step_slots,
+            wants_logits=batch is not None,
+        )
+
+    def keep(self, segment: Segment, accepted: Sequence[int] = ()) -> None:
+        """Append the slots of the chain and of accepted nodes to the table, and release those of all other nodes.
+
+        accepted: rows of the segment's tree batch, in order of position.
+        """
+        rows = [*range(segment.chain), *(segment.chain - 1 + row for row in accepted)]
+        self.table.extend(segment.slots[rows])
+        self._step_slots = _NO_SLOTS
+        if len(rows) < segment.rows:
+            self._pool.release(np.delete(segment.slots, rows))
+
+    def release(self) -> None:
+        """Return every slot, the lease and the reservation."""
+        self._pool.release(self._step_slots)
+        self._pool.release(self.table.truncate(self.leased))
+        self._pool.prefixes.release(self._lease)
+        self._pool.unreserve(self.reserved)
+        self.table.truncate(0)
+        self._step_slots = _NO_SLOTS
+        self._lease = self._pool.prefixes.no_lease
+        self.reserved = 0
