@@ -1,7 +1,5 @@
-"""The verifier's engine: synchronous, without I/O; plain data in, plain data out.
+"""Verify draft trees of many sessions with one target: synchronous, without I/O; plain data in, plain data out.
 
-`engine` the step and the life of sessions, `scheduler` who steps now, `session` one session, `model` the target,
-`selftest` its admission, `attention` the backends, `batch` a step's rows, `kv_pool` keys and values in slots,
-`prefix_cache` which of them hold which tokens, `sampling` the target's token, `memory` what outlives a session,
-`stats` what is measured.
+`engine` runs steps; `scheduler` and `row_allocation` decide on their rows; `session` and `session_slots` are one
+session; `model` is the target, `kernels` its attention; `kv_pool` and `prefix_cache` hold keys and values.
 """

@@ -29,7 +29,7 @@ from cloud_verifier.engine.scheduler import RowAllocation, StepPlan, Wait, sched
 from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft
 from cloud_verifier.engine.server_draft.server_draft import ServerDraft
 from cloud_verifier.engine.session import EngineSession
-from cloud_verifier.engine.session_history import SessionHistory, TenantAcceptance, fingerprint
+from cloud_verifier.engine.session_history import SessionHistory, fingerprint, tenant_acceptance
 from cloud_verifier.engine.session_slots import SessionSlots, slots_needed
 from cloud_verifier.engine.stats import STATES, EngineCounters, EngineStats
 from cloud_verifier.engine.step_profiler import StepProfiler
@@ -107,7 +107,7 @@ class Engine:
         self._clock = clock
         self._profiler = StepProfiler(cost or StepCost({1: 1e-3}), self.counters)
         self._server_draft = ServerDraft(server_draft) if server_draft else None
-        self._acceptance = TenantAcceptance()
+        self._acceptance_of = tenant_acceptance()
         self._decision: StepPlan | Wait | None = None
         """The result of `_decide`; None after a change."""
         self._pool = KVPool(model.layers, self.config.kv_slots, dtype=model.torch_dtype, device=model.device)
@@ -155,7 +155,7 @@ class Engine:
             protocol,
             directive,
             salt=salt,
-            acceptance=self._acceptance.of(salt),
+            acceptance=self._acceptance_of(salt),
             now=self._clock(),
             step=self.counters.steps,
             draft=draft,

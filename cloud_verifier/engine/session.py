@@ -120,7 +120,7 @@ class PendingNodes:
         self._server_tree: TokenTree | None = None
         self._server_acceptance: NodeAcceptance | None = None
         self._ranked: list[tuple[float, int]] | None = None
-        """(acceptance, id), ancestors first; None after a change."""
+        """(probability of acceptance, id), ancestors first; None after a change."""
         self._outside: set[int] = set()
         """Ids of nodes in the tree that were found outside the window, so that each is counted once."""
 
@@ -144,7 +144,7 @@ class PendingNodes:
         self._ranked = None
 
     def best(self, count: int, directive: Directive) -> list[tuple[float, int]]:
-        """Return (acceptance, id) of the nodes of greatest acceptance, ancestors first."""
+        """Return (probability of acceptance, id) of the most probable nodes, ancestors first."""
         if self._ranked is None:
             if self._server_tree is not None and self._server_acceptance is not None:
                 self._ranked = self._server_acceptance.ranked(self._server_tree)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,21 +70,11 @@ class SessionHistory:
         self._tokens -= len(committed)
 
 
-class TenantAcceptance:
-    """Estimates of node acceptance by tenant, each with that of all tenants as its prior.
+def tenant_acceptance(max_tenants: int = 1024) -> Callable[[str], NodeAcceptance]:
+    """Return a function that gives each tenant's estimate of node acceptance; that of all tenants is its prior.
 
-    The tenant that has begun no session for longest is forgotten first.
+    A new session of the tenant starts from it, and it learns from the session. The tenant that has begun no session for
+    longest is forgotten first.
     """
-
-    def __init__(self, max_tenants: int = 1024) -> None:
-        self._max_tenants = max_tenants
-        self._all = NodeAcceptance()
-        self._by_tenant: OrderedDict[str, NodeAcceptance] = OrderedDict()
-
-    def of(self, tenant: str) -> NodeAcceptance:
-        """Return the estimate from which a new session of the tenant starts, and which learns from the session."""
-        acceptance = self._by_tenant.pop(tenant, None) or NodeAcceptance(self._all, shared=True)
-        self._by_tenant[tenant] = acceptance
-        if len(self._by_tenant) > self._max_tenants:
-            self._by_tenant.popitem(last=False)
-        return acceptance
+    everyone = NodeAcceptance()
+    return lru_cache(max_tenants)(lambda tenant: NodeAcceptance(everyone, shared=True))

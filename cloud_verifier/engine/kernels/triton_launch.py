@@ -5,8 +5,6 @@ Imports triton through the kernels, so it is imported only where `triton` is cho
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from cloud_verifier.engine.kernels import step_tables, triton_kernels
@@ -61,8 +59,8 @@ def attend(
     _, heads, rows, dk = query.shape
     kv_heads, dv = values.shape[1:]
     groups = heads // kv_heads
-    shape = Shape.of(groups, dk, dv, query.dtype)
-    triton_kernels.attend[(programs, kv_heads * shape.blocks_of_heads)](
+    constants, warps, stages = launch_constants(groups, dk, dv, query.dtype)
+    triton_kernels.attend[(programs, kv_heads * constants["BLOCKS_OF_HEADS"])](
         query,
         keys,
         values,
@@ -76,13 +74,13 @@ def attend(
         int(scoring.window or 0),
         query.stride(1),
         query.stride(2),
-        *shape.constants,
+        *constants.values(),
         scoring.softcap is not None,
         scoring.window is not None,
         PRECISION,
         triton_kernels.INTERPRETED,
-        num_warps=shape.warps,
-        num_stages=shape.stages,
+        num_warps=warps,
+        num_stages=stages,
     )
     result = query.new_empty((1, rows, heads, dv))
     sinks = sums if scoring.sinks is None else scoring.sinks
@@ -104,48 +102,21 @@ def attend(
     return result
 
 
-@dataclass(frozen=True)
-class Shape:
-    """The constants with which `triton_kernels.attend` is compiled for a model's heads.
+def launch_constants(groups: int, dk: int, dv: int, dtype: torch.dtype) -> tuple[dict[str, int], int, int]:
+    """Return (constants, warps, stages) of `triton_kernels.attend` for a model with `groups` query heads per key head.
 
-    groups: query heads per key head. group: query heads in one program, a power of two. block: keys per iteration.
+    They let queries and one or two blocks of keys and values fit the 99 KB of shared memory of sm_86 and sm_89. The
+    constants are in the order of the kernel's parameters; GROUP, the query heads in one program, is a power of two.
     """
-
-    groups: int
-    group: int
-    block: int
-    dk: int
-    dv: int
-    warps: int
-    stages: int
-
-    @classmethod
-    def of(cls, groups: int, dk: int, dv: int, dtype: torch.dtype) -> Shape:
-        """Choose constants with which queries and one or two blocks of keys and values fit 99 KB of shared memory."""
-        room = max(1, QUERY_BYTES // (step_tables.TILE * _padded(dk) * dtype.itemsize))
-        group = min(MAX_GROUP, room, _power_of_two(groups))
-        size = (_padded(dk) + _padded(dv)) * dtype.itemsize
-        small = dtype.itemsize == 2 and size <= 1024
-        wide = step_tables.TILE * group * max(64, _padded(dv)) > 64 * 128 or group > 4
-        return cls(
-            groups=groups,
-            group=group,
-            block=64 if size <= 512 else 32 if size <= 1024 else 16,
-            dk=dk,
-            dv=dv,
-            warps=8 if wide else 4,
-            stages=2 if small else 1,
-        )
-
-    @property
-    def blocks_of_heads(self) -> int:
-        return -(-self.groups // self.group)
-
-    @property
-    def constants(self) -> tuple[int, ...]:
-        """The constants in the order of the kernel's parameters."""
-        heads = (self.groups, self.group, self.blocks_of_heads, self.block)
-        return (*heads, self.dk, self.dv, _padded(self.dk), _padded(self.dv))
+    dk_pad, dv_pad = _padded(dk), _padded(dv)
+    room = max(1, QUERY_BYTES // (step_tables.TILE * dk_pad * dtype.itemsize))
+    group = min(MAX_GROUP, room, _power_of_two(groups))
+    size = (dk_pad + dv_pad) * dtype.itemsize
+    wide = step_tables.TILE * group * max(64, dv_pad) > 64 * 128 or group > 4
+    heads = {"GROUPS": groups, "GROUP": group, "BLOCKS_OF_HEADS": -(-groups // group)}
+    block = {"BLOCK": 64 if size <= 512 else 32 if size <= 1024 else 16}
+    dims = {"DK": dk, "DV": dv, "DK_PAD": dk_pad, "DV_PAD": dv_pad}
+    return heads | block | dims, 8 if wide else 4, 2 if dtype.itemsize == 2 and size <= 1024 else 1
 
 
 def _padded(dim: int) -> int:

@@ -24,7 +24,6 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -210,8 +209,8 @@ class ShardedTarget(TargetModel):
     def __init__(self, module: Any, **options: Any) -> None:
         self._ranks = dist.get_world_size()
         self._group: RankGroup | None = None
-        self._pools: WeakKeyDictionary[KVPool, int] = WeakKeyDictionary()
-        self._newest = 0
+        self._newest_pool = 0
+        """Number of the KV pool that the other ranks hold keys and values of."""
         super().__init__(module, **options)
         self.graphs = (
             None  # each rank would decide for itself whether to replay a step, and they would not stay in step
@@ -231,9 +230,11 @@ class ShardedTarget(TargetModel):
     def forward(self, batch: PackedBatch, plan: AttentionPlan) -> torch.Tensor:
         if self._group is None:
             return super().forward(batch, plan)
-        number = self._number(plan.pool)
+        if plan.pool.number < self._newest_pool:
+            raise InternalError("a sharded target serves one KV pool, and this one was replaced by a newer")
+        self._newest_pool = plan.pool.number
         with self._group.in_step():
-            self._group.send(rank_messages.Forward.of(batch, number, plan.pool.slots))
+            self._group.send(rank_messages.Forward.of(batch, plan.pool.number, plan.pool.slots))
             return super().forward(batch, plan)
 
     def linear_logits(self, ids: list[int]) -> torch.Tensor:
@@ -242,19 +243,6 @@ class ShardedTarget(TargetModel):
         with self._group.in_step():
             self._group.send(rank_messages.Linear(ids))
             return super().linear_logits(ids)
-
-    def _number(self, pool: KVPool) -> int:
-        """Return the number of a pool: the other ranks hold the keys and values of the newest one alone.
-
-        Raises InternalError for an older pool.
-        """
-        if pool not in self._pools:
-            self._newest += 1
-            self._pools[pool] = self._newest
-        number = self._pools[pool]
-        if number < self._newest:
-            raise InternalError("a sharded target serves one KV pool, and this one was replaced by a newer")
-        return number
 
 
 def check_splits(config: Any, ranks: int) -> None:

@@ -28,7 +28,7 @@ Drafter = Callable[[DeviceSession, random.Random], None]
 
 
 class Clock:
-    """Time that passes when told to."""
+    """Time that passes only when a test lets it."""
 
     def __init__(self) -> None:
         self.now = 100.0

@@ -1,4 +1,4 @@
-"""Who may begin: what is predicted of a first token, and who is told to come again later."""
+"""Sessions are admitted by when their first token is predicted; others are refused and come again later."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def real_s(own: int, before: Sequence[int], generating: int, budget: StepBudget,
         plan = schedule(able, 1.0, budget, evenly, cost)
         assert isinstance(plan, StepPlan)
         step += 1
-        seconds += cost.seconds(sum(grant.chain for grant in plan.allocations), len(plan.allocations))
-        for grant in plan.allocations:
-            last[grant.session_id] = step
-            if grant.session_id == "newcomer" and grant.chain == pending["newcomer"]:
+        seconds += cost.seconds(sum(own_rows.chain for own_rows in plan.allocations), len(plan.allocations))
+        for own_rows in plan.allocations:
+            last[own_rows.session_id] = step
+            if own_rows.session_id == "newcomer" and own_rows.chain == pending["newcomer"]:
                 return seconds
-            pending[grant.session_id] = max(1, pending[grant.session_id] - grant.chain)
+            pending[own_rows.session_id] = max(1, pending[own_rows.session_id] - own_rows.chain)
 
 
 @pytest.mark.parametrize(

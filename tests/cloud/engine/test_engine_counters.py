@@ -114,9 +114,9 @@ def test_the_front_is_told_all_of_it(llama: TargetModel) -> None:
     rig.attach("s", client(prompt_of(7), nothing, max_tokens=6, ignore_eos=True))
     rig.run()
     stats, counters = rig.engine.stats(), rig.engine.counters
-    told = counters_to_proto(counters, stats)
-    assert (told.committed, told.steps, told.prefilled) == (6, stats.steps, stats.prefilled)
-    assert list(told.step_s.counts) == counters.step_s.counts
-    assert told.step_s.sum == counters.step_s.sum
-    assert dict(told.part_s) == counters.part_s
-    assert dict(told.sessions) == dict(stats.states)
+    message = counters_to_proto(counters, stats)
+    assert (message.committed, message.steps, message.prefilled) == (6, stats.steps, stats.prefilled)
+    assert list(message.step_s.counts) == counters.step_s.counts
+    assert message.step_s.sum == counters.step_s.sum
+    assert dict(message.part_s) == counters.part_s
+    assert dict(message.sessions) == dict(stats.states)

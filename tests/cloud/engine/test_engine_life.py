@@ -491,7 +491,7 @@ def test_a_device_that_was_slow_once_is_waited_for_again(llama: TargetModel) -> 
     rig.engine.start("s", attach_of([1, 2], max_tokens=64, ignore_eos=True), LIMITS, DIRECTIVE)
     rig.engine.tune("s", rtt_ms=1.0)
     assert len(rig.engine.step()) == 1
-    rig.clock.now += 0.0045  # of a patience of 5 ms: half as much again would be beyond it
+    rig.clock.now += 0.0045  # of a draft wait of 5 ms: half as much again would be beyond it
     rig.engine.append("s", nodes(3, base=rig.engine.stats().committed))
     assert len(rig.engine.step()) == 1
     assert rig.engine.step() == []

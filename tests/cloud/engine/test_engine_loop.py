@@ -59,11 +59,11 @@ def test_a_failure_and_its_successors_start_in_one_batch_keep_their_own_epochs(
     with_a_gap = session_pb2.Append(first_id=50, base=0, up=[0], token=[1])
     end = ScriptedEnd([start(1)], [pb.EngineRequest(session_id="s", epoch=1, append=with_a_gap), start(2)])
     EngineLoop(Engine(target("llama"), EngineConfig(kv_slots=512)), end, VOCAB).run()  # type: ignore[arg-type]
-    told = [(event.epoch, event.WhichOneof("kind")) for event in end.sent if event.session_id]
-    assert told[0] == (1, "commit")
-    assert (1, "failure") in told
-    assert (2, "failure") not in told
-    assert told[-1] == (2, "commit")
+    sent = [(event.epoch, event.WhichOneof("kind")) for event in end.sent if event.session_id]
+    assert sent[0] == (1, "commit")
+    assert (1, "failure") in sent
+    assert (2, "failure") not in sent
+    assert sent[-1] == (2, "commit")
 
 
 def recorded() -> pb.EngineRequest:
@@ -81,15 +81,15 @@ def test_what_was_produced_goes_out_behind_its_commit(target: Callable[[str], Ta
     )
     end = ScriptedEnd([recorded(), tuned], [swap, stale], [])
     EngineLoop(Engine(target("llama"), EngineConfig(kv_slots=512, record_top=5)), end, VOCAB).run()  # type: ignore[arg-type]
-    told = [event for event in end.sent if event.session_id]
-    assert [event.WhichOneof("kind") for event in told] == ["commit", "produced"] * 3
-    for commit, produced in zip(told[::2], told[1::2], strict=True):
+    sent = [event for event in end.sent if event.session_id]
+    assert [event.WhichOneof("kind") for event in sent] == ["commit", "produced"] * 3
+    for commit, produced in zip(sent[::2], sent[1::2], strict=True):
         assert (produced.session_id, produced.epoch) == ("s", 1)
         assert produced.produced.start == commit.commit.start
         assert produced.produced.token == commit.commit.token
         assert produced.produced.top == 5
         assert len(produced.produced.top_log_probs) == 5 * 2 * len(commit.commit.token)
-    assert [event.produced.draft_release for event in told[1::2]] == ["r1", "r2", "r2"]
+    assert [event.produced.draft_release for event in sent[1::2]] == ["r1", "r2", "r2"]
 
 
 def test_a_front_that_does_not_keep_up_gets_its_commits_and_loses_recordings(

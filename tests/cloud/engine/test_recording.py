@@ -1,4 +1,4 @@
-"""What is recorded of a session is the target's own distribution, at the positions that it walked and no others."""
+"""What is recorded of a session is the target's own distribution, at the positions that it committed and no others."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ def attach(rig: Rig, session_id: str, joining: Client, epoch: int = 1, **options
 
 def run(rig: Rig) -> list[RecordedTokens]:
     """Until everybody is through."""
-    told: list[RecordedTokens] = []
+    recorded_tokens: list[RecordedTokens] = []
     for _ in range(2_000):
         if all(one.ended for one in rig.clients.values()):
-            return told
+            return recorded_tokens
         rig.turn()
-        told += rig.engine.produced()
+        recorded_tokens += rig.engine.produced()
     raise AssertionError("some sessions never end")
 
 
-def of(told: list[RecordedTokens], session_id: str) -> list[RecordedTokens]:
-    return [one for one in told if one.session_id == session_id]
+def of(recorded_tokens: list[RecordedTokens], session_id: str) -> list[RecordedTokens]:
+    return [one for one in recorded_tokens if one.session_id == session_id]
 
 
-def tokens_of(told: list[RecordedTokens]) -> list[int]:
-    return [token for one in told for token in one.tokens]
+def tokens_of(recorded_tokens: list[RecordedTokens]) -> list[int]:
+    return [token for one in recorded_tokens for token in one.tokens]
 
 
 @torch.inference_mode()
@@ -63,19 +63,21 @@ def log_softmax(plain: Reference, prompt: list[int], tokens: list[int]) -> np.nd
     return logits.float().log_softmax(-1).numpy()
 
 
-def check(told: list[RecordedTokens], plain: Reference, prompt: list[int], tokens: list[int], first: int = 0) -> None:
+def check(
+    recorded_tokens: list[RecordedTokens], plain: Reference, prompt: list[int], tokens: list[int], first: int = 0
+) -> None:
     """Every position from `first` on, once and in order, with the target's distribution."""
-    assert tokens_of(told) == tokens[first:]
-    starts = [one.start for one in told]
-    assert starts == [first + sum(len(one.tokens) for one in told[:i]) for i in range(len(told))]
+    assert tokens_of(recorded_tokens) == tokens[first:]
+    starts = [one.start for one in recorded_tokens]
+    assert starts == [first + sum(len(one.tokens) for one in recorded_tokens[:i]) for i in range(len(recorded_tokens))]
     expected = log_softmax(plain, prompt, tokens)[first:]
-    ids = np.concatenate([one.top_ids for one in told])
-    log_probs = np.concatenate([one.top_log_probs for one in told])
+    ids = np.concatenate([one.top_ids for one in recorded_tokens])
+    log_probs = np.concatenate([one.top_log_probs for one in recorded_tokens])
     assert ids.shape == log_probs.shape == (len(expected), CONFIG.record_top)
     np.testing.assert_allclose(log_probs, -np.sort(-expected, axis=1)[:, : CONFIG.record_top], atol=2e-4)
     np.testing.assert_allclose(np.take_along_axis(expected, ids.astype(np.int64), axis=1), log_probs, atol=2e-4)
     tail = 1.0 - np.exp(log_probs).sum(axis=1)
-    np.testing.assert_allclose(np.concatenate([one.tail for one in told]), tail, atol=1e-5)
+    np.testing.assert_allclose(np.concatenate([one.tail for one in recorded_tokens]), tail, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma2"])
@@ -83,9 +85,9 @@ def test_what_is_recorded_is_transformers_own_log_softmax(kind: str, target: Tar
     expected = reference(kind).generate(PROMPT, 40, ignore_eos=True)
     rig = Rig(target(kind), CONFIG)
     attach(rig, "s", client(PROMPT, adversary(expected), max_tokens=40, ignore_eos=True))
-    told = run(rig)
-    assert tokens_of(told) == expected
-    check(told, reference(kind), PROMPT, expected)
+    recorded_tokens = run(rig)
+    assert tokens_of(recorded_tokens) == expected
+    check(recorded_tokens, reference(kind), PROMPT, expected)
 
 
 @pytest.mark.parametrize("sampling", SAMPLING.values(), ids=SAMPLING)
@@ -94,9 +96,9 @@ def test_temperature_filters_and_penalties_are_not_in_it(
 ) -> None:
     rig = Rig(target("llama"), CONFIG)
     attach(rig, "s", client(PROMPT, nothing, max_tokens=24, ignore_eos=True, sampling=sampling))
-    told = run(rig)
-    assert len(tokens_of(told)) == 24
-    check(told, reference("llama"), PROMPT, rig.clients["s"].device.received)
+    recorded_tokens = run(rig)
+    assert len(tokens_of(recorded_tokens)) == 24
+    check(recorded_tokens, reference("llama"), PROMPT, rig.clients["s"].device.received)
 
 
 def test_the_depths_of_right_guesses_are_told(target: Target, reference: Plain) -> None:
@@ -104,12 +106,12 @@ def test_the_depths_of_right_guesses_are_told(target: Target, reference: Plain) 
     rig = Rig(target("llama"), CONFIG)
     attach(rig, "knows", client(PROMPT, perfect(expected), max_tokens=40, ignore_eos=True))
     attach(rig, "draws a blank", client(PROMPT, nothing, max_tokens=40, ignore_eos=True))
-    told = run(rig)
-    for one in of(told, "knows"):
+    recorded_tokens = run(rig)
+    for one in of(recorded_tokens, "knows"):
         n = len(one.tokens)
         assert one.guessed in (bytes(range(1, n + 1)), bytes([*range(1, n), 0]))
-    assert max(depth for one in of(told, "knows") for depth in one.guessed) > 1
-    assert not any(b"".join(one.guessed for one in of(told, "draws a blank")))
+    assert max(depth for one in of(recorded_tokens, "knows") for depth in one.guessed) > 1
+    assert not any(b"".join(one.guessed for one in of(recorded_tokens, "draws a blank")))
 
 
 def test_guesses_count_where_no_step_had_room_for_them(target: Target, reference: Plain) -> None:
@@ -130,9 +132,9 @@ def test_nothing_of_the_prompt_or_of_tokens_that_a_device_brings_is_recorded(tar
     returning = client(PROMPT, nothing, max_tokens=30, ignore_eos=True)
     returning.device.received += expected[:11]  # of another verifier's
     attach(rig, "s", returning, epoch=5)
-    told = run(rig)
-    assert {one.epoch for one in told} == {5}
-    check(told, reference("llama"), PROMPT, expected, first=11)
+    recorded_tokens = run(rig)
+    assert {one.epoch for one in recorded_tokens} == {5}
+    check(recorded_tokens, reference("llama"), PROMPT, expected, first=11)
 
 
 def test_tokens_that_are_sent_once_more_are_not_recorded_once_more(target: Target, reference: Plain) -> None:
@@ -140,14 +142,14 @@ def test_tokens_that_are_sent_once_more_are_not_recorded_once_more(target: Targe
     rig = Rig(target("llama"), CONFIG)
     forgetful = client(PROMPT, nothing, max_tokens=20, ignore_eos=True)
     attach(rig, "s", forgetful)
-    told = [one for _ in range(8) for _ in [rig.turn()] for one in rig.engine.produced()]
-    assert 0 < len(tokens_of(told)) < 20
+    recorded_tokens = [one for _ in range(8) for _ in [rig.turn()] for one in rig.engine.produced()]
+    assert 0 < len(tokens_of(recorded_tokens)) < 20
     rig.clients.clear()
     again = client(PROMPT, nothing, max_tokens=20, ignore_eos=True)  # it has received nothing of it
     attach(rig, "s", again, epoch=2)
-    told += run(rig)
+    recorded_tokens += run(rig)
     assert again.device.received == expected
-    check(told, reference("llama"), PROMPT, expected)
+    check(recorded_tokens, reference("llama"), PROMPT, expected)
 
 
 def test_sessions_that_are_not_recorded_leave_no_trace_and_commits_are_the_same(
@@ -159,11 +161,11 @@ def test_sessions_that_are_not_recorded_leave_no_trace_and_commits_are_the_same(
         rig = Rig(target("llama"), CONFIG)
         attach(rig, "s", client(PROMPT, adversary(expected), max_tokens=30, ignore_eos=True), record=record)
         attach(rig, "t", client(prompt_of(20), adversary(expected), max_tokens=30, ignore_eos=True), record=False)
-        told, events = [], []
+        recorded_tokens, events = [], []
         while not all(one.ended for one in rig.clients.values()):
             events += rig.turn()
-            told += rig.engine.produced()
-        assert {one.session_id for one in told} == ({"s"} if record else set())
+            recorded_tokens += rig.engine.produced()
+        assert {one.session_id for one in recorded_tokens} == ({"s"} if record else set())
         commits.append(events)
     assert commits[0] == commits[1]
 
@@ -193,10 +195,10 @@ def test_steps_that_are_tried_one_by_one_are_recorded_too(
     prompts = {"s": PROMPT, "t": prompt_of(9)}
     for name, prompt in prompts.items():
         attach(rig, name, client(prompt, nothing, max_tokens=6, ignore_eos=True))
-    told = run(rig)
-    assert {name: len(tokens_of(of(told, name))) for name in prompts} == {"s": 6, "t": 6}
+    recorded_tokens = run(rig)
+    assert {name: len(tokens_of(of(recorded_tokens, name))) for name in prompts} == {"s": 6, "t": 6}
     for name, prompt in prompts.items():
-        check(of(told, name), reference("llama"), prompt, rig.clients[name].device.received)
+        check(of(recorded_tokens, name), reference("llama"), prompt, rig.clients[name].device.received)
 
 
 def test_another_draft_is_named_and_counted_from_there(target: Target, reference: Plain) -> None:
@@ -233,15 +235,17 @@ def test_another_draft_is_named_and_counted_from_there(target: Target, reference
 
 
 def recorded(logits: torch.Tensor, top: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What is told of each row: ids and log-probabilities `[n, K]`, tail `[n]`."""
+    """Return what is recorded of each row: ids and log-probabilities `[n, K]`, tail `[n]`."""
     recording = Recording(top)
     protocol = SimpleNamespace(tree=TokenTree(), epoch=1, position=0)
     session = cast(EngineSession, SimpleNamespace(session_id="s", draft="", protocol=protocol))
     for row in range(len(logits)):
         recording.note(session, Verified((0,), ()), logits, row)
-    told = recording.take()
-    ids, log_probs = (np.concatenate([getattr(one, name) for one in told]) for name in ("top_ids", "top_log_probs"))
-    return ids, log_probs, np.concatenate([one.tail for one in told])
+    recorded_tokens = recording.take()
+    ids, log_probs = (
+        np.concatenate([getattr(one, name) for one in recorded_tokens]) for name in ("top_ids", "top_log_probs")
+    )
+    return ids, log_probs, np.concatenate([one.tail for one in recorded_tokens])
 
 
 def test_more_than_the_vocabulary_is_the_vocabulary() -> None:
@@ -315,7 +319,7 @@ def test_many_rows_are_looked_at_a_few_at_a_time(
     expected = reference("llama").generate(PROMPT, 40, ignore_eos=True)
     rig = Rig(target("llama"), CONFIG)
     attach(rig, "s", client(PROMPT, perfect(expected), max_tokens=40, ignore_eos=True))
-    told = run(rig)
-    assert max(len(one.tokens) for one in told) > 3
+    recorded_tokens = run(rig)
+    assert max(len(one.tokens) for one in recorded_tokens) > 3
     assert max(sizes) == 3
-    check(told, reference("llama"), PROMPT, expected)
+    check(recorded_tokens, reference("llama"), PROMPT, expected)

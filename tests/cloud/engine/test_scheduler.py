@@ -60,7 +60,7 @@ def decide(
     return schedule(candidates, now, budget, allocation, StepCost({1: 0.01}))
 
 
-def grants(*candidates: StepCandidate, now: float = NOW, budget: StepBudget = BUDGET) -> tuple[RowAllocation, ...]:
+def allocated(*candidates: StepCandidate, now: float = NOW, budget: StepBudget = BUDGET) -> tuple[RowAllocation, ...]:
     decision = decide(candidates, now, budget)
     assert isinstance(decision, StepPlan)
     return decision.allocations
@@ -75,38 +75,41 @@ def test_a_session_whose_device_fell_behind_neither_steps_nor_sets_a_deadline() 
 
 
 def test_a_session_with_nodes_steps_at_once() -> None:
-    assert grants(candidate(nodes=5)) == (RowAllocation("s", 1, 5),)
+    assert allocated(candidate(nodes=5)) == (RowAllocation("s", 1, 5),)
 
 
-def test_a_session_without_nodes_waits_until_they_are_expected_then_for_its_patience_and_no_longer() -> None:
+def test_a_session_without_nodes_waits_until_they_are_expected_then_for_its_draft_wait_and_no_longer() -> None:
     assert decide([candidate()]) == Wait(NOW + 0.002)
     assert decide([candidate()], NOW + 0.004) == Wait(NOW + 0.010)
-    assert grants(candidate(), now=NOW + 0.010) == (RowAllocation("s", 1, 0),)
+    assert allocated(candidate(), now=NOW + 0.010) == (RowAllocation("s", 1, 0),)
 
 
 def test_nobody_waits_for_an_idle_or_distant_device() -> None:
-    assert grants(candidate(idle=True)) == (RowAllocation("s", 1, 0),)
-    assert grants(candidate(rtt_s=0.011)) == (RowAllocation("s", 1, 0),)
-    assert grants(candidate(draft_wait_s=0.0, rtt_s=0.0)) == (RowAllocation("s", 1, 0),)
+    assert allocated(candidate(idle=True)) == (RowAllocation("s", 1, 0),)
+    assert allocated(candidate(rtt_s=0.011)) == (RowAllocation("s", 1, 0),)
+    assert allocated(candidate(draft_wait_s=0.0, rtt_s=0.0)) == (RowAllocation("s", 1, 0),)
 
 
 def test_a_wait_has_to_bring_twice_what_stepping_brings_in_the_same_time() -> None:
     # A plain step takes 10 ms: 0.4 tokens in 2 ms, of which waiting has to bring more than the double.
     assert decide([candidate(gain=0.45)]) == Wait(NOW + 0.002)
-    assert grants(candidate(gain=0.35)) == (RowAllocation("s", 1, 0),)
+    assert allocated(candidate(gain=0.35)) == (RowAllocation("s", 1, 0),)
 
 
 def test_those_who_answer_soon_are_waited_for_and_those_who_answer_late_step_along() -> None:
     late = candidate("late", answers_s=0.009, gain=2.0)
     assert decide([late, candidate("soon")]) == Wait(NOW + 0.002)
-    assert set(grants(late, candidate("ready", nodes=2))) == {RowAllocation("late", 1, 0), RowAllocation("ready", 1, 2)}
+    assert set(allocated(late, candidate("ready", nodes=2))) == {
+        RowAllocation("late", 1, 0),
+        RowAllocation("ready", 1, 2),
+    }
 
 
 @pytest.mark.parametrize("empty", range(9))
 def test_the_more_sessions_of_a_batch_have_nodes_the_less_is_waited_for_the_others(empty: int) -> None:
     batch = [candidate(f"s{i}", gain=1.0, **({} if i < empty else {"nodes": 4})) for i in range(8)]
     waits = isinstance(decide(batch), Wait)
-    # 8 rows and 4 nodes of worth 0.5 each for those who have some, at 10 ms: twice of that is what 2 ms are worth.
+    # 8 rows and 4 nodes of acceptance 0.5 each for those who have some, at 10 ms: twice of that is what 2 ms are worth.
     assert waits == (empty > 2 * 0.2 * (8 + 2 * (8 - empty)))
 
 
@@ -122,7 +125,7 @@ def test_nodes_hold_a_prompt_up_by_no_more_than_stated() -> None:
         able = [candidate("prompt", pending=pending), candidate("busy", nodes=60)]
         plan = schedule(able, NOW, budget, evenly, cost)
         assert isinstance(plan, StepPlan)
-        return sum(grant.nodes for grant in plan.allocations)
+        return sum(own.nodes for own in plan.allocations)
 
     assert nodes(pending=500) == int(PROMPT_DELAY * 201)
     assert nodes(pending=80) == 60  # read in this very step
@@ -130,49 +133,51 @@ def test_nodes_hold_a_prompt_up_by_no_more_than_stated() -> None:
 
 def test_plain_rows_come_before_nodes_and_the_budget_holds() -> None:
     budget = StepBudget(rows=10, prefill_rows=4)
-    shared = grants(*(candidate(f"s{i}", nodes=6) for i in range(4)), budget=budget)
-    assert [grant.chain for grant in shared] == [1, 1, 1, 1]
-    assert sum(grant.chain + grant.nodes for grant in shared) == 10
+    shared = allocated(*(candidate(f"s{i}", nodes=6) for i in range(4)), budget=budget)
+    assert [own.chain for own in shared] == [1, 1, 1, 1]
+    assert sum(own.chain + own.nodes for own in shared) == 10
 
 
 def test_who_stepped_longest_ago_comes_first_when_not_all_fit() -> None:
     budget = StepBudget(rows=2, prefill_rows=1)
     three = [candidate(name, idle=True, skipped=steps) for name, steps in (("a", 0), ("b", 2), ("c", 1))]
-    assert [grant.session_id for grant in grants(*three, budget=budget)] == ["b", "c"]
+    assert [own.session_id for own in allocated(*three, budget=budget)] == ["b", "c"]
 
 
 def test_a_lone_prompt_gets_the_whole_budget() -> None:
-    assert grants(candidate(pending=200)) == (RowAllocation("s", 64, 0),)
+    assert allocated(candidate(pending=200)) == (RowAllocation("s", 64, 0),)
 
 
 def test_prompts_share_their_rows_in_order_of_arrival_while_others_generate() -> None:
-    shared = grants(candidate("first", pending=10), candidate("second", pending=50, nodes=5), candidate("g", nodes=4))
+    shared = allocated(
+        candidate("first", pending=10), candidate("second", pending=50, nodes=5), candidate("g", nodes=4)
+    )
     assert set(shared) == {RowAllocation("first", 10, 0), RowAllocation("second", 6, 0), RowAllocation("g", 1, 4)}
 
 
 def test_the_end_of_a_prompt_takes_nodes_along() -> None:
-    assert grants(candidate(pending=10, nodes=3)) == (RowAllocation("s", 10, 3),)
+    assert allocated(candidate(pending=10, nodes=3)) == (RowAllocation("s", 10, 3),)
 
 
 def test_a_crowd_that_generates_does_not_starve_a_prompt() -> None:
     crowd = [candidate(f"s{i}", idle=True) for i in range(100)]
-    shared = grants(candidate("prompt", pending=40), *crowd)
+    shared = allocated(candidate("prompt", pending=40), *crowd)
     assert RowAllocation("prompt", 16, 0) in shared
-    assert sum(grant.chain + grant.nodes for grant in shared) == 64
+    assert sum(own.chain + own.nodes for own in shared) == 64
 
 
 @pytest.mark.parametrize("rows", [2, 3, 4, 8])
 def test_even_in_the_smallest_budgets_prompts_and_those_who_generate_both_get_on(rows: int) -> None:
     crowd = [candidate(f"s{i}", idle=True) for i in range(10)]
-    shared = grants(candidate("prompt", pending=40), *crowd, budget=StepBudget(rows, prefill_rows=1))
+    shared = allocated(candidate("prompt", pending=40), *crowd, budget=StepBudget(rows, prefill_rows=1))
     assert RowAllocation("prompt", 1, 0) in shared
     assert len(shared) == rows
 
 
 def test_a_prompt_that_had_nothing_for_long_comes_before_those_that_arrived_earlier() -> None:
     first, second = candidate("first", pending=500), candidate("second", pending=500, skipped=OVERDUE - 1)
-    assert [grant.session_id for grant in grants(first, second)] == ["first"]
-    assert [grant.session_id for grant in grants(first, replace(second, skipped=OVERDUE))] == ["second"]
+    assert [own.session_id for own in allocated(first, second)] == ["first"]
+    assert [own.session_id for own in allocated(first, replace(second, skipped=OVERDUE))] == ["second"]
 
 
 @pytest.mark.parametrize(("rows", "prefill_rows"), [(1, 1), (0, 0), (8, 0), (8, 9)])
@@ -226,24 +231,24 @@ def test_nobody_is_left_out_longer_than_stated_and_prompts_always_get_on(
         shared = plan.allocations
         for name in plan.favoured:
             live[name] = live.pop(name)
-        assert sum(grant.chain + grant.nodes for grant in shared) <= rows
+        assert sum(own.chain + own.nodes for own in shared) <= rows
         generating, prefilling = (sum((c.pending > 1) is kind for c in able) for kind in (False, True))
-        to_prompts = sum(grant.chain for grant in shared if live[grant.session_id].pending > 1)
+        to_prompts = sum(own.chain for own in shared if live[own.session_id].pending > 1)
         owed = sum(c.pending for c in able if c.pending > 1)
         assert to_prompts >= min(owed, budget.prefill_rows, max(1, rows // 4))
         # And the other way round: prompts take no more than their share from who generates.
         assert len(shared) >= min(generating, rows - min(budget.prefill_rows, max(1, rows // 4)) * (prefilling > 0))
-        served = {grant.session_id: grant for grant in shared}
+        served = {own.session_id: own for own in shared}
         for name, one in list(live.items()):
             one.most = max(one.most, len(able))
-            grant = served.get(name)
-            if grant is None:
+            own = served.get(name)
+            if own is None:
                 one.skipped += 1
                 assert one.skipped <= most_skipped(one.most)
                 continue
             one.skipped, one.most, one.last_step = 0, 0, number + 1
-            one.life -= grant.chain == one.pending
-            one.pending = max(1, one.pending - grant.chain)
+            one.life -= own.chain == one.pending
+            one.pending = max(1, one.pending - own.chain)
             if one.life == 0:
                 del live[name]
 
@@ -264,7 +269,7 @@ def test_what_cannot_be_shared_evenly_goes_to_the_first_who_then_stand_behind() 
 def test_what_one_does_not_want_goes_to_the_others() -> None:
     budget = StepBudget(rows=23, prefill_rows=4)  # 20 for nodes
     wants = {"a": 1, "b": 8, "c": 8, "d": 4}
-    assert [grant.nodes for grant in grants(*(candidate(k, nodes=n) for k, n in wants.items()), budget=budget)] == [
+    assert [own.nodes for own in allocated(*(candidate(k, nodes=n) for k, n in wants.items()), budget=budget)] == [
         1,
         7,
         7,
@@ -298,7 +303,7 @@ class Crowd:
         self.steps += 1
         self.queue = [name for name in self.queue if name not in plan.favoured] + list(plan.favoured)
         self.last_steps.update(
-            {grant.session_id: self.steps - self.last_steps[grant.session_id] for grant in plan.allocations}
+            {own.session_id: self.steps - self.last_steps[own.session_id] for own in plan.allocations}
         )
         return plan
 
@@ -308,10 +313,8 @@ def test_many_sessions_that_always_have_nodes_get_alike() -> None:
     everyone = dict.fromkeys(crowd.queue, 14)
     total: Counter[str] = Counter()
     for _ in range(100):
-        for grant in crowd.step(
-            everyone, dict.fromkeys(everyone, 1), StepBudget(rows=200, prefill_rows=50)
-        ).allocations:
-            total[grant.session_id] += grant.nodes
+        for own in crowd.step(everyone, dict.fromkeys(everyone, 1), StepBudget(rows=200, prefill_rows=50)).allocations:
+            total[own.session_id] += own.nodes
     assert sum(total.values()) == 100 * (200 - 64)
     assert max(total.values()) - min(total.values()) <= 1
 
@@ -336,9 +339,9 @@ def test_nobody_who_could_use_more_is_over_one_node_behind_and_no_row_is_left(
     for step in steps:
         wants = {name: min(nodes, 8) for name, (nodes, _) in step.items()}  # k is 8
         pending = {name: count for name, (_, count) in step.items()}
-        granted = crowd.step(wants, pending, budget).allocations
-        used = sum(grant.chain + grant.nodes for grant in granted)
-        nodes = {grant.session_id: grant.nodes for grant in granted if grant.chain == pending[grant.session_id]}
+        allocations = crowd.step(wants, pending, budget).allocations
+        used = sum(own.chain + own.nodes for own in allocations)
+        nodes = {own.session_id: own.nodes for own in allocations if own.chain == pending[own.session_id]}
         hungry = {name for name, count in nodes.items() if count < wants[name]}
         assert used <= rows
         assert all(0 <= nodes[name] <= wants[name] for name in nodes)

@@ -13,7 +13,7 @@ from cloud_verifier.engine.server_draft.policy import FIRST_PAUSE, LONGEST_PAUSE
 
 @dataclass
 class World:
-    """Steps of 20 ms plus 1 ms a node, with a draft that takes what it is told to and is right as often."""
+    """Steps of 20 ms plus 1 ms a node, with a draft of the given time and gain."""
 
     drafting_s: float = 0.002
     gain: float = 0.5

@@ -14,7 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from cloud_verifier.engine.kernels import triton_kernels
-from cloud_verifier.engine.kernels.triton_launch import PRECISION, Shape
+from cloud_verifier.engine.kernels.triton_launch import PRECISION, launch_constants
 
 TYPES = {"float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16"}
 FLOATS = ("outs", "maxima", "sums")
@@ -38,9 +38,7 @@ def shared(name: str, capability: int, pointer: str, constants: dict[str, Any], 
 
 
 def main(groups: int, dim: int, dtype: str, capped: bool, windowed: bool) -> None:
-    shape = Shape.of(groups, dim, dim, getattr(torch, dtype))
-    names = ("GROUPS", "GROUP", "BLOCKS_OF_HEADS", "BLOCK", "DK", "DV", "DK_PAD", "DV_PAD")
-    cut = dict(zip(names, shape.constants, strict=True))
+    cut, most_warps, stages = launch_constants(groups, dim, dim, getattr(torch, dtype))
     ways = {"CAPPED": capped, "WINDOWED": windowed, "PRECISION": PRECISION, "WIDEN": False}
     pads = {name: cut[name] for name in ("DV", "DV_PAD")}
     writing = pads | {"DK": dim, "DK_PAD": cut["DK_PAD"]}
@@ -48,7 +46,7 @@ def main(groups: int, dim: int, dtype: str, capped: bool, windowed: bool) -> Non
     kind = TYPES[dtype]
     for capability in (80, 90):
         took = [
-            shared("attend", capability, kind, cut | ways, shape.warps, shape.stages),
+            shared("attend", capability, kind, cut | ways, most_warps, stages),
             shared("write", capability, kind, writing, warps=1, stages=2),
             shared("merge", capability, kind, merging, warps=4, stages=2),
         ]
