@@ -54,7 +54,7 @@ class CoordinatorCollector(Collector):
             if self._now() - self._read_at < REFRESH_S:
                 return
             try:
-                _, releases = await self._releases.listed("")
+                _, releases = await self._releases.releases()
                 self._fleet = await self._verifiers.find(), releases
             except OutriderError:
                 self._fleet = None

@@ -16,9 +16,9 @@ from coordinator.api.metrics import CoordinatorCollector
 from coordinator.api.services import SERVICES, add_services
 from coordinator.api.tenant_keys import TenantKeys
 from coordinator.config import EMBEDDED, CoordinatorConfig
-from coordinator.releases.backup import Backup
-from coordinator.releases.handlers import ReleaseHandlers, ReleaseTerms
-from coordinator.releases.records import Rule
+from coordinator.releases.backup import ReleaseBackup
+from coordinator.releases.handlers import ReleaseHandlers
+from coordinator.releases.records import CanaryPolicy
 from coordinator.releases.store import ReleaseStore
 from coordinator.store.embedded_redis import EmbeddedServer
 from coordinator.store.keyring import Keyring, load_or_create
@@ -75,14 +75,16 @@ async def _releases(stack: contextlib.AsyncExitStack, store: RedisStore, config:
         serve = serving(artifacts, config.http, tls=config.tls, insecure=config.insecure, url=config.artifacts_url)
         base_url = await stack.enter_async_context(serve)
         log.info("drafts in %s are served at %s", artifacts.folder, base_url)
-    terms = ReleaseTerms(
-        Rule(config.canary_share, config.canary_bound, config.canary_alpha, config.canary_window_s),
+    policy = CanaryPolicy(
+        config.canary_share,
+        config.canary_bound,
+        config.canary_alpha,
+        config.canary_window_s,
         config.canary_session_samples,
-        trusted_keys(config.release_keys),
-        base_url,
     )
-    kept = ReleaseStore(store)
-    return ReleaseHandlers(kept, VerifierStore(store), Backup(config.state_dir, kept), terms, artifacts)
+    kept, publishers = ReleaseStore(store), trusted_keys(config.release_keys)
+    backup = ReleaseBackup(config.state_dir, kept)
+    return ReleaseHandlers(kept, VerifierStore(store), backup, policy, publishers, artifacts, base_url)
 
 
 class StoreWatch:

@@ -94,7 +94,8 @@ class CoordinatorServicer(_Servicer, stubs.CoordinatorServicer):
 
     @_rpc
     async def OfferRelease(self, request: pb.OfferReleaseRequest, tenant: str) -> pb.OfferReleaseResponse:
-        return releases_codec.offer_to_proto(await self._releases.offer(*releases_codec.asking_from_proto(request)))
+        serial, release = await self._releases.offer(*releases_codec.offer_from_proto(request))
+        return releases_codec.offer_to_proto(serial, release, self._releases.base_url)
 
 
 class RegistryServicer(_Servicer, stubs.RegistryServicer):
@@ -118,7 +119,7 @@ class RegistryServicer(_Servicer, stubs.RegistryServicer):
         verifier_id, instance = codec.identity_from_proto(request)
         verifier, sessions = codec.telemetry_from_proto(request)
         reply = await self._handlers.report(verifier_id, instance, verifier, sessions)
-        serial = await self._releases.hear(verifier_id, sessions if reply is not None else ())
+        serial = await self._releases.sample(verifier_id, sessions if reply is not None else ())
         return codec.report_to_proto(reply, self._handlers.public_keys, serial, self._handlers.config.limits)
 
     @_rpc
@@ -217,13 +218,13 @@ class AdminServicer(_Servicer, stubs.AdminServicer):
 
     @_rpc
     async def ListReleases(self, request: pb.ListReleasesRequest, caller: str) -> pb.ListReleasesResponse:
-        asked = releases_codec.beginning(request.release) if request.release else ""
-        serial, found = await self._releases.listed(asked)
+        beginning = releases_codec.hash_beginning(request.release) if request.release else ""
+        serial, found = await self._releases.releases(beginning)
         return pb.ListReleasesResponse(releases=map(releases_codec.release_to_proto, found), serial=serial)
 
     @_rpc
     async def UpdateRelease(self, request: pb.UpdateReleaseRequest, caller: str) -> pb.UpdateReleaseResponse:
-        release = await self._releases.steer(*releases_codec.order_from_proto(request))
+        release = await self._releases.apply(*releases_codec.action_from_proto(request))
         return pb.UpdateReleaseResponse(release=releases_codec.release_to_proto(release))
 
 

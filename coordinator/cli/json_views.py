@@ -8,6 +8,8 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
+from google.protobuf.message import Message
+
 from outrider.wire.manifest import read_unverified
 from outrider.wire.v1 import coordinator_pb2 as pb
 
@@ -30,23 +32,16 @@ def verifier(v: pb.VerifierStatus) -> Document:
             "name": v.target.name,
             "weights": v.target.weights_hash,
             "tokenizer": v.target.tokenizer_hash,
-            "dtype": v.target.dtype,
-            "backend": v.target.backend,
-            "hardware": v.target.hardware,
+            **_fields(v.target, "dtype", "backend", "hardware"),
         },
         "sessions": t.live_sessions,
         "capacity": v.capacity_sessions,
-        "tokens_per_s": t.tokens_per_s,
-        "min_acceptance": t.min_acceptance,
-        "evaluated": t.evaluated,
-        "accepted": t.accepted,
+        **_fields(t, "tokens_per_s", "min_acceptance", "evaluated", "accepted"),
         "acceptance": _share(t.accepted, t.evaluated),
         "rtt_ms": t.rtt_ms or None,
-        "kv_used": t.kv_used,
-        "kv_capacity": t.kv_capacity,
+        **_fields(t, "kv_used", "kv_capacity"),
         "lease_s": v.lease_s,
-        "step_ms": t.step_ms,
-        "node_ms": t.node_ms,
+        **_fields(t, "step_ms", "node_ms"),
         "step_parts_ms": dict(sorted(t.timing_ms.items())),
         "step_cost_ms": {str(rows): ms for rows, ms in sorted(t.step_cost_ms.items())},
         "session_cost_ms": t.session_cost_ms,
@@ -61,11 +56,9 @@ def session(s: pb.SessionStatus) -> Document:
         "verifier": s.verifier_id,
         "standby": s.standby or None,
         "state": "live" if s.reported else "placed",
-        "epoch": t.epoch,
-        "committed": t.committed,
+        **_fields(t, "epoch", "committed"),
         "tokens_per_step": _share(t.committed, t.steps) or None,
-        "evaluated": t.evaluated,
-        "accepted": t.accepted,
+        **_fields(t, "evaluated", "accepted"),
         "acceptance": _share(t.accepted, t.evaluated),
         "rtt_ms": t.rtt_ms or None,
         "draft": t.draft_release or None,
@@ -77,17 +70,9 @@ def window(d: pb.WindowDecision) -> Document:
     return {
         "session": d.session_id,
         "verifier": d.verifier_id,
-        "k": d.window.k,
-        "depth": d.window.depth,
-        "nodes_per_level": d.window.nodes_per_level,
-        "draft_wait_ms": d.window.draft_wait_ms,
-        "min_acceptance": d.min_acceptance,
-        "speedup": d.speedup,
-        "tokens_per_step": d.tokens_per_step,
-        "first_acceptance": d.first_acceptance,
-        "observations": d.observations,
-        "rtt_ms": d.rtt_ms,
-        "draft_ms": d.draft_ms,
+        **_fields(d.window, "k", "depth", "nodes_per_level", "draft_wait_ms"),
+        **_fields(d, "min_acceptance", "speedup", "tokens_per_step", "first_acceptance", "observations"),
+        **_fields(d, "rtt_ms", "draft_ms"),
         "bounds": bounds(d.bounds) if d.HasField("bounds") else None,
         "reason": d.reason,
     }
@@ -96,8 +81,7 @@ def window(d: pb.WindowDecision) -> Document:
 def bounds(b: pb.WindowBounds) -> Document:
     w = b.window
     return {
-        "k": w.k,
-        "depth": w.depth,
+        **_fields(w, "k", "depth"),
         "pinned": b.pinned,
         "draft_wait_ms": w.draft_wait_ms if w.HasField("draft_wait_ms") else None,
         "nodes_per_level": w.nodes_per_level if w.HasField("nodes_per_level") else None,
@@ -115,16 +99,16 @@ def tenant(t: pb.Tenant) -> Document:
 
 
 def release(r: pb.Release) -> Document:
-    manifest = read_unverified(r.manifest)
-    e = r.evidence
+    manifest, evidence = read_unverified(r.manifest), None
+    if r.HasField("evidence"):
+        evidence = _fields(r.evidence, *(field.name for field in r.evidence.DESCRIPTOR.fields))
     return {
         "release": manifest.digest,
         "version": manifest.version,
         "target": manifest.weights_hash,
         "tokenizer": manifest.tokenizer_hash,
         "state": _RELEASE_STATES.get(r.state, "unknown"),
-        "share": r.share,
-        "pinned": r.pinned,
+        **_fields(r, "share", "pinned"),
         "since": moment(r.since_unix),
         "reason": r.reason,
         "size": manifest.size,
@@ -134,16 +118,7 @@ def release(r: pb.Release) -> Document:
         "signed_by": pb.SignedManifest.FromString(r.manifest).key_id,
         "created": moment(manifest.created_unix),
         "metrics": dict(sorted(manifest.metrics.items())),
-        "evidence": {
-            "canary_samples": e.canary_samples,
-            "canary_right": e.canary_acceptance,
-            "stable_samples": e.stable_samples,
-            "stable_right": e.stable_acceptance,
-            "log_better": e.log_better,
-            "log_worse": e.log_worse,
-        }
-        if r.HasField("evidence")
-        else None,
+        "evidence": evidence,
     }
 
 
@@ -164,6 +139,11 @@ def moment(unix: float) -> str | None:
     if not unix:
         return None
     return datetime.datetime.fromtimestamp(unix, datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _fields(message: Message, *names: str) -> Document:
+    """Return fields that keep their names."""
+    return {name: getattr(message, name) for name in names}
 
 
 def _share(part: int, whole: int) -> float | None:

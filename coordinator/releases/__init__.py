@@ -1,1 +1,1 @@
-"""Draft releases: which draft the devices of a target use, and by what evidence a new one takes the old one's place."""
+"""Manage draft releases: the draft that devices of a target use, and the evidence by which a new one replaces it."""

@@ -1,35 +1,21 @@
-"""Protobuf to records of releases and back. Everything inbound is held against a bound here."""
+"""Convert between protobuf and records of releases, and check everything inbound against a bound."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
-from coordinator.releases.records import Evidence, Offer, Order, Release, State
+from coordinator.releases.records import CanaryEvidence, LifecycleState, Release, ReleaseAction
 from outrider.core.errors import BadRequest
 from outrider.wire.ticket import MAX_LABEL
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 _LABEL = re.compile(r"[A-Za-z0-9._-]{0,64}")
 _BEGINNING = re.compile(r"(sha256:)?[0-9a-f]{1,64}")
-
-_STATES: Mapping[State, pb.ReleaseState] = {
-    State.CANDIDATE: pb.RELEASE_STATE_CANDIDATE,
-    State.CANARY: pb.RELEASE_STATE_CANARY,
-    State.STABLE: pb.RELEASE_STATE_STABLE,
-    State.SUPERSEDED: pb.RELEASE_STATE_SUPERSEDED,
-    State.ROLLED_BACK: pb.RELEASE_STATE_ROLLED_BACK,
-}
-_ORDERS: Mapping[int, Order] = {
-    pb.RELEASE_ACTION_PROMOTE: Order.PROMOTE,
-    pb.RELEASE_ACTION_ROLL_BACK: Order.ROLL_BACK,
-    pb.RELEASE_ACTION_PIN: Order.PIN,
-    pb.RELEASE_ACTION_UNPIN: Order.UNPIN,
-}
+_ACTIONS = {pb.ReleaseAction.Value(f"RELEASE_ACTION_{action.name}"): action for action in ReleaseAction}
 
 
-def asking_from_proto(request: pb.OfferReleaseRequest) -> tuple[str, str]:
-    """Weights hash and device."""
+def offer_from_proto(request: pb.OfferReleaseRequest) -> tuple[str, str]:
+    """Return the target's weights hash and the device's id. Raises BadRequest."""
     if not 0 < len(request.target) <= MAX_LABEL or not request.target.isprintable():
         raise BadRequest.bound("target", repr(request.target[:MAX_LABEL]), f"1 to {MAX_LABEL} printable letters")
     for field, value in (("device_id", request.device_id), ("in_use", request.in_use)):
@@ -38,46 +24,41 @@ def asking_from_proto(request: pb.OfferReleaseRequest) -> tuple[str, str]:
     return request.target, request.device_id
 
 
-def offer_to_proto(offer: Offer) -> pb.OfferReleaseResponse:
-    release = offer.release
+def offer_to_proto(serial: int, release: Release | None, base_url: str) -> pb.OfferReleaseResponse:
     if release is None:
-        return pb.OfferReleaseResponse(serial=offer.serial)
+        return pb.OfferReleaseResponse(serial=serial)
     return pb.OfferReleaseResponse(
-        serial=offer.serial,
+        serial=serial,
         manifest=release.manifest,
-        canary=release.state is State.CANARY,
-        base_url=offer.base_url,
+        canary=release.state is LifecycleState.CANARY,
+        base_url=base_url,
     )
 
 
-def state_to_proto(state: State) -> pb.ReleaseState:
-    return _STATES[state]
+def state_to_proto(state: LifecycleState) -> pb.ReleaseState:
+    value: pb.ReleaseState = getattr(pb, f"RELEASE_STATE_{state.name}")
+    return value
 
 
-def state_from_proto(state: int) -> State | None:
-    """None for one that only a newer coordinator knows."""
-    return next((known for known, value in _STATES.items() if value == state), None)
-
-
-def beginning(value: str) -> str:
-    """Of a release's hash."""
+def hash_beginning(value: str) -> str:
+    """Return the beginning of a release's hash. Raises BadRequest for anything else."""
     if not _BEGINNING.fullmatch(value):
         raise BadRequest.bound("release", repr(value[:80]), "1 to 64 hex digits, the beginning of the hash of its file")
     return value
 
 
-def order_from_proto(request: pb.UpdateReleaseRequest) -> tuple[str, Order]:
-    """Which release, and what is to become of it."""
-    order = _ORDERS.get(request.action)
-    if order is None:
+def action_from_proto(request: pb.UpdateReleaseRequest) -> tuple[str, ReleaseAction]:
+    """Return the beginning of a release's hash and the operator's action. Raises BadRequest."""
+    action = _ACTIONS.get(request.action)
+    if action is None:
         raise BadRequest.bound("action", request.action, "PROMOTE, ROLL_BACK, PIN or UNPIN")
-    return beginning(request.release), order
+    return hash_beginning(request.release), action
 
 
 def release_to_proto(release: Release) -> pb.Release:
     return pb.Release(
         manifest=release.manifest,
-        state=_STATES[release.state],
+        state=state_to_proto(release.state),
         share=release.share,
         since_unix=release.since_unix,
         reason=release.reason,
@@ -86,12 +67,12 @@ def release_to_proto(release: Release) -> pb.Release:
     )
 
 
-def _evidence_to_proto(evidence: Evidence) -> pb.ReleaseEvidence:
+def _evidence_to_proto(evidence: CanaryEvidence) -> pb.ReleaseEvidence:
     return pb.ReleaseEvidence(
         canary_samples=evidence.canary_samples,
         stable_samples=evidence.stable_samples,
-        canary_acceptance=evidence.canary_right,
-        stable_acceptance=evidence.stable_right,
+        canary_acceptance=evidence.canary_acceptance,
+        stable_acceptance=evidence.stable_acceptance,
         log_better=evidence.log_better,
         log_worse=evidence.log_worse,
     )

@@ -1,4 +1,4 @@
-"""Is the canary's draft worse than the one beside it? Answered while samples come in, errors bounded at every look.
+"""Test while samples come in whether a canary's draft is worse than the one beside it, with errors bounded at any time.
 
 A betting e-process for the mean of bounded differences (Waudby-Smith and Ramdas, "Estimating means of bounded random
 variables by betting", arXiv 2010.09686). Against "the mean is at most 0", one stakes part of a capital on each next
@@ -8,8 +8,8 @@ of each value, given those before, capital does not grow on average, so with pro
 
 Traffic changes while a trial runs, and its two sides do not come evenly: stable sessions are there at once, while the
 canary's devices still download. So samples are compared only with those of their own time: each forms a group with the
-nearest ones of the other side, what finds none is left out, and the difference within a group is what is bet on. What
-makes texts harder or easier for both drafts at once moves only the differences of the few groups that it cuts in two.
+nearest ones of the other side, a sample without any is left out, and the bets are on the difference within a group.
+What makes texts harder or easier for both drafts at once moves only the few groups that it cuts in two.
 
 Samples are compared only with those of the same tenant and class, for these differ more than drafts do. Claims about
 different strata are bet against with one capital, so their evidence multiplies.
@@ -17,140 +17,139 @@ different strata are bet against with one capital, so their evidence multiplies.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from coordinator.releases.records import Evidence, Rule, Sample
+from coordinator.releases.records import AcceptanceSample, CanaryEvidence, CanaryPolicy
 
 NEAREST = 3
-"""Samples of one side that stand in a group at most: as many as a canary's share of a quarter leaves to each."""
+"""Samples of one side in a group at most: as many as a canary's share of a quarter leaves to each."""
 NEAR_S = 300.0
-"""Between the samples of a group, at most: traffic is taken for the same so long."""
+"""Seconds between the samples of a group at most: traffic is taken for the same within that time."""
 STAKE = 0.9
-"""Of the capital, what one group may lose at most."""
-GUESSES = 4
-"""As many groups without a difference are supposed to have been before the first one, of which is also the next."""
-VARIANCE = 0.03
-"""Of a group's difference: shares of positions guessed right over stretches, so a mixture of texts and chance."""
-ASIDE = 0.1
-"""Of a tenant's capital, what is never staked: so no tenant's samples undo what the others' have shown."""
-TAKING_PART = 8
-"""Groups, from which on a tenant takes part, and a class can be in doubt."""
+"""Greatest part of the capital that one group may lose."""
+PRIOR_GROUPS = 4
+"""Groups without a difference that are supposed to have come before the first one."""
+PRIOR_VARIANCE = 0.03
+"""Variance of a group's difference that is supposed before the first: acceptances vary by text and by chance."""
+RESERVE = 0.1
+"""Part of a tenant's capital that is never staked, so that no tenant's samples undo what the others' have shown."""
+MIN_GROUPS = 8
+"""Groups from which on a tenant takes part, and a class can be in doubt."""
 ONE_TENANT = 0.75
-"""Of the evidence that decides, what one tenant's samples count for at most where several take part."""
+"""Greatest part of the deciding evidence that one tenant's samples give if several tenants take part."""
 CLASSES = 16
-"""Of a tenant, told apart; further ones count as one."""
+"""Classes of a tenant that are told apart; further ones count as one."""
 IN_DOUBT = 0.5
-"""Of the evidence that decides: a class that looks so much worse holds up a promotion."""
+"""Part of the deciding evidence with which a class that looks worse holds up a promotion."""
 
 _Values = npt.NDArray[np.float64]
 _Stratum = tuple[str, str]
+"""Tenant and traffic class."""
 
 
-@dataclass
-class _Pairing:
-    """The groups of one stratum, as its samples come. At most one of the two sides has samples that wait."""
+class _Groups:
+    """The groups of one stratum, formed as its samples come. Samples of only one side can be waiting."""
 
-    waiting: list[Sample] = field(default_factory=list)
-    """Of one side, the latest last."""
-    canary: list[float] = field(default_factory=list)
-    """Of each group, the mean of its samples of this side; as is the next."""
-    stable: list[float] = field(default_factory=list)
-    samples: list[int] = field(default_factory=lambda: [0, 0])
-    """In groups: of the stable side, of the canary's."""
+    def __init__(self) -> None:
+        self._waiting: list[AcceptanceSample] = []  # of one side, the latest last
+        self.canary: list[float] = []
+        """Mean acceptance of the canary's samples in each group."""
+        self.stable: list[float] = []
+        """Mean acceptance of the other side's samples in each group."""
+        self.samples = [0, 0]
+        """Samples in groups: of the stable side, of the canary."""
 
-    def add(self, sample: Sample) -> None:
-        """Which group it is in is settled by sides and times alone, never by what samples show: bets stay fair."""
-        self.waiting = [s for s in self.waiting if sample.at_s - s.at_s <= NEAR_S]
-        if not self.waiting or self.waiting[0].canary is sample.canary:
-            self.waiting = [*self.waiting, sample][-NEAREST:]
+    def add(self, sample: AcceptanceSample) -> None:
+        """Add a sample. Sides and times alone decide its group, never the acceptances: so bets stay fair."""
+        self._waiting = [s for s in self._waiting if sample.at_s - s.at_s <= NEAR_S]
+        if not self._waiting or self._waiting[0].canary is sample.canary:
+            self._waiting = [*self._waiting, sample][-NEAREST:]
             return
-        beside = _mean([s.value for s in self.waiting])
+        beside = _mean([s.acceptance for s in self._waiting])
         self.samples[sample.canary] += 1
-        self.samples[not sample.canary] += len(self.waiting)
-        self.canary.append(sample.value if sample.canary else beside)
-        self.stable.append(beside if sample.canary else sample.value)
-        self.waiting = []
+        self.samples[not sample.canary] += len(self._waiting)
+        self.canary.append(sample.acceptance if sample.canary else beside)
+        self.stable.append(beside if sample.canary else sample.acceptance)
+        self._waiting = []
 
     @property
     def differences(self) -> _Values:
-        """Of the groups, canary less stable, from -1 to 1."""
+        """The canary's acceptance less the other side's in each group, from -1 to 1."""
         values: _Values = np.array(self.canary) - np.array(self.stable)
         return values
 
 
-def weigh(samples: Sequence[Sample], rule: Rule) -> Evidence:
-    """All the evidence there is. samples: in the order in which they were reported."""
-    strata = _strata(samples)
-    found = {stratum: pairing.differences for stratum, pairing in strata.items()}
-    better = {stratum: _log_capital(d + rule.bound, rule.bound, 1.0 - rule.bound) for stratum, d in found.items()}
-    worse = {stratum: _log_capital(-d - rule.bound, -rule.bound, 1.0 + rule.bound) for stratum, d in found.items()}
-    most = rule.needed * ONE_TENANT if _tenants(found) > 1 else np.inf
-    return Evidence(
-        sum(pairing.samples[True] for pairing in strata.values()),
-        sum(pairing.samples[False] for pairing in strata.values()),
-        _mean([value for pairing in strata.values() for value in pairing.canary]),
-        _mean([value for pairing in strata.values() for value in pairing.stable]),
-        _together(better, most),
-        _together(worse, most),
-        _doubt(found, worse, rule),
+def weigh(samples: Sequence[AcceptanceSample], policy: CanaryPolicy) -> CanaryEvidence:
+    """Return the evidence of all samples, which are in the order in which they were reported."""
+    strata, bound = _strata(samples), policy.bound
+    differences = {stratum: groups.differences for stratum, groups in strata.items()}
+    better = {stratum: _log_capital(d + bound, bound, 1.0 - bound) for stratum, d in differences.items()}
+    worse = {stratum: _log_capital(-d - bound, -bound, 1.0 + bound) for stratum, d in differences.items()}
+    most = policy.log_threshold * ONE_TENANT if _tenants(differences) > 1 else np.inf
+    return CanaryEvidence(
+        canary_samples=sum(groups.samples[True] for groups in strata.values()),
+        stable_samples=sum(groups.samples[False] for groups in strata.values()),
+        canary_acceptance=_mean([value for groups in strata.values() for value in groups.canary]),
+        stable_acceptance=_mean([value for groups in strata.values() for value in groups.stable]),
+        log_better=_combined(better, most),
+        log_worse=_combined(worse, most),
+        doubt=_doubt(differences, worse, policy),
     )
 
 
-def _strata(samples: Sequence[Sample]) -> dict[_Stratum, _Pairing]:
-    """By tenant and class."""
+def _strata(samples: Sequence[AcceptanceSample]) -> dict[_Stratum, _Groups]:
     classes: dict[str, dict[str, str]] = {}
-    found: dict[_Stratum, _Pairing] = {}
+    found: dict[_Stratum, _Groups] = {}
     for sample in samples:
         known = classes.setdefault(sample.tenant, {})
         named = known.setdefault(sample.traffic, sample.traffic if len(known) < CLASSES else "others")
-        found.setdefault((sample.tenant, named), _Pairing()).add(sample)
+        found.setdefault((sample.tenant, named), _Groups()).add(sample)
     return found
 
 
 def _log_capital(gains: _Values, even: float, loss: float) -> float:
-    """Logarithm of what betting against "the mean is at most 0" has brought.
+    """Return the logarithm of what betting against "the mean is at most 0" has brought.
 
     gains: in [-loss, ..]; even: the gain of a group without a difference. The stake is the one that would have grown
     fastest so far, judged by mean and variance (the paper's aGRAPA).
     """
     if not len(gains):
         return 0.0
-    before = GUESSES + np.arange(len(gains), dtype=np.float64)
+    before = PRIOR_GROUPS + np.arange(len(gains), dtype=np.float64)
     total, squares = (np.concatenate(([0.0], np.cumsum(part)[:-1])) for part in (gains - even, (gains - even) ** 2))
     drift = total / before
-    variance = np.maximum((GUESSES * VARIANCE + squares) / before - drift**2, 1e-3)
+    variance = np.maximum((PRIOR_GROUPS * PRIOR_VARIANCE + squares) / before - drift**2, 1e-3)
     lead = even + drift
     stake = np.clip(lead / (variance + lead**2), 0.0, STAKE / loss)
     return float(np.log1p(stake * gains).sum())
 
 
-def _tenants(found: dict[_Stratum, _Values]) -> int:
-    """How many take part."""
+def _tenants(differences: Mapping[_Stratum, _Values]) -> int:
+    """Return the number of tenants that take part."""
     groups: dict[str, int] = {}
-    for (tenant, _), differences in found.items():
-        groups[tenant] = groups.get(tenant, 0) + len(differences)
-    return sum(count >= TAKING_PART for count in groups.values())
+    for (tenant, _), values in differences.items():
+        groups[tenant] = groups.get(tenant, 0) + len(values)
+    return sum(count >= MIN_GROUPS for count in groups.values())
 
 
-def _together(logs: dict[_Stratum, float], most: float) -> float:
-    """Over the classes of each tenant, then over the tenants."""
+def _combined(logs: Mapping[_Stratum, float], most: float) -> float:
+    """Return the evidence over the classes of each tenant, and then over the tenants, each limited to `most`."""
     by_tenant: dict[str, float] = {}
     for (tenant, _), log in logs.items():
         by_tenant[tenant] = by_tenant.get(tenant, 0.0) + log
-    kept = (np.logaddexp(np.log(ASIDE), np.log1p(-ASIDE) + log) for log in by_tenant.values())
+    kept = (np.logaddexp(np.log(RESERVE), np.log1p(-RESERVE) + log) for log in by_tenant.values())
     return float(sum(min(log, most) for log in kept))
 
 
-def _doubt(found: dict[_Stratum, _Values], worse: dict[_Stratum, float], rule: Rule) -> str:
-    """The first class with enough groups that seems worse than the bound allows, or that none has enough."""
-    enough = {stratum: differences for stratum, differences in found.items() if len(differences) >= TAKING_PART}
-    for stratum, differences in enough.items():
-        by_chance = float(np.std(differences)) / len(differences) ** 0.5  # among many classes some look worse
-        if worse[stratum] >= IN_DOUBT * rule.needed or _mean(differences) + by_chance < -rule.bound:
+def _doubt(differences: Mapping[_Stratum, _Values], worse: Mapping[_Stratum, float], policy: CanaryPolicy) -> str:
+    """Return the first class with enough groups that looks worse than the bound, or that none has enough."""
+    enough = {stratum: values for stratum, values in differences.items() if len(values) >= MIN_GROUPS}
+    for stratum, values in enough.items():
+        by_chance = float(np.std(values)) / len(values) ** 0.5  # among many classes some look worse
+        if worse[stratum] >= IN_DOUBT * policy.log_threshold or _mean(values) + by_chance < -policy.bound:
             return f"class {stratum[1] or '(none)'} of tenant {stratum[0]}"
     return "" if enough else "too few samples"
 

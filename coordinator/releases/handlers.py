@@ -1,19 +1,30 @@
-"""What the coordinator decides of draft releases. No protobuf, no gRPC, no redis."""
+"""Decide about draft releases: which one a device uses, what is published, and how trials end.
+
+This module uses no protobuf, no gRPC and no Redis of its own.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from coordinator.records import VerifierStatus
 from coordinator.releases import evidence, lifecycle
-from coordinator.releases.backup import Backup
-from coordinator.releases.canary import drawn
-from coordinator.releases.records import Evidence, Offer, Order, Release, ReleaseTrack, Rule, Sample, State, Trial
-from coordinator.releases.store import ReleaseStore
+from coordinator.releases.backup import ReleaseBackup
+from coordinator.releases.records import (
+    CanaryEvidence,
+    CanaryPolicy,
+    CanaryTrial,
+    LifecycleState,
+    Release,
+    ReleaseAction,
+    ReleaseTrack,
+)
+from coordinator.releases.store import ReleaseStore, StoredTrack
 from coordinator.store.verifiers import VerifierStore
 from outrider.artifacts.hashing import known_file_digest
 from outrider.artifacts.store import ArtifactStore
@@ -24,226 +35,216 @@ from outrider.wire.manifest import Manifest
 
 log = logging.getLogger(__name__)
 
-MAX_SEEN = 4_096
+MAX_VERIFIERS = 4_096
 """Verifiers whose targets' trials are remembered here."""
 
 
-@dataclass(frozen=True)
-class ReleaseTerms:
-    """How this coordinator handles releases."""
-
-    rule: Rule
-    per_session: int
-    """Samples of a session on each side, at most."""
-    publishers: Mapping[str, bytes]
-    """Key id -> raw key of those whose releases are taken; empty takes everybody's whom Admin lets in."""
-    base_url: str = ""
-    """Of the files that it serves; empty where it serves none."""
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """What was on trial on a verifier's target when it was last looked at."""
-
-    serial: int = 0
-    weights: str = ""
-    trial: Trial | None = None
-
-
-@dataclass
-class _Weighed:
-    """The evidence of a trial and what it was made from."""
-
-    samples: list[Sample]
-    evidence: Evidence
-
-
 class ReleaseHandlers:
-    """One for each process; what it holds is read again from the store when that has changed."""
+    """The decisions of one process. What it remembers is read from the store again when that has changed.
+
+    publishers: key id -> raw key of those whose releases are taken; if empty, every publisher that Admin admits is.
+    artifacts: the draft files that this coordinator serves at `base_url`, if it serves any.
+    """
 
     def __init__(
         self,
         releases: ReleaseStore,
         verifiers: VerifierStore,
-        backup: Backup,
-        terms: ReleaseTerms,
+        backup: ReleaseBackup,
+        policy: CanaryPolicy,
+        publishers: Mapping[str, bytes],
         artifacts: ArtifactStore | None = None,
+        base_url: str = "",
         *,
         now: Callable[[], float] = time.time,
     ) -> None:
+        self.base_url = base_url
         self._releases = releases
         self._verifiers = verifiers
         self._backup = backup
-        self._terms = terms
+        self._policy = policy
+        self._publishers = publishers
         self._artifacts = artifacts
         self._now = now
-        self._seen: dict[str, _Seen] = {}
-        self._weighed: dict[tuple[str, int], _Weighed] = {}
+        self._trials: dict[str, tuple[int, str, CanaryTrial | None]] = {}  # verifier -> serial, weights hash, trial
+        self._evidence: dict[tuple[str, int], tuple[int, CanaryEvidence]] = {}  # trial -> samples, evidence
 
-    async def offer(self, weights: str, device_id: str) -> Offer:
-        """The canary for those drawn for it, the stable release for all others. Raises Unavailable."""
-        serial, found = await self._releases.lines(weights)
-        line = found[0].line if found else ReleaseTrack(weights)
-        canary = line.canary
-        tries = canary is not None and drawn(device_id, canary.name, canary.share)
-        return Offer(serial, canary if tries else line.stable, self._terms.base_url)
+    async def offer(self, weights: str, device_id: str) -> tuple[int, Release | None]:
+        """Return the serial and the release for a device: the canary if it is drawn for it, else the stable one.
 
-    async def publish(self, raw: bytes) -> State:
+        The release is None if the device shall use the draft that its verifier offers. Raises Unavailable.
+        """
+        serial, stored = await self._releases.tracks(weights)
+        track = stored[0].track if stored else ReleaseTrack(weights)
+        canary = track.canary
+        drawn = canary is not None and in_canary(device_id, canary.name, canary.share)
+        return serial, canary if drawn else track.stable
+
+    async def publish(self, raw: bytes) -> LifecycleState:
         """Take a signed manifest. Raises BadRequest, ModelRefused for an unknown publisher, or Unavailable."""
-        manifest = self._believed(raw)
-        _, found = await self._releases.lines()
-        if await self._backup.restore(found, self._now()):
-            _, found = await self._releases.lines()
-        if not any(release.manifest == raw for one in found for release in one.line.releases):
+        manifest = manifests.verify(raw, self._publishers) if self._publishers else manifests.read_unverified(raw)
+        if not any(one.track.find(raw) for one in await self._restored()):
             _check_target(manifest, await self._verifiers.find())
             if self._artifacts is not None:
                 await asyncio.to_thread(check_served, self._artifacts, manifest)
-        share = self._terms.rule.share
-        new = Release(raw, manifest.version, manifest.digest, State.CANDIDATE, self._now(), "published")
-        line = await self._releases.change(
-            manifest.weights_hash, lambda line: lifecycle.publish(line, new, self._now(), share)
+        new = Release(raw, manifest.version, manifest.digest, LifecycleState.CANDIDATE, self._now(), "published")
+        track = await self._releases.change(
+            manifest.weights_hash, lambda track: lifecycle.publish(track, new, self._now(), self._policy.share)
         )
         await self._keep()
-        published = next(release for release in line.releases if release.manifest == raw)
+        published = track.find(raw) or new
         log.info("release %s, version %d: %s", published.name, published.version, published.state.value)
         return published.state
 
-    async def listed(self, beginning: str) -> tuple[int, list[Release]]:
-        """The serial, and all releases, or the one whose hash begins so, each with its evidence; the newest first.
+    async def releases(self, beginning: str = "") -> tuple[int, list[Release]]:
+        """Return the serial and all releases, or those of the file whose hash begins so, each with its evidence.
 
-        Raises NotFound, BadRequest or Unavailable.
+        The newest release of each target comes first. Raises NotFound, BadRequest or Unavailable.
         """
-        serial, found = await self._releases.lines()
-        lines = [one.line for one in found]
+        serial, stored = await self._releases.tracks()
+        found = [(one.track, release) for one in stored for release in one.track.releases]
         if beginning:
-            line, release = lifecycle.find(lines, beginning)
-            same = [r for r in line.releases if r.name == release.name]
-            return serial, [await self._with_evidence(line, r) for r in same]
-        shown = [await self._with_evidence(line, release) for line in lines for release in line.releases]
-        return serial, shown
+            track, chosen = lifecycle.find([one.track for one in stored], beginning)
+            found = [(track, release) for release in track.releases if release.name == chosen.name]
+        return serial, [await self._with_evidence(track, release) for track, release in found]
 
-    async def steer(self, beginning: str, order: Order) -> Release:
-        """Do as an operator says. Raises NotFound, BadRequest or Unavailable."""
-        _, found = await self._releases.lines()
-        line, chosen = lifecycle.find([one.line for one in found], beginning)
-        share = self._terms.rule.share
+    async def apply(self, beginning: str, action: ReleaseAction) -> Release:
+        """Carry out an operator's action on a release. Raises NotFound, BadRequest or Unavailable."""
+        _, stored = await self._releases.tracks()
+        track, chosen = lifecycle.find([one.track for one in stored], beginning)
 
-        def steered(line: ReleaseTrack) -> ReleaseTrack:
-            now = next((release for release in line.releases if release.manifest == chosen.manifest), None)
-            return line if now is None else lifecycle.steer(line, now, order, self._now(), share)
+        def applied(track: ReleaseTrack) -> ReleaseTrack:
+            release = track.find(chosen.manifest)
+            return lifecycle.apply(track, release, action, self._now(), self._policy.share) if release else track
 
-        after = await self._releases.change(line.weights_hash, steered)
+        after = await self._releases.change(track.weights_hash, applied)
         await self._keep()
-        release = next((r for r in after.releases if r.manifest == chosen.manifest), chosen)
-        log.info("%s of release %s by an operator: %s", order.value, release.name, release.state.value)
+        release = after.find(chosen.manifest) or chosen
+        log.info("%s of release %s by an operator: %s", action.value, release.name, release.state.value)
         return release
 
-    async def hear(self, verifier_id: str, sessions: Sequence[SessionTelemetry]) -> int:
-        """Take what sessions show of a trial; the serial. A report never fails for it: 0 where that is unknown."""
+    async def sample(self, verifier_id: str, sessions: Sequence[SessionTelemetry]) -> int:
+        """Take samples of a trial from a verifier's report; return the serial.
+
+        A report never fails for it: the serial is 0 if it cannot be read.
+        """
         try:
-            seen = await self._trial(verifier_id)
-            if seen.trial is not None:
-                await self._releases.sample(seen.weights, seen.trial, sessions, self._terms.per_session)
+            serial, weights, trial = await self._trial(verifier_id)
+            if trial is not None:
+                await self._releases.sample(weights, trial, sessions, self._policy.session_samples)
         except OutriderError as error:
             log.warning("nothing is sampled of what verifier %s reports: %s", verifier_id, error)
             return 0
         except Exception:
             log.exception("nothing is sampled of what verifier %s reports", verifier_id)
             return 0
-        return seen.serial
+        return serial
 
     async def serial(self) -> int:
-        """Grows whenever a release changes its state; 0 where there are none, or where that is unknown."""
+        """Return a number that grows whenever a release changes its state; 0 if there are none or it is not known."""
         try:
             return await self._releases.serial()
         except OutriderError:
             return 0
 
     async def tend(self) -> None:
-        """Bring back what the store has lost, keep a copy of what it has, and decide. Raises Unavailable.
+        """Bring back what the store has lost, copy what it has, and decide trials. Raises Unavailable.
 
-        Every coordinator does so; whoever comes second finds it done.
+        Every coordinator does so; those that come later find it done.
         """
-        _, found = await self._releases.lines()
-        if await self._backup.restore(found, self._now()):
-            _, found = await self._releases.lines()
-        await self._backup.keep(found)
-        running = {(one.line.weights_hash, c.version) for one in found if (c := one.line.canary) is not None}
-        self._weighed = {trial: weighed for trial, weighed in self._weighed.items() if trial in running}
-        for one in found:
+        stored = await self._restored()
+        await self._backup.keep(stored)
+        running = {(one.track.weights_hash, c.version) for one in stored if (c := one.track.canary) is not None}
+        self._evidence = {trial: known for trial, known in self._evidence.items() if trial in running}
+        for one in stored:
             try:
-                await self._decide(one.line)
+                await self._decide(one.track)
             except OutriderError:
                 raise
-            except Exception:  # one target's is no reason to leave the others' undecided
-                log.exception("nothing is decided on the releases of %s", one.line.weights_hash)
+            except Exception:  # one target's failure is no reason to leave the others undecided
+                log.exception("nothing is decided on the releases of %s", one.track.weights_hash)
 
-    async def _decide(self, line: ReleaseTrack) -> None:
-        canary = line.canary
+    async def _decide(self, track: ReleaseTrack) -> None:
+        canary, policy = track.canary, self._policy
         if canary is None:
             return
-        shown = await self._evidence(line, canary)
-        rule = self._terms.rule
-        if lifecycle.judge(line, shown, rule, self._now()) is None:
+        weighed = await self._weighed(track, canary)
+        if lifecycle.judge(track, weighed, policy, self._now()) is None:
             return
 
-        def settled(now: ReleaseTrack) -> ReleaseTrack:
-            verdict = lifecycle.judge(now, shown, rule, self._now())  # it may have been pinned meanwhile
-            return now if verdict is None else lifecycle.settle(now, canary, verdict, shown, self._now(), rule.share)
+        def settled(track: ReleaseTrack) -> ReleaseTrack:
+            decision = lifecycle.judge(track, weighed, policy, self._now())  # it may have been pinned meanwhile
+            if decision is None:
+                return track
+            return lifecycle.settle(track, canary, *decision, weighed, self._now(), policy.share)
 
-        after = await self._releases.change(line.weights_hash, settled)
+        after = await self._releases.change(track.weights_hash, settled)
         await self._keep()
-        decided = next((r for r in after.releases if r.manifest == canary.manifest), canary)
-        if decided.state is not State.CANARY:
+        decided = after.find(canary.manifest) or canary
+        if decided.state is not LifecycleState.CANARY:
             log.warning(
                 "release %s, version %d: %s, %s", decided.name, decided.version, decided.state.value, decided.reason
             )
 
+    async def _restored(self) -> list[StoredTrack]:
+        """Return all tracks, after what the store has lost was put back."""
+        _, stored = await self._releases.tracks()
+        if await self._backup.restore(stored, self._now()):
+            _, stored = await self._releases.tracks()
+        return stored
+
     async def _keep(self) -> None:
-        """At once: what is decided is worth more than the second until the next look."""
-        _, found = await self._releases.lines()
-        await self._backup.keep(found)
+        """Copy a decision at once: it must not be lost in the second until the next look."""
+        _, stored = await self._releases.tracks()
+        await self._backup.keep(stored)
 
-    async def _with_evidence(self, line: ReleaseTrack, release: Release) -> Release:
-        if release.state is not State.CANARY:
+    async def _with_evidence(self, track: ReleaseTrack, release: Release) -> Release:
+        if release.state is not LifecycleState.CANARY:
             return release
-        return replace(release, evidence=await self._evidence(line, release))
+        return replace(release, evidence=await self._weighed(track, release))
 
-    async def _evidence(self, line: ReleaseTrack, canary: Release) -> Evidence:
-        """Weighed again only where samples have come."""
-        trial = (line.weights_hash, canary.version)
-        known = self._weighed.get(trial, _Weighed([], Evidence()))
-        samples = await self._releases.samples(*trial, known=len(known.samples))
+    async def _weighed(self, track: ReleaseTrack, canary: Release) -> CanaryEvidence:
+        """Return the evidence of a trial, weighed again only if samples have come."""
+        trial = (track.weights_hash, canary.version)
+        count, known = self._evidence.get(trial, (0, CanaryEvidence()))
+        samples = await self._releases.samples(*trial, known=count)
         if samples is not None:
-            known = _Weighed(samples, await asyncio.to_thread(evidence.weigh, samples, self._terms.rule))
-            self._weighed[trial] = known
-        return known.evidence
+            known = await asyncio.to_thread(evidence.weigh, samples, self._policy)
+            self._evidence[trial] = len(samples), known
+        return known
 
-    async def _trial(self, verifier_id: str) -> _Seen:
-        """Releases are read only where they or the verifier's target have changed."""
-        seen = self._seen.get(verifier_id, _Seen())
-        serial, weights, line = await self._releases.on_target(verifier_id, seen.serial, seen.weights)
-        if (serial, weights) != (seen.serial, seen.weights):
-            seen = _Seen(serial, weights, _trial_of(line) if line is not None else None)
-            if len(self._seen) >= MAX_SEEN:
-                self._seen.clear()
-            self._seen[verifier_id] = seen
-        return seen
-
-    def _believed(self, raw: bytes) -> Manifest:
-        if self._terms.publishers:
-            return manifests.verify(raw, self._terms.publishers)
-        return manifests.read_unverified(raw)
+    async def _trial(self, verifier_id: str) -> tuple[int, str, CanaryTrial | None]:
+        """Return serial, weights hash and trial of a verifier's target, read again only if one of them has changed."""
+        known = self._trials.get(verifier_id, (0, "", None))
+        serial, weights, track = await self._releases.of_verifier(verifier_id, known[0], known[1])
+        if (serial, weights) != known[:2]:
+            known = serial, weights, _trial_of(track) if track is not None else None
+            if len(self._trials) >= MAX_VERIFIERS:
+                self._trials.clear()
+            self._trials[verifier_id] = known
+        return known
 
 
-def _trial_of(line: ReleaseTrack) -> Trial | None:
-    canary, stable = line.canary, line.stable
-    return Trial(canary.name, canary.version, stable.name if stable else "") if canary is not None else None
+def in_canary(device_id: str, release: str, share: float) -> bool:
+    """Return whether a device is drawn for the share that tries a release. A device without a name never is.
+
+    It depends on the two names alone, so it is the same at every coordinator and every time. Another release draws
+    anew, so that no device is always first. A greater share keeps the devices that were drawn.
+    """
+    if not device_id:
+        return False
+    digest = hashlib.sha256(f"{release}:{device_id}".encode()).digest()
+    return int.from_bytes(digest[:8]) < share * 2**64
 
 
-def _check_target(manifest: Manifest, fleet: Sequence[VerifierStatus]) -> None:
-    """Raises BadRequest for a draft of another vocabulary than its target's. Its target may be down for now."""
-    targets = [v.registration.target for v in fleet if v.registration.target.weights_hash == manifest.weights_hash]
+def _trial_of(track: ReleaseTrack) -> CanaryTrial | None:
+    canary, stable = track.canary, track.stable
+    return CanaryTrial(canary.name, canary.version, stable.name if stable else "") if canary is not None else None
+
+
+def _check_target(manifest: Manifest, verifiers: Sequence[VerifierStatus]) -> None:
+    """Raise BadRequest for a draft of another vocabulary than its target's. Its target may be down for now."""
+    targets = [v.registration.target for v in verifiers if v.registration.target.weights_hash == manifest.weights_hash]
     if not targets:
         log.warning("no verifier serves %s, for which version %d is", manifest.weights_hash, manifest.version)
     known = sorted({target.tokenizer_hash for target in targets})
@@ -256,7 +257,7 @@ def _check_target(manifest: Manifest, fleet: Sequence[VerifierStatus]) -> None:
 
 
 def check_served(artifacts: ArtifactStore, manifest: Manifest) -> None:
-    """Raises BadRequest if devices would not get from this coordinator's folder what the manifest says.
+    """Raise BadRequest if devices would not get from this coordinator's folder what the manifest says.
 
     A file that is only elsewhere, by absolute URLs, is not looked at.
     """

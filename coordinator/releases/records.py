@@ -1,4 +1,4 @@
-"""What the parts of releases say to one another. Plain data."""
+"""Define what the parts of draft releases exchange: plain data, without protobuf and Redis."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import math
 from dataclasses import dataclass
 
 
-class State(enum.StrEnum):
-    """Of a release."""
+class LifecycleState(enum.StrEnum):
+    """The state of a release."""
 
     CANDIDATE = "candidate"
-    """Waits until the canary before it is decided."""
+    """It waits for the end of the canary before it."""
     CANARY = "canary"
-    """A share of the devices has it."""
+    """A share of the devices has it, on trial."""
     STABLE = "stable"
-    """All have it."""
+    """All devices have it."""
     SUPERSEDED = "superseded"
-    """Was stable until another took its place."""
+    """It was stable until another release took its place."""
     ROLLED_BACK = "rolled_back"
-    """Failed its trial, or was passed over before it had one."""
+    """It failed its trial, or a newer candidate was preferred before it had one."""
 
 
-class Order(enum.StrEnum):
-    """What an operator may say of a release."""
+class ReleaseAction(enum.StrEnum):
+    """An operator's decision on a release."""
 
     PROMOTE = "promote"
     ROLL_BACK = "rollback"
@@ -32,99 +32,108 @@ class Order(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """What verifiers measured of a canary, against the release beside it."""
-
-    canary_samples: int = 0
-    """That had any of the other side near enough to be compared with, as is the next."""
-    stable_samples: int = 0
-    canary_right: float = 0.0
-    """Share of positions whose first guess was right, as is the next, over the groups that were compared."""
-    stable_right: float = 0.0
-    log_better: float = 0.0
-    """Natural logarithm of an e-value: that it is better than the bound allows, over all classes."""
-    log_worse: float = 0.0
-    """That it is worse than the bound allows, in some class."""
-    doubt: str = ""
-    """What holds a promotion up: a class in which it looks worse, though nothing is shown yet, or too few samples."""
-
-
-@dataclass(frozen=True)
-class Release:
-    """One manifest and what became of it."""
-
-    manifest: bytes
-    """As its publisher signed it."""
-    version: int
-    name: str
-    """Hex digits of its file's hash: what devices call their draft."""
-    state: State
-    since_unix: float
-    """Of this state, in seconds."""
-    reason: str = ""
-    """Of this state."""
-    share: float = 0.0
-    """Of the devices, while a canary."""
-    pinned: bool = False
-    """Stays as it is, whatever is measured."""
-    evidence: Evidence | None = None
-    """That it was decided by."""
-
-
-@dataclass(frozen=True)
-class ReleaseTrack:
-    """The releases of one target, the newest first. At most one is stable, and at most one a canary."""
-
-    weights_hash: str
-    newest: int = 0
-    """Greatest version ever seen: nothing at or below it is taken."""
-    releases: tuple[Release, ...] = ()
-    revision: int = 0
-    """Grows with every change: tells what was decided later, where two copies differ."""
-
-    @property
-    def stable(self) -> Release | None:
-        return self._first(State.STABLE)
-
-    @property
-    def canary(self) -> Release | None:
-        return self._first(State.CANARY)
-
-    def _first(self, state: State) -> Release | None:
-        return next((release for release in self.releases if release.state is state), None)
-
-
-@dataclass(frozen=True)
-class Rule:
-    """How a canary is tried."""
+class CanaryPolicy:
+    """How a canary is tried and decided."""
 
     share: float
-    """Of the devices that get it."""
+    """Share of the devices that get it, from 0 to 1."""
     bound: float
-    """Of the share of positions guessed right: a canary may be worse by less than this."""
+    """A canary's acceptance may be worse by less than this, from 0 to 1."""
     alpha: float
-    """Most probability of a wrong decision, however often the evidence is looked at."""
+    """Greatest probability of a wrong decision, however often the evidence is looked at."""
     window_s: float
-    """After so long without a decision it is rolled back."""
+    """A canary that is undecided for this long is rolled back."""
+    session_samples: int = 1
+    """Samples that one session gives to each side of a trial, at most."""
 
     @property
-    def needed(self) -> float:
-        """Logarithm of the e-value that decides (Ville's inequality)."""
+    def log_threshold(self) -> float:
+        """Natural logarithm of the e-value that decides (Ville's inequality)."""
         return math.log(1.0 / self.alpha)
 
 
 @dataclass(frozen=True)
-class Trial:
-    """Which sessions' guesses are compared, on one target."""
+class CanaryEvidence:
+    """What verifiers have measured of a canary and of the release beside it.
+
+    Acceptance is the share of positions whose first proposal was accepted, in the groups of samples that were compared.
+    """
+
+    canary_samples: int = 0
+    """Samples that had some of the other side near enough in time to be compared with."""
+    stable_samples: int = 0
+    """The same of the other side."""
+    canary_acceptance: float = 0.0
+    stable_acceptance: float = 0.0
+    log_better: float = 0.0
+    """Natural logarithm of an e-value for the claim that it is better than the bound allows, over all classes."""
+    log_worse: float = 0.0
+    """Natural logarithm of an e-value for the claim that it is worse than the bound allows, in some class."""
+    doubt: str = ""
+    """Reason that holds a promotion up: a class in which it looks worse, or too few samples; empty if there is none."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """A manifest and the state of its release."""
+
+    manifest: bytes
+    """The manifest as its publisher signed it."""
+    version: int
+    name: str
+    """Hex digits of the file's hash: the name by which devices report their draft."""
+    state: LifecycleState
+    since_unix: float
+    """When this state began, in seconds."""
+    reason: str = ""
+    """Why it is in this state."""
+    share: float = 0.0
+    """Share of the devices that have it while it is the canary."""
+    pinned: bool = False
+    """Whether it stays in this state, whatever is measured."""
+    evidence: CanaryEvidence | None = None
+    """The evidence that decided its trial."""
+
+
+@dataclass(frozen=True)
+class ReleaseTrack:
+    """The releases of one target, the newest first. At most one is stable, and at most one is the canary."""
+
+    weights_hash: str
+    newest: int = 0
+    """Greatest version that was ever published: no version at or below it is taken."""
+    releases: tuple[Release, ...] = ()
+    revision: int = 0
+    """Grows with every change; of two copies that differ, the one with the greater revision was decided later."""
+
+    @property
+    def stable(self) -> Release | None:
+        return self._first(LifecycleState.STABLE)
+
+    @property
+    def canary(self) -> Release | None:
+        return self._first(LifecycleState.CANARY)
+
+    def find(self, manifest: bytes) -> Release | None:
+        """Return the release with this manifest."""
+        return next((release for release in self.releases if release.manifest == manifest), None)
+
+    def _first(self, state: LifecycleState) -> Release | None:
+        return next((release for release in self.releases if release.state is state), None)
+
+
+@dataclass(frozen=True)
+class CanaryTrial:
+    """The drafts that are compared on one target."""
 
     name: str
-    """Of the canary."""
+    """Name of the canary."""
     version: int
     stable: str
-    """Name of the stable release; empty: every other draft stands for it."""
+    """Name of the stable release; if it is empty, every other draft takes its place."""
 
     def arm(self, draft: str) -> str:
-        """ "c" for sessions that draft with the canary, "s" for those it is compared with, "" for all others."""
+        """Return "c" for sessions that draft with the canary, "s" for those it is compared with, "" for all others."""
         if not draft:
             return ""
         if draft == self.name:
@@ -133,30 +142,20 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Sample:
-    """A stretch of one session's positions with one release."""
+class AcceptanceSample:
+    """A span of one session's positions with one release."""
 
     canary: bool
     tenant: str
     traffic: str
-    """Class, by the application."""
-    right: int
+    """Traffic class that the application gave."""
+    accepted: int
+    """Positions whose first proposal was accepted."""
     positions: int
     at_s: float
     """When it was reported, by Redis' clock."""
 
     @property
-    def value(self) -> float:
-        """Share of positions whose first guess was right, from 0 to 1."""
-        return self.right / self.positions
-
-
-@dataclass(frozen=True)
-class Offer:
-    """Which draft a device shall use."""
-
-    serial: int
-    release: Release | None
-    """None: the one that its verifier offers."""
-    base_url: str
-    """What relative URLs begin with; empty where no files are served."""
+    def acceptance(self) -> float:
+        """Share of positions whose first proposal was accepted, from 0 to 1."""
+        return self.accepted / self.positions

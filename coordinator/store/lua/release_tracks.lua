@@ -8,9 +8,9 @@ if ARGV[1] == '' then
     answer[#answer + 1] = part
   end
 else
-  local line = redis.call('HGET', KEYS[1], ARGV[1])
-  if line then
-    answer[2], answer[3] = ARGV[1], line
+  local track = redis.call('HGET', KEYS[1], ARGV[1])
+  if track then
+    answer[2], answer[3] = ARGV[1], track
   end
 end
 return answer
