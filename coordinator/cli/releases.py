@@ -179,8 +179,8 @@ def _facts(r: Document) -> dict[str, str]:
     }
     if e := r["evidence"]:
         known["measured"] = (
-            f"{e['canary_right']:.1%} of positions guessed right in {e['canary_samples']} samples,"
-            f" {e['stable_right']:.1%} in {e['stable_samples']} beside it"
+            f"first proposal accepted at {e['canary_acceptance']:.1%} of positions in {e['canary_samples']} samples,"
+            f" {e['stable_acceptance']:.1%} in {e['stable_samples']} beside it"
         )
         known["evidence"] = f"that it is not worse e^{e['log_better']:.1f}, that it is worse e^{e['log_worse']:.1f}"
     return known

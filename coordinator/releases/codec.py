@@ -68,11 +68,4 @@ def release_to_proto(release: Release) -> pb.Release:
 
 
 def _evidence_to_proto(evidence: CanaryEvidence) -> pb.ReleaseEvidence:
-    return pb.ReleaseEvidence(
-        canary_samples=evidence.canary_samples,
-        stable_samples=evidence.stable_samples,
-        canary_acceptance=evidence.canary_acceptance,
-        stable_acceptance=evidence.stable_acceptance,
-        log_better=evidence.log_better,
-        log_worse=evidence.log_worse,
-    )
+    return pb.ReleaseEvidence(**{f.name: getattr(evidence, f.name) for f in pb.ReleaseEvidence.DESCRIPTOR.fields})

@@ -146,8 +146,8 @@ def test_only_requests_in_their_midst_say_that_a_kill_was_survived() -> None:
 @pytest.mark.parametrize(
     ("state", "reason", "found"),
     [
-        ("rolled_back", "worse than the bound of 0.05 allows: 60.0% of positions guessed right", True),
-        ("rolled_back", "undecided after 240 s: 72.8% of positions guessed right", False),
+        ("rolled_back", "worse than the bound of 0.05 allows: first proposal accepted at 60.0% of positions", True),
+        ("rolled_back", "undecided after 240 s: first proposal accepted at 72.8% of positions", False),
         ("stable", "not worse than the bound", False),
     ],
 )

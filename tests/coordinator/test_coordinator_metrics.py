@@ -130,7 +130,7 @@ async def test_a_store_that_is_away_is_told_and_its_figures_are_left_out(scraped
     found = await scrape()
     assert 'verifiers{state="serving"}' not in found
     errors = {name: value for name, value in found.items() if name.startswith("redis_errors_total")}
-    assert any('operation="release_lines"' in name for name in errors), errors
+    assert any('operation="release_tracks"' in name for name in errors), errors
     assert all(re.fullmatch(r'redis_errors_total\{kind="\w+",operation="\w+"\}', name) for name in errors)
 
 

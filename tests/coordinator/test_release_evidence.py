@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from coordinator.releases import evidence
-from coordinator.releases.records import Rule, Sample
+from coordinator.releases.records import AcceptanceSample, CanaryPolicy
 
-RULE = Rule(share=0.25, bound=0.05, alpha=0.01, window_s=3600.0)
+POLICY = CanaryPolicy(share=0.25, bound=0.05, alpha=0.01, window_s=3600.0)
 GUESSED = 32
 
 
@@ -20,16 +20,18 @@ def stream(rng, canary, stable, count, *, share=0.25, spread=0.1, tenant="defaul
 
 def sample(rng, at_s, is_canary, mean, spread=0.1, tenant="default", traffic="code"):
     text = float(np.clip(rng.normal(mean, spread), 0.0, 1.0)) if spread else mean
-    return Sample(is_canary, tenant, traffic, int(rng.binomial(GUESSED, text)), GUESSED, float(at_s))
+    return AcceptanceSample(is_canary, tenant, traffic, int(rng.binomial(GUESSED, text)), GUESSED, float(at_s))
 
 
 def alternating(count, canary, stable, tenant="t"):
     """Samples without chance: so many right on each side."""
-    return [Sample(i % 2 == 0, tenant, "", stable if i % 2 else canary, GUESSED, float(i)) for i in range(count)]
+    return [
+        AcceptanceSample(i % 2 == 0, tenant, "", stable if i % 2 else canary, GUESSED, float(i)) for i in range(count)
+    ]
 
 
 def looks(samples, every):
-    return [evidence.weigh(samples[:n], RULE) for n in range(every, len(samples) + 1, every)]
+    return [evidence.weigh(samples[:n], POLICY) for n in range(every, len(samples) + 1, every)]
 
 
 def crossings(rng, canary, stable, *, runs, count, every, **how):
@@ -37,8 +39,8 @@ def crossings(rng, canary, stable, *, runs, count, every, **how):
     worse = better = 0
     for _ in range(runs):
         seen = looks(stream(rng, canary, stable, count, **how), every)
-        worse += any(look.log_worse >= RULE.needed for look in seen)
-        better += any(look.log_better >= RULE.needed for look in seen)
+        worse += any(look.log_worse >= POLICY.log_threshold for look in seen)
+        better += any(look.log_better >= POLICY.log_threshold for look in seen)
     return worse / runs, better / runs
 
 
@@ -71,14 +73,14 @@ def test_a_test_for_one_look_would_be_wrong_more_often_than_alpha_and_be_seen_he
 
 def _z(samples) -> float:
     """Standard scores by which the canary's mean is above the other one less the bound."""
-    canary, stable = (np.array([s.value for s in samples if s.canary is side]) for side in (True, False))
+    canary, stable = (np.array([s.acceptance for s in samples if s.canary is side]) for side in (True, False))
     error = np.sqrt(canary.var(ddof=1) / len(canary) + stable.var(ddof=1) / len(stable))
-    return float((canary.mean() - stable.mean() + RULE.bound) / error)
+    return float((canary.mean() - stable.mean() + POLICY.bound) / error)
 
 
 def test_a_draft_that_makes_no_difference_is_hardly_ever_called_worse() -> None:
     worse, _ = crossings(np.random.default_rng(1), 0.6, 0.6, runs=200, count=300, every=30)
-    assert worse <= RULE.alpha
+    assert worse <= POLICY.alpha
 
 
 def test_a_draft_that_is_much_worse_is_called_so_soon() -> None:
@@ -106,10 +108,10 @@ def test_a_canary_that_only_got_the_easy_texts_is_not_taken_for_a_better_one() -
         *stream(rng, 0.15, 0.30, 100, share=0.1, traffic="hard"),
     ]
     rng.shuffle(samples)
-    canary, stable = (np.mean([s.value for s in samples if s.canary is side]) for side in (True, False))
+    canary, stable = (np.mean([s.acceptance for s in samples if s.canary is side]) for side in (True, False))
     assert canary > stable + 0.1
-    shown = evidence.weigh(samples, RULE)
-    assert shown.canary_right < shown.stable_right
+    shown = evidence.weigh(samples, POLICY)
+    assert shown.canary_acceptance < shown.stable_acceptance
     assert shown.log_better < 1.0
     assert shown.log_worse > shown.log_better
 
@@ -118,16 +120,16 @@ def test_worse_in_one_class_is_seen_though_better_over_all() -> None:
     rng = np.random.default_rng(6)
     samples = stream(rng, 0.9, 0.6, 300, traffic="arithmetic") + stream(rng, 0.3, 0.6, 200, traffic="code")
     rng.shuffle(samples)
-    shown = evidence.weigh(samples, RULE)
-    assert shown.log_worse >= RULE.needed
+    shown = evidence.weigh(samples, POLICY)
+    assert shown.log_worse >= POLICY.log_threshold
     assert "class code" in shown.doubt
 
 
 def test_evidence_of_several_classes_adds_up() -> None:
     rng = np.random.default_rng(8)
     one, other = (stream(rng, 0.5, 0.65, 80, share=0.5, traffic=name) for name in ("code", "chat"))
-    alone = evidence.weigh(one, RULE).log_worse, evidence.weigh(other, RULE).log_worse
-    assert evidence.weigh(one + other, RULE).log_worse > max(alone) + 0.5 * min(alone)
+    alone = evidence.weigh(one, POLICY).log_worse, evidence.weigh(other, POLICY).log_worse
+    assert evidence.weigh(one + other, POLICY).log_worse > max(alone) + 0.5 * min(alone)
 
 
 # --- traffic that changes while the trial runs
@@ -136,9 +138,9 @@ def test_evidence_of_several_classes_adds_up() -> None:
 def decided(samples, every=25):
     """ "worse", "stable" or "": what a trial that is looked at so often comes to."""
     for look in looks(samples, every):
-        if look.log_worse >= RULE.needed:
+        if look.log_worse >= POLICY.log_threshold:
             return "worse"
-        if look.log_better >= RULE.needed and not look.doubt:
+        if look.log_better >= POLICY.log_threshold and not look.doubt:
             return "stable"
     return ""
 
@@ -212,15 +214,15 @@ def test_at_the_bound_neither_answer_comes_more_often_than_alpha_while_traffic_s
 def test_only_samples_of_the_same_time_are_compared() -> None:
     near, far = evidence.NEAR_S, evidence.NEAR_S + 1.0
     for apart, compared in ((near, 1), (far, 0)):
-        samples = [Sample(False, "t", "", 0, 32, 0.0), Sample(True, "t", "", 32, 32, apart)]
-        shown = evidence.weigh(samples, RULE)
+        samples = [AcceptanceSample(False, "t", "", 0, 32, 0.0), AcceptanceSample(True, "t", "", 32, 32, apart)]
+        shown = evidence.weigh(samples, POLICY)
         assert (shown.canary_samples, shown.stable_samples) == (compared, compared)
 
 
 def test_of_a_lead_only_the_latest_few_are_compared() -> None:
-    samples = [Sample(False, "t", "", 32 * (i >= 497), 32, i / 10) for i in range(500)]
-    shown = evidence.weigh([*samples, Sample(True, "t", "", 32, 32, 50.0)], RULE)
-    assert (shown.stable_samples, shown.stable_right) == (evidence.NEAREST, 1.0)
+    samples = [AcceptanceSample(False, "t", "", 32 * (i >= 497), 32, i / 10) for i in range(500)]
+    shown = evidence.weigh([*samples, AcceptanceSample(True, "t", "", 32, 32, 50.0)], POLICY)
+    assert (shown.stable_samples, shown.stable_acceptance) == (evidence.NEAREST, 1.0)
 
 
 def test_many_tenants_with_few_samples_each_decide_together() -> None:
@@ -241,8 +243,8 @@ def test_a_class_that_is_worse_holds_up_a_promotion_that_all_others_speak_for() 
     sides = [bool(rng.random() < 0.25) for _ in tenants]
     means = [0.6 - 0.2 * side * (tenant == "t3") for side, tenant in zip(sides, tenants, strict=True)]
     parts = zip(sides, means, tenants, strict=True)
-    shown = evidence.weigh([sample(rng, i, s, m, tenant=t) for i, (s, m, t) in enumerate(parts)], RULE)
-    assert shown.log_better >= RULE.needed
+    shown = evidence.weigh([sample(rng, i, s, m, tenant=t) for i, (s, m, t) in enumerate(parts)], POLICY)
+    assert shown.log_better >= POLICY.log_threshold
     assert "tenant t3" in shown.doubt
 
 
@@ -253,35 +255,36 @@ def test_where_several_tenants_take_part_none_decides_alone() -> None:
     rng = np.random.default_rng(9)
     liar = alternating(2_000, 0, GUESSED, "liar")
     honest = stream(rng, 0.65, 0.65, 60, share=0.5, tenant="honest")
-    assert evidence.weigh(liar, RULE).log_worse >= RULE.needed  # where nobody else is
-    assert evidence.weigh(liar + honest, RULE).log_worse < RULE.needed
+    assert evidence.weigh(liar, POLICY).log_worse >= POLICY.log_threshold  # where nobody else is
+    assert evidence.weigh(liar + honest, POLICY).log_worse < POLICY.log_threshold
 
 
 def test_no_tenant_undoes_what_others_have_shown() -> None:
     rng = np.random.default_rng(10)
     honest = [s for name in ("a", "b", "c") for s in stream(rng, 0.3, 0.7, 200, share=0.5, tenant=name)]
     liar = alternating(2_000, GUESSED, 0, "liar")
-    assert evidence.weigh(honest + liar, RULE).log_worse >= RULE.needed
+    assert evidence.weigh(honest + liar, POLICY).log_worse >= POLICY.log_threshold
 
 
 def test_classes_beyond_a_tenants_few_count_as_one() -> None:
     rng = np.random.default_rng(11)
     samples = [s for i in range(400) for s in stream(rng, 0.3, 0.7, 4, share=0.5, traffic=f"class-{i}")]
-    assert evidence.weigh(samples, RULE).log_worse >= RULE.needed
+    assert evidence.weigh(samples, POLICY).log_worse >= POLICY.log_threshold
 
 
 @pytest.mark.parametrize(
-    "samples", [[], [Sample(True, "t", "", 32, 32, 0.0)], [Sample(False, "t", "", 0, 32, 0.0)] * 500]
+    "samples",
+    [[], [AcceptanceSample(True, "t", "", 32, 32, 0.0)], [AcceptanceSample(False, "t", "", 0, 32, 0.0)] * 500],
 )
 def test_one_side_alone_decides_nothing(samples) -> None:
-    shown = evidence.weigh(samples, RULE)
+    shown = evidence.weigh(samples, POLICY)
     assert shown.log_worse < 1.0
     assert shown.doubt == "too few samples"
 
 
 @pytest.mark.parametrize(("canary", "stable"), [(0, 0), (0, 32), (32, 0), (32, 32)])
 def test_extremes_are_finite_and_of_the_right_sign(canary, stable) -> None:
-    shown = evidence.weigh(alternating(400, canary, stable), RULE)
+    shown = evidence.weigh(alternating(400, canary, stable), POLICY)
     assert np.isfinite([shown.log_better, shown.log_worse]).all()
-    assert (shown.log_worse >= RULE.needed) == (canary < stable)
-    assert (shown.log_better >= RULE.needed) == (canary >= stable)
+    assert (shown.log_worse >= POLICY.log_threshold) == (canary < stable)
+    assert (shown.log_better >= POLICY.log_threshold) == (canary >= stable)

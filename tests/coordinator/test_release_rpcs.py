@@ -13,9 +13,8 @@ import pytest
 from peers import identity, until
 from releasing import FIRST, SIGNER, guesses, listed, name_of, offered, publish, signed, states, steer, version_of
 
-from coordinator.releases.backup import Backup
-from coordinator.releases.canary import drawn
-from coordinator.releases.handlers import ReleaseHandlers, check_served
+from coordinator.releases.backup import ReleaseBackup
+from coordinator.releases.handlers import ReleaseHandlers, check_served, in_canary
 from coordinator.releases.store import ReleaseStore
 from coordinator.store import keys
 from coordinator.store.redis_store import RedisStore
@@ -71,7 +70,7 @@ async def test_a_canary_goes_to_its_share_of_the_devices_and_stays_with_them(coo
     devices = [f"device-{i}" for i in range(200)]
     told = {device: await offered(coordinator, device) for device in devices}
     tries = {device for device in devices if told[device].canary}
-    assert tries == {device for device in devices if drawn(device, name_of(2), SHARE)}
+    assert tries == {device for device in devices if in_canary(device, name_of(2), SHARE)}
     assert 25 <= len(tries) <= 75
     assert {version_of(told[d]) for d in tries} == {2}
     assert {version_of(told[d]) for d in devices if d not in tries} == {1}
@@ -335,7 +334,7 @@ async def test_where_nothing_is_left_publishing_the_same_manifest_restores_it(co
     async def nothing(*_: object) -> bool:
         return False
 
-    monkeypatch.setattr(Backup, "restore", nothing)
+    monkeypatch.setattr(ReleaseBackup, "restore", nothing)
     await publish(coordinator, signed(3))
     serial = (await offered(coordinator)).serial
     redis.stop(kill=True)
@@ -360,7 +359,7 @@ async def test_reports_go_on_where_releases_cannot_be_read(trial, redis, monkeyp
     async def broken(*_: object) -> None:
         raise Unavailable("the store has just gone")
 
-    monkeypatch.setattr(ReleaseStore, "on_target", broken)
+    monkeypatch.setattr(ReleaseStore, "of_verifier", broken)
     answer = await trial.report("v1", [guesses("s", name_of(2), 20, 40)])
     assert (answer.known, answer.release_serial) == (True, 0)
 
@@ -372,8 +371,8 @@ class Kept:
         self.store = store
 
     async def text(self) -> str:
-        _, [there] = await ReleaseStore(self.store).lines("sha256:w")
-        return there.written
+        _, [there] = await ReleaseStore(self.store).tracks("sha256:w")
+        return there.text
 
     async def put(self, text: str) -> None:
         await self.store._redis.hset(keys.RELEASES, "sha256:w", text)
@@ -445,14 +444,14 @@ async def test_a_report_with_a_tenant_that_cannot_be_is_refused_and_decisions_go
 
 async def test_what_fails_for_one_target_leaves_the_others_decided(trial, monkeypatch) -> None:
     await publish(trial, signed(1, weights_hash="sha256:a"))
-    evidence_of = ReleaseHandlers._evidence
+    evidence_of = ReleaseHandlers._weighed
 
     async def broken(self, line, canary):
         if line.weights_hash == "sha256:a":
             raise ValueError("no number")
         return await evidence_of(self, line, canary)
 
-    monkeypatch.setattr(ReleaseHandlers, "_evidence", broken)
+    monkeypatch.setattr(ReleaseHandlers, "_weighed", broken)
     await measured(trial, 2, canary=0.3, beside=0.7)
 
     async def decided() -> bool:
@@ -467,7 +466,7 @@ async def test_a_pin_that_comes_while_the_evidence_is_weighed_holds(start, monke
     await coordinator.join("v1", capacity=500)
     await stable(coordinator)
     await publish(coordinator, signed(2))
-    evidence_of, pinned = ReleaseHandlers._evidence, asyncio.Event()
+    evidence_of, pinned = ReleaseHandlers._weighed, asyncio.Event()
 
     async def slow(self, line, canary):
         shown = await evidence_of(self, line, canary)
@@ -477,7 +476,7 @@ async def test_a_pin_that_comes_while_the_evidence_is_weighed_holds(start, monke
             pinned.set()
         return shown
 
-    monkeypatch.setattr(ReleaseHandlers, "_evidence", slow)
+    monkeypatch.setattr(ReleaseHandlers, "_weighed", slow)
     await measured(coordinator, 2, canary=0.3, beside=0.7)
     await asyncio.wait_for(pinned.wait(), 10.0)
     await asyncio.sleep(0.3)
@@ -496,12 +495,12 @@ async def test_two_that_ask_for_the_same_file_at_once_are_both_answered(tmp_path
 
 def test_the_draw_is_by_names_alone_and_keeps_whom_it_had() -> None:
     devices = [f"d{i}" for i in range(4_000)]
-    few, many = ({d for d in devices if drawn(d, "r", share)} for share in (0.1, 0.3))
+    few, many = ({d for d in devices if in_canary(d, "r", share)} for share in (0.1, 0.3))
     assert few < many
     assert abs(len(few) / len(devices) - 0.1) < 0.02
-    other = {d for d in devices if drawn(d, "another", 0.1)}
+    other = {d for d in devices if in_canary(d, "another", 0.1)}
     assert len(few & other) < 0.25 * len(few)
-    assert not drawn("", "r", 0.99)
+    assert not in_canary("", "r", 0.99)
 
 
 def test_the_manifests_here_are_for_the_target_of_the_other_tests() -> None:

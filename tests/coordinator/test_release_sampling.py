@@ -8,14 +8,14 @@ import time
 import pytest
 
 from coordinator.releases import store as limits
-from coordinator.releases.records import Trial
+from coordinator.releases.records import CanaryTrial
 from coordinator.releases.store import ReleaseStore
 from coordinator.store import keys
 from coordinator.store.redis_store import SESSIONS_AT_ONCE, RedisStore
 from outrider.core.telemetry import SessionTelemetry
 
 NEW, OLD = "n" * 64, "0" * 64
-TRIAL = Trial(NEW, 2, OLD)
+TRIAL = CanaryTrial(NEW, 2, OLD)
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ async def releases(redis):
 class Sessions:
     """Reports of sessions, as they come in; counts are cumulative."""
 
-    def __init__(self, releases: ReleaseStore, trial: Trial = TRIAL, per_session: int = 4) -> None:
+    def __init__(self, releases: ReleaseStore, trial: CanaryTrial = TRIAL, per_session: int = 4) -> None:
         self.releases = releases
         self.trial = trial
         self.per_session = per_session
@@ -40,7 +40,7 @@ class Sessions:
 
     async def taken(self) -> list[tuple[bool, int, int]]:
         found = await self.releases.samples("w", self.trial.version)
-        return [(sample.canary, sample.right, sample.positions) for sample in found or ()]
+        return [(sample.canary, sample.accepted, sample.positions) for sample in found or ()]
 
 
 @pytest.fixture
@@ -65,14 +65,14 @@ async def test_samples_say_whose_they_are_and_of_what_class(sessions, releases) 
     await sessions.report(40, 25)
     await sessions.report(40, 10, OLD, session_id="t", tenant="bobs", traffic_class="")
     canary, stable = await releases.samples("w", 2)
-    assert (canary.canary, canary.tenant, canary.traffic, canary.value) == (True, "acme", "code", 25 / 40)
-    assert (stable.canary, stable.tenant, stable.traffic, stable.value) == (False, "bobs", "", 10 / 40)
+    assert (canary.canary, canary.tenant, canary.traffic, canary.acceptance) == (True, "acme", "code", 25 / 40)
+    assert (stable.canary, stable.tenant, stable.traffic, stable.acceptance) == (False, "bobs", "", 10 / 40)
 
 
 async def test_sessions_with_other_drafts_or_with_none_are_not_compared(sessions) -> None:
     assert await sessions.report(40, 25, "f" * 64) == 0
     assert await sessions.report(40, 25, "") == 0
-    first = Sessions(sessions.releases, Trial(NEW, 1, ""))
+    first = Sessions(sessions.releases, CanaryTrial(NEW, 1, ""))
     assert await first.report(40, 25, "f" * 64, session_id="u") == 1  # nothing is stable yet: any other draft stands
     assert await first.report(40, 25, "", session_id="x") == 0
     assert await first.taken() == [(False, 25, 40)]
@@ -158,7 +158,7 @@ async def test_counts_that_cannot_be_are_no_sample_and_what_follows_counts_again
 
 async def test_another_trial_begins_without_the_samples_of_the_last_one(sessions) -> None:
     await sessions.report(40, 20)
-    third = Sessions(sessions.releases, Trial("3" * 64, 3, NEW))
+    third = Sessions(sessions.releases, CanaryTrial("3" * 64, 3, NEW))
     assert await third.taken() == []
     assert await third.report(60, 30) == 1  # its session is young, and is all of this time
     assert await third.report(400, 330, session_id="old") == 0
