@@ -7,14 +7,15 @@ import datetime
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edge_agent.config import EdgeSettings
-from edge_agent.drafting.health import HitRate
-from edge_agent.releases.folder import FOLDER, ReleaseFolder, folders, read
-from edge_agent.releases.state import InstalledRelease, ReleaseState
 from outrider.core.errors import BadRequest
 from outrider.settings.options import add_config_options, add_settings, layers_of
+
+if TYPE_CHECKING:  # importing them takes long, and help does without
+    from edge_agent.drafting.health import HitRate
+    from edge_agent.releases.state import InstalledRelease, ReleaseState
 
 
 def add_commands(commands: Any) -> None:
@@ -33,6 +34,8 @@ def add_commands(commands: Any) -> None:
 
 
 async def _status(args: argparse.Namespace) -> None:
+    from edge_agent.releases.folder import folders, read
+
     found = list(folders(_root(args)))
     for target, folder in found:
         print(f"target {target}", *describe(read(folder, keep=False)), sep="\n  ")
@@ -44,6 +47,8 @@ async def _status(args: argparse.Namespace) -> None:
 
 async def _forget(args: argparse.Namespace) -> None:
     """Forget refusals. Raises BadRequest while a client keeps a folder, which would overwrite the state."""
+    from edge_agent.releases.folder import ReleaseFolder, folders
+
     for target, path in folders(_root(args)):
         folder = ReleaseFolder.open(path.parent, target)
         if not folder.writable:
@@ -78,4 +83,6 @@ def _hits(rate: HitRate) -> str:
 
 def _root(args: argparse.Namespace) -> Path:
     """Return the folder of all targets. Raises BadRequest for settings that are not valid."""
+    from edge_agent.releases.folder import FOLDER
+
     return layers_of(EdgeSettings, args).load().cache_dir / FOLDER

@@ -25,6 +25,28 @@ from edge_agent.cli import main
 main()
 """
 
+COMMANDS = ([], ["generate"], ["chat"], ["serve"], ["releases"], ["releases", "status"], ["releases", "forget"])
+SLOW_TO_IMPORT = "cryptography fastapi google.protobuf grpc httpx jinja2 numpy prometheus_client starlette tokenizers"
+LISTING_IMPORTS = """
+import atexit, sys
+atexit.register(lambda: print("imported", *sorted({*sys.argv[1].split()} & {*sys.modules}), file=sys.stderr))
+from edge_agent.cli import main
+main(sys.argv[2:])
+"""
+INTERRUPTED_AT_IMPORT = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+from edge_agent.cli import main
+main(sys.argv[2:])
+"""
+
 
 @pytest.fixture
 async def verifier(tiny_gguf: Path) -> AsyncIterator[FakeVerifier]:
@@ -96,6 +118,44 @@ async def test_a_reader_that_leaves_early_ends_it_quietly(verifier: FakeVerifier
         os.close(writing)
     _, err = await asyncio.wait_for(process.communicate(), 20)
     assert (process.returncode, err) == (141, b"")
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+async def test_help_comes_before_anything_that_is_slow_to_import(command: list[str]) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", LISTING_IMPORTS, SLOW_TO_IMPORT, *command, "--help"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    assert (process.returncode, err) == (0, b"imported\n")
+    assert out.startswith(b"usage: outrider-edge")
+
+
+@pytest.mark.parametrize("command", [["generate", "x"], ["chat"], ["serve"]], ids=" ".join)
+@pytest.mark.parametrize("module", ["argparse", "pydantic", "outrider.telemetry.logs", "edge_agent.sdk.client", "grpc"])
+async def test_an_interrupt_during_the_first_imports_ends_a_command_quietly(
+    tmp_path: Path, command: list[str], module: str
+) -> None:
+    await interrupted(module, [*command, "--verifier", "127.0.0.1:1", "--cache-dir", str(tmp_path)])
+
+
+@pytest.mark.parametrize("module", ["argparse", "pydantic", "edge_agent.releases.store"])
+async def test_an_interrupt_ends_the_commands_of_releases_quietly(tmp_path: Path, module: str) -> None:
+    await interrupted(module, ["releases", "status", "--cache-dir", str(tmp_path)])
+
+
+async def interrupted(module: str, arguments: Sequence[str]) -> None:
+    """The interrupt comes when a module is about to be imported."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", INTERRUPTED_AT_IMPORT, module, *arguments),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    assert (process.returncode, out) == (130, b"")
+    assert b"Traceback" not in err and b"KeyboardInterrupt" not in err
 
 
 async def test_help_names_the_api_keys_variable_and_needs_no_extra() -> None:
