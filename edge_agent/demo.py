@@ -1,7 +1,7 @@
-"""The demonstration that `outrider demo` runs on the device's side: text as it is made, then a table against streaming.
+"""The device's side of `outrider demo`: text as it is made, then a table that compares it with plain streaming.
 
-Every request is made twice, with the draft and as plain cloud streaming of the same service, on loopback and behind an
-emulated round trip. The outputs must be identical: the exit code says so.
+Every request is made twice, with the draft and as plain streaming of the same service, on loopback and behind an
+emulated round trip. Both outputs must be identical, or the exit status is 1.
 """
 
 from __future__ import annotations
@@ -10,54 +10,75 @@ import argparse
 import asyncio
 import contextlib
 import io
+import itertools
+import os
 import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
 from edge_agent.sdk.client import AsyncClient
 from edge_agent.sdk.types import Completion, Options
+from edge_agent.target.detokenizer import Detokenizer
 from outrider.core.errors import OutriderError
 from outrider.core.text import table
 from outrider.wire.channels import split_address
 
 TOKENS, QUICK_TOKENS = 120, 48
 GREEDY = Options(max_tokens=TOKENS, temperature=0.0)
+# The small target repeats itself when it continues code greedily; a penalty, which speculation heeds, too, prevents it.
+PENALISED = Options(max_tokens=TOKENS, temperature=0.0, frequency_penalty=1.0)
 SAMPLED = Options(max_tokens=TOKENS, temperature=0.8, top_p=0.95, seed=20_260_731)
+SAMPLED_CODE = Options(max_tokens=TOKENS, temperature=0.6, frequency_penalty=0.3, seed=7)
+
+
+Marks = tuple[str, str]
+"""What is printed before and after tokens of the draft."""
 
 
 @dataclass(frozen=True)
-class Showpiece:
+class DemoRequest:
     name: str
     prompt: str
     options: Options
 
 
-SHOWPIECES = (
-    Showpiece("code, greedy", 'def read_lines(path):\n    """Return the lines of a file."""\n', GREEDY),
-    Showpiece(
+REQUESTS = (
+    DemoRequest(
         "arithmetic, greedy",
-        "Question: A baker fills 6 trays with 12 rolls each and sells 40 of them. How many rolls are left?\nAnswer:",
+        "Question: A farm has 12 cows and 30 hens. How many legs do they have?\nAnswer:",
         GREEDY,
     ),
-    Showpiece("code, sampled", "class Queue:\n    def __init__(self, maxsize=0):\n", SAMPLED),
-    Showpiece(
+    DemoRequest(
+        "code, greedy",
+        "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n",
+        PENALISED,
+    ),
+    DemoRequest(
         "arithmetic, sampled",
-        "Question: Mia reads 15 pages a day for 8 days. The book has 200 pages. How many pages remain?\nAnswer:",
+        "Question: A box holds 8 pens. A school buys 25 boxes and hands out 120 pens. How many pens are left?\nAnswer:",
         SAMPLED,
     ),
-    Showpiece("code, greedy", "import os\nimport sys\n\n\ndef main():\n    parser = ", GREEDY),
-    Showpiece(
+    DemoRequest(
+        "code, sampled",
+        'def load(path):\n    """Load a file and return its contents."""\n    with open(path) as file:\n',
+        SAMPLED_CODE,
+    ),
+    DemoRequest(
         "arithmetic, greedy",
-        "Question: Tickets cost 7 dollars. A class of 24 pupils and 2 teachers goes to the show. What do they pay?\n"
-        "Answer:",
+        "Question: Sam buys 3 shirts for $15 each and a hat for $10. How much does he spend in total?\nAnswer:",
         GREEDY,
+    ),
+    DemoRequest(
+        "code, greedy",
+        "class Connection:\n    def __init__(self, host, port):\n        self.host = host\n",
+        PENALISED,
     ),
 )
 
 
 @dataclass(frozen=True)
-class Row:
-    """One request, both ways."""
+class Comparison:
+    """One request over one link, with the draft and as plain streaming."""
 
     link: str
     name: str
@@ -68,45 +89,26 @@ class Row:
     def identical(self) -> bool:
         return self.drafted.token_ids == self.streamed.token_ids
 
-
-@contextlib.asynccontextmanager
-async def clients(coordinator: str, reroute: dict[str, str]) -> AsyncIterator[tuple[AsyncClient, AsyncClient]]:
-    """One that drafts and one that streams."""
-    async with (
-        AsyncClient(coordinator=coordinator, reroute=reroute) as drafting,
-        AsyncClient(coordinator=coordinator, reroute=reroute, draft=None) as streaming,
-    ):
-        for client in (drafting, streaming):
-            await client.generate("def main():\n", max_tokens=24)  # neither pays for first-time work in the table
-        yield drafting, streaming
-
-
-async def show(client: AsyncClient, piece: Showpiece) -> Completion:
-    """Print the text as the verifier commits it."""
-    print(f"\n--- {piece.name}\n{piece.prompt}", end="", flush=True)
-    stream = await client.stream(piece.prompt, **piece.options)
-    async for chunk in stream:
-        print(chunk.text, end="", flush=True)
-    print()
-    return stream.completion
+    @property
+    def cells(self) -> tuple[str, ...]:
+        drafted, streamed = self.drafted.statistics, self.streamed.statistics
+        tokens = max(1, drafted.tokens)
+        speedup = drafted.tokens_per_s / streamed.tokens_per_s if streamed.tokens_per_s else 0.0
+        return (
+            self.link,
+            self.name,
+            str(drafted.tokens),
+            str(drafted.steps),
+            f"{drafted.tokens_per_step:.2f}",
+            f"{drafted.tokens_per_s:.0f}",
+            f"{streamed.tokens_per_s:.0f}",
+            f"{speedup:.2f}x",
+            f"{drafted.bytes_up / tokens:.0f} up, {drafted.bytes_down / tokens:.0f} down",
+            "yes" if self.identical else "NO",
+        )
 
 
-async def over_link(
-    link: str, coordinator: str, reroute: dict[str, str], pieces: Sequence[Showpiece], *, visible: bool
-) -> list[Row]:
-    rows = []
-    async with clients(coordinator, reroute) as (drafting, streaming):
-        for piece in pieces:
-            streamed = await streaming.generate(piece.prompt, **piece.options)
-            if visible:
-                drafted = await show(drafting, piece)
-            else:
-                drafted = await drafting.generate(piece.prompt, **piece.options)
-            rows.append(Row(link, piece.name, drafted, streamed))
-    return rows
-
-
-_COLUMNS = (
+COLUMNS = (
     "LINK",
     "REQUEST",
     "TOKENS",
@@ -118,41 +120,67 @@ _COLUMNS = (
     "BYTES/TOKEN",
     "IDENTICAL",
 )
-"""STREAMING is the same request without a draft, in tokens/s; BYTES/TOKEN is payload up and down."""
+"""STREAMING: tokens/s of the same request without a draft. BYTES/TOKEN: payload up and down."""
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    drafted, streamed = row.drafted.statistics, row.streamed.statistics
-    tokens = max(1, drafted.tokens)
-    speedup = drafted.tokens_per_s / streamed.tokens_per_s if streamed.tokens_per_s else 0.0
-    return (
-        row.link,
-        row.name,
-        str(drafted.tokens),
-        str(drafted.steps),
-        f"{drafted.tokens_per_step:.2f}",
-        f"{drafted.tokens_per_s:.0f}",
-        f"{streamed.tokens_per_s:.0f}",
-        f"{speedup:.2f}x",
-        f"{drafted.bytes_up / tokens:.0f} up, {drafted.bytes_down / tokens:.0f} down",
-        "yes" if row.identical else "NO",
-    )
+@contextlib.asynccontextmanager
+async def clients(coordinator: str, reroute: dict[str, str]) -> AsyncIterator[tuple[AsyncClient, AsyncClient]]:
+    """Yield a client that drafts and one that streams plainly."""
+    async with (
+        AsyncClient(coordinator=coordinator, reroute=reroute) as drafting,
+        AsyncClient(coordinator=coordinator, reroute=reroute, draft=None) as streaming,
+    ):
+        for client in (drafting, streaming):
+            await client.generate("def main():\n", max_tokens=24)  # so that the table holds no first-time work
+        yield drafting, streaming
 
 
-def overall(rows: Sequence[Row]) -> str:
-    """One line per link: all its tokens over all its seconds."""
+async def show(client: AsyncClient, request: DemoRequest, marks: Marks) -> Completion:
+    """Print the text as the verifier commits it, with the draft's tokens between the marks."""
+    begin, end = marks
+    tokenizer = (await client.prepare()).tokenizer
+    detokenizer = Detokenizer(tokenizer.table, tokenizer.special)
+    print(f"\n--- {request.name}\n{request.prompt}", end="", flush=True)
+    stream = await client.stream(request.prompt, **request.options)
+    async for chunk in stream:
+        tokens = zip(chunk.drafted, chunk.token_ids, strict=True)
+        for drafted, run in itertools.groupby(tokens, key=lambda token: token[0]):
+            text = "".join(detokenizer.feed(token) for _, token in run)
+            print(f"{begin}{text}{end}" if drafted and text else text, end="", flush=True)
+    print(detokenizer.flush())
+    return stream.completion
+
+
+async def compare(
+    link: str, coordinator: str, reroute: dict[str, str], requests: Sequence[DemoRequest], marks: Marks | None
+) -> list[Comparison]:
+    """Make every request with and without the draft; print the texts if there are marks for the draft's tokens."""
+    found = []
+    async with clients(coordinator, reroute) as (drafting, streaming):
+        for request in requests:
+            streamed = await streaming.generate(request.prompt, **request.options)
+            if marks is not None:
+                drafted = await show(drafting, request, marks)
+            else:
+                drafted = await drafting.generate(request.prompt, **request.options)
+            found.append(Comparison(link, request.name, drafted, streamed))
+    return found
+
+
+def overall(found: Sequence[Comparison]) -> str:
+    """Return one line per link: all its tokens over all its seconds."""
     lines = []
-    for link in dict.fromkeys(row.link for row in rows):
-        chosen = [row for row in rows if row.link == link]
+    for link in dict.fromkeys(one.link for one in found):
+        chosen = [one for one in found if one.link == link]
         drafted, streamed = (
             sum(s.tokens for s in side) / max(1e-9, sum(s.last_token_s or 0.0 for s in side))
-            for side in ([r.drafted.statistics for r in chosen], [r.streamed.statistics for r in chosen])
+            for side in ([c.drafted.statistics for c in chosen], [c.streamed.statistics for c in chosen])
         )
-        steps = sum(row.drafted.statistics.steps for row in chosen)
-        per_step = sum(row.drafted.statistics.tokens for row in chosen) / max(1, steps)
+        steps = sum(one.drafted.statistics.steps for one in chosen)
+        per_step = sum(one.drafted.statistics.tokens for one in chosen) / max(1, steps)
         lines.append(
-            f"{link}: {drafted:.0f} tokens/s against {streamed:.0f} by cloud streaming, {drafted / streamed:.2f}x"
-            f" (time to the first token included); {per_step:.2f} tokens per verifier step"
+            f"{link}: {drafted:.0f} tokens/s against {streamed:.0f} by plain streaming, {drafted / streamed:.2f}x"
+            f" (time to the first token included); {per_step:.2f} tokens per verification step"
         )
     return "\n".join(lines)
 
@@ -204,30 +232,36 @@ async def delayed(target: str, rtt_ms: float) -> AsyncIterator[str]:
 
 
 async def run(options: argparse.Namespace) -> int:
-    pieces: Sequence[Showpiece] = SHOWPIECES
+    """Make the requests, print texts and table, and return the exit status."""
+    requests: Sequence[DemoRequest] = REQUESTS
     if options.quick:
-        pieces = tuple(replace(p, options=p.options | Options(max_tokens=QUICK_TOKENS)) for p in SHOWPIECES[:2])
-    print("The draft runs in this process on llama.cpp; every token below was verified by the target in another one.")
-    rows = await over_link("loopback", options.coordinator, {}, pieces, visible=True)
+        requests = tuple(replace(r, options=r.options | Options(max_tokens=QUICK_TOKENS)) for r in REQUESTS[:2])
+    marks, name = ("[", "]"), "in brackets"
+    if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+        marks, name = ("\x1b[32m", "\x1b[0m"), "in green"
+    print(
+        f"What to look at: tokens {marks[0]}{name}{marks[1]} are the draft's, accepted by the target; the table "
+        "compares with plain streaming of the same service; both outputs must be identical."
+    )
+    found = await compare("loopback", options.coordinator, {}, requests, marks)
     async with delayed(options.verifier, options.rtt_ms) as address:
         reroute = {options.verifier: address}
-        link = f"RTT {options.rtt_ms:.0f} ms"
-        rows += await over_link(link, options.coordinator, reroute, pieces, visible=False)
-    print(f"\n{table(_COLUMNS, [_cells(row) for row in rows])}\n\n{overall(rows)}")
-    different = sum(not row.identical for row in rows)
+        found += await compare(f"RTT {options.rtt_ms:.0f} ms", options.coordinator, reroute, requests, None)
+    print(f"\n{table(COLUMNS, [one.cells for one in found])}\n\n{overall(found)}")
+    different = sum(not one.identical for one in found)
     if different:
-        print(f"\n{different} of {len(rows)} outputs differ from cloud streaming: that is a defect", file=sys.stderr)
+        print(f"\n{different} of {len(found)} outputs differ from plain streaming: that is a defect", file=sys.stderr)
         return 1
-    print(f"\nall {len(rows)} outputs are identical to cloud streaming")
+    print(f"\nall {len(found)} outputs are identical to plain streaming")
     return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m edge_agent.demo", description=__doc__)
-    parser.add_argument("--coordinator", required=True, help="host:port")
-    parser.add_argument("--verifier", required=True, help="host:port of the verifier, for the emulated link")
-    parser.add_argument("--rtt-ms", type=float, default=30.0)
-    parser.add_argument("--quick", action="store_true", help="two requests, 48 tokens")
+    parser.add_argument("--coordinator", required=True, help="HOST:PORT")
+    parser.add_argument("--verifier", required=True, help="HOST:PORT of the verifier, for the emulated link")
+    parser.add_argument("--rtt-ms", type=float, default=30.0, help="round trip of the emulated link [default: 30]")
+    parser.add_argument("--quick", action="store_true", help="make two requests of 48 tokens")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     try:

@@ -1,1 +1,1 @@
-"""Short programs that use the SDK; each asks the cluster that OUTRIDER_EDGE_COORDINATOR (or _VERIFIER) names."""
+"""Short programs that use the SDK, each on the cluster that OUTRIDER_EDGE_COORDINATOR (or _VERIFIER) names."""

@@ -1,15 +1,20 @@
-"""One completion, and what it cost: python -m examples.complete "def fibonacci(n):" """
+"""Print one completion and its statistics.
+
+python -m examples.complete "Question: A bus holds 40 people. How many people do 6 buses hold? Answer:"
+"""
 
 import sys
 
 from edge_agent import Client, OutriderError, Timeout
 
+PROMPT = "Question: A farm has 12 cows and 30 hens. How many legs do they have?\nAnswer:"
+
 
 def main() -> None:
-    prompt = sys.argv[1] if len(sys.argv) > 1 else "def fibonacci(n):"
+    prompt = sys.argv[1] if len(sys.argv) > 1 else PROMPT
     with Client(timeout=Timeout(total=120.0, first_token=60.0)) as client:
         try:
-            completion = client.generate(prompt, max_tokens=48, temperature=0.8, seed=7, stop=["\n\n\n"])
+            completion = client.generate(prompt, max_tokens=64, temperature=0.8, seed=7, stop=["\n\n\n"])
         except OutriderError as error:
             raise SystemExit(f"{type(error).__name__}: {error}") from error
     print(completion.text)

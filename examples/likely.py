@@ -1,4 +1,4 @@
-"""How sure the target was: each token with its probability and the likeliest others.
+"""Print each token of a completion with its probability, and the likeliest other tokens at its place.
 
 python -m examples.likely
 """
@@ -7,11 +7,13 @@ import math
 
 from edge_agent import Client
 
+PROMPT = "Question: A farm has 12 cows and 30 hens. How many legs do they have?\nAnswer:"
+
 
 def main() -> None:
     with Client() as client:
         table = client.prepare().tokenizer.table
-        completion = client.generate("Question: What is 6 times 7?\nAnswer:", max_tokens=12, logprobs=3)
+        completion = client.generate(PROMPT, max_tokens=12, logprobs=3)
         for token, known in zip(completion.token_ids, completion.logprobs or (), strict=True):
             others = ", ".join(f"{table[other]!r} {math.exp(value):.2f}" for other, value in known.top)
             print(f"{table[token]!r:16} {math.exp(known.logprob):.2f}   of {others}")

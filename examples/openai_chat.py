@@ -1,4 +1,4 @@
-"""The `openai` package on a device that runs `outrider-edge serve`.
+"""Chat through `outrider-edge serve` with the `openai` package.
 
 python -m examples.openai_chat http://127.0.0.1:8080/v1
 """
@@ -14,8 +14,8 @@ def main() -> None:
         model = client.models.list().data[0].id
         stream = client.chat.completions.create(
             model=model,
-            messages=[{"role": "user", "content": "What is 6 times 7?"}],
-            max_tokens=48,
+            messages=[{"role": "user", "content": "A farm has 12 cows and 30 hens. How many legs do they have?"}],
+            max_tokens=64,
             temperature=0,
             stream=True,
             stream_options={"include_usage": True},

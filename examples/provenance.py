@@ -1,4 +1,4 @@
-"""A stream that shows who wrote what: guesses of this device that were taken are in brackets.
+"""Stream a completion, and print for each chunk how many of its tokens this device's draft proposed.
 
 python -m examples.provenance
 """
@@ -7,15 +7,17 @@ import asyncio
 
 from edge_agent import AsyncClient
 
+PROMPT = "Question: A farm has 12 cows and 30 hens. How many legs do they have?\nAnswer:"
+
 
 async def main() -> None:
     async with AsyncClient() as client:
-        async with await client.stream("import os\n\n\ndef main():\n", max_tokens=64) as stream:
+        async with await client.stream(PROMPT, max_tokens=64) as stream:
             async for chunk in stream:
                 own = chunk.provenance.count("draft")
-                print(f"{chunk.text!r:32} {own} drafted here, {len(chunk.token_ids) - own} by the target", flush=True)
+                print(f"{chunk.text!r:32} {own} by the draft, {len(chunk.token_ids) - own} by the target", flush=True)
         statistics = stream.statistics
-        print(f"{statistics.acceptance:.0%} of the guesses were taken; round trip {statistics.rtt_ms:.1f} ms")
+        print(f"{statistics.acceptance:.0%} of the proposals were accepted; round trip {statistics.rtt_ms:.1f} ms")
 
 
 if __name__ == "__main__":
