@@ -1,7 +1,7 @@
-"""A device's metrics: what its requests' own statistics say, added up when somebody asks.
+"""Metrics of a device, added up from its requests' own statistics whenever they are scraped.
 
-Nothing is counted twice and nothing on the way of a token: a request that runs is read as it is, one that has ended is
-added to the sums. docs/metrics.md lists all.
+Nothing is counted twice, and nothing while a token is delivered: the statistics of a running request are read as they
+are, and those of one that has ended are added to sums. docs/metrics.md lists all metrics.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ _COUNTED = (
     "bytes_up",
     "bytes_down",
 )
-"""Fields of Statistics that only grow."""
+"""The fields of Statistics that only grow."""
 
 
 @dataclass
 class RequestRecord:
-    """A request that runs."""
+    """A running request, as the metrics see it."""
 
     statistics: Statistics
     finish: str = "cancelled"
-    """How it ended, once it has: a FinishReason."""
+    """The FinishReason, once the request has ended."""
 
 
 @dataclass
 class _Ended:
-    """Sums over the requests that have ended."""
+    """Sums over all requests that have ended."""
 
     counts: Counter[str] = field(default_factory=Counter)
     finishes: Counter[str] = field(default_factory=Counter)
-    """By FinishReason, or the class of the error."""
+    """Requests by FinishReason, or by the class of their error."""
     reattached: int = 0
     draft_failures: int = 0
     swaps: int = 0
@@ -78,7 +78,7 @@ class _Ended:
 
 
 class EdgeMetrics(Collector):
-    """Of one client. All on its event loop."""
+    """The metrics of one client, which are used on its event loop alone."""
 
     def __init__(self) -> None:
         self._following: dict[int, RequestRecord] = {}
@@ -87,12 +87,12 @@ class EdgeMetrics(Collector):
         self._registry = registry(self)
 
     def render(self) -> bytes:
-        """In Prometheus' text format, version 0.0.4."""
+        """Return all metrics in Prometheus' text format, version 0.0.4."""
         return generate_latest(self._registry)
 
     @contextlib.contextmanager
     def following(self, statistics: Statistics) -> Iterator[RequestRecord]:
-        """Count a request while the body runs it, and how it ends: by what it sets as `finish`, or by its error."""
+        """Count a request while the body runs it, and how it ends: by the `finish` that the body sets, or its error."""
         one = RequestRecord(statistics)
         self._following[id(one)] = one
         try:
@@ -105,7 +105,7 @@ class EdgeMetrics(Collector):
             self._ended.add(statistics, one.finish)
 
     def answered(self, path: str, status: int) -> None:
-        """Count an HTTP request. path: of its route, since a client could make up any number of others."""
+        """Count an HTTP request. path: its route's, since a client could make up any number of others."""
         self._answered[path, str(status)] += 1
 
     def collect(self) -> Iterator[Metric]:
@@ -115,35 +115,35 @@ class EdgeMetrics(Collector):
             counts.update(_counts(one))
         name = "outrider_edge"
         yield gauge(f"{name}_requests_running", "Requests under way", len(live))
-        yield counter(f"{name}_requests", "Requests that ended, by how", {**ended.finishes}, "finish")
+        yield counter(f"{name}_requests", "Requests that have ended, by finish reason or error", {**ended.finishes}, "finish")
         yield from _speculation(counts)
         yield counter(f"{name}_tokens", "Tokens delivered", counts["tokens"])
-        yield counter(f"{name}_steps", "Commits that brought tokens", counts["steps"])
-        yield counter(f"{name}_appends", "Messages with nodes, or word that none come", counts["appends"])
+        yield counter(f"{name}_steps", "Commits with tokens", counts["steps"])
+        yield counter(f"{name}_appends", "Messages with nodes, or with the note that none will come", counts["appends"])
         text = "Payload of sessions' messages"
         link = {"up": counts["bytes_up"], "down": counts["bytes_down"]}
         yield counter(f"{name}_link_bytes", text, link, "direction")
         yield counter(f"{name}_attaches", "Streams opened", counts["attaches"])
         again = ended.reattached + sum(max(0, one.attaches - 1) for one in live)
-        yield counter(f"{name}_reattaches", "Of them, those of sessions that had one before", again)
-        yield counter(f"{name}_failovers", "Of those, the ones at another verifier", counts["failovers"])
+        yield counter(f"{name}_reattaches", "Streams opened by a session that had one before", again)
+        yield counter(f"{name}_failovers", "Streams reopened at another verifier", counts["failovers"])
         failures = ended.draft_failures + sum(bool(one.draft_failure) for one in live)
         yield counter(f"{name}_draft_failures", "Requests whose draft failed", failures)
         swaps = ended.swaps + sum(len(one.swaps_s) for one in live)
-        yield counter(f"{name}_draft_swaps", "Drafts replaced under way", swaps)
+        yield counter(f"{name}_draft_swaps", "Drafts replaced while a request ran", swaps)
         text = "HTTP requests answered, by route and status"
         yield counter(f"{name}_http_requests", text, {**self._answered}, "path", "code")
         yield from self._times()
 
     def _times(self) -> Iterator[Metric]:
         name, ended = "outrider_edge", self._ended
-        yield histogram(f"{name}_time_to_first_token_seconds", "Since the call, of ended requests", ended.first_token_s)
+        yield histogram(f"{name}_time_to_first_token_seconds", "Time from the call to the first token, of ended requests", ended.first_token_s)
         text = "Mean time between tokens of an ended request"
         yield histogram(f"{name}_time_per_output_token_seconds", text, ended.per_token_s)
-        yield histogram(f"{name}_request_seconds", "Whole requests", ended.request_s)
-        text = "Round trip to the verifier at a request's end"
+        yield histogram(f"{name}_request_seconds", "Duration of ended requests", ended.request_s)
+        text = "Round trip to the verifier when a request ended"
         yield histogram(f"{name}_rtt_seconds", text, ended.rtt_s)
-        text = "From a commit that left the verifier without nodes to the next ones sent"
+        text = "Time from a commit that left the verifier without nodes to the next nodes sent"
         yield histogram(f"{name}_answer_seconds", text, ended.answer_s)
 
 
@@ -151,7 +151,7 @@ def _speculation(counts: Counter[str]) -> Iterator[Metric]:
     name = "outrider_edge_spec_decode_num"
     yield counter(f"{name}_draft_tokens", "Nodes sent", counts["drafted"])
     yield counter(f"{name}_evaluated_tokens", "Nodes that the target evaluated", counts["evaluated"])
-    text = "Delivered tokens that a node of this device carried"
+    text = "Delivered tokens that were a node of this device"
     yield counter(f"{name}_accepted_tokens", text, counts["accepted"])
 
 
