@@ -1,20 +1,296 @@
-"""`outrider-edge`: the entry point, which Ctrl-C ends quietly from its first import on."""
+"""The commands of `outrider-edge`: text and chat from the terminal, an HTTP server, and the state of draft releases.
+
+Modules that take long to import are imported by the commands that need them, so that `--help` and mistakes in a command
+line are answered at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+import asyncio
+import contextlib
+import io
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-EXIT_INTERRUPTED = 130
+from edge_agent.config import EdgeSettings
+from edge_agent.releases.commands import add_commands
+from outrider import __version__
+from outrider.console_scripts import INTERRUPTED, EndedByInterrupt
+from outrider.core.errors import BadRequest, ModelRefused, OutriderError, VocabularyMismatch
+from outrider.settings.options import add_config_options, add_settings, choices_of, epilog, layers_of, settle
+
+if TYPE_CHECKING:
+    from edge_agent.sdk.client import AsyncClient
+    from edge_agent.sdk.generation import CompletionStream
+    from edge_agent.sdk.types import Options
+    from edge_agent.target.chat_template import Message
+    from outrider.telemetry.logs import LogFormat
+
+PROGRAM = "outrider-edge"
+EXIT_FAILED = 1
+"""The request could not be served."""
+EXIT_REFUSED = 2
+"""The request was wrong, and asking again cannot help. argparse uses the same."""
+EXIT_BROKEN_PIPE = 141
+"""Nobody reads the output; a program that SIGPIPE ends has the same status."""
+
+_NONE = "none"
+_OFFLINE = "draft_only: while no verifier can be reached the draft writes alone, unverified [default: raise]"
+_CLUSTER = ("coordinator", "verifier", "target", "tls", "tls_ca", "insecure")
+_DEVICE = ("draft", "cache_dir", "log_format")
+_SERVING = (
+    *("serve_listen", "serve_without_key", "serve_cors_origins", "serve_stop_s"),
+    *("serve_timeout_s", "serve_retries", "serve_offline", "serve_log_level"),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command line. Raises SystemExit where it fails."""
-    try:
-        from edge_agent.commands import run  # here, since the imports are most of the first second
+    args = parser().parse_args(arguments)
+    with EndedByInterrupt():
+        from outrider.telemetry import logs, traces
 
-        run(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character must not end a generation
+    traces.configure("edge")
+    form, level = _logging(args)
+    logs.configure(form, "edge", level)
+    try:
+        asyncio.run(args.run(args))
     except KeyboardInterrupt:
-        raise SystemExit(EXIT_INTERRUPTED) from None
+        raise SystemExit(INTERRUPTED) from None
+    except BrokenPipeError:
+        # What is still in the buffer goes nowhere, rather than into an error when Python flushes it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(EXIT_BROKEN_PIPE) from None
+    except (BadRequest, ModelRefused, VocabularyMismatch) as error:
+        raise SystemExit(_report(error, EXIT_REFUSED)) from error
+    except (OutriderError, ImportError) as error:
+        raise SystemExit(_report(error, EXIT_FAILED)) from error
+
+
+async def _generate(args: argparse.Namespace) -> None:
+    settings = _settings(args)
+    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
+    async with _client(settings) as client:
+        await _print(await client.stream(prompt, **_options(args)), args)
+
+
+async def _chat(args: argparse.Namespace) -> None:
+    messages: list[Message] = [{"role": "system", "content": args.system}] if args.system else []
+    async with _client(_settings(args)) as client:
+        await client.prepare()
+        while (line := await _ask(args)) is not None:
+            if not line.strip():
+                continue
+            messages.append({"role": "user", "content": line})
+            answer = await _print(await _answer(client, messages, _options(args)), args)
+            messages.append({"role": "assistant", "content": answer})
+            if args.message is not None:
+                return
+
+
+async def _serve(args: argparse.Namespace) -> None:
+    with EndedByInterrupt():
+        from edge_agent.http.options import ServeOptions
+        from edge_agent.http.serve import serve
+
+    settings = settle(EdgeSettings, args, PROGRAM, lambda settings: ServeOptions.of(settings).check())
+    options = ServeOptions.of(settings)
+    options.check()
+    async with _client(settings, **_request_defaults(settings)) as client:
+        await serve(client, options)
+
+
+async def _answer(client: AsyncClient, messages: list[Message], options: Options) -> CompletionStream:
+    """Ask for the answer to the last message; drops the oldest turns where the target cannot hold them all."""
+    from edge_agent.sdk.request import TOO_LONG
+
+    while True:
+        try:
+            return await client.stream_chat(messages, **options)
+        except BadRequest as error:
+            if error.field not in TOO_LONG or not _drop_a_turn(messages):
+                raise
+
+
+def _drop_a_turn(messages: list[Message]) -> bool:
+    """Drop the oldest question and its answer; False where only the last question is left."""
+    questions = [i for i, message in enumerate(messages) if message["role"] == "user"]
+    if len(questions) < 2:
+        return False
+    del messages[questions[0] : questions[1]]
+    return True
+
+
+async def _ask(args: argparse.Namespace) -> str | None:
+    """Read the user's next message; None at the end of input."""
+    if args.message is not None:
+        return str(args.message)
+    if sys.stdin.isatty():
+        print("> ", end="", flush=True)
+    line = await _line()
+    return line.rstrip("\n") if line else None
+
+
+async def _line() -> str:
+    """Read a line of standard input, "" at its end.
+
+    A daemon thread reads it, past Python's buffer, whose lock would otherwise be held at exit: Ctrl-C ends the program
+    although nothing can interrupt the read.
+    """
+    loop = asyncio.get_running_loop()
+    read: asyncio.Future[bytes] = loop.create_future()
+
+    def arrived(line: bytes) -> None:
+        if not read.done():
+            read.set_result(line)
+
+    def reading() -> None:
+        with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as terminal:
+            line = terminal.readline()
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and the line is not wanted any more
+            loop.call_soon_threadsafe(arrived, line)
+
+    threading.Thread(target=reading, name="outrider-stdin", daemon=True).start()
+    return (await read).decode(errors="replace")
+
+
+async def _print(stream: CompletionStream, args: argparse.Namespace) -> str:
+    """Print the text as it comes, and return all of it."""
+    async with stream:
+        async for chunk in stream:
+            print(chunk.text, end="", flush=True)
+    print(flush=True)
+    completion = stream.completion
+    if args.stats:
+        print(f"[{completion.finish_reason}; seed {completion.seed}] {stream.statistics.summary()}", file=sys.stderr)
+    return completion.text
+
+
+def _logging(args: argparse.Namespace) -> tuple[LogFormat, str]:
+    """Return format and level of the log. The command itself reports settings that are wrong."""
+    form: LogFormat = "text"
+    level = "WARNING"
+    with contextlib.suppress(BadRequest):
+        layers = layers_of(EdgeSettings, args)
+        form = "json" if layers.raw("log_format") == "json" else "text"
+        given = layers.raw("serve_log_level")
+        if args.run is _serve and given in choices_of(EdgeSettings.model_fields["serve_log_level"]):
+            level = str(given)
+    return form, "DEBUG" if args.verbose else level
+
+
+def _settings(args: argparse.Namespace) -> EdgeSettings:
+    """Raises BadRequest."""
+    return settle(EdgeSettings, args, PROGRAM)
+
+
+def _client(settings: EdgeSettings, **defaults: Any) -> AsyncClient:
+    """Make the client. defaults: options of all its requests. Raises BadRequest."""
+    with EndedByInterrupt():
+        from edge_agent.sdk.client import AsyncClient
+        from edge_agent.target.bundle import AUTO, LOOKUP
+
+    draft = None if settings.draft in ("", _NONE) else settings.draft
+    if draft not in (None, AUTO, LOOKUP) and not Path(str(draft)).is_file():
+        raise BadRequest(f"--draft is {draft!r}, must be auto, lookup, none or a GGUF file", field="draft")
+    return AsyncClient(draft=draft, settings=settings, **defaults)
+
+
+def _request_defaults(settings: EdgeSettings) -> dict[str, Any]:
+    """Return the options that a server's settings give to all its requests."""
+    from edge_agent.sdk.types import DEFAULT_TIMEOUT
+
+    timeout = DEFAULT_TIMEOUT if settings.serve_timeout_s is None else settings.serve_timeout_s
+    return {"timeout": timeout, "retries": settings.serve_retries, "offline": settings.serve_offline}
+
+
+def _options(args: argparse.Namespace) -> Options:
+    from edge_agent.sdk.types import Options
+
+    given = {name: value for name in Options.__annotations__ if (value := getattr(args, name, None)) is not None}
+    options: Options = Options(**given)  # type: ignore[typeddict-item]
+    return options
+
+
+def parser() -> argparse.ArgumentParser:
+    text = "Text and chat from the terminal, drafted on this device, an HTTP server, and the state of draft releases."
+    made = argparse.ArgumentParser(prog=PROGRAM, description=text, epilog=epilog(EdgeSettings))
+    made.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}", help="print it and leave")
+    commands = made.add_subparsers(required=True, metavar="COMMAND")
+    generate = _command(commands, "generate", _generate, "continue a text")
+    generate.add_argument("prompt", metavar="PROMPT", help='the text to continue; "-" reads it from standard input')
+    chat = _command(commands, "chat", _chat, "talk, one message per line; a single one with --message")
+    chat.add_argument("--message", help="say this, print the answer and leave [default: ask]")
+    chat.add_argument("--system", default="", help="begin with this system message [default: none]")
+    serve = _command(commands, "serve", _serve, "an OpenAI-compatible HTTP server on this device", sampling=False)
+    add_settings(serve.add_argument_group("serving"), EdgeSettings, _SERVING)
+    add_commands(commands)
+    return made
+
+
+def _command(
+    commands: Any, name: str, run: Callable[..., Any], text: str, *, sampling: bool = True
+) -> argparse.ArgumentParser:
+    made: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text, epilog=epilog(EdgeSettings))
+    made.usage = f"%(prog)s [OPTION ...]{' PROMPT' if name == 'generate' else ''}"
+    made.set_defaults(run=run)
+    add_settings(made.add_argument_group("cluster"), EdgeSettings, _CLUSTER)
+    device = made.add_argument_group("on this device")
+    add_config_options(device, EdgeSettings)
+    add_settings(device, EdgeSettings, _DEVICE)
+    device.add_argument("--verbose", action="store_true", help="log everything to standard error")
+    seldom = EdgeSettings.model_fields.keys() - {*_CLUSTER, *_DEVICE, *_SERVING}
+    add_settings(made.add_argument_group("seldom needed"), EdgeSettings, seldom)
+    if sampling:
+        device.add_argument("--stats", action="store_true", help="print statistics to standard error")
+        _add_limits(made.add_argument_group("each request"))
+        _add_sampling(made.add_argument_group("sampling"))
+    return made
+
+
+def _add_limits(group: Any) -> None:
+    """Add the options of one request that a server has as settings."""
+    group.add_argument(
+        "--timeout",
+        type=float,
+        metavar="SECONDS",
+        help="seconds that it may take [default: 600, 120 to the first token]",
+    )
+    group.add_argument(
+        "--retries", type=int, metavar="N", help="how often it may begin again before its first token [default: 2]"
+    )
+    group.add_argument("--offline", choices=("raise", "draft_only"), help=_OFFLINE)
+
+
+def _add_sampling(group: Any) -> None:
+    def add(flag: str, kind: type, text: str) -> None:
+        group.add_argument(flag, type=kind, metavar="N" if kind is int else "X", help=text)
+
+    add("--max-tokens", int, "generate so many tokens at most [default: 256]")
+    add("--temperature", float, "0 is greedy, 1 the target's own distribution [default: 0]")
+    add("--top-k", int, "keep the N most likely tokens; 0 is off [default: 0]")
+    add("--top-p", float, "keep the most likely tokens with so much probability; 1 is off [default: 1]")
+    add("--min-p", float, "drop tokens less likely than this share of the first; 0 is off [default: 0]")
+    add("--repetition-penalty", float, "makes tokens that were used less likely; 1 is off [default: 1]")
+    add("--presence-penalty", float, "taken once from the score of a token that was generated; 0 is off [default: 0]")
+    add("--frequency-penalty", float, "taken for each time that it was generated; 0 is off [default: 0]")
+    add("--seed", int, "64 bits; the same one gives the same text [default: random]")
+    group.add_argument(
+        "--stop", action="append", metavar="TEXT", help="end before this; may be given several times [default: none]"
+    )
+
+
+def _report(error: Exception, code: int) -> int:
+    print(f"{PROGRAM}: {error}", file=sys.stderr)
+    return code
 
 
 if __name__ == "__main__":

@@ -115,7 +115,9 @@ class EdgeMetrics(Collector):
             counts.update(_counts(one))
         name = "outrider_edge"
         yield gauge(f"{name}_requests_running", "Requests under way", len(live))
-        yield counter(f"{name}_requests", "Requests that have ended, by finish reason or error", {**ended.finishes}, "finish")
+        yield counter(
+            f"{name}_requests", "Requests that have ended, by finish reason or error", {**ended.finishes}, "finish"
+        )
         yield from _speculation(counts)
         yield counter(f"{name}_tokens", "Tokens delivered", counts["tokens"])
         yield counter(f"{name}_steps", "Commits with tokens", counts["steps"])
@@ -137,7 +139,11 @@ class EdgeMetrics(Collector):
 
     def _times(self) -> Iterator[Metric]:
         name, ended = "outrider_edge", self._ended
-        yield histogram(f"{name}_time_to_first_token_seconds", "Time from the call to the first token, of ended requests", ended.first_token_s)
+        yield histogram(
+            f"{name}_time_to_first_token_seconds",
+            "Time from the call to the first token, of ended requests",
+            ended.first_token_s,
+        )
         text = "Mean time between tokens of an ended request"
         yield histogram(f"{name}_time_per_output_token_seconds", text, ended.per_token_s)
         yield histogram(f"{name}_request_seconds", "Duration of ended requests", ended.request_s)

@@ -57,7 +57,8 @@ def chat(options: argparse.Namespace) -> int:
     if not where and not any(_is_set("edge", name, file) for name in ("coordinator", "verifier")):
         where = ["--coordinator", DEFAULT_COORDINATOR]
     config = ["--config", str(options.config)] if options.config else []
-    os.execv(sys.executable, [sys.executable, "-m", "edge_agent.cli", "chat", *where, *config, *options.passed_on])
+    program = "from outrider.console_scripts import edge; edge()"  # as installed, where Ctrl-C ends its imports quietly
+    os.execv(sys.executable, [sys.executable, "-c", program, "chat", *where, *config, *options.passed_on])
 
 
 def shipped_pair() -> tuple[Path, Path]:

@@ -17,7 +17,7 @@ from cloud_verifier import app as verifier_app
 from cloud_verifier.config import VerifierConfig
 from coordinator import app as coordinator_app
 from coordinator.config import CoordinatorConfig
-from edge_agent import commands as edge_commands
+from edge_agent import cli as edge_cli
 from edge_agent.config import EdgeSettings
 from outrider.settings.options import layers_of
 
@@ -28,7 +28,7 @@ IMAGES = ("coordinator", "verifier", "edge")
 PROGRAMS: Mapping[str, tuple[Any, Any]] = {
     "coordinator": (coordinator_app.parser, CoordinatorConfig),
     "verifier": (verifier_app.parser, VerifierConfig),
-    "edge": (edge_commands.parser, EdgeSettings),
+    "edge": (edge_cli.parser, EdgeSettings),
 }
 """Of each image its program's parser and settings."""
 SETTINGS = re.compile(r"OUTRIDER_(COORDINATOR|VERIFIER|EDGE)_(\w+)")

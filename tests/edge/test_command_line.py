@@ -25,7 +25,7 @@ from edge_agent.cli import main
 main()
 """
 
-COMMANDS = ([], ["generate"], ["chat"], ["serve"], ["releases"], ["releases", "status"], ["releases", "forget"])
+COMMANDS = (["generate"], ["chat"], ["serve"], ["releases"], ["releases", "status"], ["releases", "forget"])
 SLOW_TO_IMPORT = "cryptography fastapi google.protobuf grpc httpx jinja2 numpy prometheus_client starlette tokenizers"
 LISTING_IMPORTS = """
 import atexit, sys
@@ -36,15 +36,17 @@ main(sys.argv[2:])
 INTERRUPTED_AT_IMPORT = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
+awaited = sys.argv[1]
 
 class Interrupting:
     def find_spec(self, name, path=None, target=None):
-        if name == sys.argv[1]:
+        if name == awaited:
             signal.raise_signal(signal.SIGINT)
 
 sys.meta_path.insert(0, Interrupting())
-from edge_agent.cli import main
-main(sys.argv[2:])
+del sys.argv[1]
+from outrider.console_scripts import edge
+edge()
 """
 
 
@@ -140,7 +142,7 @@ async def test_an_interrupt_during_the_first_imports_ends_a_command_quietly(
     await interrupted(module, [*command, "--verifier", "127.0.0.1:1", "--cache-dir", str(tmp_path)])
 
 
-@pytest.mark.parametrize("module", ["argparse", "pydantic", "edge_agent.releases.store"])
+@pytest.mark.parametrize("module", ["argparse", "pydantic", "outrider.telemetry.logs"])
 async def test_an_interrupt_ends_the_commands_of_releases_quietly(tmp_path: Path, module: str) -> None:
     await interrupted(module, ["releases", "status", "--cache-dir", str(tmp_path)])
 
@@ -154,8 +156,7 @@ async def interrupted(module: str, arguments: Sequence[str]) -> None:
         stderr=asyncio.subprocess.PIPE,
     )
     out, err = await process.communicate()
-    assert (process.returncode, out) == (130, b"")
-    assert b"Traceback" not in err and b"KeyboardInterrupt" not in err
+    assert (process.returncode, out, err) == (130, b"", b"")
 
 
 async def test_help_names_the_api_keys_variable_and_needs_no_extra() -> None:

@@ -28,7 +28,7 @@ NEEDED = {
     "outrider": set[str](),
     "outrider-coordinator": SETTINGS,
     "outrider-distill": SETTINGS | {"google.protobuf", "numpy", "prometheus_client"},
-    "outrider-edge": SETTINGS | {"google.protobuf", "grpc", "numpy", "prometheus_client"},
+    "outrider-edge": SETTINGS,
     "outrider-verifier": SETTINGS,
 }
 """Modules that the help of a program takes; that of one whose options are its settings needs their library."""

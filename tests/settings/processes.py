@@ -19,7 +19,7 @@ from cloud_verifier.distill import cli as distill_cli
 from cloud_verifier.distill.config import DistillConfig
 from coordinator import app as coordinator_app
 from coordinator.config import CoordinatorConfig
-from edge_agent import commands as edge_commands
+from edge_agent import cli as edge_cli
 from edge_agent.config import EdgeSettings
 
 
@@ -59,7 +59,7 @@ PROCESSES = (
         "edge",
         EdgeSettings,
         ("edge_agent.cli", "serve"),
-        edge_commands.parser,
+        edge_cli.parser,
         {},
         ("draft_workers", "draft_threads", "siblings"),
     ),

@@ -13,7 +13,7 @@ from processes import PROCESSES, Process
 
 from coordinator.cli import arguments
 from coordinator.cli.connection import AdminSettings
-from edge_agent import commands as edge_commands
+from edge_agent import cli as edge_cli
 from edge_agent.config import EdgeSettings
 from edge_agent.sdk.types import DEFAULT_RETRIES, DEFAULT_TIMEOUT, Offline
 from outrider.settings.file import VARIABLE
@@ -159,7 +159,7 @@ def test_the_form_of_a_number_is_its_unit_and_a_rate_has_none() -> None:
 def test_what_a_servers_requests_have_in_common_is_a_setting(flags, variables, terms, monkeypatch) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(f"OUTRIDER_EDGE_SERVE_{name}", value)
-    assert edge_commands._request_defaults(parsed("edge", "serve", *flags).load()) == terms
+    assert edge_cli._request_defaults(parsed("edge", "serve", *flags).load()) == terms
 
 
 def test_a_server_takes_the_defaults_of_the_sdk() -> None:
@@ -170,7 +170,7 @@ def test_a_server_takes_the_defaults_of_the_sdk() -> None:
 
 def test_a_server_logs_its_requests_unless_told_otherwise_and_other_commands_warn(monkeypatch) -> None:
     def level(*arguments: str) -> str:
-        return edge_commands._logging(edge_commands.parser().parse_args(arguments))[1]
+        return edge_cli._logging(edge_cli.parser().parse_args(arguments))[1]
 
     assert (level("serve"), level("generate", "x"), level("releases", "status")) == ("INFO", "WARNING", "WARNING")
     assert (level("serve", "--log-level", "ERROR"), level("serve", "--verbose")) == ("ERROR", "DEBUG")
