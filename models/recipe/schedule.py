@@ -8,6 +8,7 @@ from pathlib import Path
 
 from models.recipe.checkpoint import Progress
 from models.recipe.settings import TrainPlan
+from outrider.artifacts import atomic_files
 
 ORDER_FILE = "decay.json"
 
@@ -45,9 +46,7 @@ def next_step(plan: TrainPlan, progress: Progress, ordered_minutes: float | None
 def order_decay(folder: Path, minutes: float) -> None:
     """Ask a running (or the next resumed) training in ``folder`` to decay now, within ``minutes``."""
     folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / "decay.partial"
-    partial.write_text(json.dumps({"minutes": minutes}), encoding="utf-8")
-    partial.replace(folder / ORDER_FILE)
+    atomic_files.write(folder / ORDER_FILE, json.dumps({"minutes": minutes}).encode())
 
 
 def ordered_minutes(folder: Path) -> float | None:
