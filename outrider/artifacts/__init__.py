@@ -1,1 +1,1 @@
-"""Files named by their content: atomic writes, stores and resumable downloads."""
+"""Keep files by the hash of their content: write them atomically, hash them, store them, resume their downloads."""
