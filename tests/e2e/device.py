@@ -25,6 +25,7 @@ from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
 from edge_agent.sdk.client import AsyncClient  # noqa: E402
+from edge_agent.sdk.sessions import Sessions  # noqa: E402
 from edge_agent.session.failover import AttachTarget  # noqa: E402
 from outrider.core.errors import OutriderError  # noqa: E402
 from outrider.wire.channels import ClientTls  # noqa: E402
@@ -36,12 +37,17 @@ def say(**message: Any) -> None:
     print(json.dumps(message), flush=True)
 
 
-class Client(AsyncClient):
-    """Tells where it attaches."""
+class TellingSessions(Sessions):
+    """Tells where its sessions attach."""
 
-    def _dial(self, hop: AttachTarget) -> Any:
-        say(id=request_id.get(), hop=hop.address, verifier=hop.verifier_id)
-        return super()._dial(hop)
+    def dial(self, target: AttachTarget, *, bulk: bool = False) -> Any:
+        if not bulk:
+            say(id=request_id.get(), hop=target.address, verifier=target.verifier_id)
+        return super().dial(target, bulk=bulk)
+
+
+class Client(AsyncClient):
+    _sessions_type = TellingSessions
 
 
 class Device:
