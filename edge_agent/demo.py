@@ -14,7 +14,7 @@ import itertools
 import os
 import sys
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from edge_agent.sdk.client import AsyncClient
 from edge_agent.sdk.types import Completion, Options
@@ -35,40 +35,36 @@ Marks = tuple[str, str]
 """What is printed before and after tokens of the draft."""
 
 
-@dataclass(frozen=True)
-class DemoRequest:
-    name: str
-    prompt: str
-    options: Options
+DemoRequest = tuple[str, str, Options]
+"""(name, prompt, options)"""
 
-
-REQUESTS = (
-    DemoRequest(
+REQUESTS: Sequence[DemoRequest] = (
+    (
         "arithmetic, greedy",
         "Question: A farm has 12 cows and 30 hens. How many legs do they have?\nAnswer:",
         GREEDY,
     ),
-    DemoRequest(
+    (
         "code, greedy",
         "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n",
         PENALISED,
     ),
-    DemoRequest(
+    (
         "arithmetic, sampled",
         "Question: A box holds 8 pens. A school buys 25 boxes and hands out 120 pens. How many pens are left?\nAnswer:",
         SAMPLED,
     ),
-    DemoRequest(
+    (
         "code, sampled",
         'def load(path):\n    """Load a file and return its contents."""\n    with open(path) as file:\n',
         SAMPLED_CODE,
     ),
-    DemoRequest(
+    (
         "arithmetic, greedy",
         "Question: Sam buys 3 shirts for $15 each and a hat for $10. How much does he spend in total?\nAnswer:",
         GREEDY,
     ),
-    DemoRequest(
+    (
         "code, greedy",
         "class Connection:\n    def __init__(self, host, port):\n        self.host = host\n",
         PENALISED,
@@ -137,11 +133,11 @@ async def clients(coordinator: str, reroute: dict[str, str]) -> AsyncIterator[tu
 
 async def show(client: AsyncClient, request: DemoRequest, marks: Marks) -> Completion:
     """Print the text as the verifier commits it, with the draft's tokens between the marks."""
-    begin, end = marks
+    (name, prompt, options), (begin, end) = request, marks
     tokenizer = (await client.prepare()).tokenizer
     detokenizer = Detokenizer(tokenizer.table, tokenizer.special)
-    print(f"\n--- {request.name}\n{request.prompt}", end="", flush=True)
-    stream = await client.stream(request.prompt, **request.options)
+    print(f"\n--- {name}\n{prompt}", end="", flush=True)
+    stream = await client.stream(prompt, **options)
     async for chunk in stream:
         tokens = zip(chunk.drafted, chunk.token_ids, strict=True)
         for drafted, run in itertools.groupby(tokens, key=lambda token: token[0]):
@@ -158,12 +154,13 @@ async def compare(
     found = []
     async with clients(coordinator, reroute) as (drafting, streaming):
         for request in requests:
-            streamed = await streaming.generate(request.prompt, **request.options)
+            name, prompt, options = request
+            streamed = await streaming.generate(prompt, **options)
             if marks is not None:
                 drafted = await show(drafting, request, marks)
             else:
-                drafted = await drafting.generate(request.prompt, **request.options)
-            found.append(Comparison(link, request.name, drafted, streamed))
+                drafted = await drafting.generate(prompt, **options)
+            found.append(Comparison(link, name, drafted, streamed))
     return found
 
 
@@ -233,9 +230,9 @@ async def delayed(target: str, rtt_ms: float) -> AsyncIterator[str]:
 
 async def run(options: argparse.Namespace) -> int:
     """Make the requests, print texts and table, and return the exit status."""
-    requests: Sequence[DemoRequest] = REQUESTS
+    requests = REQUESTS
     if options.quick:
-        requests = tuple(replace(r, options=r.options | Options(max_tokens=QUICK_TOKENS)) for r in REQUESTS[:2])
+        requests = [(name, prompt, o | Options(max_tokens=QUICK_TOKENS)) for name, prompt, o in REQUESTS[:2]]
     marks, name = ("[", "]"), "in brackets"
     if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
         marks, name = ("\x1b[32m", "\x1b[0m"), "in green"

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client.core import Metric
 from prometheus_client.exposition import generate_latest
@@ -20,70 +19,50 @@ from outrider.core.errors import OutriderError
 from outrider.core.histogram import STEP_S, WAIT_S, Histogram
 from outrider.telemetry.prometheus import counter, gauge, histogram, registry
 
-_COUNTED = (
-    "tokens",
-    "steps",
-    "drafted",
-    "evaluated",
-    "accepted",
-    "appends",
-    "attaches",
-    "failovers",
-    "bytes_up",
-    "bytes_down",
-)
-"""The fields of Statistics that only grow."""
+_PREFIX = "outrider_edge_"
 
+_COUNTERS: Mapping[str, tuple[str, Callable[[Statistics], int]]] = {
+    "spec_decode_num_draft_tokens": ("Nodes sent", lambda one: one.drafted),
+    "spec_decode_num_evaluated_tokens": ("Nodes that the target evaluated", lambda one: one.evaluated),
+    "spec_decode_num_accepted_tokens": (
+        "Delivered tokens that were a node of this device",
+        lambda one: one.accepted,
+    ),
+    "tokens": ("Tokens delivered", lambda one: one.tokens),
+    "steps": ("Commits with tokens", lambda one: one.steps),
+    "appends": ("Messages with nodes, or with the note that none will come", lambda one: one.appends),
+    "attaches": ("Streams opened", lambda one: one.attaches),
+    "reattaches": ("Streams opened by a request that had one before", lambda one: max(0, one.attaches - 1)),
+    "failovers": ("Streams reopened at another verifier", lambda one: one.failovers),
+    "draft_failures": ("Requests whose draft failed", lambda one: int(bool(one.draft_failure))),
+    "draft_swaps": ("Drafts replaced while a request ran", lambda one: len(one.swaps_s)),
+}
+"""Metrics that only grow: the text of each, and its share of one request."""
 
-@dataclass
-class RequestRecord:
-    """A running request, as the metrics see it."""
-
-    statistics: Statistics
-    finish: str = "cancelled"
-    """The FinishReason, once the request has ended."""
-
-
-@dataclass
-class _Ended:
-    """Sums over all requests that have ended."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    finishes: Counter[str] = field(default_factory=Counter)
-    """Requests by FinishReason, or by the class of their error."""
-    reattached: int = 0
-    draft_failures: int = 0
-    swaps: int = 0
-    first_token_s: Histogram = field(default_factory=lambda: Histogram(WAIT_S))
-    per_token_s: Histogram = field(default_factory=lambda: Histogram(STEP_S))
-    request_s: Histogram = field(default_factory=lambda: Histogram(WAIT_S))
-    rtt_s: Histogram = field(default_factory=lambda: Histogram(STEP_S))
-    answer_s: Histogram = field(default_factory=lambda: Histogram(STEP_S))
-
-    def add(self, one: Statistics, finish: str) -> None:
-        self.finishes[finish] += 1
-        self.counts.update(_counts(one))
-        self.reattached += max(0, one.attaches - 1)
-        self.draft_failures += bool(one.draft_failure)
-        self.swaps += len(one.swaps_s)
-        self.request_s.add(one.clock() - one.begun)
-        if one.first_token_s is not None:
-            self.first_token_s.add(one.first_token_s)
-        if one.tokens_per_s:
-            self.per_token_s.add(1.0 / one.tokens_per_s)
-        if one.rtt_ms:
-            self.rtt_s.add(one.rtt_ms / 1000)
-        for seconds in one.answers_s:
-            self.answer_s.add(seconds)
+_TIMES: Mapping[str, tuple[str, tuple[float, ...]]] = {
+    "time_to_first_token_seconds": ("Time from the call to the first token, of ended requests", WAIT_S),
+    "time_per_output_token_seconds": ("Mean time between tokens of an ended request", STEP_S),
+    "request_seconds": ("Duration of ended requests", WAIT_S),
+    "rtt_seconds": ("Round trip to the verifier when a request ended", STEP_S),
+    "answer_seconds": (
+        "Time from a commit that left the verifier without nodes to the next nodes sent",
+        STEP_S,
+    ),
+}
+"""Histograms over the requests that have ended: the text of each, and its buckets."""
 
 
 class EdgeMetrics(Collector):
     """The metrics of one client, which are used on its event loop alone."""
 
     def __init__(self) -> None:
-        self._following: dict[int, RequestRecord] = {}
-        self._ended = _Ended()
-        self._answered: Counter[tuple[str, str]] = Counter()
+        self._running: dict[int, Statistics] = {}
+        self._counts: Counter[str] = Counter()
+        """The sums of _COUNTERS over the requests that have ended."""
+        self._link_bytes: Counter[str] = Counter()
+        self._finishes: Counter[str] = Counter()
+        self._times = {name: Histogram(buckets) for name, (_, buckets) in _TIMES.items()}
+        self._http: Counter[tuple[str, str]] = Counter()
         self._registry = registry(self)
 
     def render(self) -> bytes:
@@ -91,75 +70,55 @@ class EdgeMetrics(Collector):
         return generate_latest(self._registry)
 
     @contextlib.contextmanager
-    def following(self, statistics: Statistics) -> Iterator[RequestRecord]:
-        """Count a request while the body runs it, and how it ends: by the `finish` that the body sets, or its error."""
-        one = RequestRecord(statistics)
-        self._following[id(one)] = one
+    def following(self, statistics: Statistics, finish: Callable[[], str]) -> Iterator[None]:
+        """Count a request while the body runs it, and how it ends: by the class of its error, or by `finish`."""
+        self._running[id(statistics)] = statistics
+        error_name = ""
         try:
-            yield one
+            yield
         except Exception as error:
-            one.finish = type(error).__name__ if isinstance(error, OutriderError) else "InternalError"
+            error_name = type(error).__name__ if isinstance(error, OutriderError) else "InternalError"
             raise
         finally:
-            del self._following[id(one)]
-            self._ended.add(statistics, one.finish)
+            del self._running[id(statistics)]
+            self._add(statistics, error_name or finish())
 
     def answered(self, path: str, status: int) -> None:
         """Count an HTTP request. path: its route's, since a client could make up any number of others."""
-        self._answered[path, str(status)] += 1
+        self._http[path, str(status)] += 1
 
     def collect(self) -> Iterator[Metric]:
-        live, ended = [one.statistics for one in self._following.values()], self._ended
-        counts = Counter(ended.counts)
-        for one in live:
-            counts.update(_counts(one))
-        name = "outrider_edge"
-        yield gauge(f"{name}_requests_running", "Requests under way", len(live))
-        yield counter(
-            f"{name}_requests", "Requests that have ended, by finish reason or error", {**ended.finishes}, "finish"
-        )
-        yield from _speculation(counts)
-        yield counter(f"{name}_tokens", "Tokens delivered", counts["tokens"])
-        yield counter(f"{name}_steps", "Commits with tokens", counts["steps"])
-        yield counter(f"{name}_appends", "Messages with nodes, or with the note that none will come", counts["appends"])
+        counts, link_bytes = Counter(self._counts), Counter(self._link_bytes)
+        for one in self._running.values():
+            _add_counts(one, counts, link_bytes)
+        yield gauge(f"{_PREFIX}requests_running", "Requests under way", len(self._running))
+        text = "Requests that have ended, by finish reason or error"
+        yield counter(f"{_PREFIX}requests", text, {**self._finishes}, "finish")
+        for name, (text, _) in _COUNTERS.items():
+            yield counter(f"{_PREFIX}{name}", text, counts[name])
         text = "Payload of sessions' messages"
-        link = {"up": counts["bytes_up"], "down": counts["bytes_down"]}
-        yield counter(f"{name}_link_bytes", text, link, "direction")
-        yield counter(f"{name}_attaches", "Streams opened", counts["attaches"])
-        again = ended.reattached + sum(max(0, one.attaches - 1) for one in live)
-        yield counter(f"{name}_reattaches", "Streams opened by a session that had one before", again)
-        yield counter(f"{name}_failovers", "Streams reopened at another verifier", counts["failovers"])
-        failures = ended.draft_failures + sum(bool(one.draft_failure) for one in live)
-        yield counter(f"{name}_draft_failures", "Requests whose draft failed", failures)
-        swaps = ended.swaps + sum(len(one.swaps_s) for one in live)
-        yield counter(f"{name}_draft_swaps", "Drafts replaced while a request ran", swaps)
+        yield counter(f"{_PREFIX}link_bytes", text, {way: link_bytes[way] for way in ("up", "down")}, "direction")
         text = "HTTP requests answered, by route and status"
-        yield counter(f"{name}_http_requests", text, {**self._answered}, "path", "code")
-        yield from self._times()
+        yield counter(f"{_PREFIX}http_requests", text, {**self._http}, "path", "code")
+        for name, (text, _) in _TIMES.items():
+            yield histogram(f"{_PREFIX}{name}", text, self._times[name])
 
-    def _times(self) -> Iterator[Metric]:
-        name, ended = "outrider_edge", self._ended
-        yield histogram(
-            f"{name}_time_to_first_token_seconds",
-            "Time from the call to the first token, of ended requests",
-            ended.first_token_s,
-        )
-        text = "Mean time between tokens of an ended request"
-        yield histogram(f"{name}_time_per_output_token_seconds", text, ended.per_token_s)
-        yield histogram(f"{name}_request_seconds", "Duration of ended requests", ended.request_s)
-        text = "Round trip to the verifier when a request ended"
-        yield histogram(f"{name}_rtt_seconds", text, ended.rtt_s)
-        text = "Time from a commit that left the verifier without nodes to the next nodes sent"
-        yield histogram(f"{name}_answer_seconds", text, ended.answer_s)
-
-
-def _speculation(counts: Counter[str]) -> Iterator[Metric]:
-    name = "outrider_edge_spec_decode_num"
-    yield counter(f"{name}_draft_tokens", "Nodes sent", counts["drafted"])
-    yield counter(f"{name}_evaluated_tokens", "Nodes that the target evaluated", counts["evaluated"])
-    text = "Delivered tokens that were a node of this device"
-    yield counter(f"{name}_accepted_tokens", text, counts["accepted"])
+    def _add(self, one: Statistics, finish: str) -> None:
+        """Add a request that has ended."""
+        self._finishes[finish] += 1
+        _add_counts(one, self._counts, self._link_bytes)
+        times = self._times
+        times["request_seconds"].add(one.clock() - one.begun)
+        if one.first_token_s is not None:
+            times["time_to_first_token_seconds"].add(one.first_token_s)
+        if one.tokens_per_s:
+            times["time_per_output_token_seconds"].add(1.0 / one.tokens_per_s)
+        if one.rtt_ms:
+            times["rtt_seconds"].add(one.rtt_ms / 1000)
+        for seconds in one.answers_s:
+            times["answer_seconds"].add(seconds)
 
 
-def _counts(one: Statistics) -> dict[str, int]:
-    return {name: getattr(one, name) for name in _COUNTED}
+def _add_counts(one: Statistics, counts: Counter[str], link_bytes: Counter[str]) -> None:
+    counts.update({name: share(one) for name, (_, share) in _COUNTERS.items()})
+    link_bytes.update({"up": one.bytes_up, "down": one.bytes_down})

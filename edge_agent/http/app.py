@@ -9,7 +9,6 @@ import functools
 import hashlib
 import re
 from collections.abc import Awaitable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ except ImportError as error:
     raise ImportError("`outrider-edge serve` needs fastapi and uvicorn: pip install 'outrider[edge]'") from error
 
 from edge_agent.http.access import AccessMiddleware
-from edge_agent.http.errors import ApiError, JsonResponse, api_error, invalid
+from edge_agent.http.errors import ApiError, api_error, invalid, json_response
 from edge_agent.http.options import ServeOptions
 from edge_agent.http.requests import ChatCompletionRequest, CompletionRequest, RequestBody
 from edge_agent.http.responses import CompletionWriter
@@ -50,15 +49,6 @@ _CLIENT_CLOSED = 499
 """nginx's status for a request whose client has closed; only the log shows it."""
 
 
-@dataclass(frozen=True)
-class _StartedRequest:
-    """A checked request, its choices, and the writer of its answer."""
-
-    body: RequestBody
-    streams: list[CompletionStream]
-    writer: CompletionWriter
-
-
 def app_of(client: AsyncClient, options: ServeOptions) -> FastAPI:
     """Return the application; the caller owns the client."""
     app = FastAPI(
@@ -77,23 +67,23 @@ def app_of(client: AsyncClient, options: ServeOptions) -> FastAPI:
 def _add_completions(app: FastAPI, client: AsyncClient, options: ServeOptions) -> None:
     @app.post("/v1/completions", response_model=None, responses=responses(CompletionResponse, streams=True))
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        return await unless_gone(request, _answer(_start_texts(client, body, options), options))
+        return await unless_gone(request, _answer(body, _start_texts(client, body, options), options))
 
     @app.post("/v1/chat/completions", response_model=None, responses=responses(ChatCompletionResponse, streams=True))
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
-        return await unless_gone(request, _answer(_start_chat(client, body, options), options))
+        return await unless_gone(request, _answer(body, _start_chat(client, body, options), options))
 
 
 def _add_models(app: FastAPI, client: AsyncClient) -> None:
     @app.get("/v1/models", response_model=None, responses=responses(ModelList))
     async def models() -> Response:
-        return JsonResponse({"object": "list", "data": [_model_card(await client.prepare())]})
+        return json_response({"object": "list", "data": [_model_card(await client.prepare())]})
 
     @app.get("/v1/models/{name:path}", response_model=None, responses=responses(ModelCard))
     async def model(name: str) -> Response:
         bundle = await client.prepare()
         _check_model(name, bundle)
-        return JsonResponse(_model_card(bundle))
+        return json_response(_model_card(bundle))
 
 
 def _add_state(app: FastAPI, client: AsyncClient) -> None:
@@ -106,7 +96,7 @@ def _add_state(app: FastAPI, client: AsyncClient) -> None:
     @app.get("/health", response_model=None, responses={200: {"model": HealthResponse}, 503: {"model": HealthResponse}})
     async def health() -> Response:
         """Whether the target is known and its draft loaded."""
-        return JsonResponse({"status": "ok"}) if client.ready else JsonResponse({"status": "loading"}, 503)
+        return json_response({"status": "ok"}) if client.ready else json_response({"status": "loading"}, 503)
 
     @app.get("/metrics", response_model=None, response_class=PlainTextResponse)
     async def exposition() -> Response:
@@ -116,7 +106,7 @@ def _add_state(app: FastAPI, client: AsyncClient) -> None:
 # --- completions
 
 
-async def _start_texts(client: AsyncClient, body: CompletionRequest, options: ServeOptions) -> _StartedRequest:
+async def _start_texts(client: AsyncClient, body: CompletionRequest, options: ServeOptions) -> CompletionWriter:
     body.refuse_unsupported()
     _check_choices(body, len(body.prompts), options.max_choices)
     streams: list[CompletionStream] = []
@@ -125,25 +115,15 @@ async def _start_texts(client: AsyncClient, body: CompletionRequest, options: Se
         await _add_choices(client, body, streams)
     bundle = await _checked_bundle(client, body)
     echoes = [_echo(prompt, bundle) if body.echo else "" for prompt in body.prompts]
-    return _started(body, bundle, streams, [echo for echo in echoes for _ in range(body.choices)], chat=False)
+    return CompletionWriter(body, bundle, streams, [echo for echo in echoes for _ in range(body.choices)])
 
 
-async def _start_chat(client: AsyncClient, body: ChatCompletionRequest, options: ServeOptions) -> _StartedRequest:
+async def _start_chat(client: AsyncClient, body: ChatCompletionRequest, options: ServeOptions) -> CompletionWriter:
     body.refuse_unsupported()
     _check_choices(body, 1, options.max_choices)
     streams = [await client.stream_chat(body.template_messages(), **body.options(0))]
     await _add_choices(client, body, streams)
-    return _started(body, await _checked_bundle(client, body), streams, [""] * len(streams), chat=True)
-
-
-def _started(
-    body: RequestBody, bundle: TargetBundle, streams: list[CompletionStream], prefixes: list[str], *, chat: bool
-) -> _StartedRequest:
-    provenance = bool(body.provenance)
-    writer = CompletionWriter(
-        bundle, streams, prefixes, chat=chat, provenance=provenance, choices_per_prompt=body.choices
-    )
-    return _StartedRequest(body, streams, writer)
+    return CompletionWriter(body, await _checked_bundle(client, body), streams, [""] * len(streams))
 
 
 def _check_choices(body: RequestBody, prompts: int, most: int) -> None:
@@ -166,12 +146,12 @@ async def _add_choices(client: AsyncClient, body: RequestBody, streams: list[Com
         streams.append(await client.stream(ids, **body.options(choice)))
 
 
-async def _answer(starting: Awaitable[_StartedRequest], options: ServeOptions) -> Response:
+async def _answer(body: RequestBody, starting: Awaitable[CompletionWriter], options: ServeOptions) -> Response:
     """Return the whole answer, or its first event with the rest to come."""
-    started = await starting
-    if not started.body.stream:
-        return JsonResponse(started.writer.whole(await drained(started.streams)))
-    events = _events(started)
+    writer = await starting
+    if not body.stream:
+        return json_response(writer.whole(await drained(writer.streams)))
+    events = _events(writer, includes_usage=body.includes_usage)
     try:
         return EventStream(await anext(events), events, options.stall_s)
     except BaseException:
@@ -179,12 +159,11 @@ async def _answer(starting: Awaitable[_StartedRequest], options: ServeOptions) -
         raise
 
 
-async def _events(started: _StartedRequest) -> Events:
+async def _events(writer: CompletionWriter, *, includes_usage: bool) -> Events:
     """Yield the answer's events. An error before the first one is raised, a later one is an event of its own."""
-    writer, begun = started.writer, False
-    usage = {"usage": None} if started.body.includes_usage else {}  # then every event has the field
+    begun, usage = False, {"usage": None} if includes_usage else {}  # every event has the field then
     try:
-        async with contextlib.aclosing(merged(started.streams)) as choices:
+        async with contextlib.aclosing(merged(writer.streams)) as choices:
             async for choice, chunk in choices:
                 for content in writer.chunks(choice, chunk):
                     begun = True

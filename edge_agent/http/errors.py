@@ -28,13 +28,10 @@ _FIELDS: Mapping[str, str] = {
 """Other fields of the SDK's errors that a request has under another name."""
 
 
-class JsonResponse(Response):
-    """JSON in ASCII, so that it may repeat whatever a client has sent, lone surrogates included."""
-
-    media_type = "application/json"
-
-    def render(self, content: Any) -> bytes:
-        return json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
+def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Return JSON in ASCII, so that it may repeat whatever a client has sent, lone surrogates included."""
+    data = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
+    return Response(data, status, headers, media_type="application/json")
 
 
 @dataclass(eq=False)
@@ -53,7 +50,7 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:
-        return JsonResponse(self.body, self.status, self.headers)
+        return json_response(self.body, self.status, self.headers)
 
 
 def unsupported(param: str, why: str = "") -> ApiError:
@@ -92,44 +89,42 @@ def _path(within: Sequence[int | str]) -> str:
     return path
 
 
+_ANSWERS: Sequence[tuple[type[OutriderError], int, str, str]] = (
+    (errors.VocabularyMismatch, 500, "server_error", "vocabulary_mismatch"),
+    (errors.ProtocolViolation, 502, "upstream_error", "protocol_violation"),
+    (errors.ModelRefused, 400, INVALID, "model_refused"),
+    (errors.NotFound, 404, INVALID, "not_found"),
+    (errors.Killed, 410, "upstream_error", "session_killed"),  # clients repeat a 5xx: the request would be back
+    (errors.Overloaded, 429, "rate_limit_error", "overloaded"),
+    (errors.Unavailable, 503, "service_unavailable_error", "unavailable"),
+    (errors.TimedOut, 504, "timeout_error", "timeout"),
+    (errors.Unauthenticated, 502, "upstream_error", "upstream_refused"),
+    (errors.PermissionDenied, 502, "upstream_error", "upstream_refused"),
+    (OutriderError, 500, "server_error", "internal_error"),
+)
+"""(error, status, type, code), of which the first that fits is taken."""
+
+
 def api_error(error: Exception, *, chat: bool = False) -> ApiError:
     """Return an error as a client is told it. chat: of a chat's request. Unexpected errors go to the log."""
-    match error:
-        case ApiError():
-            return error
-        case errors.VocabularyMismatch():
-            return ApiError(500, str(error), "server_error", code="vocabulary_mismatch")
-        case errors.ProtocolViolation():
-            return ApiError(502, str(error), "upstream_error", code="protocol_violation")
-        case BadRequest():
-            code = "context_length_exceeded" if error.field in TOO_LONG else "invalid_value"
-            return ApiError(400, str(error), param=_param(error.field, chat), code=code)
-        case errors.ModelRefused():
-            return ApiError(400, str(error), code="model_refused")
-        case errors.NotFound():
-            return ApiError(404, str(error), code="not_found")
-        case errors.Killed():
-            # Not a 5xx: clients repeat those by themselves, and the request would be back.
-            return ApiError(410, str(error), "upstream_error", code="session_killed")
-        case errors.Overloaded():
-            headers = _retry_after(error.retry_after_s)
-            return ApiError(429, str(error), "rate_limit_error", code="overloaded", headers=headers)
-        case errors.Unavailable():
-            headers = _retry_after(error.retry_after_s)
-            return ApiError(503, str(error), "service_unavailable_error", code="unavailable", headers=headers)
-        case errors.TimedOut() if error.seconds:
-            what = "no token came within" if error.first_token else "the request took longer than"
-            limit = f"{error.seconds:g} s, which is all that this server gives it (outrider-edge serve --timeout)"
-            return ApiError(504, f"{what} {limit}", "timeout_error", code="timeout")
-        case errors.TimedOut():
-            return ApiError(504, str(error), "timeout_error", code="timeout")
-        case errors.Unauthenticated() | errors.PermissionDenied():
-            # The key is this server's, not its client's.
-            return ApiError(502, f"the cluster refuses this device: {error}", "upstream_error", code="upstream_refused")
-        case OutriderError():
-            return ApiError(500, str(error), "server_error", code="internal_error")
-    log.error("a request failed", exc_info=error)
-    return ApiError(500, "the server failed; its log says why", "server_error", code="internal_error")
+    if isinstance(error, ApiError):
+        return error
+    if not isinstance(error, OutriderError):
+        log.error("a request failed", exc_info=error)
+        return ApiError(500, "the server failed; its log says why", "server_error", code="internal_error")
+    if isinstance(error, BadRequest) and not isinstance(error, errors.VocabularyMismatch | errors.ProtocolViolation):
+        code = "context_length_exceeded" if error.field in TOO_LONG else "invalid_value"
+        return ApiError(400, str(error), param=_param(error.field, chat), code=code)
+    status, kind, code = next(answer[1:] for answer in _ANSWERS if isinstance(error, answer[0]))
+    message, headers = str(error), {}
+    if isinstance(error, errors.TimedOut) and error.seconds:
+        what = "no token came within" if error.first_token else "the request took longer than"
+        message = f"{what} {error.seconds:g} s, which is all that this server gives it (outrider-edge serve --timeout)"
+    elif isinstance(error, errors.Unauthenticated | errors.PermissionDenied):
+        message = f"the cluster refuses this device: {error}"  # the key is this server's, not its client's
+    elif isinstance(error, errors.Overloaded | errors.Unavailable) and error.retry_after_s > 0:
+        headers = {"retry-after": str(math.ceil(error.retry_after_s))}
+    return ApiError(status, message, kind, code=code, headers=headers)
 
 
 def _param(field: str, chat: bool) -> str | None:
@@ -139,7 +134,3 @@ def _param(field: str, chat: bool) -> str | None:
     if chat and field == "logprobs":
         return "top_logprobs"
     return _FIELDS.get(field, field) or None
-
-
-def _retry_after(seconds: float) -> dict[str, str]:
-    return {"retry-after": str(math.ceil(seconds))} if seconds > 0 else {}

@@ -54,6 +54,13 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
 """Fields that would change the answer, with the values, besides null, that change nothing."""
 
 
+_PASSED_ON = (
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("stop_token_ids", "ignore_eos", "traffic_class"),
+)
+"""Fields that are options of the SDK, too."""
+
+
 def _integral(value: object) -> object:
     """Accept 16.0 as an integer: JSON has one kind of number."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -113,20 +120,10 @@ class RequestBody(BaseModel):
 
     def options(self, choice: int) -> Options:
         """Return the SDK's options for the choice of this index, whose seed differs; the defaults are OpenAI's."""
-        given = {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": 0 if self.top_k == -1 else self.top_k,
-            "min_p": self.min_p,
-            "repetition_penalty": self.repetition_penalty,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "stop_token_ids": self.stop_token_ids,
-            "ignore_eos": self.ignore_eos,
-            "traffic_class": self.traffic_class,
-        }
         options: Options = {"temperature": 1.0, "max_tokens": self.token_limit(), "stop": self.stop}
-        options.update({name: value for name, value in given.items() if value is not None})  # type: ignore[typeddict-item]
+        options.update({name: value for name in _PASSED_ON if (value := getattr(self, name)) is not None})  # type: ignore[typeddict-item]
+        if self.top_k == -1:
+            options["top_k"] = 0
         if self.logit_bias:
             options["logit_bias"] = {_id(token): value for token, value in self.logit_bias.items()}
         if (alternatives := self.alternatives()) is not None:

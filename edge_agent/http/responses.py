@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from edge_agent.http.requests import ChatCompletionRequest, RequestBody
 from edge_agent.sdk.generation import CompletionStream
 from edge_agent.sdk.types import Chunk, Completion, FinishReason
 from edge_agent.session.statistics import Statistics
@@ -24,25 +25,21 @@ TokenTable = Sequence[bytes]
 class CompletionWriter:
     """Writes the answer to one request: whole, or chunk by chunk.
 
-    `streams` are the choices of all prompts, in order, each with the text that stands before it in `prefixes`. `chat`
-    answers with messages rather than text; `provenance` tells of each chunk's tokens.
+    `streams` are the choices of all prompts, in order, and `prefixes` the texts before them. A chat is answered with
+    messages, another request with text.
     """
 
     def __init__(
         self,
+        body: RequestBody,
         bundle: TargetBundle,
         streams: Sequence[CompletionStream],
         prefixes: Sequence[str],
-        *,
-        chat: bool,
-        provenance: bool,
-        choices_per_prompt: int,
     ) -> None:
-        self.chat = chat
-        self._streams = streams
+        self.chat = chat = isinstance(body, ChatCompletionRequest)
+        self.streams = streams
+        self._body = body
         self._prefixes = prefixes
-        self._provenance = provenance
-        self._choices_per_prompt = choices_per_prompt
         self._tokenizer = bundle.tokenizer
         self._begun: set[int] = set()
         """Choices of which something was written."""
@@ -69,11 +66,13 @@ class CompletionWriter:
             if self.chat or prefix:
                 yield self._piece(index, {"role": "assistant", "content": ""} if self.chat else prefix)
         if chunk is None:
-            completion = self._streams[index].completion
+            completion = self.streams[index].completion
             reason = REASONS[completion.finish_reason]
             yield self._piece(index, {} if self.chat else "", reason, outrider=_about(completion))
-        elif chunk.text or chunk.logprobs or not chunk.verified or self._provenance:  # half a character is no event
-            outrider = self._provenance_of(index, chunk) if self._provenance else {}
+        elif (
+            chunk.text or chunk.logprobs or not chunk.verified or self._body.provenance
+        ):  # half a character is no event
+            outrider = self._provenance_of(index, chunk) if self._body.provenance else {}
             if not chunk.verified:
                 outrider["verified"] = False
             logprobs = self._logprobs[index].write(chunk.token_ids, chunk.logprobs)
@@ -82,7 +81,7 @@ class CompletionWriter:
 
     def usage(self) -> dict[str, Any]:
         """Return the chunk that ends a stream whose client asks for its usage."""
-        usage = self._usage([stream.completion for stream in self._streams])
+        usage = self._usage([stream.completion for stream in self.streams])
         return {**self._head, "object": self._chunk_kind, "choices": [], "usage": usage}
 
     @property
@@ -133,12 +132,12 @@ class CompletionWriter:
             }
             for token, provenance in zip(chunk.token_ids, chunk.provenance, strict=True)
         ]
-        return {"tokens": tokens, "statistics": _figures(self._streams[index].statistics)}
+        return {"tokens": tokens, "statistics": _figures(self.streams[index].statistics)}
 
     def _usage(self, completions: Sequence[Completion]) -> dict[str, int]:
         """Count the tokens written, and those of each prompt once, however many choices it has."""
         written = sum(one.usage.completion_tokens for one in completions)
-        read = sum(one.usage.prompt_tokens for one in completions[:: self._choices_per_prompt])
+        read = sum(one.usage.prompt_tokens for one in completions[:: self._body.choices])
         return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 

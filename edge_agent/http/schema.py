@@ -37,15 +37,12 @@ class HealthResponse(BaseModel):
     status: Literal["ok", "loading"]
 
 
-class _Choice(BaseModel):
+class CompletionChoice(BaseModel):
     index: int
+    text: str
     logprobs: dict[str, Any] | None
     finish_reason: Literal["stop", "length"]
     outrider: dict[str, Any]
-
-
-class CompletionChoice(_Choice):
-    text: str
 
 
 class AssistantMessage(BaseModel):
@@ -54,8 +51,12 @@ class AssistantMessage(BaseModel):
     refusal: None
 
 
-class ChatCompletionChoice(_Choice):
+class ChatCompletionChoice(BaseModel):
+    index: int
     message: AssistantMessage
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length"]
+    outrider: dict[str, Any]
 
 
 class UsageResponse(BaseModel):
@@ -64,22 +65,24 @@ class UsageResponse(BaseModel):
     total_tokens: int
 
 
-class _Response(BaseModel):
+class CompletionResponse(BaseModel):
     id: str
+    object: Literal["text_completion"]
     created: int
     model: str
     system_fingerprint: str
+    choices: list[CompletionChoice]
     usage: UsageResponse
 
 
-class CompletionResponse(_Response):
-    object: Literal["text_completion"]
-    choices: list[CompletionChoice]
-
-
-class ChatCompletionResponse(_Response):
+class ChatCompletionResponse(BaseModel):
+    id: str
     object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: str
     choices: list[ChatCompletionChoice]
+    usage: UsageResponse
 
 
 RouteResponses = dict[int | str, dict[str, Any]]

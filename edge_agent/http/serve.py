@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Iterator
 
 try:
     from outrider.wire import web
@@ -16,6 +15,7 @@ except ImportError as error:
 
 from edge_agent.http.app import app_of
 from edge_agent.http.options import ServeOptions
+from edge_agent.http.streaming import first_done
 from edge_agent.sdk.client import AsyncClient
 from outrider.core.errors import BadRequest, ModelRefused, OutriderError
 
@@ -33,7 +33,10 @@ async def serve(client: AsyncClient, options: ServeOptions) -> None:
     async with serving(client, options) as url:
         with _signals() as signalled:
             print(f"serving at {url}v1", flush=True)
-            await _unless_failed(_load(client), signalled)
+            async with first_done(_load(client), signalled.wait()) as loading:
+                if loading.done():
+                    loading.result()
+                await signalled.wait()
 
 
 @contextlib.contextmanager
@@ -48,20 +51,6 @@ def _signals() -> Iterator[asyncio.Event]:
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
-
-
-async def _unless_failed(work: Coroutine[Any, Any, None], ended: asyncio.Event) -> None:
-    """Return when `ended` is set. Raises what `work` raises before."""
-    working, ending = asyncio.create_task(work), asyncio.create_task(ended.wait())
-    try:
-        await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            working.result()
-        await ending
-    finally:
-        for one in (working, ending):
-            one.cancel()
-        await asyncio.wait({working, ending})
 
 
 @contextlib.asynccontextmanager

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -94,18 +94,27 @@ def event(content: object) -> bytes:
     return b"data: " + json.dumps(content, separators=(",", ":"), allow_nan=False).encode() + b"\n\n"
 
 
+@contextlib.asynccontextmanager
+async def first_done(
+    work: Coroutine[Any, Any, _A], end: Coroutine[Any, Any, object]
+) -> AsyncIterator[asyncio.Task[_A]]:
+    """Run both until one of them ends; yields the task of `work`, and cancels what still runs after the body."""
+    tasks = asyncio.create_task(work), asyncio.create_task(end)
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        yield tasks[0]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
 async def unless_gone(request: Request, work: Coroutine[Any, Any, _A]) -> _A:
     """Return the result of `work`; a client that goes away cancels it, and ClientGone is raised."""
-    task, gone = asyncio.create_task(work), asyncio.create_task(_disconnected(request.receive))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+    async with first_done(work, _disconnected(request.receive)) as task:
         if not task.done():
             raise ClientGone
         return task.result()
-    finally:
-        for one in (task, gone):
-            one.cancel()
-        await asyncio.wait({task, gone})
 
 
 class EventStream(Response):
@@ -121,18 +130,12 @@ class EventStream(Response):
         self._stall_s = stall_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending, gone = asyncio.create_task(self._send_all(send)), asyncio.create_task(_disconnected(receive))
-        try:
-            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if sending.done():
-                sending.result()
-        except ClientGone:
-            log.warning("a client took nothing of its stream for %g s: its request ends", self._stall_s)
-        finally:
-            for one in (sending, gone):
-                one.cancel()
-            await asyncio.wait({sending, gone})
-            await self._rest.aclose()
+        async with contextlib.aclosing(self._rest), first_done(self._send_all(send), _disconnected(receive)) as sending:
+            try:
+                if sending.done():
+                    sending.result()
+            except ClientGone:
+                log.warning("a client took nothing of its stream for %g s: its request ends", self._stall_s)
 
     async def _send_all(self, send: Send) -> None:
         headers = list(_HEADERS.items())

@@ -109,15 +109,13 @@ class Generation:
 
         Raises the error of the last try.
         """
-        async with self._sessions.slot(self.statistics) as record:
+        async with self._sessions.slot(self.statistics, lambda: self.finish_reason or "cancelled"):
             begun, failures, source = time.monotonic(), 0, self._at_verifiers()
             while True:
                 try:
                     async with source as deliveries:
                         async for delivery in deliveries:
-                            chunk = self._chunk(delivery)
-                            record.finish = self.finish_reason or record.finish
-                            yield chunk
+                            yield self._chunk(delivery)
                             if self.finish_reason is not None:
                                 return
                     return

@@ -12,7 +12,7 @@ import grpc
 
 from edge_agent.config import EdgeSettings
 from edge_agent.drafting.manager import DraftManager
-from edge_agent.metrics import EdgeMetrics, RequestRecord
+from edge_agent.metrics import EdgeMetrics
 from edge_agent.sdk.background_tasks import BackgroundTasks
 from edge_agent.sdk.request import Request
 from edge_agent.session.channels import Channels
@@ -68,11 +68,11 @@ class Sessions:
         self._drivers: set[SessionDriver] = set()
 
     @contextlib.asynccontextmanager
-    async def slot(self, statistics: Statistics) -> AsyncIterator[RequestRecord]:
-        """Wait until one more request may run, and count it in the metrics."""
-        with self.metrics.following(statistics) as record:
+    async def slot(self, statistics: Statistics, finish: Callable[[], str]) -> AsyncIterator[None]:
+        """Wait until one more request may run, and count it in the metrics. finish: tells how it has ended."""
+        with self.metrics.following(statistics, finish):
             async with self._slots:
-                yield record
+                yield
 
     @contextlib.asynccontextmanager
     async def open(

@@ -7,14 +7,14 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from edge_agent.drafting.health import DraftHealth
 from edge_agent.drafting.pool import DraftOptions, DraftPool
 from edge_agent.releases.loader import Load
-from edge_agent.target.artifact_cache import ArtifactCache, ArtifactRef, Fetch
-from edge_agent.target.artifact_client import Description
+from edge_agent.target.artifact_cache import ArtifactCache, ArtifactRef
+from edge_agent.target.artifact_client import ArtifactClient, Description
 from edge_agent.target.chat_template import ChatTemplate, Message, special_tokens
+from edge_agent.target.description_cache import CachedSource
 from edge_agent.target.tokenizer import TargetTokenizer
 from outrider.core.errors import BadRequest, ModelRefused, OutriderError, VocabularyMismatch
 from outrider.core.protocol.messages import MAX_PROMPT_TOKENS
@@ -25,17 +25,10 @@ log = logging.getLogger(__name__)
 LOOKUP = "lookup"
 AUTO = "auto"
 
+ArtifactSource = ArtifactClient | CachedSource
+"""Gives a target's description and artifacts: its verifiers do, or the caches of this device."""
 FirstDraft = Callable[[Target, Load], Awaitable[DraftPool | None]]
 """Loads a draft that takes precedence over the one that the verifiers offer; returns None where there is none."""
-
-
-class ArtifactSource(Protocol):
-    """Gives a target's description and artifacts: its verifiers do, or the caches of this device."""
-
-    async def describe(self) -> Description: ...
-
-    @property
-    def fetch(self) -> Fetch: ...
 
 
 @dataclass(frozen=True)

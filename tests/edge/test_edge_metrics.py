@@ -23,6 +23,10 @@ def clock() -> Clock:
     return Clock()
 
 
+def cancelled() -> str:
+    return "cancelled"
+
+
 def samples(metrics: EdgeMetrics) -> dict[str, float]:
     lines = [line.rpartition(" ") for line in metrics.render().decode().splitlines() if not line.startswith("#")]
     return {name.removeprefix("outrider_edge_"): float(value) for name, _, value in lines}
@@ -30,11 +34,10 @@ def samples(metrics: EdgeMetrics) -> dict[str, float]:
 
 def test_a_request_counts_while_it_runs_and_not_twice_when_it_has_ended(clock) -> None:
     metrics, statistics = EdgeMetrics(), Statistics(clock)
-    with metrics.following(statistics) as following:
+    with metrics.following(statistics, lambda: "length"):
         statistics.delivered(3, accepted=2)
         statistics.drafted += 5
         during = samples(metrics)
-        following.finish = "length"
     after = samples(metrics)
     for name, value in (
         ("tokens_total", 3),
@@ -48,7 +51,7 @@ def test_a_request_counts_while_it_runs_and_not_twice_when_it_has_ended(clock) -
 
 def test_times_are_those_of_requests_that_have_ended(clock) -> None:
     metrics, statistics = EdgeMetrics(), Statistics(clock)
-    with metrics.following(statistics):
+    with metrics.following(statistics, cancelled):
         clock.now = 0.2
         statistics.delivered(1, accepted=0)
         clock.now = 1.2
@@ -65,9 +68,9 @@ def test_times_are_those_of_requests_that_have_ended(clock) -> None:
 def test_a_request_that_fails_is_counted_by_its_error_and_one_that_is_left_as_cancelled(clock) -> None:
     metrics = EdgeMetrics()
     for error in (Overloaded("full"), ValueError("a defect")):
-        with contextlib.suppress(type(error)), metrics.following(Statistics(clock)):
+        with contextlib.suppress(type(error)), metrics.following(Statistics(clock), cancelled):
             raise error
-    with metrics.following(Statistics(clock)):
+    with metrics.following(Statistics(clock), cancelled):
         pass
     found = samples(metrics)
     for finish in ("Overloaded", "InternalError", "cancelled"):
@@ -76,7 +79,7 @@ def test_a_request_that_fails_is_counted_by_its_error_and_one_that_is_left_as_ca
 
 def test_attaches_elsewhere_are_failovers_and_all_but_the_first_reattaches(clock) -> None:
     metrics, statistics = EdgeMetrics(), Statistics(clock)
-    with metrics.following(statistics):
+    with metrics.following(statistics, cancelled):
         for address in ("a:1", "a:1", "b:1"):
             statistics.attached(address)
         during = samples(metrics)

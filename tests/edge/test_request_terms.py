@@ -15,7 +15,7 @@ from reciter import TEXT, recital
 from scripted import tokenizer_json
 
 from edge_agent import AsyncClient, EdgeSettings, Statistics, Timeout
-from edge_agent.metrics import EdgeMetrics, RequestRecord
+from edge_agent.metrics import EdgeMetrics
 from edge_agent.sdk import generation
 from edge_agent.sdk.generation import Deadline, Generation
 from edge_agent.sdk.request import Request
@@ -151,9 +151,9 @@ class ScriptedSessions:
         self._after = after
 
     @contextlib.asynccontextmanager
-    async def slot(self, statistics: Statistics) -> AsyncIterator[RequestRecord]:
-        with EdgeMetrics().following(statistics) as record:
-            yield record
+    async def slot(self, statistics: Statistics, finish: Callable[[], str]) -> AsyncIterator[None]:
+        with EdgeMetrics().following(statistics, finish):
+            yield
 
     def open(self, *_: object) -> DeliverySource:
         self.tries += 1
