@@ -59,7 +59,7 @@ EXPLORE = 32
 
 @dataclass(frozen=True)
 class Committed:
-    """A commit for a session's device."""
+    """A commit that is to be sent to a session's device."""
 
     session_id: str
     commit: Commit
@@ -114,7 +114,7 @@ class Engine:
         self._live: OrderedDict[str, EngineSession] = OrderedDict()
         """In the order in which the scheduler serves them."""
         self._slots: dict[str, SessionSlots] = {}
-        """Those of live sessions."""
+        """The KV slots of live sessions, by id."""
         self._ended: OrderedDict[str, SessionTelemetry] = OrderedDict()
         self._admission = Admission(self.config, self._pool, self._profiler, self._live)
         self._history = SessionHistory(self.config.remembered_sessions, self.config.remembered_tokens)
@@ -263,7 +263,7 @@ class Engine:
         return self._recording.lost
 
     def stats(self) -> EngineStats:
-        """Return a snapshot."""
+        """Return a snapshot of the engine and its sessions."""
         counters, profiler, own = self.counters, self._profiler, self._server_draft
         live = {key: session.telemetry for key, session in self._live.items()}
         states = Counter(session.state for session in self._live.values())

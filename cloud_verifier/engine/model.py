@@ -47,8 +47,8 @@ MIXTURE = ("expert", "router", "moe")
 SERVED_LAYERS = ("full_attention", "sliding_attention")
 
 Progress = Callable[[str], None]
-Read = Callable[[Path, torch.dtype, str], Any]
-"""(directory, dtype, device) -> the transformers module, on that device. It may raise ModelRefused."""
+Read = Callable[[Path, torch.dtype], Any]
+"""(directory, dtype) -> the transformers module, on its device. It may raise ModelRefused."""
 
 
 class TargetModel:
@@ -104,7 +104,7 @@ class TargetModel:
         attention: sdpa, triton for CUDA, or exact for logits whose bits do not depend on the rest of the batch, with
         one thread; auto is triton on CUDA and sdpa elsewhere.
         threads: CPU threads of the whole process; None leaves them unchanged.
-        read: reads the weights; None reads all of them.
+        read: reads the weights to their device; None reads all of them to `device`.
         """
         directory = Path(path)
         files = sorted(directory.glob("*.safetensors"))
@@ -126,12 +126,12 @@ class TargetModel:
         on_progress(f"hashing weights: {sum(f.stat().st_size for f in files) / 1e6:.0f} MB")
         digest = hash_of(directory, on_progress)
         on_progress(f"loading {directory.name} as {dtype} on {device}")
-        module = (read or _read)(directory, DTYPES[dtype], device)
+        module = read(directory, DTYPES[dtype]) if read else read_module(directory, DTYPES[dtype]).to(device)
         return cls(module, name=name or directory.resolve().name, weights_hash=digest, backend=backend)
 
     @property
     def vocab_size(self) -> int:
-        """V, the number of logits in a row."""
+        """V, the size of the vocabulary and the number of logits in a row."""
         return int(self.config.vocab_size)
 
     @property
@@ -293,19 +293,20 @@ def _plain_attention(module: Any) -> Iterator[None]:
         module.set_attn_implementation(ATTENTION)
 
 
-def _read(directory: Path, dtype: torch.dtype, device: str) -> Any:
+def read_module(directory: Path, dtype: torch.dtype, **options: Any) -> Any:
+    """Read a model directory with transformers' further options. Raises ModelRefused if that fails."""
     try:
-        module = AutoModelForCausalLM.from_pretrained(
+        return AutoModelForCausalLM.from_pretrained(
             directory,
             dtype=dtype,
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
             attn_implementation="eager",
+            **options,
         )
     except Exception as error:
         raise ModelRefused(f"{directory} does not load: {type(error).__name__}: {error}") from error
-    return module.to(device)
 
 
 def _refuse_unsupported(config: Any, label: str) -> None:

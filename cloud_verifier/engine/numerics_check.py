@@ -137,7 +137,7 @@ def _chunks_needed() -> int:
 
 
 class _Sequence:
-    """A random prompt, then random trees."""
+    """One sequence of the check: a random prompt, then random trees below its last token."""
 
     def __init__(self, model: TargetModel, pool: KVPool, length: int, rng: np.random.Generator) -> None:
         self._model = model

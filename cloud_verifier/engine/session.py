@@ -232,7 +232,7 @@ class EngineSession:
 
     @property
     def state(self) -> str:
-        """One of stats.STATES."""
+        """The session's state, one of stats.STATES, for the counters."""
         if not self.had_rows:
             return "queued"
         if self.pending > 1:

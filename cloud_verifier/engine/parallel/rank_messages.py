@@ -21,7 +21,7 @@ Numbers = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class End:
-    """The last message."""
+    """The last message: rank 0 sends nothing after it."""
 
 
 @dataclass(frozen=True)

@@ -27,14 +27,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 from transformers.distributed import DistributedConfig
 from transformers.utils import is_accelerate_available
 
 from cloud_verifier.engine.batch import PackedBatch
 from cloud_verifier.engine.kernels.attention import AttentionPlan
 from cloud_verifier.engine.kv_pool import KVPool
-from cloud_verifier.engine.model import TargetModel
+from cloud_verifier.engine.model import TargetModel, read_module
 from cloud_verifier.engine.parallel import rank_messages
 from cloud_verifier.engine.parallel.rank_info import RankInfo
 from outrider.core.errors import InternalError, ModelRefused, Unavailable
@@ -171,21 +171,13 @@ class RankGroup:
     def _meet(self) -> None:
         dist.monitored_barrier(group=self._channel, timeout=LOAD_TIMEOUT)
 
-    def _read(self, directory: Path, dtype: torch.dtype, device: str) -> Any:
+    def _read(self, directory: Path, dtype: torch.dtype) -> Any:
         """Read this rank's weights for TargetModel.load, between two barriers: ranks may read at different speeds."""
         size = self.info.size
         self._meet()
         try:
             check_splits(AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False), size)
-            module = AutoModelForCausalLM.from_pretrained(
-                directory,
-                dtype=dtype,
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,
-                attn_implementation="eager",
-                distributed_config=DistributedConfig(tp_size=size, tp_plan="auto"),
-            )
+            module = read_module(directory, dtype, distributed_config=DistributedConfig(tp_size=size, tp_plan="auto"))
             self._meet()
         except ModelRefused:
             raise
