@@ -50,8 +50,7 @@ class PassCounts:
         if path is None:
             self._counts = np.zeros(2, dtype=np.int64)
         else:
-            mode = "r+" if path.exists() else "w+"
-            self._counts = np.memmap(path, dtype=np.int64, mode=mode, shape=(2,))
+            self._counts = np.memmap(path, dtype=np.int64, mode="r+" if path.exists() else "w+", shape=(2,))
         self.begin()
 
     @classmethod

@@ -25,7 +25,7 @@ def pace_targets(pace: Pace, counts: PassCounts) -> None:
         with hold(pace, counts, batch.input_ids.shape[-1], reads=reads):
             return forward(model, batch, plan)
 
-    TargetModel.forward = paced  # type: ignore[method-assign]
+    TargetModel.forward = paced  # type: ignore[method-assign,assignment]
 
 
 if __name__ == "__main__":
