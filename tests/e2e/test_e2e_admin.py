@@ -126,7 +126,7 @@ async def test_tenants_come_and_go_while_the_cluster_runs(pair, tmp_path, device
         with pytest.raises(Failed, match="API key is missing"):
             await device.run(fresh.here, PROMPT, max_tokens=4)
         running, session = await begun(fresh, device, **acme)
-        assert session.tenant == "acme"
+        assert session.telemetry.tenant == "acme"
         [listed] = (await asked(fresh, "sessions", "list", "--tenant", "acme"))["sessions"]
         assert listed["id"] == session.telemetry.session_id
         revoked = time.monotonic()
