@@ -40,7 +40,7 @@ from benchmarks.harness import Pair, spread
 from benchmarks.latency import repetitive
 from benchmarks.replay import Job, Outcome, Where
 from benchmarks.swarm import SETTINGS, Swarm, make_tape
-from cloud_verifier.distill.gguf.exporter import export_gguf
+from cloud_verifier.distill.gguf.writer import write_gguf
 from coordinator.cluster import Child, Cluster
 from outrider.llama.quantize import quantize
 
@@ -243,7 +243,7 @@ def heavy_draft(target: Path, folder: Path) -> Path:
     full, path = folder / "target-f32.gguf", folder / "target-q8.gguf"
     model = AutoModelForCausalLM.from_pretrained(target, dtype="float32", local_files_only=True)
     tokenizer = AutoTokenizer.from_pretrained(target, local_files_only=True)
-    export_gguf(model, tokenizer, full, "target as draft")
+    write_gguf(model, tokenizer, full, "target as draft")
     quantize(full, path, "Q8_0")
     full.unlink()
     return path

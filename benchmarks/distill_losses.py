@@ -30,7 +30,7 @@ from benchmarks import acceptance, questions
 from benchmarks.acceptance import Acceptance, Sample
 from benchmarks.harness import Pair, arguments, prompts
 from cloud_verifier.distill.data.dataset import DatasetPlan, build
-from cloud_verifier.distill.gguf.exporter import check_types, export_gguf
+from cloud_verifier.distill.gguf.writer import check_types, write_gguf
 from cloud_verifier.distill.training.plan import TrainingPlan
 from cloud_verifier.traffic.passage import Passage
 from models.recipe.generate import END_ID, continue_prompts
@@ -188,7 +188,7 @@ def train(pair: Pair, scale: Scale, folder: Path, loss: str, rank: int) -> float
     if ran.returncode != 0:
         raise RuntimeError(f"training by {loss} with rank {rank} failed: {ran.stderr[-2000:]}")
     model = AutoModelForCausalLM.from_pretrained(run / "model")
-    export_gguf(model, AutoTokenizer.from_pretrained(run / "model"), run / "whole.gguf", "draft")
+    write_gguf(model, AutoTokenizer.from_pretrained(run / "model"), run / "whole.gguf", "draft")
     quantize(run / "whole.gguf", run / "draft.gguf", "Q8_0", threads=2)
     check_types(run / "draft.gguf", "Q8_0")
     return float(json.loads((run / "done.json").read_text(encoding="utf-8"))["seconds"])

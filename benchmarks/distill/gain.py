@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from benchmarks import harness
 from benchmarks.harness import Pair
 from cloud_verifier.distill.gguf import eval_gguf
-from cloud_verifier.distill.gguf.eval_gguf import Counts
+from cloud_verifier.distill.gguf.eval_gguf import DraftCounts
 from edge_agent import AsyncClient
 
 KINDS = ("arithmetic", "code")
@@ -85,7 +85,7 @@ async def written(plain: AsyncClient, pair: Pair, count: int, tokens: int) -> li
     ]
 
 
-Counted = list[tuple[str, int, Counts]]
+Counted = list[tuple[str, int, DraftCounts]]
 """(kind, tokens, steps) of each text"""
 
 
@@ -111,7 +111,7 @@ def interval(before: Counted, after: Counted, reference: Counted, seed: int = 0)
     return shares[int(0.025 * _DRAWS)], shares[int(0.975 * _DRAWS)]
 
 
-def per_step(counted: Iterable[tuple[str, int, Counts]]) -> dict[str, float]:
+def per_step(counted: Iterable[tuple[str, int, DraftCounts]]) -> dict[str, float]:
     """Tokens per step with the tree, by kind."""
     tokens: dict[str, int] = {}
     steps: dict[str, int] = {}

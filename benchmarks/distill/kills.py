@@ -10,7 +10,7 @@ from benchmarks.distill.answer import Answer
 from benchmarks.distill.fleet import Fleet
 from benchmarks.distill.story import Story
 from benchmarks.distill.system import System
-from cloud_verifier.distill.publishing.release_client import Known
+from cloud_verifier.distill.publishing.release_client import ReleaseRecord
 from outrider.core.errors import Unavailable
 
 AWAY_S = 1.0
@@ -25,7 +25,7 @@ _ANSWERS = 8
 """Requests begun after a new start that must be answered; and before a kill, which comes in the midst of others."""
 
 
-def lines(known: Mapping[str, Known]) -> dict[str, tuple[int, str]]:
+def lines(known: Mapping[str, ReleaseRecord]) -> dict[str, tuple[int, str]]:
     """Of each release what must not be lost: version and state."""
     return {digest: (one.manifest.version, one.state) for digest, one in known.items()}
 

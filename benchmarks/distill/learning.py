@@ -15,8 +15,8 @@ from benchmarks.distill.fleet import Fleet, until
 from benchmarks.distill.scale import Scale
 from benchmarks.distill.story import Story
 from benchmarks.distill.system import System
-from cloud_verifier.distill import job
-from cloud_verifier.distill.state import Outcome
+from cloud_verifier.distill.run_folder import DONE
+from cloud_verifier.distill.state import RunOutcome
 from outrider.core.errors import Unavailable
 
 _STEPS_FIRST = 3
@@ -67,8 +67,8 @@ async def train(system: System, number: int, scale: Scale, story: Story) -> None
     await until(saved.exists, _STAGE_S, "the training's first checkpoint")
     await _cut("the trainer", system.kill_trainer, folder, scale, story)
     await _cut("the loop", system.kill_loop, folder, scale, story)
-    await until((folder / job.DONE).exists, scale.start_s, "the training is over")
-    done = json.loads((folder / job.DONE).read_text())
+    await until((folder / DONE).exists, scale.start_s, "the training is over")
+    done = json.loads((folder / DONE).read_text())
     story.tell(
         f"trained: {done['step']} steps, {done['tokens']} tokens, {done['seconds']} s; {done['heldout_overlap']}",
         "trained",
@@ -104,7 +104,7 @@ async def published(system: System, scale: Scale, story: Story) -> str:
     return run.release
 
 
-async def decided(system: System, scale: Scale, story: Story) -> Outcome:
+async def decided(system: System, scale: Scale, story: Story) -> RunOutcome:
     """Wait for what the canary says."""
     await until(lambda: system.state().run is None, scale.canary_s + _STAGE_S, "the canary's decision")
     last = system.state().history[-1]
@@ -121,7 +121,7 @@ async def adopted(fleet: Fleet, release: str, seconds: float, story: Story) -> f
     return took
 
 
-def outcome(history: Sequence[Outcome]) -> str:
+def outcome(history: Sequence[RunOutcome]) -> str:
     """Of the last run, in words."""
     return f"{history[-1].result}: {history[-1].reason}" if history else "there was none"
 

@@ -19,7 +19,7 @@ from benchmarks.distill.story import Story, quantile
 from benchmarks.distill.system import System
 from benchmarks.distill.worse import spoiled
 from cloud_verifier.distill.publishing import keys
-from cloud_verifier.distill.publishing.release_client import DECIDED, ROLLED_BACK, STABLE, Known
+from cloud_verifier.distill.publishing.release_client import DECIDED, ROLLED_BACK, STABLE, ReleaseRecord
 from outrider.artifacts.hashing import file_digest
 
 _GRACE_S = 10.0
@@ -75,7 +75,7 @@ async def worse(system: System, fleet: Fleet, scale: Scale, story: Story, bad: B
     return back
 
 
-def judged_worse(known: Known | None) -> bool:
+def judged_worse(known: ReleaseRecord | None) -> bool:
     """Whether samples decided: a trial that finds nothing out ends as rolled back, too, with its window."""
     return known is not None and known.state == ROLLED_BACK and known.reason.startswith("worse")
 
@@ -115,7 +115,7 @@ def swaps(answers: Sequence[Answer], story: Story) -> tuple[float, float]:
     return p50, p99
 
 
-async def _decided(system: System, digest: str, seconds: float) -> Known | None:
+async def _decided(system: System, digest: str, seconds: float) -> ReleaseRecord | None:
     """What the coordinator says of it in the end; None where it says nothing within `seconds`."""
     end = time.time() + seconds
     while time.time() < end:

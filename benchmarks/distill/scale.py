@@ -64,7 +64,7 @@ QUICK = Scale(
         "measure_tokens": 2_048,
         "warmup_steps": 5,
     },
-    gate={"gate_gain": 0.0, "gate_loss": 0.4, "gate_texts": 6},
+    gate={"gate_gain": 0.0, "gate_loss": 0.4, "gate_sessions": 6},
     flush_s=2.0,
     request_tokens=96,
     pause_s=15.0,

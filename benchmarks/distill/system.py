@@ -16,8 +16,8 @@ from typing import Self
 from benchmarks.distill.scale import Scale
 from benchmarks.harness import Pair
 from cloud_verifier.distill.publishing import keys
-from cloud_verifier.distill.publishing.release_client import Coordinator, Known
-from cloud_verifier.distill.state import State, StateFile
+from cloud_verifier.distill.publishing.release_client import ReleaseClient, ReleaseRecord
+from cloud_verifier.distill.state import LoopState
 from coordinator.cluster import Child, Cluster, stand_apart
 from coordinator.store.embedded_redis import EmbeddedServer, tied_to_this_process
 from outrider.core.errors import Unavailable
@@ -108,9 +108,9 @@ class System:
         """Whether its process, the one that was started last, still lives."""
         return self._loop is not None and self._loop.returncode is None
 
-    def state(self) -> State:
+    def state(self) -> LoopState:
         """Where the loop is."""
-        return StateFile(self.state_dir).load()
+        return LoopState.load(self.state_dir)
 
     def run_folder(self, number: int) -> Path:
         return self.state_dir / "runs" / str(number)
@@ -132,9 +132,9 @@ class System:
                     return pid
         raise Unavailable("the loop has no child that trains")
 
-    async def releases(self) -> dict[str, Known]:
+    async def releases(self) -> dict[str, ReleaseRecord]:
         """By digest, as the coordinator has them; empty where it cannot be reached."""
-        async with Coordinator(self.address) as coordinator:
+        async with ReleaseClient(self.address) as coordinator:
             try:
                 return {known.digest: known for known in reversed(await coordinator.list())}
             except Unavailable:

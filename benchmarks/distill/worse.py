@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from cloud_verifier.distill.gguf.export import export
-from cloud_verifier.distill.gguf.importer import import_gguf
+from cloud_verifier.distill.gguf.reader import read_gguf
 
 FILE = "worse.gguf"
 _SEED = 20_260_801
@@ -32,7 +32,7 @@ def spoil(draft: Path, tokenizer: Path, folder: Path, noise: float) -> Path:
 
     tokenizer: the target's folder.
     """
-    model = import_gguf(draft)
+    model = read_gguf(draft)
     dice = torch.Generator().manual_seed(_SEED)
     with torch.no_grad():
         for weight in model.parameters():

@@ -1,4 +1,4 @@
-"""`outrider-distill`: drafts that learn from recorded traffic, trained, judged and published."""
+"""`outrider-distill`: train drafts on recorded traffic, judge them and publish them. Its help imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from cloud_verifier.distill.config import INSTALL, DistillConfig
-from cloud_verifier.distill.publishing import keys
-from outrider.console_scripts import EndedByInterrupt
+from outrider.console_scripts import INTERRUPTED, EndedByInterrupt
 from outrider.core.errors import BadRequest, OutriderError
 from outrider.settings.options import add_config_options, add_settings, epilog, layers_of, settle
 from outrider.telemetry.logs import LogFormat, configure
-from outrider.telemetry.prometheus import registry
+
+if TYPE_CHECKING:
+    from cloud_verifier.distill.loop import DistillLoop
 
 PROGRAM = "outrider-distill"
 EXIT_FAILED = 1
@@ -29,12 +30,13 @@ EXIT_REFUSED = 3
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command, and exit with its status."""
     options = parser().parse_args(arguments)
     configure(_log_format(options), "distill")
     try:
         raise SystemExit(options.run(options))
     except KeyboardInterrupt:
-        raise SystemExit(128 + signal.SIGINT) from None
+        raise SystemExit(INTERRUPTED) from None
     except ImportError as error:
         print(f"{PROGRAM}: {error}; {INSTALL}", file=sys.stderr)
         raise SystemExit(EXIT_USAGE) from error
@@ -44,57 +46,54 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
+    """Return the parser, whose namespaces have in `run` the function of their command."""
     made = argparse.ArgumentParser(
         prog=PROGRAM,
-        description=__doc__,
+        description="Train drafts on recorded traffic, judge them and publish them.",
         epilog="The settings of `run`, `once`, `status` and `publish`: outrider-distill run --help",
     )
-    verbs = made.add_subparsers(required=True, metavar="VERB")
-
-    _add_loop(verbs)
-    _add_stages(verbs)
-    _add_publishing(verbs)
+    commands = made.add_subparsers(required=True, metavar="COMMAND")
+    _add_loop(commands)
+    _add_stages(commands)
+    _add_publishing(commands)
     return made
 
 
-def _add_loop(verbs: Any) -> None:
-    run = verbs.add_parser("run", help="the loop, until SIGTERM or Ctrl-C")
-    run.set_defaults(run=lambda options: _run_loop(_config(options)))
-    once = verbs.add_parser(
+def _add_loop(commands: Any) -> None:
+    run = commands.add_parser("run", help="run the loop until SIGTERM or Ctrl-C")
+    run.set_defaults(run=lambda options: _run(_config(options)))
+    once = commands.add_parser(
         "once",
-        help="one turn of the loop, for cron",
+        help="do one turn of the loop, for cron",
         epilog="Exit status: 0 published or nothing to do, 1 failed, 2 wrong settings, 3 the draft was refused.",
     )
     once.set_defaults(run=lambda options: asyncio.run(_once(_config(options))))
-    status = verbs.add_parser("status", help="where the loop is, what came of its runs, and the releases")
+    status = commands.add_parser("status", help="show the loop's stage, its past runs, and the releases")
     status.set_defaults(run=lambda options: asyncio.run(_status(_config(options))))
-    for verb in (run, once, status):
-        _add_settings(verb, DistillConfig.model_fields.keys())
+    for command in (run, once, status):
+        _add_settings(command, DistillConfig.model_fields.keys())
 
 
-def _add_stages(verbs: Any) -> None:
-    """What the loop does, one by one."""
-    train = verbs.add_parser("train", help="train in a run's folder, by its plan.json; goes on where it stopped")
+def _add_stages(commands: Any) -> None:
+    train = commands.add_parser("train", help="train by the plan.json in a run's folder, from its checkpoint on")
     train.add_argument("folder", type=Path, metavar="RUN_DIR", help="folder of the run, which holds its plan.json")
     train.set_defaults(run=_train)
 
-    export = verbs.add_parser("export", help="a Hugging Face draft as a quantised GGUF file, checked")
+    export = commands.add_parser("export", help="write a Hugging Face draft as a quantized GGUF file, and check it")
     export.add_argument("--model", type=Path, required=True, help="folder of the draft")
     export.add_argument("--tokenizer", type=Path, required=True, help="folder of the target")
     export.add_argument("--out", type=Path, required=True, help="GGUF file to write")
+    export.add_argument("--quantization", default="Q8_0", help="F32, F16, Q8_0, Q6_K, Q4_K_M or Q4_0 [default: Q8_0]")
     export.add_argument(
-        "--kind", default="Q8_0", help="quantisation: F32, F16, Q8_0, Q6_K, Q4_K_M or Q4_0 [default: Q8_0]"
-    )
-    export.add_argument(
-        "--widen",
+        "--widened",
         action="append",
         default=[],
         metavar="PATTERN",
-        help="tensors that may be stored wider [default: none]",
+        help="tensors that may be stored wider, since their rows do not fit the blocks [default: none]",
     )
     export.set_defaults(run=_export)
 
-    gate = verbs.add_parser("gate", help="measure a draft against another on held-out text, and judge it")
+    gate = commands.add_parser("gate", help="measure a draft against another on held-out text, and judge it")
     gate.add_argument("--candidate", type=Path, required=True, help="GGUF file")
     gate.add_argument("--incumbent", type=Path, required=True, help="GGUF file that it must beat")
     gate.add_argument("--dataset", type=Path, required=True, help="folder that a dataset was built in")
@@ -102,32 +101,27 @@ def _add_stages(verbs: Any) -> None:
         "--fresh",
         action="append",
         metavar="CLASS",
-        help="traffic class; the draft must win on those given together [default: all]",
+        help="traffic class; the draft must win on all given ones together [default: all]",
     )
     gate.add_argument("--threads", type=int, default=1, help="CPU threads [default: 1]")
     gate.set_defaults(run=_gate)
 
 
-def _add_publishing(verbs: Any) -> None:
-    publish = verbs.add_parser("publish", help="sign a draft and publish it as the newest release")
+def _add_publishing(commands: Any) -> None:
+    publish = commands.add_parser("publish", help="sign a draft and publish it as the newest release")
     publish.add_argument("file", type=Path, metavar="FILE", help="GGUF file")
+    publish.add_argument("--quantization", default="Q8_0", help="quantization of the file [default: Q8_0]")
     publish.add_argument(
-        "--quantization", default="Q8_0", help="of the file, to be told in the manifest [default: Q8_0]"
+        "--parent", default="", metavar="HASH", help="hex digest of the draft that it was trained from [default: none]"
     )
     publish.add_argument(
-        "--parent", default="", metavar="HASH", help="hex digest of the draft that it came from [default: none]"
-    )
-    publish.add_argument(
-        "--verdict",
-        type=Path,
-        metavar="JSON",
-        help="file of what `gate` printed, for the manifest's metrics [default: none]",
+        "--verdict", type=Path, metavar="JSON", help="output of `gate`, for the manifest's metrics [default: none]"
     )
     publish.set_defaults(run=lambda options: asyncio.run(_publish(_config(options), options)))
-    # It says by an option of its own how its file is quantised.
+    # Its own option says how the file is quantized.
     _add_settings(publish, DistillConfig.model_fields.keys() - {"quantization"}, " FILE")
 
-    key = verbs.add_parser("key", help="make a publisher's key, or show the public half of the one there is")
+    key = commands.add_parser("key", help="make a publisher's key, or show the public half of an existing one")
     key.add_argument(
         "--file", type=Path, help="PEM file of the key [default: the setting `key`] [env: OUTRIDER_DISTILL_KEY]"
     )
@@ -135,48 +129,49 @@ def _add_publishing(verbs: Any) -> None:
     add_config_options(key, DistillConfig, check=False)
 
 
-def _add_settings(verb: argparse.ArgumentParser, names: Collection[str], operands: str = "") -> None:
-    verb.epilog = " ".join(filter(None, (verb.epilog, epilog(DistillConfig))))
-    verb.usage = f"%(prog)s [OPTION ...]{operands}"
-    add_config_options(verb, DistillConfig)
-    add_settings(verb, DistillConfig, names)
+def _add_settings(command: argparse.ArgumentParser, names: Collection[str], operands: str = "") -> None:
+    command.epilog = " ".join(filter(None, (command.epilog, epilog(DistillConfig))))
+    command.usage = f"%(prog)s [OPTION ...]{operands}"
+    add_config_options(command, DistillConfig)
+    add_settings(command, DistillConfig, names)
 
 
 def _config(options: argparse.Namespace) -> DistillConfig:
-    """Raises BadRequest without the values of secrets."""
+    """Return the settings. Raises BadRequest, without the values of secrets."""
     return settle(DistillConfig, options, PROGRAM)
 
 
 def _log_format(options: argparse.Namespace) -> LogFormat:
-    """Settings that are wrong are told by the command itself; one without settings prints what it says."""
+    """Return the setting, or text where there are no settings, or wrong ones that the command will report."""
     with contextlib.suppress(BadRequest):
         if hasattr(options, "config") and layers_of(DistillConfig, options).raw("log_format") == "json":
             return "json"
     return "text"
 
 
-def _run_loop(config: DistillConfig) -> int:
+def _run(config: DistillConfig) -> int:
     with contextlib.suppress(asyncio.CancelledError):
-        asyncio.run(_run(config))
+        asyncio.run(_run_until_signal(config))
     return 0
 
 
-async def _run(config: DistillConfig) -> None:
-    async with _loop(config) as loop, _watched(loop, config):
-        work = asyncio.create_task(loop.run())
+async def _run_until_signal(config: DistillConfig) -> None:
+    async with _loop(config) as loop, _metrics_served(loop, config):
+        task = asyncio.create_task(loop.run())
         for signum in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(signum, work.cancel)
-        await work
+            asyncio.get_running_loop().add_signal_handler(signum, task.cancel)
+        await task
 
 
 @contextlib.asynccontextmanager
-async def _watched(loop: Any, config: DistillConfig) -> AsyncIterator[None]:
-    """Metrics are served, where they are asked for. Raises Unavailable for a taken address."""
+async def _metrics_served(loop: DistillLoop, config: DistillConfig) -> AsyncIterator[None]:
+    """Serve metrics inside the body if the settings say where. Raises Unavailable for an address in use."""
     if not config.metrics:
         yield
         return
     from cloud_verifier.distill.metrics import DistillCollector
-    from outrider.telemetry.metrics_server import serving  # needs starlette and uvicorn
+    from outrider.telemetry.metrics_server import serving
+    from outrider.telemetry.prometheus import registry
 
     async with serving(config.metrics, registry(DistillCollector(loop, config)), lambda: ""):
         yield
@@ -191,44 +186,42 @@ async def _once(config: DistillConfig) -> int:
         except StageFailed as error:
             print(f"{PROGRAM}: {error}", file=sys.stderr)
             return EXIT_FAILED
-        print(loop.where if outcome is None else f"run {outcome.number}: {outcome.result} {outcome.reason}".rstrip())
+        print(loop.state if outcome is None else f"run {outcome.number}: {outcome.result} {outcome.reason}".rstrip())
     return 0 if outcome is None or outcome.result in ("stable", "waiting") else EXIT_REFUSED
 
 
 @contextlib.asynccontextmanager
-async def _loop(config: DistillConfig) -> AsyncIterator[Any]:
+async def _loop(config: DistillConfig) -> AsyncIterator[DistillLoop]:
     with EndedByInterrupt():
         import cloud_verifier.engine.model  # noqa: F401  # the factory needs its hash of the target; it imports torch
-        from cloud_verifier.distill.factory import assembled
+        from cloud_verifier.distill.factory import distill_loop
 
-    async with assembled(config) as loop:
+    async with distill_loop(config) as loop:
         yield loop
 
 
 async def _status(config: DistillConfig) -> int:
-    from cloud_verifier.distill.factory import coordinator
-    from cloud_verifier.distill.state import StateFile
+    from cloud_verifier.distill.factory import release_client
+    from cloud_verifier.distill.state import LoopState
 
-    state = StateFile(config.state).load()
-    run = state.run
-    print(f"run {run.number}, {run.stage}: {run.cause}" if run else f"watching, {state.last} runs so far")
+    state = LoopState.load(config.state)
+    print(f"{state}: {state.run.cause}" if state.run else state)
     for outcome in state.history:
         print(f"  run {outcome.number}: {outcome.result} {outcome.release[:12]} ({outcome.cause}) {outcome.reason}")
-    async with coordinator(config) as releases:
-        for known in await releases.list():
+    async with release_client(config) as registry:
+        for known in await registry.list():
             print(f"  release {known.manifest.version} {known.digest[:12]}: {known.state} {known.reason}")
     return 0
 
 
 async def _publish(config: DistillConfig, options: argparse.Namespace) -> int:
-    from cloud_verifier.distill.factory import publishing
-    from cloud_verifier.distill.publishing.publisher import Draft
+    from cloud_verifier.distill.factory import publisher
 
     if not options.file.is_file():
         raise BadRequest(f"{options.file} is not a file; give the GGUF that `export` wrote", field="file")
     metrics = json.loads(options.verdict.read_bytes())["metrics"] if options.verdict else {}
-    async with publishing(config) as publisher:
-        known = await publisher.publish(Draft(options.file, options.quantization, options.parent, metrics))
+    async with publisher(config) as its_publisher:
+        known = await its_publisher.publish(options.file, options.quantization, options.parent, metrics)
     print(f"release {known.manifest.version}, {known.digest}: {known.state}")
     return 0
 
@@ -239,43 +232,42 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from cloud_verifier.distill.gguf.export import Kind, export
-    from cloud_verifier.distill.gguf.exporter import ExportError
+    from cloud_verifier.distill.gguf.export import Quantization, export
+    from cloud_verifier.distill.gguf.writer import ExportError
 
-    if options.kind not in get_args(Kind):
-        raise BadRequest(f"--kind is {options.kind}, must be one of {', '.join(get_args(Kind))}", field="kind")
+    if options.quantization not in get_args(Quantization):
+        kinds = ", ".join(get_args(Quantization))
+        raise BadRequest(f"--quantization is {options.quantization}, must be one of {kinds}", field="quantization")
     try:
-        done = export(options.model, options.tokenizer, options.out, options.kind, widened=options.widen)
+        print(export(options.model, options.tokenizer, options.out, options.quantization, widened=options.widened))
     except ExportError as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return EXIT_FAILED
-    print(f"{done.path}: {done.size} bytes, {_counted(done.types)}; {done.probes} strings split as by the tokenizer")
     return 0
 
 
 def _gate(options: argparse.Namespace) -> int:
-    from cloud_verifier.distill.data import dataset
+    from cloud_verifier.distill.config import GateRule
+    from cloud_verifier.distill.data.texts import HELDOUT, load_texts
     from cloud_verifier.distill.gguf import eval_gguf
     from cloud_verifier.distill.publishing import gate
 
-    texts = dataset.heldout(options.dataset)
+    texts = load_texts(options.dataset / HELDOUT)
     fresh = options.fresh or {text.traffic_class for text in texts}
-    measured = eval_gguf.compare(options.candidate, options.incumbent, texts, options.threads)
-    verdict = gate.decide(measured, fresh, gate.Rule())
-    print(json.dumps(verdict.to_json() | {"metrics": verdict.metrics()}, indent=1))
+    comparison = eval_gguf.compare(options.candidate, options.incumbent, texts, options.threads)
+    verdict = gate.decide(comparison, fresh, GateRule())
+    print(json.dumps(verdict.to_json(), indent=1))
     return 0 if verdict.passed else EXIT_REFUSED
 
 
 def _key(options: argparse.Namespace) -> int:
-    """The key's file alone is asked for: nothing else needs to be set up yet."""
+    from cloud_verifier.distill.publishing import keys
+
+    # Reads the one setting alone: no other needs to be set yet.
     path: Path = options.file or Path(layers_of(DistillConfig, options).raw("key"))
-    made: Callable[[Path], Any] = keys.load if path.expanduser().exists() else keys.create
-    print(made(path).public_key.hex())
+    signer = keys.load(path) if path.expanduser().exists() else keys.create(path)
+    print(signer.public_key.hex())
     return 0
-
-
-def _counted(types: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in sorted(types.items()))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Puts the loop together from its settings."""
+"""Build the loop, and a publisher by itself, from the settings."""
 
 from __future__ import annotations
 
@@ -9,48 +9,46 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from cloud_verifier.distill.config import DistillConfig
-from cloud_verifier.distill.data.traffic_counts import TrafficWatch
-from cloud_verifier.distill.loop import Loop
+from cloud_verifier.distill.data.traffic_counts import TrafficCounter
+from cloud_verifier.distill.loop import DistillLoop
 from cloud_verifier.distill.publishing import keys
-from cloud_verifier.distill.publishing.ledger import Ledger
-from cloud_verifier.distill.publishing.publisher import Publisher, TargetHashes
-from cloud_verifier.distill.publishing.release_client import Coordinator
-from cloud_verifier.distill.stage_processes import Budget, Children, Stages
+from cloud_verifier.distill.publishing.publisher import Publisher, ReleaseLedger, TargetHashes
+from cloud_verifier.distill.publishing.release_client import ReleaseClient
+from cloud_verifier.distill.stage_processes import StageProcesses
 from outrider.artifacts import atomic_files
 from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import BadRequest, Overloaded
 from outrider.core.tokenizer_json import token_table
 from outrider.core.vocabulary import vocabulary_hash
 
-log = logging.getLogger(__name__)
-
 
 @contextlib.asynccontextmanager
-async def assembled(config: DistillConfig, stages: Stages | None = None) -> AsyncIterator[Loop]:
-    """The loop, alone in its state directory. stages: child processes where None. Raises core errors."""
+async def distill_loop(config: DistillConfig) -> AsyncIterator[DistillLoop]:
+    """Yield the loop, which has its state directory for itself. Raises core errors."""
     from cloud_verifier.traffic.segments import SegmentLog
 
-    logging.getLogger().setLevel(config.log_level.upper())
+    logging.getLogger().setLevel(config.log_level)
     if not config.draft.is_file():
         raise BadRequest(f"draft {config.draft} is not a file; give the GGUF that verifiers offer", field="draft")
-    with _alone(config.state):
-        hashes = await asyncio.to_thread(target_hashes, config.target)
-        async with _publisher(config, hashes) as publisher:
-            watch = TrafficWatch(SegmentLog(config.traffic), hashes.weights_hash, config.alarm_tokens)
-            yield Loop(config, stages or Children(_budget(config)), publisher, watch)
+    with _locked(config.state):
+        async with publisher(config) as its_publisher:
+            weights_hash = its_publisher.target.weights_hash
+            counter = TrafficCounter(SegmentLog(config.traffic), weights_hash, config.alarm_tokens)
+            yield DistillLoop(config, StageProcesses(config), its_publisher, counter)
 
 
 @contextlib.asynccontextmanager
-async def publishing(config: DistillConfig) -> AsyncIterator[Publisher]:
-    """A publisher by itself, with the loop's ledger."""
+async def publisher(config: DistillConfig) -> AsyncIterator[Publisher]:
+    """Yield a publisher of drafts for the target, with the loop's ledger. Raises BadRequest."""
     hashes = await asyncio.to_thread(target_hashes, config.target)
-    async with _publisher(config, hashes) as publisher:
-        yield publisher
+    signer, artifacts = keys.load(config.key), ArtifactStore(config.artifacts, ".gguf")
+    async with release_client(config) as registry:
+        yield Publisher(registry, ReleaseLedger(config.state / "releases"), artifacts, signer, hashes)
 
 
-def coordinator(config: DistillConfig) -> Coordinator:
-    """The line to the coordinator."""
-    return Coordinator(
+def release_client(config: DistillConfig) -> ReleaseClient:
+    """Return a client of the coordinator's releases, which connects on first use. Raises BadRequest."""
+    return ReleaseClient(
         config.coordinator,
         admin_token=config.admin_token.get_secret_value(),
         tls=config.client_tls,
@@ -59,7 +57,7 @@ def coordinator(config: DistillConfig) -> Coordinator:
 
 
 def target_hashes(target: Path) -> TargetHashes:
-    """What verifiers that serve this directory announce. Raises BadRequest."""
+    """Return the hashes that verifiers announce which serve this directory. Raises BadRequest if it is no target."""
     from cloud_verifier.engine.model import hash_of
 
     tokenizer = target / "tokenizer.json"
@@ -69,23 +67,12 @@ def target_hashes(target: Path) -> TargetHashes:
     return TargetHashes(f"sha256:{hash_of(target)}", f"sha256:{digest.hex()}")
 
 
-@contextlib.asynccontextmanager
-async def _publisher(config: DistillConfig, hashes: TargetHashes) -> AsyncIterator[Publisher]:
-    signer, artifacts = keys.load(config.key), ArtifactStore(config.artifacts, ".gguf")
-    async with coordinator(config) as releases:
-        yield Publisher(releases, Ledger(config.state / "releases"), artifacts, signer, hashes)
-
-
-def _budget(config: DistillConfig) -> Budget:
-    return Budget(config.threads, config.nice, 60 * config.train_minutes, 60 * config.stage_minutes, config.ranks)
-
-
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Hold a state directory; the system lets it go with the process, however that ends. Raises Overloaded."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a state directory until the body or the process ends, however that happens. Raises Overloaded."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    held = atomic_files.lock(folder / "lock")
-    if held is None:
+    lock = atomic_files.lock(folder / "lock")
+    if lock is None:
         raise Overloaded(f"another outrider-distill works in {folder}; wait for it, or end it")
-    with held:
+    with lock:
         yield

@@ -1,4 +1,4 @@
-"""A run's folder: what its stages are told and leave there, and what must be forgotten of it."""
+"""Define a run's folder: the job that its stages read, and the files that they leave there."""
 
 from __future__ import annotations
 
@@ -8,78 +8,96 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cloud_verifier.distill import job
-from cloud_verifier.distill.data.dataset import read_card
-from cloud_verifier.distill.job import Job
+from pydantic import BaseModel
+
+from cloud_verifier.distill.config import GateRule
+from cloud_verifier.distill.data.plan import CARD, DatasetCard
 from outrider.artifacts import atomic_files
+
+JOB, PLAN = "job.json", "plan.json"
+"""What the stages read: `Job`, and the trainer `TrainingPlan`."""
+DATASET, MODEL, DONE, DRAFT, VERDICT = "dataset", "model", "done.json", "draft.gguf", "gate.json"
+"""What the stages write: the dataset, the trained model, the trainer's last file, the exported draft, the verdict."""
+PERMANENT_FAILURE = 3
+"""Exit status of a stage that would fail again in the same way."""
+TOO_LITTLE_TRAFFIC = 4
+"""Exit status of a stage that needs more traffic."""
+
+
+class Job(BaseModel, frozen=True, extra="forbid"):
+    """The parameters of a run's stages, which do not change while it lasts."""
+
+    traffic: str
+    dataset: dict[str, Any]
+    """Fields of `DatasetPlan`."""
+    target: Path
+    weights_hash: str
+    """Hash of the target's weights. A run ends if another target is served meanwhile."""
+    tokenizer_hash: str
+    """Hash of the target's vocabulary."""
+    base: Path
+    """The draft to train: a GGUF file, or a folder with a Hugging Face causal LM."""
+    incumbent: Path
+    """GGUF file that the result must beat."""
+    quantization: str
+    widened: tuple[str, ...] = ()
+    fresh: tuple[str, ...]
+    """Traffic classes to train for."""
+    rule: GateRule
+    threads: int = 1
+
+    @classmethod
+    def read(cls, run: Path) -> Job:
+        """Read the job in a run's folder. Raises OSError and pydantic.ValidationError."""
+        return cls.model_validate_json((run / JOB).read_bytes())
 
 
 class RunFolder:
-    """Of one run."""
+    """The folder of one run."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, runs: Path, number: int) -> None:
+        self.path = runs / str(number)
+        self.dataset = self.path / DATASET
+        self.draft = self.path / DRAFT
 
-    def prepare(self, told: Job, training_plan: Mapping[str, Any]) -> None:
-        """Begin with an empty one, whatever a start left that was killed before it was written down."""
+    def prepare(self, job: Job, training_plan: Mapping[str, Any]) -> None:
+        """Write the job and the plan into an empty folder, in place of one that a killed process has begun."""
         shutil.rmtree(self.path, ignore_errors=True)
         self.path.mkdir(parents=True)
-        told.write(self.path)
-        atomic_files.write(self.path / job.PLAN, json.dumps(training_plan, indent=1).encode())
-
-    def told(self) -> Job:
-        """Raises OSError, pydantic.ValidationError."""
-        return Job.read(self.path)
-
-    @property
-    def dataset(self) -> Path:
-        return self.path / job.DATASET
+        atomic_files.write(self.path / JOB, job.model_dump_json(indent=1).encode())
+        atomic_files.write(self.path / PLAN, json.dumps(training_plan, indent=1).encode())
 
     @property
     def has_dataset(self) -> bool:
-        """Whether it is whole."""
-        return (self.dataset / job.CARD).is_file()
+        """Whether the dataset is complete."""
+        return (self.dataset / CARD).is_file()
 
     @property
-    def trained(self) -> bool:
-        return (self.path / job.DONE).is_file()
+    def has_model(self) -> bool:
+        """Whether training is complete."""
+        return (self.path / DONE).is_file()
 
-    @property
-    def draft(self) -> Path:
-        """The quantised file, once it is exported."""
-        return self.path / job.DRAFT
-
-    def lasts(self, until_unix: float) -> bool:
-        """Whether none of the dataset must be forgotten before then."""
+    def dataset_lasts(self, until_unix: float) -> bool:
+        """Return whether none of the dataset expires before a time in seconds; False if there is no dataset."""
         try:
-            return read_card(self.dataset).expires_unix > until_unix
+            return DatasetCard.read(self.dataset).expires_unix > until_unix
         except (OSError, ValueError):
             return False
 
-    def forget(self) -> None:
-        """Delete the dataset: tenants' retention runs for it, too."""
+    def delete_dataset(self) -> None:
+        """Delete the dataset, to which tenants' retention applies as to the traffic log."""
         shutil.rmtree(self.dataset, ignore_errors=True)
 
     def verdict(self) -> dict[str, Any]:
-        """What the gate said."""
-        verdict: dict[str, Any] = json.loads((self.path / job.VERDICT).read_bytes())
+        """Read the gate's verdict. Raises OSError and ValueError."""
+        verdict: dict[str, Any] = json.loads((self.path / VERDICT).read_bytes())
         return verdict
 
 
-class RunFolders:
-    """Of all runs, by number."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    def of(self, number: int) -> RunFolder:
-        return RunFolder(self._root / str(number))
-
-    def clear(self, kept_from: int, besides: int | None) -> None:
-        """Datasets go at once; runs before `kept_from` go as a whole, but for one besides."""
-        for path in self._root.glob("*"):
-            if not path.name.isdecimal():
-                continue
-            RunFolder(path).forget()
-            if int(path.name) < kept_from and int(path.name) != besides:
-                shutil.rmtree(path, ignore_errors=True)
+def clean_up(runs: Path, keep_from: int, besides: int | None) -> None:
+    """Delete the datasets of all runs, and all else of runs before `keep_from` but one."""
+    numbers = [int(path.name) for path in runs.glob("*") if path.name.isdecimal()]
+    for folder, number in ((RunFolder(runs, number), number) for number in numbers):
+        folder.delete_dataset()
+        if number < keep_from and number != besides:
+            shutil.rmtree(folder.path, ignore_errors=True)

@@ -1,8 +1,8 @@
-"""The stages of a run, each a process of its own: `python -m cloud_verifier.distill.stages STAGE RUN_DIR`.
+"""Run one stage of a run: `python -m cloud_verifier.distill.stages STAGE RUN_DIR`, with STAGE dataset, export or gate.
 
-A stage reads `job.json` and writes what it makes whole or not at all, so that it can be killed and begun again. Its
-exit status says whether that may help: 0 done, `HOPELESS` the same would come of it again, `EARLY`
-there is too little traffic, anything else try again.
+A stage reads `job.json`, and writes its result whole or not at all, so that it can be killed and repeated. Its exit
+status is 0 if it is done, `PERMANENT_FAILURE` if it would fail again in the same way, `TOO_LITTLE_TRAFFIC` if it needs
+more traffic, and 1 if another try may help.
 """
 
 from __future__ import annotations
@@ -18,71 +18,81 @@ from typing import cast
 
 from pydantic import ValidationError
 
-from cloud_verifier.distill import job
-from cloud_verifier.distill.job import EARLY, HOPELESS, Job
+from cloud_verifier.distill.run_folder import (
+    DATASET,
+    DRAFT,
+    MODEL,
+    PERMANENT_FAILURE,
+    TOO_LITTLE_TRAFFIC,
+    VERDICT,
+    Job,
+)
 from outrider.artifacts import atomic_files
 from outrider.core.errors import OutriderError
 
 log = logging.getLogger(__name__)
 
 
-class Hopeless(Exception):
-    """Trying again cannot help; says why."""
+class PermanentFailure(Exception):
+    """Another try would fail in the same way; the message says why."""
 
 
-class TooEarly(Exception):
-    """There is too little traffic as yet; says what is missing."""
+class TooLittleTraffic(Exception):
+    """The stage needs more traffic; the message says how much is missing."""
 
 
 def build_dataset(run: Path) -> None:
-    """The dataset, and a look at the training plan, so that a wrong one is told at once."""
+    """Build the dataset, after reading the training plan so that a wrong one is found early.
+
+    Raises PermanentFailure and TooLittleTraffic.
+    """
     from cloud_verifier.distill.data import dataset
+    from cloud_verifier.distill.data.plan import DatasetPlan
     from cloud_verifier.distill.training.plan import TrainingPlan
     from cloud_verifier.traffic.segments import SegmentLog
 
-    told = Job.read(run)
+    job = Job.read(run)
     TrainingPlan.read(run)
+    plan = DatasetPlan(**job.dataset)
     try:
-        card = dataset.build(
-            SegmentLog(told.traffic), run / job.DATASET, dataset.DatasetPlan(**told.dataset), time.time()
-        )
+        card = dataset.build(SegmentLog(job.traffic), run / DATASET, plan, time.time())
     except dataset.DatasetEmpty as error:
-        raise Hopeless(str(error)) from error
-    sessions = sum(card.heldout_sessions.get(name, 0) for name in told.fresh)
-    if sessions < told.rule.sessions:
-        shutil.rmtree(run / job.DATASET)
-        raise TooEarly(
-            f"{sessions} held-out sessions of the fresh classes, the gate needs {told.rule.sessions}: more traffic is"
+        raise PermanentFailure(str(error)) from error
+    sessions = sum(card.heldout_sessions.get(name, 0) for name in job.fresh)
+    if sessions < job.rule.sessions:
+        shutil.rmtree(run / DATASET)
+        raise TooLittleTraffic(
+            f"{sessions} held-out sessions of the fresh classes, the gate needs {job.rule.sessions}: more traffic is"
             " waited for"
         )
     log.info("dataset: %d tokens to learn from, held out %s", card.train_tokens, dict(card.heldout))
 
 
 def export_draft(run: Path) -> None:
-    from cloud_verifier.distill.gguf.export import Kind, export
-    from cloud_verifier.distill.gguf.exporter import ExportError
+    """Export the trained model as a quantized file. Raises PermanentFailure."""
+    from cloud_verifier.distill.gguf.export import Quantization, export
+    from cloud_verifier.distill.gguf.writer import ExportError
 
-    told = Job.read(run)
-    kind, out = cast(Kind, told.quantization), run / job.DRAFT
+    job = Job.read(run)
+    kind = cast(Quantization, job.quantization)
     try:
-        exported = export(run / job.MODEL, told.target, out, kind, widened=told.widened, threads=told.threads)
+        exported = export(run / MODEL, job.target, run / DRAFT, kind, widened=job.widened, threads=job.threads)
     except ExportError as error:
-        raise Hopeless(str(error)) from error
-    log.info("exported %d bytes, %s; %d strings split alike", exported.size, dict(exported.types), exported.probes)
+        raise PermanentFailure(str(error)) from error
+    log.info("exported %s", exported)
 
 
 def judge(run: Path) -> None:
-    from cloud_verifier.distill.data import dataset
+    """Measure the exported draft beside the incumbent, and write the gate's verdict."""
+    from cloud_verifier.distill.data.plan import DatasetCard
+    from cloud_verifier.distill.data.texts import HELDOUT, load_texts
     from cloud_verifier.distill.gguf import eval_gguf
     from cloud_verifier.distill.publishing import gate
 
-    told = Job.read(run)
-    measured = eval_gguf.compare(run / job.DRAFT, told.incumbent, dataset.heldout(run / job.DATASET), told.threads)
-    learnt = dataset.read_card(run / job.DATASET).train
-    verdict = gate.decide(measured, told.fresh, told.rule, learnt)
-    atomic_files.write(
-        run / job.VERDICT, json.dumps(verdict.to_json() | {"metrics": verdict.metrics()}, indent=1).encode()
-    )
+    job, texts = Job.read(run), load_texts(run / DATASET / HELDOUT)
+    comparison = eval_gguf.compare(run / DRAFT, job.incumbent, texts, job.threads)
+    verdict = gate.decide(comparison, job.fresh, job.rule, DatasetCard.read(run / DATASET).train)
+    atomic_files.write(run / VERDICT, json.dumps(verdict.to_json(), indent=1).encode())
     for group in verdict.classes:
         log.info(
             "class %r, %d sessions: tokens per step %.2f -> %.2f (%+.1f%%, at least %+.1f%%), acceptance %.3f -> %.3f",
@@ -96,16 +106,16 @@ STAGES: Mapping[str, Callable[[Path], None]] = {"dataset": build_dataset, "expor
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit status. What went wrong is the last line on stderr."""
+    """Run a stage; return the exit status. An error is the last line on stderr."""
     stage, run = STAGES[arguments[0]], Path(arguments[1])
     try:
         stage(run)
-    except TooEarly as error:
+    except TooLittleTraffic as error:
         print(error, file=sys.stderr)
-        return EARLY
-    except (Hopeless, ValidationError) as error:
+        return TOO_LITTLE_TRAFFIC
+    except (PermanentFailure, ValidationError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return HOPELESS
+        return PERMANENT_FAILURE
     except (OutriderError, OSError, ValueError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1

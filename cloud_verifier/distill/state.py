@@ -1,94 +1,97 @@
-"""Where the loop is, on disk: whatever is killed, the next start reads it and goes on."""
+"""Keep the loop's state on disk, so that the next start goes on wherever a process was killed."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ValidationError
 
-from cloud_verifier.distill.data.retrain_trigger import Seen
+from cloud_verifier.distill.data.retrain_trigger import ClassTraffic
 from outrider.artifacts import atomic_files
 from outrider.core.errors import BadRequest
 
 FORMAT = 1
 FILE = "state.json"
-HISTORY = 50
-"""Runs that are remembered."""
 
 Stage = Literal["dataset", "training", "export", "gate", "publish", "canary"]
 Result = Literal["stable", "rolled_back", "refused", "failed", "waiting"]
-"""waiting: published, and held by an operator's pin; it may still become stable."""
+"""waiting: published, but held by an operator's pin; it may become stable later."""
 
 
-class Run(BaseModel, frozen=True):
-    """A draft in the making. Its folder is `runs/<number>`."""
+class RunState(BaseModel, frozen=True):
+    """A run, from its dataset to the end of its canary. Its folder is `runs/<number>`."""
 
     number: int
     cause: str
     fresh: tuple[str, ...]
-    """Traffic classes that it is for."""
+    """Traffic classes to train for."""
     incumbent: str
     """Hex digest of the draft that it starts from and must beat."""
     newest_unix: float
-    """Traffic up to here is used by it, whatever comes of it."""
-    seen: dict[str, Seen]
+    """Seconds; time of the newest traffic that the run uses up."""
+    seen: dict[str, ClassTraffic]
+    """The traffic by class when the run began."""
     stage: Stage = "dataset"
     release: str = ""
-    """Hex digest, once it is published."""
+    """Hex digest of the published draft; empty before that."""
     failures: int = 0
-    """Of this stage."""
+    """Failures of this stage in a row."""
     not_before_unix: float = 0.0
-    """Seconds; after a failure."""
+    """Seconds; time before which a failed stage is not tried again."""
 
 
-class Outcome(BaseModel, frozen=True):
-    """What came of a run."""
+class RunOutcome(BaseModel, frozen=True):
+    """The result of a run that has ended."""
 
     number: int
     cause: str
     result: Result
     reason: str
     release: str
+    """Hex digest of the published draft; empty if none was."""
     ended_unix: float
 
 
-class State(BaseModel, frozen=True):
+class LoopState(BaseModel, frozen=True):
     """Everything that outlives the process."""
 
     format: int = FORMAT
-    run: Run | None = None
+    run: RunState | None = None
     last: int = 0
     """Number of the last run that was begun."""
     used_unix: float = 0.0
-    """Traffic up to here was used by earlier runs: no other is begun for it."""
+    """Seconds; earlier runs have used up the traffic until then."""
     wanted: int = 0
     """Tokens since `used_unix` below which no run begins: the last one's dataset had too little to measure on."""
     usual: dict[str, float] = {}
-    """Acceptance by class; see `watch.due`."""
+    """Usual acceptance by class, with which the present one is compared."""
     spent: tuple[tuple[float, float], ...] = ()
-    """(when, seconds) of stages within a day."""
-    history: tuple[Outcome, ...] = ()
+    """(time of its end, seconds that it took) of each stage within a day."""
+    history: tuple[RunOutcome, ...] = ()
 
+    def __str__(self) -> str:
+        return f"run {self.run.number}, {self.run.stage}" if self.run else f"watching, {self.last} runs so far"
 
-class StateFile:
-    """The state in a folder, replaced as a whole with every change."""
+    def changed(self, **changes: Any) -> Self:
+        """Return the state with some fields changed."""
+        return self.model_copy(update=changes)
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / FILE
-
-    def load(self) -> State:
-        """Raises BadRequest for a file that is not ours."""
-        if not self._path.exists():
-            return State()
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Read the state in a folder, or return the first one if there is none. Raises BadRequest if it is damaged."""
+        path = folder / FILE
+        if not path.exists():
+            return cls()
         try:
-            state = State.model_validate_json(self._path.read_bytes())
+            state = cls.model_validate_json(path.read_bytes())
         except (OSError, ValidationError) as error:
-            raise BadRequest(f"{self._path} cannot be read ({error}); move it away to begin anew") from error
+            raise BadRequest(f"{path} cannot be read ({error}); move it away to begin anew") from error
         if state.format != FORMAT:
-            raise BadRequest(f"{self._path} has format {state.format}, this program writes {FORMAT}; move it away")
+            raise BadRequest(f"{path} has format {state.format}, this program writes {FORMAT}; move it away")
         return state
 
-    def save(self, state: State) -> None:
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        atomic_files.write(self._path, state.model_dump_json(indent=1).encode(), mode=0o600)
+    def save(self, folder: Path) -> None:
+        """Replace the state in a folder. Raises OSError."""
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        atomic_files.write(folder / FILE, self.model_dump_json(indent=1).encode(), mode=0o600)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
-from cloud_verifier.distill.gguf.exporter import check_types, export_gguf
+from cloud_verifier.distill.gguf.writer import check_types, write_gguf
 from models.recipe.settings import Job
 from models.recipe.target import load_model
 from outrider.llama.quantize import quantize
@@ -32,7 +32,7 @@ def export_draft(model_folder: Path, path: Path) -> None:
     """Write one draft as Q8_0, and check that no tensor silently fell back to a wider type."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(model_folder)
     full = path.with_suffix(".f32")
-    export_gguf(load_model(model_folder), tokenizer, full, name=f"outrider-demo-{path.stem}")
+    write_gguf(load_model(model_folder), tokenizer, full, name=f"outrider-demo-{path.stem}")
     quantize(full, path, "Q8_0")
     check_types(path, "Q8_0")
     full.unlink()

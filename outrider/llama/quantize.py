@@ -16,7 +16,7 @@ def quantize(source: Path, destination: Path, kind: QuantKind, threads: int = 1)
     """Write ``source`` quantised to ``destination``, which appears whole or not at all.
 
     llama.cpp silently stores a tensor wider than asked for where its rows do not fit the blocks of
-    ``kind``: compare the types of what came out (``cloud_verifier.distill.gguf.exporter.tensor_types``).
+    ``kind``: compare the types of what came out (``cloud_verifier.distill.gguf.writer.tensor_types``).
     Raises ValueError when llama.cpp refuses the file.
     """
     lib = library()

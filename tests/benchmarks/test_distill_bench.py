@@ -17,8 +17,8 @@ from benchmarks.distill.gain import Gain, interval, per_step
 from benchmarks.distill.rogue import LIES, Refusal, flipped
 from benchmarks.distill.scale import FULL, QUICK
 from benchmarks.distill.story import Story, quantile
-from cloud_verifier.distill.gguf.eval_gguf import TREE, Counts, steps
-from cloud_verifier.distill.publishing.release_client import Known
+from cloud_verifier.distill.gguf.eval_gguf import TREE, DraftCounts, steps
+from cloud_verifier.distill.publishing.release_client import ReleaseRecord
 from outrider.wire.manifest import Manifest
 
 BEFORE = {"arithmetic": 2.0, "code": 3.0}
@@ -86,7 +86,11 @@ def test_a_quick_run_promises_nothing_of_what_is_learnt_but_that_there_is_someth
 
 
 def test_tokens_per_step_are_sums_over_texts_and_not_means_of_texts() -> None:
-    counted = [("code", 10, Counts(0, 9, 2)), ("code", 30, Counts(0, 9, 18)), ("sums", 4, Counts(0, 9, 4))]
+    counted = [
+        ("code", 10, DraftCounts(0, 9, 2)),
+        ("code", 30, DraftCounts(0, 9, 18)),
+        ("sums", 4, DraftCounts(0, 9, 4)),
+    ]
     assert per_step(counted) == {"code": 2.0, "sums": 1.0}
 
 
@@ -154,13 +158,15 @@ def test_only_requests_in_their_midst_say_that_a_kill_was_survived() -> None:
 def test_a_trial_that_found_nothing_out_does_not_count_as_rolled_back_on_evidence(
     state: str, reason: str, found: bool
 ) -> None:
-    known = Known(cast(Manifest, None), b"", state, reason)
+    known = ReleaseRecord(cast(Manifest, None), b"", state, reason)
     assert safety.judged_worse(known) is found
 
 
 def test_the_interval_holds_the_share_and_is_narrow_where_texts_are_alike() -> None:
-    def counted(*steps: int) -> list[tuple[str, int, Counts]]:
-        return [("arithmetic", 60, Counts(0, 60, count)) for count in steps] + [("code", 60, Counts(0, 60, 9))]
+    def counted(*steps: int) -> list[tuple[str, int, DraftCounts]]:
+        return [("arithmetic", 60, DraftCounts(0, 60, count)) for count in steps] + [
+            ("code", 60, DraftCounts(0, 60, 9))
+        ]
 
     low, high = interval(counted(30, 30), counted(15, 15), counted(12, 12))
     assert low == high == pytest.approx(2 / 3)

@@ -192,7 +192,7 @@ def test_the_best_peer_of_each_round_is_the_measure() -> None:
 
 def test_a_draft_read_from_gguf_says_what_it_said_before(tmp_path: Path) -> None:
     pytest.importorskip("gguf")
-    from cloud_verifier.distill.gguf.exporter import export_gguf
+    from cloud_verifier.distill.gguf.writer import write_gguf
 
     module = make_tiny("qwen3")
     with torch.no_grad():
@@ -201,7 +201,7 @@ def test_a_draft_read_from_gguf_says_what_it_said_before(tmp_path: Path) -> None
                 parameter.uniform_(0.5, 1.5)
     letters = Tokenizer(BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
     letters.pre_tokenizer = ByteLevel(add_prefix_space=False)
-    export_gguf(module, PreTrainedTokenizerFast(tokenizer_object=letters), tmp_path / "draft.gguf", "tiny")
+    write_gguf(module, PreTrainedTokenizerFast(tokenizer_object=letters), tmp_path / "draft.gguf", "tiny")
     read = peers.draft_from_gguf(tmp_path / "draft.gguf")
     ids = torch.tensor(texts(1, 12))
     with torch.inference_mode():

@@ -1,1 +1,1 @@
-"""Training data for drafts, chosen from the traffic log."""
+"""Choose training data for drafts from the traffic log, and decide when there is reason to train."""

@@ -1,89 +1,85 @@
-"""Gives chosen stretches the target's distributions, which the choice did without."""
+"""Fill in the target's distributions of the spans that were chosen, which are chosen without them to save memory."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from cloud_verifier.distill.data.spans import Stretch
+from cloud_verifier.distill.data.spans import TextSpan
 from cloud_verifier.distill.data.texts import Text
 from cloud_verifier.traffic.passage import Passage
 
 
-class Filling:
-    """Takes passages in any order, and makes a Text of every stretch that they cover."""
+@dataclass(frozen=True, eq=False)
+class _PartialText:
+    """A text whose distributions are filled in as passages come."""
 
-    def __init__(self, stretches: Iterable[Stretch], top: int) -> None:
-        """top: the likeliest ids that are kept of a position; the others' mass goes to the tail."""
+    span: TextSpan
+    text: Text
+    known: NDArray[np.bool_]
+    """`[n]`: which of the span's tokens have their distribution."""
+
+
+class LogitBackfill:
+    """Takes passages in any order, and makes a text of every span that they cover."""
+
+    def __init__(self, spans: Iterable[TextSpan], top: int) -> None:
+        """top: K, the number of the likeliest ids kept of a position; the probability of others goes to the tail."""
         self._top = top
-        self._parts: dict[tuple[str, str, str], list[_Part]] = defaultdict(list)
-        self._by_stretch: dict[tuple[str, str, str, int, int], _Part] = {}
+        self._texts: dict[TextSpan, _PartialText] = {}
+        self._by_session: dict[tuple[str, str, str], list[_PartialText]] = defaultdict(list)
         numbers: dict[str, int] = {}
-        for stretch in stretches:
-            number = numbers.setdefault(stretch.session_id, len(numbers))
-            part = _Part(stretch, top, number)
-            session = (stretch.session_id, stretch.tenant, stretch.traffic_class)
-            self._parts[session].append(part)
-            self._by_stretch[(*session, stretch.start, stretch.first)] = part
+        for span in spans:
+            text = _empty_text(span, top, numbers.setdefault(span.session_id, len(numbers)))
+            partial = _PartialText(span, text, np.zeros(len(span.tokens), bool))
+            self._texts[span] = partial
+            self._by_session[span.session_id, span.tenant, span.traffic_class].append(partial)
 
-    def take(self, passage: Passage) -> None:
-        """Copy what the passage has of any stretch."""
-        for part in self._parts.get((passage.session_id, passage.tenant, passage.traffic_class), ()):
-            part.take(passage)
+    def add(self, passage: Passage) -> None:
+        """Copy the distributions of all positions that the passage shares with any span."""
+        for partial in self._by_session.get((passage.session_id, passage.tenant, passage.traffic_class), ()):
+            self._fill(partial, passage)
 
-    def covers(self, stretch: Stretch) -> bool:
-        """Whether all that is learnt from the stretch has come."""
-        return self._part(stretch).covered
+    def covers(self, span: TextSpan) -> bool:
+        """Return whether all labels of a span have their distribution."""
+        return bool(self._texts[span].known[span.first :].all())
 
-    def text(self, stretch: Stretch) -> Text:
-        """The stretch as a text."""
-        return self._part(stretch).text()
+    def text(self, span: TextSpan) -> Text:
+        """Return the text of a span that is covered."""
+        return self._texts[span].text
 
-    def _part(self, stretch: Stretch) -> _Part:
-        return self._by_stretch[stretch.session_id, stretch.tenant, stretch.traffic_class, stretch.start, stretch.first]
-
-
-class _Part:
-    def __init__(self, stretch: Stretch, top: int, session: int) -> None:
-        self._session = session
-        count = len(stretch.tokens)
-        self._stretch = stretch
-        self._top_ids = np.full((count, top), -1, np.int32)
-        self._top_log_probs = np.full((count, top), -np.inf, np.float32)
-        self._tail = np.zeros(count, np.float32)
-        self._known = np.zeros(count, bool)
-
-    def take(self, passage: Passage) -> None:
-        begin = max(self._stretch.start, passage.start)
-        end = min(self._stretch.end, passage.start + len(passage.tokens))
+    def _fill(self, partial: _PartialText, passage: Passage) -> None:
+        span, text = partial.span, partial.text
+        begin, end = max(span.start, passage.start), min(span.end, passage.end)
         if begin >= end:
             return
-        here = slice(begin - self._stretch.start, end - self._stretch.start)
+        here = slice(begin - span.start, end - span.start)
         there = slice(begin - passage.start, end - passage.start)
-        if not np.array_equal(self._stretch.tokens[here], passage.tokens[there]):
-            return  # another verifier's account of these positions
-        top = min(self._top_ids.shape[1], passage.top_ids.shape[1])
-        self._top_ids[here, :top] = passage.top_ids[there, :top]
-        self._top_log_probs[here, :top] = passage.top_log_probs[there, :top]
+        if not np.array_equal(span.tokens[here], passage.tokens[there]):
+            return  # another verifier recorded other tokens at these positions
+        rows = slice(here.start + len(span.prompt), here.stop + len(span.prompt))
+        top = min(self._top, passage.top)
+        text.top_ids[rows, :top] = passage.top_ids[there, :top]
+        text.top_log_probs[rows, :top] = passage.top_log_probs[there, :top]
         beyond = np.exp(passage.top_log_probs[there, top:]).sum(1)
-        self._tail[here] = np.clip(passage.tail[there] + beyond, 0.0, 1.0)
-        self._known[here] = True
+        text.tail[rows] = np.clip(passage.tail[there] + beyond, 0.0, 1.0)
+        partial.known[here] = True
 
-    @property
-    def covered(self) -> bool:
-        return bool(self._known[self._stretch.first :].all())
 
-    def text(self) -> Text:
-        one, ahead = self._stretch, len(self._stretch.prompt)
-        return Text(
-            one.traffic_class,
-            one.tenant,
-            np.concatenate([one.prompt, one.tokens]),
-            np.pad(self._top_ids, ((ahead, 0), (0, 0)), constant_values=-1),
-            np.pad(self._top_log_probs, ((ahead, 0), (0, 0)), constant_values=-np.inf),
-            np.pad(self._tail, (ahead, 0)),
-            ahead + one.first,
-            self._session,
-        )
+def _empty_text(span: TextSpan, top: int, session: int) -> Text:
+    """Return a span with its prompt as a text without distributions."""
+    tokens = np.concatenate([span.prompt, span.tokens])
+    return Text(
+        span.traffic_class,
+        span.tenant,
+        tokens,
+        np.full((len(tokens), top), -1, np.int32),
+        np.full((len(tokens), top), -np.inf, np.float32),
+        np.zeros(len(tokens), np.float32),
+        len(span.prompt) + span.first,
+        session,
+    )

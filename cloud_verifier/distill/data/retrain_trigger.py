@@ -1,4 +1,4 @@
-"""When to train: what the traffic log says of each class, and a pure decision over it."""
+"""Decide when to train: a pure function of what the traffic log holds of each traffic class."""
 
 from __future__ import annotations
 
@@ -8,33 +8,28 @@ from dataclasses import dataclass
 from pydantic import BaseModel
 
 FRESH_SHARE = 0.1
-"""Of the new tokens: a class with fewer is not what a run is trained for."""
+"""Share of the new tokens that a class needs for a run to be trained for it."""
 ADAPTS = 0.5
-"""Weight of a run's traffic in what acceptance is usual: two or three runs and older ones are forgotten."""
+"""Weight of a run's traffic in the usual acceptance, which forgets older traffic within two or three runs."""
 
 
-class Seen(BaseModel, frozen=True):
-    """One class of traffic since some time."""
+class ClassTraffic(BaseModel, frozen=True):
+    """Counts of the traffic of one class since some time."""
 
     tokens: int = 0
     judged: int = 0
-    """Tokens of sessions that drafted with the release that is judged."""
+    """Tokens of sessions that drafted with the release whose acceptance is judged."""
     guessed: int = 0
-    """Of those, tokens that the device had guessed."""
+    """Tokens among them that the device had proposed."""
 
     @property
     def acceptance(self) -> float:
         return self.guessed / self.judged if self.judged else 0.0
 
-    def __add__(self, other: Seen) -> Seen:
-        return Seen(
-            tokens=self.tokens + other.tokens, judged=self.judged + other.judged, guessed=self.guessed + other.guessed
-        )
-
 
 @dataclass(frozen=True)
-class WatchRule:
-    """See `DistillConfig`."""
+class RetrainRule:
+    """The settings of `DistillConfig` that say when to train."""
 
     fresh_tokens: int = 200_000
     alarm_tokens: int = 20_000
@@ -42,45 +37,38 @@ class WatchRule:
     run_tokens: int = 60_000
 
 
-@dataclass(frozen=True)
-class Cause:
-    """Why a run begins."""
+def due(
+    traffic: Mapping[str, ClassTraffic], usual: Mapping[str, float], rule: RetrainRule
+) -> tuple[str, tuple[str, ...]] | None:
+    """Return the reason to train now and the classes to train for; None if there is none.
 
-    text: str
-    fresh: tuple[str, ...]
-    """Classes that it is for."""
-
-
-def due(seen: Mapping[str, Seen], usual: Mapping[str, float], rule: WatchRule) -> Cause | None:
-    """Whether to train now.
-
-    seen: by class, since the last run. usual: acceptance by class as earlier runs found it; a class that is new is
+    traffic: by class, since the last run. usual: acceptance by class, as earlier runs found it; a class that is new is
     compared with the mean of the others.
     """
-    total = sum(one.tokens for one in seen.values())
-    fresh = tuple(sorted(name for name, one in seen.items() if one.tokens >= FRESH_SHARE * total))
-    for name, text in alarms(seen, usual, rule).items():
-        if seen[name].tokens >= rule.run_tokens or total >= rule.fresh_tokens:
-            return Cause(text, tuple(sorted({*fresh, name})))
+    total = sum(one.tokens for one in traffic.values())
+    fresh = tuple(sorted(name for name, one in traffic.items() if one.tokens >= FRESH_SHARE * total))
+    for name, reason in alarms(traffic, usual, rule).items():
+        if traffic[name].tokens >= rule.run_tokens or total >= rule.fresh_tokens:
+            return reason, tuple(sorted({*fresh, name}))
     if total >= rule.fresh_tokens:
-        return Cause(f"{total} fresh tokens", fresh)
+        return f"{total} fresh tokens", fresh
     return None
 
 
-def alarms(seen: Mapping[str, Seen], usual: Mapping[str, float], rule: WatchRule) -> dict[str, str]:
-    """Classes whose acceptance has fallen, each with the figures, whether or not there is enough to learn from."""
+def alarms(traffic: Mapping[str, ClassTraffic], usual: Mapping[str, float], rule: RetrainRule) -> dict[str, str]:
+    """Return the classes whose acceptance has fallen, with the figures, however little there is to learn from."""
     found = {}
-    for name, one in sorted(seen.items()):
+    for name, one in sorted(traffic.items()):
         expected = usual.get(name, sum(usual.values()) / len(usual) if usual else 0.0)
         if one.judged >= rule.alarm_tokens and one.acceptance < expected - rule.alarm_fall:
             found[name] = f"acceptance on class {name!r} is {one.acceptance:.2f}, usual is {expected:.2f}"
     return found
 
 
-def adapted(usual: Mapping[str, float], seen: Mapping[str, Seen], rule: WatchRule) -> dict[str, float]:
-    """What is usual after a run, by class. One with little traffic stays as it was."""
+def adapted(usual: Mapping[str, float], traffic: Mapping[str, ClassTraffic], rule: RetrainRule) -> dict[str, float]:
+    """Return the usual acceptance after a run, by class; a class with little traffic keeps its own."""
     new = dict(usual)
-    for name, one in seen.items():
+    for name, one in traffic.items():
         if one.judged >= rule.alarm_tokens:
             new[name] = one.acceptance + (1 - ADAPTS) * (usual.get(name, one.acceptance) - one.acceptance)
     return new

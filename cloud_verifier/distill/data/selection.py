@@ -1,75 +1,57 @@
-"""Which stretches a draft learns from: a replay mix of fresh and old traffic, fair to classes and tenants. Pure."""
+"""Select the spans of a dataset: a replay mix of fresh and old traffic, fair to classes and tenants. Pure functions."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.distill.data.spans import Stretch
+from cloud_verifier.distill.data.plan import DatasetPlan
+from cloud_verifier.distill.data.spans import TextSpan
 
 Age = Literal["fresh", "old"]
 _Key = TypeVar("_Key", bound=Hashable)
 OTHERS = "(others)"
-"""What the classes are called together that are too many to be told apart."""
+"""Name of all the classes together that are too many to be told apart."""
 _CONSIDERED = 8
-"""Times the budget that is compared: a log may hold a thousand times of it, and every piece compared takes memory."""
+"""Multiple of the budget that is compared for duplicates: each compared piece takes memory, and logs are large."""
 _SHINGLE = 8
-"""Tokens of the pieces by which texts are compared: long enough that two texts rarely share one by chance."""
+"""Tokens of a shingle: so many that two texts rarely share one by chance."""
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What the selection keeps to. Tokens are those that are learnt from."""
+def select(
+    pieces: Sequence[TextSpan], plan: DatasetPlan, tokens: int, *, by_class: bool
+) -> tuple[list[TextSpan], Counter[str]]:
+    """Select pieces with at most `tokens` labels, in an order drawn by the plan's seed.
 
-    tokens: int
-    replay_share: float
-    """Part of the tokens that is old traffic."""
-    by_class: bool
-    """Each class has its share, whatever the age of its texts, and the replay share rules within a class only. Else a
-    class that is old has part in the replay share alone."""
-    class_shares: Mapping[str, float]
-    """Weights of the traffic classes; those not named weigh 1."""
-    tenant_share: float
-    """No tenant gives more of a class, or of the whole, than this part, but for `tenant_tokens`, which any may give."""
-    tenant_tokens: int
-    copies: int
-    """Texts nearly alike that are taken."""
-    repeated_share: float
-    """A text is nearly like others if this part of its pieces is in them."""
-    fresh_since_unix: float
-    seed: int
-
-
-def select(pieces: Sequence[Stretch], limits: Limits) -> tuple[list[Stretch], Counter[str]]:
-    """Choose pieces for a dataset, by a lot that is the same for the same seed. Also says how many tokens were left
-    out as `duplicates`, `over_cap` and `over_budget`.
+    by_class: whether each class has its share whatever the age of its texts, so that the replay share applies within a
+    class only; otherwise an old class takes part in the replay share alone. Also returns the labels left out as
+    `duplicates`, `over_cap` and `over_budget`.
     """
     left_out: Counter[str] = Counter()
-    by_class: dict[str, list[Stretch]] = defaultdict(list)
-    for piece in _shared_out(sorted(pieces, key=lambda one: _lot(one, limits.seed)), limits, left_out):
-        by_class[piece.traffic_class].append(piece)
-    offered: dict[tuple[str, Age], list[Stretch]] = defaultdict(list)
-    for name, some in by_class.items():
-        for piece in _capped(_distinct(_considered(some, limits, left_out), limits, left_out), limits, left_out):
-            offered[name, age(piece, limits.fresh_since_unix)].append(piece)
-    budgets = _budgets(offered, limits)
-    chosen = [piece for key in sorted(offered) for piece in _within(offered[key], budgets[key], left_out)]
-    return chosen, left_out
+    of_class: dict[str, list[TextSpan]] = defaultdict(list)
+    for piece in _capped_over_all(sorted(pieces, key=lambda one: _lot(one, plan.seed)), plan, tokens, left_out):
+        of_class[piece.traffic_class].append(piece)
+    offered: dict[tuple[str, Age], list[TextSpan]] = defaultdict(list)
+    for name, some in of_class.items():
+        distinct = _distinct(_considered(some, plan, tokens, left_out), plan, left_out)
+        for piece in _capped(distinct, plan, tokens, left_out):
+            offered[name, age(piece, plan.fresh_since_unix)].append(piece)
+    budgets = _budgets(offered, plan, tokens, by_class)
+    return [piece for key in sorted(offered) for piece in _within(offered[key], budgets[key], left_out)], left_out
 
 
-def age(piece: Stretch, fresh_since_unix: float) -> Age:
+def age(piece: TextSpan, fresh_since_unix: float) -> Age:
     return "fresh" if piece.time_unix >= fresh_since_unix else "old"
 
 
 def water_filled(available: Mapping[_Key, int], weights: Mapping[_Key, float], total: int) -> dict[_Key, int]:
-    """Share `total` out by weight; what one has no use for goes to the others."""
+    """Divide `total` by weight, none above what is available; what one cannot take is divided among the others."""
     given = dict.fromkeys(available, 0)
     wanting = {name for name, amount in available.items() if amount > 0}
     left = total
@@ -89,10 +71,10 @@ def water_filled(available: Mapping[_Key, int], weights: Mapping[_Key, float], t
 
 
 def tenant_cap(amounts: Iterable[int], share: float, floor: int) -> int:
-    """Return how many tokens of a class one tenant may give, so that none gives more than `share` of what is given.
+    """Return how many tokens one tenant may give, so that none gives more than `share` of all that is given.
 
-    A share that so few tenants cannot keep to is raised to an equal part each. At least `floor`: a small tenant must
-    not starve a large one. Of a single tenant everything is taken.
+    amounts: tokens that each tenant offers. A share below an equal part is raised to that. The result is at least
+    `floor`, so that a small tenant does not limit a large one to as little.
     """
     ascending = sorted(amounts)
     share = max(share, 1 / len(ascending))
@@ -105,7 +87,7 @@ def tenant_cap(amounts: Iterable[int], share: float, floor: int) -> int:
 
 
 def shingles(tokens: NDArray[np.int32]) -> NDArray[np.uint64]:
-    """Return the distinct hashes of all pieces of `_SHINGLE` tokens; of a shorter text the hash of the whole."""
+    """Return the distinct hashes of all runs of `_SHINGLE` tokens, or the hash of a text that is shorter."""
     width = min(_SHINGLE, len(tokens))
     windows = np.lib.stride_tricks.sliding_window_view(tokens.astype(np.uint64), width)
     hashes = np.zeros(len(windows), np.uint64)
@@ -115,130 +97,137 @@ def shingles(tokens: NDArray[np.int32]) -> NDArray[np.uint64]:
     return np.unique(hashes)
 
 
-def _lot(piece: Stretch, seed: int) -> bytes:
+def _lot(piece: TextSpan, seed: int) -> bytes:
+    """Return a key that orders pieces at random, and always alike for a seed."""
     name = f"{seed}/{piece.session_id}/{piece.start}/{piece.first}"
     return hashlib.blake2b(name.encode(), digest_size=8).digest()
 
 
-def _considered(pieces: Iterable[Stretch], limits: Limits, left_out: Counter[str]) -> Iterator[Stretch]:
-    """Of each age the first that come, enough of them for duplicates and caps to leave a budget's worth."""
-    budgets = dict.fromkeys(get_args(Age), _CONSIDERED * limits.tokens)
+def _considered(
+    pieces: Iterable[TextSpan], plan: DatasetPlan, tokens: int, left_out: Counter[str]
+) -> Iterator[TextSpan]:
+    """Yield the first pieces of each age, enough to fill the budget after duplicates and caps."""
+    budgets = dict.fromkeys(get_args(Age), _CONSIDERED * tokens)
     for piece in pieces:
-        which = age(piece, limits.fresh_since_unix)
-        if budgets[which] < piece.learnt:
-            left_out["over_budget"] += piece.learnt
+        of_age = age(piece, plan.fresh_since_unix)
+        if budgets[of_age] < piece.label_count:
+            left_out["over_budget"] += piece.label_count
             continue
-        budgets[which] -= piece.learnt
+        budgets[of_age] -= piece.label_count
         yield piece
 
 
-def _distinct(pieces: Iterable[Stretch], limits: Limits, left_out: Counter[str]) -> list[Stretch]:
-    """Leave out a text that `copies` others are nearly like."""
+def _distinct(pieces: Iterable[TextSpan], plan: DatasetPlan, left_out: Counter[str]) -> list[TextSpan]:
+    """Leave out a piece that is nearly equal to as many others as the plan's `copies`."""
     seen: Counter[int] = Counter()
     kept = []
     for piece in pieces:
         hashes = shingles(piece.tokens).tolist()
-        repeated = sum(seen[one] >= limits.copies for one in hashes)
-        if repeated >= limits.repeated_share * len(hashes):
-            left_out["duplicates"] += piece.learnt
+        repeated = sum(seen[one] >= plan.copies for one in hashes)
+        if repeated >= plan.repeated_share * len(hashes):
+            left_out["duplicates"] += piece.label_count
             continue
         seen.update(hashes)
         kept.append(piece)
     return kept
 
 
-def _capped(pieces: Sequence[Stretch], limits: Limits, left_out: Counter[str]) -> list[Stretch]:
+def _capped(pieces: Sequence[TextSpan], plan: DatasetPlan, tokens: int, left_out: Counter[str]) -> list[TextSpan]:
+    """Cap each tenant within the class that the pieces are of."""
     amounts: Counter[str] = Counter()
     for piece in pieces:
-        amounts[piece.tenant] += piece.learnt
+        amounts[piece.tenant] += piece.label_count
     if len(amounts) < 2:
         return list(pieces)
-    cap = tenant_cap(amounts.values(), limits.tenant_share, limits.tenant_tokens)
-    given: Counter[str] = Counter()
-    kept = []
-    for piece in pieces:
-        if given[piece.tenant] + piece.learnt > cap:
-            left_out["over_cap"] += piece.learnt
-            continue
-        given[piece.tenant] += piece.learnt
-        kept.append(piece)
-    return kept
+    budgets = dict.fromkeys(amounts, tenant_cap(amounts.values(), plan.tenant_share, plan.tenant_floor(tokens)))
+    return [piece for piece in pieces if _spend(budgets, piece.tenant, piece, left_out)]
 
 
-def _shared_out(pieces: Sequence[Stretch], limits: Limits, left_out: Counter[str]) -> list[Stretch]:
-    """Cap each tenant over all classes, which are whatever it says they are. What it may give is of all its classes
-    and ages alike."""
+def _capped_over_all(
+    pieces: Sequence[TextSpan], plan: DatasetPlan, tokens: int, left_out: Counter[str]
+) -> list[TextSpan]:
+    """Cap each tenant over all classes, since it names them as it likes. It gives of all its classes and ages alike."""
     amounts: dict[str, Counter[tuple[str, Age]]] = defaultdict(Counter)
     for piece in pieces:
-        amounts[piece.tenant][_kind(piece, limits)] += piece.learnt
+        amounts[piece.tenant][piece.traffic_class, age(piece, plan.fresh_since_unix)] += piece.label_count
     if len(amounts) < 2:
         return list(pieces)
-    sums = [of.total() for of in amounts.values()]
-    # Where there is more than the budget, its share of that; the others can fill the rest, as they can fill the cap.
-    share = max(limits.tenant_share, 1 / len(amounts))
-    cap = max(min(tenant_cap(sums, share, 0), int(share * limits.tokens)), limits.tenant_tokens)
-    left = {tenant: water_filled(of, {}, cap) for tenant, of in amounts.items() if of.total() > cap}
-    kept = []
-    for piece in pieces:
-        budget = left.get(piece.tenant)
-        if budget is not None:
-            if budget[_kind(piece, limits)] < piece.learnt:
-                left_out["over_cap"] += piece.learnt
-                continue
-            budget[_kind(piece, limits)] -= piece.learnt
-        kept.append(piece)
-    return kept
+    offered = [of_tenant.total() for of_tenant in amounts.values()]
+    # If there is more than the budget, a tenant has its share of the budget: others can fill the rest.
+    share = max(plan.tenant_share, 1 / len(amounts))
+    cap = max(min(tenant_cap(offered, share, 0), int(share * tokens)), plan.tenant_floor(tokens))
+    budgets = {
+        (tenant, *kind): budget
+        for tenant, of_tenant in amounts.items()
+        for kind, budget in (water_filled(of_tenant, {}, cap) if of_tenant.total() > cap else of_tenant).items()
+    }
+    return [
+        piece
+        for piece in pieces
+        if _spend(budgets, (piece.tenant, piece.traffic_class, age(piece, plan.fresh_since_unix)), piece, left_out)
+    ]
 
 
-def _kind(piece: Stretch, limits: Limits) -> tuple[str, Age]:
-    return piece.traffic_class, age(piece, limits.fresh_since_unix)
+def _spend(budgets: dict[_Key, int], key: _Key, piece: TextSpan, left_out: Counter[str]) -> bool:
+    """Take a piece's labels from a budget; return False, and count them as `over_cap`, if they do not fit."""
+    if budgets[key] < piece.label_count:
+        left_out["over_cap"] += piece.label_count
+        return False
+    budgets[key] -= piece.label_count
+    return True
 
 
 def class_names(amounts: Mapping[str, Mapping[str, int]], most: int, named: Collection[str]) -> dict[str, str]:
-    """Return what each class is called: its name, or `OTHERS` for all but the `most` largest and those `named`.
+    """Map each class to its own name, or to `OTHERS` if it is neither one of the `most` largest nor `named`.
 
-    amounts: tenant -> class -> tokens. A tenant's tokens count by its number of classes, lest it crowd others' out by
-    inventing some.
+    amounts: tokens by tenant and class. A tenant's tokens are divided by its number of classes, so that it cannot
+    displace other tenants' classes by inventing its own.
     """
     sizes: dict[str, float] = defaultdict(float)
-    for of in amounts.values():
-        for name, tokens in of.items():
-            sizes[name] += tokens / len(of)
+    for of_tenant in amounts.values():
+        for name, tokens in of_tenant.items():
+            sizes[name] += tokens / len(of_tenant)
     largest = sorted(sizes, key=lambda name: (-sizes[name], name))[:most]
     return {name: name if name in largest or name in named else OTHERS for name in sizes}
 
 
-def _budgets(offered: Mapping[tuple[str, Age], Sequence[Stretch]], limits: Limits) -> dict[tuple[str, Age], int]:
-    """Fresh traffic, and old in its share of the whole; all old where nothing is fresh."""
-    amounts = {key: sum(piece.learnt for piece in some) for key, some in offered.items()}
-    if limits.by_class:
-        return _budgets_by_class(amounts, limits)
+def _budgets(
+    offered: Mapping[tuple[str, Age], Sequence[TextSpan]], plan: DatasetPlan, tokens: int, by_class: bool
+) -> dict[tuple[str, Age], int]:
+    """Divide `tokens` among classes and ages; all of it is old traffic where nothing is fresh."""
+    amounts = {key: sum(piece.label_count for piece in some) for key, some in offered.items()}
+    if by_class:
+        return _budgets_by_class(amounts, plan, tokens)
     old = {name: amount for (name, age), amount in amounts.items() if age == "old"}
     fresh = {name: amount for (name, age), amount in amounts.items() if age == "fresh"}
-    wanted = min(sum(fresh.values()), limits.tokens * (1 - limits.replay_share))
-    replayed = limits.tokens if not fresh else int(wanted * limits.replay_share / (1 - limits.replay_share))
-    replay = water_filled(old, limits.class_shares, replayed)
-    new = water_filled(fresh, limits.class_shares, limits.tokens - sum(replay.values()))
+    wanted = min(sum(fresh.values()), tokens * (1 - plan.replay_share))
+    replayed = tokens if not fresh else int(wanted * plan.replay_share / (1 - plan.replay_share))
+    replay = water_filled(old, plan.class_shares, replayed)
+    new = water_filled(fresh, plan.class_shares, tokens - sum(replay.values()))
     return {(name, "old"): n for name, n in replay.items()} | {(name, "fresh"): n for name, n in new.items()}
 
 
-def _budgets_by_class(amounts: Mapping[tuple[str, Age], int], limits: Limits) -> dict[tuple[str, Age], int]:
+def _budgets_by_class(
+    amounts: Mapping[tuple[str, Age], int], plan: DatasetPlan, tokens: int
+) -> dict[tuple[str, Age], int]:
+    """Divide `tokens` among classes, and the part of each by the replay share among its ages."""
     classes: Counter[str] = Counter()
     for (name, _), amount in amounts.items():
         classes[name] += amount
-    ages: dict[Age, float] = {"old": limits.replay_share, "fresh": 1 - limits.replay_share}
+    ages: dict[Age, float] = {"old": plan.replay_share, "fresh": 1 - plan.replay_share}
     budgets: dict[tuple[str, Age], int] = {}
-    for name, budget in water_filled(classes, limits.class_shares, limits.tokens).items():
-        mine = {age: amount for (one, age), amount in amounts.items() if one == name}
-        for each, given in water_filled(mine, ages, budget).items():
+    for name, budget in water_filled(classes, plan.class_shares, tokens).items():
+        of_class = {age: amount for (one, age), amount in amounts.items() if one == name}
+        for each, given in water_filled(of_class, ages, budget).items():
             budgets[name, each] = given
     return budgets
 
 
-def _within(pieces: Iterable[Stretch], budget: int, left_out: Counter[str]) -> Iterable[Stretch]:
+def _within(pieces: Iterable[TextSpan], budget: int, left_out: Counter[str]) -> Iterator[TextSpan]:
+    """Yield the pieces that fit into a budget."""
     for piece in pieces:
-        if piece.learnt > budget:
-            left_out["over_budget"] += piece.learnt
+        if piece.label_count > budget:
+            left_out["over_budget"] += piece.label_count
             continue
-        budget -= piece.learnt
+        budget -= piece.label_count
         yield piece

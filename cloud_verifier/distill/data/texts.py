@@ -1,4 +1,4 @@
-"""A text of the target's own, with its distribution at every position, and folders of such texts as safetensors."""
+"""Keep texts that the target wrote, with its distribution at every position, in folders of safetensors files."""
 
 from __future__ import annotations
 
@@ -14,60 +14,61 @@ from safetensors.numpy import save
 
 from outrider.artifacts import atomic_files
 
+TRAIN, VALIDATION, HELDOUT = "train", "validation", "heldout"
+"""Folders of a dataset: texts to learn from, to choose the best checkpoint by, and to measure drafts on."""
 FORMAT = 2
 PART_TOKENS = 1 << 17
-"""Tokens in one file: with 64 ids at each position about 50 MB."""
+"""Tokens in one file, which is about 50 MB with 64 ids at each position."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """n tokens in a row of one session. A draft reads them all and learns from those at `first` and after."""
+    """n consecutive tokens of one session. A draft reads them all; those from `first` on are labels."""
 
     traffic_class: str
     tenant: str
     tokens: NDArray[np.int32]
     """`[n]`"""
     top_ids: NDArray[np.int32]
-    """`[n, K]`: the target's likeliest ids where it produced each token, the likeliest first; -1 where there is none.
-    Rows before `first` mean nothing."""
+    """`[n, K]`: the target's likeliest ids at each token's position, the likeliest first; -1 where there are fewer than
+    K. Rows before `first` mean nothing."""
     top_log_probs: NDArray[np.float32]
-    """`[n, K]`, before temperature and filters"""
+    """`[n, K]`: their log-probabilities, before temperature and filters."""
     tail: NDArray[np.float32]
-    """`[n]`: the probability of all other ids"""
+    """`[n]`: the probability of all other ids together."""
     first: int = 1
-    """At least 1: nothing precedes the first token, so a draft has nothing to guess it from."""
+    """Index of the first label. It is at least 1, since nothing precedes the first token."""
     session: int = 0
-    """Tells the sessions of a dataset apart; nothing else."""
+    """A number that tells the sessions of a dataset apart."""
 
     @property
-    def learnt(self) -> int:
-        """Positions that a draft learns from."""
+    def label_count(self) -> int:
+        """Number of tokens that a draft learns from, or is measured on."""
         return len(self.tokens) - self.first
 
 
 def save_texts(folder: Path, texts: Sequence[Text]) -> None:
-    """Write texts to `folder`, made if need be, in files of about `PART_TOKENS` tokens. Empty lists write nothing."""
+    """Write texts to `folder`, which is made if need be, in files of about `PART_TOKENS` tokens."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, part in enumerate(_parts(texts)):
-        names = [
+        labels = [
             {"class": text.traffic_class, "tenant": text.tenant, "first": text.first, "session": text.session}
             for text in part
         ]
-        lengths = np.array([len(text.tokens) for text in part], np.int64)
         tensors = {
-            "lengths": lengths,
+            "lengths": np.array([len(text.tokens) for text in part], np.int64),
             "tokens": np.concatenate([text.tokens for text in part]),
             "top_ids": np.concatenate([text.top_ids for text in part]),
-            # Half precision is 1 part in 1,000 of a log-probability, far below what a quantised draft can show.
+            # Half precision is exact to 1 part in 1,000, far below what a quantized draft can show.
             "top_log_probs": np.concatenate([text.top_log_probs for text in part]).astype(np.float16),
             "tail": np.concatenate([text.tail for text in part]),
         }
-        metadata = {"format": str(FORMAT), "texts": json.dumps(names)}
+        metadata = {"format": str(FORMAT), "texts": json.dumps(labels)}
         atomic_files.write(folder / f"{number:05d}.safetensors", save(tensors, metadata))
 
 
 def load_texts(folder: Path) -> list[Text]:
-    """Read what `save_texts` wrote, in its order. Raises ValueError for a folder or a format that is not ours."""
+    """Return the texts that `save_texts` wrote, in order. Raises ValueError for a missing folder or another format."""
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder of texts: build a dataset first")
     return [text for path in sorted(folder.glob("*.safetensors")) for text in _load_part(path)]
@@ -83,20 +84,21 @@ def _load_part(path: Path) -> list[Text]:
     cut = {name: np.split(tensors[name], ends[:-1]) for name in ("tokens", "top_ids", "top_log_probs", "tail")}
     return [
         Text(
-            name["class"],
-            name["tenant"],
+            label["class"],
+            label["tenant"],
             cut["tokens"][i],
             cut["top_ids"][i],
             cut["top_log_probs"][i].astype(np.float32),
             cut["tail"][i],
-            name["first"],
-            name["session"],
+            label["first"],
+            label["session"],
         )
-        for i, name in enumerate(json.loads(metadata["texts"]))
+        for i, label in enumerate(json.loads(metadata["texts"]))
     ]
 
 
 def _parts(texts: Sequence[Text]) -> list[list[Text]]:
+    """Divide texts into those of each file."""
     parts: list[list[Text]] = []
     room = 0
     for text in texts:

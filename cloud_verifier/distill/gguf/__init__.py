@@ -1,1 +1,1 @@
-"""Drafts as GGUF files: import, export, checks and evaluation."""
+"""Read, write, check and measure drafts as GGUF files, the form in which devices run them."""

@@ -1,7 +1,7 @@
-"""Writes a peft LoRA as a GGUF adapter: a small file that llama.cpp puts on top of the draft it was trained from.
+"""Write a peft LoRA as a GGUF adapter, a small file that llama.cpp applies to the draft it was trained from.
 
-llama.cpp adds `alpha / rank * B(Ax)`, with one alpha for the file and the rank of each pair. An adapter changes
-matrices of the layers only: embeddings, and outputs that are tied to them, cannot be adapted.
+llama.cpp adds `alpha / rank * B(Ax)`, with one alpha for the file and the rank of each pair of matrices. An adapter
+changes matrices of the layers only, neither embeddings nor outputs tied to them.
 """
 
 from __future__ import annotations
@@ -18,50 +18,37 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-from cloud_verifier.distill.gguf.exporter import ARCHITECTURES, ExportError, interleave_rotary
-from outrider.artifacts import atomic_files
+from cloud_verifier.distill.gguf.writer import ExportError, architecture_of, interleave_rotary, writing
 
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])(\.default)?\.weight")
 _PLAIN = {"use_dora": False, "rank_pattern": {}, "alpha_pattern": {}, "modules_to_save": None, "bias": "none"}
-"""What a peft configuration must say, or not mention: the rest has no place in the format."""
+"""The only values of these fields of a peft configuration that a GGUF adapter can express."""
 
 
-def export_adapter(adapter_folder: Path, base_folder: Path, out: Path) -> None:
-    """Write the adapter to `out`, which appears whole or not at all.
+def write_adapter(adapter_folder: Path, base_folder: Path, out: Path) -> None:
+    """Write the adapter to `out`, which appears whole or not at all. Raises ExportError.
 
     adapter_folder: `adapter_config.json` and `adapter_model.safetensors`. base_folder: the Hugging Face model that it
-    belongs to, of which only `config.json` is read. Raises ExportError.
+    belongs to, of which only `config.json` is read.
     """
     config, base = _json(adapter_folder / "adapter_config.json"), _json(base_folder / "config.json")
-    _refuse(config, base)
-    architecture = ARCHITECTURES[base["model_type"]]
-    with atomic_files.replacing(out) as partial:
-        writer = gguf.GGUFWriter(partial, gguf.MODEL_ARCH_NAMES[architecture])
+    if config.get("peft_type") != "LORA":
+        raise ExportError(f"the adapter is a {config.get('peft_type')}, only LORA can be exported")
+    for field, plain in _PLAIN.items():
+        if config.get(field, plain) not in (plain, None):
+            raise ExportError(f"{field} is {config[field]!r}, must be {plain!r}: a GGUF adapter has no place for it")
+    architecture = architecture_of(base.get("model_type"))
+    with writing(out, architecture) as writer:
         writer.add_type(gguf.GGUFType.ADAPTER)
         writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
         writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, _alpha(config))
         names = gguf.get_tensor_name_map(architecture, base["num_hidden_layers"])
         for name, array in _tensors(adapter_folder / "adapter_model.safetensors", base, names):
             writer.add_tensor(name, array)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-
-
-def _refuse(config: dict[str, Any], base: dict[str, Any]) -> None:
-    if config.get("peft_type") != "LORA":
-        raise ExportError(f"the adapter is a {config.get('peft_type')}, only LORA can be exported")
-    if base.get("model_type") not in ARCHITECTURES:
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise ExportError(f"the adapter's base is a {base.get('model_type')!r}; known are {known}")
-    for field, plain in _PLAIN.items():
-        if config.get(field, plain) not in (plain, None):
-            raise ExportError(f"{field} is {config[field]!r}, must be {plain!r}: a GGUF adapter has no place for it")
 
 
 def _alpha(config: dict[str, Any]) -> float:
-    """What llama.cpp divides by the rank to get peft's factor."""
+    """Return the alpha with which llama.cpp computes peft's scale."""
     rank, alpha = int(config["r"]), float(config["lora_alpha"])
     return alpha * math.sqrt(rank) if config.get("use_rslora") else alpha
 
@@ -75,12 +62,12 @@ def _tensors(path: Path, base: dict[str, Any], names: gguf.TensorNameMap) -> Ite
                 raise ExportError(f"{key} has no place in a GGUF adapter: adapt matrices of the layers only")
             array = file.get_tensor(key).astype(np.float32)
             if parts["half"] == "B" and base["model_type"] == "llama":
-                array = _as_llama_orders(array, parts["module"], base)
+                array = _reordered(array, parts["module"], base)
             yield f"{mapped}.lora_{parts['half'].lower()}", array
 
 
-def _as_llama_orders(array: NDArray[np.float32], module: str, base: dict[str, Any]) -> NDArray[np.float32]:
-    """B's rows are the matrix's: those of queries and keys are reordered as the matrix is."""
+def _reordered(array: NDArray[np.float32], module: str, base: dict[str, Any]) -> NDArray[np.float32]:
+    """Return B with its rows in llama.cpp's order, which is another for the matrices of queries and keys."""
     if module.endswith("q_proj"):
         return interleave_rotary(array, base["num_attention_heads"])
     if module.endswith("k_proj"):

@@ -1,13 +1,13 @@
-"""Measures drafts as devices run them: the quantised file, in llama.cpp, on texts that the target wrote.
+"""Measure drafts as devices run them: the quantized file, in llama.cpp, on texts that the target wrote.
 
-Every draft reads the same text, and its guesses at each position are compared with the token that is there. With greedy
-drafting and one text that settles every fixed shape: of a tree only the nodes on the text's own path matter, and which
-they are follows from the rank that the draft gave each token. Two shapes are counted:
+Each draft reads the text, and its proposals at each position are compared with the token that is there. Under greedy
+drafting this determines what would be accepted of any token tree of a fixed shape: only nodes on the text's own path
+count, and they follow from the rank that the draft gave each token. Two shapes are counted:
 
-    chain   6 nodes, each the draft's first guess after the one before
-    tree    12 nodes, two wide: the chain, and beside each of its nodes the draft's second guess, which ends the path
+    chain   6 nodes, each the draft's first choice after the one before
+    tree    12 nodes, two wide: the chain, and beside each of its nodes the draft's second choice, which is a leaf
 
-A step commits what the shape got right and the target's own next token.
+A step commits the accepted nodes and the target's next token.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from outrider.llama import LlamaModel, TextReader, TreeContext, measure_widths
 CHAIN = 6
 """Nodes of the chain, and levels of the tree."""
 TREE = 2
-"""Guesses at each level of the tree."""
+"""Nodes at each level of the tree."""
 CONTEXT = 1_024
 """Tokens of a text that are read at most."""
 UNPROMPTED = 8
-"""First tokens of a text at which no guess counts: the prompt, from which a draft would know, is often not recorded. A
-prompt that is stands before the text's `first`, and takes their place."""
+"""First tokens of a text that do not count, unless a prompt of as many tokens precedes its labels: without the prompt,
+from which a draft would know, they cannot be predicted."""
 _ROUNDS = 25
-_LEAST_ROUNDS = 3
+_MIN_ROUNDS = 3
 _TIMED_S = 10.0
-"""After so many seconds no further round begins."""
+"""Seconds after which no further round of timing begins."""
 _HELD = 128
-"""Tokens that a draft holds while its decodes are timed."""
+"""Tokens in a draft's context while its decodes are timed."""
 
-Ranks = NDArray[np.int8]
+TokenRanks = NDArray[np.int8]
 
 
-class HeldOut(Protocol):
-    """What is asked of a text: the dataset's have more."""
+class EvalText(Protocol):
+    """The attributes of a text by which drafts are measured."""
 
     @property
     def traffic_class(self) -> str: ...
@@ -54,129 +54,115 @@ class HeldOut(Protocol):
     def tokens(self) -> NDArray[np.int32]: ...
     @property
     def first(self) -> int:
-        """Position of the first token that counts; those before are context."""
+        """Index of the first label; the tokens before it are context."""
 
 
 @dataclass(frozen=True)
-class Counts:
-    """What one draft did on one text."""
+class DraftCounts:
+    """Counts of one draft on one text."""
 
     right: int
-    """First guesses that were the text's token."""
+    """Positions where the draft's first choice is the text's token."""
     chain_steps: int
-    """Steps that the text takes with the chain."""
+    """Verification steps that the text takes with the chain."""
     tree_steps: int
 
 
 @dataclass(frozen=True)
-class TextCounts:
-    """Two drafts on one text."""
+class TextComparison:
+    """Counts of two drafts on one text."""
 
     traffic_class: str
     session: int
-    """Texts of one session are alike: they are one piece of evidence."""
+    """Texts of one session resemble one another, so they are one sample."""
     positions: int
-    """Tokens that were guessed."""
-    candidate: Counts
-    incumbent: Counts
+    """Tokens that were predicted."""
+    candidate: DraftCounts
+    incumbent: DraftCounts
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Two drafts side by side."""
+class DraftComparison:
+    """Counts of two drafts on the same texts, and their speed."""
 
-    texts: tuple[TextCounts, ...]
+    texts: tuple[TextComparison, ...]
     candidate_ms: float
-    """Milliseconds for a token, one at a time, with `_HELD` tokens held: the best of rounds that took turns, since
-    what else runs on the machine only adds to it."""
+    """Milliseconds to decode one token after `_HELD` others: the minimum of alternating rounds, since whatever else
+    runs on the machine only adds to it."""
     incumbent_ms: float
 
 
-def compare(candidate: Path, incumbent: Path, texts: Iterable[HeldOut], threads: int = 1) -> Measured:
+def compare(candidate: Path, incumbent: Path, texts: Iterable[EvalText], threads: int = 1) -> DraftComparison:
     """Measure two GGUF files on the same texts.
 
-    Texts that are too short to count, or hold ids that a draft lacks, are left out. Raises ModelRefused.
+    Leaves out texts that are too short to count, or that hold ids unknown to a draft. Raises ModelRefused.
     """
     with LlamaModel.load(candidate, threads=threads) as new, LlamaModel.load(incumbent, threads=threads) as old:
         length, ids = min(CONTEXT, new.n_ctx_train, old.n_ctx_train), min(new.vocab_size, old.vocab_size)
-        fitting = [
-            text for text in texts if _first(text) < min(length, len(text.tokens)) and int(text.tokens.max()) < ids
-        ]
+        compared = []
         with (
-            TextReader(new, length=length, threads=threads) as ours,
-            TextReader(old, length=length, threads=threads) as theirs,
+            TextReader(new, length=length, threads=threads) as new_reader,
+            TextReader(old, length=length, threads=threads) as old_reader,
         ):
-            counted = tuple(_both(text, ours, theirs) for text in fitting)
-        new_ms, old_ms = _timed(new, old)
-    return Measured(counted, new_ms, old_ms)
+            for text in texts:
+                tokens, first = text.tokens[:length].tolist(), max(text.first, UNPROMPTED)
+                if first < len(tokens) and int(text.tokens.max()) < ids:
+                    counts = _counts(tokens, first, new_reader), _counts(tokens, first, old_reader)
+                    compared.append(TextComparison(text.traffic_class, text.session, len(tokens) - first, *counts))
+        return DraftComparison(tuple(compared), *_decode_ms(new, old))
 
 
-def steps(ranks: Ranks, levels: int, width: int) -> int:
-    """Steps that a text takes with a fixed shape.
+def steps(ranks: TokenRanks, levels: int, width: int) -> int:
+    """Return the number of verification steps that a text takes with a fixed shape.
 
-    ranks: of each token among the draft's guesses, 0 for the first. levels: of the chain of first guesses. width:
-    guesses at each level; those beside the chain have nothing below them.
+    ranks: of each token among the draft's choices, 0 for the first. levels: of the chain of first choices. width: nodes
+    at each level, of which only the first has children.
     """
-    place = taken = 0
-    while place < len(ranks):
+    position = taken = 0
+    while position < len(ranks):
         level = 0
-        while level < levels and place < len(ranks) and ranks[place] == 0:
-            place, level = place + 1, level + 1
-        if level < levels and place < len(ranks) and ranks[place] < width:
-            place += 1
-        place, taken = place + 1, taken + 1
+        while level < levels and position < len(ranks) and ranks[position] == 0:
+            position, level = position + 1, level + 1
+        if level < levels and position < len(ranks) and ranks[position] < width:
+            position += 1
+        position, taken = position + 1, taken + 1
     return taken
 
 
-def _both(text: HeldOut, ours: TextReader, theirs: TextReader) -> TextCounts:
-    tokens, first = text.tokens[: ours.length].tolist(), _first(text)
-    return TextCounts(
-        text.traffic_class,
-        text.session,
-        len(tokens) - first,
-        _counts(tokens, first, ours),
-        _counts(tokens, first, theirs),
-    )
-
-
-def _first(text: HeldOut) -> int:
-    return max(text.first, UNPROMPTED)
-
-
-def _counts(tokens: Sequence[int], first: int, reader: TextReader) -> Counts:
+def _counts(tokens: Sequence[int], first: int, reader: TextReader) -> DraftCounts:
     ranks = _ranks(tokens, reader)[first - 1 :]
-    return Counts(int((ranks == 0).sum()), steps(ranks, CHAIN, 1), steps(ranks, CHAIN, TREE))
+    return DraftCounts(int((ranks == 0).sum()), steps(ranks, CHAIN, 1), steps(ranks, CHAIN, TREE))
 
 
-def _ranks(tokens: Sequence[int], reader: TextReader) -> Ranks:
-    """Rank of every token but the first among the draft's guesses, `TREE` for all that are not among the best so many.
+def _ranks(tokens: Sequence[int], reader: TextReader) -> TokenRanks:
+    """Return the rank, at most `TREE`, of every token but the first among the draft's choices.
 
-    Of equal logits the lower id is the earlier guess.
+    Of equal logits the lower id is the earlier choice.
     """
-    found: list[Ranks] = []
-    place = 1
+    found: list[TokenRanks] = []
+    position = 1
     for logits in reader.read(tokens[:-1]):
-        wanted = np.asarray(tokens[place : place + len(logits)])[:, None]
-        scores = np.take_along_axis(logits, wanted, 1)
-        equal_before = (logits == scores) & (np.arange(logits.shape[1]) < wanted)
+        actual = np.asarray(tokens[position : position + len(logits)])[:, None]
+        scores = np.take_along_axis(logits, actual, 1)
+        equal_before = (logits == scores) & (np.arange(logits.shape[1]) < actual)
         found.append(np.minimum(((logits > scores) | equal_before).sum(1), TREE).astype(np.int8))
-        place += len(logits)
+        position += len(logits)
     return np.concatenate(found)
 
 
-def _timed(new: LlamaModel, old: LlamaModel) -> tuple[float, float]:
-    """Milliseconds for one token of each."""
-    with _holding(new) as ours, _holding(old) as theirs:
+def _decode_ms(new: LlamaModel, old: LlamaModel) -> tuple[float, float]:
+    """Return the milliseconds in which each model decodes one token."""
+    with _filled_context(new) as new_context, _filled_context(old) as old_context:
         rounds: list[tuple[float, float]] = []
-        until = time.monotonic() + _TIMED_S
-        while len(rounds) < _ROUNDS and (len(rounds) < _LEAST_ROUNDS or time.monotonic() < until):
-            rounds.append((measure_widths(ours, (1,))[1], measure_widths(theirs, (1,))[1]))
-    ours_s, theirs_s = map(min, zip(*rounds, strict=True))
-    return 1e3 * ours_s, 1e3 * theirs_s
+        deadline = time.monotonic() + _TIMED_S
+        while len(rounds) < _ROUNDS and (len(rounds) < _MIN_ROUNDS or time.monotonic() < deadline):
+            rounds.append((measure_widths(new_context, (1,))[1], measure_widths(old_context, (1,))[1]))
+    new_s, old_s = map(min, zip(*rounds, strict=True))
+    return 1e3 * new_s, 1e3 * old_s
 
 
-def _holding(model: LlamaModel) -> TreeContext:
-    """A context with some tokens, as in the midst of a text."""
+def _filled_context(model: LlamaModel) -> TreeContext:
+    """Return a context that holds some tokens, as in the middle of a text."""
     length = min(_HELD, model.n_ctx_train // 2)
     context = TreeContext(model, n_ctx=min(2 * _HELD, model.n_ctx_train), max_sequences=4)
     context.reset(list(itertools.islice(itertools.cycle(range(model.vocab_size)), length)))

@@ -1,51 +1,72 @@
-"""From a trained Hugging Face draft to the one file that devices load: GGUF, quantised, and checked."""
+"""Export a trained Hugging Face draft as the file that devices load: GGUF, quantized, and checked.
+
+The checks show that every tensor is stored as asked, that the file's vocabulary is the target's, and that llama.cpp
+splits text as the target's tokenizer does.
+"""
 
 from __future__ import annotations
 
+import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
+from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from cloud_verifier.distill.gguf import parity
-from cloud_verifier.distill.gguf.exporter import ExportError, check_types, export_gguf, tensor_types
+from cloud_verifier.distill.gguf.writer import ExportError, check_types, tensor_types, write_gguf
 from outrider.artifacts import atomic_files
-from outrider.core.errors import ModelRefused
+from outrider.core.errors import ModelRefused, VocabularyMismatch
+from outrider.core.tokenizer_json import token_table
+from outrider.core.vocabulary import compare_token_tables
 from outrider.llama import LlamaModel
 from outrider.llama.quantize import quantize
 
-Kind = Literal["F32", "F16", "Q8_0", "Q6_K", "Q4_K_M", "Q4_0"]
+Quantization = Literal["F32", "F16", "Q8_0", "Q6_K", "Q4_K_M", "Q4_0"]
+PROBES = 2_000
+"""Number of random strings that tokenizer and llama.cpp must split alike."""
+# Tokenizers disagree on contractions, digits, all sorts of spaces, marks, emoji, code, special tokens spelt out.
+_AWKWARD = (
+    *("I'll", "THEY'RE", "isn't", "o'clock", "'s", "9,876.5", "0x1F", "⅔", "٤٢", "v2beta", "1st", "1234567"),
+    *(" ", "   ", "\t\t", "\n", "\r\n", "\n\n", " \n ", "\u00a0", "\u2003", "\u200d", "        "),
+    *("if x:", "__name__", "->", "===", "##", "'''", "\\t", "[]()", "/*", "…", "–", "£7", "a.b.c", "snake_case"),
+    *("ü", "u\u0308", "œuvre", "größer", "漢字かな", "조선말", "Жизнь", "שלום", "🚀", "👨‍👩‍👦", "\U0001f1eb\U0001f1f7"),
+    *("<s>", "</s>", "<|im_end|>", "<|end", "Hello", "Answer:", "HTTPServer", "!"),
+)
 
 
 @dataclass(frozen=True)
-class Exported:
-    """What came out."""
+class ExportedDraft:
+    """A file that passed all checks."""
 
     path: Path
     size: int
     """Bytes."""
     types: Mapping[str, int]
-    """Storage type -> how many tensors."""
+    """Number of tensors by storage type."""
     probes: int
-    """Strings that llama.cpp and the tokenizer split alike."""
+    """Number of strings that llama.cpp and the tokenizer split alike."""
+
+    def __str__(self) -> str:
+        types = ", ".join(f"{count} {name}" for name, count in sorted(self.types.items()))
+        return f"{self.path}: {self.size} bytes, {types}; {self.probes} strings split as by the tokenizer"
 
 
 def export(
     model_folder: Path,
     tokenizer_folder: Path,
     out: Path,
-    kind: Kind = "Q8_0",
+    quantization: Quantization = "Q8_0",
     *,
     widened: Sequence[str] = (),
     threads: int = 1,
-) -> Exported:
+) -> ExportedDraft:
     """Write a draft for the target whose tokenizer is in `tokenizer_folder`; `out` appears once all checks passed.
 
-    widened: patterns of the tensors that may be stored wider than `kind`, since their rows do not fit its blocks.
+    widened: patterns of the tensors that may be stored wider, since their rows do not fit the quantization's blocks.
     Raises ExportError for a model or tokenizer that cannot be exported, or for a file that fails a check.
     """
     tokenizer_json = tokenizer_folder / "tokenizer.json"
@@ -55,19 +76,19 @@ def export(
     try:
         with atomic_files.replacing(out) as unchecked:
             tokenizer = PreTrainedTokenizerFast.from_pretrained(tokenizer_folder, local_files_only=True)
-            export_gguf(load_model(model_folder), tokenizer, full, name=f"draft-{model_folder.parent.name}")
-            _quantize(full, unchecked, kind, threads)
-            check_types(unchecked, kind, widened)
+            write_gguf(load_model(model_folder), tokenizer, full, name=f"draft-{model_folder.parent.name}")
+            _quantize(full, unchecked, quantization, threads)
+            check_types(unchecked, quantization, widened)
             with _loaded(unchecked) as model:
-                probes = parity.check(model, tokenizer_json.read_text(encoding="utf-8"))
+                probes = check_tokenizer(model, tokenizer_json.read_text(encoding="utf-8"))
             types = Counter(tensor_types(unchecked).values())
     finally:
         full.unlink(missing_ok=True)
-    return Exported(out, out.stat().st_size, dict(types), probes)
+    return ExportedDraft(out, out.stat().st_size, dict(types), probes)
 
 
 def load_model(folder: Path) -> PreTrainedModel:
-    """The causal LM in a folder, in float32. Raises ExportError."""
+    """Load the causal LM in a folder, in float32. Raises ExportError."""
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, use_safetensors=True
@@ -77,12 +98,12 @@ def load_model(folder: Path) -> PreTrainedModel:
     return cast(PreTrainedModel, model.eval())
 
 
-def _quantize(full: Path, out: Path, kind: Kind, threads: int) -> None:
-    if kind == "F32":
+def _quantize(full: Path, out: Path, quantization: Quantization, threads: int) -> None:
+    if quantization == "F32":
         full.rename(out)
         return
     try:
-        quantize(full, out, kind, threads)
+        quantize(full, out, quantization, threads)
     except ValueError as error:
         raise ExportError(str(error)) from error
 
@@ -92,3 +113,34 @@ def _loaded(path: Path) -> LlamaModel:
         return LlamaModel.load(path)
     except ModelRefused as error:
         raise ExportError(f"llama.cpp does not load what was exported: {error}") from error
+
+
+def check_tokenizer(model: LlamaModel, tokenizer_json: str, probes: Sequence[str] | None = None) -> int:
+    """Compare a draft with the target's tokenizer.json: same ids, and same splits of `probes`.
+
+    probes: strings to split; `PROBES` random ones if None. Returns their number. Raises ExportError for a difference.
+    """
+    try:
+        compare_token_tables(model.token_table(), token_table(tokenizer_json))
+    except VocabularyMismatch as error:
+        raise ExportError(str(error)) from error
+    tokenizer = Tokenizer.from_str(tokenizer_json)
+    tokenizer.encode_special_tokens = True  # text from users: a special token spelt out is plain text
+    texts = list(random_probes(tokenizer)) if probes is None else probes
+    for text in texts:
+        ours, theirs = tokenizer.encode(text, add_special_tokens=False).ids, model.tokenize(text)
+        if ours != theirs:
+            raise ExportError(f"llama.cpp splits {text!r:.80} into {theirs[:12]}, the tokenizer into {ours[:12]}")
+    return len(texts)
+
+
+def random_probes(tokenizer: Tokenizer, count: int = PROBES, seed: int = 0) -> Iterator[str]:
+    """Yield strings made of awkward pieces, and of random tokens of the vocabulary."""
+    chance = random.Random(seed)
+    size = tokenizer.get_vocab_size()
+    for i in range(count):
+        length = chance.randint(1, 16)
+        if i % 2:
+            yield "".join(chance.choices(_AWKWARD, k=length))
+        else:
+            yield tokenizer.decode([chance.randrange(size) for _ in range(length)], skip_special_tokens=False)

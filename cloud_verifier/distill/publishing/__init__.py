@@ -1,1 +1,1 @@
-"""Release of trained drafts: the gate, signatures and the coordinator's records."""
+"""Release trained drafts: the gate's decision, signatures, and the coordinator's records."""

@@ -1,4 +1,4 @@
-"""The publisher's key: whoever has it can put drafts on every device that trusts it."""
+"""Create and load the publisher's key, whose owner can put drafts on every device that trusts it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from outrider.artifacts import atomic_files
 from outrider.core.errors import BadRequest
 from outrider.wire.ticket import Signer
 
-_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_OTHER_USERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def create(path: Path) -> Signer:
-    """Make a new key in a file that only its owner reads. Raises BadRequest where there is one already."""
+    """Create a key in a file that only its owner can read. Raises BadRequest if the file exists."""
     path = path.expanduser()
     if path.exists():
         raise BadRequest(f"{path} exists; a key that devices trust is not overwritten: give another name", field="key")
@@ -24,7 +24,7 @@ def create(path: Path) -> Signer:
 
 
 def load(path: Path) -> Signer:
-    """Raises BadRequest for a file that is missing, that others may read, or that is no Ed25519 key."""
+    """Load a key. Raises BadRequest if the file is missing, accessible to other users, or no Ed25519 key."""
     path = path.expanduser()
     try:
         mode, pem = os.stat(path).st_mode, path.read_bytes()
@@ -32,6 +32,6 @@ def load(path: Path) -> Signer:
         raise BadRequest(
             f"publisher key {path} cannot be read: {error.strerror}; make one with `outrider-distill key`", field="key"
         ) from error
-    if mode & _OTHERS:
-        raise BadRequest(f"publisher key {path} can be used by others; run: chmod 600 {path}", field="key")
+    if mode & _OTHER_USERS:
+        raise BadRequest(f"publisher key {path} is accessible to other users; run: chmod 600 {path}", field="key")
     return Signer.from_pem(pem)

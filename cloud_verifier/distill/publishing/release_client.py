@@ -1,4 +1,4 @@
-"""What the coordinator knows of draft releases, asked and told through its Admin service."""
+"""Read and change the coordinator's draft releases through its Admin service."""
 
 from __future__ import annotations
 
@@ -19,54 +19,55 @@ CALL_TIMEOUT_S = 5.0
 
 CANDIDATE, CANARY, STABLE, SUPERSEDED, ROLLED_BACK = "candidate", "canary", "stable", "superseded", "rolled_back"
 DECIDED = (STABLE, SUPERSEDED, ROLLED_BACK)
-"""States in which no canary is to be waited for."""
+"""States in which the coordinator has decided about a release."""
 _STATES = {f"RELEASE_STATE_{state.upper()}": state for state in (CANDIDATE, CANARY, STABLE, SUPERSEDED, ROLLED_BACK)}
 
 
 @dataclass(frozen=True)
-class Known:
-    """One release, as the coordinator has it."""
+class ReleaseRecord:
+    """A release with the state that the coordinator gave it."""
 
     manifest: Manifest
     raw: bytes
-    """SignedManifest."""
-    state: str
+    """The serialized SignedManifest."""
+    state: str = ""
+    """Empty until the coordinator has answered."""
     reason: str = ""
     pinned: bool = False
-    """Stays as it is, whatever is measured; nothing replaces a stable one that is."""
+    """Whether an operator keeps it in its state, so that nothing replaces a stable one."""
 
     @property
     def digest(self) -> str:
         return self.manifest.digest
 
 
-class Releases(Protocol):
-    """All methods raise core errors; Unavailable where the coordinator cannot be reached."""
+class ReleaseRegistry(Protocol):
+    """The coordinator's releases. All methods raise core errors: Unavailable if the coordinator cannot be reached."""
 
-    async def list(self) -> Sequence[Known]:
-        """Every release of every target, the newest first."""
+    async def list(self) -> Sequence[ReleaseRecord]:
+        """Return every release of every target, the newest first."""
 
     async def publish(self, raw: bytes) -> str:
-        """Tell of a SignedManifest; returns its state. The same again changes nothing."""
+        """Publish a SignedManifest and return its state. Doing so again changes nothing."""
 
     async def promote(self, digest: str) -> str:
-        """A candidate to canary, a canary to stable; returns the state that it has then."""
+        """Make a candidate the canary, or a canary stable; return its new state."""
 
 
-class Coordinator:
-    """Releases over gRPC. An async context manager; a connection is made when it is first needed."""
+class ReleaseClient:
+    """The `ReleaseRegistry` over gRPC: an async context manager that connects on first use."""
 
     def __init__(
         self, address: str, *, admin_token: str = "", tls: ClientTls | None = None, insecure: bool = False
     ) -> None:
-        """Raises BadRequest for a plain connection to another machine, unless `insecure`."""
+        """Raises BadRequest for a plain-text connection to another machine, unless `insecure`."""
         self._metadata = (("authorization", f"Bearer {admin_token}"),) if admin_token else ()
         self._channel = channel(address, tls=tls, insecure=insecure)
         self._stub = coordinator_pb2_grpc.AdminStub(self._channel)  # type: ignore[no-untyped-call]
 
-    async def list(self) -> Sequence[Known]:
+    async def list(self) -> Sequence[ReleaseRecord]:
         answer = await self._call(self._stub.ListReleases, pb.ListReleasesRequest())
-        return [_known(release) for release in answer.releases]
+        return [_record(release) for release in answer.releases]
 
     async def publish(self, raw: bytes) -> str:
         answer = await self._call(self._stub.PublishRelease, pb.PublishReleaseRequest(manifest=raw))
@@ -91,13 +92,13 @@ class Coordinator:
         await self._channel.close()
 
 
-def _known(release: pb.Release) -> Known:
-    return Known(
+def _record(release: pb.Release) -> ReleaseRecord:
+    return ReleaseRecord(
         read_unverified(release.manifest), release.manifest, _state(release.state), release.reason, release.pinned
     )
 
 
 def _state(number: int) -> str:
-    """A state that is newer than this program is one that is not decided."""
+    """Return the name of a state; one that this version does not know counts as undecided."""
     named = {value: name for name, value in pb.ReleaseState.items()}
     return _STATES.get(named.get(number, ""), CANDIDATE)

@@ -1,1 +1,1 @@
-"""Training of a draft on the target's recorded distributions."""
+"""Train a draft on the distributions that the target had at each position of recorded text."""

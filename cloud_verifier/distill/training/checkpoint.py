@@ -1,4 +1,4 @@
-"""Training state as safetensors with JSON in the header: no pickle, one file, replaced atomically."""
+"""Save and restore the state of a training as one safetensors file with JSON in its header; there is no pickle."""
 
 from __future__ import annotations
 
@@ -10,86 +10,103 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
-from cloud_verifier.distill.training.ranks import like, whole
 from outrider.artifacts import atomic_files
 
 STATE, BEST = "state.safetensors", "best.safetensors"
 
 
 class CheckpointRefused(ValueError):
-    """A checkpoint that is not of this run; says why."""
+    """The checkpoint belongs to another plan; the message names both."""
 
 
 @dataclass
-class Progress:
-    """Everything about a run that is not a tensor. There is no generator's state: noise follows from seed and step."""
+class TrainingProgress:
+    """Everything about a training but its tensors. It has no random state: noise follows from seed and step."""
 
     plan: str
     """Digest of the plan."""
     step: int = 0
     tokens: int = 0
-    """Learnt from so far."""
+    """Labelled tokens so far."""
     seconds: float = 0.0
-    """Spent in training and measuring, not in loading."""
+    """Seconds of training and evaluation, without loading."""
     overlap: float = 0.0
-    """Mean of the last step's positions: the hybrid loss leaves KL by it."""
+    """Mean overlap of the last step, by which the hybrid loss weighs KL."""
     best_step: int = -1
     best_overlap: float = -1.0
-    """On held-out text, the mean over classes."""
+    """Highest overlap on validation text so far, the mean over classes."""
     first_overlap: float = -1.0
-    """The same before any training."""
+    """Overlap on validation text before any training."""
 
 
-def trained(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The weights that are learnt, by name."""
+def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the weights that are trained, by name."""
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
 def gather(module: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Tensor]:
-    """Return weights, and the optimiser's state if given, as full tensors. All ranks must call it."""
+    """Return weights, and the optimizer's state if given, as full tensors on the CPU. All ranks must call it."""
     tensors = {}
-    for name, parameter in trained(module).items():
-        tensors[f"model.{name}"] = whole(parameter).contiguous()
+    for name, parameter in trainable(module).items():
+        tensors[f"model.{name}"] = _full(parameter)
         for key, value in (optimizer.state.get(parameter, {}) if optimizer else {}).items():
-            tensors[f"optimizer.{key}.{name}"] = whole(torch.as_tensor(value)).contiguous()
+            tensors[f"optimizer.{key}.{name}"] = _full(torch.as_tensor(value))
     return tensors
 
 
-def write(path: Path, tensors: dict[str, Tensor], progress: Progress) -> None:
-    """Write one file; a crash while writing leaves the previous one whole."""
+def write(path: Path, tensors: dict[str, Tensor], progress: TrainingProgress) -> None:
+    """Write a checkpoint; a crash meanwhile leaves the previous one whole. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_files.replacing(path) as partial:
         save_file(tensors, partial, metadata={"progress": json.dumps(asdict(progress))})
 
 
-def progress_of(path: Path) -> Progress | None:
-    """What a file tells of its run; None without one."""
+def read_progress(path: Path) -> TrainingProgress | None:
+    """Return the progress that a checkpoint was written with; None if there is no file."""
     if not path.exists():
         return None
     with safe_open(path, framework="pt") as file:
-        return Progress(**json.loads(file.metadata()["progress"]))
+        return TrainingProgress(**json.loads(file.metadata()["progress"]))
 
 
 def restore(
-    path: Path, module: nn.Module, optimizer: torch.optim.Optimizer | None = None, plan: str | None = None
-) -> Progress | None:
-    """Load a file into module and optimiser; None without one. Raises CheckpointRefused for one of another plan."""
-    progress = progress_of(path)
+    path: Path, plan: str, module: nn.Module, optimizer: torch.optim.Optimizer | None = None
+) -> TrainingProgress | None:
+    """Load a checkpoint into module and optimizer, whatever the number of ranks that wrote it.
+
+    plan: digest of the plan. Returns None if there is no file. Raises CheckpointRefused if it is of another plan.
+    """
+    progress = read_progress(path)
     if progress is None:
         return None
-    if plan is not None and progress.plan != plan:
+    if progress.plan != plan:
         raise CheckpointRefused(f"{path} belongs to another plan ({progress.plan}, not {plan}): use a new folder")
-    parameters = trained(module)
+    parameters = trainable(module)
     with safe_open(path, framework="pt") as file, torch.no_grad():
-        for full in file.keys():  # noqa: SIM118 (it is no dict)
-            part, _, rest = full.partition(".")
+        for full_name in file.keys():  # noqa: SIM118 (it is no dict)
+            part, _, rest = full_name.partition(".")
             if part == "model":
-                parameters[rest].copy_(like(file.get_tensor(full), parameters[rest]))
+                parameters[rest].copy_(_placed_as(parameters[rest], file.get_tensor(full_name)))
             elif optimizer is not None:
                 key, _, name = rest.partition(".")
-                value = file.get_tensor(full)
-                # The count of steps is a scalar on the CPU; the moments are shaped and split as the weight.
-                placed = value if key == "step" else like(value, parameters[name])
+                value = file.get_tensor(full_name)
+                # The step count is a scalar on the CPU; the moments are placed and split as the weight is.
+                placed = value if key == "step" else _placed_as(parameters[name], value)
                 optimizer.state[parameters[name]][key] = placed
     return progress
+
+
+def _full(tensor: Tensor) -> Tensor:
+    """Return the whole of a tensor that may be split among ranks, on the CPU. All ranks must call it."""
+    whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return whole.detach().cpu().contiguous()
+
+
+def _placed_as(parameter: Tensor, full: Tensor) -> Tensor:
+    """Return a whole tensor, which every rank has, on the device of `parameter` and split among ranks as that is."""
+    moved = full.to(parameter.device)
+    if isinstance(parameter, DTensor):
+        return distribute_tensor(moved, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    return moved

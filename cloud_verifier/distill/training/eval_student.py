@@ -1,4 +1,4 @@
-"""How near a student is to the target on held-out text, class by class."""
+"""Evaluate a student on validation text: how close it is to the target, for each traffic class."""
 
 from __future__ import annotations
 
@@ -9,57 +9,52 @@ from dataclasses import dataclass
 import torch
 
 from cloud_verifier.distill.data.texts import Text
-from cloud_verifier.distill.training.batches import Batch, pieces
+from cloud_verifier.distill.training.batches import TrainingBatch, micro_batches
 from cloud_verifier.distill.training.ranks import Ranks
 from cloud_verifier.distill.training.student import Student
 
 
 @dataclass(frozen=True)
-class Nearness:
-    """Means over positions."""
+class StudentScores:
+    """Means over the positions of one class."""
 
     overlap: float
-    """sum min(p, q): how often a guess drawn from the draft is accepted, at temperature 1."""
+    """sum min(p, q): the probability that a token drawn from the draft is accepted at temperature 1."""
     agreement: float
-    """How often the draft's likeliest token is the target's."""
+    """Share of positions where draft and target have the same likeliest token."""
     kl: float
-    """KL(p || q), nats"""
+    """KL(p || q) in nats."""
 
 
-@dataclass(frozen=True)
-class Report:
-    """One measurement."""
-
-    classes: Mapping[str, Nearness]
-
-    @property
-    def overlap(self) -> float:
-        """The mean over classes, whatever their size: one that is rare must not be unlearnt unseen."""
-        return sum(one.overlap for one in self.classes.values()) / len(self.classes)
+def mean_overlap(scores: Mapping[str, StudentScores]) -> float:
+    """Return the mean over classes, all equal in weight, so that a rare class is not forgotten unseen."""
+    return sum(one.overlap for one in scores.values()) / len(scores)
 
 
 def sample(texts: Sequence[Text], tokens: int) -> list[Text]:
-    """The first texts of each class, up to `tokens` of it and at least one."""
+    """Return the first texts of each class, until they have `tokens` labels; at least one text of each."""
     taken: dict[str, int] = defaultdict(int)
-    some = []
+    chosen = []
     for text in texts:
         if taken[text.traffic_class] < tokens:
-            taken[text.traffic_class] += text.learnt
-            some.append(text)
-    return some
+            taken[text.traffic_class] += text.label_count
+            chosen.append(text)
+    return chosen
 
 
-def measure(student: Student, texts: Sequence[Text], ranks: Ranks, width: int, precision: torch.dtype) -> Report:
-    """Measure on all texts, in forward passes of at most `width` tokens. All ranks must call it."""
+def evaluate(
+    student: Student, texts: Sequence[Text], ranks: Ranks, max_tokens: int, precision: torch.dtype
+) -> dict[str, StudentScores]:
+    """Return the scores of each class, from forward passes of at most `max_tokens`. All ranks must call it."""
     classes = sorted({text.traffic_class for text in texts})
     sums = torch.zeros(len(classes), 4, dtype=torch.float64, device=ranks.device)
     student.eval()
     for number, name in enumerate(classes):
         indices = [index for index, text in enumerate(texts) if text.traffic_class == name]
-        for group in pieces(texts, indices, width * ranks.size):
-            # Every rank takes part in every pass, for its share of the weights, even where it has no text of its own.
+        for group in micro_batches(texts, indices, max_tokens * ranks.size):
+            # A rank without a text of its own takes part all the same: the others need its share of the weights.
             mine = group[ranks.rank :: ranks.size]
-            batch = Batch.of([texts[index] for index in mine or group[:1]], ranks.device)
+            batch = TrainingBatch.of([texts[index] for index in mine or group[:1]], ranks.device)
             with torch.no_grad(), torch.autocast(ranks.device.type, precision, enabled=precision != torch.float32):
                 kl, overlap, agreed = student(batch)
             if mine:
@@ -67,6 +62,6 @@ def measure(student: Student, texts: Sequence[Text], ranks: Ranks, width: int, p
                 sums[number] += torch.stack([value.double().to(ranks.device) for value in found])
     student.train()
     rows = ranks.sum(sums).tolist()
-    return Report(
-        {name: Nearness(*(value / row[3] for value in row[:3])) for name, row in zip(classes, rows, strict=True)}
-    )
+    return {
+        name: StudentScores(*(value / row[3] for value in row[:3])) for name, row in zip(classes, rows, strict=True)
+    }

@@ -1,81 +1,71 @@
-"""What a draft is taught: divergences between the target's distribution p and the draft's q, position by position.
+"""Compute the training losses: divergences between the target's distribution p and the draft's q at each position.
 
-The traffic log keeps p as its K likeliest ids and the mass of all others, so both distributions live on K + 1 bins:
-the ids and the rest as one. Every value here is at most (overlap: at least) what the whole vocabulary would give,
-and equal to it where the rest is empty.
+The traffic log keeps p as its K likeliest ids and the probability of all other ids together, so both distributions are
+compared on K + 1 bins. Every KL is at most, and every overlap at least, the one over the whole vocabulary, and they are
+equal where the last bin is empty.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-LossKind = Literal["kl", "tv", "hybrid"]
+from cloud_verifier.distill.training.plan import LossKind
 
-LEAST_MASS = 1e-6
-"""The target's rest is never taken for less, and where it is no more neither is the draft's: the rest of 64 ids is
-often zero up to rounding, and its log is needed."""
-NOTHING = -1e4
-"""In the place of a listed logit; not -inf: a sum over no id at all would have no gradient."""
-
-
-@dataclass(frozen=True)
-class Divergence:
-    """Of n positions, each `[n]`, differentiable with respect to the draft's logits."""
-
-    kl: Tensor
-    """KL(p || q) in nats."""
-    overlap: Tensor
-    """sum min(p, q): the chance that a guess drawn from q is accepted (arXiv 2211.17192). TV(p, q) is 1 - overlap."""
+MIN_TAIL = 1e-6
+"""Least probability that the target's tail counts as, and the draft's too where the target has no more. The tail of 64
+ids is often zero up to rounding, and its logarithm is needed."""
+MASKED_LOGIT = -1e4
+"""Replaces listed logits in the tail's sum. It is finite because a logsumexp over -inf alone has no gradient."""
 
 
-def divergence(logits: Tensor, top_ids: Tensor, top_log_probs: Tensor, tail: Tensor) -> Divergence:
-    """Compare the draft's `logits [n, V]` with the target's `top_ids [n, K]`, `top_log_probs [n, K]`, `tail [n]`.
+def divergence(logits: Tensor, top_ids: Tensor, top_log_probs: Tensor, tail: Tensor) -> tuple[Tensor, Tensor]:
+    """Return KL(p || q) in nats and the overlap of p and q, each `[n]` and differentiable.
 
-    An id may be -1, with a log-prob of -inf, where the target's list is shorter than K.
+    The overlap sum min(p, q) is the probability that a token drawn from q is accepted (arXiv 2211.17192), and total
+    variation is one minus it. logits: the draft's, `[n, V]`. The target's are `top_ids [n, K]`, `top_log_probs [n, K]`
+    and `tail [n]`; an id of -1, with a log-probability of -inf, marks the end of a list shorter than K.
     """
     listed = top_ids >= 0
-    total = logits.logsumexp(1)  # not log_softmax: of a large vocabulary every copy of the logits counts
+    total = logits.logsumexp(1)  # log_softmax would copy the logits, which are large
     log_q = logits.gather(1, top_ids.clamp_min(0)) - total[:, None]
     p = torch.where(listed, top_log_probs.exp(), 0.0)
     q = torch.where(listed, log_q.exp(), 0.0)
-    p_rest = tail.clamp_min(LEAST_MASS)
-    log_q_rest = _log_rest(logits, top_ids, listed) - total
-    # A draft that leaves the rest too little must feel it, however little: only where the target leaves none it may.
-    log_q_rest = torch.where(tail > LEAST_MASS, log_q_rest, log_q_rest.clamp_min(math.log(LEAST_MASS)))
-    q_rest = log_q_rest.exp()
-    # p log p is 0 at p = 0, and -inf - log q must not become NaN there.
+    p_tail = tail.clamp_min(MIN_TAIL)
+    log_q_tail = _log_tail(logits, top_ids, listed) - total
+    # The clamp removes the gradient, so it applies only where the target has no tail that the draft could miss.
+    log_q_tail = torch.where(tail > MIN_TAIL, log_q_tail, log_q_tail.clamp_min(math.log(MIN_TAIL)))
+    q_tail = log_q_tail.exp()
+    # p log p is 0 at p = 0, where -inf - log q would become NaN.
     log_ratio = torch.where(p > 0, top_log_probs - log_q, 0.0)
-    kl = (p * log_ratio).sum(1) + p_rest * (p_rest.log() - log_q_rest)
-    overlap = torch.minimum(p, q).sum(1) + torch.minimum(p_rest, q_rest)
-    return Divergence(kl, overlap)
+    kl = (p * log_ratio).sum(1) + p_tail * (p_tail.log() - log_q_tail)
+    overlap = torch.minimum(p, q).sum(1) + torch.minimum(p_tail, q_tail)
+    return kl, overlap
 
 
-def _log_rest(logits: Tensor, top_ids: Tensor, listed: Tensor) -> Tensor:
-    """Logsumexp `[n]` of all logits but the listed ones: summed, since 1 minus the others has no digits."""
-    named = torch.where(listed, top_ids, top_ids[:, :1])  # the likeliest one is always listed
-    return logits.scatter(1, named, NOTHING).logsumexp(1)
+def _log_tail(logits: Tensor, top_ids: Tensor, listed: Tensor) -> Tensor:
+    """Return the logsumexp `[n]` of all unlisted logits, summed since 1 minus the listed ones has no digits left."""
+    masked = torch.where(listed, top_ids, top_ids[:, :1])  # the likeliest id is always listed
+    return logits.scatter(1, masked, MASKED_LOGIT).logsumexp(1)
 
 
-def loss(found: Divergence, kind: LossKind, alpha: float, eta: float) -> Tensor:
+def loss(kl: Tensor, overlap: Tensor, kind: LossKind, acceptance: float, eta: float) -> Tensor:
     """Return the loss of each position, `[n]`.
 
-    `hybrid` is w KL + (1 - w) TV with w = exp(-eta alpha) (arXiv 2602.23881). alpha: the mean overlap so far, a
-    constant here. A draft that is far off learns by KL, which pulls hard where q has no mass; one that is near by the
-    acceptance itself.
+    `hybrid` is w KL + (1 - w) TV with w = `kl_weight(acceptance, eta)` (arXiv 2602.23881), where `acceptance` is the
+    mean overlap so far, a constant here. A draft that is far from the target learns by KL, which has a gradient where q
+    has no mass; one that is near learns by acceptance itself.
     """
     if kind == "kl":
-        return found.kl
+        return kl
     if kind == "tv":
-        return 1 - found.overlap
-    weight = kl_weight(alpha, eta)
-    return weight * found.kl + (1 - weight) * (1 - found.overlap)
+        return 1 - overlap
+    weight = kl_weight(acceptance, eta)
+    return weight * kl + (1 - weight) * (1 - overlap)
 
 
-def kl_weight(alpha: float, eta: float) -> float:
-    """How much of the hybrid is KL, in (0, 1]."""
-    return math.exp(-eta * alpha)
+def kl_weight(acceptance: float, eta: float) -> float:
+    """Return the share of KL in the hybrid loss, in (0, 1]."""
+    return math.exp(-eta * acceptance)

@@ -1,4 +1,4 @@
-"""What one training run does: `plan.json` in its folder."""
+"""Define the plan of a training run, `plan.json` in its folder, and the schedule that follows from it."""
 
 from __future__ import annotations
 
@@ -8,36 +8,37 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from cloud_verifier.distill.training.losses import LossKind
+from cloud_verifier.distill.run_folder import PLAN
 
-PLAN = "plan.json"
+LossKind = Literal["kl", "tv", "hybrid"]
 
 
 class TrainingPlan(BaseModel):
-    """Frozen for the length of a run: a checkpoint of another plan is refused."""
+    """The settings of one training run, which do not change while it lasts: a checkpoint of another plan is refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     base: Path
-    """The draft to begin with: a GGUF file, or a folder with a Hugging Face causal LM."""
+    """The draft to train: a GGUF file, or a folder with a Hugging Face causal LM."""
     tokenizer: Path
-    """The target's folder: draft and target share one tokenizer, and what is trained here is saved with it."""
+    """The target's folder. Draft and target share one tokenizer, and the result is saved with it."""
     dataset: Path
-    """What `cloud_verifier.distill.data.dataset.build` wrote."""
+    """A folder that `cloud_verifier.distill.data.dataset.build` wrote."""
 
     loss: LossKind = "hybrid"
     eta: float = Field(default=1.0, ge=0)
-    """How fast the hybrid leaves KL as acceptance grows (arXiv 2602.23881)."""
+    """How fast the hybrid loss moves from KL to total variation as acceptance grows (arXiv 2602.23881)."""
     kl_share: float = Field(default=0.5, ge=0, le=1)
-    """First part of the run that is pure KL, whatever the loss: total variation does not pull where q has no mass."""
+    """First part of the run, from 0 to 1, that uses KL alone whatever the loss: total variation has no gradient where
+    the draft gives no probability."""
     lora_rank: int = Field(default=0, ge=0, le=1024)
-    """0: all weights are trained. Else only low-rank additions to the layers' matrices (arXiv 2106.09685)."""
+    """Rank of the LoRA adapters on the layers' matrices (arXiv 2106.09685); 0 trains all weights instead."""
     lora_alpha: float = Field(default=2.0, gt=0)
-    """Weight of the additions, as a multiple of the rank."""
+    """Weight of the adapters, as a multiple of the rank."""
 
     steps: int | None = Field(default=None, ge=1)
     minutes: float | None = Field(default=None, gt=0)
-    """Time spent in training, summed over resumes. Either this or `steps`."""
+    """Minutes of training, summed over resumes. A plan has either this or `steps`."""
     # Measured with the demo pair, draft-narrow on 60,000 tokens of arithmetic (new to it) and 24,000 of code, Q8_0 in
     # llama.cpp, chains of 6, single runs: how much of the way to the general draft tokens per step went on arithmetic
     # (2.08 -> 4.52), and how they changed on code; answers with their prompts as context, but for the last three, and
@@ -49,9 +50,9 @@ class TrainingPlan(BaseModel):
     #   300 steps of 2,048 tokens at 3e-3    49%  -11.8%   answers alone: more than the gate lets pass
     #   150 steps of 2,048 tokens at 6e-3    45%  -21.4%   answers alone
     learning_rate: float = Field(default=3e-3, gt=0)
-    """Of a draft of some million weights; one of hundreds of millions wants a smaller one."""
+    """Peak learning rate. The default suits a draft of some million weights; one of hundreds of millions needs less."""
     # The same draft on 59,000 tokens of arithmetic and 37,000 of code, 2,048 a step at 3e-3, single runs; overlap on
-    # text that is watched, and in the last two lines on more of it:
+    # validation text, and in the last two lines on more of it:
     #                                                                  arithmetic   code
     #   before                                                           0.469      0.764
     #   120 steps, tokens' rate 1,   epsilon 1e-8                        0.766      0.726
@@ -61,34 +62,38 @@ class TrainingPlan(BaseModel):
     #   300 steps, tokens' rate 0.1, epsilon 1e-5, base's share 0        0.788      0.756   (before: 0.452, 0.773)
     #   300 steps, tokens' rate 0.1, epsilon 1e-5, base's share 0.1      0.780      0.763
     adam_epsilon: float = Field(default=1e-5, gt=0)
-    """Gradients far below it make no step. The more weights, the smaller they are: a large draft wants it smaller."""
+    """AdamW's epsilon: gradients far below it change nothing. Gradients shrink as a model grows, so a large draft needs
+    a smaller epsilon."""
     token_rate_share: float = Field(default=0.1, ge=0, le=1)
-    """Share of `learning_rate` at which embeddings and the output layer learn."""
+    """Share of `learning_rate` for the embeddings and the output layer."""
     warmup_steps: int = Field(default=20, ge=0)
+    """Steps in which the rate rises to `learning_rate`."""
     decay_share: float = Field(default=0.5, ge=0, le=1)
-    """Last part of the run, in which the rate falls to zero in a straight line."""
+    """Last part of the run, from 0 to 1, in which the rate falls linearly to zero."""
     base_share: float = Field(default=0.1, ge=0, lt=1)
-    """Part of the base's weights in the mean with the trained ones that is the result (arXiv 2109.01903): it gives back
-    much of what was unlearnt for little of what was learnt. Not with LoRA."""
+    """Weight of the base in the mean of base and trained weights that is the result (arXiv 2109.01903). It undoes much
+    of the forgetting at little cost to what was learnt. LoRA does not use it."""
     weight_decay: float = Field(default=0.0, ge=0)
     gradient_norm: float = Field(default=1.0, gt=0)
+    """Norm to which gradients are clipped."""
     batch_tokens: int = Field(default=4096, ge=1)
-    """Tokens learnt from in one step, over all ranks."""
+    """Labelled tokens of one step, over all ranks."""
     micro_tokens: int = Field(default=2048, ge=1)
-    """Tokens of one forward pass, padding included: bounds the memory of activations and logits."""
+    """Tokens of one forward pass, padding included, which bounds the memory of activations and logits."""
 
     measure_steps: int = Field(default=50, ge=1)
-    """Steps between measurements on held-out text. Not seconds: the best checkpoint must not depend on the machine."""
+    """Steps between evaluations on validation text. They do not follow the clock, so that the best checkpoint does not
+    depend on the machine."""
     measure_tokens: int = Field(default=16_384, ge=1)
-    """Held-out tokens that a measurement takes of each class."""
+    """Validation tokens of each traffic class that an evaluation reads."""
     report_steps: int = Field(default=10, ge=1)
-    """Steps between lines of the curve."""
+    """Steps between lines of `curve.jsonl`."""
     save_seconds: float = Field(default=60.0, ge=0)
-    """The most training that a kill can lose."""
+    """Seconds between checkpoints: the most training that a kill can lose."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["bfloat16", "float32"] = "bfloat16"
-    """Of the products; weights, sums and the optimiser's state are float32."""
+    """Precision of matrix products; weights, sums and the optimizer's state are float32."""
     threads: int = Field(default=1, ge=1, le=1024)
     """CPU threads of each rank."""
     seed: int = 0
@@ -101,7 +106,7 @@ class TrainingPlan(BaseModel):
 
     @classmethod
     def read(cls, folder: Path) -> TrainingPlan:
-        """The plan of a run. Raises OSError, pydantic.ValidationError."""
+        """Read the plan of a run. Raises OSError and pydantic.ValidationError."""
         return cls.model_validate_json((folder / PLAN).read_text(encoding="utf-8"))
 
     def write(self, folder: Path) -> None:
@@ -110,6 +115,21 @@ class TrainingPlan(BaseModel):
 
     @property
     def digest(self) -> str:
-        """Tells plans apart by what they say."""
-        # Of what was said: fields that a later version adds do not part a run from its checkpoint.
+        """Return a digest by which a checkpoint names its plan."""
+        # Only of the fields that were given: a field that a later version adds does not invalidate checkpoints.
         return hashlib.sha256(self.model_dump_json(exclude_unset=True).encode()).hexdigest()[:16]
+
+    def progress(self, step: int, seconds: float) -> float:
+        """Return the part of the run, from 0 to 1, that is over after `step` steps and `seconds` of training."""
+        done = step / self.steps if self.steps is not None else seconds / (60 * (self.minutes or 0.0))
+        return min(1.0, done)
+
+    def rate_at(self, step: int, seconds: float) -> float:
+        """Return the learning rate of the next step: warm-up, then constant, then linear decay to zero."""
+        warmup = min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else 1.0
+        decay = min(1.0, (1 - self.progress(step, seconds)) / self.decay_share) if self.decay_share else 1.0
+        return self.learning_rate * warmup * decay
+
+    def loss_at(self, step: int, seconds: float) -> LossKind:
+        """Return the loss of the next step."""
+        return "kl" if self.progress(step, seconds) < self.kl_share else self.loss

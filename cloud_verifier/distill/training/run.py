@@ -1,11 +1,12 @@
-"""Trains a draft by a plan: `python -m cloud_verifier.distill.training.run RUN_DIR`, or the same under torchrun.
+"""Train a draft by a plan: `python -m cloud_verifier.distill.training.run RUN_DIR`, or the same under torchrun.
 
-RUN_DIR/plan.json says what to do (`TrainingPlan`). Written there: `checkpoint/`, `curve.jsonl`, and at the end `model/`
-(a Hugging Face folder: the best weights and the base's share), `adapter/` (peft, with LoRA) and `done.json`, whose
-overlap is of the best weights alone. Killed at any moment, the
-same command goes on from the last checkpoint; SIGTERM and SIGINT save one first.
+RUN_DIR/plan.json is the plan (`TrainingPlan`). The run writes `checkpoint/` and `curve.jsonl` there, and at its end
+`model/` (a Hugging Face folder with the mean of the best weights and the base's), `adapter/` (peft's, with LoRA) and
+`done.json`, whose overlap is that of the best weights alone. After a kill the same command goes on from the last
+checkpoint; SIGTERM and SIGINT save one first.
 
-Exit codes: 0 done, 143 (130) stopped by SIGTERM (SIGINT), 1 failed, 3 would fail alike again.
+Exit codes: 0 done, 143 (130) stopped by SIGTERM (SIGINT), 1 failed, 3 failed for a reason that another try will meet
+again.
 """
 
 from __future__ import annotations
@@ -28,33 +29,33 @@ from pydantic import ValidationError
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from cloud_verifier.distill.gguf.importer import GgufRefused
-from cloud_verifier.distill.job import HOPELESS
+from cloud_verifier.distill.gguf.reader import GgufRefused
+from cloud_verifier.distill.run_folder import DONE, MODEL, PERMANENT_FAILURE
 from cloud_verifier.distill.training import checkpoint
-from cloud_verifier.distill.training.checkpoint import BEST, CheckpointRefused, Progress
-from cloud_verifier.distill.training.lora import add_lora, merged, save_adapter
+from cloud_verifier.distill.training.checkpoint import BEST, CheckpointRefused, TrainingProgress
 from cloud_verifier.distill.training.plan import TrainingPlan
 from cloud_verifier.distill.training.ranks import Ranks
-from cloud_verifier.distill.training.student import Student, load_base
-from cloud_verifier.distill.training.trainer import Trainer, TrainingFailed
+from cloud_verifier.distill.training.student import load_student
+from cloud_verifier.distill.training.trainer import DraftTrainer, TrainingFailed
 from outrider.artifacts import atomic_files
 
 log = logging.getLogger(__name__)
 
-DONE = "done.json"
+_UNDER_TORCHRUN = "TORCHELASTIC_RUN_ID"
 _PR_SET_PDEATHSIG = 1
 
 
 def train(folder: Path) -> int:
-    """Run the plan in `folder` to its end or to a signal. Returns the exit code."""
+    """Run the plan in `folder` until its end or a signal. Returns the exit code."""
     plan = TrainingPlan.read(folder)
     torch.set_num_threads(plan.threads)
     if (folder / DONE).exists():
         log.info("%s is already there", folder / DONE)
         return 0
-    with _signals() as received, Ranks(plan.device) as ranks:
-        student, _ = _student(plan)
-        trainer = Trainer(folder, plan, student, ranks)
+    ranks = Ranks(plan.device)
+    with _signals() as received, ranks.joined():
+        student, _ = load_student(plan)
+        trainer = DraftTrainer(folder, plan, student, ranks)
         if not trainer.run(stop=lambda: bool(received)):
             if ranks.leads:
                 log.info("saved at step %d; the same command goes on from there", trainer.progress.step)
@@ -71,72 +72,64 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    if "TORCHELASTIC_RUN_ID" in os.environ:
+    if _UNDER_TORCHRUN in os.environ:
         _end_with_torchrun()
     try:
         code = train(arguments.folder)
     except (TrainingFailed, CheckpointRefused, GgufRefused, ValidationError, OSError, ValueError) as error:
         log.error("training failed: %s", error)
-        code = 1 if isinstance(error, OSError) else HOPELESS
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        # At an ordinary exit a thread of gloo's that is still there aborts the process, one time in many.
+        code = 1 if isinstance(error, OSError) else PERMANENT_FAILURE
+    if _UNDER_TORCHRUN in os.environ:
+        # An ordinary exit sometimes aborts the process, where a thread of gloo's still runs.
         logging.shutdown()
         os._exit(code)
     sys.exit(code)
 
 
 def _end_with_torchrun() -> None:
-    """It gives each rank a session of its own, in which ranks would outlive it, were it killed outright (Linux)."""
+    """Let this rank be killed when torchrun ends (Linux), which starts ranks in sessions of their own."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == 1:  # it was killed before that
+        if os.getppid() == 1:  # torchrun ended before the call
             sys.exit(128 + signal.SIGKILL)
 
 
-def _student(plan: TrainingPlan) -> tuple[Student, object | None]:
-    """The student before any training, and peft's handle on its adapters if it has some."""
-    model = load_base(plan.base)
-    handle = add_lora(model, plan.lora_rank, plan.lora_alpha, plan.seed) if plan.lora_rank else None
-    return Student(model), handle
-
-
-def _finish(folder: Path, plan: TrainingPlan, progress: Progress) -> None:
-    """Write the result as a model that is in one piece, and `done.json` last."""
-    student, handle = _student(plan)
-    before = {name: parameter.detach().clone() for name, parameter in student.named_parameters()}
-    checkpoint.restore(folder / "checkpoint" / BEST, student, plan=plan.digest)
+def _finish(folder: Path, plan: TrainingPlan, progress: TrainingProgress) -> None:
+    """Write the resulting model, and `done.json` last."""
+    student, lora = load_student(plan)
     model = student.model
-    if handle is None:
+    base = {name: parameter.detach().clone() for name, parameter in student.named_parameters()}
+    checkpoint.restore(folder / "checkpoint" / BEST, plan.digest, student)
+    if lora is None:
         with torch.no_grad():
             for name, parameter in student.named_parameters():
-                parameter.lerp_(before[name], plan.base_share)
+                parameter.lerp_(base[name], plan.base_share)
     else:
-        save_adapter(handle, _fresh(folder / "adapter"))
-        model = merged(handle)
-    model.save_pretrained(_fresh(folder / "model"))
-    AutoTokenizer.from_pretrained(plan.tokenizer).save_pretrained(folder / "model")
+        lora.save_pretrained(_empty(folder / "adapter"), safe_serialization=True)
+        model = lora.merge_and_unload()
+    model.save_pretrained(_empty(folder / MODEL))
+    AutoTokenizer.from_pretrained(plan.tokenizer).save_pretrained(folder / MODEL)
     done = {
         "step": progress.step,
         "tokens": progress.tokens,
         "seconds": round(progress.seconds, 1),
         "heldout_overlap": {"before": progress.first_overlap, "best": progress.best_overlap},
         "best_step": progress.best_step,
-        "model": "model",
-        "adapter": "adapter" if handle is not None else None,
+        "model": MODEL,
+        "adapter": "adapter" if lora is not None else None,
     }
     atomic_files.write(folder / DONE, json.dumps(done, indent=1).encode() + b"\n")
     log.info("done: held-out overlap %.4f, was %.4f", progress.best_overlap, progress.first_overlap)
 
 
-def _fresh(folder: Path) -> Path:
-    if folder.exists():
-        shutil.rmtree(folder)
+def _empty(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
     return folder
 
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Collect SIGTERM and SIGINT, so that a step is never cut in half."""
+    """Yield a list that collects SIGTERM and SIGINT, so that no step is interrupted."""
     received: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:

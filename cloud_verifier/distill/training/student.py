@@ -1,45 +1,75 @@
-"""The draft while it learns: one forward pass from tokens to how far it is from the target."""
+"""Load the draft that is trained, with LoRA adapters if asked, and compare it with the target in one forward pass."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from cloud_verifier.distill.gguf.importer import import_gguf
-from cloud_verifier.distill.training.batches import Batch
-from cloud_verifier.distill.training.losses import Divergence, divergence
+from cloud_verifier.distill.gguf.reader import read_gguf
+from cloud_verifier.distill.training.batches import TrainingBatch
+from cloud_verifier.distill.training.losses import divergence
+from cloud_verifier.distill.training.plan import TrainingPlan
+
+_LORA_MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""Matrices that get adapters. The embeddings do not: small drafts tie them to the output, which an adapter would not
+follow."""
 
 
 class Student(nn.Module):
-    """A causal LM, of which only the logits that are learnt from are computed.
+    """A causal LM that computes logits at labelled positions only.
 
-    All of it is one module with one forward: the ranks that share it gather its weights at that door.
+    It is one module with one forward method because FSDP gathers the weights of the ranks where that is entered.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Return KL, overlap and whether the likeliest tokens are the same, each `[n]`."""
+    def forward(self, batch: TrainingBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Return KL, overlap, and whether draft and target agree on the likeliest token, each `[n]`."""
         states: Tensor = self.model.model(input_ids=batch.ids, use_cache=False).last_hidden_state
-        logits = self.model.lm_head(states.flatten(0, 1)[batch.places]).float()
-        found: Divergence = divergence(logits, batch.top_ids, batch.top_log_probs, batch.tail)
-        agreed = logits.detach().argmax(1) == batch.top_ids[:, 0]
-        return found.kl, found.overlap, agreed
+        logits = self.model.lm_head(states.flatten(0, 1)[batch.positions]).float()
+        kl, overlap = divergence(logits, batch.top_ids, batch.top_log_probs, batch.tail)
+        return kl, overlap, logits.detach().argmax(1) == batch.top_ids[:, 0]
 
     @property
     def layers(self) -> nn.ModuleList:
         return cast(nn.ModuleList, self.model.model.layers)
 
 
+def load_student(plan: TrainingPlan) -> tuple[Student, Any | None]:
+    """Load the plan's base, and return it with peft's model around it where the plan asks for LoRA.
+
+    Raises GgufRefused, OSError and ValueError.
+    """
+    model = load_base(plan.base)
+    return Student(model), _add_lora(model, plan) if plan.lora_rank else None
+
+
 def load_base(base: Path) -> PreTrainedModel:
-    """Load what a run begins with, in float32. Raises GgufRefused, OSError, ValueError."""
-    model = import_gguf(base) if base.is_file() else AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    # The usual kernel for whole rows: with no mask given, it is causal.
-    model.set_attn_implementation("sdpa")
+    """Load a draft from a GGUF file or a Hugging Face folder, in float32. Raises GgufRefused, OSError, ValueError."""
+    model = read_gguf(base) if base.is_file() else AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    model.set_attn_implementation("sdpa")  # causal where no mask is given
     return cast(PreTrainedModel, model)
+
+
+def _add_lora(model: PreTrainedModel, plan: TrainingPlan) -> Any:
+    """Add LoRA adapters (arXiv 2106.09685), which change nothing yet, and freeze all other weights of `model`.
+
+    Returns peft's model around it. The same plan gives the same adapters.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(plan.seed)
+    config = LoraConfig(
+        r=plan.lora_rank,
+        lora_alpha=plan.lora_alpha * plan.lora_rank,
+        lora_dropout=0.0,
+        target_modules=list(_LORA_MATRICES),
+        task_type="CAUSAL_LM",
+    )
+    return get_peft_model(model, config)

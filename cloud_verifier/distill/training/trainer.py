@@ -1,4 +1,4 @@
-"""One training run: steps, measurements on text that is neither learnt from nor the gate's, checkpoints, the curve."""
+"""Train a student: steps, evaluations on validation text, checkpoints and the curve."""
 
 from __future__ import annotations
 
@@ -14,30 +14,29 @@ from typing import Any
 import torch
 from torch.nn import Parameter
 
-from cloud_verifier.distill.data import dataset
+from cloud_verifier.distill.data.texts import TRAIN, VALIDATION, load_texts
 from cloud_verifier.distill.training import checkpoint
-from cloud_verifier.distill.training.batches import Batch, Order, pieces
-from cloud_verifier.distill.training.checkpoint import BEST, STATE, Progress
-from cloud_verifier.distill.training.eval_student import Report, measure, sample
-from cloud_verifier.distill.training.losses import Divergence, loss
-from cloud_verifier.distill.training.plan import TrainingPlan
+from cloud_verifier.distill.training.batches import BatchSampler, TrainingBatch, micro_batches
+from cloud_verifier.distill.training.checkpoint import BEST, STATE, TrainingProgress
+from cloud_verifier.distill.training.eval_student import evaluate, mean_overlap, sample
+from cloud_verifier.distill.training.losses import loss
+from cloud_verifier.distill.training.plan import LossKind, TrainingPlan
 from cloud_verifier.distill.training.ranks import Ranks
-from cloud_verifier.distill.training.schedule import Orders, orders, progress
 from cloud_verifier.distill.training.student import Student
 
 log = logging.getLogger(__name__)
 
-_OF_TOKENS = ("model.model.embed_tokens.", "model.lm_head.")
-LINE_SECONDS = 10.0
-"""Between lines of the log."""
+_TOKEN_LAYERS = ("model.model.embed_tokens.", "model.lm_head.")
+LOG_SECONDS = 10.0
+"""Seconds between lines of the log."""
 
 
 class TrainingFailed(RuntimeError):
-    """The run cannot go on; says why."""
+    """The run cannot go on; the message says why."""
 
 
-class Trainer:
-    """Trains a student in its run's folder, from where the checkpoint there left off."""
+class DraftTrainer:
+    """Trains a student in its run's folder, from its checkpoint on if there is one."""
 
     def __init__(self, folder: Path, plan: TrainingPlan, student: Student, ranks: Ranks) -> None:
         self._folder = folder
@@ -45,90 +44,97 @@ class Trainer:
         self._student = student.to(ranks.device)
         self._ranks = ranks
         self._precision = getattr(torch, plan.precision)
-        self._texts = dataset.train(plan.dataset)
-        self._heldout = sample(dataset.watched(plan.dataset), plan.measure_tokens)
-        self._order = Order(self._texts, plan.batch_tokens, plan.seed)
+        self._texts = load_texts(plan.dataset / TRAIN)
+        self._validation = sample(load_texts(plan.dataset / VALIDATION), plan.measure_tokens)
+        self._sampler = BatchSampler(self._texts, plan.batch_tokens, plan.seed)
         ranks.shard(student)
-        self._optimizer = optimizer(student, plan)
-        self.progress = self._restored() or Progress(plan.digest)
-        # A run from its start measures first: a line of that is left of one that was killed before it saved.
+        self._optimizer = build_optimizer(student, plan)
+        self.progress = self._restored() or TrainingProgress(plan.digest)
+        # Step 0 is evaluated before any checkpoint: a run that was killed before its first one has left that line.
         self._curve = Curve(folder / "curve.jsonl", self.progress.step or -1) if ranks.leads else None
-        self._saved = self._said = time.monotonic()
+        self._saved = self._logged = time.monotonic()
 
     def run(self, stop: Callable[[], bool]) -> bool:
-        """Train to the end of the plan, or until `stop()`; save. Returns whether the end was reached."""
+        """Train until the plan's end or until `stop()`, and save. Returns whether the end was reached."""
+        now, plan = self.progress, self._plan
         self._student.train()
-        if self.progress.step == 0:
-            self._measure()
+        if now.step == 0:
+            self._evaluate()
         while True:
-            stopped, seconds = self._ranks.of_leader([float(stop()), self.progress.seconds])
-            todo = orders(self._plan, self.progress.step, seconds)
-            if todo.finished or stopped:
+            stopped, seconds = self._ranks.broadcast([float(stop()), now.seconds])
+            finished = plan.progress(now.step, seconds) >= 1
+            if finished or stopped:
                 break
             began = time.monotonic()
-            self._step(todo)
-            self.progress.seconds += time.monotonic() - began
-            if self.progress.step % self._plan.measure_steps == 0:
-                self._measure()
-            (due,) = self._ranks.of_leader([time.monotonic() - self._saved - self._plan.save_seconds])
+            self._step(plan.rate_at(now.step, seconds), plan.loss_at(now.step, seconds))
+            now.seconds += time.monotonic() - began
+            if now.step % plan.measure_steps == 0:
+                self._evaluate()
+            (due,) = self._ranks.broadcast([time.monotonic() - self._saved - plan.save_seconds])
             if due > 0:
                 self._save()
-        if todo.finished and self.progress.step % self._plan.measure_steps:
-            self._measure()
+        if finished and now.step % plan.measure_steps:
+            self._evaluate()
         self._save()
-        return todo.finished
+        return finished
 
-    def _step(self, todo: Orders) -> None:
-        """Learn from one batch. Each position weighs the same, however rows and ranks divide it."""
-        indices = self._order.of_step(self.progress.step)
-        learnt = sum(self._texts[index].learnt for index in indices)
-        # Noise, where a model has any, follows from seed, step and rank: there is no generator's state to keep.
-        torch.manual_seed(hash((self._plan.seed, self.progress.step, self._ranks.rank)))
+    def _step(self, rate: float, kind: LossKind) -> None:
+        """Learn from one batch. Each position has the same weight, however texts and ranks divide them."""
+        now, plan = self.progress, self._plan
+        indices = self._sampler.batch(now.step)
+        labels = sum(self._texts[index].label_count for index in indices)
+        # A model's noise, if it has any, follows from seed, step and rank, so that no random state is saved.
+        torch.manual_seed(hash((plan.seed, now.step, self._ranks.rank)))
         sums = torch.zeros(3, dtype=torch.float64, device=self._ranks.device)
-        for group in pieces(self._texts, indices, self._plan.micro_tokens * self._ranks.size):
-            sums += self._backward(group, todo, learnt)
-        torch.nn.utils.clip_grad_norm_(self._student.parameters(), self._plan.gradient_norm)
+        for group in micro_batches(self._texts, indices, plan.micro_tokens * self._ranks.size):
+            sums += self._backward(group, kind, labels)
+        torch.nn.utils.clip_grad_norm_(self._student.parameters(), plan.gradient_norm)
         for settings in self._optimizer.param_groups:
-            settings["lr"] = todo.rate * settings["share"]
+            settings["lr"] = rate * settings["share"]
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        total, kl, overlap = (self._ranks.sum(sums) / learnt).tolist()
-        if not math.isfinite(total):
-            raise TrainingFailed(f"the loss is {total} at step {self.progress.step}: use a lower learning rate")
-        self.progress.step += 1
-        self.progress.tokens += learnt
-        self.progress.overlap = overlap
-        self._tell(todo, total, kl)
+        mean_loss, kl, overlap = (self._ranks.sum(sums) / labels).tolist()
+        if not math.isfinite(mean_loss):
+            raise TrainingFailed(f"the loss is {mean_loss} at step {now.step}: use a lower learning rate")
+        now.step += 1
+        now.tokens += labels
+        now.overlap = overlap
+        if self._curve and now.step % plan.report_steps == 0:
+            self._curve.write(now, loss=mean_loss, kl=kl, overlap=overlap, rate=rate, heldout_overlap=None)
+        if self._ranks.leads and time.monotonic() - self._logged >= LOG_SECONDS:
+            self._log(mean_loss, kl)
 
-    def _backward(self, group: Sequence[int], todo: Orders, learnt: int) -> torch.Tensor:
-        """Add a piece's gradients; return the sums of loss, KL and overlap over this rank's positions."""
+    def _backward(self, group: Sequence[int], kind: LossKind, labels: int) -> torch.Tensor:
+        """Add the gradients of a micro-batch; return the sums of loss, KL and overlap over this rank's positions."""
         mine = group[self._ranks.rank :: self._ranks.size]
-        batch = Batch.of([self._texts[index] for index in mine or group[:1]], self._ranks.device)
+        batch = TrainingBatch.of([self._texts[index] for index in mine or group[:1]], self._ranks.device)
         with torch.autocast(self._ranks.device.type, self._precision, enabled=self._precision != torch.float32):
             kl, overlap, _ = self._student(batch)
-        losses = loss(Divergence(kl, overlap), todo.loss, self.progress.overlap, self._plan.eta)
-        # A rank without a text here takes part for the sake of the others: with a text that weighs nothing.
+        losses = loss(kl, overlap, kind, self.progress.overlap, self._plan.eta)
+        # A rank without a text of its own takes part all the same, with another rank's text at weight 0.
         weight = float(bool(mine))
-        # The ranks' gradients are averaged, and these are parts of one sum.
-        (losses.sum() * (weight * self._ranks.size / learnt)).backward()  # type: ignore[no-untyped-call]
+        # FSDP averages the ranks' gradients, and these are parts of one sum.
+        (losses.sum() * (weight * self._ranks.size / labels)).backward()  # type: ignore[no-untyped-call]
         return torch.stack([values.detach().double().sum() * weight for values in (losses, kl, overlap)])
 
-    def _measure(self) -> None:
+    def _evaluate(self) -> None:
+        """Measure the overlap on validation text, and keep the weights if they are the best so far."""
         began = time.monotonic()
-        report = measure(self._student, self._heldout, self._ranks, self._plan.micro_tokens, self._precision)
-        now = self.progress
+        scores = evaluate(self._student, self._validation, self._ranks, self._plan.micro_tokens, self._precision)
+        overlap, now = mean_overlap(scores), self.progress
         if now.step == 0:
-            now.first_overlap = report.overlap
-        if report.overlap > now.best_overlap:
-            now.best_step, now.best_overlap = now.step, report.overlap
+            now.first_overlap = overlap
+        if overlap > now.best_overlap:
+            now.best_step, now.best_overlap = now.step, overlap
             tensors = checkpoint.gather(self._student)
             if self._ranks.leads:
                 checkpoint.write(self._folder / "checkpoint" / BEST, tensors, now)
         now.seconds += time.monotonic() - began
         if self._curve:
-            self._curve.measured(now, report)
-            classes = "  ".join(f"{name or 'default'} {one.overlap:.4f}" for name, one in report.classes.items())
-            log.info("step %d  held-out overlap %.4f  (%s)", now.step, report.overlap, classes)
+            classes = {name: asdict(one) for name, one in scores.items()}
+            self._curve.write(now, heldout_overlap=overlap, heldout=classes)
+            shown = "  ".join(f"{name or 'default'} {one.overlap:.4f}" for name, one in scores.items())
+            log.info("step %d  held-out overlap %.4f  (%s)", now.step, overlap, shown)
 
     def _save(self) -> None:
         tensors = checkpoint.gather(self._student, self._optimizer)
@@ -136,43 +142,40 @@ class Trainer:
             checkpoint.write(self._folder / "checkpoint" / STATE, tensors, self.progress)
         self._saved = time.monotonic()
 
-    def _restored(self) -> Progress | None:
+    def _restored(self) -> TrainingProgress | None:
         path = self._folder / "checkpoint" / STATE
-        found = checkpoint.restore(path, self._student, self._optimizer, self._plan.digest)
+        found = checkpoint.restore(path, self._plan.digest, self._student, self._optimizer)
         if found is None:
             return None
-        best = checkpoint.progress_of(self._folder / "checkpoint" / BEST)
-        if best is not None and best.best_overlap > found.best_overlap:  # killed after it, and before the next save
+        best = checkpoint.read_progress(self._folder / "checkpoint" / BEST)
+        if best is not None and best.best_overlap > found.best_overlap:  # it was killed between the two files
             found.best_step, found.best_overlap = best.best_step, best.best_overlap
         if self._ranks.leads:
             log.info("going on from step %d", found.step)
         return found
 
-    def _tell(self, todo: Orders, total: float, kl: float) -> None:
+    def _log(self, mean_loss: float, kl: float) -> None:
         now = self.progress
-        if self._curve is None:
-            return
-        if now.step % self._plan.report_steps == 0:
-            self._curve.stepped(now, total, kl, todo.rate)
-        if time.monotonic() - self._said >= LINE_SECONDS:
-            done = progress(self._plan, now.step, now.seconds)
-            left = now.seconds * (1 - done) / done
-            speed = now.tokens / max(now.seconds, 1e-9)
-            log.info(
-                "step %d  loss %.4f  kl %.4f  overlap %.4f  %.0f tokens/s  %.1f min left",
-                *(now.step, total, kl, now.overlap, speed, left / 60),
-            )
-            self._said = time.monotonic()
+        done = self._plan.progress(now.step, now.seconds)
+        speed, minutes_left = now.tokens / max(now.seconds, 1e-9), now.seconds * (1 - done) / done / 60
+        log.info(
+            "step %d  loss %.4f  kl %.4f  overlap %.4f  %.0f tokens/s  %.1f min left",
+            *(now.step, mean_loss, kl, now.overlap, speed, minutes_left),
+        )
+        self._logged = time.monotonic()
 
 
-def optimizer(student: Student, plan: TrainingPlan) -> torch.optim.Optimizer:
-    """AdamW. What belongs to tokens, embeddings and the output layer, learns at a rate of its own: to a token that the
-    traffic lacks every batch gives a tiny gradient, which Adam makes as long a step of as of any other."""
-    tokens: list[Parameter] = []
-    others: list[Parameter] = []
-    for name, parameter in checkpoint.trained(student).items():
-        (tokens if name.startswith(_OF_TOKENS) else others).append(parameter)
-    groups = [{"params": others, "share": 1.0}, {"params": tokens, "share": plan.token_rate_share}]
+def build_optimizer(student: Student, plan: TrainingPlan) -> torch.optim.Optimizer:
+    """Return AdamW with a lower rate for embeddings and output layer.
+
+    Every batch gives the rows of tokens that the traffic lacks a tiny gradient, which Adam scales up to a step as long
+    as any other.
+    """
+    token_layers: list[Parameter] = []
+    rest: list[Parameter] = []
+    for name, parameter in checkpoint.trainable(student).items():
+        (token_layers if name.startswith(_TOKEN_LAYERS) else rest).append(parameter)
+    groups = [{"params": rest, "share": 1.0}, {"params": token_layers, "share": plan.token_rate_share}]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
         lr=plan.learning_rate,
@@ -183,29 +186,22 @@ def optimizer(student: Student, plan: TrainingPlan) -> torch.optim.Optimizer:
 
 
 class Curve:
-    """`curve.jsonl`: a line of JSON every few steps, flushed, in order of steps."""
+    """The file `curve.jsonl`: JSON lines in order of steps, written one at a time."""
 
     def __init__(self, path: Path, step: int) -> None:
-        """step: where the run goes on; lines beyond it are of a run that was killed after its checkpoint."""
+        """Drop torn lines, and lines beyond `step`, which a killed run wrote after its last checkpoint."""
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        path.write_text("".join(line + "\n" for line in lines if _is_before(line, step)), encoding="utf-8")
+        path.write_text("".join(line + "\n" for line in lines if _is_whole(line, step)), encoding="utf-8")
         self._path = path
 
-    def stepped(self, now: Progress, total: float, kl: float, rate: float) -> None:
-        self._write(now, loss=total, kl=kl, overlap=now.overlap, rate=rate, heldout_overlap=None)
-
-    def measured(self, now: Progress, report: Report) -> None:
-        classes = {name: asdict(one) for name, one in report.classes.items()}
-        self._write(now, heldout_overlap=report.overlap, heldout=classes)
-
-    def _write(self, now: Progress, **values: Any) -> None:
+    def write(self, now: TrainingProgress, **values: Any) -> None:
         line = {"step": now.step, "seconds": round(now.seconds, 3), "tokens": now.tokens, **values}
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
 
-def _is_before(line: str, step: int) -> bool:
-    """Whether a line is whole, and of `step` at the latest."""
+def _is_whole(line: str, step: int) -> bool:
+    """Return whether a line is valid JSON, and of `step` at the latest."""
     try:
         return int(json.loads(line)["step"]) <= step
     except ValueError:

@@ -12,7 +12,7 @@ import transformers
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from cloud_verifier.distill.gguf.exporter import QWEN2_SPLIT
+from cloud_verifier.distill.gguf.writer import QWEN2_SPLIT
 
 WORDS = ["the cat sat on the mat", "def run(self): return 12 + 34", "Question: how many? Answer: 42", "naïve café 日本"]
 SHAPE: dict[str, Any] = {

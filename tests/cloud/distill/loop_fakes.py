@@ -14,12 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloud_verifier.distill.config import DistillConfig
-from cloud_verifier.distill.data.dataset import DatasetCard, DatasetPlan
-from cloud_verifier.distill.data.traffic_counts import TrafficWatch
-from cloud_verifier.distill.loop import Loop
-from cloud_verifier.distill.publishing.ledger import Ledger
-from cloud_verifier.distill.publishing.publisher import Publisher, TargetHashes
-from cloud_verifier.distill.publishing.release_client import CANARY, CANDIDATE, STABLE, SUPERSEDED, Known
+from cloud_verifier.distill.data.plan import DatasetCard, DatasetPlan
+from cloud_verifier.distill.data.traffic_counts import TrafficCounter
+from cloud_verifier.distill.loop import DistillLoop
+from cloud_verifier.distill.publishing.publisher import Publisher, ReleaseLedger, TargetHashes
+from cloud_verifier.distill.publishing.release_client import CANARY, CANDIDATE, STABLE, SUPERSEDED, ReleaseRecord
 from cloud_verifier.distill.stage_processes import StageFailed
 from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import BadRequest, Unavailable
@@ -35,12 +34,12 @@ class FakeReleases:
     """A coordinator with a store that can be lost, and a canary that ends when it is told to."""
 
     def __init__(self) -> None:
-        self.known: dict[str, Known] = {}
+        self.known: dict[str, ReleaseRecord] = {}
         self.published: list[bytes] = []
         """Every manifest that it was told of and did not know."""
         self.away = False
 
-    async def list(self) -> Sequence[Known]:
+    async def list(self) -> Sequence[ReleaseRecord]:
         self._answer()
         return sorted(self.known.values(), key=lambda known: -known.manifest.version)
 
@@ -52,7 +51,7 @@ class FakeReleases:
                 raise BadRequest(f"version {manifest.version} is not the newest")
             self.published.append(raw)
             busy = any(known.state == CANARY for known in self.known.values())
-            self.known[manifest.digest] = Known(manifest, raw, CANDIDATE if busy else CANARY)
+            self.known[manifest.digest] = ReleaseRecord(manifest, raw, CANDIDATE if busy else CANARY)
         return self.known[manifest.digest].state
 
     async def promote(self, digest: str) -> str:
@@ -65,9 +64,9 @@ class FakeReleases:
         if state == STABLE:
             for known in list(self.known.values()):
                 if known.state == STABLE:
-                    self.known[known.digest] = Known(known.manifest, known.raw, SUPERSEDED)
+                    self.known[known.digest] = ReleaseRecord(known.manifest, known.raw, SUPERSEDED)
         old = self.known[digest]
-        self.known[digest] = Known(old.manifest, old.raw, state, reason)
+        self.known[digest] = ReleaseRecord(old.manifest, old.raw, state, reason)
 
     def pin(self, digest: str) -> None:
         self.known[digest] = replace(self.known[digest], pinned=True)
@@ -216,14 +215,14 @@ class World:
         return DistillConfig(**{**told, **self.settings})
 
     def publisher(self) -> Publisher:
-        ledger = Ledger(self.folder / "state" / "releases")
+        ledger = ReleaseLedger(self.folder / "state" / "releases")
         artifacts = ArtifactStore(self.folder / "artifacts", ".gguf")
         return Publisher(self.releases, ledger, artifacts, SIGNER, self.target, lambda: self.now)
 
-    def loop(self) -> Loop:
+    def loop(self) -> DistillLoop:
         """As it comes up after a start."""
-        watch = TrafficWatch(self.log, TARGET.weights_hash, self.config.alarm_tokens, lambda: self.now)
-        return Loop(self.config, self.stages, self.publisher(), watch, lambda: self.now)
+        counter = TrafficCounter(self.log, TARGET.weights_hash, self.config.alarm_tokens, lambda: self.now)
+        return DistillLoop(self.config, self.stages, self.publisher(), counter, lambda: self.now)
 
     def traffic(self, tokens: int, name: str = "sums", right: float = 1.0, **more: Any) -> None:
         """New traffic, a second after what there was."""

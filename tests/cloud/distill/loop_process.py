@@ -16,33 +16,34 @@ from pathlib import Path
 
 from loop_fakes import TARGET, FakeLog, World, passage, write_stage
 
-from cloud_verifier.distill.data.traffic_counts import TrafficWatch
-from cloud_verifier.distill.loop import Loop
+from cloud_verifier.distill.data.traffic_counts import TrafficCounter
+from cloud_verifier.distill.loop import DistillLoop
 from cloud_verifier.distill.publishing.keys import load
-from cloud_verifier.distill.publishing.ledger import Ledger
-from cloud_verifier.distill.publishing.publisher import Publisher
-from cloud_verifier.distill.publishing.release_client import Coordinator
-from cloud_verifier.distill.stage_processes import Budget, Children
+from cloud_verifier.distill.publishing.publisher import Publisher, ReleaseLedger
+from cloud_verifier.distill.publishing.release_client import ReleaseClient
+from cloud_verifier.distill.stage_processes import StageProcesses
 from outrider.artifacts.store import ArtifactStore
 
 STAGES = ("dataset", "training", "export", "gate")
 
 
 async def loop(folder: Path, address: str) -> None:
-    config = World(folder, settings={"retry_s": 0.1, "poll_s": 0.05}).config
+    config = World(
+        folder, settings={"retry_s": 0.1, "poll_s": 0.05, "nice": 3, "train_minutes": 1.0, "stage_minutes": 1.0}
+    ).config
     modules = {stage: [__file__, stage] for stage in STAGES}
     log = FakeLog([passage("one", 1_000, "sums", 500.0)])
-    async with Coordinator(address, admin_token="sesame") as releases:
+    async with ReleaseClient(address, admin_token="sesame") as releases:
         publisher = Publisher(
             releases,
-            Ledger(config.state / "releases"),
+            ReleaseLedger(config.state / "releases"),
             ArtifactStore(config.artifacts, ".gguf"),
             load(folder / "key.pem"),
             TARGET,
         )
-        watch = TrafficWatch(log, TARGET.weights_hash, config.alarm_tokens)
-        children = Children(Budget(1, 3, 60.0, 60.0), modules)
-        work = asyncio.create_task(Loop(config, children, publisher, watch).run())
+        counter = TrafficCounter(log, TARGET.weights_hash, config.alarm_tokens)
+        loop = DistillLoop(config, StageProcesses(config, modules), publisher, counter)
+        work = asyncio.create_task(loop.run())
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, work.cancel)
         await work
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from tiny_drafts import TOP, ListedLog, passage, random_text
 
-from cloud_verifier.distill.data import dataset
-from cloud_verifier.distill.data.dataset import DatasetEmpty, DatasetPlan, build
-from cloud_verifier.distill.data.texts import Text, load_texts, save_texts
-from cloud_verifier.distill.training.batches import Batch
+from cloud_verifier.distill.data.dataset import DatasetEmpty, build
+from cloud_verifier.distill.data.plan import DatasetCard, DatasetPlan
+from cloud_verifier.distill.data.texts import HELDOUT, TRAIN, VALIDATION, Text, load_texts, save_texts
+from cloud_verifier.distill.training.batches import TrainingBatch
 from cloud_verifier.traffic.passage import Passage
 
 
@@ -23,7 +23,7 @@ def plan(**changes: Any) -> DatasetPlan:
 
 
 def all_texts(folder: Path) -> list[Text]:
-    return [*dataset.train(folder), *dataset.watched(folder), *dataset.heldout(folder)]
+    return [*load_texts(folder / TRAIN), *load_texts(folder / VALIDATION), *load_texts(folder / HELDOUT)]
 
 
 def sessions(count: int, **changes: Any) -> list[Passage]:
@@ -63,16 +63,16 @@ def test_a_prompt_is_read_before_a_text_and_is_no_label(tmp_path: Path) -> None:
         source = known[tuple(text.tokens[4:29].tolist())]
         assert np.array_equal(text.top_ids[4:29], source.top_ids)
     # What is counted is what is learnt from or measured on: here also each session's first token, and no prompt.
-    assert sum(text.learnt for text in texts) == 20 * 40
-    assert not any(250 in text.tokens for text in dataset.train(tmp_path / "without"))
+    assert sum(text.label_count for text in texts) == 20 * 40
+    assert not any(250 in text.tokens for text in load_texts(tmp_path / "without" / TRAIN))
 
 
 def test_no_guess_at_a_prompt_is_trained_on(tmp_path: Path) -> None:
     text = random_text(np.random.default_rng(0), 12, first=5)
     asked = dataclasses.replace(text, top_ids=np.where(np.arange(12)[:, None] < 5, -1, text.top_ids))
-    batch = Batch.of([asked], torch.device("cpu"))
-    assert batch.places.tolist() == list(range(4, 11))
-    assert (batch.top_ids >= 0).all() and len(batch.tail) == text.learnt == 7
+    batch = TrainingBatch.of([asked], torch.device("cpu"))
+    assert batch.positions.tolist() == list(range(4, 11))
+    assert (batch.top_ids >= 0).all() and len(batch.tail) == text.label_count == 7
 
 
 def test_many_texts_are_spread_over_files_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,13 +98,13 @@ def positions(texts: list[Text]) -> list[tuple[bytes, int]]:
 def test_every_recorded_position_is_learnt_from_or_held_out(tmp_path: Path) -> None:
     log = ListedLog(sessions(40))
     card = build(log, tmp_path / "d", plan(), now=500.0)
-    train, held = dataset.train(tmp_path / "d"), dataset.heldout(tmp_path / "d")
+    train, held = load_texts(tmp_path / "d" / TRAIN), load_texts(tmp_path / "d" / HELDOUT)
     # Of each session all but its first token, for which nothing speaks.
-    assert sum(text.learnt for text in all_texts(tmp_path / "d")) == 40 * 39
-    assert card.train_tokens == sum(text.learnt for text in train)
-    assert sum(card.heldout.values()) == sum(text.learnt for text in held)
+    assert sum(text.label_count for text in all_texts(tmp_path / "d")) == 40 * 39
+    assert card.train_tokens == sum(text.label_count for text in train)
+    assert sum(card.heldout.values()) == sum(text.label_count for text in held)
     assert 2 <= len(held) <= 20
-    assert dataset.read_card(tmp_path / "d") == card
+    assert DatasetCard.read(tmp_path / "d") == card
 
 
 def test_a_text_has_the_distributions_of_its_own_positions(tmp_path: Path) -> None:
@@ -124,14 +124,14 @@ def test_a_text_has_the_distributions_of_its_own_positions(tmp_path: Path) -> No
 
 def test_fewer_ids_are_kept_with_the_others_mass_in_the_tail(tmp_path: Path) -> None:
     build(ListedLog(sessions(12)), tmp_path / "d", plan(top=3), now=500.0)
-    for text in dataset.train(tmp_path / "d"):
+    for text in load_texts(tmp_path / "d" / TRAIN):
         assert text.top_ids.shape[1] == 3
         np.testing.assert_allclose(np.exp(text.top_log_probs).sum(1) + text.tail, 1.0, atol=3e-3)
 
 
 def test_a_log_with_fewer_ids_than_asked_for_is_filled_with_none(tmp_path: Path) -> None:
     build(ListedLog(sessions(12, top=2)), tmp_path / "d", plan(top=4), now=500.0)
-    (text, *_) = dataset.train(tmp_path / "d")
+    (text, *_) = load_texts(tmp_path / "d" / TRAIN)
     assert (text.top_ids[:, 2:] == -1).all() and np.isneginf(text.top_log_probs[:, 2:]).all()
     np.testing.assert_allclose(np.exp(text.top_log_probs).sum(1) + text.tail, 1.0, atol=2e-3)
 
@@ -140,8 +140,12 @@ def test_a_held_out_session_is_held_out_in_every_dataset(tmp_path: Path) -> None
     few, many = sessions(20), sessions(60)
     build(ListedLog(few), tmp_path / "few", plan(seed=1), now=500.0)
     build(ListedLog(many), tmp_path / "many", plan(seed=2), now=500.0)
-    assert set(positions(dataset.heldout(tmp_path / "few"))) <= set(positions(dataset.heldout(tmp_path / "many")))
-    assert not set(positions(dataset.train(tmp_path / "many"))) & set(positions(dataset.heldout(tmp_path / "few")))
+    assert set(positions(load_texts(tmp_path / "few" / HELDOUT))) <= set(
+        positions(load_texts(tmp_path / "many" / HELDOUT))
+    )
+    assert not set(positions(load_texts(tmp_path / "many" / TRAIN))) & set(
+        positions(load_texts(tmp_path / "few" / HELDOUT))
+    )
 
 
 def test_only_text_of_one_target_is_taken_the_newest_unless_named(tmp_path: Path) -> None:
@@ -150,7 +154,7 @@ def test_only_text_of_one_target_is_taken_the_newest_unless_named(tmp_path: Path
     card = build(log, tmp_path / "d", plan(), now=500.0)
     assert card.weights_hash == "target" and card.left_out["other_target"] == 20 * 40
     assert build(log, tmp_path / "d", plan(weights_hash="before"), now=500.0).weights_hash == "before"
-    assert {text.traffic_class for text in dataset.train(tmp_path / "d")} == {"x"}
+    assert {text.traffic_class for text in load_texts(tmp_path / "d" / TRAIN)} == {"x"}
 
 
 def test_the_card_says_what_there_is_of_class_tenant_and_age(tmp_path: Path) -> None:
@@ -175,14 +179,14 @@ def test_text_that_vanishes_while_the_log_is_read_is_left_out(tmp_path: Path) ->
     class Shrinking(ListedLog):
         """Loses the second halves of all sessions after the first reading."""
 
-        def read(self, since_unix: float = 0.0, now: float | None = None) -> Any:
+        def read(self, since_unix: float = 0.0, now: float | None = None, *, whole: bool = True) -> Any:
             yield from list(super().read(since_unix, now))
             self.passages = [one for one in self.passages if one.start == 0 or int(one.session_id) % 2]
 
     card = build(Shrinking(sessions(40)), tmp_path / "d", plan(), now=500.0)
     texts = all_texts(tmp_path / "d")
     assert len(texts) == 20 and all(len(text.tokens) == 40 for text in texts)
-    assert card.train_tokens == sum(text.learnt for text in dataset.train(tmp_path / "d"))
+    assert card.train_tokens == sum(text.label_count for text in load_texts(tmp_path / "d" / TRAIN))
 
 
 @pytest.mark.parametrize(("count", "share", "said"), [(0, 0.5, "no passage"), (1, 0.5, "all are needed")])
@@ -197,7 +201,7 @@ def test_a_dataset_takes_the_place_of_an_earlier_one_whole(tmp_path: Path) -> No
     build(ListedLog(sessions(60)), tmp_path / "d", plan(), now=500.0)
     (tmp_path / "d" / "train" / "00077.safetensors").write_bytes(b"left over")
     card = build(ListedLog(sessions(30)), tmp_path / "d", plan(), now=600.0)
-    assert sum(text.learnt for text in dataset.train(tmp_path / "d")) == card.train_tokens
+    assert sum(text.label_count for text in load_texts(tmp_path / "d" / TRAIN)) == card.train_tokens
 
 
 def test_the_gate_sees_old_classes_whatever_the_replay_share(tmp_path: Path) -> None:
@@ -227,18 +231,18 @@ def test_few_classes_are_told_apart_and_the_others_are_one(tmp_path: Path) -> No
     card = build(log, tmp_path / "d", plan(classes=1, named=("class-3",)), now=500.0)
     assert set(card.train) <= {"code", "class-3", "(others)"} and "(others)" in card.train
     texts = all_texts(tmp_path / "d")
-    assert sum(text.learnt for text in texts) == 88 * 39
+    assert sum(text.label_count for text in texts) == 88 * 39
 
 
 def test_what_a_small_tenant_may_give_is_as_much_less_of_what_is_held_out() -> None:
     whole = plan(tokens=400_000, tenant_tokens=20_000)
-    assert whole.limits(400_000, by_class=False).tenant_tokens == 20_000
-    assert whole.limits(40_000, by_class=True).tenant_tokens == 2_000
+    assert whole.tenant_floor(400_000) == 20_000
+    assert whole.tenant_floor(40_000) == 2_000
 
 
 def test_what_chooses_the_best_checkpoint_is_not_what_the_gate_measures_on(tmp_path: Path) -> None:
     build(ListedLog(sessions(200)), tmp_path / "d", plan(), now=500.0)
-    parts = [set(positions(part(tmp_path / "d"))) for part in (dataset.train, dataset.watched, dataset.heldout)]
+    parts = [set(positions(load_texts(tmp_path / "d" / part))) for part in (TRAIN, VALIDATION, HELDOUT)]
     assert all(parts) and sum(map(len, parts)) == len(set.union(*parts)) == 200
     assert len(parts[1]) < len(parts[2])
 
@@ -249,6 +253,6 @@ def test_nothing_is_learnt_that_is_nearly_the_same_as_what_is_held_out(tmp_path:
         tokens = np.random.default_rng(number).integers(0, 200, 40).tolist()
         twins += [passage(f"{number}-{turn}", 0, tokens) for turn in ("a", "b")]
     card = build(ListedLog(twins), tmp_path / "d", plan(), now=500.0)
-    learnt = {text.tokens.tobytes() for text in dataset.train(tmp_path / "d")}
-    assert learnt and not learnt & {text.tokens.tobytes() for text in dataset.heldout(tmp_path / "d")}
+    learnt = {text.tokens.tobytes() for text in load_texts(tmp_path / "d" / TRAIN)}
+    assert learnt and not learnt & {text.tokens.tobytes() for text in load_texts(tmp_path / "d" / HELDOUT)}
     assert card.left_out["held_out"] > 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from exportable import save_model, save_tokenizer
 
 from cloud_verifier.distill import cli
 from cloud_verifier.distill.config import DistillConfig
-from cloud_verifier.distill.factory import _alone, target_hashes
+from cloud_verifier.distill.factory import _locked, target_hashes
 from cloud_verifier.distill.publishing import keys
 from outrider.core.errors import BadRequest, Overloaded
 
@@ -67,7 +69,7 @@ def test_settings_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("OUTRIDER_DISTILL_GATE_GAIN", "0.07")
     monkeypatch.setenv("OUTRIDER_DISTILL_TRAINING_OPTIONS", '{"steps": 3}')
     config = DistillConfig()
-    assert config.rule.gain == 0.07 and config.training_options == {"steps": 3}
+    assert config.gate_rule.gain == 0.07 and config.training_options == {"steps": 3}
 
 
 def test_a_draft_is_exported_by_hand(call, tmp_path: Path) -> None:
@@ -75,15 +77,15 @@ def test_a_draft_is_exported_by_hand(call, tmp_path: Path) -> None:
     told = ("--model", str(model), "--tokenizer", str(target), "--out", str(tmp_path / "draft.gguf"))
     status, out, _ = call("export", *told)
     assert status == 0 and "Q8_0" in out
-    assert call("export", *told, "--kind", "Q9")[0] == 2
+    assert call("export", *told, "--quantization", "Q9")[0] == 2
     status, _, err = call("export", "--model", str(target), *told[2:])
     assert status == 1 and "no causal LM" in err
 
 
 def test_two_loops_do_not_share_a_folder(tmp_path: Path) -> None:
-    with _alone(tmp_path), pytest.raises(Overloaded, match="another outrider-distill"), _alone(tmp_path):
+    with _locked(tmp_path), pytest.raises(Overloaded, match="another outrider-distill"), _locked(tmp_path):
         pass
-    with _alone(tmp_path):
+    with _locked(tmp_path):
         pass
 
 
@@ -101,3 +103,16 @@ def test_the_target_is_known_by_what_its_verifiers_announce() -> None:
 def test_a_folder_that_is_no_target_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match=r"no tokenizer\.json"):
         target_hashes(tmp_path)
+
+
+@pytest.mark.parametrize("command", [(), ("run",), ("key",), ("train",)])
+def test_help_imports_nothing_that_takes_long(command: tuple[str, ...]) -> None:
+    heavy = {"torch", "transformers", "numpy", "grpc", "google.protobuf", "pyarrow", "llama_cpp", "prometheus_client"}
+    code = (
+        "import sys; from cloud_verifier.distill import cli\n"
+        f"try: cli.main({[*command, '--help']!r})\n"
+        f"except SystemExit as ended: print(ended.code, sorted({heavy!r} & set(sys.modules)))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "usage: outrider-distill" in said
+    assert said.splitlines()[-1] == "0 []"

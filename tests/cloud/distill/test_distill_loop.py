@@ -12,13 +12,13 @@ import pytest
 from loop_fakes import World, card, killed_at, passage, write_stage
 
 from cloud_verifier.distill import loop as loop_module
-from cloud_verifier.distill import state
-from cloud_verifier.distill.job import Job
-from cloud_verifier.distill.loop import Loop
+from cloud_verifier.distill import run_folder, state, transitions, watcher
+from cloud_verifier.distill.loop import DistillLoop
 from cloud_verifier.distill.publishing import publisher
 from cloud_verifier.distill.publishing.release_client import CANARY, CANDIDATE, ROLLED_BACK, STABLE
+from cloud_verifier.distill.run_folder import Job
 from cloud_verifier.distill.stage_processes import StageFailed
-from cloud_verifier.distill.state import Outcome
+from cloud_verifier.distill.state import RunOutcome
 from outrider.artifacts.hashing import file_digest
 from outrider.core.errors import BadRequest, ModelRefused, Unavailable
 
@@ -30,7 +30,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-async def until_idle(loop: Loop, steps: int = 50) -> Loop:
+async def until_idle(loop: DistillLoop, steps: int = 50) -> DistillLoop:
     """Take steps as long as there is something to do at once."""
     for _ in range(steps):
         if await loop.step() > 0:
@@ -38,7 +38,7 @@ async def until_idle(loop: Loop, steps: int = 50) -> Loop:
     raise AssertionError(f"still busy: {loop.state}")
 
 
-def last(loop: Loop) -> Outcome:
+def last(loop: DistillLoop) -> RunOutcome:
     return loop.state.history[-1]
 
 
@@ -127,9 +127,9 @@ async def test_the_next_run_starts_from_the_stable_release_and_must_beat_it(worl
     first = last(loop).release
     world.traffic(1_000)
     await until_idle(loop)
-    told = Job.read(world.folder / "state" / "runs" / "2")
-    assert told.incumbent.name == f"{first}.gguf"
-    assert told.base == world.folder / "state" / "runs" / "1" / "model", "its weights before they were quantised"
+    job = Job.read(world.folder / "state" / "runs" / "2")
+    assert job.incumbent.name == f"{first}.gguf"
+    assert job.base == world.folder / "state" / "runs" / "1" / "model", "its weights before they were quantised"
     assert world.releases.versions == [1, 2]
 
 
@@ -159,15 +159,15 @@ async def test_a_stage_that_keeps_failing_is_given_up_with_its_traffic(world: Wo
     assert (last(loop).result, loop.state.run) == ("failed", None)
 
 
-async def test_what_is_hopeless_is_given_up_at_once(world: World) -> None:
-    world.stages.fails["dataset"] = [StageFailed("dataset", "nothing held out", hopeless=True)]
+async def test_what_would_fail_again_is_given_up_at_once(world: World) -> None:
+    world.stages.fails["dataset"] = [StageFailed("dataset", "nothing held out", permanent=True)]
     world.traffic(1_000)
     loop = await until_idle(world.loop())
     assert (last(loop).result, world.stages.begun) == ("failed", ["dataset"])
 
 
 async def test_a_run_that_comes_too_early_to_be_judged_waits_for_more_traffic_and_uses_none_up(world: World) -> None:
-    world.stages.fails["dataset"] = [StageFailed("dataset", "3 held-out sessions", early=True)]
+    world.stages.fails["dataset"] = [StageFailed("dataset", "3 held-out sessions", too_early=True)]
     world.traffic(1_000)
     loop = await until_idle(world.loop())
     assert (loop.state.run, loop.state.history, loop.state.used_unix) == (None, (), 0.0)
@@ -183,7 +183,7 @@ async def test_a_run_that_failed_changes_nothing_of_what_is_usual(world: World) 
     release = file_digest(world.folder / "narrow.gguf")
     world.traffic(300, "code", 0.8, draft_release=release)
     loop = await until_idle(world.loop())
-    world.stages.fails["dataset"] = [StageFailed("dataset", "nothing held out", hopeless=True)]
+    world.stages.fails["dataset"] = [StageFailed("dataset", "nothing held out", permanent=True)]
     world.traffic(250, "code", 0.3, draft_release=release)
     await until_idle(loop)
     assert last(loop).result == "failed" and loop.state.usual == {"code": 0.8}
@@ -235,7 +235,7 @@ async def test_a_canary_whose_version_somebody_else_took_is_signed_anew(world: W
     other = World(world.folder / "other", world.releases)
     for content in (b"GGUF a", b"GGUF b"):
         (other.folder / "draft.gguf").write_bytes(content)
-        await other.publisher().publish(publisher.Draft(other.folder / "draft.gguf", "Q8_0"))
+        await other.publisher().publish(other.folder / "draft.gguf", "Q8_0")
     for _ in range(4):
         await loop.step()
     assert loop.state.run is not None
@@ -303,8 +303,8 @@ async def test_what_has_expired_is_deleted_while_something_is_waited_for(world: 
 async def test_a_dataset_is_asked_to_last_for_its_run(world: World) -> None:
     world.traffic(1_000)
     await world.loop().step()
-    told = Job.read(world.folder / "state" / "runs" / "1")
-    assert told.dataset["lasts_s"] > 60 * (world.config.train_minutes + 3 * world.config.stage_minutes)
+    job = Job.read(world.folder / "state" / "runs" / "1")
+    assert job.dataset["lasts_s"] > 60 * (world.config.train_minutes + 3 * world.config.stage_minutes)
 
 
 @pytest.mark.parametrize("error", [BadRequest("no such publisher"), ModelRefused("of another vocabulary")])
@@ -458,7 +458,7 @@ def test_wherever_it_is_killed_it_publishes_exactly_one_release(
 ) -> None:
     monkeypatch.setattr("os.fsync", lambda _: None)  # no power is lost here
 
-    async def whole(world: World) -> Outcome:
+    async def whole(world: World) -> RunOutcome:
         """From fresh traffic to a stable release."""
         loop = world.loop()
         while not loop.state.history:
@@ -475,7 +475,9 @@ def test_wherever_it_is_killed_it_publishes_exactly_one_release(
         folder.mkdir()
         world = World(folder)
         world.traffic(1_000)
-        ended = killed_at(line, (loop_module, state, publisher), lambda world=world: whole(world))
+        ended = killed_at(
+            line, (loop_module, watcher, transitions, run_folder, state, publisher), lambda world=world: whole(world)
+        )
         again = killed_at(1_000_000, (), lambda world=world: whole(world))
         assert again is not None and again.result == "stable", f"killed before line {line}"
         assert world.releases.versions == [1], f"killed before line {line}"

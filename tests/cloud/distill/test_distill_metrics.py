@@ -41,7 +41,7 @@ async def test_the_stage_is_where_the_loop_is(world) -> None:
 
 
 async def test_failures_and_results_are_counted(world) -> None:
-    world.stages.fails["dataset"] = [StageFailed("dataset", "no disk", hopeless=True)]
+    world.stages.fails["dataset"] = [StageFailed("dataset", "no disk", permanent=True)]
     loop = world.loop()
     await loop.step()
     await loop.step()

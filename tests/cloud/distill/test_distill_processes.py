@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from loop_fakes import World
 
 from cloud_verifier.distill.publishing import keys
-from cloud_verifier.distill.publishing.release_client import CANARY, STABLE, Coordinator, Known
-from cloud_verifier.distill.stage_processes import Budget, Children, StageFailed
-from cloud_verifier.distill.state import StateFile
+from cloud_verifier.distill.publishing.release_client import CANARY, STABLE, ReleaseClient, ReleaseRecord
+from cloud_verifier.distill.stage_processes import StageFailed, StageProcesses
+from cloud_verifier.distill.state import LoopState
 from outrider.core.errors import PermissionDenied, Unavailable
 from outrider.wire import channels
 from outrider.wire.manifest import read_unverified
@@ -32,7 +33,7 @@ class Admin(coordinator_pb2_grpc.AdminServicer):
     """The part of the Admin service that concerns releases, over a dictionary."""
 
     def __init__(self) -> None:
-        self.known: dict[str, Known] = {}
+        self.known: dict[str, ReleaseRecord] = {}
         self.told: list[bytes] = []
 
     async def ListReleases(self, request: Any, context: Any) -> pb.ListReleasesResponse:
@@ -46,18 +47,18 @@ class Admin(coordinator_pb2_grpc.AdminServicer):
             manifest = read_unverified(request.manifest)
             if manifest.digest not in self.known:
                 self.told.append(request.manifest)
-                self.known[manifest.digest] = Known(manifest, request.manifest, CANARY)
+                self.known[manifest.digest] = ReleaseRecord(manifest, request.manifest, CANARY)
             return pb.PublishReleaseResponse(state=_state(self.known[manifest.digest].state))
 
     async def UpdateRelease(self, request: Any, context: Any) -> pb.UpdateReleaseResponse:
         async with aborting(context):
             self._check(context)
             old = self.known[request.release]
-            self.known[request.release] = Known(old.manifest, old.raw, STABLE)
+            self.known[request.release] = ReleaseRecord(old.manifest, old.raw, STABLE)
             return pb.UpdateReleaseResponse(release=_release(self.known[request.release]))
 
     def decide(self, state: str) -> None:
-        self.known = {digest: Known(one.manifest, one.raw, state) for digest, one in self.known.items()}
+        self.known = {digest: ReleaseRecord(one.manifest, one.raw, state) for digest, one in self.known.items()}
 
     @staticmethod
     def _check(context: Any) -> None:
@@ -69,7 +70,7 @@ def _state(name: str) -> Any:
     return pb.ReleaseState.Value(f"RELEASE_STATE_{name.upper()}")
 
 
-def _release(known: Known) -> pb.Release:
+def _release(known: ReleaseRecord) -> pb.Release:
     return pb.Release(manifest=known.raw, state=_state(known.state), reason=known.reason)
 
 
@@ -146,9 +147,9 @@ async def test_killed_in_training_the_loop_goes_on_and_publishes_once(
     (tmp_path / "go").touch()
     await until(lambda: len(admin.told) == 1, "a release")
     admin.decide(STABLE)
-    history = StateFile(tmp_path / "state")
-    await until(lambda: len(history.load().history) == 1, "the end of the run")
-    assert history.load().history[0].result == "stable"
+    folder = tmp_path / "state"
+    await until(lambda: len(LoopState.load(folder).history) == 1, "the end of the run")
+    assert LoopState.load(folder).history[0].result == "stable"
     assert len(admin.told) == 1
 
 
@@ -161,7 +162,7 @@ async def test_told_to_end_the_loop_ends_its_stage_and_says_nothing_was_wrong(
     out, _ = await asyncio.wait_for(process.communicate(), 20)
     assert (process.returncode, out) == (0, b"ended in order\n")
     assert not runs(trainers(tmp_path)[0][0])
-    run = StateFile(tmp_path / "state").load().run
+    run = LoopState.load(tmp_path / "state").run
     assert run is not None and (run.stage, run.failures) == ("training", 0)
 
 
@@ -172,18 +173,18 @@ async def test_a_release_that_the_coordinator_forgot_is_stable_again(
     await start()
     await until(lambda: len(admin.told) == 1, "a release")
     admin.decide(STABLE)
-    history = StateFile(tmp_path / "state")
-    await until(lambda: len(history.load().history) == 1, "the end of the run")
+    folder = tmp_path / "state"
+    await until(lambda: len(LoopState.load(folder).history) == 1, "the end of the run")
     admin.known.clear()
     await until(lambda: [one.state for one in admin.known.values()] == [STABLE], "the release again")
     assert admin.told[1] == admin.told[0]
 
 
 async def test_errors_of_the_coordinator_arrive_as_they_were_raised(address: str) -> None:
-    async with Coordinator(address, admin_token="guess") as releases:
+    async with ReleaseClient(address, admin_token="guess") as releases:
         with pytest.raises(PermissionDenied, match="wrong admin token"):
             await releases.list()
-    async with Coordinator("127.0.0.1:9") as releases:
+    async with ReleaseClient("127.0.0.1:9") as releases:
         with pytest.raises(Unavailable):
             await releases.list()
 
@@ -193,16 +194,17 @@ async def test_a_stage_that_hangs_is_ended_and_one_that_fails_says_why(tmp_path:
     script.write_text(
         "import sys, time\n"
         "if sys.argv[1] == 'hangs': time.sleep(60)\n"
-        "print('the disk is full', file=sys.stderr); sys.exit(3 if sys.argv[1] == 'hopeless' else 1)\n"
+        "print('the disk is full', file=sys.stderr); sys.exit(3 if sys.argv[1] == 'permanent' else 1)\n"
     )
-    modules = {name: [str(script), name] for name in ("hangs", "fails", "hopeless")}
-    children = Children(Budget(1, 0, 0.0, 0.5), modules)
+    modules = {name: [str(script), name] for name in ("hangs", "fails", "permanent")}
+    config = World(tmp_path, settings={"nice": 0, "stage_minutes": 0.5 / 60}).config
+    children = StageProcesses(config, modules)
     with pytest.raises(StageFailed, match="ended"):
         await children.run("hangs", tmp_path)
-    children = Children(Budget(1, 0, 0.0, 30.0), modules)
+    children = StageProcesses(config.model_copy(update={"stage_minutes": 0.5}), modules)
     with pytest.raises(StageFailed, match="the disk is full") as failed:
         await children.run("fails", tmp_path)
-    assert not failed.value.hopeless
+    assert not failed.value.permanent
     with pytest.raises(StageFailed) as failed:
-        await children.run("hopeless", tmp_path)
-    assert failed.value.hopeless
+        await children.run("permanent", tmp_path)
+    assert failed.value.permanent

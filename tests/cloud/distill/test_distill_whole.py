@@ -12,13 +12,12 @@ import pytest
 from loop_fakes import SIGNER, FakeReleases
 
 from cloud_verifier.distill.config import DistillConfig
-from cloud_verifier.distill.data.traffic_counts import TrafficWatch
-from cloud_verifier.distill.factory import _budget, target_hashes
-from cloud_verifier.distill.loop import Loop
-from cloud_verifier.distill.publishing.ledger import Ledger
-from cloud_verifier.distill.publishing.publisher import Publisher
+from cloud_verifier.distill.data.traffic_counts import TrafficCounter
+from cloud_verifier.distill.factory import target_hashes
+from cloud_verifier.distill.loop import DistillLoop
+from cloud_verifier.distill.publishing.publisher import Publisher, ReleaseLedger
 from cloud_verifier.distill.publishing.release_client import CANARY
-from cloud_verifier.distill.stage_processes import Children
+from cloud_verifier.distill.stage_processes import StageProcesses
 from cloud_verifier.traffic.passage import Passage
 from cloud_verifier.traffic.segments import SegmentLog, SegmentWriter
 from outrider.artifacts.store import ArtifactStore
@@ -78,9 +77,9 @@ async def test_the_narrow_draft_learns_sums_and_the_gate_lets_it_pass(tmp_path: 
     )
     releases = FakeReleases()
     artifacts = ArtifactStore(config.artifacts, ".gguf")
-    publisher = Publisher(releases, Ledger(config.state / "releases"), artifacts, SIGNER, hashes)
-    watch = TrafficWatch(SegmentLog(config.traffic), hashes.weights_hash, config.alarm_tokens)
-    loop = Loop(config, Children(_budget(config)), publisher, watch)
+    publisher = Publisher(releases, ReleaseLedger(config.state / "releases"), artifacts, SIGNER, hashes)
+    counter = TrafficCounter(SegmentLog(config.traffic), hashes.weights_hash, config.alarm_tokens)
+    loop = DistillLoop(config, StageProcesses(config), publisher, counter)
 
     assert await loop.once() is None, loop.state.history
     assert releases.states == {1: CANARY}
@@ -88,6 +87,6 @@ async def test_the_narrow_draft_learns_sums_and_the_gate_lets_it_pass(tmp_path: 
     assert manifest.metrics["gain.fresh"] > 0.1
     assert manifest.metrics["acceptance.sums"] > 0.6
     verdict = json.loads((config.state / "runs" / "1" / "gate.json").read_text())
-    assert verdict["passed"] and verdict["fresh"]["sessions"] >= config.gate_texts
+    assert verdict["passed"] and verdict["fresh"]["sessions"] >= config.gate_sessions
     with LlamaModel.load(config.artifacts / f"{manifest.digest}.gguf") as model:
         assert model.architecture == "qwen3"

@@ -12,9 +12,9 @@ import torch
 from exportable import CONFIGS, logits_of, make_model, save_tokenizer
 from numpy.typing import NDArray
 
-from cloud_verifier.distill.gguf.adapter import export_adapter
+from cloud_verifier.distill.gguf.adapter import write_adapter
 from cloud_verifier.distill.gguf.export import export
-from cloud_verifier.distill.gguf.exporter import ExportError
+from cloud_verifier.distill.gguf.writer import ExportError
 from outrider.core.errors import BadRequest, ModelRefused
 from outrider.llama import LlamaModel, LoraAdapter, TextReader, TreeContext
 
@@ -42,7 +42,7 @@ def made(kind: str, folder: Path, **settings: Any) -> tuple[Any, Path, Path]:
     model = lora(kind, **settings)
     model.save_pretrained(folder / "adapter")
     export(folder / "base", save_tokenizer(folder / "target"), folder / "base.gguf", "F32")
-    export_adapter(folder / "adapter", folder / "base", folder / "adapter.gguf")
+    write_adapter(folder / "adapter", folder / "base", folder / "adapter.gguf")
     return model, folder / "base.gguf", folder / "adapter.gguf"
 
 
@@ -108,7 +108,7 @@ def test_what_the_format_has_no_place_for_is_refused(change: dict[str, Any], tol
     path = tmp_path / "adapter" / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(ExportError, match=told):
-        export_adapter(tmp_path / "adapter", tmp_path / "base", tmp_path / "adapter.gguf")
+        write_adapter(tmp_path / "adapter", tmp_path / "base", tmp_path / "adapter.gguf")
     assert not (tmp_path / "adapter.gguf").exists()
 
 
@@ -116,4 +116,4 @@ def test_adapted_embeddings_are_refused(tmp_path: Path) -> None:
     make_model("llama").save_pretrained(tmp_path / "base")
     lora("llama", target_modules=["q_proj", "embed_tokens"]).save_pretrained(tmp_path / "adapter")
     with pytest.raises(ExportError, match="embed_tokens"):
-        export_adapter(tmp_path / "adapter", tmp_path / "base", tmp_path / "adapter.gguf")
+        write_adapter(tmp_path / "adapter", tmp_path / "base", tmp_path / "adapter.gguf")

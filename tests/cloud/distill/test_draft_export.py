@@ -11,9 +11,8 @@ import pytest
 from exportable import CONFIGS, logits_of, make_model, save_model, save_tokenizer
 from numpy.typing import NDArray
 
-from cloud_verifier.distill.gguf import parity
-from cloud_verifier.distill.gguf.export import export, load_model
-from cloud_verifier.distill.gguf.exporter import ExportError, check_types, tensor_types
+from cloud_verifier.distill.gguf.export import PROBES, check_tokenizer, export, load_model
+from cloud_verifier.distill.gguf.writer import ExportError, check_types, tensor_types
 from outrider.llama import LlamaModel, TreeContext
 
 IDS = [5, 77, 130, 3, 250, 18, 18, 299, 41, 9, 160, 2]
@@ -44,7 +43,7 @@ def test_the_file_says_what_the_model_says(kind: str, saved: Save, target: Path,
     folder = saved(kind)
     done = export(folder, target, tmp_path / "draft.gguf", "F32")
     assert np.allclose(said_by_llama(done.path), logits_of(load_model(folder), IDS), atol=2e-3)
-    assert done.probes == parity.PROBES
+    assert done.probes == PROBES
 
 
 @pytest.mark.parametrize("kind", sorted(CONFIGS))
@@ -98,10 +97,10 @@ def test_a_difference_in_splitting_is_found(saved: Save, target: Path, tmp_path:
     path = export(saved("llama"), target, tmp_path / "draft.gguf").path
     told = json.loads((target / "tokenizer.json").read_text(encoding="utf-8"))
     with LlamaModel.load(path) as model:
-        assert parity.check(model, json.dumps(told), ["12 + 34", "it's"]) == 2
+        assert check_tokenizer(model, json.dumps(told), ["12 + 34", "it's"]) == 2
         told["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = r"\s+|\S+"
         with pytest.raises(ExportError, match="splits"):
-            parity.check(model, json.dumps(told))
+            check_tokenizer(model, json.dumps(told))
 
 
 def test_another_vocabulary_is_refused(saved: Save, target: Path, tmp_path: Path) -> None:
@@ -110,7 +109,7 @@ def test_another_vocabulary_is_refused(saved: Save, target: Path, tmp_path: Path
     told = json.loads((other / "tokenizer.json").read_text(encoding="utf-8"))
     told["model"]["vocab"] = {piece: (i + 7) % 290 for piece, i in told["model"]["vocab"].items()}
     with LlamaModel.load(path) as model, pytest.raises(ExportError, match="differ in"):
-        parity.check(model, json.dumps(told))
+        check_tokenizer(model, json.dumps(told))
 
 
 def test_a_folder_without_a_model_is_refused(target: Path, tmp_path: Path) -> None:

@@ -10,21 +10,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloud_verifier.distill.gguf.eval_gguf import Counts, Measured, TextCounts
-from cloud_verifier.distill.publishing.gate import RARE, Rule, decide
+from cloud_verifier.distill.config import GateRule
+from cloud_verifier.distill.gguf.eval_gguf import DraftComparison, DraftCounts, TextComparison
+from cloud_verifier.distill.publishing.gate import RARE, decide
 
-RULE = Rule(gain=0.02, loss=0.05, slower=1.25, confidence=0.95, sessions=6, positions=1, resamples=400)
+RULE = GateRule(gain=0.02, loss=0.05, slower=1.25, confidence=0.95, sessions=6, positions=1, resamples=400)
 
 
-def text(name: str, new: int, old: int, positions: int = 100) -> TextCounts:
+def text(name: str, new: int, old: int, positions: int = 100) -> TextComparison:
     """A text that takes so many steps with the candidate and with the incumbent, whatever the shape."""
-    return TextCounts(name, -1, positions, Counts(positions - new, new, new), Counts(positions - old, old, old))
+    return TextComparison(
+        name, -1, positions, DraftCounts(positions - new, new, new), DraftCounts(positions - old, old, old)
+    )
 
 
-def measured(*texts: TextCounts, ms: float = 1.0) -> Measured:
+def measured(*texts: TextComparison, ms: float = 1.0) -> DraftComparison:
     """Each of a session of its own, unless it has one."""
     own = (replace(one, session=number) if one.session < 0 else one for number, one in enumerate(texts))
-    return Measured(tuple(own), ms, 1.0)
+    return DraftComparison(tuple(own), ms, 1.0)
 
 
 def test_a_clear_winner_passes_and_says_by_how_much() -> None:
@@ -86,7 +89,7 @@ def test_a_class_of_too_few_texts_is_judged_with_the_smallest_other_one_and_that
 
 
 def test_a_class_that_was_learnt_and_of_which_nothing_was_held_out_is_told() -> None:
-    verdict = decide(measured(*[text("sums", 20, 60)] * 10), {"sums"}, RULE, learnt={"sums", "prose"})
+    verdict = decide(measured(*[text("sums", 20, 60)] * 10), {"sums"}, RULE, trained={"sums", "prose"})
     assert verdict.passed and "not judged: class 'prose'" in verdict.notes[0]
 
 
@@ -103,7 +106,7 @@ def test_the_verdict_is_json_and_its_metrics_fit_into_a_manifest() -> None:
     assert len(verdict.metrics()) <= 64
 
 
-def of_share(rng: random.Random, name: str, session: int, positions: int, right: tuple[float, float]) -> TextCounts:
+def of_share(rng: random.Random, name: str, session: int, positions: int, right: tuple[float, float]) -> TextComparison:
     """Drafts that are right by the given shares, candidate first, and mostly at the same positions: 5% differ."""
     both = min(right) - 0.025
     new = old = steps_new = steps_old = run_new = run_old = 0
@@ -113,8 +116,8 @@ def of_share(rng: random.Random, name: str, session: int, positions: int, right:
         theirs = lot < both or right[0] <= lot < right[0] + right[1] - both
         new, run_new, steps_new = _guessed(mine, new, run_new, steps_new)
         old, run_old, steps_old = _guessed(theirs, old, run_old, steps_old)
-    counts = Counts(new, steps_new + 1, steps_new + 1), Counts(old, steps_old + 1, steps_old + 1)
-    return TextCounts(name, session, positions, *counts)
+    counts = DraftCounts(new, steps_new + 1, steps_new + 1), DraftCounts(old, steps_old + 1, steps_old + 1)
+    return TextComparison(name, session, positions, *counts)
 
 
 def _guessed(right: bool, total: int, run: int, steps: int) -> tuple[int, int, int]:

@@ -9,17 +9,16 @@ from pathlib import Path
 import pytest
 from loop_fakes import SIGNER, TARGET, World, killed_at
 
-from cloud_verifier.distill.publishing import keys, ledger
+from cloud_verifier.distill.publishing import keys
 from cloud_verifier.distill.publishing import publisher as publisher_module
-from cloud_verifier.distill.publishing.publisher import Draft
-from cloud_verifier.distill.publishing.release_client import CANARY, ROLLED_BACK, STABLE, SUPERSEDED, Known
+from cloud_verifier.distill.publishing.release_client import CANARY, ROLLED_BACK, STABLE, SUPERSEDED, ReleaseRecord
 from outrider.artifacts import atomic_files
 from outrider.artifacts import store as artifact_store
 from outrider.artifacts.hashing import file_digest
 from outrider.core.errors import BadRequest, ModelRefused, Unavailable
 from outrider.wire.manifest import Manifest, sign, verify
 
-MODULES = (publisher_module, ledger, artifact_store, atomic_files)
+MODULES = (publisher_module, artifact_store, atomic_files)
 
 
 @pytest.fixture
@@ -27,20 +26,21 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def draft(world: World, content: bytes = b"GGUF one", **more: object) -> Draft:
+def draft(world: World, content: bytes = b"GGUF one") -> tuple[Path, str]:
+    """A file and its quantization."""
     file = world.folder / "draft.gguf"
     file.write_bytes(content)
-    return Draft(file, "Q8_0", **more)
+    return file, "Q8_0"
 
 
-def _known(manifest: Manifest) -> Known:
+def _known(manifest: Manifest) -> ReleaseRecord:
     """Stable already."""
-    return Known(manifest, sign(manifest, SIGNER), STABLE)
+    return ReleaseRecord(manifest, sign(manifest, SIGNER), STABLE)
 
 
 async def test_a_release_is_a_file_under_its_hash_and_a_manifest_that_devices_believe(world: World) -> None:
     parent = file_digest(world.folder / "narrow.gguf")
-    known = await world.publisher().publish(draft(world, parent=parent, metrics={"gain": 0.5}))
+    known = await world.publisher().publish(*draft(world), parent=parent, metrics={"gain": 0.5})
     manifest = verify(world.releases.published[0], {SIGNER.key_id: SIGNER.public_key})
     assert manifest == known.manifest
     assert (manifest.version, manifest.parent, manifest.metrics) == (1, f"sha256:{parent}", {"gain": 0.5})
@@ -51,18 +51,18 @@ async def test_a_release_is_a_file_under_its_hash_and_a_manifest_that_devices_be
 
 
 async def test_the_same_draft_again_publishes_nothing(world: World) -> None:
-    first = await world.publisher().publish(draft(world))
+    first = await world.publisher().publish(*draft(world))
     world.now += 100
-    assert (await world.publisher().publish(draft(world))).manifest == first.manifest
+    assert (await world.publisher().publish(*draft(world))).manifest == first.manifest
     assert world.releases.versions == [1]
 
 
 async def test_a_version_is_one_more_than_any_that_is_known_or_was_signed(world: World) -> None:
     theirs = Manifest(7, TARGET.weights_hash, TARGET.tokenizer_hash, "sha256:" + "ab" * 32, 5, "Q8_0")
     await world.releases.publish(sign(theirs, SIGNER))
-    assert (await world.publisher().publish(draft(world))).manifest.version == 8
+    assert (await world.publisher().publish(*draft(world))).manifest.version == 8
     world.releases.known.clear()
-    assert (await world.publisher().publish(draft(world, b"GGUF two"))).manifest.version == 9
+    assert (await world.publisher().publish(*draft(world, b"GGUF two"))).manifest.version == 9
 
 
 async def test_other_targets_versions_do_not_count(world: World) -> None:
@@ -81,11 +81,11 @@ async def test_a_version_that_was_taken_meanwhile_is_signed_anew(world: World) -
 
     world.releases.publish, told = gone, world.releases.publish  # type: ignore[method-assign]
     with pytest.raises(Unavailable):
-        await publisher.publish(one)
+        await publisher.publish(*one)
     world.releases.publish = told  # type: ignore[method-assign]
     theirs = Manifest(1, TARGET.weights_hash, TARGET.tokenizer_hash, "sha256:" + "ab" * 32, 5, "Q8_0")
     await world.releases.publish(sign(theirs, SIGNER))
-    assert (await world.publisher().publish(one)).manifest.version == 2
+    assert (await world.publisher().publish(*one)).manifest.version == 2
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files that a kill left open
@@ -96,8 +96,8 @@ def test_killed_before_any_line_it_publishes_exactly_once(tmp_path: Path) -> Non
         folder.mkdir()
         world = World(folder)
         one = draft(world)
-        ended = killed_at(line, MODULES, lambda world=world, one=one: world.publisher().publish(one))
-        again = killed_at(1_000_000, MODULES, lambda world=world, one=one: world.publisher().publish(one))
+        ended = killed_at(line, MODULES, lambda world=world, one=one: world.publisher().publish(*one))
+        again = killed_at(1_000_000, MODULES, lambda world=world, one=one: world.publisher().publish(*one))
         assert again is not None and world.releases.versions == [1]
         assert again.raw == world.releases.published[0], "what is signed twice is two releases of one version"
         place = world.folder / "artifacts" / f"{again.digest}.gguf"
@@ -111,7 +111,7 @@ def test_killed_before_any_line_it_publishes_exactly_once(tmp_path: Path) -> Non
 async def test_a_stable_release_that_was_forgotten_is_stable_again(world: World) -> None:
     publisher = world.publisher()
     for content in (b"GGUF one", b"GGUF two"):
-        digest = (await publisher.publish(draft(world, content))).digest
+        digest = (await publisher.publish(*draft(world, content))).digest
         world.releases.decide(digest, STABLE)
         await publisher.known()
     assert world.releases.states == {1: SUPERSEDED, 2: STABLE}
@@ -123,8 +123,8 @@ async def test_a_stable_release_that_was_forgotten_is_stable_again(world: World)
 
 async def test_a_canary_that_was_forgotten_is_tried_again_beside_the_stable_one(world: World) -> None:
     publisher = world.publisher()
-    world.releases.decide((await publisher.publish(draft(world))).digest, STABLE)
-    await publisher.publish(draft(world, b"GGUF two"))
+    world.releases.decide((await publisher.publish(*draft(world))).digest, STABLE)
+    await publisher.publish(*draft(world, b"GGUF two"))
     await publisher.known()
     world.releases.known.clear()
     await world.publisher().restore({})
@@ -133,7 +133,7 @@ async def test_a_canary_that_was_forgotten_is_tried_again_beside_the_stable_one(
 
 async def test_what_was_rolled_back_stays_forgotten(world: World) -> None:
     publisher = world.publisher()
-    world.releases.decide((await publisher.publish(draft(world))).digest, ROLLED_BACK)
+    world.releases.decide((await publisher.publish(*draft(world))).digest, ROLLED_BACK)
     known = await publisher.known()
     world.releases.known.clear()
     assert len(known) == 1 and await publisher.restore({}) == []
@@ -141,7 +141,7 @@ async def test_what_was_rolled_back_stays_forgotten(world: World) -> None:
 
 async def test_what_is_older_than_all_that_is_known_is_not_published_again(world: World) -> None:
     publisher = world.publisher()
-    world.releases.decide((await publisher.publish(draft(world))).digest, STABLE)
+    world.releases.decide((await publisher.publish(*draft(world))).digest, STABLE)
     await publisher.known()
     theirs = Manifest(5, TARGET.weights_hash, TARGET.tokenizer_hash, "sha256:" + "ab" * 32, 5, "Q8_0")
     world.releases.known = {"ab" * 32: _known(theirs)}
@@ -151,7 +151,7 @@ async def test_what_is_older_than_all_that_is_known_is_not_published_again(world
 @pytest.mark.parametrize("error", [BadRequest("the file is gone"), ModelRefused("an unknown key")])
 async def test_what_the_coordinator_refuses_to_take_again_stops_nothing(world: World, error: Exception) -> None:
     publisher = world.publisher()
-    await publisher.publish(draft(world))
+    await publisher.publish(*draft(world))
 
     async def refused(raw: bytes) -> str:
         raise error
@@ -162,10 +162,10 @@ async def test_what_the_coordinator_refuses_to_take_again_stops_nothing(world: W
 
 async def test_of_a_file_that_was_released_twice_the_newer_release_counts(world: World) -> None:
     publisher = world.publisher()
-    first = await publisher.publish(draft(world))
+    first = await publisher.publish(*draft(world))
     again = replace(first.manifest, version=2)
-    newer = Known(again, sign(again, SIGNER), STABLE)
-    older = Known(first.manifest, first.raw, SUPERSEDED)
+    newer = ReleaseRecord(again, sign(again, SIGNER), STABLE)
+    older = ReleaseRecord(first.manifest, first.raw, SUPERSEDED)
     world.releases.known = {"": newer, first.digest: older}
     assert (await publisher.known())[first.digest] == newer
 
@@ -193,4 +193,4 @@ def test_a_key_that_is_missing_or_none_is_told(tmp_path: Path) -> None:
 def test_a_ledger_that_was_spoilt_is_told(tmp_path: Path) -> None:
     (tmp_path / f"{'a' * 64}.json").write_text("{}")
     with pytest.raises(BadRequest, match="ledger"):
-        ledger.Ledger(tmp_path).all()
+        publisher_module.ReleaseLedger(tmp_path).all()

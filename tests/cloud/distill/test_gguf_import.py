@@ -10,8 +10,8 @@ import pytest
 import torch
 from tiny_drafts import CONFIGS, VOCAB, tiny_draft, tiny_tokenizer
 
-from cloud_verifier.distill.gguf.exporter import export_gguf
-from cloud_verifier.distill.gguf.importer import GgufRefused, import_gguf
+from cloud_verifier.distill.gguf.reader import GgufRefused, read_gguf
+from cloud_verifier.distill.gguf.writer import write_gguf
 from outrider.llama import LlamaModel, TreeContext
 from outrider.llama.quantize import QuantKind, quantize
 
@@ -21,7 +21,7 @@ TOKENS = np.random.default_rng(1).integers(0, VOCAB - 1, 24).tolist()
 
 def exported(kind: str, folder: Path) -> Path:
     path = folder / f"{kind}.gguf"
-    export_gguf(tiny_draft(kind), tiny_tokenizer(), path, kind)
+    write_gguf(tiny_draft(kind), tiny_tokenizer(), path, kind)
     return path
 
 
@@ -33,13 +33,13 @@ def llama_logits(path: Path, tokens: list[int]) -> torch.Tensor:
 
 @torch.inference_mode()
 def imported_logits(path: Path, tokens: list[int]) -> torch.Tensor:
-    logits: torch.Tensor = import_gguf(path)(torch.tensor([tokens])).logits[0]
+    logits: torch.Tensor = read_gguf(path)(torch.tensor([tokens])).logits[0]
     return logits
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_what_was_exported_comes_back_bit_by_bit(kind: str, tmp_path: Path) -> None:
-    model, again = tiny_draft(kind), import_gguf(exported(kind, tmp_path))
+    model, again = tiny_draft(kind), read_gguf(exported(kind, tmp_path))
     weights = again.state_dict()
     assert weights.keys() == model.state_dict().keys()
     for name, tensor in model.state_dict().items():
@@ -98,13 +98,13 @@ def with_field(source: Path, target: Path, key: str, value: str) -> Path:
 def test_scaled_positions_are_refused(tmp_path: Path) -> None:
     path = with_field(exported("llama", tmp_path), tmp_path / "scaled.gguf", "llama.rope.scaling.type", "yarn")
     with pytest.raises(GgufRefused, match="yarn"):
-        import_gguf(path)
+        read_gguf(path)
 
 
 def test_a_file_that_lacks_a_tensor_is_refused_by_its_name(tmp_path: Path) -> None:
     path = with_field(exported("llama", tmp_path), tmp_path / "lacking.gguf", "blk.1.attn_k.weight", "")
     with pytest.raises(GgufRefused, match=r"layers\.1\.self_attn\.k_proj"):
-        import_gguf(path)
+        read_gguf(path)
 
 
 def test_a_tensor_that_has_no_place_is_refused(tmp_path: Path) -> None:
@@ -124,14 +124,14 @@ def test_a_tensor_that_has_no_place_is_refused(tmp_path: Path) -> None:
     writer.write_tensors_to_file()
     writer.close()
     with pytest.raises(GgufRefused, match=r"blk\.0\.attn_k\.bias"):
-        import_gguf(path)
+        read_gguf(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 no"])
 def test_a_file_of_another_format_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "x.gguf").write_bytes(content)
     with pytest.raises(GgufRefused, match="not a GGUF file"):
-        import_gguf(tmp_path / "x.gguf")
+        read_gguf(tmp_path / "x.gguf")
 
 
 def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path) -> None:
@@ -141,4 +141,4 @@ def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path) -> None:
     writer.write_tensors_to_file()
     writer.close()
     with pytest.raises(GgufRefused, match="mamba"):
-        import_gguf(tmp_path / "m.gguf")
+        read_gguf(tmp_path / "m.gguf")

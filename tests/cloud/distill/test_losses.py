@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cloud_verifier.distill.training.losses import LossKind, divergence, kl_weight, loss
+from cloud_verifier.distill.training.losses import divergence, kl_weight, loss
+from cloud_verifier.distill.training.plan import LossKind
 
 V = 12
 
@@ -37,17 +38,17 @@ def merged(p: Tensor, ids: Tensor) -> Tensor:
 def test_kl_and_overlap_are_those_of_the_distributions_with_the_rest_as_one(top: int) -> None:
     target, draft = logits_pair()
     ids, log_probs, tail = kept(target, top)
-    found = divergence(draft, ids, log_probs, tail)
+    kl, overlap = divergence(draft, ids, log_probs, tail)
     p, q = merged(target.softmax(-1), ids), merged(draft.softmax(-1), ids)
-    torch.testing.assert_close(found.kl, (p * (p / q).log()).sum(1))
-    torch.testing.assert_close(found.overlap, torch.minimum(p, q).sum(1))
+    torch.testing.assert_close(kl, (p * (p / q).log()).sum(1))
+    torch.testing.assert_close(overlap, torch.minimum(p, q).sum(1))
 
 
 def test_a_draft_that_leaves_the_rest_next_to_nothing_is_pulled_towards_it_all_the_same() -> None:
     target = torch.zeros(1, V, dtype=torch.float64)  # a quarter of it is on the three ids that are not listed
     ids, log_probs, tail = kept(target, V - 3)
     draft = torch.zeros(1, V, dtype=torch.float64).scatter(1, ids, 30.0).requires_grad_()
-    divergence(draft, ids, log_probs, tail).kl.sum().backward()
+    divergence(draft, ids, log_probs, tail)[0].sum().backward()
     rest = torch.ones(V, dtype=torch.bool).scatter(0, ids[0], False)
     assert draft.grad is not None
     torch.testing.assert_close(draft.grad[0][rest].sum(), -tail[0])
@@ -55,26 +56,26 @@ def test_a_draft_that_leaves_the_rest_next_to_nothing_is_pulled_towards_it_all_t
 
 def test_with_every_id_but_one_listed_they_are_those_of_the_whole_vocabulary() -> None:
     target, draft = logits_pair()
-    found = divergence(draft, *kept(target, V - 1))
+    kl, overlap = divergence(draft, *kept(target, V - 1))
     p, q = target.softmax(-1), draft.softmax(-1)
-    torch.testing.assert_close(found.kl, (p * (p / q).log()).sum(1))
-    torch.testing.assert_close(1 - found.overlap, (p - q).abs().sum(1) / 2)
+    torch.testing.assert_close(kl, (p * (p / q).log()).sum(1))
+    torch.testing.assert_close(1 - overlap, (p - q).abs().sum(1) / 2)
 
 
 def test_listing_fewer_ids_never_makes_a_draft_look_worse() -> None:
     target, draft = logits_pair(200)
-    few, many = (divergence(draft, *kept(target, top)) for top in (2, V - 1))
-    assert (few.kl <= many.kl + 1e-9).all()
-    assert (few.overlap >= many.overlap - 1e-9).all()
+    (few_kl, few_overlap), (many_kl, many_overlap) = (divergence(draft, *kept(target, top)) for top in (2, V - 1))
+    assert (few_kl <= many_kl + 1e-9).all()
+    assert (few_overlap >= many_overlap - 1e-9).all()
 
 
 def test_a_draft_that_is_the_target_has_no_divergence_and_no_gradient() -> None:
     target, _ = logits_pair()
     draft = target.clone().requires_grad_()
-    found = divergence(draft, *kept(target, 4))
-    torch.testing.assert_close(found.kl, torch.zeros_like(found.kl), atol=1e-9, rtol=0)
-    torch.testing.assert_close(found.overlap, torch.ones_like(found.overlap))
-    found.kl.sum().backward()
+    kl, overlap = divergence(draft, *kept(target, 4))
+    torch.testing.assert_close(kl, torch.zeros_like(kl), atol=1e-9, rtol=0)
+    torch.testing.assert_close(overlap, torch.ones_like(overlap))
+    kl.sum().backward()
     assert draft.grad is not None and draft.grad.abs().max() < 1e-6
 
 
@@ -84,19 +85,20 @@ def test_a_list_that_is_too_short_counts_as_its_shorter_self() -> None:
     padded = torch.nn.functional.pad(ids, (0, 4), value=-1)
     padded_log_probs = torch.nn.functional.pad(log_probs, (0, 4), value=-math.inf)
     draft.requires_grad_()
-    short, long = divergence(draft, ids, log_probs, tail), divergence(draft, padded, padded_log_probs, tail)
-    torch.testing.assert_close(short.kl, long.kl)
-    torch.testing.assert_close(short.overlap, long.overlap)
-    (long.kl.sum() - long.overlap.sum()).backward()
+    short_kl, short_overlap = divergence(draft, ids, log_probs, tail)
+    long_kl, long_overlap = divergence(draft, padded, padded_log_probs, tail)
+    torch.testing.assert_close(short_kl, long_kl)
+    torch.testing.assert_close(short_overlap, long_overlap)
+    (long_kl.sum() - long_overlap.sum()).backward()
     assert draft.grad is not None and draft.grad.isfinite().all()
 
 
 def test_a_certain_target_and_a_certain_wrong_draft_give_finite_values_and_gradients() -> None:
     ids = torch.tensor([[0, 1]])
     draft = torch.full((1, V), -200.0).index_fill(1, torch.tensor([5]), 200.0).requires_grad_()
-    found = divergence(draft, ids, torch.tensor([[0.0, -math.inf]]), torch.zeros(1))
-    found.kl.sum().backward()
-    assert found.kl.isfinite().all() and found.kl > 100
+    kl, _ = divergence(draft, ids, torch.tensor([[0.0, -math.inf]]), torch.zeros(1))
+    kl.sum().backward()
+    assert kl.isfinite().all() and kl > 100
     assert draft.grad is not None and draft.grad.isfinite().all() and draft.grad[0, 0] < -0.9
 
 
@@ -106,7 +108,7 @@ def test_gradients_are_those_of_finite_differences(kind: LossKind) -> None:
     ids, log_probs, tail = kept(target, 4)
 
     def mean(logits: Tensor) -> Tensor:
-        return loss(divergence(logits, ids, log_probs, tail), kind, alpha=0.6, eta=1.5).mean()
+        return loss(*divergence(logits, ids, log_probs, tail), kind, acceptance=0.6, eta=1.5).mean()
 
     assert torch.autograd.gradcheck(mean, draft.requires_grad_())
 
@@ -116,14 +118,14 @@ def test_the_kl_gradient_is_draft_minus_target_on_what_is_listed() -> None:
     target, draft = logits_pair()
     ids, log_probs, tail = kept(target, V - 1)
     draft.requires_grad_()
-    divergence(draft, ids, log_probs, tail).kl.sum().backward()
+    divergence(draft, ids, log_probs, tail)[0].sum().backward()
     torch.testing.assert_close(draft.grad, (draft.softmax(-1) - target.softmax(-1)).detach())
 
 
 def test_the_hybrid_is_kl_at_first_and_leaves_it_as_acceptance_grows() -> None:
     target, draft = logits_pair()
-    found = divergence(draft, *kept(target, 4))
-    torch.testing.assert_close(loss(found, "hybrid", alpha=0.0, eta=3.0), found.kl)
-    torch.testing.assert_close(loss(found, "hybrid", alpha=1.0, eta=50.0), 1 - found.overlap)
+    kl, overlap = divergence(draft, *kept(target, 4))
+    torch.testing.assert_close(loss(kl, overlap, "hybrid", acceptance=0.0, eta=3.0), kl)
+    torch.testing.assert_close(loss(kl, overlap, "hybrid", acceptance=1.0, eta=50.0), 1 - overlap)
     weights = [kl_weight(alpha, 2.0) for alpha in np.linspace(0, 1, 5)]
     assert weights == sorted(weights, reverse=True) and weights[-1] == pytest.approx(math.exp(-2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,26 +12,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from cloud_verifier.distill.data import selection
+from cloud_verifier.distill.data.plan import DatasetPlan
 from cloud_verifier.distill.data.selection import (
     OTHERS,
-    Limits,
     age,
     class_names,
-    select,
     shingles,
     tenant_cap,
     water_filled,
 )
-from cloud_verifier.distill.data.spans import Stretch
+from cloud_verifier.distill.data.spans import TextSpan
 
 LENGTH = 21
 
 
-def limits(**changes: Any) -> Limits:
+def select(pieces: Sequence[TextSpan], **changes: Any) -> tuple[list[TextSpan], Counter[str]]:
     fields: dict[str, Any] = {
         "tokens": 10_000,
         "replay_share": 0.3,
-        "by_class": False,
         "class_shares": {},
         "tenant_share": 0.5,
         "tenant_tokens": 0,
@@ -39,82 +39,85 @@ def limits(**changes: Any) -> Limits:
         "fresh_since_unix": 100.0,
         "seed": 0,
     }
-    return Limits(**(fields | changes))
+    by_class = changes.pop("by_class", False)
+    fields |= changes
+    tokens = fields["tokens"]
+    return selection.select(pieces, DatasetPlan(**fields | {"tokens": max(1, tokens)}), tokens, by_class=by_class)
 
 
-def texts(count: int, name: str, *, time: float = 200.0, tenant: str = "", same: bool = False) -> list[Stretch]:
+def texts(count: int, name: str, *, time: float = 200.0, tenant: str = "", same: bool = False) -> list[TextSpan]:
     """Of 20 tokens to learn each."""
     rng = np.random.default_rng(sum(f"{name}{time}{tenant}".encode()))
     rows = rng.integers(0, 1 << 20, (1 if same else count, LENGTH)).astype(np.int32)
     return [
-        Stretch(f"{name}-{tenant}-{time}-{i}", tenant, name, 0, rows[i % len(rows)], time, 1e9) for i in range(count)
+        TextSpan(f"{name}-{tenant}-{time}-{i}", tenant, name, 0, rows[i % len(rows)], time, 1e9) for i in range(count)
     ]
 
 
-def amounts(chosen: list[Stretch]) -> Counter[tuple[str, str]]:
+def amounts(chosen: list[TextSpan]) -> Counter[tuple[str, str]]:
     sums: Counter[tuple[str, str]] = Counter()
     for one in chosen:
-        sums[one.traffic_class, age(one, 100.0)] += one.learnt
+        sums[one.traffic_class, age(one, 100.0)] += one.label_count
     return sums
 
 
 def test_old_traffic_of_every_class_has_its_share_beside_what_is_fresh() -> None:
     offered = [*texts(900, "sums"), *texts(900, "code", time=10), *texts(900, "prose", time=20)]
-    chosen, _ = select(offered, limits(tokens=10_000, replay_share=0.3))
+    chosen, _ = select(offered, tokens=10_000, replay_share=0.3)
     assert amounts(chosen) == {("sums", "fresh"): 7000, ("code", "old"): 1500, ("prose", "old"): 1500}
 
 
 def test_little_fresh_traffic_is_not_drowned_in_old() -> None:
-    chosen, _ = select([*texts(70, "sums"), *texts(900, "code", time=10)], limits(tokens=100_000, replay_share=0.3))
+    chosen, _ = select([*texts(70, "sums"), *texts(900, "code", time=10)], tokens=100_000, replay_share=0.3)
     assert amounts(chosen) == {("sums", "fresh"): 1400, ("code", "old"): 600}
 
 
 def test_old_traffic_alone_fills_the_dataset() -> None:
-    chosen, _ = select(texts(100, "code", time=10), limits(tokens=1000))
+    chosen, _ = select(texts(100, "code", time=10), tokens=1000)
     assert amounts(chosen) == {("code", "old"): 1000}
 
 
 def test_held_out_text_of_a_class_that_is_old_is_measured_however_little_is_fresh() -> None:
     offered = [*texts(100, "sums"), *texts(5000, "code", time=10), *texts(300, "sums", time=10)]
-    chosen, _ = select(offered, limits(tokens=10_000, by_class=True))
+    chosen, _ = select(offered, tokens=10_000, by_class=True)
     assert amounts(chosen) == {("sums", "fresh"): 2000, ("sums", "old"): 3000, ("code", "old"): 5000}
 
 
 def test_old_text_may_be_left_to_what_nothing_fresh_fills() -> None:
     offered = [*texts(20, "code"), *texts(300, "code", time=10)]
-    chosen, _ = select(offered, limits(tokens=2000, by_class=True, replay_share=0.0))
+    chosen, _ = select(offered, tokens=2000, by_class=True, replay_share=0.0)
     assert amounts(chosen) == {("code", "fresh"): 400, ("code", "old"): 1600}
 
 
 def test_a_class_may_weigh_more_and_what_it_cannot_use_goes_to_the_others() -> None:
     offered = [*texts(400, "code", time=10), *texts(400, "prose", time=10)]
-    chosen, _ = select(offered, limits(tokens=4000, class_shares={"code": 3.0}))
+    chosen, _ = select(offered, tokens=4000, class_shares={"code": 3.0})
     assert amounts(chosen) == {("code", "old"): 3000, ("prose", "old"): 1000}
-    chosen, _ = select([*texts(5, "code", time=10), *texts(400, "prose", time=10)], limits(tokens=4000))
+    chosen, _ = select([*texts(5, "code", time=10), *texts(400, "prose", time=10)], tokens=4000)
     assert amounts(chosen) == {("code", "old"): 100, ("prose", "old"): 3900}
 
 
 def test_a_tenant_that_floods_gives_no_more_than_its_share() -> None:
     offered = [*texts(5000, "code", tenant="flood"), *texts(40, "code", tenant="a"), *texts(40, "code", tenant="b")]
-    chosen, left_out = select(offered, limits(tokens=1_000_000, tenant_share=0.5))
+    chosen, left_out = select(offered, tokens=1_000_000, tenant_share=0.5)
     given_by = Counter[str]()
     for one in chosen:
-        given_by[one.tenant] += one.learnt
+        given_by[one.tenant] += one.label_count
     assert given_by == {"flood": 1600, "a": 800, "b": 800}
     assert left_out["over_cap"] == 5000 * 20 - 1600
 
 
 def test_a_tenant_that_invents_classes_gives_no_more_than_its_share_of_all() -> None:
     made_up = [one for i in range(200) for one in texts(75, f"class-{i}", tenant="flood")]
-    chosen, _ = select([*texts(15_000, "code", tenant="a"), *made_up], limits(tokens=300_000))
-    by_flood = sum(one.learnt for one in chosen if one.tenant == "flood")
+    chosen, _ = select([*texts(15_000, "code", tenant="a"), *made_up], tokens=300_000)
+    by_flood = sum(one.label_count for one in chosen if one.tenant == "flood")
     assert by_flood <= 150_000
-    assert sum(one.learnt for one in chosen) > 270_000
+    assert sum(one.label_count for one in chosen) > 270_000
 
 
 def test_a_capped_tenant_gives_of_all_its_classes_and_ages() -> None:
     mine = [*texts(5000, "code", tenant="flood", time=10), *texts(30, "sums", tenant="flood")]
-    chosen, _ = select([*mine, *texts(100, "prose", tenant="a", time=10)], limits(tokens=1_000_000, replay_share=0.9))
+    chosen, _ = select([*mine, *texts(100, "prose", tenant="a", time=10)], tokens=1_000_000, replay_share=0.9)
     assert amounts(chosen)["sums", "fresh"] == 600 and 0 < amounts(chosen)["code", "old"] <= 1400
 
 
@@ -127,17 +130,17 @@ def test_classes_that_are_too_many_are_one_and_inventing_some_crowds_nobody_out(
 
 def test_a_tiny_tenant_does_not_starve_a_large_one() -> None:
     offered = [*texts(500, "code", tenant="large"), *texts(1, "code", tenant="tiny")]
-    chosen, _ = select(offered, limits(tenant_share=0.5, tenant_tokens=4000))
-    assert sum(one.learnt for one in chosen if one.tenant == "large") == 4000
+    chosen, _ = select(offered, tenant_share=0.5, tenant_tokens=4000)
+    assert sum(one.label_count for one in chosen if one.tenant == "large") == 4000
 
 
 def test_a_tenant_alone_is_not_capped() -> None:
-    chosen, left_out = select(texts(100, "code", tenant="one"), limits(tenant_share=0.1))
+    chosen, left_out = select(texts(100, "code", tenant="one"), tenant_share=0.1)
     assert len(chosen) == 100 and not left_out
 
 
 def test_near_duplicates_are_taken_a_few_times_only() -> None:
-    chosen, left_out = select([*texts(50, "code", same=True), *texts(10, "code", time=150)], limits(copies=2))
+    chosen, left_out = select([*texts(50, "code", same=True), *texts(10, "code", time=150)], copies=2)
     assert len(chosen) == 12
     assert left_out["duplicates"] == 48 * 20
 
@@ -151,9 +154,9 @@ def test_of_a_log_much_larger_than_the_budget_only_a_part_is_compared(monkeypatc
         return shingles(tokens)
 
     monkeypatch.setattr("cloud_verifier.distill.data.selection.shingles", counted)
-    chosen, left_out = select(texts(5_000, "code"), limits(tokens=400))
+    chosen, left_out = select(texts(5_000, "code"), tokens=400)
     assert compared == 8 * 400 // 20
-    assert sum(one.learnt for one in chosen) == 400
+    assert sum(one.label_count for one in chosen) == 400
     assert left_out["over_budget"] == (5_000 - 20) * 20
 
 
@@ -161,16 +164,16 @@ def test_a_text_that_differs_in_one_token_is_a_near_duplicate_only_by_its_share(
     tokens = np.arange(200, dtype=np.int32)
     changed = tokens.copy()
     changed[100] = 7777
-    pair = [Stretch(name, "", "code", 0, each, 200.0, 1e9) for name, each in (("a", tokens), ("b", changed))]
-    assert len(select(pair, limits(copies=1, repeated_share=0.8))[0]) == 1
-    assert len(select(pair, limits(copies=1, repeated_share=0.99))[0]) == 2
+    pair = [TextSpan(name, "", "code", 0, each, 200.0, 1e9) for name, each in (("a", tokens), ("b", changed))]
+    assert len(select(pair, copies=1, repeated_share=0.8)[0]) == 1
+    assert len(select(pair, copies=1, repeated_share=0.99)[0]) == 2
 
 
 def test_the_same_seed_chooses_the_same_texts_in_any_order_of_the_log() -> None:
     offered = texts(300, "code")
-    first, _ = select(offered, limits(tokens=1000))
-    again, _ = select(offered[::-1], limits(tokens=1000))
-    other, _ = select(offered, limits(tokens=1000, seed=1))
+    first, _ = select(offered, tokens=1000)
+    again, _ = select(offered[::-1], tokens=1000)
+    other, _ = select(offered, tokens=1000, seed=1)
     assert [one.session_id for one in first] == [one.session_id for one in again]
     assert {one.session_id for one in first} != {one.session_id for one in other}
 
@@ -212,4 +215,4 @@ def test_a_cap_that_few_tenants_cannot_keep_to_is_an_equal_part() -> None:
 
 @pytest.mark.parametrize("budget", [0, 19])
 def test_a_budget_below_one_text_takes_none(budget: int) -> None:
-    assert select(texts(3, "code"), limits(tokens=budget))[0] == []
+    assert select(texts(3, "code"), tokens=budget)[0] == []

@@ -21,16 +21,15 @@ from safetensors.torch import load_file, save_file
 from tiny_drafts import random_text, tiny_draft, tiny_plan, tiny_tokenizer
 from transformers import AutoModelForCausalLM
 
-from cloud_verifier.distill.gguf.exporter import export_gguf
+from cloud_verifier.distill.gguf.writer import write_gguf
 from cloud_verifier.distill.training import run as training
-from cloud_verifier.distill.training.batches import Batch, Order, pieces
-from cloud_verifier.distill.training.checkpoint import BEST, STATE, CheckpointRefused, Progress
-from cloud_verifier.distill.training.eval_student import measure, sample
+from cloud_verifier.distill.training.batches import BatchSampler, TrainingBatch, micro_batches
+from cloud_verifier.distill.training.checkpoint import BEST, STATE, CheckpointRefused, TrainingProgress
+from cloud_verifier.distill.training.eval_student import evaluate, mean_overlap, sample
 from cloud_verifier.distill.training.plan import TrainingPlan
 from cloud_verifier.distill.training.ranks import Ranks
-from cloud_verifier.distill.training.schedule import orders
 from cloud_verifier.distill.training.student import Student, load_base
-from cloud_verifier.distill.training.trainer import Trainer, TrainingFailed
+from cloud_verifier.distill.training.trainer import DraftTrainer, TrainingFailed
 
 TIMEOUT_S = 100
 
@@ -70,7 +69,7 @@ def test_a_draft_comes_nearer_to_the_target_on_text_it_never_saw(loss: str, tmp_
 
 def test_a_gguf_draft_is_trained_as_its_own_weights_would_be(tmp_path: Path) -> None:
     base = tiny_plan(tmp_path).base
-    export_gguf(tiny_draft("qwen3"), tiny_tokenizer(), tmp_path / "base.gguf", "base")
+    write_gguf(tiny_draft("qwen3"), tiny_tokenizer(), tmp_path / "base.gguf", "base")
     from_folder = trained(tmp_path, "folder", steps=4)
     from_file = trained(tmp_path, "file", base=tmp_path / "base.gguf", tokenizer=base, steps=4)
     assert losses(from_file) == losses(from_folder)
@@ -110,15 +109,15 @@ def test_a_loss_that_is_no_number_stops_the_run_with_advice(tmp_path: Path) -> N
 
 def stopped_at(run: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> int:
     """Run until the curve is at `step`, then take SIGTERM."""
-    original = training.Trainer._step
+    original = training.DraftTrainer._step
 
-    def stepping(trainer: Any, todo: Any) -> None:
-        original(trainer, todo)
+    def stepping(trainer: Any, *how: Any) -> None:
+        original(trainer, *how)
         if trainer.progress.step == step:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training.Trainer, "_step", stepping)
+        patch.setattr(training.DraftTrainer, "_step", stepping)
         return training.train(run)
 
 
@@ -288,7 +287,7 @@ def test_one_rank_goes_on_from_what_two_have_saved(tmp_path: Path, monkeypatch: 
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(trained(tmp_path, "one", **changes)), rtol=1e-3)
 
 
-def test_what_belongs_to_tokens_learns_at_a_rate_of_its_own(tmp_path: Path) -> None:
+def test_embeddings_and_output_learn_at_a_rate_of_its_own(tmp_path: Path) -> None:
     still = weights(trained(tmp_path, "still", token_rate_share=0.0))
     slow = weights(trained(tmp_path, "slow", token_rate_share=0.1))
     fast = weights(trained(tmp_path, "fast", token_rate_share=1.0))
@@ -313,12 +312,11 @@ def test_one_killed_between_its_best_weights_and_its_state_knows_how_good_they_a
     run = trained(tmp_path)
     best = safe_open(run / "checkpoint" / BEST, framework="pt").metadata()["progress"]
     state = run / "checkpoint" / STATE
-    behind = asdict(Progress(**json.loads(best))) | {"best_step": 0, "best_overlap": 0.01}
+    behind = asdict(TrainingProgress(**json.loads(best))) | {"best_step": 0, "best_overlap": 0.01}
     save_file(load_file(state), state, metadata={"progress": json.dumps(behind)})
     (run / "done.json").unlink()
-    with Ranks("cpu") as ranks:
-        plan = TrainingPlan.read(run)
-        trainer = Trainer(run, plan, Student(load_base(plan.base)), ranks)
+    plan = TrainingPlan.read(run)
+    trainer = DraftTrainer(run, plan, Student(load_base(plan.base)), Ranks("cpu"))
     assert trainer.progress.best_overlap == json.loads(best)["best_overlap"] > 0.01
     assert trainer.progress.best_step == json.loads(best)["best_step"]
 
@@ -337,29 +335,29 @@ def test_what_was_measured_before_a_kill_that_came_before_any_save_stands_once(t
 def test_every_text_comes_once_an_epoch_and_every_step_has_some() -> None:
     rng = np.random.default_rng(0)
     texts = [random_text(rng, count) for count in (4, 90, 5, 5, 30, 6, 7, 8, 60, 12)]
-    order = Order(texts, batch_tokens=40, seed=3)
+    sampler = BatchSampler(texts, batch_tokens=40, seed=3)
     for epoch in range(5):
-        steps = [order.of_step(epoch * order.batches + place) for place in range(order.batches)]
+        steps = [sampler.batch(epoch * sampler.batches + number) for number in range(sampler.batches)]
         assert sorted(itertools.chain(*steps)) == list(range(10))
         assert all(steps)
-    assert order.of_step(2) == Order(texts, batch_tokens=40, seed=3).of_step(2)
-    assert [order.of_step(i) for i in range(9)] != [Order(texts, 40, seed=4).of_step(i) for i in range(9)]
+    assert sampler.batch(2) == BatchSampler(texts, batch_tokens=40, seed=3).batch(2)
+    assert [sampler.batch(i) for i in range(9)] != [BatchSampler(texts, 40, seed=4).batch(i) for i in range(9)]
 
 
-def test_pieces_hold_the_batch_within_the_width() -> None:
+def test_micro_batches_hold_the_batch_within_the_width() -> None:
     texts = [random_text(np.random.default_rng(0), count) for count in (4, 90, 5, 5, 30, 6)]
-    groups = pieces(texts, [5, 0, 1, 3, 2, 4], width=40)
+    groups = micro_batches(texts, [5, 0, 1, 3, 2, 4], max_tokens=40)
     assert sorted(itertools.chain(*groups)) == list(range(6))
     for group in groups:
         widest = max(len(texts[index].tokens) for index in group) - 1
         assert len(group) == 1 or len(group) * widest <= 40
 
 
-def test_a_batch_points_each_learnt_token_at_the_one_before_it() -> None:
+def test_a_batch_points_each_label_at_the_one_before_it() -> None:
     rng = np.random.default_rng(0)
     texts = [random_text(rng, 6, first=4), random_text(rng, 9)]
-    batch = Batch.of(texts, torch.device("cpu"))
-    before = batch.ids.flatten()[batch.places]
+    batch = TrainingBatch.of(texts, torch.device("cpu"))
+    before = batch.ids.flatten()[batch.positions]
     assert before.tolist() == [*texts[0].tokens[3:5], *texts[1].tokens[:8]]
     assert batch.top_ids[:, 0].tolist() == [*texts[0].tokens[4:], *texts[1].tokens[1:]]
 
@@ -369,8 +367,8 @@ def test_padding_and_neighbours_change_nothing_of_a_text() -> None:
     rng = np.random.default_rng(0)
     texts = [random_text(rng, 6), random_text(rng, 20)]
     student = Student(tiny_draft("llama"))
-    kl, overlap, _ = student(Batch.of(texts, torch.device("cpu")))
-    alone, alone_overlap, _ = student(Batch.of(texts[:1], torch.device("cpu")))
+    kl, overlap, _ = student(TrainingBatch.of(texts, torch.device("cpu")))
+    alone, alone_overlap, _ = student(TrainingBatch.of(texts[:1], torch.device("cpu")))
     torch.testing.assert_close(kl[:5], alone)
     torch.testing.assert_close(overlap[:5], alone_overlap)
 
@@ -379,14 +377,14 @@ def test_a_measurement_is_the_mean_over_positions_of_each_class() -> None:
     rng = np.random.default_rng(0)
     texts = [random_text(rng, 6), random_text(rng, 20), random_text(rng, 9, name="prose")]
     student = Student(tiny_draft("llama"))
-    report = measure(student, texts, Ranks("cpu"), width=12, precision=torch.float32)
+    scores = evaluate(student, texts, Ranks("cpu"), max_tokens=12, precision=torch.float32)
     with torch.inference_mode():
-        kl, overlap, agreed = student(Batch.of(texts[:2], torch.device("cpu")))
-    code = report.classes["code"]
+        kl, overlap, agreed = student(TrainingBatch.of(texts[:2], torch.device("cpu")))
+    code = scores["code"]
     assert code.overlap == pytest.approx(float(overlap.mean()), rel=1e-5)
     assert code.agreement == pytest.approx(float(agreed.float().mean()), rel=1e-5)
     assert code.kl == pytest.approx(float(kl.mean()), rel=1e-5)
-    assert report.overlap == pytest.approx((code.overlap + report.classes["prose"].overlap) / 2)
+    assert mean_overlap(scores) == pytest.approx((code.overlap + scores["prose"].overlap) / 2)
 
 
 def test_a_sample_has_text_of_every_class() -> None:
@@ -402,22 +400,22 @@ def plan_of(**changes: Any) -> TrainingPlan:
 
 def test_the_rate_rises_holds_and_falls_to_nothing() -> None:
     plan = plan_of(steps=100, warmup_steps=10, decay_share=0.5, learning_rate=1.0)
-    rates = [orders(plan, step, 0.0).rate for step in range(101)]
+    rates = [plan.rate_at(step, 0.0) for step in range(101)]
     assert rates[:10] == pytest.approx([0.1 * (step + 1) for step in range(10)])
     assert rates[10:50] == [1.0] * 40
     assert rates[75] == pytest.approx(0.5) and rates[100] == 0.0
-    assert not orders(plan, 99, 0.0).finished and orders(plan, 100, 0.0).finished
+    assert plan.progress(99, 0.0) < 1 and plan.progress(100, 0.0) == 1
 
 
 def test_a_run_by_the_clock_ends_by_the_clock() -> None:
     plan = plan_of(minutes=2.0)
-    assert not orders(plan, 10**6, 119.0).finished
-    assert orders(plan, 1, 120.0).finished
+    assert plan.progress(10**6, 119.0) < 1
+    assert plan.progress(1, 120.0) == 1
 
 
 def test_the_first_part_is_kl_whatever_the_loss() -> None:
     plan = plan_of(steps=10, loss="tv", kl_share=0.3)
-    assert [orders(plan, step, 0.0).loss for step in range(5)] == ["kl", "kl", "kl", "tv", "tv"]
+    assert [plan.loss_at(step, 0.0) for step in range(5)] == ["kl", "kl", "kl", "tv", "tv"]
 
 
 @pytest.mark.parametrize("changes", [{}, {"steps": 3, "minutes": 1.0}])

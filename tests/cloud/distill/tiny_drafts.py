@@ -88,7 +88,7 @@ def tiny_dataset(folder: Path, *, texts: int = 24, seed: int = 0) -> Path:
     rng = np.random.default_rng(seed)
     some = [random_text(rng, int(rng.integers(6, 30)), name=("code", "prose")[i % 2]) for i in range(texts)]
     save_texts(folder / "train", some[6:])
-    save_texts(folder / "watched", some[:6])
+    save_texts(folder / "validation", some[:6])
     save_texts(folder / "heldout", some[:6])
     return folder
 
@@ -149,7 +149,7 @@ class ListedLog:
     def __init__(self, passages: Sequence[Passage]) -> None:
         self.passages = list(passages)
 
-    def read(self, since_unix: float = 0.0, now: float | None = None) -> Iterator[Passage]:
+    def read(self, since_unix: float = 0.0, now: float | None = None, *, whole: bool = True) -> Iterator[Passage]:
         for one in sorted(self.passages, key=lambda one: one.time_unix):
             if one.time_unix >= since_unix and (now is None or one.expires_unix > now):
                 yield one

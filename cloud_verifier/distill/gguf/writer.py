@@ -1,11 +1,12 @@
-"""Writes a Hugging Face causal LM and its tokenizer as one GGUF file, with the ``gguf`` package alone.
+"""Write a Hugging Face causal LM and its tokenizer as one GGUF file, with the `gguf` package alone.
 
-Llama, Qwen2 and Qwen3 are known. The tokenizer must be a byte-level BPE whose pre-tokenizer is one that
-llama.cpp has under a name: otherwise a third of all strings would split differently on the two sides.
+Llama, Qwen2 and Qwen3 are supported. The tokenizer must be a byte-level BPE with a pre-tokenizer that llama.cpp knows
+by name: with another one a third of all strings would split differently on the two sides.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +29,6 @@ ARCHITECTURES = {
     "qwen3": gguf.MODEL_ARCH.QWEN3,
 }
 
-# llama.cpp's name of a pre-tokenizer, and the pattern by which it is recognised in tokenizer.json.
 QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -37,38 +37,49 @@ _PRE_TOKENIZERS = {
     QWEN2_SPLIT: "qwen2",
     QWEN2_SPLIT.replace(r"|\p{N}|", r"|\p{N}{1,3}|"): "llama-bpe",
 }
-
+"""llama.cpp's names of pre-tokenizers, by their patterns in tokenizer.json."""
 
 _MATRICES = {"Q4_K_M": "Q4_K"}
-"""Of a mix, the type of most matrices."""
+"""The type of most matrices in a mix of types."""
 _RAISED = {
     **{("Q4_K_M", part): {"Q6_K"} for part in ("attn_v", "ffn_down", "output", "token_embd")},
     **{("Q4_0", part): {"Q6_K"} for part in ("output", "token_embd")},
 }
-"""Where llama.cpp's mix of a kind takes a better type on purpose, in all layers or in some."""
+"""Types that llama.cpp's mixes give to some tensors on purpose, in all layers or in some."""
 _WIDER = {"Q5_0", "Q5_1", "Q8_0", "F16", "F32"}
-"""What llama.cpp falls back to."""
+"""Types that llama.cpp falls back to for rows that do not fit a type's blocks."""
 _VECTORS = ("_norm.weight", ".bias")
 
 
 class ExportError(ValueError):
-    """A model or tokenizer that cannot become a faithful GGUF file; says why."""
+    """The model or tokenizer cannot become a faithful GGUF file; the message says why."""
 
 
-def export_gguf(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, path: Path, name: str) -> None:
-    """Write ``model`` in F32 to ``path``, which appears whole or not at all. Raises ExportError."""
+def write_gguf(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, path: Path, name: str) -> None:
+    """Write `model` in F32 to `path`, which appears whole or not at all. Raises ExportError."""
     config = model.config
-    if config.model_type not in ARCHITECTURES:
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise ExportError(f"model type {config.model_type!r} cannot be exported; known are {known}")
-    architecture = ARCHITECTURES[config.model_type]
-    with atomic_files.replacing(path) as partial:
-        writer = gguf.GGUFWriter(partial, gguf.MODEL_ARCH_NAMES[architecture])
+    architecture = architecture_of(config.model_type)
+    with writing(path, architecture) as writer:
         _write_hyperparameters(writer, config, name)
         _write_tokenizer(writer, tokenizer, config.vocab_size)
         names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
         for tensor_name, array in _tensors(model, names):
             writer.add_tensor(tensor_name, array)
+
+
+def architecture_of(model_type: Any) -> gguf.MODEL_ARCH:
+    """Return the GGUF architecture of a Hugging Face model type. Raises ExportError for one that is not supported."""
+    if model_type not in ARCHITECTURES:
+        raise ExportError(f"model type {model_type!r} cannot be exported; known are {', '.join(sorted(ARCHITECTURES))}")
+    return ARCHITECTURES[model_type]
+
+
+@contextlib.contextmanager
+def writing(path: Path, architecture: gguf.MODEL_ARCH) -> Iterator[gguf.GGUFWriter]:
+    """Yield a writer for the fields and tensors of a file, which appears at `path` when the body ends."""
+    with atomic_files.replacing(path) as partial:
+        writer = gguf.GGUFWriter(partial, gguf.MODEL_ARCH_NAMES[architecture])
+        yield writer
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -81,10 +92,10 @@ def tensor_types(path: Path) -> dict[str, str]:
 
 
 def check_types(path: Path, kind: str, widened: Sequence[str] = ()) -> None:
-    """Raise ExportError unless every matrix is stored as ``kind`` says and every vector as F32.
+    """Raise ExportError unless every matrix is stored as `kind` says and every vector as F32.
 
-    ``kind``: a type, or a mix of types as llama.cpp names it. ``widened``: patterns (``blk.*.ffn_down.weight``) of the
-    tensors that llama.cpp may store wider than that, since their rows do not fit the blocks of ``kind``.
+    kind: a type, or llama.cpp's name of a mix of types. widened: patterns (`blk.*.ffn_down.weight`) of the tensors that
+    may be stored wider, since their rows do not fit the blocks of `kind`.
     """
     for name, stored in tensor_types(path).items():
         if name.endswith(_VECTORS):
@@ -108,7 +119,7 @@ def _write_hyperparameters(writer: gguf.GGUFWriter, config: Any, name: str) -> N
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    # Without these llama.cpp divides hidden by heads, which is wrong for Qwen3.
+    # Without these llama.cpp divides the hidden size by the number of heads, which is wrong for Qwen3.
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_rope_dimension_count(head_dim)
@@ -131,7 +142,7 @@ def _write_tokenizer(writer: gguf.GGUFWriter, tokenizer: PreTrainedTokenizerFast
     types = [_token_type(index, by_id, special) for index in range(width)]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre_tokenizer_name(state))
-    # Embedding rows beyond the vocabulary (padding) need a name of their own.
+    # Embedding rows beyond the vocabulary, which are padding, need names too.
     writer.add_token_list([by_id.get(index, f"[PAD{index}]") for index in range(width)])
     writer.add_token_types(types)
     writer.add_token_merges([pair if isinstance(pair, str) else " ".join(pair) for pair in state["model"]["merges"]])
@@ -151,7 +162,7 @@ def _token_type(index: int, by_id: Mapping[int, str], special: set[int]) -> gguf
 
 
 def pre_tokenizer_name(state: Mapping[str, Any]) -> str:
-    """Return llama.cpp's name for the pre-tokenizer of a parsed ``tokenizer.json``. Raises ExportError."""
+    """Return llama.cpp's name for the pre-tokenizer of a parsed `tokenizer.json`. Raises ExportError."""
     if state["model"]["type"] != "BPE" or state.get("normalizer"):
         raise ExportError("only a byte-level BPE without a normaliser splits as llama.cpp does")
     steps = state["pre_tokenizer"]
@@ -169,7 +180,7 @@ def _tensors(model: PreTrainedModel, names: gguf.TensorNameMap) -> Iterator[tupl
     config = model.config
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue  # llama.cpp falls back to the embeddings
+            continue  # llama.cpp takes the embeddings instead
         mapped = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if mapped is None:
             raise ExportError(f"tensor {name!r} has no place in a {config.model_type} GGUF file")

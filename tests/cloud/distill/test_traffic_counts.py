@@ -8,20 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loop_fakes import TARGET, FakeLog, passage
 
-from cloud_verifier.distill.data.retrain_trigger import Seen, WatchRule, adapted, alarms, due
+from cloud_verifier.distill.data.retrain_trigger import ClassTraffic, RetrainRule, adapted, alarms, due
 from cloud_verifier.distill.data.selection import OTHERS
-from cloud_verifier.distill.data.traffic_counts import LATE_S, TENANT_CLASSES, TrafficWatch
+from cloud_verifier.distill.data.traffic_counts import LATE_S, TENANT_CLASSES, TrafficCounter
 
-RULE = WatchRule(fresh_tokens=1_000, alarm_tokens=200, alarm_fall=0.1, run_tokens=0)
+RULE = RetrainRule(fresh_tokens=1_000, alarm_tokens=200, alarm_fall=0.1, run_tokens=0)
 OURS = "ab" * 32
 
 
-def watch(log: FakeLog, window: int = 1_000) -> TrafficWatch:
-    return TrafficWatch(log, TARGET.weights_hash, window)
+def counter(log: FakeLog, window: int = 1_000) -> TrafficCounter:
+    return TrafficCounter(log, TARGET.weights_hash, window)
 
 
-def seen(tokens: int, share: float) -> Seen:
-    return Seen(tokens=tokens, judged=tokens, guessed=round(share * tokens))
+def seen(tokens: int, share: float) -> ClassTraffic:
+    return ClassTraffic(tokens=tokens, judged=tokens, guessed=round(share * tokens))
 
 
 def test_tokens_and_acceptance_are_counted_by_class() -> None:
@@ -33,67 +33,67 @@ def test_tokens_and_acceptance_are_counted_by_class() -> None:
             passage("d", 60, "code", 13.0, 0.1, draft_release=OURS, weights_hash="sha256:another"),
         ]
     )
-    look = watch(log).look(0.0, OURS)
-    assert look.seen == {
-        "code": Seen(tokens=170, judged=100, guessed=80),
-        "sums": Seen(tokens=50, judged=50, guessed=25),
+    traffic, newest_unix = counter(log).count(0.0, OURS)
+    assert traffic == {
+        "code": ClassTraffic(tokens=170, judged=100, guessed=80),
+        "sums": ClassTraffic(tokens=50, judged=50, guessed=25),
     }
-    assert look.newest_unix == 12.0
+    assert newest_unix == 12.0
 
 
 def test_looking_again_counts_only_what_is_new_even_if_it_comes_late() -> None:
     log = FakeLog([passage("a", 100, "code", 1_010.0)])
-    watched = watch(log)
-    watched.look(0.0, OURS)
+    counting = counter(log)
+    counting.count(0.0, OURS)
     log.passages += [passage("a", 30, "code", 1_020.0, start=100), passage("b", 5, "code", 1_015.0)]
-    assert watched.look(0.0, OURS).seen["code"].tokens == 135
+    assert counting.count(0.0, OURS)[0]["code"].tokens == 135
     log.passages.append(passage("late", 7, "code", 1_020.0 - LATE_S))
-    assert watched.look(0.0, OURS).seen["code"].tokens == 142
-    assert watched.look(0.0, OURS).seen["code"].tokens == 142
+    assert counting.count(0.0, OURS)[0]["code"].tokens == 142
+    assert counting.count(0.0, OURS)[0]["code"].tokens == 142
 
 
 def test_tokens_recorded_twice_count_once() -> None:
     log = FakeLog([passage("a", 100, "code", 10.0), passage("a", 80, "code", 11.0, start=60)])
-    assert watch(log).look(0.0, OURS).seen["code"].tokens == 140
+    assert counter(log).count(0.0, OURS)[0]["code"].tokens == 140
 
 
 def test_traffic_that_a_run_has_used_counts_no_more() -> None:
     log = FakeLog([passage("a", 100, "code", 10.0), passage("b", 40, "code", 11.0)])
-    watched = watch(log)
-    watched.look(0.0, OURS)
-    assert watched.look(10.0, OURS).seen["code"].tokens == 40
-    assert watched.look(11.0, OURS).seen == {}
-    assert watched.look(11.0, OURS).newest_unix == 11.0
+    counting = counter(log)
+    counting.count(0.0, OURS)
+    assert counting.count(10.0, OURS)[0]["code"].tokens == 40
+    assert counting.count(11.0, OURS)[0] == {}
+    assert counting.count(11.0, OURS)[1] == 11.0
 
 
 def test_acceptance_is_that_of_the_latest_tokens() -> None:
     log = FakeLog(
         [passage(f"s{i}", 100, "code", float(i), 0.9 if i < 20 else 0.2, draft_release=OURS) for i in range(1, 23)]
     )
-    look = watch(log, window=200).look(0.0, OURS)
-    assert look.seen["code"] == Seen(tokens=2_200, judged=200, guessed=40)
+    traffic, _ = counter(log, window=200).count(0.0, OURS)
+    assert traffic["code"] == ClassTraffic(tokens=2_200, judged=200, guessed=40)
 
 
 def test_enough_fresh_tokens_are_reason_whatever_their_acceptance() -> None:
     cause = due({"code": seen(900, 0.9), "sums": seen(95, 0.9), "rare": seen(5, 0.9)}, {"code": 0.9}, RULE)
-    assert cause is not None and cause.fresh == ("code",)
+    assert cause is not None and cause[1] == ("code",)
     assert due({"code": seen(999, 0.9)}, {"code": 0.9}, RULE) is None
 
 
 def test_a_class_that_has_fallen_waits_for_enough_of_it_or_of_everything() -> None:
     rule = replace(RULE, run_tokens=500)
     usual = {"code": 0.81}
-    other = Seen(tokens=400)
+    other = ClassTraffic(tokens=400)
     assert due({"code": seen(499, 0.7), "sums": other}, usual, rule) is None
     assert set(alarms({"code": seen(499, 0.7), "sums": other}, usual, rule)) == {"code"}
     assert due({"code": seen(500, 0.7), "sums": other}, usual, rule) is not None
-    cause = due({"code": seen(499, 0.7), "sums": Seen(tokens=501)}, usual, rule)
-    assert cause is not None and "'code'" in cause.text
+    cause = due({"code": seen(499, 0.7), "sums": ClassTraffic(tokens=501)}, usual, rule)
+    assert cause is not None and "'code'" in cause[0]
 
 
 def test_a_class_that_is_guessed_worse_than_usual_is_reason_enough() -> None:
     cause = due({"code": seen(200, 0.7)}, {"code": 0.81}, RULE)
-    assert cause is not None and cause.fresh == ("code",)
+    assert cause is not None and cause[1] == ("code",)
     assert due({"code": seen(200, 0.72)}, {"code": 0.81}, RULE) is None
     assert due({"code": seen(199, 0.1)}, {"code": 0.81}, RULE) is None
 
@@ -116,14 +116,14 @@ def test_what_no_training_mends_becomes_usual() -> None:
 
 @given(st.dictionaries(st.sampled_from("abc"), st.tuples(st.integers(0, 2_000), st.floats(0, 1)), max_size=3))
 def test_a_cause_names_classes_that_there_are(given_classes: dict[str, tuple[int, float]]) -> None:
-    classes = {name: seen(*told) for name, told in given_classes.items()}
+    classes = {name: seen(*counts) for name, counts in given_classes.items()}
     cause = due(classes, {"a": 0.8}, RULE)
     if cause is not None:
-        assert cause.fresh and set(cause.fresh) <= set(classes)
+        assert cause[1] and set(cause[1]) <= set(classes)
 
 
 def test_a_tenant_that_invents_classes_has_a_few_and_the_rest_are_one() -> None:
     made_up = [passage(f"s{i}", 10, f"class-{i:03}", 10.0 + i, 0.0, tenant="flood") for i in range(100)]
-    found = watch(FakeLog([*made_up, passage("a", 50, "code", 500.0, tenant="other")])).look(0.0, OURS).seen
+    found = counter(FakeLog([*made_up, passage("a", 50, "code", 500.0, tenant="other")])).count(0.0, OURS)[0]
     assert len(found) == TENANT_CLASSES + 2
     assert found[OTHERS].tokens == 10 * (100 - TENANT_CLASSES) and found["code"].tokens == 50

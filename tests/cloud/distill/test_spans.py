@@ -1,4 +1,4 @@
-"""Passages of the log become stretches without a gap, and pieces of a window."""
+"""Passages of the log become spans without a gap, and pieces of a window."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from tiny_drafts import passage
 
-from cloud_verifier.distill.data.spans import Outline, Stretch, cut, stretches
+from cloud_verifier.distill.data.spans import TextSpan, cut, join_passages, without_distributions
 from cloud_verifier.traffic.passage import Passage
 
 
-def joined(*passages: Passage) -> list[Stretch]:
-    return stretches(Outline.of(one) for one in passages)
+def joined(*passages: Passage) -> list[TextSpan]:
+    return join_passages(map(without_distributions, passages))
 
 
-def shown(found: list[Stretch]) -> list[tuple[str, int, list[int]]]:
+def shown(found: list[TextSpan]) -> list[tuple[str, int, list[int]]]:
     return [(one.session_id, one.start, one.tokens.tolist()) for one in found]
 
 
@@ -45,7 +45,7 @@ def test_another_tenant_or_class_of_the_same_session_is_another_text() -> None:
     assert sorted(one.tokens.tolist() for one in found) == [[1], [2], [3]]
 
 
-def test_a_stretch_is_as_new_as_its_newest_passage_and_expires_with_the_first() -> None:
+def test_a_span_is_as_new_as_its_newest_passage_and_expires_with_the_first() -> None:
     (found,) = joined(
         passage("a", 0, [1], time_unix=5.0, expires_unix=50.0), passage("a", 1, [2], time_unix=9.0, expires_unix=40.0)
     )

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from cloud_verifier.distill.config import GateRule
 from cloud_verifier.distill.gguf.eval_gguf import CHAIN, TREE, UNPROMPTED, compare, steps
-from cloud_verifier.distill.publishing.gate import Rule, decide
+from cloud_verifier.distill.publishing.gate import decide
 from outrider.core.errors import BadRequest
 from outrider.llama import LlamaModel, TextReader, TreeContext
 
@@ -32,7 +33,7 @@ SUMS = (
 
 
 @dataclass(frozen=True)
-class RegistrationReply:
+class HeldOutText:
     tokens: NDArray[np.int32]
     traffic_class: str = "arithmetic"
     session: int = 0
@@ -40,12 +41,12 @@ class RegistrationReply:
 
 
 @pytest.fixture(scope="module")
-def sums() -> list[RegistrationReply]:
+def sums() -> list[HeldOutText]:
     with LlamaModel.load(MODELS / "draft.gguf") as model:
         texts = [
             f"Question: {asked} How many is that?\nAnswer: {worked}\nThe answer is {n}." for asked, worked, n in SUMS
         ]
-        return [RegistrationReply(np.array(model.tokenize(text), np.int32), session=i) for i, text in enumerate(texts)]
+        return [HeldOutText(np.array(model.tokenize(text), np.int32), session=i) for i, text in enumerate(texts)]
 
 
 def ranks(*values: int) -> NDArray[np.int8]:
@@ -71,9 +72,9 @@ def test_the_tree_never_takes_more_steps_than_the_chain(values: list[int]) -> No
     assert steps(ranks(*values), CHAIN, TREE) <= steps(ranks(*values), CHAIN, 1) <= len(values)
 
 
-def test_the_general_draft_beats_the_narrow_one_on_arithmetic(sums: list[RegistrationReply]) -> None:
+def test_the_general_draft_beats_the_narrow_one_on_arithmetic(sums: list[HeldOutText]) -> None:
     measured = compare(MODELS / "draft.gguf", MODELS / "draft-narrow.gguf", sums)
-    verdict = decide(measured, {"arithmetic"}, Rule())
+    verdict = decide(measured, {"arithmetic"}, GateRule())
     assert verdict.fresh is not None
     assert verdict.fresh.chain_gain > 0.2
     assert verdict.fresh.candidate.acceptance > verdict.fresh.incumbent.acceptance + 0.1
@@ -81,28 +82,28 @@ def test_the_general_draft_beats_the_narrow_one_on_arithmetic(sums: list[Registr
     assert verdict.candidate_ms > 0
 
 
-def test_the_narrow_draft_is_refused_where_the_general_one_serves(sums: list[RegistrationReply]) -> None:
-    verdict = decide(compare(MODELS / "draft-narrow.gguf", MODELS / "draft.gguf", sums), {"arithmetic"}, Rule())
+def test_the_narrow_draft_is_refused_where_the_general_one_serves(sums: list[HeldOutText]) -> None:
+    verdict = decide(compare(MODELS / "draft-narrow.gguf", MODELS / "draft.gguf", sums), {"arithmetic"}, GateRule())
     assert not verdict.passed
 
 
-def test_a_draft_against_itself_is_even(sums: list[RegistrationReply]) -> None:
+def test_a_draft_against_itself_is_even(sums: list[HeldOutText]) -> None:
     for text in compare(MODELS / "draft.gguf", MODELS / "draft.gguf", sums[:3]).texts:
         assert text.candidate == text.incumbent
 
 
-def test_only_tokens_after_the_context_count(sums: list[RegistrationReply]) -> None:
+def test_only_tokens_after_the_context_count(sums: list[HeldOutText]) -> None:
     whole, late, short = (
         sums[0],
-        RegistrationReply(sums[0].tokens, first=20),
-        RegistrationReply(sums[0].tokens[:UNPROMPTED]),
+        HeldOutText(sums[0].tokens, first=20),
+        HeldOutText(sums[0].tokens[:UNPROMPTED]),
     )
-    strange = RegistrationReply(np.append(whole.tokens, np.int32(1_000_000)))
+    strange = HeldOutText(np.append(whole.tokens, np.int32(1_000_000)))
     counted = compare(MODELS / "draft.gguf", MODELS / "draft-narrow.gguf", [whole, late, short, strange]).texts
     assert [text.positions for text in counted] == [len(whole.tokens) - UNPROMPTED, len(whole.tokens) - 20]
 
 
-def test_a_text_read_at_once_has_the_logits_of_one_read_token_by_token(sums: list[RegistrationReply]) -> None:
+def test_a_text_read_at_once_has_the_logits_of_one_read_token_by_token(sums: list[HeldOutText]) -> None:
     tokens = sums[0].tokens.tolist()
     with LlamaModel.load(MODELS / "draft.gguf") as model:
         with TextReader(model, length=128, batch=16) as reader:

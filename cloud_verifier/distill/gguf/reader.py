@@ -1,7 +1,7 @@
-"""Reads a draft's GGUF file back into a Hugging Face model that can be trained; the inverse of ``gguf_export``.
+"""Read a draft's GGUF file as a Hugging Face model that can be trained, the inverse of `gguf.writer`.
 
-transformers does the work. What it passes over without a word is made an error here: a tensor that has no place, a
-weight that the file lacks, positions that are scaled, a head width that does not follow from the others.
+transformers reads the file. This module raises errors for what transformers ignores: unknown tensors, missing weights,
+scaled positions, and head widths that do not follow from the other sizes.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import gguf
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from cloud_verifier.distill.gguf.exporter import ARCHITECTURES
+from cloud_verifier.distill.gguf.writer import ARCHITECTURES
 
 
 class GgufRefused(ValueError):
-    """A GGUF file that cannot become a model whose logits are the same; says why."""
+    """The GGUF file cannot become a model with the same logits; the message says why."""
 
 
-def import_gguf(path: Path) -> PreTrainedModel:
+def read_gguf(path: Path) -> PreTrainedModel:
     """Return the model of a GGUF file, dequantised to float32. Raises GgufRefused, OSError."""
     reader = _open(path)
     architecture = str(_value(reader, "general.architecture"))
@@ -36,7 +36,7 @@ def import_gguf(path: Path) -> PreTrainedModel:
     missing = sorted(name for name in report["missing_keys"] if not _is_tied(name, config))
     if missing:
         raise GgufRefused(f"{path.name} lacks {', '.join(missing)}")
-    # A model that transformers has read from GGUF counts as quantised for ever, and would refuse to be saved.
+    # transformers refuses to save a model that it has read from GGUF, which it considers quantized.
     plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     plain.load_state_dict(model.state_dict())
     return cast(PreTrainedModel, plain.eval())
@@ -74,7 +74,7 @@ def _config(reader: Any, architecture: str, path: Path) -> PretrainedConfig:
 
 
 def _check_names(reader: Any, architecture: str, config: PretrainedConfig, path: Path) -> None:
-    """Raise GgufRefused for a tensor that the model would not take over."""
+    """Raise GgufRefused for a tensor that the model would ignore."""
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(config)
     names = gguf.get_tensor_name_map(ARCHITECTURES[architecture], config.num_hidden_layers)

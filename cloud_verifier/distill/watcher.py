@@ -1,0 +1,153 @@
+"""Watch traffic and releases, and begin a run when there is reason to train."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from cloud_verifier.distill import transitions
+from cloud_verifier.distill.config import DistillConfig
+from cloud_verifier.distill.data.retrain_trigger import ClassTraffic, adapted, alarms, due
+from cloud_verifier.distill.data.traffic_counts import TrafficCounter
+from cloud_verifier.distill.publishing.publisher import Publisher
+from cloud_verifier.distill.publishing.release_client import STABLE, ReleaseRecord
+from cloud_verifier.distill.run_folder import MODEL, Job, RunFolder
+from cloud_verifier.distill.state import LoopState, RunState
+from outrider.artifacts.hashing import file_digest
+from outrider.artifacts.store import ArtifactStore
+
+log = logging.getLogger(__name__)
+
+
+class TrafficWatcher:
+    """Looks for a reason to train while no run is under way."""
+
+    def __init__(
+        self,
+        config: DistillConfig,
+        publisher: Publisher,
+        counter: TrafficCounter,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Raises OSError if the configured draft cannot be read."""
+        self._config = config
+        self._publisher = publisher
+        self._counter = counter
+        self._clock = clock
+        self._artifacts = ArtifactStore(config.artifacts, ".gguf")
+        self._runs = config.state / "runs"
+        self._first_draft = file_digest(config.draft)
+        self._tidied = float("-inf")
+        self._waiting: set[str] = set()
+        """Classes whose acceptance has fallen, with too little traffic to learn from so far."""
+
+    async def watch(self, state: LoopState) -> LoopState:
+        """Return the state with the run that begins, with new usual acceptances, or as it is. Raises core errors."""
+        config = self._config
+        known = await self._publisher.known()
+        if restored := await self._publisher.restore(known):
+            log.info("published again: %s", ", ".join(digest[:12] for digest in restored))
+            return state
+        incumbent = self._incumbent(known)
+        used_unix = min(state.used_unix, self._clock())  # a verifier's clock may have been ahead
+        traffic, newest_unix = await asyncio.to_thread(self._counter.count, used_unix, incumbent)
+        await self._tidy_log()
+        cause = due(traffic, state.usual, config.retrain_rule)
+        if cause is None:
+            # While a run waits for more traffic of a class, its fallen acceptance must not become the usual one.
+            return state if self._alarmed(state, traffic) else _with_usual(state, traffic, config)
+        if sum(one.tokens for one in traffic.values()) < state.wanted:
+            return state
+        spent_s = transitions.spent_s(state, self._clock())
+        if spent_s >= 60 * config.daily_minutes:
+            log.info("%s, but the last day's stages took %.0f minutes, which is the budget", cause[0], spent_s / 60)
+            return state
+        run = RunState(
+            number=state.last + 1,
+            cause=cause[0],
+            fresh=cause[1],
+            incumbent=incumbent,
+            newest_unix=newest_unix,
+            seen=traffic,
+        )
+        self._prepare(state, run)
+        log.info("run %d begins: %s; fresh classes %s", run.number, run.cause, ", ".join(map(repr, run.fresh)))
+        return state.changed(run=run, last=run.number)
+
+    def _alarmed(self, state: LoopState, traffic: Mapping[str, ClassTraffic]) -> bool:
+        """Return whether a class has fallen and too little of it is there for a run; log each class once."""
+        found = alarms(traffic, state.usual, self._config.retrain_rule)
+        for name in found.keys() - self._waiting:
+            log.info("%s: a run begins once there are %d tokens of it", found[name], self._config.run_tokens)
+        self._waiting = set(found)
+        return bool(found)
+
+    def _incumbent(self, known: Mapping[str, ReleaseRecord]) -> str:
+        """Return the digest of the newest stable release whose file is here, or else of the configured draft."""
+        for one in sorted(known.values(), key=lambda one: -one.manifest.version):
+            if one.state == STABLE and self._artifacts.path(one.digest).is_file():
+                return one.digest
+        return self._first_draft
+
+    async def _tidy_log(self) -> None:
+        if self._clock() - self._tidied >= self._config.housekeeping_s:
+            self._tidied = self._clock()
+            await asyncio.to_thread(self._counter.tidy_log, self._clock())
+
+    def _prepare(self, state: LoopState, run: RunState) -> None:
+        """Write what the run's stages need into its folder."""
+        config, target, folder = self._config, self._publisher.target, RunFolder(self._runs, run.number)
+        released = self._artifacts.path(run.incumbent)
+        incumbent = released if released.is_file() else config.draft
+        dataset_plan = {
+            "weights_hash": target.weights_hash,
+            "fresh_since_unix": state.used_unix,
+            "named": run.fresh,
+            "seed": config.seed,
+        }
+        job = Job(
+            traffic=config.traffic,
+            dataset=dataset_plan | config.dataset_options | {"lasts_s": config.dataset_lasts_s},
+            target=config.target.resolve(),
+            weights_hash=target.weights_hash,
+            tokenizer_hash=target.tokenizer_hash,
+            base=(self._model_of(state, run.incumbent) or incumbent).resolve(),
+            incumbent=incumbent.resolve(),
+            quantization=config.quantization,
+            widened=config.widened,
+            fresh=run.fresh,
+            rule=config.gate_rule,
+            threads=config.threads,
+        )
+        training_plan: dict[str, Any] = {
+            "base": str(job.base),
+            "tokenizer": str(job.target),
+            "dataset": str(folder.dataset.resolve()),
+            "loss": config.loss,
+            "lora_rank": config.lora_rank,
+            "threads": config.threads,
+            "seed": config.seed,
+            **({} if "steps" in config.training_options else {"minutes": config.train_minutes}),
+            **config.training_options,
+        }
+        folder.prepare(job, training_plan)
+
+    def _model_of(self, state: LoopState, digest: str) -> Path | None:
+        """Return the model that a release was quantized from, as long as its run's folder is kept."""
+        for outcome in reversed(state.history):
+            model = RunFolder(self._runs, outcome.number).path / MODEL
+            if outcome.release == digest and model.is_dir():
+                return model
+        return None
+
+
+def _with_usual(state: LoopState, traffic: Mapping[str, ClassTraffic], config: DistillConfig) -> LoopState:
+    """Return the state with usual acceptances raised to the present ones."""
+    present = adapted({}, traffic, config.retrain_rule)
+    return state.changed(
+        usual=state.usual | {name: max(value, state.usual.get(name, 0.0)) for name, value in present.items()}
+    )

@@ -1,0 +1,128 @@
+"""The decisions of the loop by themselves: the next stage, what a failure leads to, and what ends a canary."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from loop_fakes import SIGNER, TARGET, World
+
+from cloud_verifier.distill import transitions
+from cloud_verifier.distill.config import DistillConfig
+from cloud_verifier.distill.data.retrain_trigger import ClassTraffic
+from cloud_verifier.distill.publishing.release_client import (
+    CANARY,
+    CANDIDATE,
+    ROLLED_BACK,
+    STABLE,
+    SUPERSEDED,
+    ReleaseRecord,
+)
+from cloud_verifier.distill.stage_processes import StageFailed
+from cloud_verifier.distill.state import LoopState, RunState, Stage
+from outrider.core.errors import BadRequest
+from outrider.wire.manifest import Manifest, sign
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> DistillConfig:
+    return World(tmp_path, settings={"attempts": 3}).config
+
+
+def running(stage: Stage, failures: int = 0) -> tuple[LoopState, RunState]:
+    run = RunState(
+        number=4,
+        cause="1000 fresh tokens",
+        fresh=("sums",),
+        incumbent="ab" * 32,
+        newest_unix=70.0,
+        seen={"sums": ClassTraffic(tokens=1_000, judged=1_000, guessed=600)},
+        stage=stage,
+        failures=failures,
+    )
+    return LoopState(run=run, last=4, used_unix=50.0, usual={"sums": 0.8}), run
+
+
+def test_a_run_passes_through_every_stage_in_order_and_forgets_its_failures() -> None:
+    state, run = running("dataset", failures=2)
+    stages = [run.stage]
+    while run.stage != "canary":
+        state = transitions.advance(state, run)
+        assert state.run is not None and (state.run.failures, state.run.not_before_unix) == (0, 0.0)
+        run = state.run
+        stages.append(run.stage)
+    assert tuple(stages) == get_args(Stage)
+
+
+def test_a_failed_stage_waits_twice_as_long_each_time_and_the_last_attempt_ends_the_run(config: DistillConfig) -> None:
+    state, run = running("export")
+    waits = []
+    for _ in range(config.attempts - 1):
+        state = transitions.fail(state, run, StageFailed("export", "no disk"), 100.0, config)
+        assert state.run is not None
+        run = state.run
+        waits.append(run.not_before_unix - 100.0)
+    assert waits == [config.retry_s, 2 * config.retry_s]
+    state = transitions.fail(state, run, StageFailed("export", "no disk"), 100.0, config)
+    assert (state.run, state.history[-1].result, state.used_unix) == (None, "failed", 70.0)
+    assert state.usual == {"sums": 0.8}, "a run that failed has no part in what is usual"
+
+
+def test_a_permanent_failure_ends_the_run_at_once(config: DistillConfig) -> None:
+    state = transitions.fail(*running("export"), StageFailed("export", "no block fits", permanent=True), 1.0, config)
+    assert state.run is None and state.history[-1].reason == "export: no block fits"
+
+
+def test_a_run_that_came_too_early_uses_up_no_traffic(config: DistillConfig) -> None:
+    state = transitions.fail(*running("dataset"), StageFailed("dataset", "3 sessions", too_early=True), 1.0, config)
+    assert (state.run, state.used_unix, state.wanted, state.history) == (None, 50.0, 1_500, ())
+
+
+@pytest.mark.parametrize("stage", ["publish", "canary"])
+def test_a_draft_that_passed_the_gate_is_given_up_only_for_errors_of_its_own(
+    stage: Stage, config: DistillConfig
+) -> None:
+    state, run = running(stage, failures=9)
+    assert transitions.fail(state, run, OSError("the file system is away"), 1.0, config).run is not None
+    assert transitions.fail(state, run, BadRequest("no such publisher"), 1.0, config).run is None
+
+
+def test_a_run_that_did_not_fail_moves_what_is_usual_halfway_to_the_present(config: DistillConfig) -> None:
+    state = transitions.end(*running("gate"), "refused", "too weak", 1.0, config)
+    assert state.usual == {"sums": pytest.approx(0.7)}
+
+
+def test_stages_of_more_than_a_day_ago_count_no_more() -> None:
+    state = transitions.add_stage_time(LoopState(), 20.0, now=1_000.0)
+    state = transitions.add_stage_time(state, 30.0, now=2_000.0)
+    assert transitions.spent_s(state, now=2_000.0) == 50.0
+    assert transitions.spent_s(state, now=1_500.0 + transitions.DAY_S) == 30.0
+    assert len(transitions.add_stage_time(state, 1.0, now=1_500.0 + transitions.DAY_S).spent) == 2
+
+
+def release(version: int, state: str, *, pinned: bool = False) -> ReleaseRecord:
+    manifest = Manifest(version, TARGET.weights_hash, TARGET.tokenizer_hash, f"sha256:{version:064x}", 5, "Q8_0")
+    return ReleaseRecord(manifest, sign(manifest, SIGNER), state, "as measured", pinned)
+
+
+@pytest.mark.parametrize(
+    ("state", "pinned", "stable_pinned", "result"),
+    [
+        (CANARY, False, False, None),
+        (CANDIDATE, False, False, None),
+        (STABLE, False, False, "stable"),
+        (SUPERSEDED, False, False, "stable"),
+        (ROLLED_BACK, False, False, "rolled_back"),
+        (CANARY, True, False, "waiting"),
+        (CANDIDATE, False, True, "waiting"),
+        (CANARY, False, True, None),
+    ],
+)
+def test_a_canary_is_over_once_it_is_decided_or_an_operator_holds_it(
+    state: str, pinned: bool, stable_pinned: bool, result: str | None
+) -> None:
+    ours, stable = release(2, state, pinned=pinned), replace(release(1, STABLE), pinned=stable_pinned)
+    found = transitions.canary_result({one.digest: one for one in (ours, stable)}, ours.digest)
+    assert (found and found[0]) == result
