@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from cloud_verifier.distill.config import INSTALL, DistillConfig
+from cloud_verifier.distill.errors import PermanentFailure
 from outrider.console_scripts import INTERRUPTED, EndedByInterrupt
 from outrider.core.errors import BadRequest, OutriderError
 from outrider.settings.options import add_config_options, add_settings, epilog, layers_of, settle
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ImportError as error:
         print(f"{PROGRAM}: {error}; {INSTALL}", file=sys.stderr)
         raise SystemExit(EXIT_USAGE) from error
-    except OutriderError as error:
+    except (OutriderError, PermanentFailure) as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         raise SystemExit(EXIT_USAGE if isinstance(error, BadRequest) else EXIT_FAILED) from error
 
@@ -233,16 +234,11 @@ def _train(options: argparse.Namespace) -> int:
 
 def _export(options: argparse.Namespace) -> int:
     from cloud_verifier.distill.gguf.export import Quantization, export
-    from cloud_verifier.distill.gguf.writer import ExportError
 
     if options.quantization not in get_args(Quantization):
         kinds = ", ".join(get_args(Quantization))
         raise BadRequest(f"--quantization is {options.quantization}, must be one of {kinds}", field="quantization")
-    try:
-        print(export(options.model, options.tokenizer, options.out, options.quantization, widened=options.widened))
-    except ExportError as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
-        return EXIT_FAILED
+    print(export(options.model, options.tokenizer, options.out, options.quantization, widened=options.widened))
     return 0
 
 

@@ -18,10 +18,6 @@ JOB, PLAN = "job.json", "plan.json"
 """What the stages read: `Job`, and the trainer `TrainingPlan`."""
 DATASET, MODEL, DONE, DRAFT, VERDICT = "dataset", "model", "done.json", "draft.gguf", "gate.json"
 """What the stages write: the dataset, the trained model, the trainer's last file, the exported draft, the verdict."""
-PERMANENT_FAILURE = 3
-"""Exit status of a stage that would fail again in the same way."""
-TOO_LITTLE_TRAFFIC = 4
-"""Exit status of a stage that needs more traffic."""
 
 
 class Job(BaseModel, frozen=True, extra="forbid"):
@@ -53,7 +49,7 @@ class Job(BaseModel, frozen=True, extra="forbid"):
 
 
 class RunFolder:
-    """The folder of one run."""
+    """Reads and writes the files in the folder of one run."""
 
     def __init__(self, runs: Path, number: int) -> None:
         self.path = runs / str(number)
@@ -69,12 +65,12 @@ class RunFolder:
 
     @property
     def has_dataset(self) -> bool:
-        """Whether the dataset is complete."""
+        """Return whether the dataset is complete."""
         return (self.dataset / CARD).is_file()
 
     @property
     def has_model(self) -> bool:
-        """Whether training is complete."""
+        """Return whether the training is complete."""
         return (self.path / DONE).is_file()
 
     def dataset_lasts(self, until_unix: float) -> bool:

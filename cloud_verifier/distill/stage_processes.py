@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cloud_verifier.distill.config import DistillConfig
-from cloud_verifier.distill.run_folder import PERMANENT_FAILURE, TOO_LITTLE_TRAFFIC
+from cloud_verifier.distill.errors import PERMANENT_FAILURE, TOO_LITTLE_TRAFFIC
 
 log = logging.getLogger(__name__)
 

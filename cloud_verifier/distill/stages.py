@@ -18,27 +18,12 @@ from typing import cast
 
 from pydantic import ValidationError
 
-from cloud_verifier.distill.run_folder import (
-    DATASET,
-    DRAFT,
-    MODEL,
-    PERMANENT_FAILURE,
-    TOO_LITTLE_TRAFFIC,
-    VERDICT,
-    Job,
-)
+from cloud_verifier.distill.errors import PERMANENT_FAILURE, TOO_LITTLE_TRAFFIC, PermanentFailure, TooLittleTraffic
+from cloud_verifier.distill.run_folder import DATASET, DRAFT, MODEL, VERDICT, Job
 from outrider.artifacts import atomic_files
 from outrider.core.errors import OutriderError
 
 log = logging.getLogger(__name__)
-
-
-class PermanentFailure(Exception):
-    """Another try would fail in the same way; the message says why."""
-
-
-class TooLittleTraffic(Exception):
-    """The stage needs more traffic; the message says how much is missing."""
 
 
 def build_dataset(run: Path) -> None:
@@ -53,11 +38,7 @@ def build_dataset(run: Path) -> None:
 
     job = Job.read(run)
     TrainingPlan.read(run)
-    plan = DatasetPlan(**job.dataset)
-    try:
-        card = dataset.build(SegmentLog(job.traffic), run / DATASET, plan, time.time())
-    except dataset.DatasetEmpty as error:
-        raise PermanentFailure(str(error)) from error
+    card = dataset.build(SegmentLog(job.traffic), run / DATASET, DatasetPlan(**job.dataset), time.time())
     sessions = sum(card.heldout_sessions.get(name, 0) for name in job.fresh)
     if sessions < job.rule.sessions:
         shutil.rmtree(run / DATASET)
@@ -71,15 +52,12 @@ def build_dataset(run: Path) -> None:
 def export_draft(run: Path) -> None:
     """Export the trained model as a quantized file. Raises PermanentFailure."""
     from cloud_verifier.distill.gguf.export import Quantization, export
-    from cloud_verifier.distill.gguf.writer import ExportError
 
     job = Job.read(run)
     kind = cast(Quantization, job.quantization)
-    try:
-        exported = export(run / MODEL, job.target, run / DRAFT, kind, widened=job.widened, threads=job.threads)
-    except ExportError as error:
-        raise PermanentFailure(str(error)) from error
-    log.info("exported %s", exported)
+    log.info(
+        "exported %s", export(run / MODEL, job.target, run / DRAFT, kind, widened=job.widened, threads=job.threads)
+    )
 
 
 def judge(run: Path) -> None:

@@ -20,7 +20,7 @@ Result = Literal["stable", "rolled_back", "refused", "failed", "waiting"]
 
 
 class RunState(BaseModel, frozen=True):
-    """A run, from its dataset to the end of its canary. Its folder is `runs/<number>`."""
+    """Describes a run, from its dataset to the end of its canary. Its folder is `runs/<number>`."""
 
     number: int
     cause: str
@@ -42,7 +42,7 @@ class RunState(BaseModel, frozen=True):
 
 
 class RunOutcome(BaseModel, frozen=True):
-    """The result of a run that has ended."""
+    """Records what became of a run that has ended."""
 
     number: int
     cause: str
@@ -54,7 +54,7 @@ class RunOutcome(BaseModel, frozen=True):
 
 
 class LoopState(BaseModel, frozen=True):
-    """Everything that outlives the process."""
+    """Holds everything about the loop that outlives the process."""
 
     format: int = FORMAT
     run: RunState | None = None

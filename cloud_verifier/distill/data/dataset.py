@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from cloud_verifier.distill.data.logit_backfill import LogitBackfill
 from cloud_verifier.distill.data.plan import CARD, DatasetCard, DatasetPlan
@@ -24,18 +25,19 @@ from cloud_verifier.distill.data.selection import age, class_names, select, shin
 from cloud_verifier.distill.data.spans import TextSpan, cut, join_passages, without_distributions
 from cloud_verifier.distill.data.texts import HELDOUT, TRAIN, VALIDATION, save_texts
 from cloud_verifier.distill.data.traffic_counts import TrafficLog
+from cloud_verifier.distill.errors import PermanentFailure
 from cloud_verifier.traffic.passage import Passage
 from outrider.artifacts import atomic_files
 
-
-class DatasetEmpty(ValueError):
-    """The log holds nothing to learn from, or nothing to measure on; the message says what it holds."""
+Splits = Mapping[str, Sequence[TextSpan]]
+"""The chosen pieces of the log, by `TRAIN`, `VALIDATION` and `HELDOUT`."""
 
 
 def build(log: TrafficLog, folder: Path, plan: DatasetPlan, now: float) -> DatasetCard:
-    """Write a dataset into `folder`, in place of one that is there. Raises DatasetEmpty and OSError.
+    """Write a dataset into `folder`, in place of one that is there.
 
-    The log is read twice, so that the target's distributions are in memory only for what is chosen.
+    The log is read twice, so that the target's distributions are in memory only for what is chosen. Raises OSError, and
+    PermanentFailure if the log holds nothing to learn from or to measure on.
     """
     lasting, expiring = _lasting(log, plan, now)
     newest = max(lasting, key=lambda one: one.time_unix)
@@ -43,77 +45,58 @@ def build(log: TrafficLog, folder: Path, plan: DatasetPlan, now: float) -> Datas
     ours = [passage for passage in lasting if passage.weights_hash == weights_hash]
     names = class_names(_sums((one.tenant, one.traffic_class, len(one)) for one in ours), plan.classes, plan.named)
     splits, left_out = _choose([_renamed(one, names) for one in ours], plan)
-    backfill = LogitBackfill(splits.all, plan.top)
+    backfill = LogitBackfill(itertools.chain(*splits.values()), plan.top)
     for passage in log.read(plan.since_unix, now):
         lasts = passage.expires_unix > now + plan.lasts_s
         if lasts and passage.weights_hash == weights_hash and passage.traffic_class in names:  # else it came since
             backfill.add(_renamed(passage, names))
-    splits = splits.filtered(backfill.covers)  # the log may have lost passages since the choice
-    if not splits.complete:
-        raise DatasetEmpty("the traffic log lost what was chosen while it was read: it is shrunk or expired too often")
+    splits = {name: [piece for piece in pieces if backfill.covers(piece)] for name, pieces in splits.items()}
+    if not all(splits.values()):
+        raise PermanentFailure("the traffic log lost passages while it was read: it is shrunk or expired too often")
     left_out.update(expiring=expiring, other_target=_tokens(lasting) - _tokens(ours))
-    heldout: Counter[str] = Counter()
-    for piece in splits.heldout:
-        heldout[piece.traffic_class] += piece.label_count
-    heldout_sessions = {(piece.traffic_class, piece.session_id) for piece in splits.heldout}
-    card = DatasetCard(
-        built_unix=now,
-        expires_unix=min(piece.expires_unix for piece in splits.all),
-        weights_hash=weights_hash,
-        newest_unix=newest.time_unix,
-        train=_sums((one.traffic_class, age(one, plan.fresh_since_unix), one.label_count) for one in splits.train),
-        heldout=dict(heldout),
-        heldout_sessions=dict(Counter(name for name, _ in heldout_sessions)),
-        tenants=_sums((piece.traffic_class, piece.tenant, piece.label_count) for piece in splits.train),
-        left_out=dict(left_out),
-        texts=len(splits.train),
-        plan=plan,
-    )
+    facts = {"built_unix": now, "weights_hash": weights_hash, "newest_unix": newest.time_unix, "left_out": left_out}
+    card = _card(splits, plan, facts)
     shutil.rmtree(folder, ignore_errors=True)
-    for name, pieces in ((TRAIN, splits.train), (VALIDATION, splits.validation), (HELDOUT, splits.heldout)):
+    for name, pieces in splits.items():
         save_texts(folder / name, [backfill.text(piece) for piece in pieces])
     atomic_files.write(folder / CARD, card.model_dump_json(indent=1).encode() + b"\n")  # last: it completes the dataset
     return card
 
 
-@dataclass(frozen=True)
-class _Splits:
-    """The chosen pieces of the log."""
-
-    train: Sequence[TextSpan]
-    validation: Sequence[TextSpan]
-    heldout: Sequence[TextSpan]
-
-    @property
-    def all(self) -> list[TextSpan]:
-        return [*self.train, *self.validation, *self.heldout]
-
-    @property
-    def complete(self) -> bool:
-        return bool(self.train and self.validation and self.heldout)
-
-    def filtered(self, keep: Callable[[TextSpan], bool]) -> _Splits:
-        return _Splits(
-            *([piece for piece in part if keep(piece)] for part in (self.train, self.validation, self.heldout))
-        )
+def _card(splits: Splits, plan: DatasetPlan, facts: Mapping[str, Any]) -> DatasetCard:
+    """Return the card of a dataset. facts: the fields that the splits do not give."""
+    train, heldout = splits[TRAIN], Counter[str]()
+    for piece in splits[HELDOUT]:
+        heldout[piece.traffic_class] += piece.label_count
+    heldout_sessions = {(piece.traffic_class, piece.session_id) for piece in splits[HELDOUT]}
+    return DatasetCard(
+        expires_unix=min(piece.expires_unix for piece in itertools.chain(*splits.values())),
+        train=_sums((one.traffic_class, age(one, plan.fresh_since_unix), one.label_count) for one in train),
+        heldout=heldout,
+        heldout_sessions=Counter(name for name, _ in heldout_sessions),
+        tenants=_sums((one.traffic_class, one.tenant, one.label_count) for one in train),
+        texts=len(train),
+        plan=plan,
+        **facts,
+    )
 
 
 def _lasting(log: TrafficLog, plan: DatasetPlan, now: float) -> tuple[list[Passage], int]:
-    """Return the passages that last for a whole run, and the tokens of those that do not. Raises DatasetEmpty."""
+    """Return the passages that last for a whole run, and the tokens of those that do not. Raises PermanentFailure."""
     passages = [without_distributions(passage) for passage in log.read(plan.since_unix, now)]
     if not passages:
-        raise DatasetEmpty("the traffic log holds no passage: is recording on for any tenant?")
+        raise PermanentFailure("the traffic log holds no passage: is recording on for any tenant?")
     lasting = [one for one in passages if one.expires_unix > now + plan.lasts_s]
     if not lasting:
-        raise DatasetEmpty(
+        raise PermanentFailure(
             f"all of the traffic log expires within {plan.lasts_s / 60:.0f} minutes, which a run may take: let tenants'"
             " recordings be kept for longer, or lower train_minutes and stage_minutes"
         )
     return lasting, _tokens(passages) - _tokens(lasting)
 
 
-def _choose(passages: Sequence[Passage], plan: DatasetPlan) -> tuple[_Splits, Counter[str]]:
-    """Return the pieces to use, and the tokens left out by reason. Raises DatasetEmpty if a split would be empty."""
+def _choose(passages: Sequence[Passage], plan: DatasetPlan) -> tuple[Splits, Counter[str]]:
+    """Return the pieces to use, and the tokens left out by reason. Raises PermanentFailure for an empty split."""
     pieces, left_out = _pieces(passages, plan)
     to_hold_out, to_validate, to_train = _split(pieces, plan)
     heldout, _ = select(to_hold_out, plan, plan.heldout_tokens, by_class=True)
@@ -121,9 +104,9 @@ def _choose(passages: Sequence[Passage], plan: DatasetPlan) -> tuple[_Splits, Co
     unlike = _unlike(to_train, [*heldout, *validation], plan)
     left_out["held_out"] = sum(piece.label_count for piece in to_train) - sum(piece.label_count for piece in unlike)
     train, dropped = select(unlike, plan, plan.tokens, by_class=False)
-    splits = _Splits(train, validation, heldout)
-    if not splits.complete:
-        raise DatasetEmpty(
+    splits = {TRAIN: train, VALIDATION: validation, HELDOUT: heldout}
+    if not all(splits.values()):
+        raise PermanentFailure(
             f"the traffic log holds {len({one.session_id for one in passages})} sessions of this target, with"
             f" {len(train)} texts to learn from, {len(validation)} to validate and {len(heldout)} to measure on; all"
             " are needed"

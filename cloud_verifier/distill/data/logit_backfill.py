@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,60 +13,49 @@ from cloud_verifier.distill.data.texts import Text
 from cloud_verifier.traffic.passage import Passage
 
 
-@dataclass(frozen=True, eq=False)
-class _PartialText:
-    """A text whose distributions are filled in as passages come."""
-
-    span: TextSpan
-    text: Text
-    known: NDArray[np.bool_]
-    """`[n]`: which of the span's tokens have their distribution."""
-
-
 class LogitBackfill:
     """Takes passages in any order, and makes a text of every span that they cover."""
 
     def __init__(self, spans: Iterable[TextSpan], top: int) -> None:
         """top: K, the number of the likeliest ids kept of a position; the probability of others goes to the tail."""
         self._top = top
-        self._texts: dict[TextSpan, _PartialText] = {}
-        self._by_session: dict[tuple[str, str, str], list[_PartialText]] = defaultdict(list)
+        self._texts: dict[TextSpan, tuple[Text, NDArray[np.bool_]]] = {}
+        """The text of each span, and which of the span's tokens have their distribution, `[n]`."""
+        self._by_session: dict[tuple[str, str, str], list[TextSpan]] = defaultdict(list)
         numbers: dict[str, int] = {}
         for span in spans:
             text = _empty_text(span, top, numbers.setdefault(span.session_id, len(numbers)))
-            partial = _PartialText(span, text, np.zeros(len(span.tokens), bool))
-            self._texts[span] = partial
-            self._by_session[span.session_id, span.tenant, span.traffic_class].append(partial)
+            self._texts[span] = text, np.zeros(len(span.tokens), bool)
+            self._by_session[span.session_id, span.tenant, span.traffic_class].append(span)
 
     def add(self, passage: Passage) -> None:
         """Copy the distributions of all positions that the passage shares with any span."""
-        for partial in self._by_session.get((passage.session_id, passage.tenant, passage.traffic_class), ()):
-            self._fill(partial, passage)
+        for span in self._by_session.get((passage.session_id, passage.tenant, passage.traffic_class), ()):
+            self._fill(span, passage)
 
     def covers(self, span: TextSpan) -> bool:
         """Return whether all labels of a span have their distribution."""
-        return bool(self._texts[span].known[span.first :].all())
+        _, known = self._texts[span]
+        return bool(known[span.first :].all())
 
     def text(self, span: TextSpan) -> Text:
         """Return the text of a span that is covered."""
-        return self._texts[span].text
+        return self._texts[span][0]
 
-    def _fill(self, partial: _PartialText, passage: Passage) -> None:
-        span, text = partial.span, partial.text
+    def _fill(self, span: TextSpan, passage: Passage) -> None:
         begin, end = max(span.start, passage.start), min(span.end, passage.end)
-        if begin >= end:
-            return
         here = slice(begin - span.start, end - span.start)
         there = slice(begin - passage.start, end - passage.start)
-        if not np.array_equal(span.tokens[here], passage.tokens[there]):
-            return  # another verifier recorded other tokens at these positions
+        if begin >= end or not np.array_equal(span.tokens[here], passage.tokens[there]):
+            return  # they share no positions, or another verifier recorded other tokens there
+        text, known = self._texts[span]
         rows = slice(here.start + len(span.prompt), here.stop + len(span.prompt))
         top = min(self._top, passage.top)
         text.top_ids[rows, :top] = passage.top_ids[there, :top]
         text.top_log_probs[rows, :top] = passage.top_log_probs[there, :top]
         beyond = np.exp(passage.top_log_probs[there, top:]).sum(1)
         text.tail[rows] = np.clip(passage.tail[there] + beyond, 0.0, 1.0)
-        partial.known[here] = True
+        known[here] = True
 
 
 def _empty_text(span: TextSpan, top: int, session: int) -> Text:

@@ -14,7 +14,7 @@ from cloud_verifier.traffic.passage import NO_PROMPT, Passage
 
 @dataclass(frozen=True, eq=False)
 class TextSpan:
-    """Tokens of one session without a gap."""
+    """A run of tokens that one session generated, recorded without a gap."""
 
     session_id: str
     tenant: str

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-from cloud_verifier.distill.gguf.writer import ExportError, architecture_of, interleave_rotary, writing
+from cloud_verifier.distill.errors import GgufError
+from cloud_verifier.distill.gguf.writer import architecture_of, interleave_rotary, writing
 
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])(\.default)?\.weight")
 _PLAIN = {"use_dora": False, "rank_pattern": {}, "alpha_pattern": {}, "modules_to_save": None, "bias": "none"}
@@ -26,17 +27,17 @@ _PLAIN = {"use_dora": False, "rank_pattern": {}, "alpha_pattern": {}, "modules_t
 
 
 def write_adapter(adapter_folder: Path, base_folder: Path, out: Path) -> None:
-    """Write the adapter to `out`, which appears whole or not at all. Raises ExportError.
+    """Write the adapter to `out`, which appears whole or not at all. Raises GgufError.
 
     adapter_folder: `adapter_config.json` and `adapter_model.safetensors`. base_folder: the Hugging Face model that it
     belongs to, of which only `config.json` is read.
     """
     config, base = _json(adapter_folder / "adapter_config.json"), _json(base_folder / "config.json")
     if config.get("peft_type") != "LORA":
-        raise ExportError(f"the adapter is a {config.get('peft_type')}, only LORA can be exported")
+        raise GgufError(f"the adapter is a {config.get('peft_type')}, only LORA can be exported")
     for field, plain in _PLAIN.items():
         if config.get(field, plain) not in (plain, None):
-            raise ExportError(f"{field} is {config[field]!r}, must be {plain!r}: a GGUF adapter has no place for it")
+            raise GgufError(f"{field} is {config[field]!r}, must be {plain!r}: a GGUF adapter has no place for it")
     architecture = architecture_of(base.get("model_type"))
     with writing(out, architecture) as writer:
         writer.add_type(gguf.GGUFType.ADAPTER)
@@ -59,7 +60,7 @@ def _tensors(path: Path, base: dict[str, Any], names: gguf.TensorNameMap) -> Ite
             parts = _NAME.fullmatch(key)
             mapped = names.get_name(f"{parts['module']}.weight", try_suffixes=(".weight",)) if parts else None
             if parts is None or mapped is None or "embd" in mapped or mapped == "output.weight":
-                raise ExportError(f"{key} has no place in a GGUF adapter: adapt matrices of the layers only")
+                raise GgufError(f"{key} has no place in a GGUF adapter: adapt matrices of the layers only")
             array = file.get_tensor(key).astype(np.float32)
             if parts["half"] == "B" and base["model_type"] == "llama":
                 array = _reordered(array, parts["module"], base)
@@ -79,7 +80,7 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise ExportError(f"{path} cannot be read as JSON: {error}") from error
+        raise GgufError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ExportError(f"{path} holds a {type(value).__name__}, must be an object")
+        raise GgufError(f"{path} holds a {type(value).__name__}, must be an object")
     return value

@@ -59,7 +59,7 @@ class EvalText(Protocol):
 
 @dataclass(frozen=True)
 class DraftCounts:
-    """Counts of one draft on one text."""
+    """Counts what one draft predicts of one text."""
 
     right: int
     """Positions where the draft's first choice is the text's token."""
@@ -70,7 +70,7 @@ class DraftCounts:
 
 @dataclass(frozen=True)
 class TextComparison:
-    """Counts of two drafts on one text."""
+    """Compares what two drafts predict of one text."""
 
     traffic_class: str
     session: int
@@ -83,7 +83,7 @@ class TextComparison:
 
 @dataclass(frozen=True)
 class DraftComparison:
-    """Counts of two drafts on the same texts, and their speed."""
+    """Compares two drafts on the same texts, and in speed."""
 
     texts: tuple[TextComparison, ...]
     candidate_ms: float

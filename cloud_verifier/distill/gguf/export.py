@@ -17,7 +17,8 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from cloud_verifier.distill.gguf.writer import ExportError, check_types, tensor_types, write_gguf
+from cloud_verifier.distill.errors import GgufError
+from cloud_verifier.distill.gguf.writer import check_types, tensor_types, write_gguf
 from outrider.artifacts import atomic_files
 from outrider.core.errors import ModelRefused, VocabularyMismatch
 from outrider.core.tokenizer_json import token_table
@@ -67,11 +68,11 @@ def export(
     """Write a draft for the target whose tokenizer is in `tokenizer_folder`; `out` appears once all checks passed.
 
     widened: patterns of the tensors that may be stored wider, since their rows do not fit the quantization's blocks.
-    Raises ExportError for a model or tokenizer that cannot be exported, or for a file that fails a check.
+    Raises GgufError for a model or tokenizer that cannot be exported, or for a file that fails a check.
     """
     tokenizer_json = tokenizer_folder / "tokenizer.json"
     if not tokenizer_json.is_file():
-        raise ExportError(f"{tokenizer_folder} has no tokenizer.json: give the target's folder")
+        raise GgufError(f"{tokenizer_folder} has no tokenizer.json: give the target's folder")
     full = out.with_name(out.name + ".f32")
     try:
         with atomic_files.replacing(out) as unchecked:
@@ -88,13 +89,13 @@ def export(
 
 
 def load_model(folder: Path) -> PreTrainedModel:
-    """Load the causal LM in a folder, in float32. Raises ExportError."""
+    """Load the causal LM in a folder, in float32. Raises GgufError."""
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, use_safetensors=True
         )
     except (OSError, ValueError) as error:
-        raise ExportError(f"{folder} holds no causal LM that transformers can load: {error}") from error
+        raise GgufError(f"{folder} holds no causal LM that transformers can load: {error}") from error
     return cast(PreTrainedModel, model.eval())
 
 
@@ -105,32 +106,32 @@ def _quantize(full: Path, out: Path, quantization: Quantization, threads: int) -
     try:
         quantize(full, out, quantization, threads)
     except ValueError as error:
-        raise ExportError(str(error)) from error
+        raise GgufError(str(error)) from error
 
 
 def _loaded(path: Path) -> LlamaModel:
     try:
         return LlamaModel.load(path)
     except ModelRefused as error:
-        raise ExportError(f"llama.cpp does not load what was exported: {error}") from error
+        raise GgufError(f"llama.cpp does not load what was exported: {error}") from error
 
 
 def check_tokenizer(model: LlamaModel, tokenizer_json: str, probes: Sequence[str] | None = None) -> int:
     """Compare a draft with the target's tokenizer.json: same ids, and same splits of `probes`.
 
-    probes: strings to split; `PROBES` random ones if None. Returns their number. Raises ExportError for a difference.
+    probes: strings to split; `PROBES` random ones if None. Returns their number. Raises GgufError for a difference.
     """
     try:
         compare_token_tables(model.token_table(), token_table(tokenizer_json))
     except VocabularyMismatch as error:
-        raise ExportError(str(error)) from error
+        raise GgufError(str(error)) from error
     tokenizer = Tokenizer.from_str(tokenizer_json)
     tokenizer.encode_special_tokens = True  # text from users: a special token spelt out is plain text
     texts = list(random_probes(tokenizer)) if probes is None else probes
     for text in texts:
         ours, theirs = tokenizer.encode(text, add_special_tokens=False).ids, model.tokenize(text)
         if ours != theirs:
-            raise ExportError(f"llama.cpp splits {text!r:.80} into {theirs[:12]}, the tokenizer into {ours[:12]}")
+            raise GgufError(f"llama.cpp splits {text!r:.80} into {theirs[:12]}, the tokenizer into {ours[:12]}")
     return len(texts)
 
 

@@ -14,19 +14,16 @@ import gguf
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from cloud_verifier.distill.errors import GgufError
 from cloud_verifier.distill.gguf.writer import ARCHITECTURES
 
 
-class GgufRefused(ValueError):
-    """The GGUF file cannot become a model with the same logits; the message says why."""
-
-
 def read_gguf(path: Path) -> PreTrainedModel:
-    """Return the model of a GGUF file, dequantised to float32. Raises GgufRefused, OSError."""
+    """Return the model of a GGUF file, dequantised to float32. Raises GgufError, OSError."""
     reader = _open(path)
     architecture = str(_value(reader, "general.architecture"))
     if architecture not in ARCHITECTURES:
-        raise GgufRefused(f"{path.name} is a {architecture} model; known are {', '.join(sorted(ARCHITECTURES))}")
+        raise GgufError(f"{path.name} is a {architecture} model; known are {', '.join(sorted(ARCHITECTURES))}")
     _check_positions(reader, architecture, path)
     config = _config(reader, architecture, path)
     _check_names(reader, architecture, config, path)
@@ -35,7 +32,7 @@ def read_gguf(path: Path) -> PreTrainedModel:
     )
     missing = sorted(name for name in report["missing_keys"] if not _is_tied(name, config))
     if missing:
-        raise GgufRefused(f"{path.name} lacks {', '.join(missing)}")
+        raise GgufError(f"{path.name} lacks {', '.join(missing)}")
     # transformers refuses to save a model that it has read from GGUF, which it considers quantized.
     plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     plain.load_state_dict(model.state_dict())
@@ -46,7 +43,7 @@ def _open(path: Path) -> Any:
     with path.open("rb") as file:
         magic = file.read(4)
     if magic != b"GGUF":
-        raise GgufRefused(f"{path.name} is not a GGUF file: it starts with {magic!r}")
+        raise GgufError(f"{path.name} is not a GGUF file: it starts with {magic!r}")
     return gguf.GGUFReader(path)
 
 
@@ -58,9 +55,9 @@ def _value(reader: Any, key: str, default: Any = None) -> Any:
 def _check_positions(reader: Any, architecture: str, path: Path) -> None:
     scaling = _value(reader, f"{architecture}.rope.scaling.type", "none")
     if scaling != "none":
-        raise GgufRefused(f"{path.name} scales its positions ({scaling}); only plain rotary positions are known")
+        raise GgufError(f"{path.name} scales its positions ({scaling}); only plain rotary positions are known")
     if any(tensor.name.startswith("rope_") for tensor in reader.tensors):
-        raise GgufRefused(f"{path.name} has rotary factors of its own; only plain rotary positions are known")
+        raise GgufError(f"{path.name} has rotary factors of its own; only plain rotary positions are known")
 
 
 def _config(reader: Any, architecture: str, path: Path) -> PretrainedConfig:
@@ -68,20 +65,20 @@ def _config(reader: Any, architecture: str, path: Path) -> PretrainedConfig:
     width = config.hidden_size // config.num_attention_heads
     head_dim = int(_value(reader, f"{architecture}.attention.key_length", width))
     if architecture == "qwen2" and head_dim != width:
-        raise GgufRefused(f"{path.name} has heads {head_dim} wide, and transformers knows Qwen2 only with {width}")
+        raise GgufError(f"{path.name} has heads {head_dim} wide, and transformers knows Qwen2 only with {width}")
     config.head_dim = head_dim
     return config
 
 
 def _check_names(reader: Any, architecture: str, config: PretrainedConfig, path: Path) -> None:
-    """Raise GgufRefused for a tensor that the model would ignore."""
+    """Raise GgufError for a tensor that the model would ignore."""
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(config)
     names = gguf.get_tensor_name_map(ARCHITECTURES[architecture], config.num_hidden_layers)
     known = {names.get_name(name, try_suffixes=(".weight", ".bias")) for name in empty.state_dict()}
     strange = sorted({tensor.name for tensor in reader.tensors} - known)
     if strange:
-        raise GgufRefused(f"{path.name} has tensors that a {architecture} model does not: {', '.join(strange[:4])}")
+        raise GgufError(f"{path.name} has tensors that a {architecture} model does not: {', '.join(strange[:4])}")
 
 
 def _is_tied(name: str, config: PretrainedConfig) -> bool:

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from cloud_verifier.distill.errors import GgufError
 from outrider.artifacts import atomic_files
 
 Array = NDArray[np.float32]
@@ -51,12 +52,8 @@ _WIDER = {"Q5_0", "Q5_1", "Q8_0", "F16", "F32"}
 _VECTORS = ("_norm.weight", ".bias")
 
 
-class ExportError(ValueError):
-    """The model or tokenizer cannot become a faithful GGUF file; the message says why."""
-
-
 def write_gguf(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, path: Path, name: str) -> None:
-    """Write `model` in F32 to `path`, which appears whole or not at all. Raises ExportError."""
+    """Write `model` in F32 to `path`, which appears whole or not at all. Raises GgufError."""
     config = model.config
     architecture = architecture_of(config.model_type)
     with writing(path, architecture) as writer:
@@ -68,9 +65,9 @@ def write_gguf(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, path:
 
 
 def architecture_of(model_type: Any) -> gguf.MODEL_ARCH:
-    """Return the GGUF architecture of a Hugging Face model type. Raises ExportError for one that is not supported."""
+    """Return the GGUF architecture of a Hugging Face model type. Raises GgufError for one that is not supported."""
     if model_type not in ARCHITECTURES:
-        raise ExportError(f"model type {model_type!r} cannot be exported; known are {', '.join(sorted(ARCHITECTURES))}")
+        raise GgufError(f"model type {model_type!r} cannot be exported; known are {', '.join(sorted(ARCHITECTURES))}")
     return ARCHITECTURES[model_type]
 
 
@@ -92,7 +89,7 @@ def tensor_types(path: Path) -> dict[str, str]:
 
 
 def check_types(path: Path, kind: str, widened: Sequence[str] = ()) -> None:
-    """Raise ExportError unless every matrix is stored as `kind` says and every vector as F32.
+    """Raise GgufError unless every matrix is stored as `kind` says and every vector as F32.
 
     kind: a type, or llama.cpp's name of a mix of types. widened: patterns (`blk.*.ffn_down.weight`) of the tensors that
     may be stored wider, since their rows do not fit the blocks of `kind`.
@@ -105,7 +102,7 @@ def check_types(path: Path, kind: str, widened: Sequence[str] = ()) -> None:
             if any(fnmatch.fnmatchcase(name, pattern) for pattern in widened):
                 wanted |= _WIDER
         if stored not in wanted:
-            raise ExportError(f"{name} is {stored}, not {' or '.join(sorted(wanted))}: widen its rows, or allow it")
+            raise GgufError(f"{name} is {stored}, not {' or '.join(sorted(wanted))}: widen its rows, or allow it")
 
 
 def _write_hyperparameters(writer: gguf.GGUFWriter, config: Any, name: str) -> None:
@@ -131,7 +128,7 @@ def _rope_base(config: Any) -> float:
     rope = getattr(config, "rope_parameters", None) or {}
     kind = rope.get("rope_type", "default")
     if kind != "default":
-        raise ExportError(f"rope type {kind!r} cannot be exported; only 'default' can")
+        raise GgufError(f"rope type {kind!r} cannot be exported; only 'default' can")
     return float(rope.get("rope_theta") or config.rope_theta)
 
 
@@ -162,9 +159,9 @@ def _token_type(index: int, by_id: Mapping[int, str], special: set[int]) -> gguf
 
 
 def pre_tokenizer_name(state: Mapping[str, Any]) -> str:
-    """Return llama.cpp's name for the pre-tokenizer of a parsed `tokenizer.json`. Raises ExportError."""
+    """Return llama.cpp's name for the pre-tokenizer of a parsed `tokenizer.json`. Raises GgufError."""
     if state["model"]["type"] != "BPE" or state.get("normalizer"):
-        raise ExportError("only a byte-level BPE without a normaliser splits as llama.cpp does")
+        raise GgufError("only a byte-level BPE without a normaliser splits as llama.cpp does")
     steps = state["pre_tokenizer"]
     if steps["type"] == "ByteLevel" and steps["use_regex"]:
         return "gpt-2"
@@ -173,7 +170,7 @@ def pre_tokenizer_name(state: Mapping[str, Any]) -> str:
         name = _PRE_TOKENIZERS.get(split.get("pattern", {}).get("Regex", ""))
         if name and split["behavior"] == "Isolated" and not byte_level["use_regex"]:
             return name
-    raise ExportError("the tokenizer's pre-tokenizer is none that llama.cpp has; train with the qwen2 pattern")
+    raise GgufError("the tokenizer's pre-tokenizer is none that llama.cpp has; train with the qwen2 pattern")
 
 
 def _tensors(model: PreTrainedModel, names: gguf.TensorNameMap) -> Iterator[tuple[str, Array]]:
@@ -183,7 +180,7 @@ def _tensors(model: PreTrainedModel, names: gguf.TensorNameMap) -> Iterator[tupl
             continue  # llama.cpp takes the embeddings instead
         mapped = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if mapped is None:
-            raise ExportError(f"tensor {name!r} has no place in a {config.model_type} GGUF file")
+            raise GgufError(f"tensor {name!r} has no place in a {config.model_type} GGUF file")
         array = tensor.detach().to(torch.float32).cpu().numpy()
         if config.model_type == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
             heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads

@@ -37,7 +37,7 @@ _SHAPES: Mapping[str, Callable[[DraftCounts], int]] = {
 
 @dataclass(frozen=True)
 class DraftRates:
-    """Rates of one draft on a group of texts."""
+    """States how well one draft predicts a group of texts."""
 
     acceptance: float
     """Share of positions where the draft's first choice is right."""
@@ -48,7 +48,7 @@ class DraftRates:
 
 @dataclass(frozen=True)
 class GroupComparison:
-    """Two drafts on a group of texts: the gains in tokens per step, and their lower bounds."""
+    """Compares two drafts on a group of texts: the gains in tokens per step, and their lower bounds."""
 
     name: str
     texts: int

@@ -12,13 +12,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from cloud_verifier.distill.errors import PermanentFailure
 from outrider.artifacts import atomic_files
 
 STATE, BEST = "state.safetensors", "best.safetensors"
-
-
-class CheckpointRefused(ValueError):
-    """The checkpoint belongs to another plan; the message names both."""
 
 
 @dataclass
@@ -76,13 +73,13 @@ def restore(
 ) -> TrainingProgress | None:
     """Load a checkpoint into module and optimizer, whatever the number of ranks that wrote it.
 
-    plan: digest of the plan. Returns None if there is no file. Raises CheckpointRefused if it is of another plan.
+    plan: digest of the plan. Returns None if there is no file. Raises PermanentFailure if it is of another plan.
     """
     progress = read_progress(path)
     if progress is None:
         return None
     if progress.plan != plan:
-        raise CheckpointRefused(f"{path} belongs to another plan ({progress.plan}, not {plan}): use a new folder")
+        raise PermanentFailure(f"{path} belongs to another plan ({progress.plan}, not {plan}): use a new folder")
     parameters = trainable(module)
     with safe_open(path, framework="pt") as file, torch.no_grad():
         for full_name in file.keys():  # noqa: SIM118 (it is no dict)

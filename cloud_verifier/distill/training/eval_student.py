@@ -16,7 +16,7 @@ from cloud_verifier.distill.training.student import Student
 
 @dataclass(frozen=True)
 class StudentScores:
-    """Means over the positions of one class."""
+    """Averages what a student predicts over the positions of one class."""
 
     overlap: float
     """sum min(p, q): the probability that a token drawn from the draft is accepted at temperature 1."""

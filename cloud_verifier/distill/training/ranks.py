@@ -28,7 +28,7 @@ class Ranks:
 
     @property
     def leads(self) -> bool:
-        """Whether this process writes files and logs."""
+        """Return whether this process is the one that writes files and logs."""
         return self.rank == 0
 
     @contextlib.contextmanager

@@ -25,18 +25,17 @@ from pathlib import Path
 from types import FrameType
 
 import torch
-from pydantic import ValidationError
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from cloud_verifier.distill.gguf.reader import GgufRefused
-from cloud_verifier.distill.run_folder import DONE, MODEL, PERMANENT_FAILURE
+from cloud_verifier.distill.errors import PERMANENT_FAILURE
+from cloud_verifier.distill.run_folder import DONE, MODEL
 from cloud_verifier.distill.training import checkpoint
-from cloud_verifier.distill.training.checkpoint import BEST, CheckpointRefused, TrainingProgress
+from cloud_verifier.distill.training.checkpoint import BEST, TrainingProgress
 from cloud_verifier.distill.training.plan import TrainingPlan
 from cloud_verifier.distill.training.ranks import Ranks
 from cloud_verifier.distill.training.student import load_student
-from cloud_verifier.distill.training.trainer import DraftTrainer, TrainingFailed
+from cloud_verifier.distill.training.trainer import DraftTrainer
 from outrider.artifacts import atomic_files
 
 log = logging.getLogger(__name__)
@@ -76,7 +75,7 @@ def main() -> None:
         _end_with_torchrun()
     try:
         code = train(arguments.folder)
-    except (TrainingFailed, CheckpointRefused, GgufRefused, ValidationError, OSError, ValueError) as error:
+    except (OSError, ValueError) as error:
         log.error("training failed: %s", error)
         code = 1 if isinstance(error, OSError) else PERMANENT_FAILURE
     if _UNDER_TORCHRUN in os.environ:

@@ -44,14 +44,14 @@ class Student(nn.Module):
 def load_student(plan: TrainingPlan) -> tuple[Student, Any | None]:
     """Load the plan's base, and return it with peft's model around it where the plan asks for LoRA.
 
-    Raises GgufRefused, OSError and ValueError.
+    Raises GgufError, OSError and ValueError.
     """
     model = load_base(plan.base)
     return Student(model), _add_lora(model, plan) if plan.lora_rank else None
 
 
 def load_base(base: Path) -> PreTrainedModel:
-    """Load a draft from a GGUF file or a Hugging Face folder, in float32. Raises GgufRefused, OSError, ValueError."""
+    """Load a draft from a GGUF file or a Hugging Face folder, in float32. Raises GgufError, OSError, ValueError."""
     model = read_gguf(base) if base.is_file() else AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     model.set_attn_implementation("sdpa")  # causal where no mask is given
     return cast(PreTrainedModel, model)

@@ -15,6 +15,7 @@ import torch
 from torch.nn import Parameter
 
 from cloud_verifier.distill.data.texts import TRAIN, VALIDATION, load_texts
+from cloud_verifier.distill.errors import PermanentFailure
 from cloud_verifier.distill.training import checkpoint
 from cloud_verifier.distill.training.batches import BatchSampler, TrainingBatch, micro_batches
 from cloud_verifier.distill.training.checkpoint import BEST, STATE, TrainingProgress
@@ -29,10 +30,6 @@ log = logging.getLogger(__name__)
 _TOKEN_LAYERS = ("model.model.embed_tokens.", "model.lm_head.")
 LOG_SECONDS = 10.0
 """Seconds between lines of the log."""
-
-
-class TrainingFailed(RuntimeError):
-    """The run cannot go on; the message says why."""
 
 
 class DraftTrainer:
@@ -95,7 +92,7 @@ class DraftTrainer:
         self._optimizer.zero_grad(set_to_none=True)
         mean_loss, kl, overlap = (self._ranks.sum(sums) / labels).tolist()
         if not math.isfinite(mean_loss):
-            raise TrainingFailed(f"the loss is {mean_loss} at step {now.step}: use a lower learning rate")
+            raise PermanentFailure(f"the loss is {mean_loss} at step {now.step}: use a lower learning rate")
         now.step += 1
         now.tokens += labels
         now.overlap = overlap

@@ -11,9 +11,10 @@ import pytest
 import torch
 from tiny_drafts import TOP, ListedLog, passage, random_text
 
-from cloud_verifier.distill.data.dataset import DatasetEmpty, build
+from cloud_verifier.distill.data.dataset import build
 from cloud_verifier.distill.data.plan import DatasetCard, DatasetPlan
 from cloud_verifier.distill.data.texts import HELDOUT, TRAIN, VALIDATION, Text, load_texts, save_texts
+from cloud_verifier.distill.errors import PermanentFailure
 from cloud_verifier.distill.training.batches import TrainingBatch
 from cloud_verifier.traffic.passage import Passage
 
@@ -193,7 +194,7 @@ def test_text_that_vanishes_while_the_log_is_read_is_left_out(tmp_path: Path) ->
 def test_a_log_with_too_little_is_refused_with_what_it_holds(
     count: int, share: float, said: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(DatasetEmpty, match=said):
+    with pytest.raises(PermanentFailure, match=said):
         build(ListedLog(sessions(count)), tmp_path / "d", plan(heldout_share=share), now=500.0)
 
 
@@ -218,7 +219,7 @@ def test_text_that_expires_before_a_run_could_end_is_left_out(tmp_path: Path) ->
     card = build(log, tmp_path / "d", plan(lasts_s=3600.0), now=500.0)
     assert set(card.train) == {"later"} == set(card.heldout)
     assert card.expires_unix == 7700.0 and card.left_out["expiring"] == 40 * 40
-    with pytest.raises(DatasetEmpty, match="expires within 60 minutes"):
+    with pytest.raises(PermanentFailure, match="expires within 60 minutes"):
         build(ListedLog(soon), tmp_path / "d", plan(lasts_s=3600.0), now=500.0)
 
 

@@ -12,9 +12,9 @@ import torch
 from exportable import CONFIGS, logits_of, make_model, save_tokenizer
 from numpy.typing import NDArray
 
+from cloud_verifier.distill.errors import GgufError
 from cloud_verifier.distill.gguf.adapter import write_adapter
 from cloud_verifier.distill.gguf.export import export
-from cloud_verifier.distill.gguf.writer import ExportError
 from outrider.core.errors import BadRequest, ModelRefused
 from outrider.llama import LlamaModel, LoraAdapter, TextReader, TreeContext
 
@@ -107,7 +107,7 @@ def test_what_the_format_has_no_place_for_is_refused(change: dict[str, Any], tol
     lora("qwen2").save_pretrained(tmp_path / "adapter")
     path = tmp_path / "adapter" / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(ExportError, match=told):
+    with pytest.raises(GgufError, match=told):
         write_adapter(tmp_path / "adapter", tmp_path / "base", tmp_path / "adapter.gguf")
     assert not (tmp_path / "adapter.gguf").exists()
 
@@ -115,5 +115,5 @@ def test_what_the_format_has_no_place_for_is_refused(change: dict[str, Any], tol
 def test_adapted_embeddings_are_refused(tmp_path: Path) -> None:
     make_model("llama").save_pretrained(tmp_path / "base")
     lora("llama", target_modules=["q_proj", "embed_tokens"]).save_pretrained(tmp_path / "adapter")
-    with pytest.raises(ExportError, match="embed_tokens"):
+    with pytest.raises(GgufError, match="embed_tokens"):
         write_adapter(tmp_path / "adapter", tmp_path / "base", tmp_path / "adapter.gguf")

@@ -11,8 +11,9 @@ import pytest
 from exportable import CONFIGS, logits_of, make_model, save_model, save_tokenizer
 from numpy.typing import NDArray
 
+from cloud_verifier.distill.errors import GgufError
 from cloud_verifier.distill.gguf.export import PROBES, check_tokenizer, export, load_model
-from cloud_verifier.distill.gguf.writer import ExportError, check_types, tensor_types
+from cloud_verifier.distill.gguf.writer import check_types, tensor_types
 from outrider.llama import LlamaModel, TreeContext
 
 IDS = [5, 77, 130, 3, 250, 18, 18, 299, 41, 9, 160, 2]
@@ -67,7 +68,7 @@ def test_a_tensor_that_was_silently_widened_is_refused_unless_allowed(
     saved: Save, target: Path, tmp_path: Path
 ) -> None:
     folder = saved("qwen2", intermediate_size=96)
-    with pytest.raises(ExportError, match=r"blk\.0\.ffn_down\.weight is Q\w+, not Q4_K or Q6_K"):
+    with pytest.raises(GgufError, match=r"blk\.0\.ffn_down\.weight is Q\w+, not Q4_K or Q6_K"):
         export(folder, target, tmp_path / "draft.gguf", "Q4_K_M")
     assert list(tmp_path.glob("draft.gguf*")) == []
     export(folder, target, tmp_path / "draft.gguf", "Q4_K_M", widened=["blk.*.ffn_down.weight"])
@@ -76,20 +77,20 @@ def test_a_tensor_that_was_silently_widened_is_refused_unless_allowed(
 
 
 def test_rows_that_fit_no_block_are_refused(saved: Save, target: Path, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="F16, not Q8_0"):
+    with pytest.raises(GgufError, match="F16, not Q8_0"):
         export(saved("qwen2", intermediate_size=80), target, tmp_path / "draft.gguf", "Q8_0")
 
 
 def test_types_are_checked_by_name(saved: Save, target: Path, tmp_path: Path) -> None:
     path = export(saved("qwen3"), target, tmp_path / "draft.gguf", "Q8_0").path
     check_types(path, "Q8_0")
-    with pytest.raises(ExportError, match="is Q8_0, not F16"):
+    with pytest.raises(GgufError, match="is Q8_0, not F16"):
         check_types(path, "F16")
 
 
 def test_a_tokenizer_that_llama_cpp_would_split_otherwise_is_refused(saved: Save, tmp_path: Path) -> None:
     strange = save_tokenizer(tmp_path / "strange", pattern=r"\s+|\S+")
-    with pytest.raises(ExportError, match="pre-tokenizer"):
+    with pytest.raises(GgufError, match="pre-tokenizer"):
         export(saved("llama"), strange, tmp_path / "draft.gguf")
 
 
@@ -99,7 +100,7 @@ def test_a_difference_in_splitting_is_found(saved: Save, target: Path, tmp_path:
     with LlamaModel.load(path) as model:
         assert check_tokenizer(model, json.dumps(told), ["12 + 34", "it's"]) == 2
         told["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = r"\s+|\S+"
-        with pytest.raises(ExportError, match="splits"):
+        with pytest.raises(GgufError, match="splits"):
             check_tokenizer(model, json.dumps(told))
 
 
@@ -108,13 +109,13 @@ def test_another_vocabulary_is_refused(saved: Save, target: Path, tmp_path: Path
     other = save_tokenizer(tmp_path / "other", size=290)
     told = json.loads((other / "tokenizer.json").read_text(encoding="utf-8"))
     told["model"]["vocab"] = {piece: (i + 7) % 290 for piece, i in told["model"]["vocab"].items()}
-    with LlamaModel.load(path) as model, pytest.raises(ExportError, match="differ in"):
+    with LlamaModel.load(path) as model, pytest.raises(GgufError, match="differ in"):
         check_tokenizer(model, json.dumps(told))
 
 
 def test_a_folder_without_a_model_is_refused(target: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ExportError, match="no causal LM"):
+    with pytest.raises(GgufError, match="no causal LM"):
         export(tmp_path / "empty", target, tmp_path / "draft.gguf")
-    with pytest.raises(ExportError, match=r"no tokenizer\.json"):
+    with pytest.raises(GgufError, match=r"no tokenizer\.json"):
         export(tmp_path / "empty", tmp_path / "empty", tmp_path / "draft.gguf")

@@ -10,7 +10,8 @@ import pytest
 import torch
 from tiny_drafts import CONFIGS, VOCAB, tiny_draft, tiny_tokenizer
 
-from cloud_verifier.distill.gguf.reader import GgufRefused, read_gguf
+from cloud_verifier.distill.errors import GgufError
+from cloud_verifier.distill.gguf.reader import read_gguf
 from cloud_verifier.distill.gguf.writer import write_gguf
 from outrider.llama import LlamaModel, TreeContext
 from outrider.llama.quantize import QuantKind, quantize
@@ -97,13 +98,13 @@ def with_field(source: Path, target: Path, key: str, value: str) -> Path:
 
 def test_scaled_positions_are_refused(tmp_path: Path) -> None:
     path = with_field(exported("llama", tmp_path), tmp_path / "scaled.gguf", "llama.rope.scaling.type", "yarn")
-    with pytest.raises(GgufRefused, match="yarn"):
+    with pytest.raises(GgufError, match="yarn"):
         read_gguf(path)
 
 
 def test_a_file_that_lacks_a_tensor_is_refused_by_its_name(tmp_path: Path) -> None:
     path = with_field(exported("llama", tmp_path), tmp_path / "lacking.gguf", "blk.1.attn_k.weight", "")
-    with pytest.raises(GgufRefused, match=r"layers\.1\.self_attn\.k_proj"):
+    with pytest.raises(GgufError, match=r"layers\.1\.self_attn\.k_proj"):
         read_gguf(path)
 
 
@@ -123,14 +124,14 @@ def test_a_tensor_that_has_no_place_is_refused(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(GgufRefused, match=r"blk\.0\.attn_k\.bias"):
+    with pytest.raises(GgufError, match=r"blk\.0\.attn_k\.bias"):
         read_gguf(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 no"])
 def test_a_file_of_another_format_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "x.gguf").write_bytes(content)
-    with pytest.raises(GgufRefused, match="not a GGUF file"):
+    with pytest.raises(GgufError, match="not a GGUF file"):
         read_gguf(tmp_path / "x.gguf")
 
 
@@ -140,5 +141,5 @@ def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(GgufRefused, match="mamba"):
+    with pytest.raises(GgufError, match="mamba"):
         read_gguf(tmp_path / "m.gguf")
