@@ -16,7 +16,7 @@ CHAIN = 6
 
 
 @dataclass(frozen=True)
-class Sample:
+class TargetText:
     """What the target wrote, greedily, after a prompt."""
 
     kind: str
@@ -25,21 +25,21 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Acceptance:
+class DraftAcceptance:
     tokens_per_step: float
     """Tokens that a step of the target commits, with a chain of `CHAIN` guesses in every one."""
     greedy: float
     """Share of positions at which the draft's first choice is the target's."""
 
 
-def measure(draft: Path, samples: Sequence[Sample]) -> dict[str, Acceptance]:
+def measure(draft: Path, samples: Sequence[TargetText]) -> dict[str, DraftAcceptance]:
     """Per kind of prompt. The draft reads the prompt, and the target's text as it comes."""
     agreed: dict[str, list[NDArray[np.bool_]]] = {}
     with LlamaModel.load(draft) as model, TreeContext(model, n_ctx=model.n_ctx_train) as context:
         for sample in samples:
             agreed.setdefault(sample.kind, []).append(_agreement(context, sample))
     return {
-        kind: Acceptance(
+        kind: DraftAcceptance(
             sum(map(len, rows)) / sum(target_steps(row, CHAIN) for row in rows), float(np.concatenate(rows).mean())
         )
         for kind, rows in agreed.items()
@@ -56,7 +56,7 @@ def target_steps(agreed: NDArray[np.bool_], chain: int) -> int:
     return steps
 
 
-def _agreement(context: TreeContext, sample: Sample) -> NDArray[np.bool_]:
+def _agreement(context: TreeContext, sample: TargetText) -> NDArray[np.bool_]:
     rows = [context.reset(sample.prompt)]
     parent = 0
     for token in sample.written[:-1]:

@@ -35,11 +35,11 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks import harness
-from benchmarks.harness import Pair, spread
 from benchmarks.latency import repetitive
-from benchmarks.replay import Job, Outcome, Where
-from benchmarks.swarm import SETTINGS, Swarm, make_tape
+from benchmarks.support import harness
+from benchmarks.support.draft_replay.client import ServiceAddress, SessionJob, SessionOutcome
+from benchmarks.support.draft_replay.swarm import SETTINGS, Swarm, make_tape
+from benchmarks.support.harness import Pair, spread
 from cloud_verifier.distill.gguf.writer import write_gguf
 from coordinator.cluster import Child, Cluster
 from outrider.llama.quantize import quantize
@@ -57,7 +57,7 @@ WARM_S = 1.5
 
 
 @dataclass(frozen=True)
-class Arm:
+class ServingSetup:
     """One way to serve, ready to be asked."""
 
     name: str
@@ -67,10 +67,10 @@ class Arm:
 
 
 @dataclass
-class Cell:
+class MeasuredCell:
     """What one arm did at one level, by round."""
 
-    windows: list[Window] = field(default_factory=list)
+    windows: list[LoadWindow] = field(default_factory=list)
 
     @property
     def drafting(self) -> float:
@@ -89,10 +89,10 @@ class Cell:
         return float(statistics.median(getattr(window, name) for window in self.windows))
 
 
-Cells = dict[tuple[str, int], Cell]
+Cells = dict[tuple[str, int], MeasuredCell]
 
 
-class Bench:
+class CapacityClusters:
     """The clusters, all at once, and a tape."""
 
     def __init__(
@@ -107,7 +107,7 @@ class Bench:
         self.pass_s = 0.0
         """A pass of the draft over one token, on the device."""
 
-    async def arms(self, prompts: Mapping[str, Sequence[int]], depths: Sequence[int]) -> list[Arm]:
+    async def arms(self, prompts: Mapping[str, Sequence[int]], depths: Sequence[int]) -> list[ServingSetup]:
         plain, where = await self._cluster()
         tape = await make_tape(where, replace(self._pair, draft=self._draft), prompts, SETTINGS)
         tape = replace(tape, recordings=tuple(r for r in tape.recordings if not repetitive(r.call.output)))
@@ -115,32 +115,32 @@ class Bench:
         self.recordings = len(tape.recordings)
         self.pass_s = min(tape.decodes)[1]
         swarm = await self._swarm(where)
-        found = [Arm(PLAIN, swarm, plain, False), Arm(DEVICE, swarm, plain, True)]
+        found = [ServingSetup(PLAIN, swarm, plain, False), ServingSetup(DEVICE, swarm, plain, True)]
         controlled, where = await self._cluster(steered=True)
-        found.append(Arm(STEERED, await self._swarm(where), controlled, True))
+        found.append(ServingSetup(STEERED, await self._swarm(where), controlled, True))
         for depth in depths:
             found.append(await self._server_draft(f"co-located {depth}", depth, pauses=False))
         return [*found, await self._server_draft(f"co-located {PAUSING}, pausing", PAUSING, pauses=True)]
 
-    async def _server_draft(self, name: str, depth: int, pauses: bool) -> Arm:
+    async def _server_draft(self, name: str, depth: int, pauses: bool) -> ServingSetup:
         options = ["--server-draft", str(self._draft), "--server-draft-depth", str(depth)]
         cluster, where = await self._cluster(*options, *([] if pauses else ["--no-server-draft-pauses"]))
-        return Arm(name, await self._swarm(where), cluster, False)
+        return ServingSetup(name, await self._swarm(where), cluster, False)
 
-    async def _cluster(self, *options: str, steered: bool = False) -> tuple[Cluster, Where]:
+    async def _cluster(self, *options: str, steered: bool = False) -> tuple[Cluster, ServiceAddress]:
         cluster = await self._stack.enter_async_context(harness.cluster())
         os.environ["OUTRIDER_COORDINATOR_WINDOW_CONTROL"] = str(steered)
         await cluster.start_coordinator("--listen", "127.0.0.1:0", cores=[self._device_core])
         arguments = ["--model", str(self._pair.target), "--draft", str(self._draft), "--threads", "1", *options]
         verifier: Child = await cluster.start_verifier(*arguments, cores=[self._verifier_core])
-        return cluster, Where(verifier.address, cluster.address)
+        return cluster, ServiceAddress(verifier.address, cluster.address)
 
-    async def _swarm(self, where: Where) -> Swarm:
+    async def _swarm(self, where: ServiceAddress) -> Swarm:
         return await self._stack.enter_async_context(Swarm(self._file, where, cores=[self._device_core]))
 
 
 @dataclass(frozen=True)
-class Window:
+class LoadWindow:
     """What was delivered while as many sessions as asked for ran all the time."""
 
     tokens_per_s: float
@@ -151,15 +151,15 @@ class Window:
     """The parts of the verifier's recent steps, while all sessions ran."""
 
 
-async def ask(arm: Arm, level: int, requests: Iterator[int], warm_s: float, count_s: float) -> Window:
+async def ask(arm: ServingSetup, level: int, requests: Iterator[int], warm_s: float, count_s: float) -> LoadWindow:
     """A closed loop of `level` sessions. Raises RuntimeError where one fails or its output is not the recorded one."""
-    outcomes: list[Outcome] = []
+    outcomes: list[SessionOutcome] = []
     begin = time.monotonic() + warm_s
     end = begin + count_s
 
     async def seat() -> None:
         while time.monotonic() < end:
-            outcomes.append(await arm.swarm.play(Job(next(requests), drafted=arm.drafted)))
+            outcomes.append(await arm.swarm.play(SessionJob(next(requests), drafted=arm.drafted)))
 
     seats = asyncio.gather(*(seat() for _ in range(level)))
     await asyncio.sleep(warm_s)
@@ -171,7 +171,7 @@ async def ask(arm: Arm, level: int, requests: Iterator[int], warm_s: float, coun
         raise RuntimeError(f"{arm.name}, {level} sessions: {len(failed)} failed or are not as recorded: {failed[:3]}")
     tokens = sum(begin <= at < end for o in outcomes for at in o.delivered_s)
     per_step = sum(o.tokens for o in outcomes) / sum(o.steps for o in outcomes)
-    return Window(tokens / count_s, per_step, cpu_s / count_s, parts_ms)
+    return LoadWindow(tokens / count_s, per_step, cpu_s / count_s, parts_ms)
 
 
 async def timing(cluster: Cluster) -> Mapping[str, float]:
@@ -179,11 +179,13 @@ async def timing(cluster: Cluster) -> Mapping[str, float]:
     return dict((await harness.status(cluster.address)).verifiers[0].telemetry.timing_ms)
 
 
-async def measure(arms: Sequence[Arm], recordings: int, rounds: int, levels: Sequence[int], count_s: float) -> Cells:
+async def measure(
+    arms: Sequence[ServingSetup], recordings: int, rounds: int, levels: Sequence[int], count_s: float
+) -> Cells:
     """First every prompt once, so that it is in the prefix caches."""
-    cells: Cells = defaultdict(Cell)
+    cells: Cells = defaultdict(MeasuredCell)
     for arm in arms:
-        await asyncio.gather(*(arm.swarm.play(Job(i, drafted=arm.drafted)) for i in range(recordings)))
+        await asyncio.gather(*(arm.swarm.play(SessionJob(i, drafted=arm.drafted)) for i in range(recordings)))
     for turn in range(rounds):
         for level in levels:
             for arm in arms if turn % 2 else reversed(arms):
@@ -250,10 +252,10 @@ def heavy_draft(target: Path, folder: Path) -> Path:
 
 
 @contextlib.asynccontextmanager
-async def bench(pair: Pair, draft: Path, scratch: Path, cores: tuple[int, int]) -> AsyncIterator[Bench]:
+async def bench(pair: Pair, draft: Path, scratch: Path, cores: tuple[int, int]) -> AsyncIterator[CapacityClusters]:
     """Its clusters stop when it is left."""
     async with contextlib.AsyncExitStack() as stack:
-        yield Bench(pair, draft, scratch, cores, stack)
+        yield CapacityClusters(pair, draft, scratch, cores, stack)
 
 
 def on_gpu(quick: bool) -> dict[str, Any] | None:

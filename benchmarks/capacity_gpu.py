@@ -2,10 +2,10 @@
 
 The real Engine, a target of 1B to 8B with random weights, 1 to 128 greedy sessions at once, prompts of 256 random
 tokens. The target's own continuations come first, by plain steps; then each device sends up trees that agree with its
-continuation with probability `rate` at every depth (benchmarks.trees), and the engine verifies them as it does any.
-The time of a step is from the first Append handed to the engine until its commits are there and the GPU is idle; the
-devices stand between two steps, all with their trees ready, and their time is told apart. So a network's share is not
-in here: it is what a verifier can do, not what one device sees.
+continuation with probability `rate` at every depth (benchmarks.support.engine_driver.scripted_trees), and the engine
+verifies them as it does any. The time of a step is from the first Append handed to the engine until its commits are
+there and the GPU is idle; the devices stand between two steps, all with their trees ready, and their time is told
+apart. So a network's share is not in here: it is what a verifier can do, not what one device sees.
 
 `device`: swept over nodes per session, all of which every step evaluates; `pruned`: the engine takes of them what its
 cost model finds worth it, as in production. `co-located`: the same trees at the same seeds, pruned likewise, but before
@@ -39,10 +39,18 @@ from typing import Any
 import torch
 import transformers
 
-from benchmarks.arms import COLOCATED, DEVICE, PLAIN, Arm, Level, summary, tell
-from benchmarks.engine_bench import RATE, Bench, Case, Plan
-from benchmarks.random_models import DRAFTS, SHAPES, Shape, dtype_on, random_model
-from benchmarks.trees import Tally
+from benchmarks.support.engine_driver.configurations import (
+    DEVICE,
+    PLAIN,
+    SERVER,
+    Configuration,
+    LoadLevel,
+    summary,
+    tell,
+)
+from benchmarks.support.engine_driver.random_models import DRAFTS, SHAPES, ModelShape, dtype_on, random_model
+from benchmarks.support.engine_driver.scripted_trees import TreeTally
+from benchmarks.support.engine_driver.stepped_engine import RATE, Case, SteppedEngine, Workload
 from cloud_verifier.engine.model import BACKENDS
 
 PRUNED_FROM = 4
@@ -51,15 +59,15 @@ SPARE = 1.2
 """Memory asked for over what is accounted for: activations, workspaces, graphs."""
 
 
-def arms(nodes: Sequence[int]) -> list[Arm]:
-    whole = [Arm(kind, count) for count in nodes for kind in (DEVICE, COLOCATED)]
-    return [Arm(PLAIN), *whole, *(replace(arm, pruned=True) for arm in whole if arm.nodes >= PRUNED_FROM)]
+def arms(nodes: Sequence[int]) -> list[Configuration]:
+    whole = [Configuration(kind, count) for count in nodes for kind in (DEVICE, SERVER)]
+    return [Configuration(PLAIN), *whole, *(replace(arm, pruned=True) for arm in whole if arm.nodes >= PRUNED_FROM)]
 
 
-def level(bench: Bench, sessions: int) -> Level:
+def level(bench: SteppedEngine, sessions: int) -> LoadLevel:
     """Every arm once a round, from another one on each time; one round more than is counted."""
     rng = Random(sessions)
-    found = Level()
+    found = LoadLevel()
 
     def fresh() -> Case:
         return Case(tuple(rng.choices(range(bench.target.vocab_size), k=bench.plan.prompt)))
@@ -70,7 +78,7 @@ def level(bench: Bench, sessions: int) -> Level:
         turn = number % len(every)
         astray: set[int] = set()
         for arm in (*every[turn:], *every[:turn]):
-            tally = found.tally if number and arm.nodes and not arm.pruned else Tally()
+            tally = found.tally if number and arm.nodes and not arm.pruned else TreeTally()
             result = bench.run(cases, arm, f"{sessions} {number}", tally)
             astray |= result.astray
             if number:
@@ -82,7 +90,7 @@ def level(bench: Bench, sessions: int) -> Level:
     return found
 
 
-def memory_needed(target: Shape, draft: Shape, plan: Plan, device: torch.device) -> int:
+def memory_needed(target: ModelShape, draft: ModelShape, plan: Workload, device: torch.device) -> int:
     """Bytes: weights, keys and values, and a step's logits."""
     size = dtype_on(device).itemsize
     slots = plan.engine.kv_slots, max(plan.batches) * plan.room
@@ -98,7 +106,9 @@ def memory_free(device: torch.device) -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def fitting(shapes: Sequence[str], draft: str | None, plan: Plan, device: torch.device) -> tuple[Shape, Shape] | None:
+def fitting(
+    shapes: Sequence[str], draft: str | None, plan: Workload, device: torch.device
+) -> tuple[ModelShape, ModelShape] | None:
     """The first target, and its draft, for which there is memory; a line for each that is passed over."""
     free = memory_free(device)
     for name in shapes:
@@ -118,7 +128,7 @@ def measure(
     draft: str | None = None,
     attention: str = "auto",
     rate: float = RATE,
-    plan: Plan | None = None,
+    plan: Workload | None = None,
 ) -> dict[str, Any] | None:
     """All of it. None without a CUDA device, unless one is named, and where no shape fits its memory.
 
@@ -127,7 +137,7 @@ def measure(
     if device is None and not torch.cuda.is_available():
         return None
     where = torch.device(device or "cuda")
-    plan = plan or replace(Plan.quick() if quick else Plan(), rate=rate)
+    plan = plan or replace(Workload.quick() if quick else Workload(), rate=rate)
     pair = fitting([shape] if shape else ["8b", "3b", "1b"], draft, plan, where)
     if pair is None:
         return None
@@ -135,7 +145,7 @@ def measure(
     share = pair[1].parameters / pair[0].parameters
     print(f"target {pair[0].name}, {pair[0].parameters / 1e6:.1f}M; draft {pair[1].name}, {share:.0%} of it")
     print(f"{models[0].hardware}, {models[0].dtype}, attention {models[0].backend}, rate {plan.rate}")
-    bench = Bench(models[0], models[1], plan)
+    bench = SteppedEngine(models[0], models[1], plan)
     levels = {}
     gc.freeze()  # what is there stays; a collection then looks at little
     for sessions in plan.batches:
@@ -165,7 +175,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=RATE, help="of guesses right at each depth")
     parser.add_argument("--batches", type=int, nargs="+", help="numbers of sessions")
     options = parser.parse_args()
-    plan = replace(Plan.quick() if options.quick else Plan(), rate=options.rate)
+    plan = replace(Workload.quick() if options.quick else Workload(), rate=options.rate)
     if options.batches:
         plan = replace(plan, batches=tuple(options.batches))
     found = measure(

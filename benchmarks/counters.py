@@ -25,7 +25,7 @@ from cloud_verifier.engine.step_profiler import PARTS
 from cloud_verifier.engine_process.codec import counters_to_proto
 from cloud_verifier.front.counters import FrontCounters, StreamCounters
 from cloud_verifier.front.metrics import VerifierCollector
-from coordinator.api.counters import StoreCounters
+from coordinator.store.redis_store import StoreCounters
 from outrider.telemetry.prometheus import registry
 from outrider.wire.v1 import engine_pb2, session_pb2
 

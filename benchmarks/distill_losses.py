@@ -26,9 +26,10 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from benchmarks import acceptance, questions
-from benchmarks.acceptance import Acceptance, Sample
-from benchmarks.harness import Pair, arguments, prompts
+from benchmarks import acceptance
+from benchmarks.acceptance import DraftAcceptance, TargetText
+from benchmarks.support import questions
+from benchmarks.support.harness import Pair, arguments, prompts
 from cloud_verifier.distill.data.dataset import DatasetPlan, build
 from cloud_verifier.distill.gguf.writer import check_types, write_gguf
 from cloud_verifier.distill.training.plan import TrainingPlan
@@ -46,7 +47,7 @@ LOSSES = ("kl", "tv", "hybrid")
 
 
 @dataclass(frozen=True)
-class Scale:
+class LossesSize:
     prompts: dict[str, int]
     steps: int
     """Of 2,048 tokens."""
@@ -58,17 +59,17 @@ class Scale:
 
 
 RATES = {False: 3e-3, True: 1e-2}
-FULL = Scale({"arithmetic": 1536, "code": 768}, 150, 22, (0, 16), RATES)
-QUICK = Scale({"arithmetic": 256, "code": 128}, 30, 8, (0, 16), RATES)
+FULL = LossesSize({"arithmetic": 1536, "code": 768}, 150, 22, (0, 16), RATES)
+QUICK = LossesSize({"arithmetic": 256, "code": 128}, 30, 8, (0, 16), RATES)
 
 
-class Written:
+class MemoryLog:
     """The traffic, as a log that is read from memory."""
 
     def __init__(self, passages: Sequence[Passage]) -> None:
         self._passages = passages
 
-    def read(self, since_unix: float = 0.0, now: float | None = None) -> Iterator[Passage]:
+    def read(self, since_unix: float = 0.0, now: float | None = None, *, whole: bool = True) -> Iterator[Passage]:
         return iter(self._passages)
 
 
@@ -81,14 +82,14 @@ def main() -> None:
     print(json.dumps(result | {"minutes": round((time.monotonic() - began) / 60, 1)}))
 
 
-def run(pair: Pair, scale: Scale, folder: Path) -> dict[str, Any]:
+def run(pair: Pair, scale: LossesSize, folder: Path) -> dict[str, Any]:
     """Write the traffic, train every variant on it, measure all."""
     torch.set_num_threads(2)
     tokenizer = AutoTokenizer.from_pretrained(pair.target)
     target = AutoModelForCausalLM.from_pretrained(pair.target, dtype=torch.bfloat16).eval()
     made = {"arithmetic": questions.arithmetic, "code": questions.code}
     passages = [one for kind in KINDS for one in write(target, tokenizer, kind, made[kind](scale.prompts[kind], 1))]
-    card = build(Written(passages), folder / "dataset", DatasetPlan(fresh_since_unix=1.0), now=2.0)
+    card = build(MemoryLog(passages), folder / "dataset", DatasetPlan(fresh_since_unix=1.0), now=2.0)
     print(f"learnt from: {card.train}; left out: {card.left_out}", flush=True)
     samples = [sample for kind in KINDS for sample in greedy(target, tokenizer, kind, scale.heldout)]
     del target
@@ -142,13 +143,13 @@ def write(target: Any, tokenizer: PreTrainedTokenizerFast, kind: str, texts: Seq
             )
 
 
-def greedy(target: Any, tokenizer: PreTrainedTokenizerFast, kind: str, count: int) -> Iterator[Sample]:
+def greedy(target: Any, tokenizer: PreTrainedTokenizerFast, kind: str, count: int) -> Iterator[TargetText]:
     """What the target writes, alone and greedily, after prompts for tuning."""
     for prompt in [one.text for one in prompts("tuning") if one.kind == kind][:count]:
         ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
         tokens, _, _ = continue_prompts(target, np.array([ids]), 96, 0.0, seed=0)
         written = tokens[0, len(ids) :].numpy()
-        yield Sample(kind, ids, written[: until_end(written)].tolist())
+        yield TargetText(kind, ids, written[: until_end(written)].tolist())
 
 
 def batches(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> Iterator[tuple[list[list[int]], np.ndarray]]:
@@ -168,7 +169,7 @@ def until_end(written: np.ndarray) -> int:
     return int(ends[0]) + 1 if len(ends) else len(written)
 
 
-def train(pair: Pair, scale: Scale, folder: Path, loss: str, rank: int) -> float:
+def train(pair: Pair, scale: LossesSize, folder: Path, loss: str, rank: int) -> float:
     """Train one variant by the trainer's own command, and export it. Returns the seconds that the training took."""
     run = folder / f"{loss}-{rank}"
     TrainingPlan(
@@ -194,7 +195,7 @@ def train(pair: Pair, scale: Scale, folder: Path, loss: str, rank: int) -> float
     return float(json.loads((run / "done.json").read_text(encoding="utf-8"))["seconds"])
 
 
-def compared(found: dict[str, Acceptance], others: dict[str, dict[str, Acceptance]]) -> dict[str, float]:
+def compared(found: dict[str, DraftAcceptance], others: dict[str, dict[str, DraftAcceptance]]) -> dict[str, float]:
     """How much of the way from the narrow draft to the general one is gone, and what code cost."""
     before, reference = others["before"], others["reference"]
     gap = reference["arithmetic"].tokens_per_step - before["arithmetic"].tokens_per_step
@@ -203,11 +204,11 @@ def compared(found: dict[str, Acceptance], others: dict[str, dict[str, Acceptanc
     return {"gap_closed": round(won / gap, 3), "code_loss": round(lost, 3)}
 
 
-def told(found: dict[str, Acceptance]) -> dict[str, Any]:
+def told(found: dict[str, DraftAcceptance]) -> dict[str, Any]:
     return {kind: {name: round(value, 3) for name, value in asdict(one).items()} for kind, one in found.items()}
 
 
-def show(name: str, lora: str, found: dict[str, Acceptance], others: Any, seconds: str) -> None:
+def show(name: str, lora: str, found: dict[str, DraftAcceptance], others: Any, seconds: str) -> None:
     share = compared(found, others)
     print(
         f"{name:12}{lora:>6}{found['arithmetic'].tokens_per_step:13.3f}{found['arithmetic'].greedy:12.3f}"

@@ -1,10 +1,10 @@
 """Bits: what `exact` attention holds, what it costs, and what `sdpa` does in its place.
 
 Positions of the shipped target on held-out prompts, each in random compositions (chunks, trees, other sessions' rows;
-see benchmarks.compositions) and in steps as full as a verifier's may be, against one-token decode, in float32 and
-bfloat16. The control is `sdpa` in bfloat16: if none of its rows differed, the comparison would see nothing, and the run
-fails. So are the argmax flips against exact decode. The cost is the thread time of a step, exact over sdpa, medians of
-the two interleaved.
+see benchmarks.support.batch_invariance) and in steps as full as a verifier's may be, against one-token decode, in
+float32 and bfloat16. The control is `sdpa` in bfloat16: if none of its rows differed, the comparison would see nothing,
+and the run fails. So are the argmax flips against exact decode. The cost is the thread time of a step, exact over sdpa,
+medians of the two interleaved.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import torch
 from tokenizers import Tokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks import harness
-from benchmarks.compositions import compose, crowd, decode, differing_bits, pool_for
-from benchmarks.harness import Pair
+from benchmarks.support import harness
+from benchmarks.support.batch_invariance import compose, crowd, decode, differing_bits, pool_for
+from benchmarks.support.harness import Pair
 from cloud_verifier.engine.batch import PackedBatch, Segment
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.kv_pool import KVPool
@@ -44,7 +44,7 @@ INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 
 
 @dataclass
-class Tally:
+class BitComparison:
     """Of one attention in one dtype."""
 
     rows: int = 0
@@ -64,9 +64,9 @@ def texts(target: Path, positions: int, length: int) -> list[list[int]]:
 
 def tally(
     model: TargetModel, sequences: Sequence[list[int]], expected: Sequence[torch.Tensor], compositions: int
-) -> Tally:
+) -> BitComparison:
     """Hold every composition, and full steps, against the logits expected, `[T, V]` for each sequence."""
-    found = Tally()
+    found = BitComparison()
     rng = np.random.default_rng(0)
     for first in range(0, len(sequences), AT_ONCE):
         group = sequences[first : first + AT_ONCE]
@@ -115,7 +115,7 @@ def min_acceptance(models: Sequence[TargetModel], parents: Sequence[int], rounds
     return seconds
 
 
-def failure(differing: Mapping[str, int], control: Tally) -> str | None:
+def failure(differing: Mapping[str, int], control: BitComparison) -> str | None:
     """Why the run shows no exactness; differing: bits by dtype."""
     if any(differing.values()):
         found = ", ".join(f"{bits} bits in {dtype}" for dtype, bits in differing.items())
@@ -144,7 +144,7 @@ def main() -> None:
     sequences = texts(target, positions, length)
     differing: dict[str, int] = {}
     ratios: dict[str, dict[str, float]] = {}
-    control = Tally()
+    control = BitComparison()
     for dtype in DTYPES:
         exact = TargetModel.load(target, dtype=dtype, attention="exact", threads=1)
         sdpa = TargetModel.load(target, dtype=dtype, threads=1)

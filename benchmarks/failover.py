@@ -29,10 +29,16 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from benchmarks import harness
-from benchmarks.harness import Pair
 from benchmarks.lossless import SETTINGS, sampling
-from benchmarks.tap import Stale, Tap, TappedClient, Watch, counting_stale_commits
+from benchmarks.support import harness
+from benchmarks.support.harness import Pair
+from benchmarks.support.stream_sniffer import (
+    FailoverTrace,
+    SniffedClient,
+    StaleCommits,
+    StreamSniffer,
+    counting_stale_commits,
+)
 from coordinator.cluster import Child, Cluster
 from edge_agent.sdk.client import AsyncClient
 from outrider.wire.v1 import coordinator_pb2 as pb
@@ -44,7 +50,7 @@ SETTLE_S = 60.0
 
 
 @dataclass(frozen=True)
-class Trial:
+class FailoverTrial:
     kind: str
     setting: str
     prompt: list[int]
@@ -53,20 +59,20 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialResult:
     lost: int
     duplicated: int
     differing: int
     resume_ms: float
-    watch: Watch
+    watch: FailoverTrace
 
 
-def trials(prompts: Sequence[list[int]], runs: int) -> list[Trial]:
+def trials(prompts: Sequence[list[int]], runs: int) -> list[FailoverTrial]:
     """Both kinds of death with both settings, in turn; the points come from a seeded generator."""
     draw = random.Random(SEED)
     low, high = TOKENS // 5, 4 * TOKENS // 5
     return [
-        Trial(
+        FailoverTrial(
             (KILL, STOP)[i // 2 % 2], ("greedy", "sampled")[i % 2], prompts[i % len(prompts)], draw.randint(low, high)
         )
         for i in range(runs)
@@ -86,20 +92,20 @@ def compare(got: Sequence[int], expected: Sequence[int]) -> tuple[int, int, int]
     return lost, duplicated, differing
 
 
-class Bench:
+class FailoverRun:
     """A cluster of two verifiers, and the device."""
 
     def __init__(self, cluster: Cluster, pair: Pair, cache: Path) -> None:
         self._cluster = cluster
         self._flags = ("--model", str(pair.target), "--draft", str(pair.draft))
         self._core, self._device_core = harness.cores()
-        self._tap = Tap()
+        self._tap = StreamSniffer()
         self._client_options = {"coordinator": cluster.address, "cache_dir": cache}
 
-    async def run(self, plan: Sequence[Trial]) -> list[Outcome]:
+    async def run(self, plan: Sequence[FailoverTrial]) -> list[TrialResult]:
         os.sched_setaffinity(0, {self._device_core})
         outcomes = []
-        async with TappedClient(self._tap, **self._client_options) as client:
+        async with SniffedClient(self._tap, **self._client_options) as client:
             await self._restore()
             for number, trial in enumerate(plan, start=1):
                 undisturbed = await self._undisturbed(client, trial)
@@ -110,13 +116,13 @@ class Bench:
                     await self._restore()
         return outcomes
 
-    async def _undisturbed(self, client: AsyncClient, trial: Trial) -> Sequence[int]:
+    async def _undisturbed(self, client: AsyncClient, trial: FailoverTrial) -> Sequence[int]:
         self._tap.begin()
         completion = await client.generate(trial.prompt, **_options(trial))
         await self._tap.end()
         return completion.token_ids
 
-    async def _disturbed(self, client: AsyncClient, trial: Trial, undisturbed: Sequence[int]) -> Outcome:
+    async def _disturbed(self, client: AsyncClient, trial: FailoverTrial, undisturbed: Sequence[int]) -> TrialResult:
         self._tap.begin()
         watch = self._tap.watch
         got: list[int] = []
@@ -140,7 +146,7 @@ class Bench:
         await self._tap.end()
         if not resumed or len(set(watch.addresses)) < 2:
             raise RuntimeError(f"no failover took place: {len(got)} tokens, attached at {watch.addresses}")
-        return Outcome(*compare(got, undisturbed), 1000.0 * (resumed - watch.signalled), watch)
+        return TrialResult(*compare(got, undisturbed), 1000.0 * (resumed - watch.signalled), watch)
 
     def _serving(self) -> Child:
         address = self._tap.watch.addresses[-1]
@@ -167,11 +173,11 @@ def _settled(status: pb.StatusResponse, wanted: set[str]) -> bool:
     return here == wanted and not any(load.kv_used or load.live_sessions for load in loads)
 
 
-def _options(trial: Trial) -> dict[str, Any]:
+def _options(trial: FailoverTrial) -> dict[str, Any]:
     return {"max_tokens": TOKENS, "ignore_eos": True, **sampling(SETTINGS[trial.setting])}
 
 
-def _tell(number: int, trial: Trial, outcome: Outcome) -> None:
+def _tell(number: int, trial: FailoverTrial, outcome: TrialResult) -> None:
     watch = outcome.watch
     noticed, attached, resumed = (
         1000 * (end - begin)
@@ -203,11 +209,11 @@ async def main() -> None:
             await cluster.start_coordinator(
                 "--listen", "127.0.0.1:0", "--state-dir", str(Path(scratch, "state")), cores=[device_core]
             )
-            outcomes = await Bench(cluster, pair, Path(scratch, "cache")).run(plan)
+            outcomes = await FailoverRun(cluster, pair, Path(scratch, "cache")).run(plan)
     _finish(plan, outcomes, stale)
 
 
-def _finish(plan: Sequence[Trial], outcomes: Sequence[Outcome], stale: Stale) -> None:
+def _finish(plan: Sequence[FailoverTrial], outcomes: Sequence[TrialResult], stale: StaleCommits) -> None:
     by_kind = {
         kind: [o.resume_ms for t, o in zip(plan, outcomes, strict=True) if t.kind == kind] for kind in (KILL, STOP)
     }

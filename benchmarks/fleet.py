@@ -30,9 +30,9 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks import harness
-from benchmarks.fleet_optimum import Asked
-from benchmarks.fleet_world import STREAMING, Fleet, Scale, Verifier
+from benchmarks.support import harness
+from benchmarks.support.fleet_simulation.optimum import StaticRequest
+from benchmarks.support.fleet_simulation.world import STREAMING, FleetSize, SimulatedFleet, SimulatedVerifier
 from coordinator.records import Window, WindowDecision
 from coordinator.window.controller import TOLERANCE, decide
 
@@ -52,7 +52,7 @@ BOUNDS = {"controller": "optimum", "goodput alone": "optimum alone"}
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedVerifier:
     """One verifier right after a decision: by name, each session's speed over streaming."""
 
     streaming: float
@@ -61,7 +61,7 @@ class Judged:
     next_second: Mapping[str, Sequence[float]]
 
     @classmethod
-    def of(cls, verifier: Verifier, decisions: Mapping[str, WindowDecision]) -> Judged:
+    def of(cls, verifier: SimulatedVerifier, decisions: Mapping[str, WindowDecision]) -> JudgedVerifier:
         greedy = decide(verifier.view(), tolerance=1.0)
         windows = {
             "static": [STATIC] * len(verifier.sessions),
@@ -69,7 +69,7 @@ class Judged:
             "goodput alone": [greedy[session.name].window for session in verifier.sessions],
         }
         truth = verifier.truth
-        outcomes = {name: truth.outcome([Asked(w.k, w.depth) for w in each]) for name, each in windows.items()}
+        outcomes = {name: truth.outcome([StaticRequest(w.k, w.depth) for w in each]) for name, each in windows.items()}
         outcomes |= {"optimum": truth.best(TOLERANCE), "optimum alone": truth.best(1.0)}
         return cls(
             len(verifier.sessions) / truth.plain_s,
@@ -79,10 +79,10 @@ class Judged:
 
 
 @dataclass
-class Tally:
+class FleetTally:
     """What was found in one region, or in several."""
 
-    judged: list[Judged] = field(default_factory=list)
+    judged: list[JudgedVerifier] = field(default_factory=list)
     over_streaming: list[float] = field(default_factory=list)
     """Of every session and second after the first decisions."""
     decided_s: list[float] = field(default_factory=list)
@@ -92,7 +92,7 @@ class Tally:
     verifiers: int = 0
 
     @classmethod
-    def of_all(cls, tallies: Sequence[Tally]) -> Tally:
+    def of_all(cls, tallies: Sequence[FleetTally]) -> FleetTally:
         return cls(
             [one for tally in tallies for one in tally.judged],
             [one for tally in tallies for one in tally.over_streaming],
@@ -114,9 +114,9 @@ class Tally:
         return self.goodput(name) / self.goodput(BOUNDS[name])
 
 
-def simulate(fleet: Fleet) -> Tally:
+def simulate(fleet: SimulatedFleet) -> FleetTally:
     """In the first seconds every verifier is decided about once; they are left out."""
-    tally = Tally(verifiers=len(fleet.verifiers))
+    tally = FleetTally(verifiers=len(fleet.verifiers))
     for second in range(fleet.scale.seconds):
         fleet.turn(float(second))
         if second == DECIDED_EVERY:
@@ -129,14 +129,14 @@ def simulate(fleet: Fleet) -> Tally:
     return tally
 
 
-def _second(verifier: Verifier, second: int, seconds: int, tally: Tally) -> None:
+def _second(verifier: SimulatedVerifier, second: int, seconds: int, tally: FleetTally) -> None:
     if (second + verifier.number) % DECIDED_EVERY == 0:
         view = verifier.view()
         begun = time.process_time()
         decisions = decide(view)
         tally.decided_s.append(time.process_time() - begun)
         if second + DECIDED_EVERY >= seconds and verifier.number % JUDGED == 0:
-            tally.judged.append(Judged.of(verifier, decisions))
+            tally.judged.append(JudgedVerifier.of(verifier, decisions))
         for session in verifier.sessions:
             session.obey(decisions[session.name])
     speeds = verifier.second([session.window or STREAMING for session in verifier.sessions])
@@ -147,7 +147,7 @@ def _second(verifier: Verifier, second: int, seconds: int, tally: Tally) -> None
     verifier.live(speeds)
 
 
-def report(load: str, tally: Tally) -> dict[str, Any]:
+def report(load: str, tally: FleetTally) -> dict[str, Any]:
     """Print a table; what the last line says of this load."""
     count = sum(len(one.long_run["controller"]) for one in tally.judged)
     print(
@@ -189,12 +189,12 @@ def _slow(shares: Sequence[float]) -> float:
     return sum(share < 0.97 for share in shares) / len(shares)
 
 
-def _region(job: tuple[Scale, float, int]) -> Tally:
+def _region(job: tuple[FleetSize, float, int]) -> FleetTally:
     scale, open_share, seed = job
-    return simulate(Fleet(scale, open_share, seed))
+    return simulate(SimulatedFleet(scale, open_share, seed))
 
 
-def run(scale: Scale, workers: int = 2) -> dict[str, Any]:
+def run(scale: FleetSize, workers: int = 2) -> dict[str, Any]:
     """All figures, those of the last line among them. seconds: of this machine, from the first region to the last."""
     begun = time.perf_counter()
     jobs = [(scale.region, share, seed) for share in LOADS.values() for seed in range(scale.regions)]
@@ -203,7 +203,7 @@ def run(scale: Scale, workers: int = 2) -> dict[str, Any]:
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         tallies = list(pool.map(_region, jobs))
     by_load = {
-        load: report(load, Tally.of_all(tallies[i * scale.regions : (i + 1) * scale.regions]))
+        load: report(load, FleetTally.of_all(tallies[i * scale.regions : (i + 1) * scale.regions]))
         for i, load in enumerate(LOADS)
     }
     vs_optimum = {load: found["vs_optimum"] for load, found in by_load.items()}
@@ -221,7 +221,7 @@ def run(scale: Scale, workers: int = 2) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="600 devices, 6 verifiers")
-    scale = Scale.quick() if parser.parse_args().quick else Scale()
+    scale = FleetSize.quick() if parser.parse_args().quick else FleetSize()
     print(
         f"SIMULATED: {scale.devices} devices, {scale.verifiers} verifiers in {scale.regions} regions, {scale.seconds} s"
     )

@@ -23,8 +23,8 @@ from typing import Any, Self
 
 from tokenizers import Tokenizer
 
-from benchmarks import harness
-from benchmarks.harness import Pair
+from benchmarks.support import harness
+from benchmarks.support.harness import Pair
 from edge_agent.sdk.client import AsyncClient
 from edge_agent.sdk.types import Completion, Options
 
@@ -36,11 +36,19 @@ SETTINGS = {
 }
 
 
-class HuggingFace:
-    """benchmarks.hf_worker on the verifier's core. An async context manager."""
+class HuggingFaceWorker:
+    """benchmarks.support.hf_worker on the verifier's core. An async context manager."""
 
     def __init__(self, target: Path, core: int) -> None:
-        self._command = ["taskset", "--cpu-list", str(core), sys.executable, "-m", "benchmarks.hf_worker", str(target)]
+        self._command = [
+            "taskset",
+            "--cpu-list",
+            str(core),
+            sys.executable,
+            "-m",
+            "benchmarks.support.hf_worker",
+            str(target),
+        ]
         self._process: asyncio.subprocess.Process | None = None
 
     async def __aenter__(self) -> Self:
@@ -78,7 +86,7 @@ class HuggingFace:
 
 
 @dataclass
-class Sums:
+class Throughput:
     """Of one arm in one round."""
 
     tokens: int = 0
@@ -95,10 +103,10 @@ class Sums:
 
 
 @dataclass
-class Outcome:
+class SettingResult:
     """Of one setting over all rounds."""
 
-    rounds: list[dict[str, Sums]] = field(default_factory=list)
+    rounds: list[dict[str, Throughput]] = field(default_factory=list)
     """By arm."""
     drafted: list[Completion] = field(default_factory=list)
     outputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -136,11 +144,11 @@ async def one_round(
     prompts: Mapping[str, list[int]],
     options: Options,
     clients: Mapping[str, AsyncClient],
-    hf: HuggingFace,
-    outcome: Outcome,
-) -> dict[str, Sums]:
+    hf: HuggingFaceWorker,
+    outcome: SettingResult,
+) -> dict[str, Throughput]:
     """Every prompt that is not left out by every arm, the arms in an order that turns from prompt to prompt."""
-    sums = {name: Sums() for name in (*clients, "streaming", "generate", "forward")}
+    sums = {name: Throughput() for name in (*clients, "streaming", "generate", "forward")}
     left_out = outcome.excluded
     for i, (name, prompt) in enumerate(prompts.items()):
         if name in left_out:
@@ -181,15 +189,19 @@ def after_the_first(completion: Completion) -> tuple[int, float]:
 
 
 async def measure(
-    rounds: int, prompts: Mapping[str, list[int]], options: Options, clients: Mapping[str, AsyncClient], hf: HuggingFace
-) -> Outcome:
-    outcome = Outcome()
+    rounds: int,
+    prompts: Mapping[str, list[int]],
+    options: Options,
+    clients: Mapping[str, AsyncClient],
+    hf: HuggingFaceWorker,
+) -> SettingResult:
+    outcome = SettingResult()
     for number in range(rounds):
         outcome.rounds.append(await one_round(number, prompts, options, clients, hf, outcome))
     return outcome
 
 
-def report(setting: str, outcome: Outcome) -> None:
+def report(setting: str, outcome: SettingResult) -> None:
     left, excluded = len(outcome.outputs) - len(outcome.excluded), len(outcome.excluded)
     print(f"{setting}: {left} prompts, {excluded} repetitive ones left out")
     if not left:
@@ -231,8 +243,8 @@ async def main() -> None:
     verifier_core, device_core = harness.cores()
     tokenizer = Tokenizer.from_file(str(pair.target / "tokenizer.json"))
     prompts = {p.id: tokenizer.encode(p.text, add_special_tokens=False).ids for p in harness.prompts("heldout")[:count]}
-    outcomes: dict[str, Outcome] = {}
-    async with harness.cluster(prefix_cache=False) as cluster, HuggingFace(pair.target, verifier_core) as hf:
+    outcomes: dict[str, SettingResult] = {}
+    async with harness.cluster(prefix_cache=False) as cluster, HuggingFaceWorker(pair.target, verifier_core) as hf:
         await cluster.start_coordinator("--listen", "127.0.0.1:0", cores=[device_core])
         arguments = ["--model", str(pair.target), "--draft", str(pair.draft), "--threads", "1"]
         await cluster.start_verifier(*arguments, cores=[verifier_core])

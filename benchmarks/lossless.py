@@ -1,10 +1,10 @@
 """Token for token: what comes out of the running system against what the target alone produces.
 
 40 held-out prompts, greedy and sampled, through coordinator, verifier and device; then again with the narrow draft,
-with no draft, with eight sessions at once, and behind 30 ms. The reference (benchmarks.reference) shares no code with
-Outrider. Where an output differs it is held against the reference teacher-forced, so that every position counts;
-`mismatches` are positions whose two best perturbed scores differ by more than 1e-3, closer ones are `ties`.
-The verifier has one core, the device and the reference another.
+with no draft, with eight sessions at once, and behind 30 ms. The reference (benchmarks.support.reference) shares no
+code with Outrider. Where an output differs it is held against the reference teacher-forced, so that every position
+counts; `mismatches` are positions whose two best perturbed scores differ by more than 1e-3, closer ones are `ties`. The
+verifier has one core, the device and the reference another.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from benchmarks import harness
-from benchmarks.harness import Pair
-from benchmarks.network_proxy import DelayProxy
-from benchmarks.reference import Difference, Reference, Settings
+from benchmarks.support import harness
+from benchmarks.support.harness import Pair
+from benchmarks.support.network_proxy import DelayProxy
+from benchmarks.support.reference import Reference, ReferenceSampling, TokenDifference
 from edge_agent.config import EdgeSettings
 from edge_agent.sdk.client import AsyncClient
 from edge_agent.sdk.types import Completion
@@ -32,8 +32,8 @@ Outputs = dict[tuple[str, str], Completion]
 """By (setting, prompt's name)."""
 
 SETTINGS = {
-    "greedy": Settings(),
-    "sampled": Settings(
+    "greedy": ReferenceSampling(),
+    "sampled": ReferenceSampling(
         temperature=0.8,
         top_p=0.95,
         repetition_penalty=1.1,
@@ -45,7 +45,7 @@ SETTINGS = {
 
 
 @dataclass(frozen=True)
-class Arm:
+class Deployment:
     """One way to run the system."""
 
     name: str
@@ -55,22 +55,22 @@ class Arm:
 
 
 @dataclass
-class Tally:
+class TokenComparison:
     """Over all arms; the same output of the same request is held against the reference once."""
 
     tokens: int = 0
     mismatches: int = 0
     ties: list[str] = field(default_factory=list)
-    known: dict[tuple[str, str, tuple[int, ...]], list[Difference]] = field(default_factory=dict)
+    known: dict[tuple[str, str, tuple[int, ...]], list[TokenDifference]] = field(default_factory=dict)
 
 
-def arms(pair: Pair) -> list[Arm]:
+def arms(pair: Pair) -> list[Deployment]:
     return [
-        Arm("draft", "auto"),
-        Arm("narrow draft", pair.narrow),
-        Arm("no draft", None),
-        Arm("8 at once", "auto", at_once=8),
-        Arm("behind 30 ms", "auto", rtt_ms=30.0),
+        Deployment("draft", "auto"),
+        Deployment("narrow draft", pair.narrow),
+        Deployment("no draft", None),
+        Deployment("8 at once", "auto", at_once=8),
+        Deployment("behind 30 ms", "auto", rtt_ms=30.0),
     ]
 
 
@@ -82,7 +82,7 @@ class Service:
     verifier: str
 
 
-async def run_arm(arm: Arm, where: Service, prompts: Prompts, max_tokens: int) -> Outputs:
+async def run_arm(arm: Deployment, where: Service, prompts: Prompts, max_tokens: int) -> Outputs:
     """Send every prompt in every setting."""
     outputs: Outputs = {}
     async with contextlib.AsyncExitStack() as stack:
@@ -110,7 +110,7 @@ async def run_arm(arm: Arm, where: Service, prompts: Prompts, max_tokens: int) -
     return outputs
 
 
-def sampling(settings: Settings) -> dict[str, Any]:
+def sampling(settings: ReferenceSampling) -> dict[str, Any]:
     return {
         "temperature": settings.temperature,
         "top_p": settings.top_p,
@@ -121,7 +121,9 @@ def sampling(settings: Settings) -> dict[str, Any]:
     }
 
 
-def judge(arm: Arm, outputs: Outputs, prompts: Prompts, reference: Reference, tally: Tally, max_tokens: int) -> int:
+def judge(
+    arm: Deployment, outputs: Outputs, prompts: Prompts, reference: Reference, tally: TokenComparison, max_tokens: int
+) -> int:
     """Hold every output against the reference; returns how many tokens differ at all."""
     differing = 0
     for (setting, prompt_id), completion in outputs.items():
@@ -143,7 +145,7 @@ def judge(arm: Arm, outputs: Outputs, prompts: Prompts, reference: Reference, ta
 
 
 def against_generate(
-    outputs: Outputs, prompts: Prompts, reference: Reference, tally: Tally, max_tokens: int
+    outputs: Outputs, prompts: Prompts, reference: Reference, tally: TokenComparison, max_tokens: int
 ) -> tuple[int, int]:
     """Greedy outputs that equal Hugging Face's own generate, and how many there are; one that does not, and is no tie
     by `judge`, is a mismatch."""
@@ -168,7 +170,7 @@ async def main() -> None:
     prompts = {prompt.id: tokenizer.encode(prompt.text, add_special_tokens=False).ids for prompt in chosen}
     max_tokens = 32 if options.quick else 96
     verifier_core, device_core = harness.cores()
-    tally = Tally()
+    tally = TokenComparison()
     async with harness.cluster() as cluster:
         await cluster.start_coordinator("--listen", "127.0.0.1:0", cores=[device_core])
         flags = ("--model", str(pair.target), "--draft", str(pair.draft))

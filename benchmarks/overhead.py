@@ -25,8 +25,8 @@ from dataclasses import dataclass
 import grpc
 import httpx
 
-from benchmarks import harness
-from benchmarks.harness import Pair
+from benchmarks.support import harness
+from benchmarks.support.harness import Pair
 from edge_agent.sdk.client import AsyncClient
 from edge_agent.session.statistics import Statistics
 from edge_agent.session.stream import VerifierStream
@@ -42,26 +42,26 @@ PROMPTS, QUICK_PROMPTS = 12, 3
 
 
 @dataclass(frozen=True)
-class Took:
+class RequestTiming:
     """One request, in seconds."""
 
     first: float
     per_token: float
 
 
-Arm = Callable[[tuple[int, ...]], Awaitable[Took]]
+Layer = Callable[[tuple[int, ...]], Awaitable[RequestTiming]]
 
 
-def took(begun: float, first: float, count_after: int) -> Took:
+def took(begun: float, first: float, count_after: int) -> RequestTiming:
     """count_after: tokens after those that came first."""
-    return Took(first - begun, (time.perf_counter() - first) / max(1, count_after))
+    return RequestTiming(first - begun, (time.perf_counter() - first) / max(1, count_after))
 
 
-def over_stream(link: grpc.aio.Channel, tokens: int) -> Arm:
+def over_stream(link: grpc.aio.Channel, tokens: int) -> Layer:
     """The protocol by itself."""
     numbers = iter(range(1, 1_000_000))
 
-    async def ask(prompt: tuple[int, ...]) -> Took:
+    async def ask(prompt: tuple[int, ...]) -> RequestTiming:
         session, begun, first, early = DeviceSession(prompt, max_tokens=tokens, ignore_eos=True), 0.0, 0.0, 0
         begun = time.perf_counter()
         async with VerifierStream(link, 5.0, Statistics()) as stream:
@@ -82,8 +82,8 @@ def over_stream(link: grpc.aio.Channel, tokens: int) -> Arm:
     return ask
 
 
-def over_sdk(client: AsyncClient, tokens: int) -> Arm:
-    async def ask(prompt: tuple[int, ...]) -> Took:
+def over_sdk(client: AsyncClient, tokens: int) -> Layer:
+    async def ask(prompt: tuple[int, ...]) -> RequestTiming:
         begun, first, early, total = time.perf_counter(), 0.0, 0, 0
         async for chunk in await client.stream(prompt, max_tokens=tokens, ignore_eos=True):
             if not first and chunk.token_ids:
@@ -94,8 +94,8 @@ def over_sdk(client: AsyncClient, tokens: int) -> Arm:
     return ask
 
 
-def over_http(web: httpx.AsyncClient, tokens: int) -> Arm:
-    async def ask(prompt: tuple[int, ...]) -> Took:
+def over_http(web: httpx.AsyncClient, tokens: int) -> Layer:
+    async def ask(prompt: tuple[int, ...]) -> RequestTiming:
         body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
         begun, first, total = time.perf_counter(), 0.0, 0
         async with web.stream("POST", "v1/completions", json=body) as answer:
@@ -114,11 +114,11 @@ def over_http(web: httpx.AsyncClient, tokens: int) -> Arm:
     return ask
 
 
-def of_nothing(web: httpx.AsyncClient) -> Arm:
-    async def ask(_: tuple[int, ...]) -> Took:
+def of_nothing(web: httpx.AsyncClient) -> Layer:
+    async def ask(_: tuple[int, ...]) -> RequestTiming:
         begun = time.perf_counter()
         (await web.get("health")).raise_for_status()
-        return Took(time.perf_counter() - begun, 0.0)
+        return RequestTiming(time.perf_counter() - begun, 0.0)
 
     return ask
 
@@ -143,9 +143,11 @@ async def server(verifier: str) -> AsyncIterator[str]:
         await process.wait()
 
 
-async def measure(arms: dict[str, Arm], prompts: list[tuple[int, ...]], rounds: int) -> dict[str, list[Took]]:
+async def measure(
+    arms: dict[str, Layer], prompts: list[tuple[int, ...]], rounds: int
+) -> dict[str, list[RequestTiming]]:
     """Every arm asks for every prompt in every round; a round before is not counted."""
-    told: dict[str, list[Took]] = {name: [] for name in arms}
+    told: dict[str, list[RequestTiming]] = {name: [] for name in arms}
     order = random.Random(0)
     for turn in range(rounds + 1):
         for prompt in prompts:
@@ -160,7 +162,7 @@ def ratio(above: list[float], below: list[float]) -> float:
     return round(statistics.median(a / b for a, b in zip(above, below, strict=True)), 3)
 
 
-def figures(told: dict[str, list[Took]]) -> dict[str, float]:
+def figures(told: dict[str, list[RequestTiming]]) -> dict[str, float]:
     """The last line's."""
     nothing = statistics.median(one.first for one in told.pop("nothing"))
     print(f"nothing             {1000 * nothing:7.2f} ms")

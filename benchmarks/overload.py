@@ -28,12 +28,12 @@ from pathlib import Path
 import grpc
 from tokenizers import Tokenizer
 
-from benchmarks import harness, proc
-from benchmarks.harness import Pair, percentile
-from benchmarks.hostile import Raw
-from benchmarks.replay import Job, Outcome, Where
-from benchmarks.swarm import Swarm, make_tape
-from benchmarks.tape import Tape
+from benchmarks.support import harness, proc
+from benchmarks.support.draft_replay.client import ServiceAddress, SessionJob, SessionOutcome
+from benchmarks.support.draft_replay.recording import DraftRecording
+from benchmarks.support.draft_replay.swarm import Swarm, make_tape
+from benchmarks.support.harness import Pair, percentile
+from benchmarks.support.malicious_client import RawStream
 from edge_agent.sdk.types import Options
 from outrider.wire.v1 import session_pb2 as pb
 
@@ -51,7 +51,7 @@ SEED = 20_261_121
 
 
 @dataclass(frozen=True)
-class Lengths:
+class LoadSizes:
     """How much is measured."""
 
     levels: tuple[int, ...]
@@ -70,41 +70,41 @@ class Lengths:
     prompts: int
 
 
-FULL = Lengths((2, 4, 8, 16, 32, 64), 64, 5.0, 20.0, 30.0, 60.0, tokens=96, prompts=8)
-QUICK = Lengths((4, 16), 16, 2.0, 6.0, 6.0, 12.0, tokens=32, prompts=3)
+FULL = LoadSizes((2, 4, 8, 16, 32, 64), 64, 5.0, 20.0, 30.0, 60.0, tokens=96, prompts=8)
+QUICK = LoadSizes((4, 16), 16, 2.0, 6.0, 6.0, 12.0, tokens=32, prompts=3)
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedSession:
     """One session's end."""
 
     at: float
-    outcome: Outcome
+    outcome: SessionOutcome
 
 
 @dataclass(frozen=True)
-class Rate:
+class Goodput:
     """What was finished in a window of time."""
 
     tokens_per_s: float
     sessions_per_s: float
 
     @classmethod
-    def of(cls, ended: Sequence[Ended], begin: float, end: float) -> Rate:
+    def of(cls, ended: Sequence[EndedSession], begin: float, end: float) -> Goodput:
         inside = [e.outcome for e in ended if begin <= e.at < end and e.outcome.finished]
         return cls(sum(o.tokens for o in inside) / (end - begin), len(inside) / (end - begin))
 
 
-class Load:
+class LoadGenerator:
     """Sends a swarm to work and keeps what became of it."""
 
-    def __init__(self, swarm: Swarm, tape: Tape) -> None:
+    def __init__(self, swarm: Swarm, tape: DraftRecording) -> None:
         self._swarm = swarm
         self._tape = tape
         self._draw = random.Random(SEED)
-        self.ended: list[Ended] = []
+        self.ended: list[EndedSession] = []
 
-    async def closed(self, level: int, lengths: Lengths) -> Rate:
+    async def closed(self, level: int, lengths: LoadSizes) -> Goodput:
         """`level` sessions at once, each followed by the next."""
         begin = time.monotonic() + lengths.warm_s
         end = begin + lengths.count_s
@@ -114,9 +114,9 @@ class Load:
                 await self._one()
 
         await asyncio.gather(*(seat() for _ in range(level)))
-        return Rate.of(self.ended, begin, end)
+        return Goodput.of(self.ended, begin, end)
 
-    async def open(self, per_s: float, lengths: Lengths) -> tuple[Rate, int]:
+    async def open(self, per_s: float, lengths: LoadSizes) -> tuple[Goodput, int]:
         """Arrivals at random times, `per_s` on average; how many there were, too. What still runs is left running."""
         began = time.monotonic()
         begin = began + lengths.overload_warm_s
@@ -133,15 +133,15 @@ class Load:
         for task in arrivals:
             task.cancel()
         await asyncio.gather(*arrivals, return_exceptions=True)
-        return Rate.of(self.ended, begin, end), came
+        return Goodput.of(self.ended, begin, end), came
 
     async def _one(self) -> None:
-        outcome = await self._swarm.play(Job(self._draw.randrange(len(self._tape.recordings))))
-        self.ended.append(Ended(time.monotonic(), outcome))
+        outcome = await self._swarm.play(SessionJob(self._draw.randrange(len(self._tape.recordings))))
+        self.ended.append(EndedSession(time.monotonic(), outcome))
 
 
 @dataclass(frozen=True)
-class Price:
+class RefusalCost:
     """What turning away costs, and what letting in would."""
 
     refusal_ms: float
@@ -153,10 +153,10 @@ class Price:
     refused: int
 
 
-async def min_acceptance(where: Where, front: int, engine: int, places: int) -> Price:
+async def min_acceptance(where: ServiceAddress, front: int, engine: int, places: int) -> RefusalCost:
     """Fill every place, be refused, then take one place."""
     prompt = [2 + i % 1_000 for i in range(PROMPT_TOKENS)]
-    async with Standing.filling(where, places) as standing:
+    async with StalledSession.filling(where, places) as standing:
         idle = await _cpu(engine, 1.0)
         before, began = (proc.cpu_seconds(front), proc.cpu_seconds(engine)), time.monotonic()
         refused = sum([await _refused(where, prompt) for _ in range(REFUSALS)])
@@ -168,7 +168,7 @@ async def min_acceptance(where: Where, front: int, engine: int, places: int) -> 
         if await _refused(where, prompt):
             raise RuntimeError("a place that was given back is not to be had")
         prompt_s = proc.cpu_seconds(engine) - before_s - idle * (time.monotonic() - began)
-    return Price(
+    return RefusalCost(
         refusal_ms=1000.0 * max(0.0, engine_s - idle * seconds) / REFUSALS,
         front_ms=1000.0 * front_s / REFUSALS,
         prompt_ms=1000.0 * prompt_s,
@@ -176,20 +176,20 @@ async def min_acceptance(where: Where, front: int, engine: int, places: int) -> 
     )
 
 
-class Standing:
+class StalledSession:
     """A session that has come to a stand: its device answers pings and confirms no token, so no more are committed."""
 
-    def __init__(self, raw: Raw) -> None:
+    def __init__(self, raw: RawStream) -> None:
         self._raw = raw
         self._still = asyncio.Event()
         self._hearing = asyncio.create_task(self._hear())
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def filling(cls, where: Where, places: int) -> AsyncIterator[list[Standing]]:
+    async def filling(cls, where: ServiceAddress, places: int) -> AsyncIterator[list[StalledSession]]:
         """So many of them, once all stand still."""
         async with contextlib.AsyncExitStack() as stack:
-            raws = [await stack.enter_async_context(Raw(where)) for _ in range(places)]
+            raws = [await stack.enter_async_context(RawStream(where)) for _ in range(places)]
             for raw in raws:
                 await raw.open([1], STALLED_TOKENS)
             standing = [cls(raw) for raw in raws]
@@ -215,9 +215,9 @@ class Standing:
                 await self._raw.say(pong=pb.Pong(nonce=message.ping.nonce))
 
 
-async def _refused(where: Where, prompt: list[int]) -> bool:
+async def _refused(where: ServiceAddress, prompt: list[int]) -> bool:
     """Ask for one token; whether that was refused for want of room. Raises what else goes wrong."""
-    async with Raw(where) as raw:
+    async with RawStream(where) as raw:
         try:
             await raw.open(prompt, 1)
             await raw.hear_out()
@@ -252,15 +252,15 @@ async def main() -> None:
         verifier = await cluster.start_verifier(*flags, "--max-sessions", str(lengths.places), cores=[verifier_core])
         harness.pin(device_core)
         front, engine, *_ = proc.family(verifier.pid)
-        where = Where(verifier.address, wait_s=0.0)  # asks once more, when it was told to, and gives up
+        where = ServiceAddress(verifier.address, wait_s=0.0)  # asks once more, when it was told to, and gives up
         cost = await min_acceptance(where, front, engine, lengths.places)
-        tape = await make_tape(Where(verifier.address), pair, prompts, settings)
+        tape = await make_tape(ServiceAddress(verifier.address), pair, prompts, settings)
         with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
             file = Path(scratch, "tape.json")
             tape.save(file)
             async with Swarm(file, where, processes=PROCESSES, cores=[device_core]) as swarm:
-                peak_level, peak = await _peak(Load(swarm, tape), lengths)
-                offered, load = TIMES * peak.sessions_per_s, Load(swarm, tape)
+                peak_level, peak = await _peak(LoadGenerator(swarm, tape), lengths)
+                offered, load = TIMES * peak.sessions_per_s, LoadGenerator(swarm, tape)
                 used, began = swarm.cpu_s(), time.monotonic()
                 rate, came = await load.open(offered, lengths)
                 busy = (swarm.cpu_s() - used) / (time.monotonic() - began)
@@ -270,7 +270,7 @@ async def main() -> None:
     _finish(cost, peak_level, peak, rate, came, [e.outcome for e in load.ended])
 
 
-async def _peak(load: Load, lengths: Lengths) -> tuple[int, Rate]:
+async def _peak(load: LoadGenerator, lengths: LoadSizes) -> tuple[int, Goodput]:
     rates = {}
     for level in lengths.levels:
         rates[level] = rate = await load.closed(level, lengths)
@@ -281,14 +281,16 @@ async def _peak(load: Load, lengths: Lengths) -> tuple[int, Rate]:
     return max(rates.items(), key=lambda item: item[1].tokens_per_s)
 
 
-def _check(outcomes: Sequence[Outcome]) -> None:
+def _check(outcomes: Sequence[SessionOutcome]) -> None:
     """Raises for a session that ended otherwise than by its end or for want of room."""
     wrong = Counter(o.error for o in outcomes if o.error and not o.error.startswith("Overloaded"))
     if wrong:
         raise RuntimeError(f"sessions failed: {wrong.most_common(3)}")
 
 
-def _finish(cost: Price, peak_level: int, peak: Rate, rate: Rate, came: int, outcomes: Sequence[Outcome]) -> None:
+def _finish(
+    cost: RefusalCost, peak_level: int, peak: Goodput, rate: Goodput, came: int, outcomes: Sequence[SessionOutcome]
+) -> None:
     refusals = [1000.0 * seconds for outcome in outcomes for seconds in outcome.refused_s]
     shed = sum(outcome.error.startswith("Overloaded") for outcome in outcomes)
     second = sum(bool(outcome.refused_s) and outcome.finished for outcome in outcomes)

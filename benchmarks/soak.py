@@ -1,13 +1,13 @@
 """A verifier for ten minutes under 32 sessions that join, finish, cancel, die and hang at random, and one attacker.
 
 The clients are light ones (benchmarks.swarm) in four processes, of which one is killed every 20 s; the plan is drawn
-from a seed. Beside them a hostile client goes through its attacks (benchmarks.hostile), in every other stretch of
-PHASE_S: what it does to its neighbours is the difference, on one machine in one run, between the stretches with it and
-those without. It runs on the devices' core, so that its own work is part of that difference. The prefix cache is on.
-Once a second the verifier's processes and what it reports to its coordinator are sampled. When all clients have gone,
-those KV slots are counted that the engine will not promise to new sessions any more: as many as it can hold are opened,
-to the last slot. Every honest output is held against the target's, recorded before. benchmarks.soak_findings says what
-is wanted of all this.
+from a seed. Beside them a hostile client goes through its attacks (benchmarks.support.malicious_client), in every other
+stretch of PHASE_S: what it does to its neighbours is the difference, on one machine in one run, between the stretches
+with it and those without. It runs on the devices' core, so that its own work is part of that difference. The prefix
+cache is on. Once a second the verifier's processes and what it reports to its coordinator are sampled. When all clients
+have gone, those KV slots are counted that the engine will not promise to new sessions any more: as many as it can hold
+are opened, to the last slot. Every honest output is held against the target's, recorded before.
+benchmarks.soak_findings says what is wanted of all this.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from benchmarks import harness, proc
-from benchmarks.harness import Pair
-from benchmarks.hostile import Hostile, Raw
-from benchmarks.phases import Phases
-from benchmarks.replay import Job, Where
-from benchmarks.soak_findings import Findings, Sample, Tally
-from benchmarks.swarm import SETTINGS, Swarm, make_tape
-from benchmarks.tape import Tape
+from benchmarks.soak_findings import SessionTally, SoakFindings, VerifierSample
+from benchmarks.support import harness, proc
+from benchmarks.support.draft_replay.client import ServiceAddress, SessionJob
+from benchmarks.support.draft_replay.recording import DraftRecording
+from benchmarks.support.draft_replay.swarm import SETTINGS, Swarm, make_tape
+from benchmarks.support.harness import Pair
+from benchmarks.support.malicious_client import MaliciousClient, RawStream
+from benchmarks.support.phases import AlternatingPhases
 from outrider.core.errors import Overloaded
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1.telemetry_pb2 import VerifierTelemetry
@@ -52,15 +52,15 @@ SEED = 20_261_121
 ENDINGS = {"finish": 0.60, "cancel": 0.20, "drop": 0.16, "silence": 0.04}
 
 
-def draw(rng: random.Random, tape: Tape) -> Job:
+def draw(rng: random.Random, tape: DraftRecording) -> SessionJob:
     """One session's fate."""
     (ending,) = rng.choices(list(ENDINGS), list(ENDINGS.values()))
     recording = rng.randrange(len(tape.recordings))
     after = rng.randint(1, len(tape.recordings[recording].call.output))
-    return Job(recording, drafted=rng.random() < 0.9, ending=ending, after=after)  # type: ignore[arg-type]
+    return SessionJob(recording, drafted=rng.random() < 0.9, ending=ending, after=after)  # type: ignore[arg-type]
 
 
-async def seat(swarm: Swarm, tape: Tape, rng: random.Random, tally: Tally, until: float) -> None:
+async def seat(swarm: Swarm, tape: DraftRecording, rng: random.Random, tally: SessionTally, until: float) -> None:
     """One session after another."""
     await asyncio.sleep(rng.uniform(0.0, 2.0))
     while time.monotonic() < until:
@@ -77,23 +77,23 @@ async def killer(swarm: Swarm, rng: random.Random, until: float) -> None:
         await swarm.add()
 
 
-class Watcher:
+class VerifierMonitor:
     """Samples the verifier until it is cancelled."""
 
     def __init__(self, coordinator: str, pid: int) -> None:
         self._coordinator = coordinator
         self._pid = pid
-        self.samples: list[Sample] = []
+        self.samples: list[VerifierSample] = []
 
     async def run(self) -> None:
         while True:
             self.samples.append(await self.sample())
             await asyncio.sleep(1.0)
 
-    async def sample(self) -> Sample:
+    async def sample(self) -> VerifierSample:
         load = (await self.status()).telemetry
         front, *others = map(proc.rss_mb, proc.family(self._pid))
-        return Sample(time.monotonic(), front, sum(others), load.kv_used, load.live_sessions)
+        return VerifierSample(time.monotonic(), front, sum(others), load.kv_used, load.live_sessions)
 
     async def status(self) -> pb.VerifierStatus:
         status = await harness.status(self._coordinator)
@@ -111,7 +111,7 @@ class Watcher:
             await asyncio.sleep(0.5)
 
 
-async def unpromised(where: Where, capacity: int) -> int:
+async def unpromised(where: ServiceAddress, capacity: int) -> int:
     """Slots that the engine, which holds nothing, will not promise. 0 where sessions fill it to the last one."""
     async with contextlib.AsyncExitStack() as held:
         left, most = capacity, MAX_SEQUENCE + TREE_NODES
@@ -129,11 +129,11 @@ async def unpromised(where: Where, capacity: int) -> int:
         return left - low
 
 
-async def _holds(stack: contextlib.AsyncExitStack, where: Where, slots: int) -> bool:
+async def _holds(stack: contextlib.AsyncExitStack, where: ServiceAddress, slots: int) -> bool:
     """Open a session that is promised so many slots and hold it; False where the engine refuses."""
     if slots < TREE_NODES + 2:
         return True
-    raw = await stack.enter_async_context(Raw(where))
+    raw = await stack.enter_async_context(RawStream(where))
     await raw.place(wait_s=10.0)
     await raw.open([1], slots - TREE_NODES - 1)
     try:
@@ -160,11 +160,11 @@ async def main() -> None:
         flags = ["--model", str(pair.target), "--draft", str(pair.draft), "--kv-slots", str(KV_SLOTS)]
         verifier = await cluster.start_verifier(*flags, "--threads", "1", cores=[verifier_core])
         harness.pin(device_core)
-        where = Where(verifier.address, cluster.address)
+        where = ServiceAddress(verifier.address, cluster.address)
         tape = await make_tape(where, pair, prompts, SETTINGS)
-        watcher = Watcher(cluster.address, verifier.pid)
-        tally, phases = Tally(), Phases()
-        hostile = Hostile(where, random.Random(SEED), next(iter(prompts.values())))
+        watcher = VerifierMonitor(cluster.address, verifier.pid)
+        tally, phases = SessionTally(), AlternatingPhases()
+        hostile = MaliciousClient(where, random.Random(SEED), next(iter(prompts.values())))
         with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
             file = Path(scratch, "tape.json")
             tape.save(file)
@@ -173,7 +173,7 @@ async def main() -> None:
                 await _soak(swarm, tape, tally, hostile, phases, watcher, seconds)
         rest = await watcher.at_rest()
         missing = 0 if rest.kv_used else await unpromised(where, rest.kv_capacity)
-    findings = Findings(
+    findings = SoakFindings(
         tally, hostile, phases, watcher.samples, seconds, kv_used=rest.kv_used, live=rest.live_sessions, missing=missing
     )
     findings.tell()
@@ -182,7 +182,13 @@ async def main() -> None:
 
 
 async def _soak(
-    swarm: Swarm, tape: Tape, tally: Tally, hostile: Hostile, phases: Phases, watcher: Watcher, seconds: float
+    swarm: Swarm,
+    tape: DraftRecording,
+    tally: SessionTally,
+    hostile: MaliciousClient,
+    phases: AlternatingPhases,
+    watcher: VerifierMonitor,
+    seconds: float,
 ) -> None:
     until = time.monotonic() + seconds
     phase_s = min(PHASE_S, (seconds - WARM_S) / LEAST_PHASES)

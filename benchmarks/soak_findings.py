@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks import harness
-from benchmarks.harness import percentile
-from benchmarks.hostile import RIGHT, Hostile
-from benchmarks.phases import Gap, Phases
-from benchmarks.replay import Job, Outcome
+from benchmarks.support import harness
+from benchmarks.support.draft_replay.client import SessionJob, SessionOutcome
+from benchmarks.support.harness import percentile
+from benchmarks.support.malicious_client import RIGHT, MaliciousClient
+from benchmarks.support.phases import AlternatingPhases, DeliveryGap
 
 LONG_S = 600.0
 """From this length on memory must have stopped growing."""
@@ -24,7 +24,7 @@ MOST_HARM = 2.0
 
 
 @dataclass(frozen=True)
-class Sample:
+class VerifierSample:
     """The verifier at one moment."""
 
     at: float
@@ -41,20 +41,20 @@ class Sample:
 
 
 @dataclass
-class Tally:
+class SessionTally:
     """What became of the honest sessions."""
 
     endings: Counter[str] = field(default_factory=Counter)
     differing: int = 0
     """Sessions that delivered a token which is not the target's, or finished with too few or too many."""
     errors: Counter[str] = field(default_factory=Counter)
-    gaps: list[Gap] = field(default_factory=list)
+    gaps: list[DeliveryGap] = field(default_factory=list)
     """Of all sessions, however they ended."""
     tokens: int = 0
 
-    def add(self, job: Job, outcome: Outcome) -> None:
+    def add(self, job: SessionJob, outcome: SessionOutcome) -> None:
         deliveries = list(dict.fromkeys(outcome.delivered_s))
-        self.gaps += [Gap(end, ms) for end, ms in zip(deliveries[1:], outcome.gaps_ms, strict=False)]
+        self.gaps += [DeliveryGap(end, ms) for end, ms in zip(deliveries[1:], outcome.gaps_ms, strict=False)]
         self.tokens += outcome.tokens
         self.differing += outcome.wrong > 0
         if outcome.error.startswith("Died"):
@@ -67,7 +67,7 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Pace:
+class DeliveryPace:
     """Milliseconds between deliveries, over all stretches of one kind."""
 
     p50: float | None
@@ -78,7 +78,7 @@ class Pace:
     """The same with its range."""
 
     @classmethod
-    def of(cls, stretches: Sequence[Sequence[float]]) -> Pace:
+    def of(cls, stretches: Sequence[Sequence[float]]) -> DeliveryPace:
         together = [ms for stretch in stretches for ms in stretch]
         each = [found for stretch in stretches if (found := percentile(stretch, 0.99)) is not None]
         return cls(
@@ -100,13 +100,13 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Findings:
+class SoakFindings:
     """All that one run has seen. `kv_used`, `live`: at rest. `missing`: slots that are not promised any more."""
 
-    tally: Tally
-    hostile: Hostile
-    phases: Phases
-    samples: Sequence[Sample]
+    tally: SessionTally
+    hostile: MaliciousClient
+    phases: AlternatingPhases
+    samples: Sequence[VerifierSample]
     seconds: float
     kv_used: int = 0
     live: int = 0
@@ -120,8 +120,8 @@ class Findings:
     def growth_mb(self) -> float:
         return growth(self.samples, min(SPAN_S, self.seconds / 2))
 
-    def pace(self, *, attacked: bool) -> Pace:
-        return Pace.of(self.phases.of(self.tally.gaps, disturbed=attacked))
+    def pace(self, *, attacked: bool) -> DeliveryPace:
+        return DeliveryPace.of(self.phases.of(self.tally.gaps, disturbed=attacked))
 
     @property
     def failures(self) -> list[Wanted]:
@@ -205,7 +205,7 @@ class Findings:
             yield f"{condition.what:<44} wanted {condition.wanted:<8} got {condition.got}{held}"
 
 
-def growth(samples: Sequence[Sample], span_s: float) -> float:
+def growth(samples: Sequence[VerifierSample], span_s: float) -> float:
     """MB from the beginning of the last `span_s` to the end; medians over a tenth of it, so that one sample is none."""
     last = samples[-1].at
     span = [sample for sample in samples if sample.at >= last - span_s]

@@ -4,10 +4,10 @@
 
 Eight devices draft with the narrow draft and ask for code, then for sums. The loop notices, trains, gates, publishes;
 the canary decides; live sessions swap. Then a worse draft is published on purpose, and devices are lied to. Trainer,
-loop, coordinator and Redis are killed on the way. The questions that devices ask (benchmarks.questions) are none of
-those that are measured with (benchmarks/prompts). The tenant has agreed to its prompts being kept: a draft learns from
-answers alone, and reads what was asked as context. Under 25 minutes on two cores; `--quick` under 5, which is too
-little traffic to promise how much is learnt.
+loop, coordinator and Redis are killed on the way. The questions that devices ask (benchmarks.support.questions) are
+none of those that are measured with (benchmarks/prompts). The tenant has agreed to its prompts being kept: a draft
+learns from answers alone, and reads what was asked as context. Under 25 minutes on two cores; `--quick` under 5, which
+is too little traffic to promise how much is learnt.
 
 Exit status 1 where something that was promised is not so, or the run is invalid.
 """
@@ -22,15 +22,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness
 from benchmarks.distill import gain, identity, kills, learning, safety
-from benchmarks.distill.answer import Answer
-from benchmarks.distill.fleet import Fleet
-from benchmarks.distill.gain import Gain, Held
-from benchmarks.distill.scale import FULL, QUICK, Scale
-from benchmarks.distill.story import Story
-from benchmarks.distill.system import System
-from benchmarks.harness import Pair
+from benchmarks.distill.answer import DeviceAnswer
+from benchmarks.distill.fleet import DeviceFleet
+from benchmarks.distill.gain import DraftGain, HeldOutText
+from benchmarks.distill.run_log import RunLog
+from benchmarks.distill.size import FULL, QUICK, DistillSize
+from benchmarks.distill.system import DistillSystem
+from benchmarks.support import harness
+from benchmarks.support.harness import Pair
 from edge_agent import AsyncClient
 from outrider.artifacts.hashing import file_digest
 from outrider.core.errors import OutriderError, Unavailable
@@ -41,7 +41,7 @@ _ADOPT_S = 90.0
 
 
 @dataclass
-class Result:
+class DistillResult:
     """The last line, as far as the run came."""
 
     tokens_per_step: dict[str, float | None] = field(
@@ -58,18 +58,18 @@ class Result:
 
 
 @dataclass
-class Kept:
+class PlotData:
     """For the plots."""
 
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[DeviceAnswer] = field(default_factory=list)
     curve: list[dict[str, Any]] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
 
 
-async def run(system: System, scale: Scale, story: Story, result: Result, kept: Kept) -> None:
+async def run(system: DistillSystem, scale: DistillSize, story: RunLog, result: DistillResult, kept: PlotData) -> None:
     """Everything, in the order of time. What is known stands in `result`, even where this raises."""
     cache, pair = system.folder / "devices", system.pair
-    devices = Fleet.of(system.address, cache, system.public_key, scale.request_tokens, system.logs)
+    devices = DeviceFleet.of(system.address, cache, system.public_key, scale.request_tokens, system.logs)
     kept.names[file_digest(pair.narrow)] = "narrow draft"
     async with AsyncClient(coordinator=system.address, draft=None) as plain, devices as fleet:
         kept.answers = fleet.answers
@@ -93,7 +93,7 @@ async def run(system: System, scale: Scale, story: Story, result: Result, kept: 
         result.refused = sorted(refusal.wanted for refusal in refusals if refusal.held)
 
 
-async def learn(system: System, fleet: Fleet, scale: Scale, story: Story, kept: Kept) -> str:
+async def learn(system: DistillSystem, fleet: DeviceFleet, scale: DistillSize, story: RunLog, kept: PlotData) -> str:
     """Part 1, with the kills of trainer and coordinator on the way; returns the digest of the stable release."""
     number = await learning.turn(system, fleet, scale, story)
     fleet.order("arithmetic", scale.pause_s)
@@ -111,16 +111,16 @@ async def learn(system: System, fleet: Fleet, scale: Scale, story: Story, kept: 
     return release
 
 
-def measured(system: System, release: str, texts: Sequence[Held], story: Story) -> Gain:
+def measured(system: DistillSystem, release: str, texts: Sequence[HeldOutText], story: RunLog) -> DraftGain:
     """Before, after and the reference, as devices load them."""
     after, before = gain.measured((system.artifacts / f"{release}.gguf", system.pair.narrow), texts)
     reference, _ = gain.measured((system.pair.draft, system.pair.narrow), texts)
     low, high = gain.interval(before, after, reference)
     story.tell(f"of the gap {low:.0%} to {high:.0%} is closed (95%, bootstrap over the texts)")
-    return Gain(gain.per_step(before), gain.per_step(after), gain.per_step(reference))
+    return DraftGain(gain.per_step(before), gain.per_step(after), gain.per_step(reference))
 
 
-def judge_gain(found: Gain, scale: Scale, story: Story, result: Result) -> None:
+def judge_gain(found: DraftGain, scale: DistillSize, story: RunLog, result: DistillResult) -> None:
     """Part 1's figures beside what is wanted."""
     for name, values in (("before", found.before), ("after", found.after), ("reference", found.reference)):
         told = ", ".join(f"{kind} {values[kind]:.3f}" for kind in gain.KINDS)
@@ -142,9 +142,9 @@ async def main() -> None:
     parser = harness.arguments("distill", __doc__)
     parser.add_argument("--out", type=Path, help="folder for the plots (PNG)")
     asked = parser.parse_args()
-    scale, story, result, kept = QUICK if asked.quick else FULL, Story(), Result(), Kept()
+    scale, story, result, kept = QUICK if asked.quick else FULL, RunLog(), DistillResult(), PlotData()
     with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
-        system = System(Pair.in_folder(asked.models), scale, Path(scratch))
+        system = DistillSystem(Pair.in_folder(asked.models), scale, Path(scratch))
         try:
             async with system:
                 story.tell("the system runs: Redis, coordinator, verifier, the loop")
@@ -165,9 +165,9 @@ async def main() -> None:
         sys.exit(1)
 
 
-def draw(folder: Path, story: Story, kept: Kept) -> None:
+def draw(folder: Path, story: RunLog, kept: PlotData) -> None:
     """What there is to be seen."""
-    from benchmarks.distill import plots  # needs the dev extra, which figures alone do not
+    from benchmarks.distill import plots
 
     folder.mkdir(parents=True, exist_ok=True)
     made = [plots.acceptance(kept.answers, story.events, kept.names, story.begun, folder / "distill_acceptance.png")]

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Answer:
+class DeviceAnswer:
     """One finished request, or one that failed. Times are Unix seconds."""
 
     device: int
@@ -33,7 +33,7 @@ class Answer:
     error: str = ""
 
     @classmethod
-    def of_line(cls, line: bytes) -> Answer:
+    def of_line(cls, line: bytes) -> DeviceAnswer:
         return cls(**json.loads(line))
 
     @property

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import questions
-from benchmarks.distill.answer import Answer
+from benchmarks.distill.answer import DeviceAnswer
+from benchmarks.support import questions
 from edge_agent import AsyncClient, EdgeSettings
 from edge_agent.sdk.types import Completion
 from outrider.core.errors import OutriderError
@@ -34,7 +34,7 @@ _REST_S = 0.5
 
 
 @dataclass(frozen=True)
-class Plan:
+class DevicePlan:
     """What a process is told at its start."""
 
     coordinator: str
@@ -45,7 +45,7 @@ class Plan:
     """Of each request."""
 
 
-class Orders:
+class DeviceOrders:
     """The latest order from stdin."""
 
     def __init__(self) -> None:
@@ -77,16 +77,16 @@ class Orders:
 
 
 async def main() -> None:
-    plan = Plan(**json.loads(sys.argv[1]))
+    plan = DevicePlan(**json.loads(sys.argv[1]))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
-    orders = Orders()
+    orders = DeviceOrders()
     async with asyncio.TaskGroup() as group:
         group.create_task(orders.listen())
         for number in plan.devices:
             group.create_task(device(plan, number, orders))
 
 
-async def device(plan: Plan, number: int, orders: Orders) -> None:
+async def device(plan: DevicePlan, number: int, orders: DeviceOrders) -> None:
     """Ask what is ordered, until there are no more orders."""
     prompts = {kind: prompts_of(kind, number) for kind in ("code", "arithmetic")}
     settings = EdgeSettings(release_keys=plan.keys, release_spread_s=0.5)
@@ -105,16 +105,16 @@ async def device(plan: Plan, number: int, orders: Orders) -> None:
                 await orders.wait(pause_s or _REST_S)
 
 
-async def ask(client: AsyncClient, number: int, kind: str, prompt: str, options: dict[str, Any]) -> Answer:
+async def ask(client: AsyncClient, number: int, kind: str, prompt: str, options: dict[str, Any]) -> DeviceAnswer:
     """One request, whatever comes of it."""
     begun = time.time()
     try:
         done: Completion = await client.generate(prompt, traffic_class=kind, **options)
     except OutriderError as error:
-        return Answer(number, kind, prompt, options, begun, time.time(), error=f"{type(error).__name__}: {error}")
+        return DeviceAnswer(number, kind, prompt, options, begun, time.time(), error=f"{type(error).__name__}: {error}")
     refused = {str(name): count for name, count in client.updates.refused.items()} if client.updates else {}
     told = done.statistics
-    return Answer(
+    return DeviceAnswer(
         *(number, kind, prompt, options, begun, time.time()),
         first=begun + (told.first_token_s or 0.0),
         tokens=list(done.token_ids),

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from benchmarks.distill.answer import Answer
-from benchmarks.distill.devices import Plan
+from benchmarks.distill.answer import DeviceAnswer
+from benchmarks.distill.devices import DevicePlan
 from coordinator.store.embedded_redis import tied_to_this_process
 from outrider.core.errors import Unavailable
 
@@ -32,11 +32,11 @@ async def until(condition: Callable[[], bool], seconds: float, what: str) -> Non
         raise Unavailable(f"not within {seconds:.0f} s: {what}") from None
 
 
-class Fleet:
+class DeviceFleet:
     """An async context manager; the devices are gone when it is left."""
 
-    def __init__(self, plans: Sequence[Plan], logs: Path) -> None:
-        self.answers: list[Answer] = []
+    def __init__(self, plans: Sequence[DevicePlan], logs: Path) -> None:
+        self.answers: list[DeviceAnswer] = []
         self._plans = plans
         self._logs = logs
         self._processes: list[asyncio.subprocess.Process] = []
@@ -45,7 +45,7 @@ class Fleet:
     @classmethod
     def of(cls, coordinator: str, cache: Path, keys: str, tokens: int, logs: Path) -> Self:
         shares = [list(range(first, DEVICES, PROCESSES)) for first in range(PROCESSES)]
-        return cls([Plan(coordinator, str(cache), keys, share, tokens) for share in shares], logs)
+        return cls([DevicePlan(coordinator, str(cache), keys, share, tokens) for share in shares], logs)
 
     async def __aenter__(self) -> Self:
         for number, plan in enumerate(self._plans):
@@ -99,7 +99,7 @@ class Fleet:
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         if process.stdout is not None:
             async for line in process.stdout:
-                self.answers.append(Answer.of_line(line))
+                self.answers.append(DeviceAnswer.of_line(line))
 
     async def _ended(self, process: asyncio.subprocess.Process) -> None:
         try:

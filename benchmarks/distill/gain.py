@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from benchmarks import harness
-from benchmarks.harness import Pair
+from benchmarks.support import harness
+from benchmarks.support.harness import Pair
 from cloud_verifier.distill.gguf import eval_gguf
 from cloud_verifier.distill.gguf.eval_gguf import DraftCounts
 from edge_agent import AsyncClient
@@ -30,7 +30,7 @@ LEAST_GAP = 0.5
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldOutText:
     """A prompt and what the target wrote after it."""
 
     traffic_class: str
@@ -42,7 +42,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Gain:
+class DraftGain:
     """Tokens per step by kind."""
 
     before: Mapping[str, float]
@@ -69,7 +69,7 @@ class Gain:
         return 1.0 - self.after["code"] / self.before["code"]
 
 
-async def written(plain: AsyncClient, pair: Pair, count: int, tokens: int) -> list[Held]:
+async def written(plain: AsyncClient, pair: Pair, count: int, tokens: int) -> list[HeldOutText]:
     """The target's greedy text after `count` held-out prompts of each kind. plain: a client without a draft."""
     tokenizer = Tokenizer.from_file(str(pair.target / "tokenizer.json"))
     asked = [
@@ -79,7 +79,7 @@ async def written(plain: AsyncClient, pair: Pair, count: int, tokens: int) -> li
     ]
     done = await asyncio.gather(*(plain.generate(ids, max_tokens=tokens) for _, ids in asked))
     return [
-        Held(kind, np.array([*ids, *one.token_ids], np.int32), len(ids))
+        HeldOutText(kind, np.array([*ids, *one.token_ids], np.int32), len(ids))
         for (kind, ids), one in zip(asked, done, strict=True)
         if one.token_ids
     ]
@@ -89,7 +89,7 @@ Counted = list[tuple[str, int, DraftCounts]]
 """(kind, tokens, steps) of each text"""
 
 
-def measured(drafts: tuple[Path, Path], texts: Sequence[Held], threads: int = 2) -> tuple[Counted, Counted]:
+def measured(drafts: tuple[Path, Path], texts: Sequence[HeldOutText], threads: int = 2) -> tuple[Counted, Counted]:
     """What each of two drafts did on each text."""
     found = eval_gguf.compare(drafts[0], drafts[1], texts, threads).texts
     return (
@@ -105,7 +105,7 @@ def interval(before: Counted, after: Counted, reference: Counted, seed: int = 0)
     shares = []
     for _ in range(_DRAWS):
         drawn = dice.choices(places, k=len(places))
-        one = Gain(*(per_step(counted[place] for place in drawn) for counted in (before, after, reference)))
+        one = DraftGain(*(per_step(counted[place] for place in drawn) for counted in (before, after, reference)))
         shares.append(one.gap_closed)
     shares.sort()
     return shares[int(0.025 * _DRAWS)], shares[int(0.975 * _DRAWS)]

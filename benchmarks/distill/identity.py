@@ -10,16 +10,16 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from benchmarks.distill.answer import Answer
-from benchmarks.harness import Pair
-from benchmarks.reference import Reference, Settings
+from benchmarks.distill.answer import DeviceAnswer
+from benchmarks.support.harness import Pair
+from benchmarks.support.reference import Reference, ReferenceSampling
 from edge_agent import AsyncClient
 
 AT_ONCE = 8
 
 
 @dataclass(frozen=True)
-class Compared:
+class OutputComparison:
     """Over all that were asked again."""
 
     requests: int
@@ -36,7 +36,7 @@ class Compared:
         return self.lost == 0
 
 
-def chosen(answers: Sequence[Answer], count: int) -> list[Answer]:
+def chosen(answers: Sequence[DeviceAnswer], count: int) -> list[DeviceAnswer]:
     """`count` finished requests drawn from all, and every one with a swap."""
     done = [answer for answer in answers if not answer.error]
     drawn = {id(answer) for answer in random.Random(0).sample(done, min(count, len(done)))}
@@ -49,18 +49,18 @@ def astray(got: Sequence[int], wanted: Sequence[int]) -> int:
     return max(len(got), len(wanted)) - same
 
 
-async def compare(plain: AsyncClient, answers: Sequence[Answer], pair: Pair) -> Compared:
+async def compare(plain: AsyncClient, answers: Sequence[DeviceAnswer], pair: Pair) -> OutputComparison:
     """plain: a client without a draft."""
     places = asyncio.Semaphore(AT_ONCE)
 
-    async def again(answer: Answer) -> tuple[int, ...]:
+    async def again(answer: DeviceAnswer) -> tuple[int, ...]:
         async with places:
             return (await plain.generate(answer.prompt, **answer.options)).token_ids
 
     texts = await asyncio.gather(*(again(answer) for answer in answers))
     differing = [a for a, text in zip(answers, texts, strict=True) if astray(a.tokens, text)]
     ties = {id(answer) for answer in differing if await asyncio.to_thread(_is_tie, answer, pair)}
-    return Compared(
+    return OutputComparison(
         requests=len(answers),
         swapped=sum(bool(answer.swaps_s) for answer in answers),
         tokens=sum(map(len, texts)),
@@ -69,7 +69,7 @@ async def compare(plain: AsyncClient, answers: Sequence[Answer], pair: Pair) -> 
     )
 
 
-def _is_tie(answer: Answer, pair: Pair) -> bool:
+def _is_tie(answer: DeviceAnswer, pair: Pair) -> bool:
     """Whether every token of the device's is one that the reference gives too, but for rounding."""
     ids = Tokenizer.from_file(str(pair.target / "tokenizer.json")).encode(answer.prompt, add_special_tokens=False).ids
     limit = int(answer.options["max_tokens"])
@@ -77,7 +77,7 @@ def _is_tie(answer: Answer, pair: Pair) -> bool:
     return all(difference.tie for difference in found)
 
 
-def settings(options: Mapping[str, Any]) -> Settings:
+def settings(options: Mapping[str, Any]) -> ReferenceSampling:
     """The same request for the reference."""
     given = {name: options[name] for name in ("temperature", "top_p", "seed") if name in options}
-    return Settings(**given)
+    return ReferenceSampling(**given)

@@ -6,10 +6,10 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 
-from benchmarks.distill.answer import Answer
-from benchmarks.distill.fleet import Fleet
-from benchmarks.distill.story import Story
-from benchmarks.distill.system import System
+from benchmarks.distill.answer import DeviceAnswer
+from benchmarks.distill.fleet import DeviceFleet
+from benchmarks.distill.run_log import RunLog
+from benchmarks.distill.system import DistillSystem
 from cloud_verifier.distill.publishing.release_client import ReleaseRecord
 from outrider.core.errors import Unavailable
 
@@ -30,7 +30,7 @@ def lines(known: Mapping[str, ReleaseRecord]) -> dict[str, tuple[int, str]]:
     return {digest: (one.manifest.version, one.state) for digest, one in known.items()}
 
 
-async def kill_coordinator(system: System, fleet: Fleet, story: Story) -> None:
+async def kill_coordinator(system: DistillSystem, fleet: DeviceFleet, story: RunLog) -> None:
     """In the midst of sessions and of a trial; a new one starts over the same Redis."""
     await _answered(time.time(), fleet)
     before = lines(await system.releases())
@@ -41,7 +41,7 @@ async def kill_coordinator(system: System, fleet: Fleet, story: Story) -> None:
     await _judge("the coordinator", "nothing", killed, before, system, fleet, story)
 
 
-async def kill_redis(system: System, fleet: Fleet, story: Story) -> None:
+async def kill_redis(system: DistillSystem, fleet: DeviceFleet, story: RunLog) -> None:
     """With all its data."""
     await _answered(time.time(), fleet)
     before = lines(await system.releases())
@@ -57,9 +57,9 @@ async def _judge(
     window: str,
     killed: float,
     before: dict[str, tuple[int, str]],
-    system: System,
-    fleet: Fleet,
-    story: Story,
+    system: DistillSystem,
+    fleet: DeviceFleet,
+    story: RunLog,
 ) -> None:
     """Every release is what it was, or was decided meanwhile; new requests are answered; the loop lives.
 
@@ -84,7 +84,7 @@ async def _judge(
     )
 
 
-async def _restored(before: dict[str, tuple[int, str]], system: System) -> dict[str, tuple[int, str]]:
+async def _restored(before: dict[str, tuple[int, str]], system: DistillSystem) -> dict[str, tuple[int, str]]:
     """The releases, as soon as all are there again, or after the longest wait."""
     after: dict[str, tuple[int, str]] = {}
     until = time.time() + _BACK_S
@@ -97,7 +97,7 @@ async def _restored(before: dict[str, tuple[int, str]], system: System) -> dict[
     return after
 
 
-async def _answered(began: float, fleet: Fleet) -> int:
+async def _answered(began: float, fleet: DeviceFleet) -> int:
     """Requests begun since and answered, as soon as there are enough."""
     until = time.time() + _BACK_S
     count = 0
@@ -107,12 +107,12 @@ async def _answered(began: float, fleet: Fleet) -> int:
     return count
 
 
-def went_through(answers: Sequence[Answer], killed: float) -> int:
+def went_through(answers: Sequence[DeviceAnswer], killed: float) -> int:
     """Requests that had tokens at `killed`, in Unix seconds, and were answered after it."""
     return sum(not a.error and 0.0 < a.first < killed < a.ended for a in answers)
 
 
-def unexcused(answers: Sequence[Answer], outages: Sequence[tuple[float, float]]) -> list[Answer]:
+def unexcused(answers: Sequence[DeviceAnswer], outages: Sequence[tuple[float, float]]) -> list[DeviceAnswer]:
     """Failed requests that did not begin while coordinator or Redis were away. outages: (begin, end), Unix seconds."""
     return [a for a in answers if a.error and not any(begin <= a.begun <= end for begin, end in outages)]
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.distill.fleet import Fleet, until
-from benchmarks.distill.scale import Scale
-from benchmarks.distill.story import Story
-from benchmarks.distill.system import System
+from benchmarks.distill.fleet import DeviceFleet, until
+from benchmarks.distill.run_log import RunLog
+from benchmarks.distill.size import DistillSize
+from benchmarks.distill.system import DistillSystem
 from cloud_verifier.distill.run_folder import DONE
 from cloud_verifier.distill.state import RunOutcome
 from outrider.core.errors import Unavailable
@@ -25,7 +25,7 @@ _STAGE_S = 300.0
 
 
 @dataclass(frozen=True)
-class Cut:
+class TrainingCut:
     """A training that was killed."""
 
     at_step: int
@@ -36,12 +36,12 @@ class Cut:
     """Training that was done twice."""
 
     @classmethod
-    def of(cls, before: Sequence[dict[str, Any]], from_step: int) -> Cut:
+    def of(cls, before: Sequence[dict[str, Any]], from_step: int) -> TrainingCut:
         """before: the curve at the kill."""
         return cls(int(before[-1]["step"]), from_step, lost_seconds(before, from_step))
 
 
-async def turn(system: System, fleet: Fleet, scale: Scale, story: Story) -> int:
+async def turn(system: DistillSystem, fleet: DeviceFleet, scale: DistillSize, story: RunLog) -> int:
     """Ask for code until the loop knows what is usual, then for sums until it begins a run; returns its number."""
     fleet.order("code")
     story.tell("eight devices ask for code")
@@ -60,7 +60,7 @@ async def turn(system: System, fleet: Fleet, scale: Scale, story: Story) -> int:
     return run.number
 
 
-async def train(system: System, number: int, scale: Scale, story: Story) -> None:
+async def train(system: DistillSystem, number: int, scale: DistillSize, story: RunLog) -> None:
     """Wait for the training, kill it twice, see it go on; returns when it is over."""
     folder = system.run_folder(number)
     saved = folder / "checkpoint" / "state.safetensors"
@@ -75,14 +75,14 @@ async def train(system: System, number: int, scale: Scale, story: Story) -> None
     )
 
 
-async def _cut(what: str, kill: Callable[[], Awaitable[int]], folder: Path, scale: Scale, story: Story) -> None:
+async def _cut(what: str, kill: Callable[[], Awaitable[int]], folder: Path, scale: DistillSize, story: RunLog) -> None:
     begin, log = last_step(folder), folder / "training.log"
     await until(lambda: last_step(folder) >= begin + _STEPS_FIRST, _STAGE_S, "some steps of training")
     before, begun = curve(folder), len(resumed(log))
     pid = await kill()
     story.tell(f"kill -9 of {what} ({pid}) at step {before[-1]['step']} of {scale.steps}", f"{what} killed")
     await until(lambda: len(resumed(log)) > begun, _STAGE_S, "the training goes on")
-    cut = Cut.of(before, resumed(log)[-1])
+    cut = TrainingCut.of(before, resumed(log)[-1])
     window = float(scale.training["save_seconds"])
     longest = max((b["seconds"] - a["seconds"] for a, b in itertools.pairwise(before)), default=0.0)
     story.tell(f"it goes on by itself from step {cut.from_step}")
@@ -94,7 +94,7 @@ async def _cut(what: str, kill: Callable[[], Awaitable[int]], folder: Path, scal
     )
 
 
-async def published(system: System, scale: Scale, story: Story) -> str:
+async def published(system: DistillSystem, scale: DistillSize, story: RunLog) -> str:
     """Wait for the gate; returns the release's digest. Raises Unavailable where the gate refused it."""
     await until(lambda: _stage(system) in ("", "canary"), scale.start_s, "the gate and the publishing")
     run = system.state().run
@@ -104,7 +104,7 @@ async def published(system: System, scale: Scale, story: Story) -> str:
     return run.release
 
 
-async def decided(system: System, scale: Scale, story: Story) -> RunOutcome:
+async def decided(system: DistillSystem, scale: DistillSize, story: RunLog) -> RunOutcome:
     """Wait for what the canary says."""
     await until(lambda: system.state().run is None, scale.canary_s + _STAGE_S, "the canary's decision")
     last = system.state().history[-1]
@@ -112,7 +112,7 @@ async def decided(system: System, scale: Scale, story: Story) -> RunOutcome:
     return last
 
 
-async def adopted(fleet: Fleet, release: str, seconds: float, story: Story) -> float:
+async def adopted(fleet: DeviceFleet, release: str, seconds: float, story: RunLog) -> float:
     """Wait until every device drafts with it; returns how long that took, in seconds."""
     began = asyncio.get_running_loop().time()
     await until(lambda: set(fleet.using().values()) == {release}, seconds, f"all devices draft with {release[:12]}")
@@ -150,6 +150,6 @@ def lost_seconds(lines: Sequence[dict[str, Any]], step: int) -> float:
     return float(lines[-1]["seconds"]) - max(kept, default=0.0) if lines else 0.0
 
 
-def _stage(system: System) -> str:
+def _stage(system: DistillSystem) -> str:
     run = system.state().run
     return run.stage if run else ""

@@ -12,8 +12,8 @@ try:
 except ImportError as error:
     raise ImportError("the plots need matplotlib: pip install 'outrider[dev]'") from error
 
-from benchmarks.distill.answer import Answer
-from benchmarks.distill.story import Event
+from benchmarks.distill.answer import DeviceAnswer
+from benchmarks.distill.run_log import RunEvent
 
 matplotlib.use("Agg")
 
@@ -21,7 +21,7 @@ BIN_S = 10.0
 
 
 def acceptance(
-    answers: Sequence[Answer], events: Sequence[Event], names: Mapping[str, str], begun: float, path: Path
+    answers: Sequence[DeviceAnswer], events: Sequence[RunEvent], names: Mapping[str, str], begun: float, path: Path
 ) -> Path:
     """Share of tokens that devices had guessed, in steps of `BIN_S`, by release and kind. names: of releases."""
     figure = Figure(figsize=(12, 7), layout="constrained")
@@ -57,7 +57,7 @@ def training(lines: Sequence[Mapping[str, Any]], path: Path) -> Path:
     return path
 
 
-def binned(answers: Sequence[Answer], begun: float) -> dict[tuple[str, str], list[tuple[float, float]]]:
+def binned(answers: Sequence[DeviceAnswer], begun: float) -> dict[tuple[str, str], list[tuple[float, float]]]:
     """(release, kind) -> (seconds, share guessed) of each time span that has answers."""
     sums: dict[tuple[str, str], dict[int, list[int]]] = {}
     for answer in answers:

@@ -37,7 +37,7 @@ PROMPT = "Question: A baker fills 6 trays with 12 rolls each and sells 40 of the
 TOKENS = 160
 
 
-class Rogue(coordinator_pb2_grpc.CoordinatorServicer):
+class LyingCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
     """Passes everything on to the real coordinator, but for what is offered. An async context manager."""
 
     def __init__(self, real: str) -> None:
@@ -90,7 +90,7 @@ class Rogue(coordinator_pb2_grpc.CoordinatorServicer):
 
 
 @dataclass
-class Shop:
+class FileServer:
     """Serves files over HTTP, whole or broken off in their midst. An async context manager."""
 
     files: dict[str, bytes] = field(default_factory=dict)
@@ -143,7 +143,7 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class Lie:
+class BadRelease:
     """A bad release."""
 
     what: str
@@ -158,15 +158,15 @@ class Lie:
 
 
 LIES = (
-    Lie("a tampered file", "altered", flipped=True),
-    Lie("an old version", "version", lambda m: dataclasses.replace(m, version=OLD), before=NEW),
-    Lie("a wrong key", "signature", forged=True),
-    Lie("a truncated download", "truncated", cut=True),
-    Lie("a wrong tokenizer", "tokenizer", lambda m: dataclasses.replace(m, tokenizer_hash="sha256:" + "0" * 64)),
+    BadRelease("a tampered file", "altered", flipped=True),
+    BadRelease("an old version", "version", lambda m: dataclasses.replace(m, version=OLD), before=NEW),
+    BadRelease("a wrong key", "signature", forged=True),
+    BadRelease("a truncated download", "truncated", cut=True),
+    BadRelease("a wrong tokenizer", "tokenizer", lambda m: dataclasses.replace(m, tokenizer_hash="sha256:" + "0" * 64)),
 )
 
 
-class Trap:
+class ReleaseTrap:
     """Where devices are lied to. draft: a good file, which the lies are about."""
 
     def __init__(self, coordinator: str, draft: Path, signer: Signer, folder: Path) -> None:
@@ -175,7 +175,7 @@ class Trap:
         self._signer = signer
         self._folder = folder
 
-    async def spring(self, lies: tuple[Lie, ...] = LIES) -> list[Refusal]:
+    async def spring(self, lies: tuple[BadRelease, ...] = LIES) -> list[Refusal]:
         """Lie to a device for each."""
         async with AsyncClient(coordinator=self._coordinator, draft=None) as plain:
             text = (await plain.generate(PROMPT, max_tokens=TOKENS, ignore_eos=True)).token_ids
@@ -191,11 +191,11 @@ class Trap:
         )
         return [await self._told(lie, good, text) for lie in lies]
 
-    async def _told(self, lie: Lie, good: Manifest, text: tuple[int, ...]) -> Refusal:
+    async def _told(self, lie: BadRelease, good: Manifest, text: tuple[int, ...]) -> Refusal:
         settings = EdgeSettings(release_keys=self._signer.public_key.hex(), release_spread_s=0.0)
         cache = self._folder / lie.wanted
         signer = Signer.generate() if lie.forged else self._signer
-        async with Rogue(self._coordinator) as rogue, Shop() as shop:
+        async with LyingCoordinator(self._coordinator) as rogue, FileServer() as shop:
             shop.files[f"artifacts/{good.digest}.gguf"] = self._data
             async with AsyncClient(coordinator=rogue.address, cache_dir=cache, settings=settings) as client:
                 updates = client.updates

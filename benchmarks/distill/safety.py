@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.distill import gain, learning
-from benchmarks.distill.answer import Answer
-from benchmarks.distill.fleet import DEVICES, Fleet
-from benchmarks.distill.gain import Held
-from benchmarks.distill.identity import Compared
-from benchmarks.distill.rogue import Refusal, Trap
-from benchmarks.distill.scale import Scale
-from benchmarks.distill.story import Story, quantile
-from benchmarks.distill.system import System
-from benchmarks.distill.worse import spoiled
+from benchmarks.distill.answer import DeviceAnswer
+from benchmarks.distill.fleet import DEVICES, DeviceFleet
+from benchmarks.distill.gain import HeldOutText
+from benchmarks.distill.identity import OutputComparison
+from benchmarks.distill.rogue import Refusal, ReleaseTrap
+from benchmarks.distill.run_log import RunLog, quantile
+from benchmarks.distill.size import DistillSize
+from benchmarks.distill.system import DistillSystem
+from benchmarks.distill.worse_draft import spoiled
 from cloud_verifier.distill.publishing import keys
 from cloud_verifier.distill.publishing.release_client import DECIDED, ROLLED_BACK, STABLE, ReleaseRecord
 from outrider.artifacts.hashing import file_digest
@@ -29,7 +29,7 @@ _ON_EVIDENCE = " for what verifiers measured"
 
 
 @dataclass(frozen=True)
-class Bad:
+class WorseDraft:
     """A draft that is worse on purpose."""
 
     file: Path
@@ -37,15 +37,17 @@ class Bad:
     """How much worse, in words."""
 
 
-def prepare(system: System, scale: Scale, texts: Sequence[Held], stable: str) -> Bad:
+def prepare(system: DistillSystem, scale: DistillSize, texts: Sequence[HeldOutText], stable: str) -> WorseDraft:
     """Make it out of the stable release's file."""
     good = system.artifacts / f"{stable}.gguf"
     bad = spoiled(good, system.pair.target, system.folder / "worse", scale.noise)
     new, old = map(gain.per_step, gain.measured((bad, good), texts))
-    return Bad(bad, f"tokens per step {_figures(new)}; of the stable one {_figures(old)}")
+    return WorseDraft(bad, f"tokens per step {_figures(new)}; of the stable one {_figures(old)}")
 
 
-async def worse(system: System, fleet: Fleet, scale: Scale, story: Story, bad: Bad, stable: str) -> bool:
+async def worse(
+    system: DistillSystem, fleet: DeviceFleet, scale: DistillSize, story: RunLog, bad: WorseDraft, stable: str
+) -> bool:
     """Publish it; returns whether it was rolled back within its window."""
     digest = file_digest(bad.file)
     await system.distill("publish", str(bad.file), "--parent", stable)
@@ -80,9 +82,9 @@ def judged_worse(known: ReleaseRecord | None) -> bool:
     return known is not None and known.state == ROLLED_BACK and known.reason.startswith("worse")
 
 
-async def refusals(system: System, draft: Path, story: Story) -> list[Refusal]:
+async def refusals(system: DistillSystem, draft: Path, story: RunLog) -> list[Refusal]:
     """Each bad release, offered to a real device."""
-    trap = Trap(system.address, draft, keys.load(system.key), system.folder / "trapped")
+    trap = ReleaseTrap(system.address, draft, keys.load(system.key), system.folder / "trapped")
     found = await trap.spring()
     for refusal in found:
         kinds = ", ".join(map(repr, refusal.got)) or "not refused"
@@ -96,7 +98,7 @@ async def refusals(system: System, draft: Path, story: Story) -> list[Refusal]:
     return found
 
 
-def judge_outputs(found: Compared, failed: Sequence[Answer], story: Story) -> None:
+def judge_outputs(found: OutputComparison, failed: Sequence[DeviceAnswer], story: RunLog) -> None:
     story.check(
         "outputs",
         "those of plain streaming, no token lost, no request failed (but while nobody could answer), some during swaps",
@@ -107,7 +109,7 @@ def judge_outputs(found: Compared, failed: Sequence[Answer], story: Story) -> No
     )
 
 
-def swaps(answers: Sequence[Answer], story: Story) -> tuple[float, float]:
+def swaps(answers: Sequence[DeviceAnswer], story: RunLog) -> tuple[float, float]:
     """p50 and p99 in milliseconds, over all swaps of live sessions."""
     gaps = [1000.0 * seconds for answer in answers for seconds in answer.swaps_s]
     p50, p99 = quantile(gaps, 0.5), quantile(gaps, 0.99)
@@ -115,7 +117,7 @@ def swaps(answers: Sequence[Answer], story: Story) -> tuple[float, float]:
     return p50, p99
 
 
-async def _decided(system: System, digest: str, seconds: float) -> ReleaseRecord | None:
+async def _decided(system: DistillSystem, digest: str, seconds: float) -> ReleaseRecord | None:
     """What the coordinator says of it in the end; None where it says nothing within `seconds`."""
     end = time.time() + seconds
     while time.time() < end:
@@ -126,7 +128,7 @@ async def _decided(system: System, digest: str, seconds: float) -> ReleaseRecord
     return None
 
 
-def _latest(answers: Sequence[Answer]) -> list[Answer]:
+def _latest(answers: Sequence[DeviceAnswer]) -> list[DeviceAnswer]:
     """The last one of each device."""
     return list({answer.device: answer for answer in answers if not answer.error}.values())
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from benchmarks.distill.scale import Scale
-from benchmarks.harness import Pair
+from benchmarks.distill.size import DistillSize
+from benchmarks.support.harness import Pair
 from cloud_verifier.distill.publishing import keys
 from cloud_verifier.distill.publishing.release_client import ReleaseClient, ReleaseRecord
 from cloud_verifier.distill.state import LoopState
@@ -32,10 +32,10 @@ _DAILY_MINUTES = 0.5
 """Of stages: the first run takes more, and so no second one gets in the way of what is measured next."""
 
 
-class System:
+class DistillSystem:
     """An async context manager; everything has stopped when it is left."""
 
-    def __init__(self, pair: Pair, scale: Scale, folder: Path) -> None:
+    def __init__(self, pair: Pair, scale: DistillSize, folder: Path) -> None:
         self.pair = pair
         self.folder = folder
         self.logs = folder / "logs"

@@ -27,18 +27,18 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from benchmarks import harness
-from benchmarks.harness import Pair
+from benchmarks.support import harness
+from benchmarks.support.harness import Pair
 from benchmarks.window import cells_part
-from benchmarks.window.cells import Cell, Key, figures
-from benchmarks.window.context import Context
+from benchmarks.window.acceptance_criteria import summed_up, wanted
+from benchmarks.window.cells import Cell, CellKey, figures
+from benchmarks.window.context import RunContext
 from benchmarks.window.model import play_model
-from benchmarks.window.plan import MINUTES, QUICK, REAL, Plan
-from benchmarks.window.recordings import Recordings
-from benchmarks.window.stage import Lane, Stage
+from benchmarks.window.plan import MINUTES, QUICK, REAL, WindowPlan
+from benchmarks.window.recordings import RecordingLibrary
 from benchmarks.window.statics import play_statics
+from benchmarks.window.testbed import CorePair, WindowTestbed
 from benchmarks.window.turns_part import play_turns
-from benchmarks.window.wanted import summed_up, wanted
 
 PARTS = ("cells", "statics", "model", "turns", "crowd", "calibration")
 KEYS = (
@@ -80,12 +80,12 @@ def last_line(result: Mapping[str, Any]) -> dict[str, Any]:
     return told
 
 
-async def run(context: Context, parts: Sequence[str], out: Path | None) -> dict[str, Any]:
+async def run(context: RunContext, parts: Sequence[str], out: Path | None) -> dict[str, Any]:
     """The keys of the last line, and what the plots need, as far as these parts know it.
 
     out: an existing folder for them, written after each part.
     """
-    cells: dict[Key, Cell] = {}
+    cells: dict[CellKey, Cell] = {}
     result: dict[str, Any] = {}
     for part in [part for part in PARTS if part in parts]:
         begun = time.monotonic()
@@ -123,7 +123,7 @@ async def main() -> None:
     began = time.monotonic()
     if asked.out:
         asked.out.mkdir(parents=True, exist_ok=True)
-    plan, parts = QUICK if asked.quick else Plan(), asked.only or PARTS
+    plan, parts = QUICK if asked.quick else WindowPlan(), asked.only or PARTS
     pair = Pair.in_folder(asked.models)
     tokenizer = Tokenizer.from_file(str(pair.target / "tokenizer.json"))
     prompts, teaching = (
@@ -135,8 +135,10 @@ async def main() -> None:
         expected = sum(minutes for part, minutes in MINUTES.items() if part in ("recordings", *parts))
         print(f"expected: about {expected:.0f} minutes on two cores, with nothing beside it", flush=True)
     with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
-        recordings = Recordings(pair, plan, prompts, teaching, Path(scratch))
-        context = Context(Stage(pair, steered=not asked.own), plan, recordings, Lane.both(), together=not asked.apart)
+        recordings = RecordingLibrary(pair, plan, prompts, teaching, Path(scratch))
+        context = RunContext(
+            WindowTestbed(pair, steered=not asked.own), plan, recordings, CorePair.both(), together=not asked.apart
+        )
         async with context.stage.site(REAL, context.lanes[0]) as site:
             await recordings.make(site.where, parts)
         print(f"--- recorded: {time.monotonic() - began:.0f} s", flush=True)
@@ -158,7 +160,7 @@ async def main() -> None:
 
 def _keep(result: Mapping[str, Any], folder: Path) -> None:
     """All figures, and their pictures."""
-    from benchmarks.window.plots import draw  # of the dev extra, which figures alone do not need
+    from benchmarks.window.plots import draw
 
     (folder / "window.json").write_text(json.dumps(result, indent=1))
     for picture in draw(result, folder):

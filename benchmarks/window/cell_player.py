@@ -8,10 +8,10 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Sequence
 
-from benchmarks.replay import Job, Outcome
-from benchmarks.swarm import Swarm
-from benchmarks.window.cells import Cell, Sight
-from benchmarks.window.stage import Site, check, play
+from benchmarks.support.draft_replay.client import SessionJob, SessionOutcome
+from benchmarks.support.draft_replay.swarm import Swarm
+from benchmarks.window.cells import Cell, ObservedWindow
+from benchmarks.window.testbed import RunningVerifier, check, play
 from outrider.wire.channels import channel
 from outrider.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
 
@@ -29,7 +29,14 @@ class CellPlayer:
     """Plays cells at one site from one tape. numbers: the recordings of its prompts; long: those of long prompts."""
 
     def __init__(
-        self, site: Site, swarm: Swarm, numbers: Sequence[int], long: Sequence[int], *, tokens: int, rounds: int
+        self,
+        site: RunningVerifier,
+        swarm: Swarm,
+        numbers: Sequence[int],
+        long: Sequence[int],
+        *,
+        tokens: int,
+        rounds: int,
     ) -> None:
         """tokens: of each session; it is cancelled then."""
         self._site = site
@@ -41,7 +48,7 @@ class CellPlayer:
 
     async def warm(self) -> None:
         """Whatever is slow the first time."""
-        await play(self._swarm, [Job(self.numbers[0], ending="cancel", after=WARM_TOKENS)], 1)
+        await play(self._swarm, [SessionJob(self.numbers[0], ending="cancel", after=WARM_TOKENS)], 1)
 
     async def steady(self, rtt_ms: float, cell: Cell) -> None:
         """Both arms in turn: by prompt where there is one session at once, else by round."""
@@ -58,7 +65,7 @@ class CellPlayer:
 
     async def _pair(
         self, numbers: Sequence[int], rtt_ms: float, at_once: int, turn: int
-    ) -> tuple[list[Outcome], list[Outcome]]:
+    ) -> tuple[list[SessionOutcome], list[SessionOutcome]]:
         """Streaming, adaptive; in the other order in every second turn."""
         arms = {}
         for drafted in (True, False) if turn % 2 else (False, True):
@@ -66,7 +73,7 @@ class CellPlayer:
             arms[drafted] = await play(self._swarm, jobs, at_once, self._over_s)
         return arms[False], arms[True]
 
-    async def some(self, numbers: Sequence[int], rtt_ms: float, *, drafted: bool) -> list[Outcome]:
+    async def some(self, numbers: Sequence[int], rtt_ms: float, *, drafted: bool) -> list[SessionOutcome]:
         """These prompts once, in either arm. Sessions arrive in half of the time that they do in a cell."""
         jobs = [self._job(n, rtt_ms, drafted) for n in numbers]
         return await play(self._swarm, jobs, self._site.machine.sessions, self._over_s / 2)
@@ -85,7 +92,7 @@ class CellPlayer:
         for drafted, numbers in itertools.groupby(turns, key=lambda turn: turn[1]):
             async with self._around(rtt_ms, drafted):
                 for number, _ in numbers:
-                    job = Job(number, drafted, "cancel", FIRST_TOKENS, rtt_ms=rtt_ms)
+                    job = SessionJob(number, drafted, "cancel", FIRST_TOKENS, rtt_ms=rtt_ms)
                     outcome = await self._swarm.play(job)
                     check([job], [outcome])
                     arms[drafted].append(outcome)
@@ -96,7 +103,7 @@ class CellPlayer:
         over = asyncio.Event()
 
         async def seat(number: int) -> None:
-            job = Job(number, drafted, "cancel", AROUND_TOKENS, rtt_ms=rtt_ms)
+            job = SessionJob(number, drafted, "cancel", AROUND_TOKENS, rtt_ms=rtt_ms)
             while not over.is_set():
                 check([job], [await self._swarm.play(job)])
 
@@ -109,12 +116,12 @@ class CellPlayer:
             over.set()
             await seats
 
-    def _job(self, number: int, rtt_ms: float, drafted: bool) -> Job:
-        return Job(number, drafted, "cancel", self._tokens, rtt_ms=rtt_ms)
+    def _job(self, number: int, rtt_ms: float, drafted: bool) -> SessionJob:
+        return SessionJob(number, drafted, "cancel", self._tokens, rtt_ms=rtt_ms)
 
 
 @contextlib.asynccontextmanager
-async def watched(site: Site, sights: list[Sight], every_s: float = LOOK_S) -> AsyncIterator[None]:
+async def watched(site: RunningVerifier, sights: list[ObservedWindow], every_s: float = LOOK_S) -> AsyncIterator[None]:
     """Collects what is decided meanwhile."""
 
     async def look() -> None:
@@ -133,8 +140,8 @@ async def watched(site: Site, sights: list[Sight], every_s: float = LOOK_S) -> A
         await asyncio.wait({looking})
 
 
-def _sight(decided: coordinator_pb2.WindowDecision) -> Sight:
-    return Sight(
+def _sight(decided: coordinator_pb2.WindowDecision) -> ObservedWindow:
+    return ObservedWindow(
         time.monotonic(),
         decided.session_id,
         decided.window.k,

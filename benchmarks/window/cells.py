@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from benchmarks.replay import Outcome
-from benchmarks.window.stage import Machine
+from benchmarks.support.draft_replay.client import SessionOutcome
+from benchmarks.window.testbed import VerifierMachine
 
 DRAWS = 1_000
 STEPS = 16
@@ -25,10 +25,10 @@ STEPS = 16
 
 
 @dataclass(frozen=True)
-class Key:
+class CellKey:
     """Which cell."""
 
-    machine: Machine
+    machine: VerifierMachine
     draft: str
     rtt_ms: float
 
@@ -41,7 +41,7 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Sight:
+class ObservedWindow:
     """A decision as it stood at one moment."""
 
     at_s: float
@@ -63,12 +63,12 @@ class Sight:
 class Cell:
     """What both arms did, by round and prompt."""
 
-    streaming: list[list[Outcome]] = field(default_factory=list)
-    adaptive: list[list[Outcome]] = field(default_factory=list)
-    long_streaming: list[Outcome] = field(default_factory=list)
+    streaming: list[list[SessionOutcome]] = field(default_factory=list)
+    adaptive: list[list[SessionOutcome]] = field(default_factory=list)
+    long_streaming: list[SessionOutcome] = field(default_factory=list)
     """With prompts of about a thousand tokens, in the order of `long_adaptive`."""
-    long_adaptive: list[Outcome] = field(default_factory=list)
-    sights: list[Sight] = field(default_factory=list)
+    long_adaptive: list[SessionOutcome] = field(default_factory=list)
+    sights: list[ObservedWindow] = field(default_factory=list)
 
     @property
     def ratios(self) -> dict[int, list[float]]:
@@ -80,21 +80,21 @@ class Cell:
         return found
 
     @property
-    def played(self) -> list[Outcome]:
+    def played(self) -> list[SessionOutcome]:
         """Of the adaptive arm."""
         return [outcome for outcomes in self.adaptive for outcome in outcomes]
 
     @property
-    def streamed(self) -> list[Outcome]:
+    def streamed(self) -> list[SessionOutcome]:
         return [outcome for outcomes in self.streaming for outcome in outcomes]
 
     @property
-    def decided(self) -> dict[str, Sight]:
+    def decided(self) -> dict[str, ObservedWindow]:
         """The last decision about each session."""
         return {sight.session_id: sight for sight in self.sights}
 
 
-def speed(outcome: Outcome) -> float:
+def speed(outcome: SessionOutcome) -> float:
     """Tokens per second, from the request on."""
     return outcome.tokens / outcome.seconds
 
@@ -107,7 +107,7 @@ def interval(ratios: Mapping[int, Sequence[float]]) -> tuple[float, float, float
     return statistics.median(each), draws[int(0.025 * DRAWS)], draws[int(0.975 * DRAWS)]
 
 
-def gaps_s(outcomes: Iterable[Outcome]) -> list[float]:
+def gaps_s(outcomes: Iterable[SessionOutcome]) -> list[float]:
     """Between each token and the one before; 0 within a delivery."""
     return [b - a for outcome in outcomes for a, b in itertools.pairwise(outcome.delivered_s)]
 
@@ -136,7 +136,7 @@ def predicted_over_measured(cell: Cell) -> list[float]:
     return found
 
 
-def figures(key: Key, cell: Cell) -> dict[str, Any]:
+def figures(key: CellKey, cell: Cell) -> dict[str, Any]:
     """The cell's figures; None where there is nothing to say."""
     middle, low, high = interval(cell.ratios)
     played, decided = cell.played, list(cell.decided.values())
@@ -178,11 +178,11 @@ def _first_tokens(cell: Cell) -> list[tuple[float, float]]:
     return [(slow, fast) for slow, fast in each if slow is not None and fast is not None]
 
 
-def _delivery_gap(outcomes: Iterable[Outcome]) -> float:
+def _delivery_gap(outcomes: Iterable[SessionOutcome]) -> float:
     return quantile([gap for outcome in outcomes for gap in outcome.gaps_ms], 0.99)
 
 
-def line(key: Key, found: Mapping[str, Any]) -> str:
+def line(key: CellKey, found: Mapping[str, Any]) -> str:
     """The figures for people."""
     low, high = found["vs_streaming_lower95"], found["vs_streaming_upper95"]
     read = " (prompts read at this CPU's speed)" if key.machine.pass_ms and found["ttft_wanted"] else ""

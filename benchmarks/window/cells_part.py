@@ -10,35 +10,35 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from benchmarks import harness
-from benchmarks.reliability import Reliability, reliability
-from benchmarks.window.cells import Cell, Key, figures, line, merged, predicted_over_measured
-from benchmarks.window.context import Context
+from benchmarks.support import harness
+from benchmarks.support.reliability import Reliability, reliability
+from benchmarks.window.cells import Cell, CellKey, figures, line, merged, predicted_over_measured
+from benchmarks.window.context import RunContext
 from benchmarks.window.plan import CROWD, CROWD_RTT_MS, PACED
-from benchmarks.window.stage import Site
+from benchmarks.window.testbed import RunningVerifier
 
-CALIBRATED = Key(PACED, "good", 50.0)
+CALIBRATED = CellKey(PACED, "good", 50.0)
 """The cell that calibration plays where it runs alone."""
 BINS = 10
 CROWD_KEYS = ("slowest", "vs_streaming", "vs_streaming_upper95", "k_median", "min_acceptance", "predicted")
 
 
-async def grid(context: Context) -> dict[Key, Cell]:
+async def grid(context: RunContext) -> dict[CellKey, Cell]:
     """Every cell. Verifiers start two at a time."""
-    found: dict[Key, Cell] = {}
+    found: dict[CellKey, Cell] = {}
     for group in context.plan.sites():
         found |= await _group(context, group)
     return found
 
 
-async def calibrated(context: Context) -> dict[Key, Cell]:
+async def calibrated(context: RunContext) -> dict[CellKey, Cell]:
     """One cell, to calibrate by where the grid is not played."""
     return await _group(context, [[CALIBRATED]])
 
 
-async def _group(context: Context, group: Sequence[Sequence[Key]]) -> dict[Key, Cell]:
+async def _group(context: RunContext, group: Sequence[Sequence[CellKey]]) -> dict[CellKey, Cell]:
     """The cells of one or two verifiers, each with its draft and machine."""
-    found: dict[Key, Cell] = {}
+    found: dict[CellKey, Cell] = {}
     async with contextlib.AsyncExitStack() as stack:
         starting = (
             stack.enter_async_context(
@@ -52,7 +52,9 @@ async def _group(context: Context, group: Sequence[Sequence[Key]]) -> dict[Key, 
     return found
 
 
-async def _site(context: Context, site: Site, keys: Sequence[Key], found: dict[Key, Cell]) -> None:
+async def _site(
+    context: RunContext, site: RunningVerifier, keys: Sequence[CellKey], found: dict[CellKey, Cell]
+) -> None:
     """Long prompts come last: a paced verifier needs longer for them than its pace says."""
     cells = {key: Cell() for key in keys}
     draft = keys[0].draft
@@ -74,9 +76,9 @@ async def _site(context: Context, site: Site, keys: Sequence[Key], found: dict[K
     found |= cells
 
 
-async def crowd(context: Context) -> dict[str, Any]:
+async def crowd(context: RunContext) -> dict[str, Any]:
     """More sessions than speculation pays for."""
-    key, cell = Key(CROWD, "good", CROWD_RTT_MS), Cell()
+    key, cell = CellKey(CROWD, "good", CROWD_RTT_MS), Cell()
     async with (
         context.stage.site(CROWD, context.lanes[0]) as site,
         site.swarm(context.recordings.file("good")) as swarm,
@@ -96,7 +98,7 @@ async def crowd(context: Context) -> dict[str, Any]:
     return {"crowd": {name: found[name] for name in CROWD_KEYS} | {"machine": str(CROWD)}}
 
 
-def calibration(cells: Mapping[Key, Cell]) -> dict[str, Any]:
+def calibration(cells: Mapping[CellKey, Cell]) -> dict[str, Any]:
     """Devices' estimates against what became of them, and the coordinator's of tokens per step."""
     judged = _judged(cells.values(), "all drafts")
     drafts = dict.fromkeys(key.draft for key in cells)
@@ -125,7 +127,7 @@ def _judged(cells: Iterable[Cell], name: str) -> Reliability:
     return judged
 
 
-def messages_per_s(cells: Mapping[Key, Cell]) -> float:
+def messages_per_s(cells: Mapping[CellKey, Cell]) -> float:
     """Of a session that drafts: its device's Appends."""
     played = merged(cells.values()).played
     found = round(sum(o.appends for o in played) / sum(o.seconds for o in played), 1)

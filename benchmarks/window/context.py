@@ -7,30 +7,30 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from benchmarks.swarm import Swarm
+from benchmarks.support.draft_replay.swarm import Swarm
 from benchmarks.window.cell_player import CellPlayer
-from benchmarks.window.plan import TOKENS, Plan
-from benchmarks.window.recordings import Recordings
-from benchmarks.window.stage import OVERRAN, Lane, Machine, Site, Stage
+from benchmarks.window.plan import TOKENS, WindowPlan
+from benchmarks.window.recordings import RecordingLibrary
+from benchmarks.window.testbed import OVERRAN, CorePair, RunningVerifier, VerifierMachine, WindowTestbed
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Context:
+class RunContext:
     """One run."""
 
-    stage: Stage
-    plan: Plan
-    recordings: Recordings
-    lanes: tuple[Lane, Lane]
+    stage: WindowTestbed
+    plan: WindowPlan
+    recordings: RecordingLibrary
+    lanes: tuple[CorePair, CorePair]
     together: bool = True
     """Whether paced verifiers may be played two at a time."""
     invalid: list[str] = field(default_factory=list)
     """What was not measured properly: paced verifiers that could not keep their pace."""
 
     def player(
-        self, site: Site, swarm: Swarm, draft: str, rounds: int = 1, counts: tuple[int, int] | None = None
+        self, site: RunningVerifier, swarm: Swarm, draft: str, rounds: int = 1, counts: tuple[int, int] | None = None
     ) -> CellPlayer:
         """Of as many prompts as the site's machine is given; where those are not enough, they are played again.
 
@@ -43,7 +43,7 @@ class Context:
         long = range(prompts, prompts + self.plan.long)
         return CellPlayer(site, swarm, numbers, long, tokens=TOKENS[machine], rounds=rounds)
 
-    def check(self, site: Site, arm: str = "") -> None:
+    def check(self, site: RunningVerifier, arm: str = "") -> None:
         """Say so where a paced verifier needed longer by itself. arm: what it served, where there are several."""
         overran, name = site.overran, f"{site.machine}{arm and ', '}{arm}"
         if overran > OVERRAN:
@@ -52,7 +52,7 @@ class Context:
         elif site.machine.pass_ms:
             print(f"{name}: {overran:.2%} of the passes overran", flush=True)
 
-    async def each(self, playing: Sequence[Callable[[], Awaitable[T]]], machines: Iterable[Machine]) -> list[T]:
+    async def each(self, playing: Sequence[Callable[[], Awaitable[T]]], machines: Iterable[VerifierMachine]) -> list[T]:
         """Play these machines, each on a core of its own: together if they sleep for half of their time and have one
         session each, else one after the other."""
         if self.together and all(machine.pass_ms and machine.sessions == 1 for machine in machines):

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.replay import Outcome
+from benchmarks.support.draft_replay.client import SessionOutcome
 from benchmarks.window.cell_player import CellPlayer
-from benchmarks.window.cells import Cell, Key, interval
-from benchmarks.window.context import Context
+from benchmarks.window.cells import Cell, CellKey, interval
+from benchmarks.window.context import RunContext
 from benchmarks.window.plan import PACED, TOKENS
 from coordinator.records import Window
 from coordinator.window.controller import NEAR, SPARE, K
@@ -27,7 +27,7 @@ DEEPEST = 24
 
 
 @dataclass(frozen=True)
-class Against:
+class ModelComparison:
     """Of one RTT, medians over prompts."""
 
     rtt_ms: float
@@ -41,14 +41,14 @@ class Against:
     """As `predicted`, with the drafting time that the coordinator was told."""
 
 
-def after_first(outcome: Outcome) -> float:
+def after_first(outcome: SessionOutcome) -> float:
     """Tokens per second that follow the first delivery."""
     begun = outcome.delivered_s[0]
     later = sum(at > begun for at in outcome.delivered_s)
     return later / (outcome.delivered_s[-1] - begun)
 
 
-def way(key: Key, cell: Cell, decode_s: float) -> LinkTiming:
+def way(key: CellKey, cell: Cell, decode_s: float) -> LinkTiming:
     """As measured in this cell. decode_s: of the draft, for each level."""
     rtts = [sight.rtt_ms / 1e3 for sight in cell.sights if sight.rtt_ms] or [key.rtt_ms / 1e3]
     plain_s = statistics.median(gap / 1e3 for outcome in cell.streamed for gap in outcome.gaps_ms)
@@ -78,14 +78,14 @@ def predicted(said: bytes, over: LinkTiming) -> float:
     return max(replay(said, over, window).tokens_per_s for window in windows(over))
 
 
-def against(key: Key, cell: Cell, said: Sequence[bytes], decode_s: float) -> Against:
+def against(key: CellKey, cell: Cell, said: Sequence[bytes], decode_s: float) -> ModelComparison:
     """said: the verdicts of each of the cell's prompts."""
     over = way(key, cell, decode_s)
     foreseen = [predicted(each, over) for each in said]
     as_told = way(key, cell, told_s(cell, decode_s))
     measured = [after_first(outcome) for outcome in cell.adaptive[0]]
     plain = [after_first(outcome) for outcome in cell.streaming[0]]
-    return Against(
+    return ModelComparison(
         key.rtt_ms,
         round(statistics.median(a / b for a, b in zip(measured, plain, strict=True)), 3),
         round(statistics.median(f * over.step_s(0) for f in foreseen), 3),
@@ -94,13 +94,13 @@ def against(key: Key, cell: Cell, said: Sequence[bytes], decode_s: float) -> Aga
     )
 
 
-def _otherwise(one: Against) -> str:
+def _otherwise(one: ModelComparison) -> str:
     if f"{one.predicted:.2f}" == f"{one.predicted_as_told:.2f}":
         return ""
     return f" ({one.predicted_as_told:.2f}x with the drafting time that the coordinator was told)"
 
 
-async def play_model(context: Context) -> dict[str, Any]:
+async def play_model(context: RunContext) -> dict[str, Any]:
     """One session at once on the paced verifier, recordings whose match is near 0.8.
 
     One line at a time: with as many guesses as here two verifiers at once do not keep their pace.
@@ -119,7 +119,7 @@ async def play_model(context: Context) -> dict[str, Any]:
         for rtt_ms in rtts:
             await player.steady(rtt_ms, cells[rtt_ms])
         context.check(site)
-    found = [against(Key(PACED, "near", rtt), cells[rtt], said, tape.decodes[0][1]) for rtt in rtts]
+    found = [against(CellKey(PACED, "near", rtt), cells[rtt], said, tape.decodes[0][1]) for rtt in rtts]
     for one in found:
         print(
             f"{PACED!s:<34}{one.rtt_ms:>5.0f} ms, match near 0.8: {one.vs_streaming:.2f}x after the first token;"

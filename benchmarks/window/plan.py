@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.window.cells import Key
-from benchmarks.window.stage import Machine
+from benchmarks.window.cells import CellKey
+from benchmarks.window.testbed import VerifierMachine
 from outrider.core.protocol.messages import Directive
 
 
 @dataclass(frozen=True)
-class Static:
+class StaticWindow:
     """A window by levels, as operators are shown it."""
 
     k: int
@@ -22,7 +22,7 @@ class Static:
     def __str__(self) -> str:
         return f"k {self.k}, depth {self.depth}, {self.nodes_per_level} a level, {self.draft_wait:g} of a step"
 
-    def directive(self, machine: Machine) -> Directive:
+    def directive(self, machine: VerifierMachine) -> Directive:
         return Directive(
             window_nodes=min(64, self.depth * self.nodes_per_level),
             window_depth=self.depth,
@@ -32,20 +32,20 @@ class Static:
 
 
 STATICS = (
-    Static(2, 4, 2, 0.25),
-    Static(4, 8, 2, 0.4),
-    Static(4, 24, 1, 0.0),
-    Static(8, 24, 2, 0.25),
-    Static(16, 24, 2, 0.0),
+    StaticWindow(2, 4, 2, 0.25),
+    StaticWindow(4, 8, 2, 0.4),
+    StaticWindow(4, 24, 1, 0.0),
+    StaticWindow(8, 24, 2, 0.25),
+    StaticWindow(16, 24, 2, 0.0),
 )
 """Beside streaming, in every cell: from shallow to deep, slim and broad, with patience and without."""
 
 RTTS_MS = (1.0, 20.0, 50.0, 100.0, 200.0)
-REAL, REALS = Machine(1), Machine(8)
-PACED, PACEDS = Machine(1, 30.0, 0.05), Machine(8, 80.0, 0.05)
+REAL, REALS = VerifierMachine(1), VerifierMachine(8)
+PACED, PACEDS = VerifierMachine(1, 30.0, 0.05), VerifierMachine(8, 80.0, 0.05)
 MACHINES = (REAL, REALS, PACED, PACEDS)
-TURNING = Machine(1, 80.0, 0.05)
-CROWD = Machine(32, 80.0, 3.0)
+TURNING = VerifierMachine(1, 80.0, 0.05)
+CROWD = VerifierMachine(32, 80.0, 3.0)
 """More sessions than pay: a plain row costs 3 ms, so a node takes from everybody."""
 CROWD_RTT_MS = 50.0
 TURNS = ((2.5, 300.0), (10.5, 5.0))
@@ -77,7 +77,7 @@ MINUTES = {"recordings": 1.5, "cells": 16.5, "statics": 16.0, "model": 3.5, "tur
 
 
 @dataclass(frozen=True)
-class Plan:
+class WindowPlan:
     """How much of everything."""
 
     drafts: tuple[str, ...] = ("good", "narrow")
@@ -100,27 +100,27 @@ class Plan:
     """Other prompts, from which devices have learned."""
     turns: int = 3
     """Sessions on each line that changes."""
-    statics: tuple[Static, ...] = STATICS
-    static_cells: tuple[tuple[Machine, tuple[tuple[str, float], ...]], ...] = STATIC_CELLS
+    statics: tuple[StaticWindow, ...] = STATICS
+    static_cells: tuple[tuple[VerifierMachine, tuple[tuple[str, float], ...]], ...] = STATIC_CELLS
     model_rtts_ms: tuple[float, ...] = RTTS_MS
     quick: bool = False
 
-    def cells(self, draft: str, machine: Machine) -> list[Key]:
-        return [Key(machine, draft, rtt) for rtt in RTTS_MS if not self.quick or (machine, rtt) in QUICK_CELLS]
+    def cells(self, draft: str, machine: VerifierMachine) -> list[CellKey]:
+        return [CellKey(machine, draft, rtt) for rtt in RTTS_MS if not self.quick or (machine, rtt) in QUICK_CELLS]
 
-    def has_long(self, key: Key) -> bool:
+    def has_long(self, key: CellKey) -> bool:
         """Whether long prompts are played in this cell."""
         rtts_ms = LONG_RTTS_MS[:1] if key.machine.pass_ms else LONG_RTTS_MS
         return key.rtt_ms in rtts_ms or (self.quick and not key.machine.pass_ms)
 
-    def sites(self) -> list[tuple[list[Key], ...]]:
+    def sites(self) -> list[tuple[list[CellKey], ...]]:
         """Cells of up to two verifiers that are started together."""
         each = [self.cells(draft, machine) for machine in MACHINES for draft in self.drafts]
         return [tuple(each[i : i + 2]) for i in range(0, len(each), 2)]
 
 
 QUICK_CELLS = {(REAL, 1.0), (REALS, 20.0), (PACED, 50.0), (PACEDS, 50.0)}
-QUICK = Plan(
+QUICK = WindowPlan(
     drafts=("good",),
     prompts=8,
     several=8,

@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
-from benchmarks import harness
-from benchmarks.harness import Pair
-from benchmarks.replay import Where
-from benchmarks.tape import Call, Tape
-from benchmarks.window.plan import PACED, TOKENS, TURN_TOKENS, Plan
+from benchmarks.support import harness
+from benchmarks.support.draft_replay.client import ServiceAddress
+from benchmarks.support.draft_replay.recording import DraftRecording, RecordedRequest
+from benchmarks.support.harness import Pair
+from benchmarks.window.plan import PACED, TOKENS, TURN_TOKENS, WindowPlan
 from benchmarks.window.tapes import (
     Lessons,
     calls,
@@ -29,14 +29,14 @@ from benchmarks.window.tapes import (
 LONG_OUTPUT = 16
 
 
-class Recordings:
+class RecordingLibrary:
     """Tapes by name: `good` and `narrow` for the cells, each with the long prompts at its end; `near` and `turns` of
     the good draft."""
 
     def __init__(
         self,
         pair: Pair,
-        plan: Plan,
+        plan: WindowPlan,
         prompts: Mapping[str, Sequence[int]],
         teaching: Mapping[str, Sequence[int]],
         scratch: Path,
@@ -54,13 +54,13 @@ class Recordings:
         self._teaching = dict(islice(teaching.items(), plan.teaching))
         self._lessons: dict[str, Lessons] = {}
         self._scratch = scratch
-        self._tapes: dict[str, Tape] = {}
+        self._tapes: dict[str, DraftRecording] = {}
         self._verdicts: dict[str, list[bytes]] = {}
 
     def file(self, name: str) -> Path:
         return self._scratch / f"{name}.json"
 
-    def tape(self, name: str) -> Tape:
+    def tape(self, name: str) -> DraftRecording:
         return self._tapes[name]
 
     def verdicts(self, name: str) -> list[bytes]:
@@ -71,7 +71,7 @@ class Recordings:
         """Recordings that come before those of long prompts."""
         return len(self._tapes[draft].recordings) - self._plan.long
 
-    async def make(self, where: Where, parts: Collection[str]) -> None:
+    async def make(self, where: ServiceAddress, parts: Collection[str]) -> None:
         """What these parts need."""
         plan = self._plan
         await self._teach(where, (0.0, 0.8) if "model" in parts else (0.8,))
@@ -88,9 +88,9 @@ class Recordings:
         if "model" in parts:
             await self._near(where)
 
-    async def _near(self, where: Where) -> None:
+    async def _near(self, where: ServiceAddress) -> None:
         """Those whose match is near 0.8, chosen by the draft's answers alone."""
-        found: list[Call] = []
+        found: list[RecordedRequest] = []
         ends: tuple[int, ...] = ()
         for temperature in (0.0, 0.8):
             asked = options(TOKENS[PACED], temperature)
@@ -105,9 +105,9 @@ class Recordings:
         )
         await self._record("near", "good", [found[i] for i in taken], ends)
 
-    async def _teach(self, where: Where, temperatures: Sequence[float]) -> None:
+    async def _teach(self, where: ServiceAddress, temperatures: Sequence[float]) -> None:
         """A device with each draft goes through the teaching prompts at these temperatures."""
-        said: list[Call] = []
+        said: list[RecordedRequest] = []
         ends: tuple[int, ...] = ()
         for temperature in temperatures:
             more, ends = await calls(where, self._teaching, options(max(TOKENS.values()), temperature))
@@ -117,7 +117,7 @@ class Recordings:
             count = sum(map(len, self._lessons[draft]))
             print(f"{count} lessons for the {draft} draft from {len(said)} calls that are not played", flush=True)
 
-    async def _record(self, name: str, draft: str, said: Sequence[Call], ends: Sequence[int]) -> None:
+    async def _record(self, name: str, draft: str, said: Sequence[RecordedRequest], ends: Sequence[int]) -> None:
         lessons = self._lessons[draft]
         tape = await taped(self._pair, self.drafts[draft], said, ends, lessons, self.file(name))
         self._tapes[name], self._verdicts[name] = tape, verdicts(tape, told(self._pair))

@@ -20,11 +20,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.replay import Outcome
+from benchmarks.support.draft_replay.client import SessionOutcome
 from benchmarks.window.cell_player import CellPlayer
-from benchmarks.window.cells import Key, speed
-from benchmarks.window.context import Context
-from benchmarks.window.stage import Machine, Site
+from benchmarks.window.cells import CellKey, speed
+from benchmarks.window.context import RunContext
+from benchmarks.window.testbed import RunningVerifier, VerifierMachine
 
 Speeds = Mapping[str, Sequence[float]]
 """Arm -> tokens per second of each prompt."""
@@ -33,7 +33,7 @@ STREAMING = "streaming"
 
 
 @dataclass(frozen=True)
-class Score:
+class StaticScore:
     """Of one cell."""
 
     best: tuple[str, str]
@@ -44,11 +44,11 @@ class Score:
     """Arm -> adaptive over it, median over all prompts."""
 
 
-def speeds(arms: Mapping[str, Sequence[Outcome]]) -> dict[str, list[float]]:
+def speeds(arms: Mapping[str, Sequence[SessionOutcome]]) -> dict[str, list[float]]:
     return {name: [speed(outcome) for outcome in outcomes] for name, outcomes in arms.items()}
 
 
-def score(cell: Speeds) -> Score:
+def score(cell: Speeds) -> StaticScore:
     """cell: with the adaptive arm and at least one static, of the same prompts, two or more."""
     statics = [name for name in cell if name != ADAPTIVE]
     middle = len(cell[ADAPTIVE]) // 2
@@ -56,14 +56,14 @@ def score(cell: Speeds) -> Score:
     best = tuple(max(statics, key=lambda name: statistics.median(cell[name][half])) for half in halves)
     ratios = [_over(cell, name, half) for name, half in zip(best, reversed(halves), strict=True)]
     over = {name: round(_over(cell, name, slice(None)), 3) for name in statics}
-    return Score((best[0], best[1]), round(statistics.fmean(ratios), 3), over)
+    return StaticScore((best[0], best[1]), round(statistics.fmean(ratios), 3), over)
 
 
 def _over(cell: Speeds, static: str, prompts: slice) -> float:
     return statistics.median(a / b for a, b in zip(cell[ADAPTIVE][prompts], cell[static][prompts], strict=True))
 
 
-def best_single(scores: Sequence[Score]) -> tuple[str, float]:
+def best_single(scores: Sequence[StaticScore]) -> tuple[str, float]:
     """The static that is best over all cells, and adaptive over it: the geometric mean over cells."""
     means = {
         name: math.exp(statistics.fmean(math.log(score.over[name]) for score in scores)) for name in scores[0].over
@@ -72,14 +72,14 @@ def best_single(scores: Sequence[Score]) -> tuple[str, float]:
     return best, round(means[best], 3)
 
 
-async def play_statics(context: Context) -> dict[str, Any]:
+async def play_statics(context: RunContext) -> dict[str, Any]:
     """Each of the plan's cells with every arm."""
-    scores: dict[Key, Score] = {}
+    scores: dict[CellKey, StaticScore] = {}
     for machine, cells in context.plan.static_cells:
         async with contextlib.AsyncExitStack() as stack:
             sites = await _sites(context, stack, machine)
             for draft, rtt_ms in cells:
-                key = Key(machine, draft, rtt_ms)
+                key = CellKey(machine, draft, rtt_ms)
                 scores[key] = score(speeds(await _arms(context, sites, key)))
                 print(
                     f"{key}: {scores[key].vs_best:.2f} of the best of {len(sites) - 1} statics and streaming,"
@@ -103,7 +103,9 @@ async def play_statics(context: Context) -> dict[str, Any]:
     }
 
 
-async def _sites(context: Context, stack: contextlib.AsyncExitStack, machine: Machine) -> dict[str, Site]:
+async def _sites(
+    context: RunContext, stack: contextlib.AsyncExitStack, machine: VerifierMachine
+) -> dict[str, RunningVerifier]:
     """By arm, all on the same two cores."""
     stage, lane = context.stage, context.lanes[0]
     found = {ADAPTIVE: await stack.enter_async_context(stage.site(machine, lane))}
@@ -113,7 +115,9 @@ async def _sites(context: Context, stack: contextlib.AsyncExitStack, machine: Ma
     return found
 
 
-async def _arms(context: Context, sites: Mapping[str, Site], key: Key) -> dict[str, list[Outcome]]:
+async def _arms(
+    context: RunContext, sites: Mapping[str, RunningVerifier], key: CellKey
+) -> dict[str, list[SessionOutcome]]:
     """Streaming is played where the adaptive arm is."""
     async with contextlib.AsyncExitStack() as stack:
         players: dict[str, CellPlayer] = {}
@@ -122,7 +126,7 @@ async def _arms(context: Context, sites: Mapping[str, Site], key: Key) -> dict[s
             players[name] = context.player(site, swarm, key.draft, counts=context.plan.static_prompts)
             await players[name].warm()
         players[STREAMING] = players[ADAPTIVE]
-        arms: dict[str, list[Outcome]] = {name: [] for name in players}
+        arms: dict[str, list[SessionOutcome]] = {name: [] for name in players}
         for turn, numbers in enumerate(together(players[ADAPTIVE].numbers, key.machine.sessions)):
             for name in rotated(list(players), turn):
                 arms[name] += await players[name].some(numbers, key.rtt_ms, drafted=name != STREAMING)

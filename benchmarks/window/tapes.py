@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.harness import Pair
-from benchmarks.recorded_draft import RecordedSource
-from benchmarks.recording import generous, recorder
-from benchmarks.replay import Where
-from benchmarks.swarm import record
-from benchmarks.tape import Call, Lesson, Recording, Tape
+from benchmarks.support.draft_replay.client import ServiceAddress
+from benchmarks.support.draft_replay.recorder import generous, recorder
+from benchmarks.support.draft_replay.recording import DraftRecording, Observation, RecordedProposals, RecordedRequest
+from benchmarks.support.draft_replay.source import ReplayedSource
+from benchmarks.support.draft_replay.swarm import record
+from benchmarks.support.harness import Pair
 from cloud_verifier.config import VerifierConfig
 from edge_agent.drafting.calibrated_source import CalibratedSource
 from edge_agent.drafting.drafter import Drafter
@@ -27,7 +27,7 @@ from outrider.core.acceptance.calibrator import Calibrator
 from outrider.core.acceptance.history import HIT, MISS, SIBLING
 from outrider.core.tokenizer_json import token_table
 
-Lessons = tuple[tuple[Lesson, ...], ...]
+Lessons = tuple[tuple[Observation, ...], ...]
 """As on a tape."""
 LONG = 1_000
 """Tokens of a long prompt."""
@@ -51,26 +51,28 @@ def long_prompts(prompts: Sequence[Sequence[int]], count: int, tokens: int = LON
 
 
 async def calls(
-    where: Where, prompts: Mapping[str, Sequence[int]], asked: Options, at_once: int = 8
-) -> tuple[list[Call], tuple[int, ...]]:
+    where: ServiceAddress, prompts: Mapping[str, Sequence[int]], asked: Options, at_once: int = 8
+) -> tuple[list[RecordedRequest], tuple[int, ...]]:
     """The target's output for each prompt, by plain streaming; and its end tokens."""
     seats = asyncio.Semaphore(at_once)
     async with AsyncClient(coordinator=where.coordinator, draft=None) as client:
         description = (await client.prepare()).description
         request = Request.of(**asked)
 
-        async def one(name: str, prompt: Sequence[int]) -> Call:
+        async def one(name: str, prompt: Sequence[int]) -> RecordedRequest:
             async with seats:
                 output = (await client.generate(prompt, **asked)).token_ids
-            return Call(name, tuple(prompt), request.sampling, request.max_tokens, output, request.ignore_eos)
+            return RecordedRequest(
+                name, tuple(prompt), request.sampling, request.max_tokens, output, request.ignore_eos
+            )
 
         found = await asyncio.gather(*(one(name, prompt) for name, prompt in prompts.items()))
     return found, tuple(description.eos_token_ids)
 
 
 async def taped(
-    pair: Pair, draft: Path, said: Sequence[Call], ends: Sequence[int], lessons: Lessons, file: Path
-) -> Tape:
+    pair: Pair, draft: Path, said: Sequence[RecordedRequest], ends: Sequence[int], lessons: Lessons, file: Path
+) -> DraftRecording:
     """What this draft says around the calls; saved as `file`. lessons: of other prompts."""
     recorded = await asyncio.to_thread(record, replace(pair, draft=draft), said, ends)
     tape = replace(recorded, lessons=lessons)
@@ -78,18 +80,18 @@ async def taped(
     return tape
 
 
-def taught(pair: Pair, draft: Path, said: Sequence[Call], ends: Sequence[int]) -> Lessons:
+def taught(pair: Pair, draft: Path, said: Sequence[RecordedRequest], ends: Sequence[int]) -> Lessons:
     """What a device with this draft learns from the calls, going through them once."""
     return _once(replace(pair, draft=draft), said, ends, depth=None).lessons
 
 
-def screened(pair: Pair, said: Sequence[Call], ends: Sequence[int], lessons: Lessons) -> list[float]:
+def screened(pair: Pair, said: Sequence[RecordedRequest], ends: Sequence[int], lessons: Lessons) -> list[float]:
     """Share of first guesses of the pair's device that are right, of each call. No tree is grown for it."""
     tape = replace(_once(pair, said, ends, depth=1), lessons=lessons)
     return [match_rate(each) for each in verdicts(tape, told(pair))]
 
 
-def _once(pair: Pair, said: Sequence[Call], ends: Sequence[int], depth: int | None) -> Tape:
+def _once(pair: Pair, said: Sequence[RecordedRequest], ends: Sequence[int], depth: int | None) -> DraftRecording:
     config = VerifierConfig(model=pair.target)
     table = token_table((pair.target / "tokenizer.json").read_bytes())
     plan = generous(config.directive, config.limits)
@@ -105,7 +107,7 @@ def nearest(shares: Sequence[float], most: int, within: tuple[float, float] = NE
     return order[:most], inside
 
 
-def verdicts(tape: Tape, plan: SpeculationPlan) -> list[bytes]:
+def verdicts(tape: DraftRecording, plan: SpeculationPlan) -> list[bytes]:
     """On the device's guesses for each position of each output, under the right predecessors
     (outrider.core.acceptance.history).
 
@@ -116,8 +118,10 @@ def verdicts(tape: Tape, plan: SpeculationPlan) -> list[bytes]:
     return [_led(tape, recording, plan, copy.deepcopy(begun)) for recording in tape.recordings]
 
 
-def _led(tape: Tape, recording: Recording, plan: SpeculationPlan, begun: Sequence[Calibrator]) -> bytes:
-    source = RecordedSource(tape, sleep=lambda seconds: None)
+def _led(
+    tape: DraftRecording, recording: RecordedProposals, plan: SpeculationPlan, begun: Sequence[Calibrator]
+) -> bytes:
+    source = ReplayedSource(tape, sleep=lambda seconds: None)
     greedy, sampled, lookup_greedy, lookup_sampled = begun
     lookup = CalibratedSource(PromptLookup(), lookup_greedy, lookup_sampled, leads=False)
     drafter = Drafter(CalibratedSource(source, greedy, sampled), lookup, DecodeLatency(tape.widths))

@@ -10,8 +10,8 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks.replay import Outcome
-from benchmarks.window.cells import Sight
+from benchmarks.support.draft_replay.client import SessionOutcome
+from benchmarks.window.cells import ObservedWindow
 
 AFTER_S = 3.0
 FINAL_S = 1.0
@@ -41,11 +41,11 @@ class Transition:
     """Of the window, to one that is not near the last."""
 
 
-def began_s(outcome: Outcome) -> float:
+def began_s(outcome: SessionOutcome) -> float:
     return outcome.delivered_s[0] - (outcome.first_token_s or 0.0)
 
 
-def stretches_of_line(outcome: Outcome, turns: Sequence[tuple[float, float]]) -> list[Stretch]:
+def stretches_of_line(outcome: SessionOutcome, turns: Sequence[tuple[float, float]]) -> list[Stretch]:
     """One after each turn of the round trip. turns: seconds since the session began -> ms from then on."""
     begun, ends = began_s(outcome), outcome.delivered_s[-1]
     times = [min(begun + at_s, ends) for at_s, _ in turns] + [ends]
@@ -53,14 +53,16 @@ def stretches_of_line(outcome: Outcome, turns: Sequence[tuple[float, float]]) ->
     return [Stretch(f"to {rtt_ms:g} ms", at, until) for (_, rtt_ms), at, until in spans if until > at]
 
 
-def stretches_of_draft(outcome: Outcome, span: tuple[int, int]) -> list[Stretch]:
+def stretches_of_draft(outcome: SessionOutcome, span: tuple[int, int]) -> list[Stretch]:
     """While the draft is wrong, and after. span: positions of the output."""
     falls, rises = (outcome.delivered_s[min(position, outcome.tokens - 1)] for position in span)
     ends = outcome.delivered_s[-1]
     return [Stretch("collapse", falls, rises), Stretch("recovery", rises, ends)]
 
 
-def transition(stretch: Stretch, outcome: Outcome, streamed: Outcome, sights: Sequence[Sight]) -> Transition:
+def transition(
+    stretch: Stretch, outcome: SessionOutcome, streamed: SessionOutcome, sights: Sequence[ObservedWindow]
+) -> Transition:
     """streamed: the same prompt on the same line; its speed over all of its session is taken."""
     until = min(stretch.since_s + AFTER_S, stretch.until_s)
     came = sum(stretch.since_s <= at < until for at in outcome.delivered_s)
@@ -70,12 +72,12 @@ def transition(stretch: Stretch, outcome: Outcome, streamed: Outcome, sights: Se
     return Transition(stretch.name, came / plain, settled_s(stretch, seen), changes)
 
 
-def near(a: Sight, b: Sight) -> bool:
+def near(a: ObservedWindow, b: ObservedWindow) -> bool:
     """Whether the two windows are as good as one."""
     return abs(a.k - b.k) <= NEAR_K and abs(a.depth - b.depth) <= NEAR_DEPTH
 
 
-def settled_s(stretch: Stretch, seen: Sequence[Sight]) -> float | None:
+def settled_s(stretch: Stretch, seen: Sequence[ObservedWindow]) -> float | None:
     """Seconds from the change until the first sight from which on all windows are near the last one.
 
     None where none was seen in the stretch's last second.
@@ -107,7 +109,7 @@ def summary(found: Sequence[Transition]) -> dict[str, Transition]:
     }
 
 
-def over_time(outcome: Outcome, width_s: float = 1.0, step_s: float = 0.1) -> Iterator[tuple[float, float]]:
+def over_time(outcome: SessionOutcome, width_s: float = 1.0, step_s: float = 0.1) -> Iterator[tuple[float, float]]:
     """(seconds since the session began, tokens per second in the second before)"""
     begun = began_s(outcome)
     steps = int((outcome.delivered_s[-1] - begun) / step_s)

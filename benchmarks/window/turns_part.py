@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
-from benchmarks.replay import Job, Outcome
+from benchmarks.support.draft_replay.client import SessionJob, SessionOutcome
 from benchmarks.window.cell_player import watched
-from benchmarks.window.cells import Sight
-from benchmarks.window.context import Context
+from benchmarks.window.cells import ObservedWindow
+from benchmarks.window.context import RunContext
 from benchmarks.window.plan import COLLAPSE, COLLAPSE_RTT_MS, PLAIN_TURN_TOKENS, TURN_S, TURN_TOKENS, TURNING, TURNS
-from benchmarks.window.stage import Lane, play
+from benchmarks.window.testbed import CorePair, play
 from benchmarks.window.turns import (
     AFTER_S,
     Stretch,
@@ -30,7 +30,7 @@ LOOK_S = 0.1
 
 
 @dataclass(frozen=True)
-class Line:
+class ChangingLink:
     """Where sessions are played, and what changes."""
 
     name: str
@@ -40,18 +40,18 @@ class Line:
     spoiled: tuple[int, int] = (0, 0)
     """Of the output, as in replay.Job."""
 
-    def stretches(self, outcome: Outcome) -> list[Stretch]:
+    def stretches(self, outcome: SessionOutcome) -> list[Stretch]:
         return stretches_of_line(outcome, self.turns) if self.turns else stretches_of_draft(outcome, self.spoiled)
 
 
 LINES = (
-    Line("RTT 5, 300, 5 ms", 5.0, turns=TURNS),
-    Line(f"draft fails and recovers, RTT {COLLAPSE_RTT_MS:g} ms", COLLAPSE_RTT_MS, spoiled=COLLAPSE),
+    ChangingLink("RTT 5, 300, 5 ms", 5.0, turns=TURNS),
+    ChangingLink(f"draft fails and recovers, RTT {COLLAPSE_RTT_MS:g} ms", COLLAPSE_RTT_MS, spoiled=COLLAPSE),
 )
 
 
 @dataclass
-class Played:
+class PlayedLink:
     """On one line."""
 
     transitions: list[Transition] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Played:
     """Of the first session, for the plot."""
 
 
-async def play_turns(context: Context) -> dict[str, Any]:
+async def play_turns(context: RunContext) -> dict[str, Any]:
     playing = [partial(_play, context, *one) for one in zip(LINES, context.lanes, strict=True)]
     played = await context.each(playing, [TURNING])
     found = [each for line in played for each in line.transitions]
@@ -82,19 +82,19 @@ async def play_turns(context: Context) -> dict[str, Any]:
     }
 
 
-async def _play(context: Context, line: Line, lane: Lane) -> Played:
-    recordings, found = context.recordings, Played()
+async def _play(context: RunContext, line: ChangingLink, lane: CorePair) -> PlayedLink:
+    recordings, found = context.recordings, PlayedLink()
     async with (
         context.stage.site(TURNING, lane) as site,
         site.swarm(recordings.file("turns"), line.turns) as swarm,
     ):
-        await play(swarm, [Job(0, ending="cancel", after=8, rtt_ms=line.rtt_ms)], 1)  # whatever is slow at first
+        await play(swarm, [SessionJob(0, ending="cancel", after=8, rtt_ms=line.rtt_ms)], 1)  # whatever is slow at first
         for number in range(len(recordings.tape("turns").recordings)):
-            plain = Job(number, False, "cancel", PLAIN_TURN_TOKENS, rtt_ms=line.rtt_ms)
+            plain = SessionJob(number, False, "cancel", PLAIN_TURN_TOKENS, rtt_ms=line.rtt_ms)
             (streamed,) = await play(swarm, [plain], 1)
-            sights: list[Sight] = []
+            sights: list[ObservedWindow] = []
             async with watched(site, sights, LOOK_S):
-                job = Job(number, True, "cancel", TURN_TOKENS, line.rtt_ms, line.spoiled, TURN_S)
+                job = SessionJob(number, True, "cancel", TURN_TOKENS, line.rtt_ms, line.spoiled, TURN_S)
                 (outcome,) = await play(swarm, [job], 1)
             seen = [sight for sight in sights if sight.session_id == outcome.session_id]
             stretches = line.stretches(outcome)
@@ -106,7 +106,11 @@ async def _play(context: Context, line: Line, lane: Lane) -> Played:
 
 
 def _series(
-    line: Line, outcome: Outcome, streamed: Outcome, seen: Sequence[Sight], stretches: Sequence[Stretch]
+    line: ChangingLink,
+    outcome: SessionOutcome,
+    streamed: SessionOutcome,
+    seen: Sequence[ObservedWindow],
+    stretches: Sequence[Stretch],
 ) -> dict[str, Any]:
     """One session over time."""
     begun = began_s(outcome)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from benchmarks.replay import Outcome
+from benchmarks.support.draft_replay.client import SessionOutcome
 
 
 def outcome(
     seconds: float, tokens: int = 100, first_token_s: float = 0.1, per_step: int = 1, session_id: str = ""
-) -> Outcome:
+) -> SessionOutcome:
     """Deliveries of `per_step` tokens at an even pace."""
     steps = tokens // per_step
     pause = (seconds - first_token_s) / (steps - 1)
-    return Outcome(
+    return SessionOutcome(
         tokens=tokens,
         steps=steps,
         first_token_s=first_token_s,

@@ -13,18 +13,27 @@ from tiny_targets import make_tiny
 from transformers import AutoModelForCausalLM
 
 from benchmarks import capacity_gpu
-from benchmarks.arms import COLOCATED, DEVICE, PLAIN, Arm, Level, Round, Step, summary
 from benchmarks.capacity_gpu import arms, fitting, level, measure, memory_needed
-from benchmarks.engine_bench import WARM, Bench, Case, Plan, Scripted
-from benchmarks.packed_draft import PackedDraft, Wish
-from benchmarks.random_models import DRAFTS, SHAPES, random_model
-from benchmarks.trees import Tally
+from benchmarks.support.engine_driver.configurations import (
+    DEVICE,
+    PLAIN,
+    SERVER,
+    Configuration,
+    LoadLevel,
+    TimedRound,
+    TimedStep,
+    summary,
+)
+from benchmarks.support.engine_driver.packed_draft import DraftRequest, PackedDraft
+from benchmarks.support.engine_driver.random_models import DRAFTS, SHAPES, random_model
+from benchmarks.support.engine_driver.scripted_trees import TreeTally
+from benchmarks.support.engine_driver.stepped_engine import WARM, Case, ScriptedDevice, SteppedEngine, Workload
 from cloud_verifier.engine.model import TargetModel
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Commit, SessionLimits
 
 CPU = torch.device("cpu")
-PLAN = Plan(batches=(3,), nodes=(2, 8), rounds=1, steps=10, prompt=16, profile_s=0.2)
+PLAN = Workload(batches=(3,), nodes=(2, 8), rounds=1, steps=10, prompt=16, profile_s=0.2)
 SESSIONS = 3
 FIGURES = {"vs_autoregression", "vs_server_draft", "server_draft_bound"}
 
@@ -35,21 +44,21 @@ def one_thread() -> None:
 
 
 @pytest.fixture(scope="module")
-def bench() -> Bench:
-    return Bench(random_model(SHAPES["tiny"], CPU), random_model(SHAPES["tiniest"], CPU, seed=1), PLAN)
+def bench() -> SteppedEngine:
+    return SteppedEngine(random_model(SHAPES["tiny"], CPU), random_model(SHAPES["tiniest"], CPU, seed=1), PLAN)
 
 
 @pytest.fixture(scope="module")
-def cases(bench: Bench) -> list[Case]:
+def cases(bench: SteppedEngine) -> list[Case]:
     return bench.continued([Case(tuple(range(7 * i, 7 * i + PLAN.prompt))) for i in range(SESSIONS)])
 
 
-def step(draft_s: float = 0.0, verify_s: float = 1.0, devices_s: float = 0.0, tokens: int = 1) -> Step:
-    return Step(draft_s, verify_s, devices_s, tokens, full=True)
+def step(draft_s: float = 0.0, verify_s: float = 1.0, devices_s: float = 0.0, tokens: int = 1) -> TimedStep:
+    return TimedStep(draft_s, verify_s, devices_s, tokens, full=True)
 
 
-def rounds(*tokens: int, draft_s: float = 0.0) -> list[Round]:
-    return [Round((step(draft_s=draft_s, tokens=count),)) for count in tokens]
+def rounds(*tokens: int, draft_s: float = 0.0) -> list[TimedRound]:
+    return [TimedRound((step(draft_s=draft_s, tokens=count),)) for count in tokens]
 
 
 def drafter(slots: int = 256) -> PackedDraft:
@@ -57,46 +66,50 @@ def drafter(slots: int = 256) -> PackedDraft:
     return PackedDraft(TargetModel(make_tiny("llama"), name="tiny"), slots)
 
 
-def test_every_planned_node_is_accepted_and_the_rate_is_what_was_asked_for(bench: Bench, cases: list[Case]) -> None:
-    tally = Tally()
+def test_every_planned_node_is_accepted_and_the_rate_is_what_was_asked_for(
+    bench: SteppedEngine, cases: list[Case]
+) -> None:
+    tally = TreeTally()
     for number in range(8):
-        result = bench.run(cases, Arm(DEVICE, 8), f"rate {number}", tally)
+        result = bench.run(cases, Configuration(DEVICE, 8), f"rate {number}", tally)
         assert not result.astray
     assert tally.steps >= 8 * SESSIONS * (WARM + PLAN.steps)
     assert tally.accepted == tally.planned
     assert tally.rate == pytest.approx(PLAN.rate, abs=0.05)
 
 
-def test_a_round_has_the_timed_steps_alone_and_each_commits_for_every_session(bench: Bench, cases: list[Case]) -> None:
-    plain = bench.run(cases, Arm(PLAIN), "plain", Tally())
+def test_a_round_has_the_timed_steps_alone_and_each_commits_for_every_session(
+    bench: SteppedEngine, cases: list[Case]
+) -> None:
+    plain = bench.run(cases, Configuration(PLAIN), "plain", TreeTally())
     assert [one.tokens for one in plain.steps] == [SESSIONS] * PLAN.steps
-    trees = bench.run(cases, Arm(DEVICE, 8), "trees", Tally())
+    trees = bench.run(cases, Configuration(DEVICE, 8), "trees", TreeTally())
     assert len(trees.steps) == PLAN.steps
     assert all(SESSIONS <= one.tokens <= 7 * SESSIONS for one in trees.steps)
     assert trees.tokens_per_step > plain.tokens_per_step
 
 
-def test_the_same_trees_are_accepted_whoever_drafts(bench: Bench, cases: list[Case]) -> None:
-    device, beside = (bench.run(cases, Arm(kind, 8), "the same", Tally()) for kind in (DEVICE, COLOCATED))
+def test_the_same_trees_are_accepted_whoever_drafts(bench: SteppedEngine, cases: list[Case]) -> None:
+    device, beside = (bench.run(cases, Configuration(kind, 8), "the same", TreeTally()) for kind in (DEVICE, SERVER))
     assert [one.tokens for one in device.steps] == [one.tokens for one in beside.steps]
     assert all(one.draft_s == 0.0 for one in device.steps)
     assert all(one.draft_s > 0.0 for one in beside.steps)
 
 
 def test_a_server_draft_computes_every_depth_for_all_sessions_in_every_step(
-    bench: Bench, cases: list[Case], monkeypatch: pytest.MonkeyPatch
+    bench: SteppedEngine, cases: list[Case], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worked: list[tuple[int, int, int]] = []
     plainly = bench.draft.propose
 
-    def propose(wishes: Sequence[Wish]) -> list[int]:
+    def propose(wishes: Sequence[DraftRequest]) -> list[int]:
         forwards, rows = bench.draft.forwards, bench.draft.rows
         found = plainly(wishes)
         worked.append((bench.draft.forwards - forwards, bench.draft.rows - rows, len(found)))
         return found
 
     monkeypatch.setattr(bench.draft, "propose", propose)
-    bench.run(cases, Arm(COLOCATED, 8), "depths", Tally())
+    bench.run(cases, Configuration(SERVER, 8), "depths", TreeTally())
     depth = 6  # the spine of 8 nodes
     assert len(worked) >= WARM + PLAN.steps
     for forwards, rows, found in worked[1:]:  # the first one may read prompts
@@ -105,19 +118,21 @@ def test_a_server_draft_computes_every_depth_for_all_sessions_in_every_step(
         assert found == depth * SESSIONS
 
 
-def test_a_device_drafts_nothing_beside_the_target(bench: Bench, cases: list[Case]) -> None:
+def test_a_device_drafts_nothing_beside_the_target(bench: SteppedEngine, cases: list[Case]) -> None:
     before = bench.draft.forwards
-    bench.run(cases, Arm(DEVICE, 8), "nothing", Tally())
-    bench.run(cases, Arm(DEVICE, 8, pruned=True), "nothing", Tally())
+    bench.run(cases, Configuration(DEVICE, 8), "nothing", TreeTally())
+    bench.run(cases, Configuration(DEVICE, 8, pruned=True), "nothing", TreeTally())
     assert bench.draft.forwards == before
 
 
-def test_a_session_that_leaves_its_continuation_is_counted_and_no_other(bench: Bench, cases: list[Case]) -> None:
+def test_a_session_that_leaves_its_continuation_is_counted_and_no_other(
+    bench: SteppedEngine, cases: list[Case]
+) -> None:
     truth = list(cases[1].truth)
     truth[5] = (truth[5] + 1) % bench.target.vocab_size
     wrong = [cases[0], replace(cases[1], truth=tuple(truth)), cases[2]]
-    tally = Tally()
-    assert bench.run(wrong, Arm(DEVICE, 8), "astray", tally).astray == {1}
+    tally = TreeTally()
+    assert bench.run(wrong, Configuration(DEVICE, 8), "astray", tally).astray == {1}
     assert tally.accepted < tally.planned
 
 
@@ -135,13 +150,13 @@ class StrayingBench:
         self.prompts.append([case.prompt for case in cases])
         return list(cases)
 
-    def run(self, cases: Sequence[Case], arm: Arm, seed: str, tally: Tally) -> Round:
-        return Round((step(),), frozenset({1}))
+    def run(self, cases: Sequence[Case], arm: Configuration, seed: str, tally: TreeTally) -> TimedRound:
+        return TimedRound((step(),), frozenset({1}))
 
 
 def test_who_strays_has_another_prompt_in_the_next_round_and_the_first_round_is_not_counted() -> None:
     straying = StrayingBench()
-    found = level(cast(Bench, straying), SESSIONS)
+    found = level(cast(SteppedEngine, straying), SESSIONS)
     assert len(straying.prompts) == 1 + 3
     for before, after in zip(straying.prompts, straying.prompts[1:], strict=False):
         assert [a == b for a, b in zip(before, after, strict=True)] == [True, False, True]
@@ -152,18 +167,18 @@ def test_who_strays_has_another_prompt_in_the_next_round_and_the_first_round_is_
 
 
 def test_a_figure_has_the_drafts_time_in_it_and_not_the_devices() -> None:
-    result = Round((step(1.0, 3.0, 100.0, tokens=6), step(2.0, 2.0, 100.0, tokens=10)))
+    result = TimedRound((step(1.0, 3.0, 100.0, tokens=6), step(2.0, 2.0, 100.0, tokens=10)))
     assert result.tokens_per_s == pytest.approx(2.0)
     assert result.drafting == pytest.approx(0.6)
 
 
 def test_ratios_are_of_the_best_of_each_sweep_within_rounds() -> None:
-    found = Level()
-    found.rounds[Arm(PLAIN)] = rounds(2, 2, 4)
-    found.rounds[Arm(DEVICE, 2)] = rounds(20, 1, 1)
-    found.rounds[Arm(DEVICE, 8, pruned=True)] = rounds(6, 8, 8)
-    found.rounds[Arm(COLOCATED, 2)] = rounds(6, 4, 8, draft_s=1.0)
-    found.rounds[Arm(COLOCATED, 8)] = rounds(6, 8, 8, draft_s=3.0)
+    found = LoadLevel()
+    found.rounds[Configuration(PLAIN)] = rounds(2, 2, 4)
+    found.rounds[Configuration(DEVICE, 2)] = rounds(20, 1, 1)
+    found.rounds[Configuration(DEVICE, 8, pruned=True)] = rounds(6, 8, 8)
+    found.rounds[Configuration(SERVER, 2)] = rounds(6, 4, 8, draft_s=1.0)
+    found.rounds[Configuration(SERVER, 8)] = rounds(6, 8, 8, draft_s=3.0)
     figures = summary({3: found})
     assert figures["best"] == {"3": "device 8 pruned, co-located 2"}
     assert figures["vs_autoregression"] == {"3": 3.0}
@@ -173,12 +188,12 @@ def test_ratios_are_of_the_best_of_each_sweep_within_rounds() -> None:
 
 def test_both_sides_are_swept_alike() -> None:
     swept = {(arm.nodes, arm.pruned) for arm in arms((2, 8)) if arm.kind == DEVICE}
-    assert swept == {(arm.nodes, arm.pruned) for arm in arms((2, 8)) if arm.kind == COLOCATED}
+    assert swept == {(arm.nodes, arm.pruned) for arm in arms((2, 8)) if arm.kind == SERVER}
     assert swept == {(2, False), (8, False), (8, True)}
 
 
 def test_what_survives_of_a_tree_is_not_drafted_again() -> None:
-    device = Scripted(DeviceSession([1, 2], max_tokens=64), truth=range(10, 40), nodes=8, rate=1.0, vocabulary=99)
+    device = ScriptedDevice(DeviceSession([1, 2], max_tokens=64), truth=range(10, 40), nodes=8, rate=1.0, vocabulary=99)
     device.session.attach(1, SessionLimits())
     device.say()
     assert device.spine() == [10, 11, 12, 13, 14, 15]
@@ -191,14 +206,14 @@ def test_what_survives_of_a_tree_is_not_drafted_again() -> None:
 def test_a_draft_reads_what_was_refused_and_nothing_twice() -> None:
     draft, prompt = drafter(), [3, 1, 4, 1, 5]
     draft.begin("a", prompt)
-    draft.propose([Wish("a", prompt, [9, 2, 6])])
+    draft.propose([DraftRequest("a", prompt, [9, 2, 6])])
     assert (draft.forwards, draft.rows) == (3, 5 + 2)
-    draft.propose([Wish("a", [*prompt, 9, 7], [8])])  # the second guess was wrong
+    draft.propose([DraftRequest("a", [*prompt, 9, 7], [8])])  # the second guess was wrong
     assert (draft.forwards, draft.rows) == (4, 7 + 1)
-    draft.propose([Wish("a", [*prompt, 9, 7, 8, 5], [3])])  # all came true: its last one was never fed
+    draft.propose([DraftRequest("a", [*prompt, 9, 7, 8, 5], [3])])  # all came true: its last one was never fed
     assert (draft.forwards, draft.rows) == (5, 8 + 2)
-    draft.propose([Wish("a", [*prompt, 9, 7, 8, 5, 3, 1], [2, 4])])
-    draft.propose([Wish("a", [*prompt, 9, 7, 8, 5, 3, 1, 7, 4, 6], [2])])  # two commits, none as drafted
+    draft.propose([DraftRequest("a", [*prompt, 9, 7, 8, 5, 3, 1], [2, 4])])
+    draft.propose([DraftRequest("a", [*prompt, 9, 7, 8, 5, 3, 1, 7, 4, 6], [2])])  # two commits, none as drafted
     assert (draft.forwards, draft.rows) == (8, 10 + 2 + 1 + 3)
 
 
@@ -206,38 +221,38 @@ def test_a_draft_reads_what_was_refused_and_nothing_twice() -> None:
 def test_a_drafts_cache_gives_what_a_draft_without_one_says(said: list[int]) -> None:
     draft, prompt = drafter(), [3, 1, 4, 1, 5]
     draft.begin("a", prompt)
-    draft.propose([Wish("a", prompt, [9, 2, 6])])
+    draft.propose([DraftRequest("a", prompt, [9, 2, 6])])
     known, chain = [*prompt, *said], [8, 30, 71, 4]
     fresh = drafter()
     fresh.begin("b", known)
-    assert draft.propose([Wish("a", known, chain)]) == fresh.propose([Wish("b", known, chain)])
+    assert draft.propose([DraftRequest("a", known, chain)]) == fresh.propose([DraftRequest("b", known, chain)])
 
 
 def test_a_draft_gives_every_slot_back_and_keeps_the_prompt_alone_when_a_session_starts_again() -> None:
     draft, prompt = drafter(slots=12), [3, 1, 4, 1, 5]
     for _ in range(5):
         draft.begin("a", prompt)
-        draft.propose([Wish("a", prompt, [9, 2, 6])])
-        draft.propose([Wish("a", [*prompt, 9, 7], [8, 8])])
+        draft.propose([DraftRequest("a", prompt, [9, 2, 6])])
+        draft.propose([DraftRequest("a", [*prompt, 9, 7], [8, 8])])
     rows = draft.rows
     draft.begin("a", prompt)
-    draft.propose([Wish("a", prompt, [9])])
+    draft.propose([DraftRequest("a", prompt, [9])])
     assert draft.rows == rows + 1
     draft.begin("a", [2, *prompt])
-    draft.propose([Wish("a", [2, *prompt], [9])])
+    draft.propose([DraftRequest("a", [2, *prompt], [9])])
     assert draft.rows == rows + 1 + 6
 
 
 def test_prompts_beyond_a_forwards_rows_are_read_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.packed_draft.READ_ROWS", 10)
+    monkeypatch.setattr("benchmarks.support.engine_driver.packed_draft.READ_ROWS", 10)
     draft, prompts = drafter(), [[i, i + 1, i + 2, i + 3] for i in range(5)]
     for i, prompt in enumerate(prompts):
         draft.begin(str(i), prompt)
-    found = draft.propose([Wish(str(i), prompt, [7]) for i, prompt in enumerate(prompts)])
+    found = draft.propose([DraftRequest(str(i), prompt, [7]) for i, prompt in enumerate(prompts)])
     assert (draft.forwards, draft.rows, len(found)) == (3, 20, 5)
 
 
-def test_a_random_target_is_sure_of_its_tokens_and_says_none_again(bench: Bench, cases: list[Case]) -> None:
+def test_a_random_target_is_sure_of_its_tokens_and_says_none_again(bench: SteppedEngine, cases: list[Case]) -> None:
     for case in cases:
         assert len(set(case.truth)) == len(case.truth) == PLAN.output
     logits = bench.target.linear_logits([*cases[0].prompt, *cases[0].truth[:64]])

@@ -9,14 +9,14 @@ from typing import cast
 import numpy as np
 import pytest
 
-from benchmarks import harness, questions
 from benchmarks.distill import devices, identity, kills, learning, plots, safety, system
-from benchmarks.distill.__main__ import Result, judge_gain
-from benchmarks.distill.answer import Answer
-from benchmarks.distill.gain import Gain, interval, per_step
+from benchmarks.distill.__main__ import DistillResult, judge_gain
+from benchmarks.distill.answer import DeviceAnswer
+from benchmarks.distill.gain import DraftGain, interval, per_step
 from benchmarks.distill.rogue import LIES, Refusal, flipped
-from benchmarks.distill.scale import FULL, QUICK
-from benchmarks.distill.story import Story, quantile
+from benchmarks.distill.run_log import RunLog, quantile
+from benchmarks.distill.size import FULL, QUICK
+from benchmarks.support import harness, questions
 from cloud_verifier.distill.gguf.eval_gguf import TREE, DraftCounts, steps
 from cloud_verifier.distill.publishing.release_client import ReleaseRecord
 from outrider.wire.manifest import Manifest
@@ -24,17 +24,17 @@ from outrider.wire.manifest import Manifest
 BEFORE = {"arithmetic": 2.0, "code": 3.0}
 
 
-def answer(**changes: object) -> Answer:
-    return dataclasses.replace(Answer(0, "code", "a prompt", {}, 0.0, 1.0, tokens=[1, 2, 3]), **changes)
+def answer(**changes: object) -> DeviceAnswer:
+    return dataclasses.replace(DeviceAnswer(0, "code", "a prompt", {}, 0.0, 1.0, tokens=[1, 2, 3]), **changes)
 
 
-def gain(after: float, reference: float = 4.0, code: float = 3.0) -> Gain:
-    return Gain(BEFORE, {"arithmetic": after, "code": code}, {"arithmetic": reference, "code": 3.0})
+def gain(after: float, reference: float = 4.0, code: float = 3.0) -> DraftGain:
+    return DraftGain(BEFORE, {"arithmetic": after, "code": code}, {"arithmetic": reference, "code": 3.0})
 
 
 def test_an_answer_comes_through_its_line_unchanged() -> None:
     told = answer(swaps_s=[0.25], refused={"worse": 1}, options={"seed": 7}, error="")
-    assert Answer.of_line(told.line.encode()) == told
+    assert DeviceAnswer.of_line(told.line.encode()) == told
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ def test_a_draft_that_got_worse_closes_less_than_nothing() -> None:
         (gain(after=2.4, reference=2.4), ["the gap"]),
     ],
 )
-def test_what_is_wanted_of_the_learnt_draft_can_fail(found: Gain, broken: list[str]) -> None:
-    story, result = Story(), Result()
+def test_what_is_wanted_of_the_learnt_draft_can_fail(found: DraftGain, broken: list[str]) -> None:
+    story, result = RunLog(), DistillResult()
     judge_gain(found, FULL, story, result)
     assert [check.what for check in story.broken] == broken
     assert result.tokens_per_step["after"] == found.after["arithmetic"]
@@ -80,8 +80,8 @@ def test_what_is_wanted_of_the_learnt_draft_can_fail(found: Gain, broken: list[s
 
 
 def test_a_quick_run_promises_nothing_of_what_is_learnt_but_that_there_is_something_to_learn() -> None:
-    story = Story()
-    judge_gain(gain(after=2.0), QUICK, story, Result())
+    story = RunLog()
+    judge_gain(gain(after=2.0), QUICK, story, DistillResult())
     assert [check.what for check in story.checks] == ["the gap"]
 
 
@@ -140,8 +140,8 @@ def test_a_failure_is_excused_only_by_an_outage_in_which_it_began() -> None:
 
 
 def test_only_requests_in_their_midst_say_that_a_kill_was_survived() -> None:
-    def one(first: float, ended: float, error: str = "") -> Answer:
-        return Answer(0, "code", "", {}, 90.0, ended, first=first, error=error)
+    def one(first: float, ended: float, error: str = "") -> DeviceAnswer:
+        return DeviceAnswer(0, "code", "", {}, 90.0, ended, first=first, error=error)
 
     under_way, over, opening, failed = one(99, 101), one(91, 99), one(100.5, 105), one(0, 101, "gone")
     assert kills.went_through([under_way, over, opening, failed], 100.0) == 1

@@ -13,11 +13,11 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks import peers
 from benchmarks.engine import Case, autoregression, cases, continued, steps
-from benchmarks.peers import HuggingFace, Request, Timed
-from benchmarks.trees import Tally, offer
-from benchmarks.turns import Bench, Parts, Turn
+from benchmarks.support import hf_baseline
+from benchmarks.support.engine_driver.engine_step_trace import PartTimer, TracedEngine, TracedStep
+from benchmarks.support.engine_driver.scripted_trees import TreeTally, offer
+from benchmarks.support.hf_baseline import GenerateRequest, HuggingFaceBaseline, TimedOutput
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.numerics_check import self_test
@@ -47,8 +47,8 @@ def model() -> TargetModel:
 
 
 @pytest.fixture
-def bench(model: TargetModel) -> Bench:
-    return Bench(model, EngineConfig(kv_slots=4096, max_sessions=16))
+def bench(model: TargetModel) -> TracedEngine:
+    return TracedEngine(model, EngineConfig(kv_slots=4096, max_sessions=16))
 
 
 def texts(count: int, length: int) -> list[list[int]]:
@@ -57,7 +57,7 @@ def texts(count: int, length: int) -> list[list[int]]:
 
 def test_parts_within_parts_sum_to_the_time_from_the_first_to_the_last_look_at_the_clock() -> None:
     clock = Ticks()
-    parts = Parts(clock)
+    parts = PartTimer(clock)
     inner = parts.timed("inner", lambda: "result")
     outer = parts.timed("outer", lambda: (inner(), inner()))
     parts.enter("loop")
@@ -70,7 +70,7 @@ def test_parts_within_parts_sum_to_the_time_from_the_first_to_the_last_look_at_t
 
 
 def test_a_part_that_fails_is_left_all_the_same() -> None:
-    parts = Parts(Ticks())
+    parts = PartTimer(Ticks())
     parts.enter("loop")
     with pytest.raises(ZeroDivisionError):
         parts.timed("inner", lambda: 1 / 0)()
@@ -79,15 +79,15 @@ def test_a_part_that_fails_is_left_all_the_same() -> None:
 
 
 def test_the_share_outside_is_all_but_the_forward() -> None:
-    assert Turn({"forward": 6.0, "verify": 1.0, "decode": 0.5, "loop": 0.5}, ()).outside == pytest.approx(0.25)
+    assert TracedStep({"forward": 6.0, "verify": 1.0, "decode": 0.5, "loop": 0.5}, ()).outside == pytest.approx(0.25)
 
 
 def test_every_step_decodes_and_encodes_for_every_session_and_its_parts_are_all_there(model: TargetModel) -> None:
     clock = Ticks()
-    bench = Bench(model, EngineConfig(kv_slots=4096, max_sessions=16), Parts(clock))
+    bench = TracedEngine(model, EngineConfig(kv_slots=4096, max_sessions=16), PartTimer(clock))
     sessions = continued(bench, [Case(tuple(text)) for text in texts(3, 20)], 40)
     before = clock.now
-    turns = steps(bench, sessions, 4, 3, 0, Tally())
+    turns = steps(bench, sessions, 4, 3, 0, TreeTally())
     assert len(turns) == 3
     for turn in turns:
         assert {"decode", "protocol", "schedule", "prepare", "pack", "attention plan", "forward"} <= set(turn.parts)
@@ -98,7 +98,7 @@ def test_every_step_decodes_and_encodes_for_every_session_and_its_parts_are_all_
     assert sum(turn.seconds for turn in turns) < clock.now - before
 
 
-def test_the_model_is_left_as_it_was(bench: Bench, model: TargetModel) -> None:
+def test_the_model_is_left_as_it_was(bench: TracedEngine, model: TargetModel) -> None:
     continued(bench, [Case((5, 6, 7))], 4)
     assert "forward" not in vars(model)
     assert "plan" not in vars(model.attention)
@@ -130,9 +130,9 @@ def test_trees_are_right_at_each_depth_as_often_as_asked() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.5, 0.8, 1.0])
-def test_the_engine_accepts_what_the_trees_were_made_to_have_accepted(bench: Bench, rate: float) -> None:
+def test_the_engine_accepts_what_the_trees_were_made_to_have_accepted(bench: TracedEngine, rate: float) -> None:
     greedy, mixed = cases(bench, texts(6, 20), 160)
-    tally = Tally()
+    tally = TreeTally()
     steps(bench, mixed, 8, 20, 3, tally, rate)
     assert tally.steps >= 6 * 20
     assert tally.accepted == tally.planned
@@ -142,15 +142,15 @@ def test_the_engine_accepts_what_the_trees_were_made_to_have_accepted(bench: Ben
 
 
 @pytest.fixture(scope="module")
-def hf() -> HuggingFace:
-    return HuggingFace(make_tiny("qwen3"), make_tiny("llama"))
+def hf() -> HuggingFaceBaseline:
+    return HuggingFaceBaseline(make_tiny("qwen3"), make_tiny("llama"))
 
 
 @pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
 def test_engine_and_hugging_face_answer_ragged_requests_alike_and_only_useful_tokens_count(
-    bench: Bench, hf: HuggingFace, static: bool
+    bench: TracedEngine, hf: HuggingFaceBaseline, static: bool
 ) -> None:
-    asked = peers.ragged(texts(4, 40), 24)
+    asked = hf_baseline.ragged(texts(4, 40), 24)
     assert len({request.tokens for request in asked}) == 4
     ours, theirs = autoregression(bench, asked, "x"), hf.batch(asked, static=static)
     assert ours.outputs == theirs.outputs
@@ -158,8 +158,10 @@ def test_engine_and_hugging_face_answer_ragged_requests_alike_and_only_useful_to
     assert theirs.rate == pytest.approx(theirs.tokens / theirs.seconds)
 
 
-def test_decoding_alone_is_less_than_the_whole_and_leaves_the_first_tokens_out(bench: Bench, hf: HuggingFace) -> None:
-    asked = [Request(tuple(text), 24) for text in texts(4, 40)]
+def test_decoding_alone_is_less_than_the_whole_and_leaves_the_first_tokens_out(
+    bench: TracedEngine, hf: HuggingFaceBaseline
+) -> None:
+    asked = [GenerateRequest(tuple(text), 24) for text in texts(4, 40)]
     theirs = hf.batch(asked, static=False)
     assert theirs.decode_tokens == 4 * 23
     assert 0 < theirs.decode_seconds < theirs.seconds
@@ -168,13 +170,13 @@ def test_decoding_alone_is_less_than_the_whole_and_leaves_the_first_tokens_out(b
     assert 0 < ours.decode_seconds < ours.seconds
 
 
-def test_assisted_generation_gives_the_targets_own_tokens(hf: HuggingFace) -> None:
-    asked = Request(tuple(texts(1, 30)[0]), 20)
+def test_assisted_generation_gives_the_targets_own_tokens(hf: HuggingFaceBaseline) -> None:
+    asked = GenerateRequest(tuple(texts(1, 30)[0]), 20)
     assert hf.assisted(asked).outputs == hf.batch([asked], static=False).outputs
 
 
-def test_a_prompt_under_another_salt_is_read_anew(bench: Bench) -> None:
-    asked = [Request(tuple(texts(1, 40)[0]), 4)]
+def test_a_prompt_under_another_salt_is_read_anew(bench: TracedEngine) -> None:
+    asked = [GenerateRequest(tuple(texts(1, 40)[0]), 4)]
     for salt in ("one", "two"):
         autoregression(bench, asked, salt)
     assert bench.engine.stats().prefix_hits == 0
@@ -183,11 +185,11 @@ def test_a_prompt_under_another_salt_is_read_anew(bench: Bench) -> None:
 
 
 def test_the_best_peer_of_each_round_is_the_measure() -> None:
-    def timed(rate: float) -> Timed:
-        return Timed(((0,) * 10,), 10 / rate, 0, 0.0)
+    def timed(rate: float) -> TimedOutput:
+        return TimedOutput(((0,) * 10,), 10 / rate, 0, 0.0)
 
     found = {"engine": [timed(9), timed(8)], "a": [timed(10), timed(2)], "b": [timed(5), timed(16)]}
-    assert peers.over_best(found) == pytest.approx((0.9 + 0.5) / 2)
+    assert hf_baseline.over_best(found) == pytest.approx((0.9 + 0.5) / 2)
 
 
 def test_a_draft_read_from_gguf_says_what_it_said_before(tmp_path: Path) -> None:
@@ -202,7 +204,7 @@ def test_a_draft_read_from_gguf_says_what_it_said_before(tmp_path: Path) -> None
     letters = Tokenizer(BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
     letters.pre_tokenizer = ByteLevel(add_prefix_space=False)
     write_gguf(module, PreTrainedTokenizerFast(tokenizer_object=letters), tmp_path / "draft.gguf", "tiny")
-    read = peers.draft_from_gguf(tmp_path / "draft.gguf")
+    read = hf_baseline.draft_from_gguf(tmp_path / "draft.gguf")
     ids = torch.tensor(texts(1, 12))
     with torch.inference_mode():
         assert torch.allclose(read(ids).logits, module(ids).logits, atol=1e-4)

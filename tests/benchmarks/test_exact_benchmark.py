@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.exact import Tally, failure
+from benchmarks.exact import BitComparison, failure
 
-DIFFERS = Tally(rows=10, rows_differing=3)
+DIFFERS = BitComparison(rows=10, rows_differing=3)
 
 
 def test_it_passes_where_exact_keeps_its_bits_and_the_control_does_not() -> None:
@@ -16,4 +16,4 @@ def test_a_bit_that_differs_fails_it() -> None:
 
 
 def test_a_control_that_does_not_differ_fails_it() -> None:
-    assert "none of 10 rows of the control" in str(failure({"float32": 0, "bfloat16": 0}, Tally(rows=10)))
+    assert "none of 10 rows of the control" in str(failure({"float32": 0, "bfloat16": 0}, BitComparison(rows=10)))

@@ -10,30 +10,44 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks.fleet_optimum import ENDLESS, Asked, Process, Truth, Verifier, divided, per_step
-from benchmarks.fleet_world import Text
+from benchmarks.support.fleet_simulation.optimum import (
+    ENDLESS,
+    AcceptanceProcess,
+    OptimalVerifier,
+    SessionTruth,
+    StaticRequest,
+    divided,
+    per_step,
+)
+from benchmarks.support.fleet_simulation.world import SimulatedText
 from coordinator.records import Window
 from coordinator.window.streaming import LinkTiming, replay
 
-RIGHT = Process(1.0, 1.0, flip=0.04, caught=0.0)
-WRONG = Process(0.0, 0.0, flip=0.04, caught=0.0)
-CODE = Process(0.92, 0.70, flip=0.04, caught=0.4)
-PROSE = Process(0.60, 0.30, flip=0.04, caught=0.4)
+RIGHT = AcceptanceProcess(1.0, 1.0, flip=0.04, caught=0.0)
+WRONG = AcceptanceProcess(0.0, 0.0, flip=0.04, caught=0.0)
+CODE = AcceptanceProcess(0.92, 0.70, flip=0.04, caught=0.4)
+PROSE = AcceptanceProcess(0.60, 0.30, flip=0.04, caught=0.4)
 
 
-def _speed(process: Process, k: int, rtt: float = 0.0, draft: float = 0.0, depth: int = ENDLESS) -> tuple[float, float]:
+def _speed(
+    process: AcceptanceProcess, k: int, rtt: float = 0.0, draft: float = 0.0, depth: int = ENDLESS
+) -> tuple[float, float]:
     """(tokens, levels) of steps of 1 s."""
-    one = Truth(process, rtt, draft, nodes_per_level=1.0)
+    one = SessionTruth(process, rtt, draft, nodes_per_level=1.0)
     tokens, levels = per_step([one], np.array([k]), np.array([depth]), np.ones(1))
     return float(tokens[0]), float(levels[0])
 
 
-def _verifier(*sessions: Truth, row_s: float = 0.001) -> Verifier:
+def _verifier(*sessions: SessionTruth, row_s: float = 0.001) -> OptimalVerifier:
     """30 ms a step, and so much a node: dear ones, for the choice to be hard."""
-    return Verifier(sessions, lambda nodes: 0.030 + row_s * nodes)
+    return OptimalVerifier(sessions, lambda nodes: 0.030 + row_s * nodes)
 
 
-THREE = (Truth(CODE, 0.010, 0.003, 1.6), Truth(PROSE, 0.030, 0.006, 1.6), Truth(PROSE, 0.150, 0.010, 1.6))
+THREE = (
+    SessionTruth(CODE, 0.010, 0.003, 1.6),
+    SessionTruth(PROSE, 0.030, 0.006, 1.6),
+    SessionTruth(PROSE, 0.150, 0.010, 1.6),
+)
 
 
 @pytest.mark.parametrize("k", [1, 3, 5, 7])
@@ -46,7 +60,7 @@ def test_when_every_guess_is_wrong_a_step_brings_one_token_and_still_holds_k_lev
 
 
 def test_a_right_sibling_brings_one_token_and_ends_the_way_down() -> None:
-    assert _speed(Process(0.0, 0.0, flip=0.04, caught=1.0), 4) == pytest.approx((2.0, 4.0))
+    assert _speed(AcceptanceProcess(0.0, 0.0, flip=0.04, caught=1.0), 4) == pytest.approx((2.0, 4.0))
 
 
 def test_streaming_is_one_token_a_step_without_nodes() -> None:
@@ -58,7 +72,7 @@ def test_a_device_slower_than_the_target_adds_nothing() -> None:
 
 
 def test_independent_guesses_give_the_geometric_sum() -> None:
-    process = Process(0.6, 0.6, flip=0.5, caught=0.0)
+    process = AcceptanceProcess(0.6, 0.6, flip=0.5, caught=0.0)
     assert _speed(process, 3)[0] == pytest.approx(1.0 + 0.6 + 0.6**2 + 0.6**3, rel=1e-6)
 
 
@@ -67,16 +81,17 @@ def test_independent_guesses_give_the_geometric_sum() -> None:
     "rtt, draft, k, depth", [(0.3, 0.02, 8, 12), (1.5, 0.1, 6, 10), (1.0, 0.7, 4, 7), (2.3, 0.1, 16, 6)]
 )
 def test_a_long_text_played_by_the_streaming_model_goes_as_fast(
-    kind: str, process: Process, rtt: float, draft: float, k: int, depth: int
+    kind: str, process: AcceptanceProcess, rtt: float, draft: float, k: int, depth: int
 ) -> None:
     played = replay(
-        Text(kind, random.Random(7)).take(30_000), LinkTiming(rtt, draft, lambda nodes: 1.0), Window(k, depth)
+        SimulatedText(kind, random.Random(7)).take(30_000), LinkTiming(rtt, draft, lambda nodes: 1.0), Window(k, depth)
     )
     assert _speed(process, k, rtt, draft, depth)[0] == pytest.approx(played.tokens_per_step, rel=0.03)
 
 
 def test_it_shares_nothing_with_the_controller() -> None:
-    program = "import sys, benchmarks.fleet_optimum; print([m for m in sys.modules if m.startswith('coordinator')])"
+    optimum = "benchmarks.support.fleet_simulation.optimum"
+    program = f"import sys, {optimum}; print([m for m in sys.modules if m.startswith('coordinator')])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -109,7 +124,7 @@ def test_where_the_nodes_do_not_suffice_for_everybody_nothing_is_fair() -> None:
 def test_no_whole_choice_of_windows_brings_more(tolerance: float, row_s: float) -> None:
     verifier = _verifier(*THREE, row_s=row_s)
     best = verifier.best(tolerance)
-    whole = [verifier.outcome([Asked(k) for k in ks]) for ks in itertools.product((0, 2, 8), repeat=3)]
+    whole = [verifier.outcome([StaticRequest(k) for k in ks]) for ks in itertools.product((0, 2, 8), repeat=3)]
     fair = [one for one in whole if min(one.over_streaming(verifier.plain_s)) >= 1.0 - tolerance]
     assert best.goodput >= 0.998 * max(one.goodput for one in fair)
     assert min(best.over_streaming(verifier.plain_s)) >= 1.0 - tolerance - 1e-4
@@ -123,7 +138,7 @@ def test_whoever_drafts_well_pays_for_nobody_else_and_that_costs_goodput() -> No
 
 def test_a_step_lasts_as_long_as_what_arrives_in_it() -> None:
     verifier = _verifier(*THREE)
-    asked = [Asked(4), Asked(2), Asked(1, depth=3)]
+    asked = [StaticRequest(4), StaticRequest(2), StaticRequest(1, depth=3)]
     step_s = verifier.outcome(asked).step_s
     _, nodes = per_step(THREE, np.array([4, 2, 1]), np.array([ENDLESS, ENDLESS, 3]), np.full(3, step_s))
     assert step_s == pytest.approx(0.030 + 0.001 * nodes.sum(), rel=1e-3)

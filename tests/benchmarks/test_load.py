@@ -17,14 +17,15 @@ import pytest
 from fake_verifier import FakeVerifier, Script
 from scripted import VOCABULARY, target
 
-from benchmarks import hostile as attacker
-from benchmarks import overload, proc, soak
-from benchmarks.harness import percentile
-from benchmarks.hostile import ATTACKS, RIGHT, WAITING, Attack, Hostile
-from benchmarks.overload import Ended, Price, Rate
-from benchmarks.phases import Gap, Phases, Stretch
-from benchmarks.replay import Job, Outcome, Where
-from benchmarks.soak_findings import Findings, Sample, Tally
+from benchmarks import overload, soak
+from benchmarks.overload import EndedSession, Goodput, RefusalCost
+from benchmarks.soak_findings import SessionTally, SoakFindings, VerifierSample
+from benchmarks.support import malicious_client as attacker
+from benchmarks.support import proc
+from benchmarks.support.draft_replay.client import ServiceAddress, SessionJob, SessionOutcome
+from benchmarks.support.harness import percentile
+from benchmarks.support.malicious_client import ATTACKS, RIGHT, WAITING, Attack, MaliciousClient
+from benchmarks.support.phases import AlternatingPhases, DeliveryGap, Phase
 from outrider.core.protocol.messages import SessionLimits
 
 
@@ -34,7 +35,7 @@ class Pool:
     def __init__(self, capacity: int, lost: int) -> None:
         self.free = capacity - lost
 
-    async def holds(self, stack: object, where: Where, slots: int) -> bool:
+    async def holds(self, stack: object, where: ServiceAddress, slots: int) -> bool:
         assert slots <= soak.MAX_SEQUENCE + soak.TREE_NODES, "the verifier would refuse it as too long"
         if slots > self.free:
             return False
@@ -49,15 +50,19 @@ async def test_slots_that_are_not_promised_any_more_are_found_to_the_last_one(
 ) -> None:
     capacity = soak.KV_SLOTS
     monkeypatch.setattr(soak, "_holds", Pool(capacity, lost).holds)
-    assert await soak.unpromised(Where("nowhere:1"), capacity) == lost
+    assert await soak.unpromised(ServiceAddress("nowhere:1"), capacity) == lost
 
 
-def findings(tally: Tally | None = None, *, answers: Iterable[tuple[str, str]] = (), **seen: Any) -> Findings:
+def findings(
+    tally: SessionTally | None = None, *, answers: Iterable[tuple[str, str]] = (), **seen: Any
+) -> SoakFindings:
     """Of a minute in which nothing went wrong but what is given."""
-    hostile = Hostile(Where("nowhere:1"), random.Random(0), [1])
+    hostile = MaliciousClient(ServiceAddress("nowhere:1"), random.Random(0), [1])
     hostile.answers.update(answers)
-    samples = [Sample(float(t), 80.0, 700.0, 10, 2) for t in range(60)]
-    return Findings(tally or Tally(), hostile, **{"phases": Phases(), "samples": samples, "seconds": 60.0} | seen)
+    samples = [VerifierSample(float(t), 80.0, 700.0, 10, 2) for t in range(60)]
+    return SoakFindings(
+        tally or SessionTally(), hostile, **{"phases": AlternatingPhases(), "samples": samples, "seconds": 60.0} | seen
+    )
 
 
 def last_line(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -66,13 +71,13 @@ def last_line(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 
 def test_the_soak_fails_for_leaks_for_differing_outputs_for_errors_and_for_an_attack_that_was_let_in() -> None:
-    failed = Tally()
-    failed.add(Job(0), Outcome(error="Unavailable: gone"))
+    failed = SessionTally()
+    failed.add(SessionJob(0), SessionOutcome(error="Unavailable: gone"))
     assert findings().failures == []
     assert [condition.what for condition in findings(kv_used=1, missing=2).failures] == ["slots leaked"]
     for found in (
         findings(live=1),
-        findings(Tally(differing=1)),
+        findings(SessionTally(differing=1)),
         findings(failed),
         findings(answers=[("forged_ticket", "OK")]),
         findings(answers=[("garbage", "INTERNAL")]),
@@ -81,7 +86,7 @@ def test_the_soak_fails_for_leaks_for_differing_outputs_for_errors_and_for_an_at
 
 
 def test_a_long_soak_fails_for_growth_and_for_an_attack_that_was_never_made() -> None:
-    grown = [Sample(float(t), 80.0 + 0.1 * t, 700.0, 0, 0) for t in range(600)]
+    grown = [VerifierSample(float(t), 80.0 + 0.1 * t, 700.0, 0, 0) for t in range(600)]
     every = [(attack, next(iter(endings - attacker.NO_PLACE))) for attack, endings in RIGHT.items()]
     long: dict[str, Any] = {"tally": paced(30.0, 30.0), "phases": BOTH, "seconds": 600.0}
     assert findings(answers=every, **long).failures == []
@@ -96,19 +101,21 @@ def test_a_long_soak_fails_where_the_attacker_slows_its_neighbours() -> None:
     assert [(c.what, c.got) for c in harmed] == [("p99 with the attacker over without", "3.00")]
 
 
-BOTH = Phases([Stretch(0.0, 10.0, False), Stretch(10.0, 20.0, True)])
+BOTH = AlternatingPhases([Phase(0.0, 10.0, False), Phase(10.0, 20.0, True)])
 
 
-def paced(alone_ms: float, attacked_ms: float) -> Tally:
+def paced(alone_ms: float, attacked_ms: float) -> SessionTally:
     """Gaps of so many ms without the attacker and beside it."""
-    return Tally(gaps=[Gap(float(t), alone_ms if t < 10 else attacked_ms) for t in range(1, 20) if t != 10])
+    return SessionTally(
+        gaps=[DeliveryGap(float(t), alone_ms if t < 10 else attacked_ms) for t in range(1, 20) if t != 10]
+    )
 
 
 def test_the_soak_tells_gaps_with_the_attacker_beside_those_without(capsys: pytest.CaptureFixture[str]) -> None:
-    phases = Phases([Stretch(0.0, 10.0, False), Stretch(10.0, 20.0, True), Stretch(20.0, 30.0, False)])
-    tally = Tally()
-    tally.add(Job(0), Outcome(delivered_s=[1.0, 2.0, 2.0, 4.0], gaps_ms=[1000.0, 2000.0]))
-    tally.add(Job(0), Outcome(delivered_s=[9.0, 12.0, 13.5, 31.0], gaps_ms=[3000.0, 1500.0, 17_500.0]))
+    phases = AlternatingPhases([Phase(0.0, 10.0, False), Phase(10.0, 20.0, True), Phase(20.0, 30.0, False)])
+    tally = SessionTally()
+    tally.add(SessionJob(0), SessionOutcome(delivered_s=[1.0, 2.0, 2.0, 4.0], gaps_ms=[1000.0, 2000.0]))
+    tally.add(SessionJob(0), SessionOutcome(delivered_s=[9.0, 12.0, 13.5, 31.0], gaps_ms=[3000.0, 1500.0, 17_500.0]))
     findings(tally, phases=phases).tell()
     last = last_line(capsys)
     assert (last["leaked_slots"], last["rss_growth_mb"]) == (0, 0.0)
@@ -117,13 +124,13 @@ def test_the_soak_tells_gaps_with_the_attacker_beside_those_without(capsys: pyte
 
 
 def test_a_gap_across_a_border_counts_for_neither_side() -> None:
-    phases = Phases([Stretch(0.0, 1.0, False), Stretch(1.0, 2.0, True)])
-    gaps = [Gap(0.5, 100.0), Gap(1.05, 100.0), Gap(1.5, 100.0), Gap(2.05, 100.0)]
+    phases = AlternatingPhases([Phase(0.0, 1.0, False), Phase(1.0, 2.0, True)])
+    gaps = [DeliveryGap(0.5, 100.0), DeliveryGap(1.05, 100.0), DeliveryGap(1.5, 100.0), DeliveryGap(2.05, 100.0)]
     assert (phases.of(gaps, disturbed=False), phases.of(gaps, disturbed=True)) == ([[100.0]], [[100.0]])
 
 
 async def test_phases_alternate_until_the_end_and_the_last_one_is_cut_short() -> None:
-    phases, ends = Phases(), []
+    phases, ends = AlternatingPhases(), []
 
     async def disturb(until: float) -> None:
         ends.append(until)
@@ -137,29 +144,32 @@ async def test_phases_alternate_until_the_end_and_the_last_one_is_cut_short() ->
     assert phases.stretches[-1].end >= until
 
 
-def ended(at: float, tokens: int, finish: str = "length") -> Ended:
-    return Ended(at, Outcome(tokens=tokens, finish=finish))
+def ended(at: float, tokens: int, finish: str = "length") -> EndedSession:
+    return EndedSession(at, SessionOutcome(tokens=tokens, finish=finish))
 
 
 def test_goodput_counts_what_has_finished_within_the_window() -> None:
-    rate = Rate.of([ended(4.9, 50), ended(5.0, 60), ended(9.0, 40), ended(9.5, 7, ""), ended(10.0, 50)], 5.0, 10.0)
+    rate = Goodput.of([ended(4.9, 50), ended(5.0, 60), ended(9.0, 40), ended(9.5, 7, ""), ended(10.0, 50)], 5.0, 10.0)
     assert (rate.tokens_per_s, rate.sessions_per_s) == (20.0, 0.4)
 
 
-def outcomes(*, errors: Iterable[str] = ()) -> list[Outcome]:
-    return [Outcome(tokens=9, finish="length"), *(Outcome(error=error, refused_s=[0.01]) for error in errors)]
+def outcomes(*, errors: Iterable[str] = ()) -> list[SessionOutcome]:
+    return [
+        SessionOutcome(tokens=9, finish="length"),
+        *(SessionOutcome(error=error, refused_s=[0.01]) for error in errors),
+    ]
 
 
 def test_overload_fails_for_lost_goodput_for_dear_refusals_and_for_errors(capsys: pytest.CaptureFixture[str]) -> None:
-    peak, cheap = Rate(100.0, 2.0), Price(0.5, 1.0, 500.0, overload.REFUSALS)
-    overload._finish(cheap, 16, peak, Rate(81.0, 1.6), 9, outcomes(errors=["Overloaded: full"]))
+    peak, cheap = Goodput(100.0, 2.0), RefusalCost(0.5, 1.0, 500.0, overload.REFUSALS)
+    overload._finish(cheap, 16, peak, Goodput(81.0, 1.6), 9, outcomes(errors=["Overloaded: full"]))
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (last["goodput_share_of_peak"], last["shed"], last["refusal_p50_ms"]) == (0.81, 1, 10.0)
     for cost, rate, errors in (
-        (cheap, Rate(79.0, 1.6), []),
-        (Price(100.0, 1.0, 500.0, overload.REFUSALS), Rate(81.0, 1.6), []),
-        (Price(0.5, 1.0, 500.0, overload.REFUSALS - 1), Rate(81.0, 1.6), []),
-        (cheap, Rate(81.0, 1.6), ["Unavailable: gone"]),
+        (cheap, Goodput(79.0, 1.6), []),
+        (RefusalCost(100.0, 1.0, 500.0, overload.REFUSALS), Goodput(81.0, 1.6), []),
+        (RefusalCost(0.5, 1.0, 500.0, overload.REFUSALS - 1), Goodput(81.0, 1.6), []),
+        (cheap, Goodput(81.0, 1.6), ["Unavailable: gone"]),
     ):
         with pytest.raises(SystemExit):
             overload._finish(cost, 16, peak, rate, 9, outcomes(errors=errors))
@@ -168,24 +178,26 @@ def test_overload_fails_for_lost_goodput_for_dear_refusals_and_for_errors(capsys
 @pytest.mark.parametrize(
     ("attack", "answer"),
     [
-        (Hostile.id_gap, "INVALID_ARGUMENT"),
-        (Hostile.same_siblings, "INVALID_ARGUMENT"),
-        (Hostile.too_deep, "INVALID_ARGUMENT"),
-        (Hostile.base_of_the_future, "INVALID_ARGUMENT"),
+        (MaliciousClient.id_gap, "INVALID_ARGUMENT"),
+        (MaliciousClient.same_siblings, "INVALID_ARGUMENT"),
+        (MaliciousClient.too_deep, "INVALID_ARGUMENT"),
+        (MaliciousClient.base_of_the_future, "INVALID_ARGUMENT"),
     ],
 )
 async def test_an_attack_gets_through_to_the_protocol_and_is_refused_there(attack: Attack, answer: str) -> None:
     script = Script(target, vocabulary_size=VOCABULARY, limits=SessionLimits(depth=32), ping_s=60.0)
     async with FakeVerifier(script) as verifier:
-        hostile = Hostile(Where(verifier.address), random.Random(0), [1, 2, 3])
+        hostile = MaliciousClient(ServiceAddress(verifier.address), random.Random(0), [1, 2, 3])
         assert await hostile.one(attack) == answer
         assert verifier.opens, "the attack never got as far as a session"
 
 
-@pytest.mark.parametrize("attack", [Hostile.parent_of_the_future, Hostile.after_the_end, Hostile.flood])
+@pytest.mark.parametrize(
+    "attack", [MaliciousClient.parent_of_the_future, MaliciousClient.after_the_end, MaliciousClient.flood]
+)
 async def test_how_an_attack_ends_is_among_the_endings_that_are_right_for_it(attack: Attack) -> None:
     async with FakeVerifier(Script(target, vocabulary_size=VOCABULARY, ping_s=60.0)) as verifier:
-        hostile = Hostile(Where(verifier.address), random.Random(0), [1, 2, 3])
+        hostile = MaliciousClient(ServiceAddress(verifier.address), random.Random(0), [1, 2, 3])
         await hostile.one(attack)
         assert not hostile.wrong, hostile.wrong
         assert attack.__name__ not in hostile.unmade
@@ -193,21 +205,23 @@ async def test_how_an_attack_ends_is_among_the_endings_that_are_right_for_it(att
 
 async def test_a_defect_of_the_server_is_not_an_ending_that_is_right() -> None:
     async with FakeVerifier(Script(target, vocabulary_size=VOCABULARY, ping_s=60.0)) as verifier:
-        hostile = Hostile(Where(verifier.address), random.Random(0), [1, 2, 3])
-        assert await hostile.one(Hostile.garbage) == "UNKNOWN", "the scripted verifier does not catch a DecodeError"
+        hostile = MaliciousClient(ServiceAddress(verifier.address), random.Random(0), [1, 2, 3])
+        assert await hostile.one(MaliciousClient.garbage) == "UNKNOWN", (
+            "the scripted verifier does not catch a DecodeError"
+        )
         assert hostile.wrong.total() == 1
 
 
 async def test_an_attack_that_nobody_answers_is_not_one_that_ended_well(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attacker, "ATTACK_S", 0.2)
     async with FakeVerifier(Script(target, vocabulary_size=VOCABULARY, ping_s=60.0)) as verifier:
-        hostile = Hostile(Where(verifier.address), random.Random(0), [1, 2, 3])
-        assert await hostile.one(Hostile.no_open) == "went on"
+        hostile = MaliciousClient(ServiceAddress(verifier.address), random.Random(0), [1, 2, 3])
+        assert await hostile.one(MaliciousClient.no_open) == "went on"
         assert hostile.wrong.total() == 1
 
 
 async def test_every_attack_has_its_turn_over_several_phases(monkeypatch: pytest.MonkeyPatch) -> None:
-    hostile = Hostile(Where("nowhere:1"), random.Random(0), [1])
+    hostile = MaliciousClient(ServiceAddress("nowhere:1"), random.Random(0), [1])
     made: list[Attack] = []
 
     async def one(attack: Attack) -> str:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.network_link import (
+from benchmarks.support.network_link import (
     MAX_CHUNK_BYTES,
     Link,
     LinkClock,

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from benchmarks.network_link import MAX_CHUNK_BYTES, Link, LinkEvent, Stall
-from benchmarks.network_proxy import DelayProxy
+from benchmarks.support.network_link import MAX_CHUNK_BYTES, Link, LinkEvent, Stall
+from benchmarks.support.network_proxy import DelayProxy
 from outrider.core.errors import BadRequest
 
 SOON_S = 0.15

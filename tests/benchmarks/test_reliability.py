@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.reliability import reliability
+from benchmarks.support.reliability import reliability
 
 
 def drawn(chances: np.ndarray, seed: int = 1) -> list[bool]:

@@ -15,13 +15,22 @@ import pytest
 from fake_verifier import FakeVerifier, Script
 from scripted import VOCABULARY, ScriptedSource, continuation, target, tokenizer_json
 
-from benchmarks import harness, soak
-from benchmarks.recorded_draft import RecordedDrafts, RecordedSource
-from benchmarks.recording import Recorder, generous
-from benchmarks.replay import Job, LightClient, Outcome, Player, Where, differing, options_of
-from benchmarks.soak_findings import Sample, Tally, growth
-from benchmarks.swarm import Swarm
-from benchmarks.tape import Call, Tape, place
+from benchmarks import soak
+from benchmarks.soak_findings import SessionTally, VerifierSample, growth
+from benchmarks.support import harness
+from benchmarks.support.draft_replay.client import (
+    LightClient,
+    Player,
+    ServiceAddress,
+    SessionJob,
+    SessionOutcome,
+    differing,
+    options_of,
+)
+from benchmarks.support.draft_replay.recorder import DraftRecorder, generous
+from benchmarks.support.draft_replay.recording import DraftRecording, RecordedRequest, place
+from benchmarks.support.draft_replay.source import ReplayedDrafts, ReplayedSource
+from benchmarks.support.draft_replay.swarm import Swarm
 from edge_agent.drafting.calibrated_source import CalibratedSource
 from edge_agent.drafting.drafter import Drafter
 from edge_agent.drafting.growth import DecodeLatency
@@ -42,32 +51,32 @@ SAMPLED = SamplingParams(temperature=0.8, seed=7)
 PROMPTS = [[i, i + 3, 5, 2 * i + 1] for i in range(1, 5)]
 
 
-def calls(sampling: SamplingParams = SAMPLED) -> list[Call]:
+def calls(sampling: SamplingParams = SAMPLED) -> list[RecordedRequest]:
     return [
-        Call(str(i), tuple(prompt), sampling, TOKENS, tuple(continuation(prompt, TOKENS)))
+        RecordedRequest(str(i), tuple(prompt), sampling, TOKENS, tuple(continuation(prompt, TOKENS)))
         for i, prompt in enumerate(PROMPTS)
     ]
 
 
-def taped(*, decode_s: float = DECODE_S, quality: float = 0.8) -> Tape:
+def taped(*, decode_s: float = DECODE_S, quality: float = 0.8) -> DraftRecording:
     """Recordings of a scripted draft that is right with probability `quality`, made twice so that it has learned."""
     plan = generous(Directive(), SessionLimits())
     source = ScriptedSource(quality=quality, decode_s=decode_s)
-    recorder = Recorder(source, WIDTHS, plan, vocabulary=VOCABULARY)
+    recorder = DraftRecorder(source, WIDTHS, plan, vocabulary=VOCABULARY)
     for call in calls():
         recorder.record(call)
     return recorder.tape([recorder.record(call) for call in calls()])
 
 
 @pytest.fixture(scope="module")
-def tape() -> Tape:
+def tape() -> DraftRecording:
     return taped()
 
 
 class LivePool(DraftPool):
     """The draft itself, with what the recorded one had learned."""
 
-    def __init__(self, tape: Tape) -> None:
+    def __init__(self, tape: DraftRecording) -> None:
         super().__init__("live", DraftOptions(workers=1))
         self._tape = tape
 
@@ -89,12 +98,14 @@ async def verifier(script: Script) -> AsyncIterator[FakeVerifier]:
         yield running
 
 
-async def played(verifier: FakeVerifier, tape: Tape, scratch: Path, *jobs: Job) -> list[Outcome]:
-    async with Player(tape, Where(verifier.address, wait_s=0.0), scratch) as player:
+async def played(
+    verifier: FakeVerifier, tape: DraftRecording, scratch: Path, *jobs: SessionJob
+) -> list[SessionOutcome]:
+    async with Player(tape, ServiceAddress(verifier.address, wait_s=0.0), scratch) as player:
         return [await player.play(job) for job in jobs]
 
 
-async def lived(verifier: FakeVerifier, tape: Tape, call: Call) -> Completion:
+async def lived(verifier: FakeVerifier, tape: DraftRecording, call: RecordedRequest) -> Completion:
     async with AsyncClient(verifier=verifier.address, draft=None) as plain:
         kit = await plain.prepare()
         async with LightClient(replace(kit, drafts=LivePool(tape)), verifier=verifier.address) as client:
@@ -102,13 +113,13 @@ async def lived(verifier: FakeVerifier, tape: Tape, call: Call) -> Completion:
 
 
 async def test_a_replay_takes_as_many_tokens_per_step_as_the_device_that_was_recorded(
-    verifier: FakeVerifier, tape: Tape, tmp_path: Path
+    verifier: FakeVerifier, tape: DraftRecording, tmp_path: Path
 ) -> None:
-    replays: list[Outcome] = []
+    replays: list[SessionOutcome] = []
     live: list[Completion] = []
     # In turn and several times, so that what else runs here slows both alike.
     for number, call in [*enumerate(calls())] * 4:
-        replays += await played(verifier, tape, tmp_path, Job(number))
+        replays += await played(verifier, tape, tmp_path, SessionJob(number))
         live.append(await lived(verifier, tape, call))
     assert [(o.wrong, o.finish, o.tokens) for o in replays] == [(0, "length", TOKENS)] * len(live)
     assert sum(o.missed for o in replays) <= 0.02 * sum(o.asked for o in replays)
@@ -118,37 +129,39 @@ async def test_a_replay_takes_as_many_tokens_per_step_as_the_device_that_was_rec
 
 
 async def test_a_draft_that_was_slow_when_it_was_recorded_is_slow_when_it_is_played(
-    verifier: FakeVerifier, tape: Tape, tmp_path: Path
+    verifier: FakeVerifier, tape: DraftRecording, tmp_path: Path
 ) -> None:
-    (quick,) = await played(verifier, tape, tmp_path, Job(0))
+    (quick,) = await played(verifier, tape, tmp_path, SessionJob(0))
     slow_tape = replace(tape, decodes=tuple((width, 0.05) for width, _ in tape.decodes))
-    (slow,) = await played(verifier, slow_tape, tmp_path, Job(0))
+    (slow,) = await played(verifier, slow_tape, tmp_path, SessionJob(0))
     assert slow.wrong == 0
     assert slow.steps > 1.5 * quick.steps
 
 
 async def test_a_client_that_is_far_away_waits_both_ways_and_gets_the_same(
-    verifier: FakeVerifier, tape: Tape, tmp_path: Path
+    verifier: FakeVerifier, tape: DraftRecording, tmp_path: Path
 ) -> None:
-    async with Player(tape, Where(verifier.address, rtt_ms=80.0), tmp_path) as player:
-        outcome = await player.play(Job(0))
+    async with Player(tape, ServiceAddress(verifier.address, rtt_ms=80.0), tmp_path) as player:
+        outcome = await player.play(SessionJob(0))
     assert (outcome.tokens, outcome.wrong) == (TOKENS, 0)
     assert outcome.first_token_s is not None
     assert outcome.first_token_s >= 0.12, "half a round trip until the connection is there, a whole one for the token"
 
 
-async def test_without_a_draft_every_step_brings_one_token(verifier: FakeVerifier, tape: Tape, tmp_path: Path) -> None:
-    (outcome,) = await played(verifier, tape, tmp_path, Job(0, drafted=False))
+async def test_without_a_draft_every_step_brings_one_token(
+    verifier: FakeVerifier, tape: DraftRecording, tmp_path: Path
+) -> None:
+    (outcome,) = await played(verifier, tape, tmp_path, SessionJob(0, drafted=False))
     assert (outcome.tokens, outcome.steps, outcome.wrong) == (TOKENS, TOKENS, 0)
     assert len(outcome.gaps_ms) == TOKENS - 1
     assert outcome.first_token_s is not None
 
 
 async def test_output_that_is_not_the_recorded_one_is_counted(
-    verifier: FakeVerifier, tape: Tape, tmp_path: Path
+    verifier: FakeVerifier, tape: DraftRecording, tmp_path: Path
 ) -> None:
     verifier.script.target = lambda sequence: (target(sequence) + (len(sequence) == 20)) % VOCABULARY
-    (outcome,) = await played(verifier, tape, tmp_path, Job(0))
+    (outcome,) = await played(verifier, tape, tmp_path, SessionJob(0))
     assert outcome.finished
     assert outcome.wrong > 0
 
@@ -167,9 +180,9 @@ def test_a_place_has_one_name_however_it_is_reached() -> None:
     assert place(output, 2, (7, 5)) == (3, (5,))
 
 
-def test_a_tape_that_was_saved_is_the_same_when_it_is_loaded(tape: Tape, tmp_path: Path) -> None:
+def test_a_tape_that_was_saved_is_the_same_when_it_is_loaded(tape: DraftRecording, tmp_path: Path) -> None:
     tape.save(tmp_path / "tape.json")
-    assert Tape.load(tmp_path / "tape.json") == tape
+    assert DraftRecording.load(tmp_path / "tape.json") == tape
 
 
 class Sleeps:
@@ -185,9 +198,9 @@ class Sleeps:
         self.now += seconds + 1e-4
 
 
-def test_a_recorded_source_takes_its_recorded_time_however_often_it_sleeps(tape: Tape) -> None:
+def test_a_recorded_source_takes_its_recorded_time_however_often_it_sleeps(tape: DraftRecording) -> None:
     clock = Sleeps()
-    source = RecordedSource(replace(tape, decodes=((1, 0.002),), commit_s=0.0, correction_s=0.002), clock, clock.sleep)
+    source = ReplayedSource(replace(tape, decodes=((1, 0.002),), commit_s=0.0, correction_s=0.002), clock, clock.sleep)
     call = tape.recordings[0].call
     source.begin(DraftTask(call.prompt, (), call.sampling, TOKENS))
     began = clock.now
@@ -196,9 +209,9 @@ def test_a_recorded_source_takes_its_recorded_time_however_often_it_sleeps(tape:
     assert clock.now - began == pytest.approx(0.2, abs=5e-4)
 
 
-def test_a_token_that_was_not_evaluated_costs_a_decode_and_one_that_was_does_not(tape: Tape) -> None:
+def test_a_token_that_was_not_evaluated_costs_a_decode_and_one_that_was_does_not(tape: DraftRecording) -> None:
     clock = Sleeps()
-    source = RecordedSource(replace(tape, decodes=((1, 0.002),), commit_s=0.0, correction_s=0.002), clock, clock.sleep)
+    source = ReplayedSource(replace(tape, decodes=((1, 0.002),), commit_s=0.0, correction_s=0.002), clock, clock.sleep)
     call = tape.recordings[0].call
     source.begin(DraftTask(call.prompt, (), call.sampling, TOKENS))
     source.expand([NodeContext(1, 0, call.output[0], 1, call.output[:1])])
@@ -211,14 +224,14 @@ def test_a_token_that_was_not_evaluated_costs_a_decode_and_one_that_was_does_not
 
 
 async def test_a_request_that_is_not_on_the_tape_goes_on_without_a_draft(
-    verifier: FakeVerifier, tape: Tape, tmp_path: Path
+    verifier: FakeVerifier, tape: DraftRecording, tmp_path: Path
 ) -> None:
     call = tape.recordings[0].call
     with pytest.raises(BadRequest, match="no recording"):
-        RecordedSource(tape).begin(DraftTask(call.prompt, (), SamplingParams(), TOKENS))
+        ReplayedSource(tape).begin(DraftTask(call.prompt, (), SamplingParams(), TOKENS))
     async with AsyncClient(verifier=verifier.address, draft=None) as plain:
         kit = await plain.prepare()
-        async with LightClient(replace(kit, drafts=RecordedDrafts(tape)), verifier=verifier.address) as client:
+        async with LightClient(replace(kit, drafts=ReplayedDrafts(tape)), verifier=verifier.address) as client:
             completion = await client.generate(call.prompt, max_tokens=TOKENS)
     assert completion.token_ids == call.output
     assert completion.statistics.steps == TOKENS
@@ -227,9 +240,9 @@ async def test_a_request_that_is_not_on_the_tape_goes_on_without_a_draft(
 
 @pytest.mark.parametrize("ending", ["cancel", "drop"])
 async def test_a_session_that_ends_early_leaves_nothing_at_the_verifier(
-    verifier: FakeVerifier, tape: Tape, tmp_path: Path, ending: str
+    verifier: FakeVerifier, tape: DraftRecording, tmp_path: Path, ending: str
 ) -> None:
-    (outcome,) = await played(verifier, tape, tmp_path, Job(0, ending=ending, after=10))  # type: ignore[arg-type]
+    (outcome,) = await played(verifier, tape, tmp_path, SessionJob(0, ending=ending, after=10))  # type: ignore[arg-type]
     assert 10 <= outcome.tokens < TOKENS
     assert outcome.wrong == 0
     assert outcome.finish == ("cancelled" if ending == "cancel" else "")
@@ -239,43 +252,44 @@ async def test_a_session_that_ends_early_leaves_nothing_at_the_verifier(
 
 
 async def test_a_swarm_plays_in_processes_and_tells_of_their_death(
-    verifier: FakeVerifier, tape: Tape, tmp_path: Path
+    verifier: FakeVerifier, tape: DraftRecording, tmp_path: Path
 ) -> None:
     tape.save(tmp_path / "tape.json")
-    async with Swarm(tmp_path / "tape.json", Where(verifier.address), processes=2) as swarm:
-        both = await asyncio.gather(swarm.play(Job(0)), swarm.play(Job(1)))
+    async with Swarm(tmp_path / "tape.json", ServiceAddress(verifier.address), processes=2) as swarm:
+        both = await asyncio.gather(swarm.play(SessionJob(0)), swarm.play(SessionJob(1)))
         assert [(o.tokens, o.wrong, o.error) for o in both] == [(TOKENS, 0, "")] * 2
         assert swarm.cpu_s() > 0.0
         await swarm.kill()
         verifier.script.step_s = 1.0
-        playing = asyncio.create_task(swarm.play(Job(2)))
+        playing = asyncio.create_task(swarm.play(SessionJob(2)))
         await asyncio.sleep(0.2)
         await swarm.kill()
         assert (await playing).error.startswith("Died")
 
 
 def test_a_process_of_the_swarm_loads_no_model() -> None:
-    code = "import sys, benchmarks.swarm_worker; sys.exit(any(m in sys.modules for m in ('llama_cpp', 'torch')))"
+    worker = "benchmarks.support.draft_replay.worker"
+    code = f"import sys, {worker}; sys.exit(any(m in sys.modules for m in ('llama_cpp', 'torch')))"
     assert subprocess.run([sys.executable, "-c", code], cwd=harness.ROOT, check=False).returncode == 0
 
 
 def test_an_outcome_survives_the_way_between_processes() -> None:
-    outcome = Outcome(tokens=3, gaps_ms=[1.5], refused_s=[0.25], finish="eos", first_token_s=0.5)
-    assert Outcome(**json.loads(json.dumps(asdict(outcome)))) == outcome
+    outcome = SessionOutcome(tokens=3, gaps_ms=[1.5], refused_s=[0.25], finish="eos", first_token_s=0.5)
+    assert SessionOutcome(**json.loads(json.dumps(asdict(outcome)))) == outcome
 
 
 def test_the_soak_tells_harm_from_death() -> None:
-    tally = Tally()
-    tally.add(Job(0), Outcome(finish="eos", tokens=3))
-    tally.add(Job(0), Outcome(finish="eos", wrong=1))
-    tally.add(Job(0), Outcome(error="Died: its process has ended"))
-    tally.add(Job(0), Outcome(error="Unavailable: gone"))
-    tally.add(Job(0, ending="drop", after=3), Outcome())
+    tally = SessionTally()
+    tally.add(SessionJob(0), SessionOutcome(finish="eos", tokens=3))
+    tally.add(SessionJob(0), SessionOutcome(finish="eos", wrong=1))
+    tally.add(SessionJob(0), SessionOutcome(error="Died: its process has ended"))
+    tally.add(SessionJob(0), SessionOutcome(error="Unavailable: gone"))
+    tally.add(SessionJob(0, ending="drop", after=3), SessionOutcome())
     assert dict(tally.endings) == {"finish": 2, "killed": 1, "error": 1, "drop": 1}
     assert (tally.differing, sum(tally.errors.values())) == (1, 1)
 
 
-def test_the_soak_plans_every_ending_and_the_same_plan_for_the_same_seed(tape: Tape) -> None:
+def test_the_soak_plans_every_ending_and_the_same_plan_for_the_same_seed(tape: DraftRecording) -> None:
     plans = [[soak.draw(draw, tape) for _ in range(200)] for draw in (random.Random(1), random.Random(1))]
     assert plans[0] == plans[1]
     assert {job.ending for job in plans[0]} == set(soak.ENDINGS)
@@ -283,6 +297,6 @@ def test_the_soak_plans_every_ending_and_the_same_plan_for_the_same_seed(tape: T
 
 @pytest.mark.parametrize(("slope", "grown"), [(0.0, 0.0), (0.1, 27.0)])
 def test_growth_is_that_of_the_span_and_not_of_one_sample(slope: float, grown: float) -> None:
-    samples = [Sample(float(t), 400.0 + slope * t, 100.0 + 50.0 * (t == 599), 0, 0) for t in range(600)]
-    samples[:100] = [Sample(float(t), 0.0, 0.0, 0, 0) for t in range(100)]
+    samples = [VerifierSample(float(t), 400.0 + slope * t, 100.0 + 50.0 * (t == 599), 0, 0) for t in range(600)]
+    samples[:100] = [VerifierSample(float(t), 0.0, 0.0, 0, 0) for t in range(100)]
     assert growth(samples, 300.0) == pytest.approx(grown, abs=0.2)

@@ -5,13 +5,22 @@ from __future__ import annotations
 import pytest
 from outcomes import outcome
 
-from benchmarks.replay import Outcome
+from benchmarks.support.draft_replay.client import SessionOutcome
 from benchmarks.window.__main__ import CELL_KEYS, KEYS, last_line
-from benchmarks.window.cells import Cell, Key, Sight, figures, gaps_s, interval, line, predicted_over_measured
-from benchmarks.window.plan import MACHINES, PACED, PACEDS, QUICK, QUICK_CELLS, REAL, RTTS_MS, STATIC_CELLS, Plan
-from benchmarks.window.wanted import Wanted, summed_up, wanted
+from benchmarks.window.acceptance_criteria import Wanted, summed_up, wanted
+from benchmarks.window.cells import (
+    Cell,
+    CellKey,
+    ObservedWindow,
+    figures,
+    gaps_s,
+    interval,
+    line,
+    predicted_over_measured,
+)
+from benchmarks.window.plan import MACHINES, PACED, PACEDS, QUICK, QUICK_CELLS, REAL, RTTS_MS, STATIC_CELLS, WindowPlan
 
-KEY = Key(PACEDS, "good", 50.0)
+KEY = CellKey(PACEDS, "good", 50.0)
 
 
 def cell(streaming: list[float], adaptive: list[float], rounds: int = 2) -> Cell:
@@ -19,8 +28,8 @@ def cell(streaming: list[float], adaptive: list[float], rounds: int = 2) -> Cell
     return Cell([[outcome(s) for s in streaming]] * rounds, [[outcome(s) for s in adaptive]] * rounds)
 
 
-def sight(at_s: float, tokens_per_step: float = 2.0, k: int = 4) -> Sight:
-    return Sight(at_s, "s", k, 8, tokens_per_step, 1.9, 0.75, 50.0, 2.0, 2.0)
+def sight(at_s: float, tokens_per_step: float = 2.0, k: int = 4) -> ObservedWindow:
+    return ObservedWindow(at_s, "s", k, 8, tokens_per_step, 1.9, 0.75, 50.0, 2.0, 2.0)
 
 
 def test_a_ratio_is_of_the_same_prompt_in_the_same_round() -> None:
@@ -75,16 +84,16 @@ def test_predictions_are_compared_with_what_came_while_they_stood() -> None:
 
 
 def test_the_grid_is_whole_and_its_quick_part_has_four_cells() -> None:
-    grid = [key for group in Plan().sites() for keys in group for key in keys]
+    grid = [key for group in WindowPlan().sites() for keys in group for key in keys]
     assert len(set(grid)) == len(grid) == len(RTTS_MS) * 2 * len(MACHINES)
     assert [len(group) for group in QUICK.sites()] == [2, 2]
     assert {(key.machine, key.rtt_ms) for group in QUICK.sites() for keys in group for key in keys} == QUICK_CELLS
 
 
 def test_eight_cells_of_the_grid_are_swept_by_statics() -> None:
-    swept = {Key(machine, draft, rtt) for machine, cells in STATIC_CELLS for draft, rtt in cells}
+    swept = {CellKey(machine, draft, rtt) for machine, cells in STATIC_CELLS for draft, rtt in cells}
     assert len(swept) == 8
-    assert swept <= {key for group in Plan().sites() for keys in group for key in keys}
+    assert swept <= {key for group in WindowPlan().sites() for keys in group for key in keys}
 
 
 def test_what_is_not_reached_is_called_short() -> None:
@@ -94,7 +103,7 @@ def test_what_is_not_reached_is_called_short() -> None:
 
 def test_every_figure_that_is_known_is_held_against_what_is_wanted() -> None:
     result = {
-        "cells": [figures(KEY, cell([4.0], [4.4])), figures(Key(REAL, "narrow", 1.0), cell([4.0], [2.0]))],
+        "cells": [figures(KEY, cell([4.0], [4.4])), figures(CellKey(REAL, "narrow", 1.0), cell([4.0], [2.0]))],
         "statics": [{"cell": str(KEY), "vs_best": 0.9}],
         "paced": {"1": 2.7, "200": 1.0},
         "transition": {"settle_s": 4.0, "vs_streaming": 1.0, "changes": 1},
@@ -113,7 +122,7 @@ def test_every_figure_that_is_known_is_held_against_what_is_wanted() -> None:
 
 def test_what_was_to_be_measured_and_was_not_is_short_and_skill_must_be_above_nothing() -> None:
     without, unmeasured = cell([4.0], [2.0]), cell([4.0], [2.0])
-    unmeasured.long_streaming, unmeasured.long_adaptive = [Outcome()], [Outcome()]
+    unmeasured.long_streaming, unmeasured.long_adaptive = [SessionOutcome()], [SessionOutcome()]
     result = {
         "cells": [figures(KEY, without), figures(KEY, unmeasured)],
         "transition": {"settle_s": None, "vs_streaming": 1.0, "changes": 0},

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness import Pair
-from benchmarks.window.context import Context
+from benchmarks.support.harness import Pair
+from benchmarks.window.context import RunContext
 from benchmarks.window.plan import PACED, PACEDS, QUICK, REAL
-from benchmarks.window.recordings import Recordings
-from benchmarks.window.stage import Lane, Machine, Stage
+from benchmarks.window.recordings import RecordingLibrary
+from benchmarks.window.testbed import CorePair, VerifierMachine, WindowTestbed
 
 PAIR = Pair(Path("target"), Path("draft.gguf"), Path("narrow.gguf"))
 
 
-def context(scratch: Path, *, together: bool = True) -> Context:
-    lanes = (Lane(0, 1), Lane(1, 0))
-    return Context(Stage(PAIR), QUICK, Recordings(PAIR, QUICK, {}, {}, scratch), lanes, together)
+def context(scratch: Path, *, together: bool = True) -> RunContext:
+    lanes = (CorePair(0, 1), CorePair(1, 0))
+    return RunContext(WindowTestbed(PAIR), QUICK, RecordingLibrary(PAIR, QUICK, {}, {}, scratch), lanes, together)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def context(scratch: Path, *, together: bool = True) -> Context:
     ],
 )
 async def test_two_are_played_at_once_where_both_are_paced_for_one_session(
-    tmp_path: Path, machines: list[Machine], allowed: bool, most: int
+    tmp_path: Path, machines: list[VerifierMachine], allowed: bool, most: int
 ) -> None:
     playing = seen = 0
 

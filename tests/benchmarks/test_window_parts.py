@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from outcomes import outcome
 
-from benchmarks import harness
-from benchmarks.replay import Job, Outcome
-from benchmarks.window.cells import Cell, Key, Sight
+from benchmarks.support import harness
+from benchmarks.support.draft_replay.client import SessionJob, SessionOutcome
+from benchmarks.window.cells import Cell, CellKey, ObservedWindow
 from benchmarks.window.model import against, predicted, windows
-from benchmarks.window.plan import PACED, PACEDS, STATICS, Plan, Static
-from benchmarks.window.recordings import Recordings
-from benchmarks.window.stage import check, play
-from benchmarks.window.statics import ADAPTIVE, STREAMING, Score, best_single, rotated, score, together
+from benchmarks.window.plan import PACED, PACEDS, STATICS, StaticWindow, WindowPlan
+from benchmarks.window.recordings import RecordingLibrary
+from benchmarks.window.statics import ADAPTIVE, STREAMING, StaticScore, best_single, rotated, score, together
 from benchmarks.window.tapes import long_prompts, match_rate, nearest
+from benchmarks.window.testbed import check, play
 from benchmarks.window.turns import (
     Stretch,
     over_time,
@@ -30,8 +30,8 @@ from coordinator.window.streaming import LinkTiming
 from outrider.core.acceptance.history import HIT, MISS, SIBLING
 
 
-def sight(at_s: float, k: int, depth: int = 8) -> Sight:
-    return Sight(at_s, "s", k, depth, 2.0, 1.5, 0.8, 50.0, 2.0, 2.0)
+def sight(at_s: float, k: int, depth: int = 8) -> ObservedWindow:
+    return ObservedWindow(at_s, "s", k, depth, 2.0, 1.5, 0.8, 50.0, 2.0, 2.0)
 
 
 def test_the_best_static_is_scored_on_the_prompts_that_did_not_choose_it() -> None:
@@ -52,8 +52,8 @@ def test_each_arm_comes_first_in_turn() -> None:
 
 def test_the_best_single_static_is_best_over_all_cells_together() -> None:
     scores = [
-        Score(("a", "a"), 1.0, {"a": 0.5, "b": 0.9, STREAMING: 2.0}),
-        Score(("b", "b"), 1.0, {"a": 3.2, "b": 0.9, STREAMING: 1.0}),
+        StaticScore(("a", "a"), 1.0, {"a": 0.5, "b": 0.9, STREAMING: 2.0}),
+        StaticScore(("b", "b"), 1.0, {"a": 3.2, "b": 0.9, STREAMING: 1.0}),
     ]
     assert best_single(scores) == ("b", 0.9)
 
@@ -66,7 +66,7 @@ def test_a_statics_directive_holds_its_levels_in_nodes() -> None:
 
 
 def test_a_statics_patience_is_a_share_of_the_machines_step() -> None:
-    static = Static(4, 8, 2, 0.25)
+    static = StaticWindow(4, 8, 2, 0.25)
     assert (static.directive(PACED).draft_wait_ms, static.directive(PACEDS).draft_wait_ms) == (8, 20)
 
 
@@ -80,7 +80,7 @@ def test_the_model_takes_the_best_of_all_windows() -> None:
 
 def test_measured_speed_is_held_against_the_recordings_own_prediction() -> None:
     plain, fast = outcome(3.1, 97, first_token_s=0.1), outcome(1.6, 97, first_token_s=0.1)
-    found = against(Key(PACED, "near", 50.0), Cell([[plain]], [[fast]]), [bytes([MISS] * 97)], 0.001)
+    found = against(CellKey(PACED, "near", 50.0), Cell([[plain]], [[fast]]), [bytes([MISS] * 97)], 0.001)
     assert found.vs_streaming == pytest.approx(2.0, abs=0.01)
     assert found.predicted == pytest.approx(1.0, abs=0.01)
     assert found.vs_model == pytest.approx(2.0, abs=0.03)
@@ -158,7 +158,7 @@ def test_devices_have_learned_from_other_prompts_than_those_that_are_played(tmp_
     assert not played & teaching
     pair = harness.Pair(tmp_path, tmp_path, tmp_path)
     with pytest.raises(ValueError, match="1 prompts are to be played and to teach"):
-        Recordings(pair, Plan(), {"a": [1, 2], "b": [3]}, {"c": [3]}, tmp_path)
+        RecordingLibrary(pair, WindowPlan(), {"a": [1, 2], "b": [3]}, {"c": [3]}, tmp_path)
 
 
 class Seats:
@@ -167,24 +167,24 @@ class Seats:
     def __init__(self) -> None:
         self.began: dict[int, float] = {}
 
-    async def play(self, job: Job) -> Outcome:
+    async def play(self, job: SessionJob) -> SessionOutcome:
         self.began[job.recording] = asyncio.get_running_loop().time()
         await asyncio.sleep(0.2)
-        return Outcome(tokens=job.recording, finish="length")
+        return SessionOutcome(tokens=job.recording, finish="length")
 
 
 async def test_sessions_arrive_one_by_one_and_later_ones_take_the_seats_that_become_free() -> None:
     seats = Seats()
-    found = await play(seats, [Job(n) for n in range(4)], 2, over_s=0.1)  # type: ignore[arg-type]
+    found = await play(seats, [SessionJob(n) for n in range(4)], 2, over_s=0.1)  # type: ignore[arg-type]
     assert [each.tokens for each in found] == [0, 1, 2, 3]
     since = [seats.began[n] - seats.began[0] for n in range(4)]
     assert since == pytest.approx([0.0, 0.05, 0.2, 0.25], abs=0.04)
 
 
 def test_a_session_that_was_cut_off_as_asked_has_not_failed() -> None:
-    jobs = [Job(0, ending="cancel", after=5), Job(0)]
-    check(jobs, [Outcome(finish="cancelled"), Outcome(finish="length")])
+    jobs = [SessionJob(0, ending="cancel", after=5), SessionJob(0)]
+    check(jobs, [SessionOutcome(finish="cancelled"), SessionOutcome(finish="length")])
     with pytest.raises(RuntimeError, match="1 sessions failed"):
-        check(jobs, [Outcome(finish="cancelled"), Outcome(finish="cancelled")])
+        check(jobs, [SessionOutcome(finish="cancelled"), SessionOutcome(finish="cancelled")])
     with pytest.raises(RuntimeError, match="2 tokens are not as recorded"):
-        check(jobs[:1], [Outcome(finish="cancelled", wrong=2)])
+        check(jobs[:1], [SessionOutcome(finish="cancelled", wrong=2)])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from outcomes import outcome
 
-from benchmarks.window.cells import Cell, Key, figures
+from benchmarks.window.cells import Cell, CellKey, figures
 from benchmarks.window.plan import PACED
 
 pytest.importorskip("matplotlib")
@@ -16,7 +16,7 @@ pytest.importorskip("matplotlib")
 def test_there_is_a_picture_of_whatever_was_measured(tmp_path: Path) -> None:
     from benchmarks.window.plots import draw
 
-    cell = figures(Key(PACED, "good", 50.0), Cell([[outcome(4.0)]], [[outcome(2.0)]]))
+    cell = figures(CellKey(PACED, "good", 50.0), Cell([[outcome(4.0)]], [[outcome(2.0)]]))
     line = {
         "name": "x",
         "adaptive": [(1.0, 20.0), (2.0, 30.0)],

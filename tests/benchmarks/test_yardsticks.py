@@ -11,13 +11,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks import failover, latency
-from benchmarks.failover import KILL, STOP, Outcome, Trial
-from benchmarks.reference import Difference, Reference, Settings
-from benchmarks.tap import Stale, Watch
+from benchmarks.failover import KILL, STOP, FailoverTrial, TrialResult
+from benchmarks.support.reference import Reference, ReferenceSampling, TokenDifference
+from benchmarks.support.stream_sniffer import FailoverTrace, StaleCommits
 
 VOCAB, END = 97, 5
 PROMPT = [11, 3, 42, 8]
-SAMPLED = Settings(
+SAMPLED = ReferenceSampling(
     temperature=0.8, top_p=0.9, repetition_penalty=1.2, presence_penalty=0.1, frequency_penalty=0.1, seed=7
 )
 
@@ -46,7 +46,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     return Reference(str(folder))
 
 
-def right(reference: Reference, settings: Settings, length: int) -> list[int]:
+def right(reference: Reference, settings: ReferenceSampling, length: int) -> list[int]:
     """The reference's own output: what it expects, token by token."""
     output: list[int] = []
     while len(output) < length:
@@ -57,8 +57,8 @@ def right(reference: Reference, settings: Settings, length: int) -> list[int]:
     return output
 
 
-@pytest.mark.parametrize("settings", [Settings(), SAMPLED], ids=["greedy", "sampled"])
-def test_the_reference_accepts_its_own_text_and_nothing_else(reference: Reference, settings: Settings) -> None:
+@pytest.mark.parametrize("settings", [ReferenceSampling(), SAMPLED], ids=["greedy", "sampled"])
+def test_the_reference_accepts_its_own_text_and_nothing_else(reference: Reference, settings: ReferenceSampling) -> None:
     output = right(reference, settings, 24)
     assert reference.differences(PROMPT, output, settings, 24) == []
 
@@ -76,7 +76,7 @@ def test_the_reference_accepts_its_own_text_and_nothing_else(reference: Referenc
 
 
 def test_greedy_reference_text_is_what_generate_writes(reference: Reference) -> None:
-    assert reference.generate(PROMPT, 24) == right(reference, Settings(), 24)
+    assert reference.generate(PROMPT, 24) == right(reference, ReferenceSampling(), 24)
 
 
 def test_another_seed_is_another_text(reference: Reference) -> None:
@@ -85,9 +85,9 @@ def test_another_seed_is_another_text(reference: Reference) -> None:
 
 
 def test_a_token_far_behind_the_best_is_no_tie() -> None:
-    assert Difference(0, got=1, expected=2, gap=5e-4).tie
-    assert not Difference(0, got=1, expected=2, gap=2e-3).tie
-    assert not Difference(0, got=1, expected=2, gap=math.inf).tie
+    assert TokenDifference(0, got=1, expected=2, gap=5e-4).tie
+    assert not TokenDifference(0, got=1, expected=2, gap=2e-3).tie
+    assert not TokenDifference(0, got=1, expected=2, gap=math.inf).tie
 
 
 def test_lost_duplicated_and_differing_tokens_are_told_apart() -> None:
@@ -98,22 +98,22 @@ def test_lost_duplicated_and_differing_tokens_are_told_apart() -> None:
     assert failover.compare([*text[:5], 99, *text[6:]], text) == (0, 0, 1)
 
 
-PLAN = [Trial(KILL, "greedy", PROMPT, 20), Trial(STOP, "greedy", PROMPT, 20)]
+PLAN = [FailoverTrial(KILL, "greedy", PROMPT, 20), FailoverTrial(STOP, "greedy", PROMPT, 20)]
 
 
-def outcomes(*, lost: int = 0) -> list[Outcome]:
-    return [Outcome(lost, 0, 0, 80.0, Watch()), Outcome(0, 0, 0, 1500.0, Watch())]
+def outcomes(*, lost: int = 0) -> list[TrialResult]:
+    return [TrialResult(lost, 0, 0, 80.0, FailoverTrace()), TrialResult(0, 0, 0, 1500.0, FailoverTrace())]
 
 
 def test_failover_fails_for_what_was_lost_for_accepted_zombies_and_for_silent_ones(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    failover._finish(PLAN, outcomes(), Stale(refused=3))
+    failover._finish(PLAN, outcomes(), StaleCommits(refused=3))
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["lost"] == 0
     for found, stale in (
-        (outcomes(lost=1), Stale(refused=3)),
-        (outcomes(), Stale(refused=3, accepted=1)),
-        (outcomes(), Stale()),
+        (outcomes(lost=1), StaleCommits(refused=3)),
+        (outcomes(), StaleCommits(refused=3, accepted=1)),
+        (outcomes(), StaleCommits()),
     ):
         with pytest.raises(SystemExit) as error:
             failover._finish(PLAN, found, stale)
@@ -128,7 +128,7 @@ def test_repetitive_texts_are_found_by_their_4_grams() -> None:
 
 
 def test_the_prompts_that_ship_are_split_and_enough() -> None:
-    from benchmarks import harness
+    from benchmarks.support import harness
 
     tuning, heldout = harness.prompts("tuning"), harness.prompts("heldout")
     assert len(tuning) + len(heldout) >= 120

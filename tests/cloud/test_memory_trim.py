@@ -14,7 +14,7 @@ FREED = """
 import os
 import sys
 
-from benchmarks.proc import rss_mb
+from benchmarks.support.proc import rss_mb
 from cloud_verifier.app import trim_freed_memory
 
 if sys.argv[1] == "given back":

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from system import ROOT, Failed, alive, children_of, status_of, until
 
-from benchmarks.network_proxy import DelayProxy
+from benchmarks.support.network_proxy import DelayProxy
 from coordinator.cluster import Cluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]

@@ -8,8 +8,8 @@ import contextlib
 import pytest
 from transformers import AutoTokenizer
 
-from benchmarks.network_proxy import DelayProxy
-from benchmarks.reference import Reference, Settings
+from benchmarks.support.network_proxy import DelayProxy
+from benchmarks.support.reference import Reference, ReferenceSampling
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
@@ -39,7 +39,7 @@ def tokenizer(pair):
 
 def unlike(reference: Reference, prompt: list[int], output: list[int], settings: dict[str, float]) -> list[object]:
     """Positions that differ from the reference by more than floating point explains."""
-    found = reference.differences(prompt, output, Settings(**settings), TOKENS)  # type: ignore[arg-type]
+    found = reference.differences(prompt, output, ReferenceSampling(**settings), TOKENS)  # type: ignore[arg-type]
     return [difference for difference in found if not difference.tie]
 
 

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from benchmarks.network_proxy import DelayProxy
+from benchmarks.support.network_proxy import DelayProxy
 from outrider.core.errors import BadRequest, Unavailable
 from outrider.wire import channels
 from outrider.wire.channels import ClientTls, ServerTls, check_bind, is_loopback, split_address

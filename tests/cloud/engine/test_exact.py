@@ -11,7 +11,7 @@ import torch
 from rig import Drafter, Rig, client, guesses, nothing, prompt_of
 from tiny_targets import MIXTURES, TINY, WIDE
 
-from benchmarks.compositions import compose, crowd, decode, differing_bits
+from benchmarks.support.batch_invariance import compose, crowd, decode, differing_bits
 from cloud_verifier.engine import model as target_model
 from cloud_verifier.engine.batch import PackedBatch
 from cloud_verifier.engine.config import EngineConfig

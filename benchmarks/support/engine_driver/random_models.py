@@ -22,7 +22,7 @@ POSITIONS = 8_192
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """A Llama. The head has weights of its own, also where the model of this name ties it to the embedding: that takes
     memory and no time, for of an embedding only the rows of a step's tokens are read."""
 
@@ -64,13 +64,13 @@ class Shape:
 SHAPES = {
     shape.name: shape
     for shape in (
-        Shape("8b", 4096, 32, 32, 8, 128, 14_336),
-        Shape("3b", 3072, 28, 24, 8, 128, 8_192),
-        Shape("1b", 2048, 16, 32, 8, 64, 8_192),
-        Shape("0.5b", 896, 24, 14, 2, 64, 4_864),
-        Shape("0.2b", 768, 8, 12, 4, 64, 2_048),
-        Shape("tiny", 64, 2, 4, 2, 16, 128, 512),
-        Shape("tiniest", 32, 1, 2, 1, 16, 64, 512),
+        ModelShape("8b", 4096, 32, 32, 8, 128, 14_336),
+        ModelShape("3b", 3072, 28, 24, 8, 128, 8_192),
+        ModelShape("1b", 2048, 16, 32, 8, 64, 8_192),
+        ModelShape("0.5b", 896, 24, 14, 2, 64, 4_864),
+        ModelShape("0.2b", 768, 8, 12, 4, 64, 2_048),
+        ModelShape("tiny", 64, 2, 4, 2, 16, 128, 512),
+        ModelShape("tiniest", 32, 1, 2, 1, 16, 64, 512),
     )
 }
 """Of Llama 3.1 and 3.2; 0.5b is Qwen2.5's with Llama's vocabulary."""
@@ -90,7 +90,7 @@ def backend_on(device: torch.device, attention: str = "auto") -> str:
     return "triton" if device.type == "cuda" and "triton" in BACKENDS else "sdpa"
 
 
-def random_model(shape: Shape, device: torch.device, *, attention: str = "auto", seed: int = 0) -> TargetModel:
+def random_model(shape: ModelShape, device: torch.device, *, attention: str = "auto", seed: int = 0) -> TargetModel:
     """Ready for an engine. Raises ModelRefused where the self-test fails."""
     torch.manual_seed(seed)
     with torch.device(device):

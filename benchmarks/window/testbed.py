@@ -16,11 +16,11 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks import harness
-from benchmarks.harness import Pair
-from benchmarks.replay import Job, Outcome, Where
+from benchmarks.support import harness
+from benchmarks.support.draft_replay.client import ServiceAddress, SessionJob, SessionOutcome
+from benchmarks.support.draft_replay.swarm import Swarm
+from benchmarks.support.harness import Pair
 from benchmarks.support.pace import COUNTS, Pace, PassCounts
-from benchmarks.swarm import Swarm
 from coordinator.cluster import Cluster
 from outrider.core.protocol.messages import Directive
 
@@ -31,7 +31,7 @@ REAL_PASS_MS = {1: 16.0, 8: 20.0}
 
 
 @dataclass(frozen=True)
-class Machine:
+class VerifierMachine:
     """A verifier, and how many sessions it has at once."""
 
     sessions: int
@@ -53,7 +53,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Lane:
+class CorePair:
     """Two cores: one for a verifier, the other for who plays on it. Two lanes may be used at once by paced verifiers,
     which sleep most of the time."""
 
@@ -61,18 +61,18 @@ class Lane:
     devices: int
 
     @classmethod
-    def both(cls) -> tuple[Lane, Lane]:
+    def both(cls) -> tuple[CorePair, CorePair]:
         a, b = harness.cores()
         return cls(a, b), cls(b, a)
 
 
 @dataclass(frozen=True)
-class Site:
+class RunningVerifier:
     """A verifier that runs, and how to reach it."""
 
-    machine: Machine
-    lane: Lane
-    where: Where
+    machine: VerifierMachine
+    lane: CorePair
+    where: ServiceAddress
     cluster: Cluster
     counts: PassCounts | None = None
     """Of a paced verifier."""
@@ -90,7 +90,7 @@ class Site:
         return self.counts.overran if self.counts else 0.0
 
 
-class Stage:
+class WindowTestbed:
     """Starts verifiers of one pair."""
 
     def __init__(self, pair: Pair, *, steered: bool = True) -> None:
@@ -100,7 +100,9 @@ class Stage:
         self._starting = asyncio.Lock()
 
     @contextlib.asynccontextmanager
-    async def site(self, machine: Machine, lane: Lane, draft: Path | None = None) -> AsyncIterator[Site]:
+    async def site(
+        self, machine: VerifierMachine, lane: CorePair, draft: Path | None = None
+    ) -> AsyncIterator[RunningVerifier]:
         """A verifier under a coordinator that steers."""
         async with (
             self._cluster(lane, steered=self._steered) as cluster,
@@ -109,7 +111,9 @@ class Stage:
             yield site
 
     @contextlib.asynccontextmanager
-    async def static_site(self, machine: Machine, lane: Lane, directive: Directive) -> AsyncIterator[Site]:
+    async def static_site(
+        self, machine: VerifierMachine, lane: CorePair, directive: Directive
+    ) -> AsyncIterator[RunningVerifier]:
         """A verifier under a coordinator that leaves windows alone: its own directive holds from a session's first
         token on."""
         own = {
@@ -126,7 +130,7 @@ class Stage:
             yield site
 
     @contextlib.asynccontextmanager
-    async def _cluster(self, lane: Lane, *, steered: bool) -> AsyncIterator[Cluster]:
+    async def _cluster(self, lane: CorePair, *, steered: bool) -> AsyncIterator[Cluster]:
         async with harness.cluster(prefix_cache=False) as cluster:
             # Others may start meanwhile; a child has its environment when its process begins, in the task's first turn.
             async with self._starting:
@@ -140,8 +144,13 @@ class Stage:
 
     @contextlib.asynccontextmanager
     async def _verifier(
-        self, cluster: Cluster, machine: Machine, lane: Lane, draft: Path | None, environment: Mapping[str, str]
-    ) -> AsyncIterator[Site]:
+        self,
+        cluster: Cluster,
+        machine: VerifierMachine,
+        lane: CorePair,
+        draft: Path | None,
+        environment: Mapping[str, str],
+    ) -> AsyncIterator[RunningVerifier]:
         arguments = ["--model", str(self.pair.target), "--threads", "1"]
         arguments += ["--draft", str(draft)] if draft else []
         with tempfile.TemporaryDirectory(prefix="outrider-pace-") as scratch:
@@ -157,7 +166,7 @@ class Stage:
             verifier = await starting
             if counts is not None:
                 counts.begin()
-            yield Site(machine, lane, Where(verifier.address, cluster.address), cluster, counts)
+            yield RunningVerifier(machine, lane, ServiceAddress(verifier.address, cluster.address), cluster, counts)
 
 
 @contextlib.contextmanager
@@ -171,13 +180,13 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-async def play(swarm: Swarm, jobs: Iterable[Job], at_once: int, over_s: float = 0.0) -> list[Outcome]:
+async def play(swarm: Swarm, jobs: Iterable[SessionJob], at_once: int, over_s: float = 0.0) -> list[SessionOutcome]:
     """Every job, so many at once; in their order. Raises RuntimeError where one fails.
 
     over_s: the first `at_once` of them come evenly over so long, the others into seats that become free.
     """
     jobs = list(jobs)
-    outcomes: dict[int, Outcome] = {}
+    outcomes: dict[int, SessionOutcome] = {}
     waiting = iter(range(at_once, len(jobs)))
 
     async def seat(first: int) -> None:
@@ -191,7 +200,7 @@ async def play(swarm: Swarm, jobs: Iterable[Job], at_once: int, over_s: float = 
     return found
 
 
-def check(jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> None:
+def check(jobs: Sequence[SessionJob], outcomes: Sequence[SessionOutcome]) -> None:
     """Raises RuntimeError unless each came as recorded."""
     failed = [
         outcome.error or f"{outcome.wrong} tokens are not as recorded, finish {outcome.finish!r}"

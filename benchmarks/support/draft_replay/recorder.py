@@ -3,8 +3,9 @@
 The real drafter is led along the output, one position at a time, and grows its tree from every root until nothing is
 worth a decode (at a quarter of the price that devices are told, so that a replay under other conditions finds what it
 asks for). Every answer of the draft is noted under its place: the output up to a position, and the tokens that leave it
-there. A replay (benchmarks.replay) runs the device's own drafter, growth and driver over these answers, so there is no
-second growth policy, and what lies below a root is known to it only once a Commit, or its own guess, has led there.
+there. A replay (benchmarks.support.draft_replay.client) runs the device's own drafter, growth and driver over these
+answers, so there is no second growth policy, and what lies below a root is known to it only once a Commit, or its own
+guess, has led there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.tape import Call, Lesson, Place, Recording, Tape, place
+from benchmarks.support.draft_replay.recording import (
+    DraftRecording,
+    Observation,
+    Place,
+    RecordedProposals,
+    RecordedRequest,
+    place,
+)
 from edge_agent.drafting.calibrated_source import CalibratedSource
 from edge_agent.drafting.drafter import Drafter
 from edge_agent.drafting.growth import DecodeLatency, SpeculationPlan
@@ -88,19 +96,19 @@ class RecordingSource:
         return self._below.knows(token)
 
 
-class Witness(Calibrator):
+class ObservedCalibrator(Calibrator):
     """A calibrator whose observations can be made again."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.lessons: list[Lesson] = []
+        self.lessons: list[Observation] = []
 
     def observe(self, rank: int, margin: float, depth: int, accepted: bool) -> None:
         self.lessons.append((rank, margin, depth, accepted))
         super().observe(rank, margin, depth, accepted)
 
 
-class Recorder:
+class DraftRecorder:
     """Records calls one after another; the draft learns on the way, as a device's does."""
 
     def __init__(
@@ -113,7 +121,7 @@ class Recorder:
         ends: Sequence[int] = (),
     ) -> None:
         self._source = RecordingSource(source)
-        self._witnesses = [Witness() for _ in range(4)]
+        self._witnesses = [ObservedCalibrator() for _ in range(4)]
         greedy, sampled, lookup_greedy, lookup_sampled = self._witnesses
         lookup = CalibratedSource(PromptLookup(), lookup_greedy, lookup_sampled, leads=False)
         self._drafter = Drafter(CalibratedSource(self._source, greedy, sampled), lookup, widths)
@@ -122,7 +130,7 @@ class Recorder:
         self._vocabulary = vocabulary
         self._ends = tuple(ends)
 
-    def record(self, call: Call) -> Recording:
+    def record(self, call: RecordedRequest) -> RecordedProposals:
         """Grow the tree from every position of the output."""
         drafter, source = self._drafter, self._source
         source.lead(call.output)
@@ -133,14 +141,14 @@ class Recorder:
             while drafter.step():
                 pass
             drafter.advance([token])
-        return Recording(call, source.prefill_s, dict(source.answers))
+        return RecordedProposals(call, source.prefill_s, dict(source.answers))
 
-    def tape(self, recordings: Sequence[Recording]) -> Tape:
+    def tape(self, recordings: Sequence[RecordedProposals]) -> DraftRecording:
         source = self._source
         decodes = {width: statistics.fmean(seconds) for width, seconds in source.decodes.items()}
         decodes = decodes or dict(self._widths.seconds)
         commit_s = statistics.fmean(source.commits or [0.0])
-        return Tape(
+        return DraftRecording(
             recordings=tuple(recordings),
             vocabulary=self._vocabulary,
             widths=self._widths.seconds,
@@ -165,7 +173,9 @@ def generous(directive: Directive, limits: SessionLimits) -> SpeculationPlan:
 
 
 @contextlib.contextmanager
-def recorder(draft: Path, table: Sequence[bytes], plan: SpeculationPlan, ends: Sequence[int]) -> Iterator[Recorder]:
+def recorder(
+    draft: Path, table: Sequence[bytes], plan: SpeculationPlan, ends: Sequence[int]
+) -> Iterator[DraftRecorder]:
     """A recorder of a draft on llama.cpp, set up as a device does. table: the target's tokens."""
     options = DraftOptions()
     model = LlamaModel.load(draft, threads=options.threads)
@@ -175,7 +185,7 @@ def recorder(draft: Path, table: Sequence[bytes], plan: SpeculationPlan, ends: S
         try:
             widths = DecodeLatency.measured(measure_widths(context, WIDTHS))
             source = LlamaSource(context, shared_vocabulary=shared)
-            yield Recorder(source, widths, plan, vocabulary=shared, ends=ends)
+            yield DraftRecorder(source, widths, plan, vocabulary=shared, ends=ends)
         finally:
             context.close()
     finally:

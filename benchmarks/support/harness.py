@@ -21,7 +21,7 @@ from outrider.core.errors import BadRequest
 from outrider.wire.channels import channel
 from outrider.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = ROOT / "benchmarks" / "prompts"
 MACHINE_PACKAGES = ("outrider", "torch", "transformers", "llama-cpp-python", "grpcio", "numpy")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Phase:
     """From `begin` to `end`, seconds of time.monotonic."""
 
     begin: float
@@ -21,22 +21,22 @@ class Stretch:
 
 
 @dataclass(frozen=True)
-class Gap:
+class DeliveryGap:
     """Between two deliveries to one device."""
 
     end: float
     """Seconds of time.monotonic."""
     ms: float
 
-    def within(self, stretch: Stretch) -> bool:
+    def within(self, stretch: Phase) -> bool:
         return stretch.begin <= self.end - self.ms / 1000 and self.end <= stretch.end
 
 
 @dataclass
-class Phases:
+class AlternatingPhases:
     """What has been, in its order. Times in no stretch, of warming up and of running out, count for neither side."""
 
-    stretches: list[Stretch] = field(default_factory=list)
+    stretches: list[Phase] = field(default_factory=list)
 
     async def alternate(
         self, disturb: Callable[[float], Awaitable[None]], *, phase_s: float, warm_s: float, until: float
@@ -51,7 +51,7 @@ class Phases:
                     with self._noted(disturbed=True):
                         await disturb(time.monotonic() + phase_s)
 
-    def of(self, gaps: Iterable[Gap], *, disturbed: bool) -> list[list[float]]:
+    def of(self, gaps: Iterable[DeliveryGap], *, disturbed: bool) -> list[list[float]]:
         """Milliseconds of the gaps that lie within each stretch of one kind."""
         gaps = list(gaps)
         return [[gap.ms for gap in gaps if gap.within(s)] for s in self.stretches if s.disturbed is disturbed]
@@ -62,4 +62,4 @@ class Phases:
         try:
             yield
         finally:
-            self.stretches.append(Stretch(begin, time.monotonic(), disturbed))
+            self.stretches.append(Phase(begin, time.monotonic(), disturbed))

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from benchmarks.tape import Recording, Tape, place
-from benchmarks.window.noted import NotedDrafter
+from benchmarks.support.draft_replay.calibration_probe import ProbedDrafter
+from benchmarks.support.draft_replay.recording import DraftRecording, RecordedProposals, place
 from edge_agent.drafting.calibrated_source import CalibratedSource
 from edge_agent.drafting.growth import DecodeLatency
 from edge_agent.drafting.pool import DraftOptions, DraftPool
@@ -24,12 +24,12 @@ from outrider.core.errors import BadRequest
 from outrider.core.tree import ROOT
 
 
-class RecordedSource:
+class ReplayedSource:
     """Answers from a tape, each after the time that the draft took for it. Sleeps on the thread that asks."""
 
     def __init__(
         self,
-        tape: Tape,
+        tape: DraftRecording,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -41,7 +41,7 @@ class RecordedSource:
         self._clock = clock
         self._sleep = sleep
         self._overslept = 0.0
-        self._recording: Recording | None = None
+        self._recording: RecordedProposals | None = None
         self._position = 0
         self._evaluated: set[int] = set()
         self.asked = 0
@@ -98,7 +98,7 @@ class RecordedSource:
         self._overslept = max(0.0, self._clock() - until)
 
 
-class Spoiled:
+class SpoiledSource:
     """A source whose guesses are wrong for the tokens of a span, as a draft's are on text that it does not know.
 
     output: what the target says. Below a wrong guess there is no answer on a tape; the last one stands in for it, so
@@ -136,7 +136,7 @@ class Spoiled:
         return [p for p in wrong if p.token != self._output[position]]
 
 
-class RecordedDrafts(DraftPool):
+class ReplayedDrafts(DraftPool):
     """A draft that is played from a tape. It begins with the tape's lessons, and learns as a live draft does.
 
     taught: `tape.calibrators()`, if it is at hand; making them takes a while.
@@ -146,7 +146,7 @@ class RecordedDrafts(DraftPool):
 
     def __init__(
         self,
-        tape: Tape,
+        tape: DraftRecording,
         taught: Sequence[Calibrator] = (),
         workers: int = 1,
         spoil: Callable[[DraftSource], DraftSource] = lambda source: source,
@@ -157,8 +157,8 @@ class RecordedDrafts(DraftPool):
         greedy, sampled, lookup_greedy, lookup_sampled = copy.deepcopy(list(taught or tape.calibrators()))
         self._model_calibrators, self._lookup_calibrators = (greedy, sampled), (lookup_greedy, lookup_sampled)
         self._spoil = spoil
-        self.sources: list[RecordedSource] = []
-        self.drafters: list[NotedDrafter] = []
+        self.sources: list[ReplayedSource] = []
+        self.drafters: list[ProbedDrafter] = []
 
     def apply_prior(self, prior: AcceptancePrior) -> None:
         """As a pool with a model does: the tape stands for it."""
@@ -166,10 +166,10 @@ class RecordedDrafts(DraftPool):
             calibrator.start_from(prior)
 
     def _worker(self) -> DraftWorker:
-        source = RecordedSource(self._tape)
+        source = ReplayedSource(self._tape)
         self.sources.append(source)
         model = CalibratedSource(self._spoil(source), *self._model_calibrators)
         lookup = CalibratedSource(self._spoil(PromptLookup()), *self._lookup_calibrators, leads=False)
-        drafter = NotedDrafter(model, lookup, DecodeLatency(self._tape.widths))
+        drafter = ProbedDrafter(model, lookup, DecodeLatency(self._tape.widths))
         self.drafters.append(drafter)
         return DraftWorker(lambda: drafter)

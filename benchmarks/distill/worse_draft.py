@@ -1,6 +1,6 @@
 """A draft that is worse on purpose: noise on the weights of a good one, exported like any other.
 
-python -m benchmarks.distill.worse GOOD.gguf TARGET FOLDER NOISE
+python -m benchmarks.distill.worse_draft GOOD.gguf TARGET FOLDER NOISE
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from benchmarks.network_link import (
+from benchmarks.support.network_link import (
     MAX_CHUNK_BYTES,
     MAX_RTT_MS,
     Change,

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.trees import Tally
+from benchmarks.support.engine_driver.scripted_trees import TreeTally
 
-PLAIN, DEVICE, COLOCATED = "autoregression", "device", "co-located"
+PLAIN, DEVICE, SERVER = "autoregression", "device", "co-located"
 SHARE_OF_BOUND = 0.9
 
 
 @dataclass(frozen=True)
-class Arm:
+class Configuration:
     """A way to serve."""
 
     kind: str
@@ -29,7 +29,7 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Step:
+class TimedStep:
     """One step of the engine, and the draft's work before it."""
 
     draft_s: float
@@ -42,10 +42,10 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Round:
+class TimedRound:
     """The timed steps of an arm, and what became of its sessions."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[TimedStep, ...]
     astray: frozenset[int] = frozenset()
     """Sessions that said something else than their continuation."""
 
@@ -62,40 +62,40 @@ class Round:
         """Draft time over verify time."""
         return sum(s.draft_s for s in self.steps) / sum(s.verify_s for s in self.steps)
 
-    def ms(self, part: Callable[[Step], float]) -> float:
+    def ms(self, part: Callable[[TimedStep], float]) -> float:
         return 1e3 * statistics.fmean(map(part, self.steps))
 
 
 @dataclass
-class Level:
+class LoadLevel:
     """What the arms did at one number of sessions."""
 
-    rounds: dict[Arm, list[Round]] = field(default_factory=lambda: defaultdict(list))
-    tally: Tally = field(default_factory=Tally)
+    rounds: dict[Configuration, list[TimedRound]] = field(default_factory=lambda: defaultdict(list))
+    tally: TreeTally = field(default_factory=TreeTally)
     """Of the arms whose trees were evaluated whole."""
     astray: int = 0
     """Sessions of an arm that left their continuation, over all rounds."""
     served: int = 0
 
-    def best(self, kind: str) -> Arm:
+    def best(self, kind: str) -> Configuration:
         """The arm of this kind with the greatest median."""
         return max((arm for arm in self.rounds if arm.kind == kind), key=self.tokens_per_s)
 
-    def tokens_per_s(self, arm: Arm) -> float:
+    def tokens_per_s(self, arm: Configuration) -> float:
         return statistics.median(r.tokens_per_s for r in self.rounds[arm])
 
-    def ratios(self, arm: Arm, other: Arm) -> list[float]:
+    def ratios(self, arm: Configuration, other: Configuration) -> list[float]:
         """Of tokens per second, by round."""
         pairs = zip(self.rounds[arm], self.rounds[other], strict=True)
         return [one.tokens_per_s / two.tokens_per_s for one, two in pairs]
 
     @property
     def bound(self) -> float:
-        best = self.best(COLOCATED)
+        best = self.best(SERVER)
         return SHARE_OF_BOUND * (1 + statistics.median(r.drafting for r in self.rounds[best]))
 
 
-def tell(sessions: int, found: Level) -> None:
+def tell(sessions: int, found: LoadLevel) -> None:
     print(f"\n{sessions} sessions: tokens/s, tokens per step; ms of draft, verify and (uncounted) devices; strayed")
     for arm, rounds in found.rounds.items():
         speeds = [r.tokens_per_s for r in rounds]
@@ -112,18 +112,18 @@ def tell(sessions: int, found: Level) -> None:
     print(f"  trees: {tally.rate:.3f} of the tries accepted; {tally.accepted} of {tally.planned} nodes", flush=True)
 
 
-def summary(levels: Mapping[int, Level]) -> dict[str, Any]:
+def summary(levels: Mapping[int, LoadLevel]) -> dict[str, Any]:
     """The figures of the last line, by number of sessions."""
     result: dict[str, Any] = {key: {} for key in ("vs_autoregression", "vs_server_draft", "server_draft_bound", "best")}
     for sessions, found in levels.items():
-        best, beside = found.best(DEVICE), found.best(COLOCATED)
+        best, beside = found.best(DEVICE), found.best(SERVER)
         key = str(sessions)
-        result["vs_autoregression"][key] = round(statistics.median(found.ratios(best, Arm(PLAIN))), 3)
+        result["vs_autoregression"][key] = round(statistics.median(found.ratios(best, Configuration(PLAIN))), 3)
         result["vs_server_draft"][key] = round(statistics.median(found.ratios(best, beside)), 3)
         result["server_draft_bound"][key] = round(found.bound, 3)
         result["best"][key] = f"{best}, {beside}"
     served = sum(found.served for found in levels.values())
-    tally = Tally()
+    tally = TreeTally()
     for found in levels.values():
         tally.add(found.tally)
     result["tree_rate"] = round(tally.rate, 3)

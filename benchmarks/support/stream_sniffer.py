@@ -19,7 +19,7 @@ from outrider.wire.v1 import session_pb2
 
 
 @dataclass
-class Watch:
+class FailoverTrace:
     """What one disturbed session went through. Times are of the monotonic clock."""
 
     signalled: float = 0.0
@@ -35,11 +35,11 @@ class Watch:
     """Commits of the old epoch that came after the device had gone elsewhere."""
 
 
-class Tap:
+class StreamSniffer:
     """A device's channels with the streams' ends held open: what a zombie still says is put before the device."""
 
     def __init__(self) -> None:
-        self.watch = Watch()
+        self.watch = FailoverTrace()
         self._calls: list[_Call] = []
 
     def channel(self, hop: AttachTarget, under: grpc.aio.Channel) -> Any:
@@ -47,7 +47,7 @@ class Tap:
         return _Channel(self, under)
 
     def begin(self) -> None:
-        self.watch = Watch()
+        self.watch = FailoverTrace()
 
     async def end(self) -> None:
         """Let go of every stream."""
@@ -79,7 +79,7 @@ class Tap:
 class _Channel:
     """Taps Session; everything else goes straight through."""
 
-    def __init__(self, tap: Tap, under: grpc.aio.Channel) -> None:
+    def __init__(self, tap: StreamSniffer, under: grpc.aio.Channel) -> None:
         self._tap = tap
         self._under = under
 
@@ -94,7 +94,7 @@ class _Channel:
 class _Call:
     """One stream. Cancelled by the device, it goes on towards its verifier: pings are answered, Commits are kept."""
 
-    def __init__(self, tap: Tap, under: Any) -> None:
+    def __init__(self, tap: StreamSniffer, under: Any) -> None:
         self.inbox: asyncio.Queue[Any] = asyncio.Queue()
         self._tap = tap
         self._under = under
@@ -155,8 +155,8 @@ class _Call:
         self.inbox.put_nowait(how)
 
 
-class TappedClient(AsyncClient):
-    def __init__(self, tap: Tap, **options: Any) -> None:
+class SniffedClient(AsyncClient):
+    def __init__(self, tap: StreamSniffer, **options: Any) -> None:
         super().__init__(**options)
         dial = self._sessions.dial
 
@@ -168,7 +168,7 @@ class TappedClient(AsyncClient):
 
 
 @dataclass
-class Stale:
+class StaleCommits:
     """Commits of an older epoch that reached the device's session."""
 
     refused: int = 0
@@ -176,9 +176,9 @@ class Stale:
 
 
 @contextlib.contextmanager
-def counting_stale_commits() -> Iterator[Stale]:
+def counting_stale_commits() -> Iterator[StaleCommits]:
     """Look on at DeviceSession.on_commit, and change nothing."""
-    stale, on_commit = Stale(), DeviceSession.on_commit
+    stale, on_commit = StaleCommits(), DeviceSession.on_commit
 
     def watched(session: DeviceSession, commit: Commit) -> Delivery | None:
         old, before = commit.epoch < session.epoch, len(session.received)

@@ -21,7 +21,7 @@ READ_ROWS = 4_096
 
 
 @dataclass(frozen=True)
-class Wish:
+class DraftRequest:
     """A session to draft for."""
 
     name: str
@@ -58,7 +58,7 @@ class PackedDraft:
         self._truncate(held, keep)
         held.agreed = keep
 
-    def propose(self, wishes: Sequence[Wish]) -> list[int]:
+    def propose(self, wishes: Sequence[DraftRequest]) -> list[int]:
         """Draft as many tokens for each as its chain has, one forward per depth; the tokens found, depth by depth.
 
         They are computed and brought to the host as proposals would be. What is fed for the next depth, and so stays in
@@ -70,7 +70,7 @@ class PackedDraft:
             found.append(self._feed([(self._held[wish.name], wish.chain[depth - 1 : depth]) for wish in deeper]))
         return torch.cat(found).tolist() if found else []
 
-    def _unread(self, wish: Wish) -> Sequence[int]:
+    def _unread(self, wish: DraftRequest) -> Sequence[int]:
         """Keep of what was drafted what came true; the known tokens after it, at least the last one."""
         held, known = self._held[wish.name], wish.known
         keep = held.agreed

@@ -49,7 +49,7 @@ Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Process:
+class AcceptanceProcess:
     """Verdicts of a draft on a kind of text: two states, each with its chance that the first guess is right."""
 
     easy: float
@@ -61,17 +61,17 @@ class Process:
 
 
 @dataclass(frozen=True)
-class Truth:
+class SessionTruth:
     """One session as it is."""
 
-    process: Process
+    process: AcceptanceProcess
     rtt_s: float
     draft_s: float
     nodes_per_level: float
 
 
 @dataclass(frozen=True)
-class Asked:
+class StaticRequest:
     """A window: levels per step and how far the device runs ahead."""
 
     k: int
@@ -79,7 +79,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class LongRunOutcome:
     """What a verifier delivers in the long run."""
 
     step_s: float
@@ -98,10 +98,10 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Verifier:
+class OptimalVerifier:
     """Its sessions and what its steps cost."""
 
-    sessions: tuple[Truth, ...]
+    sessions: tuple[SessionTruth, ...]
     step_s: Callable[[Floats], Floats]
     """Nodes of all sessions together, their last committed tokens not among them -> seconds; never falling."""
 
@@ -109,7 +109,7 @@ class Verifier:
     def plain_s(self) -> float:
         return float(self.step_s(np.zeros(1))[0])
 
-    def outcome(self, asked: Sequence[Asked]) -> Outcome:
+    def outcome(self, asked: Sequence[StaticRequest]) -> LongRunOutcome:
         """Of these windows. Longer steps let more nodes arrive: it is the shortest that holds what arrives in it."""
         k, depth = np.array([one.k for one in asked]), np.array([one.depth for one in asked])
         low, high = self.plain_s, float(self.step_s(self._most())[0])
@@ -118,9 +118,9 @@ class Verifier:
             tokens, nodes = per_step(self.sessions, k, depth, lengths[:, None])
             first = int(np.argmax(self.step_s(nodes.sum(axis=1)) <= lengths))
             low, high = lengths[max(0, first - 1)], lengths[first]
-        return Outcome(float(high), tuple(tokens[first].tolist()))
+        return LongRunOutcome(float(high), tuple(tokens[first].tolist()))
 
-    def best(self, tolerance: float) -> Outcome:
+    def best(self, tolerance: float) -> LongRunOutcome:
         """The most that any windows bring.
 
         tolerance: by which share of streaming's speed anybody may be slower; 1 asks for goodput alone.
@@ -135,7 +135,7 @@ class Verifier:
     def _most(self) -> Floats:
         return np.array([sum(LEVELS[-1] * one.nodes_per_level for one in self.sessions)])
 
-    def _best_of(self, totals: Floats, tolerance: float) -> list[Outcome]:
+    def _best_of(self, totals: Floats, tolerance: float) -> list[LongRunOutcome]:
         """For each total of nodes, from the least, as long as any division of them is fair."""
         lengths = self.step_s(totals)
         tokens, nodes = per_step(self.sessions, LEVELS[:, None], np.array(ENDLESS), lengths[:, None, None])
@@ -144,11 +144,11 @@ class Verifier:
             best = divided(tokens[i].T, nodes[i].T, totals[i], (1.0 - tolerance) * length / self.plain_s)
             if best is None:
                 break  # a longer step would ask still more of everybody
-            found.append(Outcome(float(length), tuple(best.tolist()), float(totals[i])))
+            found.append(LongRunOutcome(float(length), tuple(best.tolist()), float(totals[i])))
         return found
 
 
-def _goodput(outcome: Outcome) -> float:
+def _goodput(outcome: LongRunOutcome) -> float:
     return outcome.goodput
 
 
@@ -187,7 +187,7 @@ def divided(tokens: Floats, nodes: Floats, total: float, least: float) -> Floats
     return result
 
 
-def per_step(sessions: Sequence[Truth], k: Ints, depth: Ints, step_s: Floats) -> tuple[Floats, Floats]:
+def per_step(sessions: Sequence[SessionTruth], k: Ints, depth: Ints, step_s: Floats) -> tuple[Floats, Floats]:
     """(tokens, nodes) per step `[..., sessions]` in the long run. Windows and lengths broadcast to that shape.
 
     Nodes are what a step holds, those below a wrong guess too: the device knows no better when it sends them.
@@ -239,7 +239,7 @@ class _Run:
             now = now + ~there
         return cls(step, guessed, _levels(guessed))
 
-    def per_step(self, process: Process) -> tuple[Floats, Floats]:
+    def per_step(self, process: AcceptanceProcess) -> tuple[Floats, Floats]:
         """(tokens, levels) `[n]`: runs that end at a position, times what they bring up to there."""
         ends = _ends(process)
         chance = ends.sum(axis=2)
@@ -265,11 +265,11 @@ def _levels(guessed: Bools) -> Floats:
     return so_far
 
 
-def _flip(process: Process) -> Floats:
+def _flip(process: AcceptanceProcess) -> Floats:
     return np.array([[1.0 - process.flip, process.flip], [process.flip, 1.0 - process.flip]])
 
 
-def _ends(process: Process) -> Floats:
+def _ends(process: AcceptanceProcess) -> Floats:
     """Chance `[state before, position, state there]` that a run's first wrong guess is at this position."""
     right = np.array([process.easy, process.hard])
     lives = np.eye(2)

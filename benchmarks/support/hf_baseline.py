@@ -27,7 +27,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from benchmarks.harness import spread
+from benchmarks.support.harness import spread
 
 PAD = 0
 """Stands where the mask hides it, so any id will do."""
@@ -50,14 +50,14 @@ TENSORS = {
 
 
 @dataclass(frozen=True)
-class Request:
+class GenerateRequest:
     prompt: tuple[int, ...]
     tokens: int
     """To generate."""
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedOutput:
     """One arm's answer to some requests."""
 
     outputs: tuple[tuple[int, ...], ...]
@@ -83,9 +83,9 @@ class Timed:
         return self.decode_tokens / self.decode_seconds if self.decode_seconds else 0.0
 
 
-def total(parts: Sequence[Timed]) -> Timed:
+def total(parts: Sequence[TimedOutput]) -> TimedOutput:
     """Requests that were answered one after another."""
-    return Timed(
+    return TimedOutput(
         outputs=tuple(output for part in parts for output in part.outputs),
         seconds=sum(part.seconds for part in parts),
         decode_tokens=sum(part.decode_tokens for part in parts),
@@ -93,7 +93,7 @@ def total(parts: Sequence[Timed]) -> Timed:
     )
 
 
-class Marks(StoppingCriteria):  # type: ignore[misc]
+class ForwardTimestamps(StoppingCriteria):  # type: ignore[misc]
     """Stops nothing; notes when every forward's tokens were there."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -107,7 +107,7 @@ class Marks(StoppingCriteria):  # type: ignore[misc]
         return torch.zeros(input_ids.shape[0], dtype=torch.bool)
 
 
-class HuggingFace:
+class HuggingFaceBaseline:
     """The target, and the draft if there is one, as transformers runs them."""
 
     def __init__(self, target: Any, draft: Any = None, clock: Callable[[], float] = time.thread_time) -> None:
@@ -116,11 +116,11 @@ class HuggingFace:
         self._clock = clock
 
     @classmethod
-    def load(cls, target: Path, draft: Path | None = None) -> HuggingFace:
+    def load(cls, target: Path, draft: Path | None = None) -> HuggingFaceBaseline:
         module = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32, local_files_only=True)
         return cls(module, None if draft is None else draft_from_gguf(draft))
 
-    def batch(self, requests: Sequence[Request], *, static: bool) -> Timed:
+    def batch(self, requests: Sequence[GenerateRequest], *, static: bool) -> TimedOutput:
         """All requests in one batch, with a StaticCache of the length that they need, or a DynamicCache."""
         longest = max(request.tokens for request in requests)
         width = max(len(request.prompt) for request in requests)
@@ -130,16 +130,16 @@ class HuggingFace:
             cache = StaticCache(config=config, max_cache_len=-(-(width + longest) // STATIC_STEP) * STATIC_STEP)
         return self._generate(requests, longest, past_key_values=cache)
 
-    def assisted(self, request: Request) -> Timed:
+    def assisted(self, request: GenerateRequest) -> TimedOutput:
         """One request, with the draft's help."""
         if self._draft is None:
             raise ValueError("there is no draft to assist: load one")
         return self._generate([request], request.tokens, assistant_model=self._draft)
 
     @torch.inference_mode()
-    def _generate(self, requests: Sequence[Request], longest: int, **options: Any) -> Timed:
+    def _generate(self, requests: Sequence[GenerateRequest], longest: int, **options: Any) -> TimedOutput:
         ids, mask = padded([request.prompt for request in requests])
-        marks = Marks(self._clock)
+        marks = ForwardTimestamps(self._clock)
         began = self._clock()
         out = self._target.generate(
             ids,
@@ -156,7 +156,7 @@ class HuggingFace:
         rows = out[:, ids.shape[1] :].tolist()
         shortest = min(request.tokens for request in requests)
         last = next(i for i, length in enumerate(marks.lengths) if length >= ids.shape[1] + shortest)
-        return Timed(
+        return TimedOutput(
             outputs=tuple(tuple(row[: request.tokens]) for row, request in zip(rows, requests, strict=True)),
             seconds=seconds,
             decode_tokens=len(requests) * (marks.lengths[last] - marks.lengths[0]),
@@ -164,19 +164,19 @@ class HuggingFace:
         )
 
 
-Answer = Callable[[Sequence[Request], str], Timed]
+Answer = Callable[[Sequence[GenerateRequest], str], TimedOutput]
 """All requests at once; what has another name finds nothing of theirs in a cache."""
 
 
 def compared(
-    engine: Answer, hf: HuggingFace, ids: Sequence[Sequence[int]], shape: tuple[int, int], rounds: int
-) -> dict[str, dict[str, list[Timed]]]:
+    engine: Answer, hf: HuggingFaceBaseline, ids: Sequence[Sequence[int]], shape: tuple[int, int], rounds: int
+) -> dict[str, dict[str, list[TimedOutput]]]:
     """What came of the requests, by their kind and by arm, for each round; printed.
 
     ids: a text for each request. shape: tokens of prompt and output where they are equal; the outputs are the longest.
     """
     prompt, output = shape
-    equal = [Request(tuple(text[:prompt]), output) for text in ids]
+    equal = [GenerateRequest(tuple(text[:prompt]), output) for text in ids]
     uneven = ragged(ids, output)
     few = equal[:4]
     found = {
@@ -211,18 +211,18 @@ def compared(
     return found
 
 
-def ragged(ids: Sequence[Sequence[int]], output: int) -> list[Request]:
+def ragged(ids: Sequence[Sequence[int]], output: int) -> list[GenerateRequest]:
     """Prompts from 32 tokens to whole texts, outputs from an eighth of `output` to all of it, in no relation."""
     last = len(ids) - 1
     prompts = [round(32 + (len(text) - 32) * i / last) for i, text in enumerate(ids)]
     outputs = [max(1, round(output * (1 + 7 * i / last) / 8)) for i in range(len(ids))]
     Random(0).shuffle(outputs)
-    return [Request(tuple(text[:p]), n) for text, p, n in zip(ids, prompts, outputs, strict=True)]
+    return [GenerateRequest(tuple(text[:p]), n) for text, p, n in zip(ids, prompts, outputs, strict=True)]
 
 
-def in_turn(arms: Mapping[str, Callable[[int], Timed]], rounds: int) -> dict[str, list[Timed]]:
+def in_turn(arms: Mapping[str, Callable[[int], TimedOutput]], rounds: int) -> dict[str, list[TimedOutput]]:
     """Every arm once a round, from another one on each time."""
-    found: dict[str, list[Timed]] = {name: [] for name in arms}
+    found: dict[str, list[TimedOutput]] = {name: [] for name in arms}
     names = list(arms)
     for number in range(rounds):
         turn = number % len(names)
@@ -231,14 +231,16 @@ def in_turn(arms: Mapping[str, Callable[[int], Timed]], rounds: int) -> dict[str
     return found
 
 
-def over_best(found: Mapping[str, Sequence[Timed]], rate: Callable[[Timed], float] = lambda timed: timed.rate) -> float:
+def over_best(
+    found: Mapping[str, Sequence[TimedOutput]], rate: Callable[[TimedOutput], float] = lambda timed: timed.rate
+) -> float:
     """The engine's rate over the best of the others in the same round; the median of rounds."""
     others = [timed for name, timed in found.items() if name != "engine"]
     ratios = [rate(ours) / max(map(rate, theirs)) for ours, *theirs in zip(found["engine"], *others, strict=True)]
     return round(statistics.median(ratios), 3)
 
 
-def tell(label: str, found: Mapping[str, Sequence[Timed]]) -> None:
+def tell(label: str, found: Mapping[str, Sequence[TimedOutput]]) -> None:
     print(f"\n{label}: tokens/s with the prompts, decode alone, and outputs that are the engine's")
     for name, timed in found.items():
         same = statistics.fmean(a == b for a, b in zip(found["engine"][0].outputs, timed[0].outputs, strict=True))

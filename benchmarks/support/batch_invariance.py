@@ -20,7 +20,7 @@ LONELY = 0.3
 
 
 @dataclass(frozen=True)
-class Composed:
+class ComputedRow:
     """One row of a composition that stands for a position of a sequence."""
 
     sequence: int
@@ -40,7 +40,7 @@ def decode(model: TargetModel, tokens: Sequence[int]) -> torch.Tensor:
     return torch.cat(rows)
 
 
-def compose(model: TargetModel, sequences: Sequence[Sequence[int]], rng: np.random.Generator) -> Iterator[Composed]:
+def compose(model: TargetModel, sequences: Sequence[Sequence[int]], rng: np.random.Generator) -> Iterator[ComputedRow]:
     """Every sequence in random chunks and trees, several in one step; every position comes at least once."""
     pool = pool_for(model, 2 * sum(map(len, sequences)) + 64 * len(sequences))
     sittings = [_Sitting(model, pool, tokens, rng) for tokens in sequences]
@@ -50,11 +50,11 @@ def compose(model: TargetModel, sequences: Sequence[Sequence[int]], rng: np.rand
         logits = _logits(model, pool, segments)
         for i, segment, rows in zip(chosen, segments, logits, strict=True):
             for row in sittings[i].followed:
-                yield Composed(i, int(segment.positions[row]), rows[row])
+                yield ComputedRow(i, int(segment.positions[row]), rows[row])
             sittings[i].keep(segment)
 
 
-def crowd(model: TargetModel, sequences: Sequence[Sequence[int]], rows: int) -> Iterator[Composed]:
+def crowd(model: TargetModel, sequences: Sequence[Sequence[int]], rows: int) -> Iterator[ComputedRow]:
     """One step of exactly `rows` rows: every sequence from its beginning, the first ones again until it is full."""
     pool = pool_for(model, rows)
     chosen: list[int] = []
@@ -65,7 +65,7 @@ def crowd(model: TargetModel, sequences: Sequence[Sequence[int]], rows: int) -> 
         segments.append(_chain(tokens, np.empty(0, dtype=np.int64), pool.allocate(len(tokens))))
     for i, logits in zip(chosen, _logits(model, pool, segments), strict=True):
         for position, row in enumerate(logits):
-            yield Composed(i, position, row)
+            yield ComputedRow(i, position, row)
 
 
 def _chain(tokens: np.ndarray, prefix: np.ndarray, slots: np.ndarray) -> Segment:

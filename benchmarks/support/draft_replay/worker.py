@@ -14,8 +14,8 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.replay import Job, Outcome, Player, Where
-from benchmarks.tape import Tape
+from benchmarks.support.draft_replay.client import Player, ServiceAddress, SessionJob, SessionOutcome
+from benchmarks.support.draft_replay.recording import DraftRecording
 
 
 async def serve(player: Player) -> None:
@@ -28,7 +28,7 @@ async def serve(player: Player) -> None:
     async for line in lines:
         request = json.loads(line)
         number = request.pop("id")
-        task = asyncio.create_task(_answer(player, number, Job(**request)))
+        task = asyncio.create_task(_answer(player, number, SessionJob(**request)))
         running.add(task)
         task.add_done_callback(running.discard)
     for task in running:
@@ -36,21 +36,21 @@ async def serve(player: Player) -> None:
     await asyncio.gather(*running, return_exceptions=True)
 
 
-async def _answer(player: Player, number: int, job: Job) -> None:
+async def _answer(player: Player, number: int, job: SessionJob) -> None:
     try:
         outcome = await player.play(job)
     except Exception as error:
-        outcome = Outcome(error=f"{type(error).__name__}: {error}")
+        outcome = SessionOutcome(error=f"{type(error).__name__}: {error}")
     print(json.dumps({"id": number} | asdict(outcome)), flush=True)
 
 
 async def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.swarm_worker", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.support.draft_replay.worker", description=__doc__)
     parser.add_argument("tape", type=Path)
     parser.add_argument("where", type=json.loads, help="fields of replay.Where, as JSON")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="outrider-swarm-") as scratch:
-        tape, where = Tape.load(options.tape), Where(**options.where)
+        tape, where = DraftRecording.load(options.tape), ServiceAddress(**options.where)
         async with Player(tape, where, Path(scratch), release=f"recorded-{options.tape.stem}") as player:
             await serve(player)
 

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from benchmarks import fleet_optimum
-from benchmarks.fleet_optimum import Process, Truth
+from benchmarks.support.fleet_simulation import optimum
+from benchmarks.support.fleet_simulation.optimum import AcceptanceProcess, SessionTruth
 from coordinator.records import Window, WindowDecision
 from coordinator.window.controller import SessionView, VerifierView
 from coordinator.window.report_adapter import RECENT, latest
@@ -32,7 +32,7 @@ CAUGHT = 0.4
 
 
 @dataclass(frozen=True)
-class Scale:
+class FleetSize:
     devices: int = 10_000
     verifiers: int = 100
     regions: int = 10
@@ -41,12 +41,12 @@ class Scale:
     """Two decisions about every verifier."""
 
     @classmethod
-    def quick(cls) -> Scale:
+    def quick(cls) -> FleetSize:
         return cls(600, 6, 2)
 
     @property
-    def region(self) -> Scale:
-        return Scale(self.devices // self.regions, self.verifiers // self.regions, 1, self.seconds)
+    def region(self) -> FleetSize:
+        return FleetSize(self.devices // self.regions, self.verifiers // self.regions, 1, self.seconds)
 
 
 def step_cost(rows: int) -> StepCost:
@@ -54,7 +54,7 @@ def step_cost(rows: int) -> StepCost:
     return StepCost({1: 0.030, rows: 0.030 + 0.00005 * rows, 8 * rows: 0.030 + 0.00005 * rows + 0.0004 * 7 * rows})
 
 
-class Text:
+class SimulatedText:
     """The verdicts that a draft would get on one session's text, stretch by stretch."""
 
     def __init__(self, kind: str, rng: random.Random) -> None:
@@ -84,29 +84,29 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Device:
+class SimulatedDevice:
     kind: str
     rtt_s: float
     draft_s: float
 
     @classmethod
-    def drawn(cls, rng: random.Random) -> Device:
+    def drawn(cls, rng: random.Random) -> SimulatedDevice:
         rtt_s = min(0.5, rng.lognormvariate(math.log(0.045), 0.8))
         return cls(rng.choice(tuple(KINDS)), rtt_s, rng.lognormvariate(math.log(0.004), 0.7))
 
     @property
-    def truth(self) -> Truth:
-        process = Process(*KINDS[self.kind], flip=1.0 / STRETCH, caught=CAUGHT)
-        return Truth(process, self.rtt_s, self.draft_s, NODES_PER_LEVEL)
+    def truth(self) -> SessionTruth:
+        process = AcceptanceProcess(*KINDS[self.kind], flip=1.0 / STRETCH, caught=CAUGHT)
+        return SessionTruth(process, self.rtt_s, self.draft_s, NODES_PER_LEVEL)
 
 
 @dataclass
-class Session:
+class SimulatedSession:
     """One device's, with its window."""
 
     name: str
-    device: Device
-    text: Text
+    device: SimulatedDevice
+    text: SimulatedText
     ends_s: float
     window: Window | None = None
     """None until it has been decided about; it streams."""
@@ -132,12 +132,12 @@ class Session:
 
 
 @dataclass
-class Verifier:
+class SimulatedVerifier:
     """A second of it at a time."""
 
     number: int
     cost: StepCost
-    sessions: list[Session] = field(default_factory=list)
+    sessions: list[SimulatedSession] = field(default_factory=list)
     prior: dict[str, bytes] = field(default_factory=dict)
     """By kind of text: what was last seen of it."""
 
@@ -146,10 +146,10 @@ class Verifier:
         return VerifierView(self.cost, views)
 
     @property
-    def truth(self) -> fleet_optimum.Verifier:
+    def truth(self) -> optimum.OptimalVerifier:
         count = len(self.sessions)
         cost = self.cost
-        return fleet_optimum.Verifier(
+        return optimum.OptimalVerifier(
             tuple(session.device.truth for session in self.sessions), lambda nodes: cost.curve(count + nodes, count)
         )
 
@@ -172,7 +172,7 @@ class Verifier:
             self.prior[session.device.kind] = session.seen
 
 
-def _lived(session: Session, window: Window, step_s: float) -> Speed:
+def _lived(session: SimulatedSession, window: Window, step_s: float) -> Speed:
     """Without patience: in a batch nobody waits, the others' step goes on."""
     expected = 1.0 if window.k == 0 else 4.0
     verdicts = session.text.ahead(max(8, math.ceil(expected / step_s)))
@@ -180,19 +180,19 @@ def _lived(session: Session, window: Window, step_s: float) -> Speed:
     return replay(verdicts, way, replace(window, draft_wait_ms=0.0))
 
 
-class Fleet:
+class SimulatedFleet:
     """A region's devices that open sessions, and verifiers that take them."""
 
-    def __init__(self, scale: Scale, open_share: float = 1.0, seed: int = 1) -> None:
+    def __init__(self, scale: FleetSize, open_share: float = 1.0, seed: int = 1) -> None:
         self.scale = scale
         self._rng = random.Random(seed)
         self.verifiers = [
-            Verifier(scale.verifiers * seed + i, step_cost(self._rng.choice((128, 256, 512))))
+            SimulatedVerifier(scale.verifiers * seed + i, step_cost(self._rng.choice((128, 256, 512))))
             for i in range(scale.verifiers)
         ]
         self._names = itertools.count(1)
-        self._idle = [Device.drawn(self._rng) for _ in range(scale.devices)]
-        self.ended: list[Session] = []
+        self._idle = [SimulatedDevice.drawn(self._rng) for _ in range(scale.devices)]
+        self.ended: list[SimulatedSession] = []
         for _ in range(round(open_share * scale.devices)):
             self._under_way(self._open(0.0))
 
@@ -207,22 +207,22 @@ class Fleet:
                 self._open(now_s)
 
     @property
-    def sessions(self) -> Iterator[Session]:
+    def sessions(self) -> Iterator[SimulatedSession]:
         for verifier in self.verifiers:
             yield from verifier.sessions
 
-    def _open(self, now_s: float) -> Session:
+    def _open(self, now_s: float) -> SimulatedSession:
         """On the less loaded of two verifiers, as the coordinator would."""
         rng = self._rng
         at = rng.randrange(len(self._idle))
         self._idle[at], self._idle[-1] = self._idle[-1], self._idle[at]
         device = self._idle.pop()
-        text = Text(device.kind, random.Random(rng.random()))
-        session = Session(f"s{next(self._names)}", device, text, now_s + rng.expovariate(1.0 / LIFE_S))
+        text = SimulatedText(device.kind, random.Random(rng.random()))
+        session = SimulatedSession(f"s{next(self._names)}", device, text, now_s + rng.expovariate(1.0 / LIFE_S))
         two = rng.sample(self.verifiers, min(2, len(self.verifiers)))
         min(two, key=lambda verifier: len(verifier.sessions)).sessions.append(session)
         return session
 
-    def _under_way(self, session: Session) -> None:
+    def _under_way(self, session: SimulatedSession) -> None:
         """The fleet is met in the middle of its life: this session has been streaming for a while."""
         session.seen = session.text.take(min(RECENT, round(self._rng.expovariate(1.0 / LIFE_S) * 30.0)))

@@ -1,6 +1,7 @@
 """What a recording holds: a known output of the target, and what the draft answers wherever a tree could go around it.
 
-No model is needed to read one. `benchmarks.recording` makes them, `benchmarks.replay` plays them.
+No model is needed to read one. `benchmarks.support.draft_replay.recorder` makes them,
+`benchmarks.support.draft_replay.client` plays them.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from outrider.core.sampling import SamplingParams
 
 Place = tuple[int, tuple[int, ...]]
 """How many tokens of the output stand before, and the tokens after them that are not the output's."""
-Lesson = tuple[int, float, int, bool]
+Observation = tuple[int, float, int, bool]
 """What a calibrator observed: rank, margin, depth, whether the guess was accepted."""
 
 
 @dataclass(frozen=True)
-class Call:
+class RecordedRequest:
     """One request and the target's output."""
 
     name: str
@@ -34,19 +35,19 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Recording:
+class RecordedProposals:
     """What the draft says around one call."""
 
-    call: Call
+    call: RecordedRequest
     prefill_s: float
     answers: Mapping[Place, tuple[Proposal, ...]]
 
 
 @dataclass(frozen=True)
-class Tape:
+class DraftRecording:
     """Recordings of one draft on one device, with its speed and with lessons to begin with."""
 
-    recordings: tuple[Recording, ...]
+    recordings: tuple[RecordedProposals, ...]
     vocabulary: int
     """Ids below it are known to the draft."""
     widths: tuple[tuple[int, float], ...]
@@ -57,7 +58,7 @@ class Tape:
     """Mean seconds to take in a token that was evaluated already."""
     correction_s: float
     """Mean seconds to take in one that was not: a decode, at the least."""
-    lessons: tuple[tuple[Lesson, ...], ...]
+    lessons: tuple[tuple[Observation, ...], ...]
     """Of the calibrators: model greedy, model sampled, look-up greedy, look-up sampled. What the device had learned at
     the recordings' end, unless they are replaced by those of other prompts."""
     ends: tuple[int, ...] = ()
@@ -76,7 +77,7 @@ class Tape:
         path.write_text(json.dumps(asdict(self) | {"recordings": [_to_json(r) for r in self.recordings]}))
 
     @classmethod
-    def load(cls, path: Path) -> Tape:
+    def load(cls, path: Path) -> DraftRecording:
         data = json.loads(path.read_text())
         return cls(
             recordings=tuple(map(_from_json, data["recordings"])),
@@ -100,7 +101,7 @@ def place(output: Sequence[int], position: int, path: Sequence[int]) -> Place:
     return position + shared, tuple(path[shared:])
 
 
-def _to_json(recording: Recording) -> dict[str, Any]:
+def _to_json(recording: RecordedProposals) -> dict[str, Any]:
     answers = [
         [position, path, [[p.token, p.rank, p.margin] for p in proposals]]
         for (position, path), proposals in recording.answers.items()
@@ -108,10 +109,10 @@ def _to_json(recording: Recording) -> dict[str, Any]:
     return {"call": asdict(recording.call), "prefill_s": recording.prefill_s, "answers": answers}
 
 
-def _from_json(data: dict[str, Any]) -> Recording:
+def _from_json(data: dict[str, Any]) -> RecordedProposals:
     call, answers = data["call"], data["answers"]
-    return Recording(
-        call=Call(
+    return RecordedProposals(
+        call=RecordedRequest(
             name=call["name"],
             prompt=tuple(call["prompt"]),
             sampling=_sampling(call["sampling"]),

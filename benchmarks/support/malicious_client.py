@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import grpc
 
-from benchmarks.replay import Where
+from benchmarks.support.draft_replay.client import ServiceAddress
 from edge_agent.session.coordinator_client import CoordinatorClient
 from outrider.core.errors import OutriderError
 from outrider.wire.channels import channel, split_address
@@ -33,10 +33,10 @@ HALF_OPEN_S = 12.0
 """Longer than a verifier's `open_timeout_s` of 10."""
 
 
-class Raw:
+class RawStream:
     """One stream whose messages are bytes. Its place comes from the coordinator, if there is one."""
 
-    def __init__(self, where: Where) -> None:
+    def __init__(self, where: ServiceAddress) -> None:
         self._where = where
         self._link = channel(where.verifier)
         self._control = channel(where.coordinator) if where.coordinator else None
@@ -109,13 +109,13 @@ class Raw:
             pass
 
 
-Attack = Callable[["Hostile", Raw], Awaitable[None]]
+Attack = Callable[["MaliciousClient", RawStream], Awaitable[None]]
 
 
-class Hostile:
+class MaliciousClient:
     """Attacks without pause. `answers` counts (attack, how it ended)."""
 
-    def __init__(self, where: Where, rng: random.Random, prompt: list[int], max_sequence: int = 2048) -> None:
+    def __init__(self, where: ServiceAddress, rng: random.Random, prompt: list[int], max_sequence: int = 2048) -> None:
         self._where = where
         self._rng = rng
         self._prompt = prompt
@@ -141,7 +141,7 @@ class Hostile:
 
     async def one(self, attack: Attack) -> str:
         """Carry one out; how it ended: a status, or what this side saw."""
-        async with Raw(self._where) as raw:
+        async with RawStream(self._where) as raw:
             try:
                 async with asyncio.timeout(ATTACK_S):
                     await attack(self, raw)
@@ -172,24 +172,24 @@ class Hostile:
 
     # --- the attacks
 
-    async def garbage(self, raw: Raw) -> None:
+    async def garbage(self, raw: RawStream) -> None:
         raw.begin()
         await raw.call.write(self._rng.randbytes(self._rng.choice((1, 100, 100_000))))
         await raw.hear_out()
 
-    async def garbage_midway(self, raw: Raw) -> None:
+    async def garbage_midway(self, raw: RawStream) -> None:
         await self._opened(raw)
         await raw.call.write(b"\xff" * 1000)
         await raw.hear_out()
 
-    async def garbage_on_tcp(self, raw: Raw) -> None:
+    async def garbage_on_tcp(self, raw: RawStream) -> None:
         reader, writer = await asyncio.open_connection(*split_address(self._where.verifier))
         with contextlib.closing(writer):
             writer.write(self._rng.randbytes(100_000))
             while await reader.read(1 << 16):
                 pass
 
-    async def flood(self, raw: Raw) -> None:
+    async def flood(self, raw: RawStream) -> None:
         """Empty Appends as fast as they go; nothing is read."""
         await self._opened(raw)
         until = time.monotonic() + FLOOD_S
@@ -198,76 +198,76 @@ class Hostile:
                 while time.monotonic() < until:
                     await raw.append()
 
-    async def flood_of_nodes(self, raw: Raw) -> None:
+    async def flood_of_nodes(self, raw: RawStream) -> None:
         """Single nodes below the root, more than are allowed."""
         await self._opened(raw)
         for i in range(1000):
             await raw.append(first_id=i + 1, up=[0], token=[i])
         await raw.hear_out()
 
-    async def id_gap(self, raw: Raw) -> None:
+    async def id_gap(self, raw: RawStream) -> None:
         await self._opened(raw)
         await raw.append(first_id=50, up=[0], token=[7])
         await raw.hear_out()
 
-    async def parent_of_the_future(self, raw: Raw) -> None:
+    async def parent_of_the_future(self, raw: RawStream) -> None:
         await self._opened(raw)
         await raw.append(up=[5], token=[7])
         await raw.hear_out()
 
-    async def base_of_the_future(self, raw: Raw) -> None:
+    async def base_of_the_future(self, raw: RawStream) -> None:
         await self._opened(raw)
         await raw.append(base=1 << 20, up=[0], token=[7])
         await raw.hear_out()
 
-    async def wrong_epoch(self, raw: Raw) -> None:
+    async def wrong_epoch(self, raw: RawStream) -> None:
         await self._opened(raw)
         await raw.say(cancel=pb.Cancel(epoch=raw.epoch + 1))
         await raw.hear_out()
 
-    async def same_siblings(self, raw: Raw) -> None:
+    async def same_siblings(self, raw: RawStream) -> None:
         await self._opened(raw)
         await raw.append(up=[0, 0], token=[7, 7])
         await raw.hear_out()
 
-    async def too_deep(self, raw: Raw) -> None:
+    async def too_deep(self, raw: RawStream) -> None:
         await self._opened(raw)
         await raw.append(up=[0] + [1] * 59, token=[7] * 60)
         await raw.hear_out()
 
-    async def too_many(self, raw: Raw) -> None:
+    async def too_many(self, raw: RawStream) -> None:
         await self._opened(raw)
         await raw.append(up=[0] * 1000, token=list(range(1000)))
         await raw.hear_out()
 
-    async def no_token(self, raw: Raw) -> None:
+    async def no_token(self, raw: RawStream) -> None:
         await self._opened(raw)
         await raw.append(up=[0], token=[(1 << 32) - 1])
         await raw.hear_out()
 
-    async def never_reads(self, raw: Raw) -> None:
+    async def never_reads(self, raw: RawStream) -> None:
         """A long answer is asked for, confirmed and not read."""
         await raw.place()
         await raw.open(self._prompt, self._most)
         await asyncio.sleep(STARE_S)
 
-    async def huge_prompt(self, raw: Raw) -> None:
+    async def huge_prompt(self, raw: RawStream) -> None:
         await raw.place()
         await raw.open([1] * self._rng.choice((self._most * 2, 131_072, 1_000_000)), 16)
         await raw.hear_out()
 
-    async def all_the_room(self, raw: Raw) -> None:
+    async def all_the_room(self, raw: RawStream) -> None:
         """The longest sequence allowed, left as soon as it has begun."""
         await raw.place()
         await raw.open(self._prompt, self._most)
         for _ in range(3):
             await raw.hear()
 
-    async def no_open(self, raw: Raw) -> None:
+    async def no_open(self, raw: RawStream) -> None:
         raw.begin()
         await raw.hear_out()
 
-    async def half_open(self, raw: Raw) -> None:
+    async def half_open(self, raw: RawStream) -> None:
         """Connections that say hello in HTTP/2 and nothing else."""
         sockets = [await asyncio.open_connection(*split_address(self._where.verifier)) for _ in range(8)]
         for _, writer in sockets:
@@ -276,7 +276,7 @@ class Hostile:
         for _, writer in sockets:
             writer.transport.abort()
 
-    async def after_the_end(self, raw: Raw) -> None:
+    async def after_the_end(self, raw: RawStream) -> None:
         await raw.place()
         await raw.open(self._prompt, 1)
         while (message := await raw.hear()) is not None:
@@ -286,7 +286,7 @@ class Hostile:
             await raw.append(first_id=i + 1, base=1, up=[0], token=[i])
         await raw.hear_out()
 
-    async def epoch_after_epoch(self, raw: Raw) -> None:
+    async def epoch_after_epoch(self, raw: RawStream) -> None:
         """Attach on attach, each fencing the one before it."""
         await raw.place()
         calls = []
@@ -300,30 +300,30 @@ class Hostile:
             for call in calls:
                 call.cancel()
 
-    async def cancel_on_cancel(self, raw: Raw) -> None:
+    async def cancel_on_cancel(self, raw: RawStream) -> None:
         await self._opened(raw)
         for _ in range(200):
             await raw.say(cancel=pb.Cancel(epoch=raw.epoch))
         await raw.hear_out()
 
-    async def forged_ticket(self, raw: Raw) -> None:
+    async def forged_ticket(self, raw: RawStream) -> None:
         await raw.place()
         await raw.open(self._prompt, 16, ticket=bytes(byte ^ 1 for byte in raw.ticket) or b"forged")
         await raw.hear_out()
 
-    async def somebody_elses_session(self, raw: Raw) -> None:
+    async def somebody_elses_session(self, raw: RawStream) -> None:
         await raw.place()
         await raw.open(self._prompt, 16, session_id="x" * 32)
         await raw.hear_out()
 
-    async def nonsense_sampling(self, raw: Raw) -> None:
+    async def nonsense_sampling(self, raw: RawStream) -> None:
         await raw.place()
         sampling = pb.Sampling(temperature=float("nan"), top_p=-1.0, repetition_penalty=float("inf"))
         attach = pb.Attach(epoch=raw.epoch, prompt=self._prompt, max_tokens=16, sampling=sampling)
         await raw.open(self._prompt, 16, attach=attach)
         await raw.hear_out()
 
-    async def _opened(self, raw: Raw) -> None:
+    async def _opened(self, raw: RawStream) -> None:
         """A session that has begun."""
         await raw.place()
         await raw.open(self._prompt, 256)
@@ -342,32 +342,34 @@ _SILENT = frozenset({"UNAVAILABLE"})
 its silence then."""
 
 ATTACKS: Mapping[Attack, frozenset[str]] = {
-    Hostile.garbage: _REFUSED,
-    Hostile.garbage_midway: _REFUSED | NO_PLACE,
-    Hostile.garbage_on_tcp: frozenset({OK, "ConnectionResetError", "BrokenPipeError"}),
-    Hostile.flood: NO_PLACE | {OK},
-    Hostile.flood_of_nodes: _REFUSED | _SILENT | NO_PLACE | {ENDED_BEFORE},
-    Hostile.id_gap: _REFUSED | NO_PLACE,
-    Hostile.parent_of_the_future: _REFUSED | NO_PLACE,
-    Hostile.base_of_the_future: _REFUSED | NO_PLACE,
-    Hostile.wrong_epoch: _REFUSED | NO_PLACE,
-    Hostile.same_siblings: _REFUSED | _SILENT | NO_PLACE,
-    Hostile.too_deep: _REFUSED | _SILENT | NO_PLACE,
-    Hostile.too_many: _REFUSED | NO_PLACE,
-    Hostile.no_token: _REFUSED | NO_PLACE,
-    Hostile.never_reads: NO_PLACE | {OK},
-    Hostile.huge_prompt: _REFUSED | NO_PLACE,
-    Hostile.all_the_room: NO_PLACE | {OK},
-    Hostile.no_open: _REFUSED,
-    Hostile.half_open: frozenset({OK}),
-    Hostile.after_the_end: NO_PLACE | {OK, ENDED_BEFORE},
-    Hostile.epoch_after_epoch: NO_PLACE | {OK},
-    Hostile.cancel_on_cancel: NO_PLACE | {OK, ENDED_BEFORE},
-    Hostile.forged_ticket: frozenset({"UNAUTHENTICATED", "Overloaded"}),
-    Hostile.somebody_elses_session: NO_PLACE | {"PERMISSION_DENIED"},
-    Hostile.nonsense_sampling: _REFUSED | NO_PLACE,
+    MaliciousClient.garbage: _REFUSED,
+    MaliciousClient.garbage_midway: _REFUSED | NO_PLACE,
+    MaliciousClient.garbage_on_tcp: frozenset({OK, "ConnectionResetError", "BrokenPipeError"}),
+    MaliciousClient.flood: NO_PLACE | {OK},
+    MaliciousClient.flood_of_nodes: _REFUSED | _SILENT | NO_PLACE | {ENDED_BEFORE},
+    MaliciousClient.id_gap: _REFUSED | NO_PLACE,
+    MaliciousClient.parent_of_the_future: _REFUSED | NO_PLACE,
+    MaliciousClient.base_of_the_future: _REFUSED | NO_PLACE,
+    MaliciousClient.wrong_epoch: _REFUSED | NO_PLACE,
+    MaliciousClient.same_siblings: _REFUSED | _SILENT | NO_PLACE,
+    MaliciousClient.too_deep: _REFUSED | _SILENT | NO_PLACE,
+    MaliciousClient.too_many: _REFUSED | NO_PLACE,
+    MaliciousClient.no_token: _REFUSED | NO_PLACE,
+    MaliciousClient.never_reads: NO_PLACE | {OK},
+    MaliciousClient.huge_prompt: _REFUSED | NO_PLACE,
+    MaliciousClient.all_the_room: NO_PLACE | {OK},
+    MaliciousClient.no_open: _REFUSED,
+    MaliciousClient.half_open: frozenset({OK}),
+    MaliciousClient.after_the_end: NO_PLACE | {OK, ENDED_BEFORE},
+    MaliciousClient.epoch_after_epoch: NO_PLACE | {OK},
+    MaliciousClient.cancel_on_cancel: NO_PLACE | {OK, ENDED_BEFORE},
+    MaliciousClient.forged_ticket: frozenset({"UNAUTHENTICATED", "Overloaded"}),
+    MaliciousClient.somebody_elses_session: NO_PLACE | {"PERMISSION_DENIED"},
+    MaliciousClient.nonsense_sampling: _REFUSED | NO_PLACE,
 }
 """Attack -> the endings that are right for it."""
 RIGHT: Mapping[str, frozenset[str]] = {attack.__name__: endings for attack, endings in ATTACKS.items()}
-WAITING: frozenset[Attack] = frozenset({Hostile.never_reads, Hostile.no_open, Hostile.half_open})
+WAITING: frozenset[Attack] = frozenset(
+    {MaliciousClient.never_reads, MaliciousClient.no_open, MaliciousClient.half_open}
+)
 """Attacks that are nothing but waiting."""

@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Scale:
+class DistillSize:
     """Sizes and times of one run."""
 
     alarm_tokens: int = 40_000
@@ -48,8 +48,8 @@ class Scale:
     """Whether what is wanted of the learnt draft can be wanted of this run: learning takes traffic and steps."""
 
 
-FULL = Scale()
-QUICK = Scale(
+FULL = DistillSize()
+QUICK = DistillSize(
     alarm_tokens=3_500,
     run_tokens=0,
     steps=30,

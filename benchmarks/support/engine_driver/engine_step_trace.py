@@ -20,8 +20,8 @@ from functools import partial
 from typing import Any, TypeVar
 from unittest.mock import patch
 
+from benchmarks.support.engine_driver.scripted_trees import TreeDevice
 from benchmarks.support.even_allocation import evenly
-from benchmarks.trees import Device
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Engine
 from cloud_verifier.engine.model import TargetModel
@@ -47,7 +47,7 @@ SEAMS = {
 PLAN = "attention plan"
 
 
-class Parts:
+class PartTimer:
     """Seconds of one thread by part. A part within another is taken out of it, so that the parts sum to the whole."""
 
     def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
@@ -86,7 +86,7 @@ class Parts:
         return call
 
 
-class Profiled(Parts):
+class ProfiledPartTimer(PartTimer):
     """Has a profile run where the time goes to the engine, but not to the model's forward."""
 
     def __init__(self, profile: cProfile.Profile) -> None:
@@ -111,7 +111,7 @@ class Profiled(Parts):
 
 
 @dataclass(frozen=True)
-class Turn:
+class TracedStep:
     """One turn of the engine's loop."""
 
     parts: Mapping[str, float]
@@ -128,10 +128,10 @@ class Turn:
         return 1.0 - self.parts.get("forward", 0.0) / self.seconds
 
 
-class TimedEnd(EngineEnd):
+class TimedEngineEnd(EngineEnd):
     """The engine's end of the socket. A turn of the loop ends with `send`; then `between` has its say, untimed."""
 
-    def __init__(self, sock: socket.socket, parts: Parts, between: Callable[[list[pb.EngineEvent]], None]) -> None:
+    def __init__(self, sock: socket.socket, parts: PartTimer, between: Callable[[list[pb.EngineEvent]], None]) -> None:
         super().__init__(sock)
         self._parts = parts
         self._between = between
@@ -154,14 +154,14 @@ def threshold_but_even(sessions: Sequence[Acceptances], rows: int, cost: CostCur
     return evenly(sessions, rows, cost)
 
 
-class Bench:
+class TracedEngine:
     """An engine whose parts are timed, and the loop that serves devices with it."""
 
-    def __init__(self, model: TargetModel, config: EngineConfig | None = None, parts: Parts | None = None) -> None:
+    def __init__(self, model: TargetModel, config: EngineConfig | None = None, parts: PartTimer | None = None) -> None:
         self.model = model
         self.engine = Engine(model, config)
         self.engine.allocation = threshold_but_even
-        self.parts = parts or Parts()
+        self.parts = parts or PartTimer()
         self._visits = 0
         for method in SEAMS:
             if not hasattr(self.engine, method):
@@ -169,12 +169,12 @@ class Bench:
 
     def serve(
         self,
-        devices: Sequence[Device],
+        devices: Sequence[TreeDevice],
         *,
         nodes: int = 0,
-        enough: Callable[[Sequence[Turn]], bool] = lambda turns: False,
+        enough: Callable[[Sequence[TracedStep]], bool] = lambda turns: False,
         salt: str = "",
-    ) -> list[Turn]:
+    ) -> list[TracedStep]:
         """All turns until every device is through, or there are enough. Raises RuntimeError where a session fails.
 
         nodes: that a step takes of a session. salt: requests of another one find nothing of theirs in the prefix cache.
@@ -184,7 +184,7 @@ class Bench:
             front, back = (stack.enter_context(sock) for sock in socket.socketpair())
             visit = _Visit(f"visit {self._visits}", devices, front, self.parts, enough)
             visit.start(Directive(nodes_per_step=max(1, nodes)), salt)
-            loop = EngineLoop(self.engine, TimedEnd(back, self.parts, visit.between), self.model.vocab_size)
+            loop = EngineLoop(self.engine, TimedEngineEnd(back, self.parts, visit.between), self.model.vocab_size)
             for seam in self._seams(loop):
                 stack.enter_context(seam)
             self.parts.take()
@@ -222,12 +222,12 @@ class _Visit:
     def __init__(
         self,
         label: str,
-        devices: Sequence[Device],
+        devices: Sequence[TreeDevice],
         front: socket.socket,
-        parts: Parts,
-        enough: Callable[[Sequence[Turn]], bool],
+        parts: PartTimer,
+        enough: Callable[[Sequence[TracedStep]], bool],
     ) -> None:
-        self.turns: list[Turn] = []
+        self.turns: list[TracedStep] = []
         self._devices = {f"{label}, session {i}": device for i, device in enumerate(devices)}
         self._front = front
         self._parts = parts
@@ -259,7 +259,7 @@ class _Visit:
             if event.HasField("commit"):
                 commits.append(codecs.commit_from_proto(event.commit))
                 self._devices[event.session_id].hear(commits[-1])
-        self.turns.append(Turn(taken, tuple(commits)))
+        self.turns.append(TracedStep(taken, tuple(commits)))
         self._speak()
 
     def _speak(self) -> None:

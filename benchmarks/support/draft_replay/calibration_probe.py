@@ -18,7 +18,7 @@ MOST = 2_000
 """Predictions that are kept of a session."""
 
 
-class NotedDrafter(Drafter):
+class ProbedDrafter(Drafter):
     """Survival of each node as it was estimated when it was handed over, and whether all of its path became text.
 
     Nodes about which nothing is decided when the session ends are left out.

@@ -18,7 +18,7 @@ from outrider.core.tree import ROOT
 
 
 @dataclass(frozen=True)
-class Offer:
+class ScriptedTree:
     """A tree of guesses. Row 0 is the last committed token, row i + 1 the node of `tokens[i]`."""
 
     parents: tuple[int, ...]
@@ -35,7 +35,7 @@ def spine_length(nodes: int) -> int:
     return (2 * nodes + 2) // 3
 
 
-def offer(future: Sequence[int], nodes: int, rate: float, vocabulary: int, rng: Random) -> Offer:
+def offer(future: Sequence[int], nodes: int, rate: float, vocabulary: int, rng: Random) -> ScriptedTree:
     """A tree of so many nodes below the last committed token, in order of depth.
 
     future: the tokens that the target will say next; where they end, the spine departs. rate: 0..1.
@@ -57,7 +57,7 @@ def offer(future: Sequence[int], nodes: int, rate: float, vocabulary: int, rng: 
             parents.append(above)
             tokens.append(_other({said, token}, vocabulary, rng))
         above = row
-    return Offer(tuple(parents), tuple(tokens), spine, right)
+    return ScriptedTree(tuple(parents), tuple(tokens), spine, right)
 
 
 def _other(taken: set[int | None], vocabulary: int, rng: Random) -> int:
@@ -67,7 +67,7 @@ def _other(taken: set[int | None], vocabulary: int, rng: Random) -> int:
 
 
 @dataclass
-class Tally:
+class TreeTally:
     """How the steps of a device with trees went."""
 
     steps: int = 0
@@ -77,7 +77,7 @@ class Tally:
     planned: int = 0
     """Nodes that should have been accepted."""
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: TreeTally) -> None:
         self.steps += other.steps
         self.accepted += other.accepted
         self.tried += other.tried
@@ -90,7 +90,7 @@ class Tally:
 
 
 @dataclass
-class Device:
+class TreeDevice:
     """One session's device, which knows the continuation and offers a new tree after every commit.
 
     nodes 0: it drafts nothing.
@@ -102,8 +102,8 @@ class Device:
     rate: float = 0.0
     vocabulary: int = 0
     rng: Random = field(default_factory=lambda: Random(0))
-    tally: Tally = field(default_factory=Tally)
-    _offered: Offer | None = None
+    tally: TreeTally = field(default_factory=TreeTally)
+    _offered: ScriptedTree | None = None
 
     def say(self) -> Append | None:
         """What goes up now: a tree where there is none, in any case word that no more comes."""

@@ -21,7 +21,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Event:
+class RunEvent:
     """Something at a time, for people and for the plots."""
 
     unix: float
@@ -30,12 +30,12 @@ class Event:
     """What it is called in a plot; empty where it is none of its milestones."""
 
 
-class Story:
+class RunLog:
     """Prints with the seconds since its begin, and remembers."""
 
     def __init__(self) -> None:
         self.begun = time.time()
-        self.events: list[Event] = []
+        self.events: list[RunEvent] = []
         self.checks: list[Check] = []
         self.outages: list[tuple[float, float]] = []
         """(begin, end) in Unix seconds of what was killed on purpose."""
@@ -43,7 +43,7 @@ class Story:
     def tell(self, text: str, mark: str = "") -> float:
         """Returns the time, in Unix seconds."""
         now = time.time()
-        self.events.append(Event(now, text, mark))
+        self.events.append(RunEvent(now, text, mark))
         print(f"{now - self.begun:7.1f} s  {text}", flush=True)
         return now
 

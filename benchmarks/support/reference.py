@@ -21,7 +21,7 @@ WORD = 2**64
 
 
 @dataclass(frozen=True)
-class Settings:
+class ReferenceSampling:
     """As in the wire contract's Sampling."""
 
     temperature: float = 0.0
@@ -33,7 +33,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Difference:
+class TokenDifference:
     position: int
     got: int
     expected: int
@@ -57,8 +57,8 @@ class Reference:
 
     @torch.inference_mode()
     def differences(
-        self, prompt: list[int], output: list[int], settings: Settings, max_tokens: int
-    ) -> list[Difference]:
+        self, prompt: list[int], output: list[int], settings: ReferenceSampling, max_tokens: int
+    ) -> list[TokenDifference]:
         """Hold `output` against the reference at every position, teacher-forced on `output` itself."""
         found = []
         cache = DynamicCache()
@@ -68,13 +68,13 @@ class Reference:
             scores = self._scores(logits.double().numpy(), prompt, output[:position], settings)
             best = int(scores.argmax())
             if best != got:
-                found.append(Difference(position, got, best, float(scores[best] - scores[got])))
+                found.append(TokenDifference(position, got, best, float(scores[best] - scores[got])))
             fed = [got]
         ended = bool(output) and output[-1] in self.eos
         if len(output) != max_tokens and not ended:
-            found.append(Difference(len(output), -1, -1, float("inf")))  # it stopped without a reason
+            found.append(TokenDifference(len(output), -1, -1, float("inf")))  # it stopped without a reason
         if any(token in self.eos for token in output[:-1]):
-            found.append(Difference(len(output), -1, -1, float("inf")))  # it went on after the end
+            found.append(TokenDifference(len(output), -1, -1, float("inf")))  # it went on after the end
         return found
 
     @torch.inference_mode()
@@ -93,7 +93,9 @@ class Reference:
         tokens: list[int] = out[0, len(prompt) :].tolist()
         return tokens
 
-    def _scores(self, logits: np.ndarray, prompt: list[int], before: list[int], settings: Settings) -> np.ndarray:
+    def _scores(
+        self, logits: np.ndarray, prompt: list[int], before: list[int], settings: ReferenceSampling
+    ) -> np.ndarray:
         scores = logits.copy()
         for token, count in Counter(prompt + before).items():
             value = scores[token]

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.network_link import Link
-from benchmarks.network_proxy import MAX_RTT_MS, DelayProxy
-from benchmarks.recorded_draft import RecordedDrafts, Spoiled
-from benchmarks.tape import Call, Tape
+from benchmarks.support.draft_replay.recording import DraftRecording, RecordedRequest
+from benchmarks.support.draft_replay.source import ReplayedDrafts, SpoiledSource
+from benchmarks.support.network_link import Link
+from benchmarks.support.network_proxy import MAX_RTT_MS, DelayProxy
 from edge_agent.config import EdgeSettings
 from edge_agent.drafting.sources.base import DraftSource
 from edge_agent.sdk.client import AsyncClient
@@ -36,7 +36,7 @@ HANG_S = 26.0
 
 
 @dataclass(frozen=True)
-class Job:
+class SessionJob:
     """One session that a light client shall run."""
 
     recording: int
@@ -55,7 +55,7 @@ class Job:
 
 
 @dataclass
-class Outcome:
+class SessionOutcome:
     """What became of it. Seconds count from its begin, placement included."""
 
     tokens: int = 0
@@ -163,7 +163,7 @@ class _Watched:
 
 
 @dataclass(frozen=True)
-class Where:
+class ServiceAddress:
     """How to reach the system."""
 
     verifier: str
@@ -179,7 +179,7 @@ class Where:
 class Player:
     """Runs jobs of one tape; any number at once. An async context manager. release: the draft's, as in DraftPool."""
 
-    def __init__(self, tape: Tape, where: Where, scratch: Path, release: str = "recorded") -> None:
+    def __init__(self, tape: DraftRecording, where: ServiceAddress, scratch: Path, release: str = "recorded") -> None:
         self._tape = tape
         self._release = release
         self._taught = tape.calibrators()
@@ -195,12 +195,12 @@ class Player:
     async def __aexit__(self, *_: object) -> None:
         self._bundle = None
 
-    async def play(self, job: Job) -> Outcome:
+    async def play(self, job: SessionJob) -> SessionOutcome:
         """Never raises for what happens to the session; a job that is not on the tape is a BadRequest."""
         if not 0 <= job.recording < len(self._tape.recordings):
             raise BadRequest.bound("recording", job.recording, f"less than {len(self._tape.recordings)}")
         drafts = self._drafts(job) if job.drafted else None
-        outcome = Outcome()
+        outcome = SessionOutcome()
         async with contextlib.AsyncExitStack() as stack:
             proxy = await self._proxy(stack, job)
             client = await stack.enter_async_context(self._client(drafts, proxy))
@@ -215,17 +215,17 @@ class Player:
             outcome.happened += [happened for _, happened in drafter.settled]
         return outcome
 
-    def _drafts(self, job: Job) -> RecordedDrafts:
+    def _drafts(self, job: SessionJob) -> ReplayedDrafts:
         if not any(job.spoiled):
-            return RecordedDrafts(self._tape, self._taught, release=self._release)
+            return ReplayedDrafts(self._tape, self._taught, release=self._release)
         output, vocabulary = self._tape.recordings[job.recording].call.output, self._tape.vocabulary
 
         def spoil(source: DraftSource) -> DraftSource:
-            return Spoiled(source, output, job.spoiled, vocabulary)
+            return SpoiledSource(source, output, job.spoiled, vocabulary)
 
-        return RecordedDrafts(self._tape, self._taught, spoil=spoil, release=self._release)
+        return ReplayedDrafts(self._tape, self._taught, spoil=spoil, release=self._release)
 
-    def _client(self, drafts: RecordedDrafts | None, proxy: DelayProxy | None) -> LightClient:
+    def _client(self, drafts: ReplayedDrafts | None, proxy: DelayProxy | None) -> LightClient:
         if self._bundle is None:
             raise BadRequest("the player is not open; use it as a context manager")
         where = self._where
@@ -237,7 +237,7 @@ class Player:
             settings=self._settings,
         )
 
-    async def _proxy(self, stack: contextlib.AsyncExitStack, job: Job) -> DelayProxy | None:
+    async def _proxy(self, stack: contextlib.AsyncExitStack, job: SessionJob) -> DelayProxy | None:
         """A line of its own for who is far away, or will be cut off."""
         where = self._where
         if job.rtt_ms is not None:
@@ -247,7 +247,9 @@ class Player:
         script = tuple((at_s, Link(rtt_ms=rtt_ms)) for at_s, rtt_ms in where.turns)
         return await stack.enter_async_context(DelayProxy(where.verifier, where.rtt_ms, script=script))
 
-    async def _run(self, client: LightClient, job: Job, outcome: Outcome, proxy: DelayProxy | None) -> None:
+    async def _run(
+        self, client: LightClient, job: SessionJob, outcome: SessionOutcome, proxy: DelayProxy | None
+    ) -> None:
         call = self._tape.recordings[job.recording].call
         began = last = time.monotonic()
         stream = await client.stream(call.prompt, **options_of(call))
@@ -279,7 +281,7 @@ class Player:
         outcome.evaluated, outcome.accepted = measured.evaluated, measured.accepted
         outcome.appends = measured.appends
 
-    async def _die(self, client: LightClient, job: Job, proxy: DelayProxy) -> None:
+    async def _die(self, client: LightClient, job: SessionJob, proxy: DelayProxy) -> None:
         """From here on nothing that the client says reaches anybody."""
         client.sessions.dead = True
         if job.ending == "drop":
@@ -296,7 +298,7 @@ def differing(got: Sequence[int], expected: Sequence[int], *, whole: bool) -> in
     return wrong + (abs(surplus) if whole else max(0, surplus))
 
 
-def options_of(call: Call) -> Options:
+def options_of(call: RecordedRequest) -> Options:
     """The call's request as the SDK takes it."""
     sampling = call.sampling
     return Options(
