@@ -14,7 +14,6 @@ import torch
 from cloud_verifier.engine.row_allocation import Acceptances
 from cloud_verifier.engine.sampling import Sampler, logprobs_of
 from cloud_verifier.engine.scheduler import StepCandidate
-from cloud_verifier.engine.server_draft.llama_draft import DraftlessSession
 from cloud_verifier.engine.session_history import Fingerprint, fingerprint
 from cloud_verifier.engine.stats import MovingAverage, StepCounts
 from outrider.core.acceptance.node_acceptance import NodeAcceptance
@@ -211,7 +210,7 @@ class EngineSession:
         self.had_rows = False
         self.last_step = step
         self.timing = DeviceTiming(now)
-        self._sampler = Sampler(attach.sampling, attach.prompt, protocol.committed)
+        self.sampler = Sampler(attach.sampling, attach.prompt, protocol.committed)
         self._logprobs: tuple[TokenLogprobs, ...] = ()
         """Those of tokens that are verified and not committed yet, if the device asks for them."""
         self._counts = StepCounts()
@@ -323,20 +322,6 @@ class EngineSession:
         """Whether this step takes nodes of the server draft."""
         return self._nodes.by_server
 
-    def draftless(self) -> DraftlessSession:
-        """Return the session as the server draft sees it."""
-        protocol = self.protocol
-        return DraftlessSession(
-            session_id=self.session_id,
-            tokens=self.tokens,
-            position=protocol.position,
-            left=self.left,
-            sampling=protocol.attach.sampling,
-            key=self._sampler.key,
-            counts=self._sampler.counts,
-            ends=protocol.ends,
-        )
-
     def offer(self, tree: TokenTree, prior: NodeAcceptance) -> Acceptances:
         """Take a tree of the server draft for one step and return its nodes' acceptance. prior: of all such trees."""
         self._nodes.offer(tree, prior)
@@ -359,7 +344,7 @@ class EngineSession:
         """Return the target's path through the batch. logits: `[1 + nodes, V]`, of which visited rows are read."""
 
         def target_token(row: int, path: Sequence[int]) -> int:
-            return self._sampler.choose(logits[row], batch.position + len(path), path)
+            return self.sampler.choose(logits[row], batch.position + len(path), path)
 
         verified = verify(batch, target_token, self.protocol.ends)
         top = self.protocol.attach.logprobs
@@ -380,7 +365,7 @@ class EngineSession:
         if self._logprobs:
             commit, self._logprobs = replace(commit, logprobs=self._logprobs), ()
         self.tokens += verified.tokens
-        self._sampler.commit(verified.tokens)
+        self.sampler.commit(verified.tokens)
         self._counts.add(evaluated, accepted, tokens)
         self.timing.on_commit(now, self.protocol.position, evaluated=evaluated > 0)
         if evaluated:

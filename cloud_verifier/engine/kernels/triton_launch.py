@@ -54,51 +54,21 @@ def attend(
     scoring: Scoring,
 ) -> torch.Tensor:
     """Return the attention `[1, T, Hq, Dv]` of query `[1, Hq, T, Dk]`; programs: size of the grid over items."""
-    outs, maxima, sums = partials
     query = _dense(query)
     _, heads, rows, dk = query.shape
     kv_heads, dv = values.shape[1:]
     groups = heads // kv_heads
     constants, warps, stages = launch_constants(groups, dk, dv, query.dtype)
-    triton_kernels.attend[(programs, kv_heads * constants["BLOCKS_OF_HEADS"])](
-        query,
-        keys,
-        values,
-        tables,
-        outs,
-        maxima,
-        sums,
-        width,
-        float(scoring.scale),
-        float(scoring.softcap or 1.0),
-        int(scoring.window or 0),
-        query.stride(1),
-        query.stride(2),
-        *constants.values(),
-        scoring.softcap is not None,
-        scoring.window is not None,
-        PRECISION,
-        triton_kernels.INTERPRETED,
-        num_warps=warps,
-        num_stages=stages,
-    )
+    numbers = float(scoring.scale), float(scoring.softcap or 1.0), int(scoring.window or 0)
+    strides = query.stride(1), query.stride(2)
+    variant = scoring.softcap is not None, scoring.window is not None, PRECISION, triton_kernels.INTERPRETED
+    arguments = (query, keys, values, tables, *partials, width, *numbers, *strides, *constants.values(), *variant)
+    grid = (programs, kv_heads * constants["BLOCKS_OF_HEADS"])
+    triton_kernels.attend[grid](*arguments, num_warps=warps, num_stages=stages)
     result = query.new_empty((1, rows, heads, dv))
-    sinks = sums if scoring.sinks is None else scoring.sinks
-    triton_kernels.merge[(rows, kv_heads)](
-        outs,
-        maxima,
-        sums,
-        sinks,
-        tables,
-        result,
-        width,
-        groups,
-        _power_of_two(groups),
-        dv,
-        _padded(dv),
-        scoring.sinks is not None,
-        num_warps=4,
-    )
+    sinks = partials[2] if scoring.sinks is None else scoring.sinks  # without sinks the kernel reads none
+    dims = groups, _power_of_two(groups), dv, _padded(dv), scoring.sinks is not None
+    triton_kernels.merge[(rows, kv_heads)](*partials, sinks, tables, result, width, *dims, num_warps=4)
     return result
 
 

@@ -15,10 +15,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.core.counts import TokenCounts
+from cloud_verifier.engine.session import EngineSession
 from outrider.core.errors import BadRequest
 from outrider.core.proposals import propose
-from outrider.core.sampling import SamplingParams
 from outrider.core.tree import ROOT, TokenTree
 
 PROMPT_TOKENS = 256
@@ -43,25 +42,6 @@ class Chains(Protocol):
     def feed(self, feeds: Sequence[tuple[int, Sequence[int]]]) -> Logits: ...
 
 
-@dataclass(frozen=True)
-class DraftlessSession:
-    """A session to draft for, as it is before a step."""
-
-    session_id: str
-    tokens: Sequence[int]
-    """Prompt and output, to which tokens are only ever appended."""
-    position: int
-    """Number of generated tokens."""
-    left: int
-    """Number of tokens that may still be generated, at least 1."""
-    sampling: SamplingParams
-    key: int
-    """Key of the session's noise; 0 if greedy."""
-    counts: TokenCounts
-    ends: Callable[[int, int], bool]
-    """(token, position) -> whether the sequence ends with it."""
-
-
 @dataclass
 class _Sequence:
     """One sequence of the context, while a session has it."""
@@ -77,7 +57,7 @@ class _Sequence:
 class _Draft:
     """A tree while it is drafted. path: tokens of the chain. tip: the chain's last node."""
 
-    session: DraftlessSession
+    session: EngineSession
     sequence: _Sequence
     tree: TokenTree
     path: list[int] = field(default_factory=list)
@@ -118,7 +98,7 @@ class LlamaServerDraft:
         self.drafting_s = self.reading_s = 0.0
         self.read_tokens = 0
 
-    def propose(self, sessions: Sequence[DraftlessSession]) -> dict[str, TokenTree]:
+    def propose(self, sessions: Sequence[EngineSession]) -> dict[str, TokenTree]:
         """Draft a tree for each session that can be drafted for, by id: one decode per level for all of them."""
         begun = self._clock()
         self.read_tokens, self.reading_s = 0, 0.0
@@ -147,7 +127,7 @@ class LlamaServerDraft:
             self._chains.truncate(sequence.number, 0)
             self._free.append(sequence.number)
 
-    def _catch_up(self, sessions: Sequence[DraftlessSession]) -> tuple[list[_Draft], Logits | list[Logits]]:
+    def _catch_up(self, sessions: Sequence[EngineSession]) -> tuple[list[_Draft], Logits | list[Logits]]:
         """Read what was committed since; return sessions that are up to date, and their last logits `[n, V]`."""
         taken = [(session, sequence) for session in sessions if (sequence := self._sequence(session)) is not None]
         behind = sorted(
@@ -164,7 +144,7 @@ class LlamaServerDraft:
             sequence.agreed += len(now)
             feeds.append((sequence.number, now))
             if len(now) == len(new):
-                growing.append(_Draft(session, sequence, TokenTree(session.position)))
+                growing.append(_Draft(session, sequence, TokenTree(session.protocol.position)))
         return growing, self._read(feeds)[: len(growing)] if feeds else []
 
     def _read(self, feeds: Sequence[tuple[int, Sequence[int]]]) -> Logits:
@@ -177,7 +157,7 @@ class LlamaServerDraft:
         self.reading_s = (self._clock() - begun) * self.read_tokens / tokens
         return rows
 
-    def _sequence(self, session: DraftlessSession) -> _Sequence | None:
+    def _sequence(self, session: EngineSession) -> _Sequence | None:
         """Return the session's sequence; None if none is free, or if the context or vocabulary lacks its tokens."""
         if session.session_id in self._refused:
             return None
@@ -191,7 +171,7 @@ class LlamaServerDraft:
             sequence = self._sequences[session.session_id] = _Sequence(self._free.pop())
         return sequence
 
-    def _unread(self, sequence: _Sequence, session: DraftlessSession) -> Sequence[int]:
+    def _unread(self, sequence: _Sequence, session: EngineSession) -> Sequence[int]:
         """Drop what was drafted wrong and return the tokens to read: at least the last one, whose logits are needed."""
         new = session.tokens[sequence.agreed :]
         right = 0
@@ -204,17 +184,10 @@ class LlamaServerDraft:
 
     def _extend(self, one: _Draft, row: Logits) -> bool:
         """Add the children of the chain's tip by its logits `[V]`; returns whether the chain goes on."""
-        session = one.session
-        position = session.position + len(one.path)
-        proposals = propose(
-            row[: self._shared],
-            session.sampling,
-            session.key,
-            position,
-            session.counts,
-            tuple(one.path),
-            self._children,
-        )
+        session, sampler = one.session, one.session.sampler
+        position = session.protocol.position + len(one.path)
+        logits, path = row[: self._shared], tuple(one.path)
+        proposals = propose(logits, sampler.params, sampler.key, position, sampler.counts, path, self._children)
         if len(one.path) + 1 >= session.left or not proposals:
             return False
         parent = one.tip
@@ -222,4 +195,4 @@ class LlamaServerDraft:
             one.tree.add(len(one.tree) + 1, parent, proposal.token)
         one.tip = len(one.tree) + 1 - len(proposals)
         one.path.append(proposals[0].token)
-        return not session.ends(proposals[0].token, position)
+        return not session.protocol.ends(proposals[0].token, position)

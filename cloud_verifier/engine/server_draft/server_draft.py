@@ -105,7 +105,7 @@ class ServerDraft:
 
     def _propose(self, draft: LlamaServerDraft, draftless: Sequence[EngineSession]) -> dict[str, Acceptances]:
         """Draft trees and return their nodes' acceptance by session id, for sessions that could be drafted for."""
-        trees = draft.propose([session.draftless() for session in draftless])
+        trees = draft.propose(draftless)
         if trees:
             self._policy.observe_drafting(len(trees), draft.drafting_s)
         if draft.read_tokens:
