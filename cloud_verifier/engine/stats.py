@@ -18,39 +18,29 @@ the device has confirmed that no step takes the session."""
 
 @dataclass(frozen=True)
 class EngineStats:
-    """The engine at one moment. Counts are over all sessions since the engine began."""
+    """The engine at one moment. Counts are over all sessions since the engine began, named as in EngineCounters.
+
+    sessions: live ones by id, and ended ones that were not stopped yet. own_evaluated, own_accepted: nodes of the
+    server draft. kv_reserved: KV slots promised to live sessions; a new session can get the rest. kv_cached: KV slots
+    with tokens that no live session needs, available to any. states: number of live sessions by state (STATES).
+    """
 
     verifier: VerifierTelemetry
-    """Measurements of the engine itself."""
     sessions: Mapping[str, SessionTelemetry]
-    """Live sessions by id, and ended ones that were not stopped yet."""
     steps: int
     committed: int
-    """Tokens."""
     evaluated: int
-    """Nodes of devices; nodes of the server draft are counted in own_evaluated alone."""
     accepted: int
-    """Nodes of devices."""
     own_evaluated: int
-    """Nodes of the server draft."""
     own_accepted: int
-    """Nodes of the server draft."""
     prefilled: int
-    """Prompt tokens put into the pool."""
     prefix_hits: int
-    """Sessions that began with cached tokens."""
     prefix_tokens: int
-    """Cached tokens that those sessions did not have to compute."""
     kv_reserved: int
-    """KV slots promised to live sessions; the rest is what a new session can get."""
     kv_cached: int
-    """KV slots with tokens that no live session needs; they are free for any session."""
     dead: int
-    """Nodes that arrived too late, or below such a node."""
     ignored: int
-    """Nodes outside the speculation window of their session."""
     states: Mapping[str, int]
-    """Live sessions by state (STATES)."""
 
 
 class EngineCounters:
