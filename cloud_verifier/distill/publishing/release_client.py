@@ -20,7 +20,10 @@ CALL_TIMEOUT_S = 5.0
 CANDIDATE, CANARY, STABLE, SUPERSEDED, ROLLED_BACK = "candidate", "canary", "stable", "superseded", "rolled_back"
 DECIDED = (STABLE, SUPERSEDED, ROLLED_BACK)
 """States in which the coordinator has decided about a release."""
-_STATES = {f"RELEASE_STATE_{state.upper()}": state for state in (CANDIDATE, CANARY, STABLE, SUPERSEDED, ROLLED_BACK)}
+_STATES: dict[int, str] = {
+    pb.ReleaseState.Value(f"RELEASE_STATE_{state.upper()}"): state
+    for state in (CANDIDATE, CANARY, STABLE, SUPERSEDED, ROLLED_BACK)
+}
 
 
 @dataclass(frozen=True)
@@ -100,5 +103,4 @@ def _record(release: pb.Release) -> ReleaseRecord:
 
 def _state(number: int) -> str:
     """Return the name of a state; one that this version does not know counts as undecided."""
-    named = {value: name for name, value in pb.ReleaseState.items()}
-    return _STATES.get(named.get(number, ""), CANDIDATE)
+    return _STATES.get(number, CANDIDATE)

@@ -31,12 +31,12 @@ SIGNER = Signer.generate()
 
 
 class FakeReleases:
-    """A coordinator with a store that can be lost, and a canary that ends when it is told to."""
+    """A coordinator with a store that can be lost, and a canary that ends when the test says so."""
 
     def __init__(self) -> None:
         self.known: dict[str, ReleaseRecord] = {}
         self.published: list[bytes] = []
-        """Every manifest that it was told of and did not know."""
+        """Every manifest that it received and did not know."""
         self.away = False
 
     async def list(self) -> Sequence[ReleaseRecord]:
@@ -200,7 +200,7 @@ class World:
 
     @property
     def config(self) -> DistillConfig:
-        told = {
+        settings = {
             "traffic": str(self.folder / "traffic"),
             "target": self.folder / "target",
             "draft": self.folder / "narrow.gguf",
@@ -212,7 +212,7 @@ class World:
             "run_tokens": 0,
             "retry_s": 5.0,
         }
-        return DistillConfig(**{**told, **self.settings})
+        return DistillConfig(**{**settings, **self.settings})
 
     def publisher(self) -> Publisher:
         ledger = ReleaseLedger(self.folder / "state" / "releases")

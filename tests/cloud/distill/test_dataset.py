@@ -254,6 +254,6 @@ def test_nothing_is_learnt_that_is_nearly_the_same_as_what_is_held_out(tmp_path:
         tokens = np.random.default_rng(number).integers(0, 200, 40).tolist()
         twins += [passage(f"{number}-{turn}", 0, tokens) for turn in ("a", "b")]
     card = build(ListedLog(twins), tmp_path / "d", plan(), now=500.0)
-    learnt = {text.tokens.tobytes() for text in load_texts(tmp_path / "d" / TRAIN)}
-    assert learnt and not learnt & {text.tokens.tobytes() for text in load_texts(tmp_path / "d" / HELDOUT)}
+    trained = {text.tokens.tobytes() for text in load_texts(tmp_path / "d" / TRAIN)}
+    assert trained and not trained & {text.tokens.tobytes() for text in load_texts(tmp_path / "d" / HELDOUT)}
     assert card.left_out["held_out"] > 0

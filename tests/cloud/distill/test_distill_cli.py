@@ -27,8 +27,8 @@ def call(capsys: pytest.CaptureFixture[str]):
     def of(*arguments: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:
             cli.main(arguments)
-        told = capsys.readouterr()
-        return int(ended.value.code or 0), told.out, told.err
+        printed = capsys.readouterr()
+        return int(ended.value.code or 0), printed.out, printed.err
 
     return of
 
@@ -48,12 +48,12 @@ def test_the_keys_place_may_come_from_the_environment(call, tmp_path: Path, monk
 
 
 def test_missing_and_wrong_settings_are_told_by_name(call) -> None:
-    status, _, told = call("once")
-    assert status == 2 and "traffic: Field required" in told and "OUTRIDER_DISTILL_" in told
-    status, _, told = call("once", "--trafic", "/x")
-    assert status == 2 and "--trafic" in told
-    status, _, told = call("once", "--training-options", '{"steps"')
-    assert status == 2 and "--training-options: Input should be a valid dictionary" in told
+    status, _, error = call("once")
+    assert status == 2 and "traffic: Field required" in error and "OUTRIDER_DISTILL_" in error
+    status, _, error = call("once", "--trafic", "/x")
+    assert status == 2 and "--trafic" in error
+    status, _, error = call("once", "--training-options", '{"steps"')
+    assert status == 2 and "--training-options: Input should be a valid dictionary" in error
 
 
 def test_the_keys_place_may_come_from_a_file(call, tmp_path: Path) -> None:
@@ -74,11 +74,11 @@ def test_settings_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch,
 
 def test_a_draft_is_exported_by_hand(call, tmp_path: Path) -> None:
     model, target = save_model("qwen2", tmp_path / "model"), save_tokenizer(tmp_path / "target")
-    told = ("--model", str(model), "--tokenizer", str(target), "--out", str(tmp_path / "draft.gguf"))
-    status, out, _ = call("export", *told)
+    options = ("--model", str(model), "--tokenizer", str(target), "--out", str(tmp_path / "draft.gguf"))
+    status, out, _ = call("export", *options)
     assert status == 0 and "Q8_0" in out
-    assert call("export", *told, "--quantization", "Q9")[0] == 2
-    status, _, err = call("export", "--model", str(target), *told[2:])
+    assert call("export", *options, "--quantization", "Q9")[0] == 2
+    status, _, err = call("export", "--model", str(target), *options[2:])
     assert status == 1 and "no causal LM" in err
 
 

@@ -357,10 +357,10 @@ async def test_an_error_that_nobody_foresaw_does_not_end_the_loop(world: World) 
     def torn(since_unix: float = 0.0, now: float | None = None) -> Iterator[Any]:
         raise ValueError("no Parquet footer")
 
-    world.log.read, told = torn, world.log.read  # type: ignore[method-assign]
+    world.log.read, original = torn, world.log.read  # type: ignore[method-assign]
     loop = world.loop()
     assert await loop.step() > 0
-    world.log.read = told  # type: ignore[method-assign]
+    world.log.read = original  # type: ignore[method-assign]
     (world.folder / "state" / "runs" / "lost+found").mkdir(parents=True)
     world.traffic(1_000)
     world.stages.passes = False

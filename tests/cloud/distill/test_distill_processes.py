@@ -34,7 +34,7 @@ class Admin(coordinator_pb2_grpc.AdminServicer):
 
     def __init__(self) -> None:
         self.known: dict[str, ReleaseRecord] = {}
-        self.told: list[bytes] = []
+        self.published: list[bytes] = []
 
     async def ListReleases(self, request: Any, context: Any) -> pb.ListReleasesResponse:
         async with aborting(context):
@@ -46,7 +46,7 @@ class Admin(coordinator_pb2_grpc.AdminServicer):
             self._check(context)
             manifest = read_unverified(request.manifest)
             if manifest.digest not in self.known:
-                self.told.append(request.manifest)
+                self.published.append(request.manifest)
                 self.known[manifest.digest] = ReleaseRecord(manifest, request.manifest, CANARY)
             return pb.PublishReleaseResponse(state=_state(self.known[manifest.digest].state))
 
@@ -145,12 +145,12 @@ async def test_killed_in_training_the_loop_goes_on_and_publishes_once(
     os.kill(trainers(tmp_path)[1][0], signal.SIGKILL)
     await until(lambda: len(trainers(tmp_path)) == 3, "a trainer after one was killed")
     (tmp_path / "go").touch()
-    await until(lambda: len(admin.told) == 1, "a release")
+    await until(lambda: len(admin.published) == 1, "a release")
     admin.decide(STABLE)
     folder = tmp_path / "state"
     await until(lambda: len(LoopState.load(folder).history) == 1, "the end of the run")
     assert LoopState.load(folder).history[0].result == "stable"
-    assert len(admin.told) == 1
+    assert len(admin.published) == 1
 
 
 async def test_told_to_end_the_loop_ends_its_stage_and_says_nothing_was_wrong(
@@ -171,13 +171,13 @@ async def test_a_release_that_the_coordinator_forgot_is_stable_again(
 ) -> None:
     (tmp_path / "go").touch()
     await start()
-    await until(lambda: len(admin.told) == 1, "a release")
+    await until(lambda: len(admin.published) == 1, "a release")
     admin.decide(STABLE)
     folder = tmp_path / "state"
     await until(lambda: len(LoopState.load(folder).history) == 1, "the end of the run")
     admin.known.clear()
     await until(lambda: [one.state for one in admin.known.values()] == [STABLE], "the release again")
-    assert admin.told[1] == admin.told[0]
+    assert admin.published[1] == admin.published[0]
 
 
 async def test_errors_of_the_coordinator_arrive_as_they_were_raised(address: str) -> None:

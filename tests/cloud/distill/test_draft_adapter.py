@@ -94,7 +94,7 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"use_dora": True}, "use_dora"),
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
@@ -102,12 +102,12 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
         ({"peft_type": "IA3"}, "IA3"),
     ],
 )
-def test_what_the_format_has_no_place_for_is_refused(change: dict[str, Any], told: str, tmp_path: Path) -> None:
+def test_what_the_format_has_no_place_for_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     make_model("qwen2").save_pretrained(tmp_path / "base")
     lora("qwen2").save_pretrained(tmp_path / "adapter")
     path = tmp_path / "adapter" / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(GgufError, match=told):
+    with pytest.raises(GgufError, match=message):
         write_adapter(tmp_path / "adapter", tmp_path / "base", tmp_path / "adapter.gguf")
     assert not (tmp_path / "adapter.gguf").exists()
 

@@ -96,21 +96,21 @@ def test_a_tokenizer_that_llama_cpp_would_split_otherwise_is_refused(saved: Save
 
 def test_a_difference_in_splitting_is_found(saved: Save, target: Path, tmp_path: Path) -> None:
     path = export(saved("llama"), target, tmp_path / "draft.gguf").path
-    told = json.loads((target / "tokenizer.json").read_text(encoding="utf-8"))
+    tokenizer = json.loads((target / "tokenizer.json").read_text(encoding="utf-8"))
     with LlamaModel.load(path) as model:
-        assert check_tokenizer(model, json.dumps(told), ["12 + 34", "it's"]) == 2
-        told["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = r"\s+|\S+"
+        assert check_tokenizer(model, json.dumps(tokenizer), ["12 + 34", "it's"]) == 2
+        tokenizer["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = r"\s+|\S+"
         with pytest.raises(GgufError, match="splits"):
-            check_tokenizer(model, json.dumps(told))
+            check_tokenizer(model, json.dumps(tokenizer))
 
 
 def test_another_vocabulary_is_refused(saved: Save, target: Path, tmp_path: Path) -> None:
     path = export(saved("llama"), target, tmp_path / "draft.gguf").path
     other = save_tokenizer(tmp_path / "other", size=290)
-    told = json.loads((other / "tokenizer.json").read_text(encoding="utf-8"))
-    told["model"]["vocab"] = {piece: (i + 7) % 290 for piece, i in told["model"]["vocab"].items()}
+    tokenizer = json.loads((other / "tokenizer.json").read_text(encoding="utf-8"))
+    tokenizer["model"]["vocab"] = {piece: (i + 7) % 290 for piece, i in tokenizer["model"]["vocab"].items()}
     with LlamaModel.load(path) as model, pytest.raises(GgufError, match="differ in"):
-        check_tokenizer(model, json.dumps(told))
+        check_tokenizer(model, json.dumps(tokenizer))
 
 
 def test_a_folder_without_a_model_is_refused(target: Path, tmp_path: Path) -> None:

@@ -79,10 +79,10 @@ async def test_a_version_that_was_taken_meanwhile_is_signed_anew(world: World) -
     async def gone(raw: bytes) -> str:
         raise Unavailable("killed on the way")
 
-    world.releases.publish, told = gone, world.releases.publish  # type: ignore[method-assign]
+    world.releases.publish, original = gone, world.releases.publish  # type: ignore[method-assign]
     with pytest.raises(Unavailable):
         await publisher.publish(*one)
-    world.releases.publish = told  # type: ignore[method-assign]
+    world.releases.publish = original  # type: ignore[method-assign]
     theirs = Manifest(1, TARGET.weights_hash, TARGET.tokenizer_hash, "sha256:" + "ab" * 32, 5, "Q8_0")
     await world.releases.publish(sign(theirs, SIGNER))
     assert (await world.publisher().publish(*one)).manifest.version == 2

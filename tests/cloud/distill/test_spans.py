@@ -55,8 +55,8 @@ def test_a_span_is_as_new_as_its_newest_passage_and_expires_with_the_first() -> 
 def test_pieces_cover_every_position_but_the_first_exactly_once() -> None:
     (found,) = joined(passage("a", 10, list(range(100))))
     pieces = cut(found, window=16, overlap=4)
-    learnt = np.concatenate([np.arange(one.start + one.first, one.end) for one in pieces])
-    assert learnt.tolist() == list(range(11, 110))
+    labels = np.concatenate([np.arange(one.start + one.first, one.end) for one in pieces])
+    assert labels.tolist() == list(range(11, 110))
     assert all(len(one.tokens) <= 16 for one in pieces)
     assert [one.first for one in pieces[1:]] == [4] * (len(pieces) - 1)
     for one in pieces:
@@ -71,8 +71,8 @@ def test_a_prompt_stands_before_the_first_piece_and_its_first_token_is_learnt_fr
     (found,) = joined(passage("a", 0, list(range(60)), prompt=asked(3)), passage("a", 60, list(range(60, 100))))
     pieces = cut(found, window=16, overlap=4, prompt=5)
     assert [one.prompt.tolist() for one in pieces] == [[1000, 1001, 1002]] + [[]] * (len(pieces) - 1)
-    learnt = np.concatenate([np.arange(one.start + one.first, one.end) for one in pieces])
-    assert learnt.tolist() == list(range(100))
+    labels = np.concatenate([np.arange(one.start + one.first, one.end) for one in pieces])
+    assert labels.tolist() == list(range(100))
     assert all(len(one.prompt) + len(one.tokens) <= 16 for one in pieces)
 
 
