@@ -60,16 +60,17 @@ class TrafficWatcher:
         if cause is None:
             # While a run waits for more traffic of a class, its fallen acceptance must not become the usual one.
             return state if self._alarmed(state, traffic) else _with_usual(state, traffic, config)
+        reason, fresh = cause
         if sum(one.tokens for one in traffic.values()) < state.wanted:
             return state
         spent_s = transitions.spent_s(state, self._clock())
         if spent_s >= 60 * config.daily_minutes:
-            log.info("%s, but the last day's stages took %.0f minutes, which is the budget", cause[0], spent_s / 60)
+            log.info("%s, but the last day's stages took %.0f minutes, which is the budget", reason, spent_s / 60)
             return state
         run = RunState(
             number=state.last + 1,
-            cause=cause[0],
-            fresh=cause[1],
+            cause=reason,
+            fresh=fresh,
             incumbent=incumbent,
             newest_unix=newest_unix,
             seen=traffic,
