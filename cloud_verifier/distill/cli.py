@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from cloud_verifier.distill.config import INSTALL, DistillConfig
-from cloud_verifier.distill.errors import PermanentFailure
+from cloud_verifier.distill.errors import StageFailed
 from outrider.console_scripts import INTERRUPTED, EndedByInterrupt
 from outrider.core.errors import BadRequest, OutriderError
 from outrider.settings.options import add_config_options, add_settings, epilog, layers_of, settle
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ImportError as error:
         print(f"{PROGRAM}: {error}; {INSTALL}", file=sys.stderr)
         raise SystemExit(EXIT_USAGE) from error
-    except (OutriderError, PermanentFailure) as error:
+    except (OutriderError, StageFailed) as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         raise SystemExit(EXIT_USAGE if isinstance(error, BadRequest) else EXIT_FAILED) from error
 
@@ -179,14 +179,8 @@ async def _metrics_served(loop: DistillLoop, config: DistillConfig) -> AsyncIter
 
 
 async def _once(config: DistillConfig) -> int:
-    from cloud_verifier.distill.stage_processes import StageFailed
-
     async with _loop(config) as loop:
-        try:
-            outcome = await loop.once()
-        except StageFailed as error:
-            print(f"{PROGRAM}: {error}", file=sys.stderr)
-            return EXIT_FAILED
+        outcome = await loop.once()
         print(loop.state if outcome is None else f"run {outcome.number}: {outcome.result} {outcome.reason}".rstrip())
     return 0 if outcome is None or outcome.result in ("stable", "waiting") else EXIT_REFUSED
 

@@ -16,9 +16,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from cloud_verifier.distill import transitions
 from cloud_verifier.distill.config import DistillConfig
 from cloud_verifier.distill.data.traffic_counts import TrafficCounter
+from cloud_verifier.distill.errors import StageFailed
 from cloud_verifier.distill.publishing.publisher import Publisher
 from cloud_verifier.distill.run_folder import DONE, Job, RunFolder, clean_up
-from cloud_verifier.distill.stage_processes import StageFailed, StageRunner
+from cloud_verifier.distill.stage_processes import StageRunner
 from cloud_verifier.distill.state import LoopState, Result, RunOutcome, RunState, Stage
 from cloud_verifier.distill.watcher import TrafficWatcher
 from outrider.core.errors import Unavailable
@@ -135,7 +136,7 @@ class DistillLoop:
                 return self._build_again(run)
             await self._run_stage(run)
             if not folder.has_model:
-                raise StageFailed("training", f"ended without {DONE}; see training.log")
+                raise StageFailed(f"training: ended without {DONE}; see training.log")
         return transitions.advance(self.state, run)
 
     async def _export(self, run: RunState) -> LoopState:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cloud_verifier.distill.config import DistillConfig
-from cloud_verifier.distill.errors import PERMANENT_FAILURE, TOO_LITTLE_TRAFFIC
+from cloud_verifier.distill.errors import PermanentFailure, StageFailed, TooLittleTraffic
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +20,7 @@ STOP_S = 30.0
 """Seconds that a stage has to save its work after SIGTERM."""
 _SHOWN = 400
 """Characters of a failed stage's last line that its error has."""
+_ERRORS = {error.exit_status: error for error in (PermanentFailure, TooLittleTraffic)}
 # A stage must not outlive a loop that was killed (Linux), since the next loop would start another one.
 _LAUNCHER = """
 import ctypes, os, signal, sys
@@ -29,16 +30,6 @@ if os.getppid() == int(sys.argv[1]):
     os.nice(int(sys.argv[2]))
     os.execv(sys.executable, [sys.executable, *sys.argv[3:]])
 """
-
-
-class StageFailed(Exception):
-    """A stage ended without its result; the message says why."""
-
-    def __init__(self, stage: str, reason: str, *, permanent: bool = False, too_early: bool = False) -> None:
-        """permanent: it would fail again in the same way. too_early: it needs more traffic."""
-        super().__init__(f"{stage}: {reason}")
-        self.permanent = permanent
-        self.too_early = too_early
 
 
 class StageRunner(Protocol):
@@ -74,16 +65,12 @@ class StageProcesses:
             async with asyncio.timeout(60 * minutes):
                 status = await process.wait()
         except TimeoutError:
-            raise StageFailed(stage, f"took longer than {minutes:.0f} minutes and was ended") from None
+            raise StageFailed(f"{stage}: took longer than {minutes:.0f} minutes and was ended") from None
         finally:
             await _stop(process)
         if status != 0:
-            raise StageFailed(
-                stage,
-                f"exit status {status}; {_last_line(folder / f'{stage}.log')}",
-                permanent=status == PERMANENT_FAILURE,
-                too_early=status == TOO_LITTLE_TRAFFIC,
-            )
+            error = _ERRORS.get(status, StageFailed)
+            raise error(f"{stage}: exit status {status}; {_last_line(folder / f'{stage}.log')}")
 
 
 def _environment(threads: int) -> dict[str, str]:

@@ -1,8 +1,7 @@
 """Run one stage of a run: `python -m cloud_verifier.distill.stages STAGE RUN_DIR`, with STAGE dataset, export or gate.
 
 A stage reads `job.json`, and writes its result whole or not at all, so that it can be killed and repeated. Its exit
-status is 0 if it is done, `PERMANENT_FAILURE` if it would fail again in the same way, `TOO_LITTLE_TRAFFIC` if it needs
-more traffic, and 1 if another try may help.
+status is 0 if it is done, or that of its error (`distill.errors`).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import cast
 
 from pydantic import ValidationError
 
-from cloud_verifier.distill.errors import PERMANENT_FAILURE, TOO_LITTLE_TRAFFIC, PermanentFailure, TooLittleTraffic
+from cloud_verifier.distill.errors import PermanentFailure, StageFailed, TooLittleTraffic
 from cloud_verifier.distill.run_folder import DATASET, DRAFT, MODEL, VERDICT, Job
 from outrider.artifacts import atomic_files
 from outrider.core.errors import OutriderError
@@ -88,15 +87,12 @@ def main(arguments: Sequence[str]) -> int:
     stage, run = STAGES[arguments[0]], Path(arguments[1])
     try:
         stage(run)
-    except TooLittleTraffic as error:
-        print(error, file=sys.stderr)
-        return TOO_LITTLE_TRAFFIC
-    except (PermanentFailure, ValidationError) as error:
+    except StageFailed as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return PERMANENT_FAILURE
+        return error.exit_status
     except (OutriderError, OSError, ValueError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+        return (PermanentFailure if isinstance(error, ValidationError) else StageFailed).exit_status
     return 0
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from cloud_verifier.distill.config import DistillConfig
 from cloud_verifier.distill.data.retrain_trigger import adapted
+from cloud_verifier.distill.errors import PermanentFailure, TooLittleTraffic
 from cloud_verifier.distill.publishing.release_client import CANDIDATE, DECIDED, ROLLED_BACK, STABLE, ReleaseRecord
-from cloud_verifier.distill.stage_processes import StageFailed
 from cloud_verifier.distill.state import LoopState, Result, RunOutcome, RunState, Stage
 from outrider.core.backoff import backoff_s
 from outrider.core.errors import BadRequest, ModelRefused
@@ -63,13 +63,12 @@ def end(state: LoopState, run: RunState, result: Result, reason: str, now: float
 
 def fail(state: LoopState, run: RunState, error: Exception, now: float, config: DistillConfig) -> LoopState:
     """Return the state after a failed stage: the run is put off, tried again later or given up."""
-    if isinstance(error, StageFailed) and error.too_early:
+    if isinstance(error, TooLittleTraffic):
         # As if the run had not begun: its traffic counts again.
         return state.changed(run=None, wanted=math.ceil(_MORE_TRAFFIC * sum(one.tokens for one in run.seen.values())))
-    permanent = isinstance(error, StageFailed) and error.permanent
     failures = run.failures + 1
     kept = run.stage in _PASSED_GATE and not isinstance(error, _OWN_ERRORS)
-    if not kept and (permanent or failures >= config.attempts):
+    if not kept and (isinstance(error, PermanentFailure) or failures >= config.attempts):
         return end(state, run, "failed", str(error), now, config)
     wait_s = backoff_s(failures, config.retry_s, config.retry_max_s, jitter=0.0)
     return state.changed(run=run.model_copy(update={"failures": failures, "not_before_unix": now + wait_s}))

@@ -28,7 +28,7 @@ import torch
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from cloud_verifier.distill.errors import PERMANENT_FAILURE
+from cloud_verifier.distill.errors import PermanentFailure
 from cloud_verifier.distill.run_folder import DONE, MODEL
 from cloud_verifier.distill.training import checkpoint
 from cloud_verifier.distill.training.checkpoint import BEST, TrainingProgress
@@ -75,9 +75,9 @@ def main() -> None:
         _end_with_torchrun()
     try:
         code = train(arguments.folder)
-    except (OSError, ValueError) as error:
+    except (PermanentFailure, OSError, ValueError) as error:
         log.error("training failed: %s", error)
-        code = 1 if isinstance(error, OSError) else PERMANENT_FAILURE
+        code = 1 if isinstance(error, OSError) else PermanentFailure.exit_status
     if _UNDER_TORCHRUN in os.environ:
         # An ordinary exit sometimes aborts the process, where a thread of gloo's still runs.
         logging.shutdown()

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from cloud_verifier.distill.config import DistillConfig
 from cloud_verifier.distill.data.plan import DatasetCard, DatasetPlan
 from cloud_verifier.distill.data.traffic_counts import TrafficCounter
+from cloud_verifier.distill.errors import StageFailed
 from cloud_verifier.distill.loop import DistillLoop
 from cloud_verifier.distill.publishing.publisher import Publisher, ReleaseLedger, TargetHashes
 from cloud_verifier.distill.publishing.release_client import CANARY, CANDIDATE, STABLE, SUPERSEDED, ReleaseRecord
-from cloud_verifier.distill.stage_processes import StageFailed
 from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import BadRequest, Unavailable
 from outrider.wire.manifest import read_unverified, verify

@@ -13,11 +13,11 @@ from loop_fakes import World, card, killed_at, passage, write_stage
 
 from cloud_verifier.distill import loop as loop_module
 from cloud_verifier.distill import run_folder, state, transitions, watcher
+from cloud_verifier.distill.errors import PermanentFailure, StageFailed, TooLittleTraffic
 from cloud_verifier.distill.loop import DistillLoop
 from cloud_verifier.distill.publishing import publisher
 from cloud_verifier.distill.publishing.release_client import CANARY, CANDIDATE, ROLLED_BACK, STABLE
 from cloud_verifier.distill.run_folder import Job
-from cloud_verifier.distill.stage_processes import StageFailed
 from cloud_verifier.distill.state import RunOutcome
 from outrider.artifacts.hashing import file_digest
 from outrider.core.errors import BadRequest, ModelRefused, Unavailable
@@ -134,7 +134,7 @@ async def test_the_next_run_starts_from_the_stable_release_and_must_beat_it(worl
 
 
 async def test_a_stage_that_fails_is_tried_again_later_and_each_time_later(world: World) -> None:
-    world.stages.fails["training"] = [StageFailed("training", "out of memory")] * 2
+    world.stages.fails["training"] = [StageFailed("training: out of memory")] * 2
     world.traffic(1_000)
     loop = await until_idle(world.loop())
     assert world.stages.begun == ["dataset", "training"]
@@ -149,7 +149,7 @@ async def test_a_stage_that_fails_is_tried_again_later_and_each_time_later(world
 
 async def test_a_stage_that_keeps_failing_is_given_up_with_its_traffic(world: World) -> None:
     world.settings["attempts"] = 3
-    world.stages.fails["export"] = [StageFailed("export", "no block fits")] * 9
+    world.stages.fails["export"] = [StageFailed("export: no block fits")] * 9
     world.traffic(1_000)
     loop = world.loop()
     for _ in range(20):
@@ -160,14 +160,14 @@ async def test_a_stage_that_keeps_failing_is_given_up_with_its_traffic(world: Wo
 
 
 async def test_what_would_fail_again_is_given_up_at_once(world: World) -> None:
-    world.stages.fails["dataset"] = [StageFailed("dataset", "nothing held out", permanent=True)]
+    world.stages.fails["dataset"] = [PermanentFailure("dataset: nothing held out")]
     world.traffic(1_000)
     loop = await until_idle(world.loop())
     assert (last(loop).result, world.stages.begun) == ("failed", ["dataset"])
 
 
 async def test_a_run_that_comes_too_early_to_be_judged_waits_for_more_traffic_and_uses_none_up(world: World) -> None:
-    world.stages.fails["dataset"] = [StageFailed("dataset", "3 held-out sessions", too_early=True)]
+    world.stages.fails["dataset"] = [TooLittleTraffic("dataset: 3 held-out sessions")]
     world.traffic(1_000)
     loop = await until_idle(world.loop())
     assert (loop.state.run, loop.state.history, loop.state.used_unix) == (None, (), 0.0)
@@ -183,7 +183,7 @@ async def test_a_run_that_failed_changes_nothing_of_what_is_usual(world: World) 
     release = file_digest(world.folder / "narrow.gguf")
     world.traffic(300, "code", 0.8, draft_release=release)
     loop = await until_idle(world.loop())
-    world.stages.fails["dataset"] = [StageFailed("dataset", "nothing held out", permanent=True)]
+    world.stages.fails["dataset"] = [PermanentFailure("dataset: nothing held out")]
     world.traffic(250, "code", 0.3, draft_release=release)
     await until_idle(loop)
     assert last(loop).result == "failed" and loop.state.usual == {"code": 0.8}
@@ -277,7 +277,7 @@ async def test_a_dataset_goes_with_its_run_and_old_runs_go_in_time(world: World)
 
 @pytest.mark.parametrize("stage", ["training", "gate"])
 async def test_a_dataset_that_would_expire_before_the_stage_ends_is_built_again(world: World, stage: str) -> None:
-    world.stages.fails[stage] = [StageFailed(stage, "the machine went down")]
+    world.stages.fails[stage] = [StageFailed(f"{stage}: the machine went down")]
     world.traffic(1_000)
     loop = await until_idle(world.loop())
     path = world.folder / "state" / "runs" / "1" / "dataset" / "card.json"
@@ -290,7 +290,7 @@ async def test_a_dataset_that_would_expire_before_the_stage_ends_is_built_again(
 
 
 async def test_what_has_expired_is_deleted_while_something_is_waited_for(world: World) -> None:
-    world.stages.fails["export"] = [StageFailed("export", "the disk is full")]
+    world.stages.fails["export"] = [StageFailed("export: the disk is full")]
     world.traffic(1_000)
     loop = await until_idle(world.loop())
     path = world.folder / "state" / "runs" / "1" / "dataset" / "card.json"
@@ -418,7 +418,7 @@ async def test_once_goes_as_far_as_the_canary_and_next_time_tells_how_it_ended(w
 
 async def test_once_tells_of_a_refusal_and_of_failures(world: World) -> None:
     world.traffic(1_000)
-    world.stages.fails["training"] = [StageFailed("training", "out of memory")]
+    world.stages.fails["training"] = [StageFailed("training: out of memory")]
     with pytest.raises(StageFailed, match="out of memory"):
         await world.loop().once()
     world.stages.passes = False

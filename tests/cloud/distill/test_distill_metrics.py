@@ -6,8 +6,8 @@ import pytest
 from loop_fakes import World, passage
 from prometheus_client.exposition import generate_latest
 
+from cloud_verifier.distill.errors import PermanentFailure
 from cloud_verifier.distill.metrics import DistillCollector
-from cloud_verifier.distill.stage_processes import StageFailed
 from outrider.telemetry.prometheus import registry
 
 
@@ -41,7 +41,7 @@ async def test_the_stage_is_where_the_loop_is(world) -> None:
 
 
 async def test_failures_and_results_are_counted(world) -> None:
-    world.stages.fails["dataset"] = [StageFailed("dataset", "no disk", permanent=True)]
+    world.stages.fails["dataset"] = [PermanentFailure("dataset: no disk")]
     loop = world.loop()
     await loop.step()
     await loop.step()

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 from loop_fakes import World
 
+from cloud_verifier.distill.errors import PermanentFailure, StageFailed, TooLittleTraffic
 from cloud_verifier.distill.publishing import keys
 from cloud_verifier.distill.publishing.release_client import CANARY, STABLE, ReleaseClient, ReleaseRecord
-from cloud_verifier.distill.stage_processes import StageFailed, StageProcesses
+from cloud_verifier.distill.stage_processes import StageProcesses
 from cloud_verifier.distill.state import LoopState
 from outrider.core.errors import PermissionDenied, Unavailable
 from outrider.wire import channels
@@ -194,9 +195,9 @@ async def test_a_stage_that_hangs_is_ended_and_one_that_fails_says_why(tmp_path:
     script.write_text(
         "import sys, time\n"
         "if sys.argv[1] == 'hangs': time.sleep(60)\n"
-        "print('the disk is full', file=sys.stderr); sys.exit(3 if sys.argv[1] == 'permanent' else 1)\n"
+        "print('the disk is full', file=sys.stderr); sys.exit({'permanent': 3, 'early': 4}.get(sys.argv[1], 1))\n"
     )
-    modules = {name: [str(script), name] for name in ("hangs", "fails", "permanent")}
+    modules = {name: [str(script), name] for name in ("hangs", "fails", "permanent", "early")}
     config = World(tmp_path, settings={"nice": 0, "stage_minutes": 0.5 / 60}).config
     children = StageProcesses(config, modules)
     with pytest.raises(StageFailed, match="ended"):
@@ -204,7 +205,8 @@ async def test_a_stage_that_hangs_is_ended_and_one_that_fails_says_why(tmp_path:
     children = StageProcesses(config.model_copy(update={"stage_minutes": 0.5}), modules)
     with pytest.raises(StageFailed, match="the disk is full") as failed:
         await children.run("fails", tmp_path)
-    assert not failed.value.permanent
-    with pytest.raises(StageFailed) as failed:
+    assert type(failed.value) is StageFailed
+    with pytest.raises(PermanentFailure):
         await children.run("permanent", tmp_path)
-    assert failed.value.permanent
+    with pytest.raises(TooLittleTraffic):
+        await children.run("early", tmp_path)

@@ -12,6 +12,7 @@ from loop_fakes import SIGNER, TARGET, World
 from cloud_verifier.distill import transitions
 from cloud_verifier.distill.config import DistillConfig
 from cloud_verifier.distill.data.retrain_trigger import ClassTraffic
+from cloud_verifier.distill.errors import PermanentFailure, StageFailed, TooLittleTraffic
 from cloud_verifier.distill.publishing.release_client import (
     CANARY,
     CANDIDATE,
@@ -20,7 +21,6 @@ from cloud_verifier.distill.publishing.release_client import (
     SUPERSEDED,
     ReleaseRecord,
 )
-from cloud_verifier.distill.stage_processes import StageFailed
 from cloud_verifier.distill.state import LoopState, RunState, Stage
 from outrider.core.errors import BadRequest
 from outrider.wire.manifest import Manifest, sign
@@ -60,23 +60,23 @@ def test_a_failed_stage_waits_twice_as_long_each_time_and_the_last_attempt_ends_
     state, run = running("export")
     waits = []
     for _ in range(config.attempts - 1):
-        state = transitions.fail(state, run, StageFailed("export", "no disk"), 100.0, config)
+        state = transitions.fail(state, run, StageFailed("export: no disk"), 100.0, config)
         assert state.run is not None
         run = state.run
         waits.append(run.not_before_unix - 100.0)
     assert waits == [config.retry_s, 2 * config.retry_s]
-    state = transitions.fail(state, run, StageFailed("export", "no disk"), 100.0, config)
+    state = transitions.fail(state, run, StageFailed("export: no disk"), 100.0, config)
     assert (state.run, state.history[-1].result, state.used_unix) == (None, "failed", 70.0)
     assert state.usual == {"sums": 0.8}, "a run that failed has no part in what is usual"
 
 
 def test_a_permanent_failure_ends_the_run_at_once(config: DistillConfig) -> None:
-    state = transitions.fail(*running("export"), StageFailed("export", "no block fits", permanent=True), 1.0, config)
+    state = transitions.fail(*running("export"), PermanentFailure("export: no block fits"), 1.0, config)
     assert state.run is None and state.history[-1].reason == "export: no block fits"
 
 
 def test_a_run_that_came_too_early_uses_up_no_traffic(config: DistillConfig) -> None:
-    state = transitions.fail(*running("dataset"), StageFailed("dataset", "3 sessions", too_early=True), 1.0, config)
+    state = transitions.fail(*running("dataset"), TooLittleTraffic("dataset: 3 sessions"), 1.0, config)
     assert (state.run, state.used_unix, state.wanted, state.history) == (None, 50.0, 1_500, ())
 
 
