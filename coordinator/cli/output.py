@@ -7,12 +7,12 @@ import asyncio
 import functools
 import json
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from coordinator.cli.connection import TIMEOUT_S, AdminCall, connected
-from coordinator.cli.tables import rendered
+from coordinator.cli.tables import Column, rendered, table
 from outrider.core.errors import Overloaded, Unavailable
 from outrider.core.text import clean
 
@@ -25,7 +25,7 @@ _CLEAR = "\033[H\033[2J"
 
 @dataclass(frozen=True)
 class Result:
-    """What a command has found."""
+    """Hold what a command has found: for programs, for people, and a notice."""
 
     document: Mapping[str, Any]
     """For JSON and YAML; its names and units stay as they are."""
@@ -60,23 +60,34 @@ def query(timeout_s: float = TIMEOUT_S) -> Callable[[Query], Action]:
     return command_of
 
 
-async def all_pages(call: AdminCall, method: str, request: Any, field: str, limit: int) -> tuple[list[Any], str]:
-    """Return the entries of a list that takes several calls, and where more would begin: "" at its end."""
-    found: list[Any] = []
+async def listing(
+    call: AdminCall,
+    method: str,
+    request: Any,
+    limit: int,
+    to_document: Callable[[Any], Mapping[str, Any]],
+    columns: Sequence[Column],
+    none: str,
+) -> tuple[Result, Any]:
+    """Return a list as a result, and the last answer of the calls that it took.
+
+    The answers name their entries as the method does. none: the text for an empty list.
+    """
+    what = method.removeprefix("List").lower()
+    listed: list[Mapping[str, Any]] = []
     while True:
-        request.limit = min(ENTRIES_PER_CALL, limit - len(found))
+        request.limit = min(ENTRIES_PER_CALL, limit - len(listed))
         answer = await call(method, request)
-        found += getattr(answer, field)
+        listed += map(to_document, getattr(answer, what))
         request.after = answer.next
-        if not answer.next or len(found) >= limit:
-            return found, answer.next
-
-
-def more_notice(what: str, shown: int, after: str) -> str:
-    """Return the notice of a list that goes on after this; "" if it does not."""
-    if not after:
-        return ""
-    return f"{shown} {what} are shown, and there are more: --limit N shows more of them, --after {after} the next"
+        if not answer.next or len(listed) >= limit:
+            break
+    more = f"{len(listed)} {what} are shown, and there are more: --limit N shows more of them, --after {answer.next}"
+    return Result(
+        {what: listed, "next": answer.next or None},
+        lambda: table(columns, listed) if listed else none,
+        f"{more} the next" if answer.next else "",
+    ), answer
 
 
 def render(result: Result, form: str, *, one_of_many: bool = False) -> str:

@@ -7,8 +7,8 @@ import argparse
 from coordinator.cli import json_views
 from coordinator.cli.connection import AdminCall
 from coordinator.cli.json_views import Document
-from coordinator.cli.output import Result, all_pages, more_notice, query
-from coordinator.cli.tables import SHORT, Column, facts, ms, number, share, table
+from coordinator.cli.output import Result, listing, query
+from coordinator.cli.tables import SHORT, Column, facts, ms, number, share
 from coordinator.cli.window import bounds_text
 from outrider.wire.v1 import coordinator_pb2 as pb
 
@@ -29,14 +29,9 @@ COLUMNS = (
 @query()
 async def list_sessions(options: argparse.Namespace, call: AdminCall) -> Result:
     request = pb.ListSessionsRequest(verifier_id=options.verifier, tenant=options.tenant, after=options.after)
-    found, after = await all_pages(call, "ListSessions", request, "sessions", options.limit)
-    listed = list(map(json_views.session, found))
-    document = {"sessions": listed, "next": after or None}
-    return Result(
-        document,
-        lambda: table(COLUMNS, listed) if listed else "no session holds a place",
-        more_notice("sessions", len(listed), after),
-    )
+    none = "no session holds a place"
+    found, _ = await listing(call, "ListSessions", request, options.limit, json_views.session, COLUMNS, none)
+    return found
 
 
 @query()

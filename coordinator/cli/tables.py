@@ -30,7 +30,7 @@ _BLANKS = re.compile(r" +((?:\x1b\[[\d;]*m)*)$", re.MULTILINE)
 
 
 class Column(NamedTuple):
-    """A column of a table."""
+    """Describe a column of a table."""
 
     title: str
     cell: Callable[[Any], str | Text]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from coordinator.cli import json_views
 from coordinator.cli.connection import AdminCall
-from coordinator.cli.output import Result, all_pages, more_notice, query
-from coordinator.cli.tables import Column, table
+from coordinator.cli.output import Result, listing, query
+from coordinator.cli.tables import Column
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 COLUMNS = (
@@ -31,22 +30,10 @@ async def create(options: argparse.Namespace, call: AdminCall) -> Result:
 
 @query()
 async def list_tenants(options: argparse.Namespace, call: AdminCall) -> Result:
-    anonymous = False
-
-    async def noting(method: str, request: Any) -> Any:
-        nonlocal anonymous
-        answer = await call(method, request)
-        anonymous = answer.anonymous
-        return answer
-
     request = pb.ListTenantsRequest(after=options.after)
-    found, after = await all_pages(noting, "ListTenants", request, "tenants", options.limit)
-    listed = list(map(json_views.tenant, found))
-    return Result(
-        {"tenants": listed, "next": after or None, "anonymous": anonymous},
-        lambda: table(COLUMNS, listed) if listed else "no tenants",
-        _ANONYMOUS if anonymous else more_notice("tenants", len(listed), after),
-    )
+    found, answer = await listing(call, "ListTenants", request, options.limit, json_views.tenant, COLUMNS, "no tenants")
+    document = {**found.document, "anonymous": answer.anonymous}
+    return Result(document, found.view, _ANONYMOUS if answer.anonymous else found.notice)
 
 
 @query()

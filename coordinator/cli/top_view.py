@@ -32,7 +32,7 @@ _Counts = Mapping[str, tuple[int, ...]]
 
 
 class Rates:
-    """What happened between two frames, from counters that only grow while a session lives."""
+    """Derive what happened between two frames from counters that only grow while a session lives."""
 
     def __init__(self) -> None:
         self._at = 0.0
@@ -73,7 +73,7 @@ class Rates:
 
 
 class Screen:
-    """A terminal, or what else stdout is."""
+    """Draw frames on a terminal, or print them to another stdout."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(highlight=False)

@@ -8,8 +8,8 @@ from functools import partial
 from coordinator.cli import json_views
 from coordinator.cli.connection import AdminCall
 from coordinator.cli.json_views import Document
-from coordinator.cli.output import Result, all_pages, more_notice, query
-from coordinator.cli.tables import Column, facts, ms, number, share, table
+from coordinator.cli.output import Result, listing, query
+from coordinator.cli.tables import Column, facts, ms, number, share
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 COLUMNS = (
@@ -54,15 +54,9 @@ _DONE = {
 
 @query()
 async def list_verifiers(options: argparse.Namespace, call: AdminCall) -> Result:
-    request = pb.ListVerifiersRequest(after=options.after)
-    found, after = await all_pages(call, "ListVerifiers", request, "verifiers", options.limit)
-    listed = list(map(json_views.verifier, found))
-    document = {"verifiers": listed, "next": after or None}
-    return Result(
-        document,
-        lambda: table(COLUMNS, listed) if listed else "no verifier is registered",
-        more_notice("verifiers", len(listed), after),
-    )
+    request, none = pb.ListVerifiersRequest(after=options.after), "no verifier is registered"
+    found, _ = await listing(call, "ListVerifiers", request, options.limit, json_views.verifier, COLUMNS, none)
+    return found
 
 
 @query()

@@ -23,7 +23,7 @@ FILE = "releases.json"
 
 
 class ReleaseBackup:
-    """The copy of one coordinator. Of several over one Redis, the first that finds something lost puts it back."""
+    """Keep the copy of one coordinator. Of several over one Redis, the first that finds something lost puts it back."""
 
     def __init__(self, state_dir: Path, store: ReleaseStore) -> None:
         self._path = state_dir.expanduser() / FILE

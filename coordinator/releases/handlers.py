@@ -40,7 +40,7 @@ MAX_VERIFIERS = 4_096
 
 
 class ReleaseHandlers:
-    """The decisions of one process. What it remembers is read from the store again when that has changed.
+    """Make the decisions of one process. What it remembers is read from the store again when that has changed.
 
     publishers: key id -> raw key of those whose releases are taken; if empty, every publisher that Admin admits is.
     artifacts: the draft files that this coordinator serves at `base_url`, if it serves any.

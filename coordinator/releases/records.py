@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 class LifecycleState(enum.StrEnum):
-    """The state of a release."""
+    """Name the state of a release in its life."""
 
     CANDIDATE = "candidate"
     """It waits for the end of the canary before it."""
@@ -23,7 +23,7 @@ class LifecycleState(enum.StrEnum):
 
 
 class ReleaseAction(enum.StrEnum):
-    """An operator's decision on a release."""
+    """Name what an operator can do with a release."""
 
     PROMOTE = "promote"
     ROLL_BACK = "rollback"
@@ -33,7 +33,7 @@ class ReleaseAction(enum.StrEnum):
 
 @dataclass(frozen=True)
 class CanaryPolicy:
-    """How a canary is tried and decided."""
+    """Settle how a canary is tried and decided."""
 
     share: float
     """Share of the devices that get it, from 0 to 1."""
@@ -54,15 +54,15 @@ class CanaryPolicy:
 
 @dataclass(frozen=True)
 class CanaryEvidence:
-    """What verifiers have measured of a canary and of the release beside it.
+    """Hold what verifiers have measured of a canary and of the release beside it.
 
     Acceptance is the share of positions whose first proposal was accepted, in the groups of samples that were compared.
     """
 
     canary_samples: int = 0
-    """Samples that had some of the other side near enough in time to be compared with."""
+    """Samples of the canary that had some of the other side near enough in time to be compared with."""
     stable_samples: int = 0
-    """The same of the other side."""
+    """Samples of the other side that had some of the canary near enough in time to be compared with."""
     canary_acceptance: float = 0.0
     stable_acceptance: float = 0.0
     log_better: float = 0.0
@@ -75,7 +75,7 @@ class CanaryEvidence:
 
 @dataclass(frozen=True)
 class Release:
-    """A manifest and the state of its release."""
+    """Hold a manifest and the state of its release."""
 
     manifest: bytes
     """The manifest as its publisher signed it."""
@@ -97,7 +97,7 @@ class Release:
 
 @dataclass(frozen=True)
 class ReleaseTrack:
-    """The releases of one target, the newest first. At most one is stable, and at most one is the canary."""
+    """Hold the releases of one target, the newest first. At most one is stable, and at most one is the canary."""
 
     weights_hash: str
     newest: int = 0
@@ -115,7 +115,7 @@ class ReleaseTrack:
         return self._first(LifecycleState.CANARY)
 
     def find(self, manifest: bytes) -> Release | None:
-        """Return the release with this manifest."""
+        """Return the release with this manifest, None if there is none."""
         return next((release for release in self.releases if release.manifest == manifest), None)
 
     def _first(self, state: LifecycleState) -> Release | None:
@@ -124,7 +124,7 @@ class ReleaseTrack:
 
 @dataclass(frozen=True)
 class CanaryTrial:
-    """The drafts that are compared on one target."""
+    """Name the drafts that are compared on one target."""
 
     name: str
     """Name of the canary."""
@@ -143,7 +143,7 @@ class CanaryTrial:
 
 @dataclass(frozen=True)
 class AcceptanceSample:
-    """A span of one session's positions with one release."""
+    """Count the accepted positions in a span of one session with one release."""
 
     canary: bool
     tenant: str

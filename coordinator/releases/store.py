@@ -45,7 +45,7 @@ _NO_TARGET = "-"
 
 @dataclass(frozen=True)
 class StoredTrack:
-    """A track as it was read."""
+    """Hold a track as it was read from the store."""
 
     track: ReleaseTrack
     text: str
