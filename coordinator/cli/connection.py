@@ -27,7 +27,7 @@ AdminCall = Callable[[str, Message], Awaitable[Any]]
 
 
 class AdminSettings(BaseSettings):
-    """Hold the settings with which a coordinator is reached: flags, then OUTRIDER_ADMIN_* in the environment; no file."""
+    """Hold the settings with which a coordinator is reached: flags, then OUTRIDER_ADMIN_* in the environment."""
 
     model_config = SettingsConfigDict(env_prefix="OUTRIDER_ADMIN_", frozen=True, extra="forbid")
 
