@@ -28,6 +28,7 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 _MAX_BITS = 64
 _MAX_SHOWN = 80
+_LABEL = re.compile(r"[A-Za-z0-9._-]{0,64}")
 
 
 # --- types that pydantic lacks
@@ -56,19 +57,35 @@ def _number(value: object) -> float:
         raise _wrong("Input should be a number that a float can hold") from None
 
 
-def _items(value: object) -> tuple[object, ...]:
-    """Accept lists, tuples, arrays and iterators; nothing without an order, no text and no bytes."""
+def _items(value: object) -> tuple[object, ...] | None:
+    """Return the items of a list, tuple, array or iterator; None for a text, bytes and what has no order."""
     if isinstance(value, str | bytes | bytearray | memoryview | Mapping | Set) or not isinstance(value, Iterable):
-        raise _wrong("Input should be a list")
+        return None
     return tuple(value)
 
 
+def _token_ids(value: object) -> tuple[object, ...]:
+    if (items := _items(value)) is None:
+        raise _wrong("Input should be a list of token ids")
+    return items
+
+
 def _texts(value: object) -> tuple[object, ...]:
-    return () if value is None else (value,) if isinstance(value, str) else _items(value)
+    if (items := (value,) if isinstance(value, str) else _items(() if value is None else value)) is None:
+        raise _wrong("Input should be a text or a list of texts")
+    return items
 
 
-def _biases(value: object) -> object:
-    return {} if value is None else dict(value) if isinstance(value, Mapping) else value
+def _biases(value: object) -> dict[object, object]:
+    if value is not None and not isinstance(value, Mapping):
+        raise _wrong("Input should be a mapping of token ids to numbers")
+    return dict(value or {})
+
+
+def _label(value: object) -> object:
+    if not isinstance(value, str) or not _LABEL.fullmatch(value):
+        raise _wrong("Input should be at most 64 letters, digits, '.', '_' or '-'")
+    return value
 
 
 def _timeout(value: object) -> Timeout:
@@ -82,9 +99,7 @@ def _wrong(message: str) -> PydanticCustomError:
 
 Integer = Annotated[int, BeforeValidator(_integer)]
 Number = Annotated[float, BeforeValidator(_number)]
-TokenIds = Annotated[tuple[Integer, ...], BeforeValidator(_items)]
-Text = Annotated[str, Field(pattern=r"")]
-"""A text that UTF-8 can express: with a pattern, pydantic refuses lone surrogates."""
+TokenIds = Annotated[tuple[Integer, ...], BeforeValidator(_token_ids)]
 
 
 # --- a request
@@ -112,7 +127,7 @@ class Request(BaseModel):
     ] = ()
     stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_TOKENS)] = ()
     ignore_eos: bool = False
-    traffic_class: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,64}$")] = ""
+    traffic_class: Annotated[str, BeforeValidator(_label)] = ""
     timeout: Annotated[Timeout, BeforeValidator(_timeout)] = DEFAULT_TIMEOUT
     retries: Annotated[Integer, Field(ge=0, le=MAX_RETRIES)] = DEFAULT_RETRIES
     offline: Offline = "raise"
@@ -171,23 +186,22 @@ def check_prompt(prompt: object) -> str | tuple[int, ...]:
     """Return a text, or token ids as a tuple. Raises BadRequest for anything else."""
     if isinstance(prompt, str):
         return prompt
-    if isinstance(prompt, list | tuple):
-        _check_length(len(prompt))  # before a look at each
+    if (items := _items(prompt)) is None:
+        refuse("prompt", prompt, "a text or a list of token ids")
+    _check_length(len(items))  # before a look at each
     try:
-        return _TOKEN_IDS.validate_python(prompt)
+        return _TOKEN_IDS.validate_python(items)
     except ValidationError as error:
         raise bad_request(error, "prompt") from None
 
 
 def check_messages(messages: object) -> tuple[Message, ...]:
     """Return the messages, each a mapping with a role and a content. Raises BadRequest."""
-    try:
-        given = _items(messages)
-    except PydanticCustomError:
+    if (items := _items(messages)) is None:
         refuse("messages", messages, "a list of messages")
-    if not given:
+    if not items:
         raise BadRequest.bound("messages", "empty", "at least one message")
-    return tuple(_checked(f"messages[{i}]", message) for i, message in enumerate(given))
+    return tuple(_checked(f"messages[{i}]", message) for i, message in enumerate(items))
 
 
 def _checked(field: str, message: object) -> Message:
@@ -238,7 +252,9 @@ def bad_request(error: ValidationError, field: str = "") -> BadRequest:
     path = [*([field] if field else []), *first["loc"]]
     name = str(path[0])
     place = name + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path[1:])
-    must = re.sub(r"^\w+ should ", "must ", first["msg"])
+    if path[-1] == "[key]":
+        place = f"a key of {name}"
+    must = re.sub(r"^\w+ should ", "must ", first["msg"]).partition(" after validation")[0]
     return BadRequest(f"{place} is {_shown(first['input'])}, {must}", field=name)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_agent import AsyncClient
+from edge_agent import AsyncClient, Timeout
 from edge_agent.sdk.request import Request, check_messages, check_prompt
 from outrider.core.errors import BadRequest
 from outrider.core.sampling import SamplingParams
@@ -52,6 +52,31 @@ async def test_an_option_of_a_wrong_type_is_refused_by_name(client: AsyncClient,
     with pytest.raises(BadRequest, match=option) as caught:
         await client.generate("x", **{option: value})
     assert caught.value.field and len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "message"),
+    [
+        ({"max_tokens": 0}, "max_tokens", "max_tokens is 0, must be greater than or equal to 1"),
+        ({"max_tokens": True}, "max_tokens", "max_tokens is True, must be a valid integer"),
+        ({"temperature": "hot"}, "temperature", "temperature is 'hot', must be a number"),
+        ({"stop": 5}, "stop", "stop is 5, must be a text or a list of texts"),
+        ({"stop": ["a", ""]}, "stop", "stop[1] is '', must have at least 1 character"),
+        ({"stop_token_ids": [1.5]}, "stop_token_ids", "stop_token_ids[0] is 1.5, must be a valid integer"),
+        ({"logit_bias": {"x": 1}}, "logit_bias", "a key of logit_bias is 'x', must be a valid integer"),
+        ({"timeout": Timeout(first_token=-1)}, "timeout", "timeout.first_token is -1, must be greater than 0"),
+        ({"offline": "maybe"}, "offline", "offline is 'maybe', must be 'raise' or 'draft_only'"),
+        (
+            {"traffic_class": "a b"},
+            "traffic_class",
+            "traffic_class is 'a b', must be at most 64 letters, digits, '.', '_' or '-'",
+        ),
+    ],
+)
+def test_a_refusal_says_what_was_wrong_what_was_got_and_what_it_must_be(options: Any, field: str, message: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        Request.of(**options)
+    assert (caught.value.field, str(caught.value)) == (field, message)
 
 
 @pytest.mark.parametrize("prompt", [None, 5, b"abc", bytearray(b"abc"), ["a"], [1.5], [True], {1: 2}, {1, 2}, [[1]]])
