@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None
     except BrokenPipeError:
-        # What is still in the buffer goes nowhere, rather than into an error when Python flushes it.
+        # The rest of the buffer goes nowhere, rather than into an error when Python flushes it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(EXIT_BROKEN_PIPE) from None
     except (BadRequest, ModelRefused, VocabularyMismatch) as error:

@@ -32,7 +32,7 @@ SAMPLED_CODE = Options(max_tokens=TOKENS, temperature=0.6, frequency_penalty=0.3
 
 
 Marks = tuple[str, str]
-"""What is printed before and after tokens of the draft."""
+"""Texts to print before and after tokens of the draft."""
 
 
 DemoRequest = tuple[str, str, Options]

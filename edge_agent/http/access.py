@@ -42,7 +42,8 @@ class AccessMiddleware:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        request_id, begun, status = logs.given_request(headers.items()) or secrets.token_hex(16), time.monotonic(), 0
+        request_id = logs.given_request(headers.items()) or secrets.token_hex(16)
+        begun, status = time.monotonic(), 0
 
         async def send_with_id(message: Message) -> None:
             nonlocal status

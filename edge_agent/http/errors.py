@@ -106,7 +106,7 @@ _ANSWERS: Sequence[tuple[type[OutriderError], int, str, str]] = (
 
 
 def api_error(error: Exception, *, chat: bool = False) -> ApiError:
-    """Return an error as a client is told it. chat: of a chat's request. Unexpected errors go to the log."""
+    """Return the answer to an error. chat: in a chat's request. Unexpected errors are logged, and not shown."""
     if isinstance(error, ApiError):
         return error
     if not isinstance(error, OutriderError):

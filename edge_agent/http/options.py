@@ -11,7 +11,7 @@ from outrider.wire.channels import is_loopback, split_address
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """How one HTTP server serves."""
+    """The options of one HTTP server, apart from its client's."""
 
     listen: str = "127.0.0.1:8080"
     """HOST:PORT to listen at; port 0 takes a free one."""

@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 _A = TypeVar("_A")
 _CLOSE_S = 1.0
-"""Seconds that closing waits for sessions to end, and as long again for the coordinator to be told."""
+"""Seconds that closing waits for sessions to end, and as long again for their release at the coordinator."""
 
 
 class BackgroundTasks:
@@ -23,7 +23,7 @@ class BackgroundTasks:
         self.closed = False
         self._background: set[asyncio.Future[Any]] = set()
         self._waiting: set[asyncio.Task[Any]] = set()
-        """What closing cancels: placing sessions, fetching and loading what the target needs."""
+        """Work that closing cancels: placing sessions, and fetching and loading the target's artifacts."""
 
     def check_open(self) -> None:
         if self.closed:
@@ -55,13 +55,13 @@ class BackgroundTasks:
         task.add_done_callback(self._background.discard)
 
     def in_background(self, work: Awaitable[None]) -> None:
-        """Start work that nobody waits for; core errors of it are logged."""
+        """Start work whose result is not awaited; its core errors are logged."""
 
         async def quietly() -> None:
             try:
                 await work
             except OutriderError as error:
-                log.info("giving a session back: %s", error)
+                log.info("a session could not be closed at the coordinator: %s", error)
 
         self.keep(asyncio.ensure_future(quietly()))
 

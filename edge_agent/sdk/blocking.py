@@ -96,7 +96,7 @@ class Client:
 
     @property
     def updates(self) -> ReleaseUpdater | None:
-        """What keeps the draft up to date; None unless releases are followed."""
+        """Keeps the draft up to date; None unless releases are followed."""
         return self._client.updates
 
     @property
@@ -179,7 +179,7 @@ class BlockingStream:
 
     @property
     def completion(self) -> Completion:
-        """What has come so far; its `finish_reason` is "cancelled" where the output had not ended."""
+        """The output so far; its `finish_reason` is "cancelled" if the output had not ended."""
         return self._stream.completion
 
     def drain(self) -> Completion:

@@ -59,7 +59,8 @@ class AsyncClient:
     coordinator, verifier: "host:port" of a cluster, or of one verifier instead.
     target: the target's name, where the cluster serves several.
     draft: "auto" fetches the one that the target's verifiers offer, and keeps it up to date where `settings` name
-    publishers to trust; "lookup" guesses from the text alone; None is plain streaming; else the path of a GGUF file.
+    publishers to trust; "lookup" proposes tokens from the text alone; None is plain streaming; anything else is the
+    path of a GGUF file.
     api_key: the tenant's key, for a coordinator that asks for one.
     tls: speak TLS, trusting these authorities; None is plain text.
     insecure: allow plain text beyond loopback.
@@ -127,7 +128,7 @@ class AsyncClient:
         self.metrics = self._sessions.metrics
         updates = _update_options(settings, coordinator, draft, cache, tls)
         self.updates = (
-            ReleaseUpdater(updates, lambda *asked: self._sessions.coordinator().offer_release(*asked))
+            ReleaseUpdater(updates, lambda *state: self._sessions.coordinator().offer_release(*state))
             if updates is not None
             else None
         )

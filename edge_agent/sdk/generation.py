@@ -182,8 +182,8 @@ class CompletionStream:
     """A request that runs, as `AsyncClient.stream` returns it: iterate over it for chunks.
 
     Leaving the iteration early, or the context, cancels the request. `async with stream:` around the loop waits until
-    the verifier has been told so; without it a `break` cancels in the background. `statistics` and `completion` are
-    live: they cover what has come so far.
+    the cancellation has been sent; without it a `break` cancels in the background. `statistics` and `completion` are
+    live: they cover the output so far.
     """
 
     def __init__(self, generation: Generation) -> None:
@@ -229,7 +229,7 @@ class CompletionStream:
 
     @property
     def completion(self) -> Completion:
-        """What has come so far; its `finish_reason` is "cancelled" where the output had not ended."""
+        """The output so far; its `finish_reason` is "cancelled" if the output had not ended."""
         chunks = self._taken
         token_ids = tuple(token for chunk in chunks for token in chunk.token_ids)
         return Completion(

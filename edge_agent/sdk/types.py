@@ -17,7 +17,7 @@ Provenance = Literal["draft", "target"]
 """Origin of a token: a proposal of this device, or the target itself. As long as `verified` is true, the target alone
 would have produced the same token."""
 Offline = Literal["raise", "draft_only"]
-"""What to do while no verifier can be reached: raise Unavailable, or let the draft model write alone."""
+"""Behaviour while no verifier can be reached: raise Unavailable, or let the draft model write alone."""
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""What a device needs of a target: tokenizer, chat template and draft, fetched and cached."""
+"""Fetch, cache and load what a device needs of a target: tokenizer, chat template and draft."""

@@ -83,8 +83,8 @@ class BundleLoader:
     async def load(self, draft: str | Path | None, first_draft: FirstDraft | None = None) -> TargetBundle:
         """Fetch what is missing, check it and load it.
 
-        draft: "auto" takes the verifiers' own, "lookup" guesses from the text alone, a path names a GGUF file, None
-        loads no draft. `first_draft` is asked before any of them.
+        draft: "auto" takes the verifiers' own, "lookup" proposes tokens from the text alone, a path names a GGUF file,
+        None loads no draft. A draft that `first_draft` returns takes precedence.
         Raises VocabularyMismatch for a draft of another vocabulary, ModelRefused, BadRequest.
         """
         description = await self.source.describe()
@@ -113,7 +113,7 @@ class BundleLoader:
         """
         ref = description.artifact("draft")
         if ref is None:
-            log.info("the verifier offers no draft; guessing from the text itself")
+            log.info("the verifier offers no draft; proposing tokens from the text itself")
             return DraftPool.lookup_only(self.draft_options) if self.draft_options.prompt_lookup else None
         try:
             path = await self._fetched(ref)
@@ -169,7 +169,7 @@ class BundleLoader:
         try:
             return await self.offered_draft(description, tokenizer)
         except VocabularyMismatch:
-            raise  # draft and target were paired by mistake, and whoever did it should learn of it
+            raise  # draft and target were paired by mistake, which must not stay unnoticed
         except OutriderError as error:
             log.warning("the offered draft cannot be fetched, going on as plain streaming: %s", error)
             return None

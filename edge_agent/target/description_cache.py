@@ -45,7 +45,7 @@ class DescriptionCache:
 class CachedSource:
     """An ArtifactSource without verifiers: a kept description, and the artifacts that are in the cache.
 
-    Fetching anything else raises `cause`, the reason why no verifier can be asked.
+    Fetching anything else raises `cause`, the reason why no verifier can be reached.
     """
 
     def __init__(self, description: Description, cause: OutriderError) -> None:

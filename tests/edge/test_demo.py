@@ -1,4 +1,4 @@
-"""The link that the demonstration emulates: bytes come as they were sent, and a round trip takes as long as asked."""
+"""The demonstration marks the draft's tokens, and its link delays bytes by as much as asked, in order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from edge_agent.demo import delayed
+from edge_agent import AsyncClient
+from edge_agent.demo import delayed, show
 
 
 @pytest.fixture
@@ -59,3 +60,17 @@ async def test_an_open_connection_does_not_keep_the_link_from_ending(echo: str) 
         await reader.readexactly(4)
     assert await asyncio.wait_for(reader.read(), 10.0) == b""
     writer.close()
+
+
+async def test_the_text_is_shown_with_the_drafts_tokens_marked(
+    client: AsyncClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    completion = await show(client, ("a name", "x", {"max_tokens": 150}), ("\x01", "\x02"))
+    head, _, shown = capsys.readouterr().out.partition("x")
+    assert head == "\n--- a name\n"
+    assert shown.replace("\x01", "").replace("\x02", "") == f"{completion.text}\n"
+    table = (await client.prepare()).tokenizer.table
+    marked = "".join(part.partition("\x02")[0] for part in shown.split("\x01")[1:])
+    own = b"".join(table[t] for t, own in zip(completion.token_ids, completion.drafted, strict=True) if own)
+    assert completion.statistics.accepted > 0 and marked.isascii() == own.isascii()
+    assert [c for c in marked if c.isascii()] == [c for c in own.decode(errors="ignore") if c.isascii()]
