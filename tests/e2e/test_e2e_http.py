@@ -177,7 +177,7 @@ async def output(system: System, folder: Path, *command: str) -> str:
     ("module", "said"),
     [
         ("complete", "accepted of"),
-        ("provenance", "drafted here"),
+        ("provenance", "by the draft"),
         ("likely", "of b'"),
         ("openai_chat", "tokens"),
     ],
