@@ -87,3 +87,7 @@ def __getattr__(name: str) -> object:
     value = getattr(importlib.import_module(_MODULES.get(name, "outrider.core.errors")), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

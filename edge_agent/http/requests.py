@@ -66,7 +66,7 @@ def _integral(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Whole = Annotated[int, BeforeValidator(_integral)]
+JsonInteger = Annotated[int, BeforeValidator(_integral)]
 
 
 class StreamOptions(BaseModel):
@@ -81,21 +81,21 @@ class RequestBody(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     model: str | None = None
-    max_tokens: Whole | None = None
+    max_tokens: JsonInteger | None = None
     temperature: float | None = None
     top_p: float | None = None
-    n: Annotated[Whole, Field(ge=1, le=MAX_CHOICES)] | None = None
+    n: Annotated[JsonInteger, Field(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: str | list[str] | None = None
-    seed: Whole | None = None
+    seed: JsonInteger | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    top_k: Whole | None = None
+    top_k: JsonInteger | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    stop_token_ids: list[Whole] | None = None
+    stop_token_ids: list[JsonInteger] | None = None
     ignore_eos: bool | None = None
     traffic_class: str | None = None
     provenance: bool | None = None
@@ -152,7 +152,7 @@ class CompletionRequest(RequestBody):
 
     prompt: str | list[str] | list[int] | list[list[int]]
     echo: bool | None = None
-    logprobs: Whole | None = None
+    logprobs: JsonInteger | None = None
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
@@ -202,9 +202,9 @@ class ChatCompletionRequest(RequestBody):
     """The body of POST /v1/chat/completions."""
 
     messages: list[ChatMessage]
-    max_completion_tokens: Whole | None = None
+    max_completion_tokens: JsonInteger | None = None
     logprobs: bool | None = None
-    top_logprobs: Whole | None = None
+    top_logprobs: JsonInteger | None = None
 
     def token_limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
