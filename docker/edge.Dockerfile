@@ -7,7 +7,7 @@ FROM python:${PYTHON} AS build
 RUN apt-get update \
     && apt-get install -y --no-install-recommends cmake g++ make \
     && rm -rf /var/lib/apt/lists/*
-# Not for the CPU of whoever builds the image: GGML_NATIVE=OFF takes AVX2 on x86-64, and what every ARMv8 has on ARM.
+# GGML_NATIVE=OFF builds for any CPU with AVX2 (x86-64) or ARMv8, not for the CPU of the machine that builds the image.
 ARG CMAKE_ARGS=-DGGML_NATIVE=OFF
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
@@ -29,7 +29,7 @@ LABEL org.opencontainers.image.title="outrider-edge" \
       org.opencontainers.image.description="Outrider: a device as an OpenAI-compatible server" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.licenses="Apache-2.0"
-# llama.cpp's threads.
+# The library of llama.cpp's threads.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends libgomp1 \

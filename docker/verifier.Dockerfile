@@ -26,7 +26,7 @@ LABEL org.opencontainers.image.title="outrider-verifier" \
       org.opencontainers.image.description="Outrider: serves one target model to many devices" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.licenses="Apache-2.0"
-# Of Debian. None for CPUs; on a GPU triton compiles what it calls the driver by when it starts.
+# Debian packages: none for CPUs; on a GPU triton compiles its driver interface when it starts.
 ARG PACKAGES=
 # hadolint ignore=DL3008,SC2086
 RUN useradd --uid 10001 --home-dir /var/lib/outrider --create-home --shell /usr/sbin/nologin outrider \

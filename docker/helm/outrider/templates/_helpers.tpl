@@ -1,4 +1,4 @@
-{{/* Before the names of all objects. */}}
+{{/* The prefix of all objects' names. */}}
 {{- define "outrider.name" -}}
 {{- $name := ternary .Release.Name (printf "%s-outrider" .Release.Name) (contains "outrider" .Release.Name) -}}
 {{- $name | trunc 40 | trimSuffix "-" -}}
@@ -25,7 +25,7 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{- end -}}
 
-{{/* What all pods have in common. The Services' own variables (enableServiceLinks) would look like settings. */}}
+{{/* The fields that all pods share. The Services' own variables (enableServiceLinks) would look like settings. */}}
 {{- define "outrider.pod" -}}
 {{- $values := index .root.Values .component -}}
 automountServiceAccountToken: false
@@ -63,7 +63,7 @@ securityContext:
   capabilities: {drop: [ALL]}
 {{- end -}}
 
-{{/* Settings of one's own, as variables. */}}
+{{/* Settings from `env`, as environment variables. */}}
 {{- define "outrider.env" -}}
 {{- range $name, $value := . }}
 - {name: {{ $name }}, value: {{ $value | quote }}}
@@ -82,7 +82,7 @@ securityContext:
       {{- end }}
 {{- end -}}
 
-{{/* Ready for work? Kubernetes' gRPC probes speak no TLS; with it the same is asked at the door of the metrics. */}}
+{{/* The readiness probe. Kubernetes' gRPC probes speak no TLS; with TLS it asks the server of metrics instead. */}}
 {{- define "outrider.ready" -}}
 {{- if .root.Values.tls.enabled -}}
 httpGet: {path: /healthz, port: metrics}
