@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import grpc
@@ -21,7 +20,7 @@ from cloud_verifier.front.metrics import VerifierCollector
 from cloud_verifier.front.registration import RegistryClient, directives_of
 from cloud_verifier.front.service import VerifierService
 from cloud_verifier.front.startup import StartupService
-from cloud_verifier.traffic.recorder import TrafficRecorder
+from cloud_verifier.traffic.recorder import TrafficRecorder, recorder_of
 from outrider.core.errors import BadRequest
 from outrider.core.tokenizer_json import token_table
 from outrider.core.vocabulary import vocabulary_hash
@@ -76,7 +75,12 @@ class VerifierProcess:
                 tls.credentials()  # a missing file is reported before a model is loaded
         catalogue = Catalogue.of_target(config.model, config.draft)
         self._collector.recorder = self._recorder = self._traffic_recorder()
-        async with _serving_metrics(self._collector, config.metrics):
+        metrics: contextlib.AbstractAsyncContextManager[object] = contextlib.nullcontext()
+        if config.metrics:
+            from outrider.telemetry.metrics_server import serving  # needs starlette and uvicorn
+
+            metrics = serving(config.metrics, registry(self._collector), self._collector.unready_reason)
+        async with metrics:
             return await self._serve(catalogue, stop, at_once or asyncio.Event())
 
     async def _serve(self, catalogue: Catalogue, stop: asyncio.Event, at_once: asyncio.Event) -> int:
@@ -128,8 +132,6 @@ class VerifierProcess:
         config = self._config
         if not config.traffic:
             return None
-        from cloud_verifier.traffic.recorder_factory import recorder_of  # needs pyarrow
-
         if not config.coordinator:
             log.warning("nothing will be recorded: only a coordinator's tickets say what may be")
         return recorder_of(config, self._id)
@@ -266,18 +268,6 @@ class VerifierProcess:
                 self._drain_ordered.set()
             service.announce(self._registry.release_serial)
             await self._registry.pause()
-
-
-@contextlib.asynccontextmanager
-async def _serving_metrics(collector: VerifierCollector, address: str) -> AsyncIterator[None]:
-    """Serve metrics at the address, if there is one. Raises Unavailable if it is taken."""
-    if not address:
-        yield
-        return
-    from outrider.telemetry.metrics_server import serving  # needs starlette and uvicorn
-
-    async with serving(address, registry(collector), collector.unready_reason):
-        yield
 
 
 async def _either(*events: asyncio.Event) -> None:

@@ -157,25 +157,19 @@ def _run(config: DistillConfig) -> int:
 
 
 async def _run_until_signal(config: DistillConfig) -> None:
-    async with _loop(config) as loop, _metrics_served(loop, config):
+    async with contextlib.AsyncExitStack() as stack:
+        loop = await stack.enter_async_context(_loop(config))
+        if config.metrics:
+            from cloud_verifier.distill.metrics import DistillCollector
+            from outrider.telemetry.metrics_server import serving
+            from outrider.telemetry.prometheus import registry
+
+            collector = DistillCollector(loop, config)
+            await stack.enter_async_context(serving(config.metrics, registry(collector), lambda: ""))
         task = asyncio.create_task(loop.run())
         for signum in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signum, task.cancel)
         await task
-
-
-@contextlib.asynccontextmanager
-async def _metrics_served(loop: DistillLoop, config: DistillConfig) -> AsyncIterator[None]:
-    """Serve metrics inside the body if the settings say where. Raises Unavailable for an address in use."""
-    if not config.metrics:
-        yield
-        return
-    from cloud_verifier.distill.metrics import DistillCollector
-    from outrider.telemetry.metrics_server import serving
-    from outrider.telemetry.prometheus import registry
-
-    async with serving(config.metrics, registry(DistillCollector(loop, config)), lambda: ""):
-        yield
 
 
 async def _once(config: DistillConfig) -> int:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from cloud_verifier.distill.data.retrain_trigger import RetrainRule
 from outrider.telemetry.logs import LogFormat
 
 if TYPE_CHECKING:
@@ -160,18 +159,8 @@ class DistillConfig(BaseSettings):
 
     @property
     def gate_rule(self) -> GateRule:
-        return GateRule(
-            self.gate_gain,
-            self.gate_loss,
-            self.gate_slower,
-            self.gate_confidence,
-            self.gate_sessions,
-            self.gate_positions,
-        )
-
-    @property
-    def retrain_rule(self) -> RetrainRule:
-        return RetrainRule(self.fresh_tokens, self.alarm_tokens, self.alarm_fall, self.run_tokens)
+        names = ("gain", "loss", "slower", "confidence", "sessions", "positions")
+        return GateRule(**{name: getattr(self, f"gate_{name}") for name in names})
 
     @property
     def client_tls(self) -> ClientTls | None:

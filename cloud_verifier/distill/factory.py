@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from cloud_verifier.distill.loop import DistillLoop
 from cloud_verifier.distill.publishing import keys
 from cloud_verifier.distill.publishing.publisher import Publisher, ReleaseLedger, TargetHashes
 from cloud_verifier.distill.publishing.release_client import ReleaseClient
-from cloud_verifier.distill.stage_processes import StageProcesses
+from cloud_verifier.distill.stage_processes import run_stage
 from outrider.artifacts import atomic_files
 from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import BadRequest, Overloaded
@@ -34,7 +35,7 @@ async def distill_loop(config: DistillConfig) -> AsyncIterator[DistillLoop]:
         async with publisher(config) as its_publisher:
             weights_hash = its_publisher.target.weights_hash
             counter = TrafficCounter(SegmentLog(config.traffic), weights_hash, config.alarm_tokens)
-            yield DistillLoop(config, StageProcesses(config), its_publisher, counter)
+            yield DistillLoop(config, functools.partial(run_stage, config), its_publisher, counter)
 
 
 @contextlib.asynccontextmanager

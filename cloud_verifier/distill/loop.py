@@ -12,6 +12,7 @@ import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 
 from cloud_verifier.distill import transitions
 from cloud_verifier.distill.config import DistillConfig
@@ -19,7 +20,6 @@ from cloud_verifier.distill.data.traffic_counts import TrafficCounter
 from cloud_verifier.distill.errors import StageFailed
 from cloud_verifier.distill.publishing.publisher import Publisher
 from cloud_verifier.distill.run_folder import DONE, Job, RunFolder, clean_up
-from cloud_verifier.distill.stage_processes import StageRunner
 from cloud_verifier.distill.state import LoopState, Result, RunOutcome, RunState, Stage
 from cloud_verifier.distill.watcher import TrafficWatcher
 from outrider.core.errors import Unavailable
@@ -33,14 +33,17 @@ class DistillLoop:
     def __init__(
         self,
         config: DistillConfig,
-        stages: StageRunner,
+        run_stage: Callable[[str, Path], Awaitable[None]],
         publisher: Publisher,
         counter: TrafficCounter,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Raises BadRequest if the state on disk is damaged, and OSError if the configured draft cannot be read."""
+        """run_stage: runs a stage, given its name and the run's folder; raises StageFailed.
+
+        Raises BadRequest if the state on disk is damaged, and OSError if the configured draft cannot be read.
+        """
         self._config = config
-        self._stages = stages
+        self._stage_runner = run_stage
         self._publisher = publisher
         self._watcher = TrafficWatcher(config, publisher, counter, clock)
         self._clock = clock
@@ -183,7 +186,7 @@ class DistillLoop:
         log.info("run %d: %s", run.number, run.stage)
         began = self._clock()
         try:
-            await self._stages.run(run.stage, self._folder(run).path)
+            await self._stage_runner(run.stage, self._folder(run).path)
         finally:
             seconds = self._clock() - began
             self.stage_s[run.stage] += seconds

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from cloud_verifier.distill.config import DistillConfig
 from cloud_verifier.distill.errors import PermanentFailure, StageFailed, TooLittleTraffic
-
-log = logging.getLogger(__name__)
 
 STOP_S = 30.0
 """Seconds that a stage has to save its work after SIGTERM."""
@@ -32,45 +28,36 @@ if os.getppid() == int(sys.argv[1]):
 """
 
 
-class StageRunner(Protocol):
-    """Runs the stage `dataset`, `training`, `export` or `gate` in a run's folder."""
+async def run_stage(
+    config: DistillConfig, stage: str, folder: Path, commands: Mapping[str, Sequence[str]] | None = None
+) -> None:
+    """Run the stage `dataset`, `training`, `export` or `gate` to its end, with its output in `<stage>.log` of `folder`.
 
-    async def run(self, stage: str, folder: Path) -> None:
-        """Raises StageFailed."""
-
-
-class StageProcesses:
-    """Runs each stage as a Python process, with its output in `<stage>.log` of the run's folder."""
-
-    def __init__(self, config: DistillConfig, commands: Mapping[str, Sequence[str]] | None = None) -> None:
-        """commands: arguments of Python for each stage, before the run's folder; this package's if None."""
-        self._config = config
-        self._commands = commands or _commands(config.ranks)
-
-    async def run(self, stage: str, folder: Path) -> None:
-        """Run a stage to its end. If cancelled, stop its process and wait for it. Raises StageFailed."""
-        config = self._config
-        minutes = config.stage_minutes + (config.train_minutes if stage == "training" else 0.0)
-        with (folder / f"{stage}.log").open("ab") as output:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), str(config.nice)),
-                *(*self._commands[stage], str(folder)),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=os.environ | _environment(config.threads),
-                start_new_session=True,  # Ctrl-C in a terminal reaches the loop alone, which stops the stage
-            )
-        try:
-            async with asyncio.timeout(60 * minutes):
-                status = await process.wait()
-        except TimeoutError:
-            raise StageFailed(f"{stage}: took longer than {minutes:.0f} minutes and was ended") from None
-        finally:
-            await _stop(process)
-        if status != 0:
-            error = _ERRORS.get(status, StageFailed)
-            raise error(f"{stage}: exit status {status}; {_last_line(folder / f'{stage}.log')}")
+    commands: arguments of Python for each stage, before the run's folder; this package's if None. If cancelled, stop
+    the process and wait for it. Raises StageFailed.
+    """
+    minutes = config.stage_minutes + (config.train_minutes if stage == "training" else 0.0)
+    arguments = (commands or _commands(config.ranks))[stage]
+    with (folder / f"{stage}.log").open("ab") as output:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), str(config.nice)),
+            *(*arguments, str(folder)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=os.environ | _environment(config.threads),
+            start_new_session=True,  # Ctrl-C in a terminal reaches the loop alone, which stops the stage
+        )
+    try:
+        async with asyncio.timeout(60 * minutes):
+            status = await process.wait()
+    except TimeoutError:
+        raise StageFailed(f"{stage}: took longer than {minutes:.0f} minutes and was ended") from None
+    finally:
+        await _stop(process)
+    if status != 0:
+        error = _ERRORS.get(status, StageFailed)
+        raise error(f"{stage}: exit status {status}; {_last_line(folder / f'{stage}.log')}")
 
 
 def _environment(threads: int) -> dict[str, str]:

@@ -55,7 +55,7 @@ def end(state: LoopState, run: RunState, result: Result, reason: str, now: float
     return state.changed(
         run=None,
         used_unix=run.newest_unix,
-        usual=state.usual if result == "failed" else adapted(state.usual, run.seen, config.retrain_rule),
+        usual=state.usual if result == "failed" else adapted(state.usual, run.seen, config),
         wanted=0,
         history=(*state.history, outcome)[-HISTORY:],
     )

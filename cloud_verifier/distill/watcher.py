@@ -56,7 +56,7 @@ class TrafficWatcher:
         used_unix = min(state.used_unix, self._clock())  # a verifier's clock may have been ahead
         traffic, newest_unix = await asyncio.to_thread(self._counter.count, used_unix, incumbent)
         await self._tidy_log()
-        cause = due(traffic, state.usual, config.retrain_rule)
+        cause = due(traffic, state.usual, config)
         if cause is None:
             # While a run waits for more traffic of a class, its fallen acceptance must not become the usual one.
             return state if self._alarmed(state, traffic) else _with_usual(state, traffic, config)
@@ -81,7 +81,7 @@ class TrafficWatcher:
 
     def _alarmed(self, state: LoopState, traffic: Mapping[str, ClassTraffic]) -> bool:
         """Return whether a class has fallen and too little of it is there for a run; log each class once."""
-        found = alarms(traffic, state.usual, self._config.retrain_rule)
+        found = alarms(traffic, state.usual, self._config)
         for name in found.keys() - self._waiting:
             log.info("%s: a run begins once there are %d tokens of it", found[name], self._config.run_tokens)
         self._waiting = set(found)
@@ -148,7 +148,7 @@ class TrafficWatcher:
 
 def _with_usual(state: LoopState, traffic: Mapping[str, ClassTraffic], config: DistillConfig) -> LoopState:
     """Return the state with usual acceptances raised to the present ones."""
-    present = adapted({}, traffic, config.retrain_rule)
+    present = adapted({}, traffic, config)
     return state.changed(
         usual=state.usual | {name: max(value, state.usual.get(name, 0.0)) for name, value in present.items()}
     )

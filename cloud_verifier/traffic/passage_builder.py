@@ -6,15 +6,17 @@ opened anew; only what the hook leaves is parted by draft again.
 
 from __future__ import annotations
 
+import importlib
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cloud_verifier.traffic.passage import Passage, join
-from cloud_verifier.traffic.redaction import Redact, redaction_mask
+from outrider.core.errors import BadRequest
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +25,8 @@ HELD = 32
 find, not its halves in two passages. As many ids before the kept part of a prompt are shown to the hook."""
 QUIET_S = 60.0
 """Seconds without a new token after which a text is taken to have ended."""
+Redact = Callable[[NDArray[np.int32], str, str], Any]
+"""The operator's hook: (tokens `[n]`, traffic class, tenant) -> mask `[n]`, true where a token must not be recorded."""
 _NOTHING_HIDDEN: NDArray[np.bool_] = np.zeros(0, dtype=bool)
 
 
@@ -143,11 +147,16 @@ class PassageBuilder:
         if self._redact is None:
             return np.zeros(len(tokens), dtype=bool)
         try:
-            return redaction_mask(self._redact, tokens, pieces[0].traffic_class, pieces[0].tenant)
-        except ValueError as error:
-            lost = pieces[-1].end - pieces[0].start
-            log.warning("%d tokens are not recorded: the redaction hook failed: %s", lost, error)
-            return None
+            mask = np.asarray(self._redact(tokens, pieces[0].traffic_class, pieces[0].tenant))
+        except Exception as error:
+            failure = type(error).__name__  # its message might repeat some of the text
+        else:
+            if mask.shape == tokens.shape and mask.dtype == np.bool_:
+                return mask.copy()
+            failure = f"the mask is {mask.dtype} {mask.shape}, must be bool {tokens.shape}"
+        lost = pieces[-1].end - pieces[0].start
+        log.warning("%d tokens are not recorded: the redaction hook failed: %s", lost, failure)
+        return None
 
 
 def _joined(pieces: Iterable[Passage], end: int) -> Iterator[Passage]:
@@ -160,3 +169,17 @@ def _joined(pieces: Iterable[Passage], end: int) -> Iterator[Passage]:
         group.append(one)
     if group:
         yield join(group)
+
+
+def load_hook(name: str) -> Redact:
+    """Return the function that `module:function` names. Raises BadRequest."""
+    module, _, function = name.partition(":")
+    try:
+        found: Redact = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise BadRequest(
+            f"traffic_redact is {name!r}, which cannot be imported: {error}", field="traffic_redact"
+        ) from error
+    if not callable(found):
+        raise BadRequest(f"traffic_redact is {name!r}, which is no function", field="traffic_redact")
+    return found

@@ -9,16 +9,20 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from threading import Thread
-from typing import Protocol
+from threading import Event, Thread
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cloud_verifier.config import VerifierConfig
 from cloud_verifier.traffic.passage import NO_PROMPT, Passage
-from cloud_verifier.traffic.passage_builder import PassageBuilder, RecordingCounts
-from cloud_verifier.traffic.redaction import Redact
+from cloud_verifier.traffic.passage_builder import PassageBuilder, RecordingCounts, Redact, load_hook
+from outrider.core.errors import BadRequest
 from outrider.wire.v1 import engine_pb2 as pb
+
+if TYPE_CHECKING:
+    from cloud_verifier.traffic.segments import SegmentLog, SegmentWriter
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +34,10 @@ MAX_ENDED = 1_024
 """Ended sessions whose last events may still come: the engine sends what it produced after the commit."""
 CLOSE_S = 30.0
 """Seconds that `close` waits for the thread."""
+TIDY_EVERY_S = 300.0
+"""Seconds between two rounds: an expired row is never read, and is deleted after so long at the latest."""
+MANY = 16
+"""Small segments of a day from which on they are merged."""
 
 
 @dataclass(frozen=True)
@@ -51,24 +59,12 @@ class RecordedSession:
 _Job = tuple[RecordedSession, pb.Produced]
 
 
-class Writer(Protocol):
-    """The methods of a SegmentWriter that the recorder uses."""
-
-    pending: int
-
-    def add(self, passage: Passage) -> None: ...
-
-    def flush(self) -> None: ...
-
-    def drop(self) -> int: ...
-
-
 class TrafficRecorder:
     """Records sessions from `begin` to `end`. All methods but `close` are for the event loop, and return at once."""
 
     def __init__(
         self,
-        writer: Writer,
+        writer: SegmentWriter,
         *,
         redact: Redact | None = None,
         flush_s: float = 10.0,
@@ -182,3 +178,56 @@ def _passage_from_proto(message: pb.Produced, session: RecordedSession, now: flo
         expires_unix=now + session.keep_s,
         prompt=NO_PROMPT if message.start else session.prompt,
     )
+
+
+def recorder_of(config: VerifierConfig, verifier_id: str) -> TrafficRecorder:
+    """Return a recorder that writes to `config.traffic`, and tidies the log there until it is closed.
+
+    Raises BadRequest if there can be no log or no redaction hook, and ImportError if fsspec lacks a package.
+    """
+    from cloud_verifier.traffic.segments import SegmentLog, SegmentWriter  # needs pyarrow
+
+    redact = load_hook(config.traffic_redact) if config.traffic_redact else None
+    try:
+        segments = SegmentLog(config.traffic)
+        writer = SegmentWriter(config.traffic, verifier_id=verifier_id)
+    except (OSError, ValueError) as error:
+        raise BadRequest(
+            f"traffic is {config.traffic!r}, where nothing can be written: {error}", field="traffic"
+        ) from error
+    return TrafficRecorder(
+        writer,
+        redact=redact,
+        flush_s=config.traffic_flush_s,
+        flush_tokens=config.traffic_flush_tokens,
+        prompt_tokens=config.traffic_prompt_tokens,
+        on_close=keep_tidy(segments, config.traffic_max_bytes),
+    )
+
+
+def keep_tidy(segments: SegmentLog, max_bytes: int, interval_s: float = TIDY_EVERY_S) -> Callable[[], None]:
+    """Tidy a log now and every `interval_s` seconds, in a thread, so that no writing waits; return what stops it.
+
+    A round under way is left to itself: it can end at any moment without harm.
+    """
+    stop = Event()
+
+    def work() -> None:
+        while True:
+            try:
+                _tidy(segments, max_bytes)
+            except Exception as error:
+                log.warning("the traffic log could not be tidied: %r", error)
+            if stop.wait(interval_s):
+                return
+
+    Thread(target=work, name="traffic-tidy", daemon=True).start()
+    return stop.set
+
+
+def _tidy(segments: SegmentLog, max_bytes: int) -> None:
+    """Delete expired rows, merge small segments, and keep the log below `max_bytes`. Raises OSError."""
+    segments.expire()
+    segments.compact(at_least=MANY)
+    if deleted := segments.shrink(max_bytes):
+        log.warning("%d of the oldest segments went, to keep the traffic log below %d bytes", deleted, max_bytes)

@@ -68,20 +68,22 @@ def passages_of(table: Any) -> Iterator[Passage]:
 
     Raises Unreadable if a row's arrays do not fit together.
     """
-    table = table if "top" in table.column_names else _without_distributions(table)
-    columns = {name: table.column(name).to_pylist() for name in (*_PLAIN, "top")}
-    lists = {name: list(_arrays(table.column(name))) for name in _LISTS}
+    present = set(table.column_names)
+    columns = {name: table.column(name).to_pylist() for name in (*_PLAIN, "top") if name in present}
+    lists = {name: list(_arrays(table.column(name))) for name in _LISTS if name in present}
+    none, tops = np.zeros(0, np.float32), columns.pop("top", [0] * table.num_rows)
     for row in range(table.num_rows):
-        n, top = len(lists["tokens"][row]), columns["top"][row]
+        arrays = {name: rows[row] for name, rows in lists.items()}
+        n, top = len(arrays["tokens"]), tops[row]
         try:
             yield Passage(
-                tokens=lists["tokens"][row],
-                top_ids=lists["top_ids"][row].reshape(n, top),
-                top_log_probs=lists["top_log_probs"][row].reshape(n, top),
-                tail=lists["tail"][row],
-                guessed=lists["guessed"][row],
-                prompt=lists["prompt"][row],
-                **{name: columns[name][row] for name in _PLAIN},
+                tokens=arrays["tokens"],
+                top_ids=arrays.get("top_ids", NO_PROMPT).reshape(n, top),
+                top_log_probs=arrays.get("top_log_probs", none).reshape(n, top),
+                tail=arrays.get("tail", np.zeros(n, np.float32)),
+                guessed=arrays["guessed"],
+                prompt=arrays.get("prompt", NO_PROMPT),
+                **{name: values[row] for name, values in columns.items()},
             )
         except (TypeError, ValueError) as error:
             raise Unreadable(f"its row {row} does not fit together: {error}") from error
@@ -164,20 +166,6 @@ def _newest(table: Any) -> Any:
     if table.num_columns == len(_FIRST):
         table = table.append_column(SCHEMA.field("prompt"), _list_array([NO_PROMPT] * table.num_rows, "prompt"))
     return table.replace_schema_metadata({**table.schema.metadata, **SCHEMA.metadata})
-
-
-def _without_distributions(table: Any) -> Any:
-    """Return a table of the LIGHT columns with empty distributions and prompts."""
-    guesses = pc.list_value_length(table.column("guessed")).to_numpy()
-    none = [np.zeros(0)] * table.num_rows
-    filled = {
-        "top": pa.array(np.zeros(table.num_rows, np.int32)),
-        "tail": _list_array([np.zeros(n, np.float32) for n in guesses], "tail"),
-        **{name: _list_array(none, name) for name in ("top_ids", "top_log_probs", "prompt")},
-    }
-    for name, column in filled.items():
-        table = table.append_column(SCHEMA.field(name), column)
-    return table
 
 
 def _list_array(rows: Sequence[NDArray[Any]], name: str) -> Any:

@@ -10,6 +10,7 @@ next round finds what an interrupted one left, and what two that merged at once 
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import itertools
 import logging
@@ -18,7 +19,8 @@ import re
 import secrets
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
@@ -26,13 +28,6 @@ from typing import Any
 import pyarrow as pa
 
 from cloud_verifier.traffic import schema
-from cloud_verifier.traffic.merging import (
-    SUMMARY_COLUMNS,
-    SegmentSummary,
-    mark,
-    overlapping_groups,
-    small_groups,
-)
 from cloud_verifier.traffic.passage import Passage
 from cloud_verifier.traffic.schema import Unreadable
 from cloud_verifier.traffic.store import SegmentStore, StoredFile
@@ -44,17 +39,38 @@ LONGEST_S = 2 * 86_400.0
 UNREADABLE_S = 30 * 86_400.0
 """Age at which a segment that cannot be read is deleted, since it holds users' text: this, or the age that any readable
 segment here may reach, if that is more."""
+MERGED_BYTES = 32 << 20
+"""The most bytes of a merged segment; a segment of a quarter of it is not small."""
+SUMMARY_COLUMNS = "time_unix", "expires_unix"
+"""The columns that a summary is computed from."""
 _NAME = re.compile(r"(\d{8}T\d{6}\.\d{6})-[^/]+\.parquet")
 _STAMP = "%Y%m%dT%H%M%S.%f"
 _Key = tuple[float, str, int]
 
 
-class _Gone(Exception):
-    """A segment that was listed does not exist any more."""
+@dataclass(frozen=True)
+class SegmentSummary:
+    """Facts of a segment that was read, so that it need not be read again. Times are seconds since 1970."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self.path = path
+    last_unix: float
+    """When its newest passage was produced."""
+    first_expiry: float
+    last_expiry: float
+    sources: frozenset[str]
+    """Marks of the segments that it was merged from, directly or over several merges."""
+
+    @classmethod
+    def of(cls, table: Any) -> SegmentSummary:
+        """Summarise a segment's table, of which SUMMARY_COLUMNS suffice."""
+        times, expiries = (table.column(name).to_numpy() for name in SUMMARY_COLUMNS)
+        sources = schema.sources_of(table)
+        if not len(times):
+            return cls(-math.inf, -math.inf, -math.inf, sources)
+        return cls(float(times.max()), float(expiries.min()), float(expiries.max()), sources)
+
+
+class _Gone(Exception):
+    """A segment that was listed does not exist any more; the argument is its path."""
 
 
 class SegmentWriter:
@@ -116,7 +132,7 @@ class SegmentLog:
                         yield passage
                 return
             except _Gone as error:
-                gone.add(error.path)  # merged or deleted since it was listed: what is left is in other files
+                gone.add(error.args[0])  # merged or deleted since it was listed: what is left is in other files
 
     def compact(self, now: float | None = None, at_least: int = 2) -> int:
         """Merge segments of each day that hold the same passages, and small ones if there are `at_least` so many,
@@ -125,10 +141,10 @@ class SegmentLog:
         merged = 0
         for _, files in groupby(self._segments(), key=lambda segment: segment.folder):
             day = list(files)
-            for same in overlapping_groups(day, {segment: self._summary(segment) for segment in day}):
+            for same in _overlapping_groups(day, {segment: self._summary(segment) for segment in day}):
                 merged += self._merge(same, now)
                 day = [segment for segment in day if segment not in same]
-            for sources in small_groups(day):
+            for sources in _small_groups(day):
                 if len(sources) >= at_least:
                     merged += self._merge(sources, now)
         return merged
@@ -205,7 +221,7 @@ class SegmentLog:
             if table is not None:
                 tables.append(table)
                 merged.append(segment)
-                marks |= {mark(segment), *schema.sources_of(table)}
+                marks |= {_mark(segment), *schema.sources_of(table)}
         if len(merged) < 2:
             return 0
         rows = schema.sorted_once(schema.unexpired(pa.concat_tables(tables), now))
@@ -287,3 +303,39 @@ def _first_unix(segment: StoredFile) -> float:
     """Return a time that is no later than the segment's first passage, in seconds since 1970."""
     stamp = segment.name.partition("-")[0]
     return datetime.strptime(stamp, _STAMP).replace(tzinfo=UTC).timestamp() - 1e-5
+
+
+def _mark(segment: StoredFile) -> str:
+    """Return a short name that no other segment has."""
+    return hashlib.sha256(segment.path.encode()).hexdigest()[:16]
+
+
+def _overlapping_groups(
+    day: Sequence[StoredFile], summaries: Mapping[StoredFile, SegmentSummary | None]
+) -> list[list[StoredFile]]:
+    """Return groups of segments that hold the same passages: a merged segment with those that it was merged from, and
+    with another that was merged from some of them."""
+    groups: list[tuple[set[str], list[StoredFile]]] = []
+    for segment in day:
+        summary = summaries[segment]
+        marks, members = {_mark(segment), *(summary.sources if summary else ())}, [segment]
+        for group in [group for group in groups if not marks.isdisjoint(group[0])]:
+            groups.remove(group)
+            marks |= group[0]
+            members += group[1]
+        groups.append((marks, members))
+    return [members for _, members in groups if len(members) > 1]
+
+
+def _small_groups(day: Sequence[StoredFile]) -> Iterator[list[StoredFile]]:
+    """Yield the small segments in order, in groups of no more bytes than a merged segment may have."""
+    group: list[StoredFile] = []
+    size = 0
+    for segment in (segment for segment in day if segment.size < MERGED_BYTES // 4):
+        if group and size + segment.size > MERGED_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(segment)
+        size += segment.size
+    if group:
+        yield group

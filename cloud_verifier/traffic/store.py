@@ -55,8 +55,11 @@ class SegmentStore:
             known: dict[str, dict[str, Any]] = self._fs.find(self._root, detail=True)
         except FileNotFoundError:
             return []
-        found = [StoredFile(self._relative(path), int(about.get("size") or 0)) for path, about in known.items()]
-        return sorted((one for one in found if not one.name.endswith(atomic_files.PARTIAL)), key=lambda one: one.path)
+        return [
+            StoredFile(path[len(self._root) :].lstrip("/"), int(about.get("size") or 0))
+            for path, about in sorted(known.items())
+            if not path.endswith(atomic_files.PARTIAL)
+        ]
 
     def read(self, path: str) -> bytes:
         """Return a file's bytes. Raises FileNotFoundError."""
@@ -88,6 +91,3 @@ class SegmentStore:
 
     def _absolute(self, path: str) -> str:
         return f"{self._root}/{path}"
-
-    def _relative(self, path: str) -> str:
-        return path[len(self._root) :].lstrip("/")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from outrider.core.errors import BadRequest, InternalError, ModelRefused
 from outrider.llama.library import errors_collected, library
-from outrider.llama.model import LlamaModel, LoraAdapter
+from outrider.llama.model import LlamaModel
 
 Logits = NDArray[np.float32]
 KvType = Literal["f16", "f32"]
@@ -112,20 +112,6 @@ class LlamaContext:
     def vocab_size(self) -> int:
         """The width V of a row of logits, which is the size of the vocabulary."""
         return self._vocab
-
-    def adapt(self, adapter: LoraAdapter | None, scale: float = 1.0) -> None:
-        """Decode with the model's weights as the adapter changes them from now on, or with None as they are.
-
-        What is in the cache was computed with other weights and stays, so it must be filled again.
-        Raises BadRequest for another model's adapter.
-        """
-        if adapter is not None and adapter.model is not self._model:
-            raise BadRequest(f"{adapter.path} was loaded for {adapter.model.path}, this is {self._model.path}")
-        handles = [] if adapter is None else [adapter.handle]
-        array = (self._lib.llama_adapter_lora_p_ctypes * len(handles))(*handles)
-        scales = (ctypes.c_float * len(handles))(*[scale] * len(handles))
-        if self._lib.llama_set_adapters_lora(self._context, array, len(handles), scales) != 0:
-            raise InternalError("llama.cpp did not take the adapter, which it had loaded")
 
     def _forget(self) -> None:
         """Empty the cache."""

@@ -7,7 +7,6 @@ import functools
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -185,26 +184,6 @@ class LlamaModel:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-@dataclass(frozen=True)
-class LoraAdapter:
-    """An adapter in memory, for contexts of the one model that it was loaded with; it is freed with that model."""
-
-    handle: Any
-    model: LlamaModel
-    path: Path
-
-    @classmethod
-    def load(cls, model: LlamaModel, path: str | os.PathLike[str]) -> LoraAdapter:
-        """Load a GGUF file that changes the model's weights. Raises ModelRefused if it is no adapter of this model."""
-        path = Path(path)
-        _check_header(path)
-        with errors_collected() as errors:
-            handle = library().llama_adapter_lora_init(model.handle, os.fsencode(path))
-        if not handle:
-            raise ModelRefused(f"{path} is no adapter of {model.path}: {'; '.join(errors) or 'no reason was given'}")
-        return cls(handle, model, path)
 
 
 def _check_header(path: Path) -> None:

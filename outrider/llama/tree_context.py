@@ -10,7 +10,7 @@ from typing import Any
 from outrider.core.errors import BadRequest, InternalError, Overloaded
 from outrider.llama.context import MAX_SEQUENCES, KvType, LlamaContext, Logits, check_range
 from outrider.llama.library import library
-from outrider.llama.model import LlamaModel, LoraAdapter
+from outrider.llama.model import LlamaModel
 
 TIP = 0
 """The handle of the last committed token."""
@@ -166,12 +166,6 @@ class TreeContext(LlamaContext):
     def clear(self) -> None:
         """Forget everything."""
         self._check_owner()
-        self._forget()
-
-    def adapt(self, adapter: LoraAdapter | None, scale: float = 1.0) -> None:
-        """Change the weights as every context does, and forget all tokens and nodes, which others had evaluated."""
-        self._check_owner()
-        super().adapt(adapter, scale)
         self._forget()
 
     def close(self) -> None:

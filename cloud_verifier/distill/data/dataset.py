@@ -24,16 +24,16 @@ from cloud_verifier.distill.data.plan import CARD, DatasetCard, DatasetPlan
 from cloud_verifier.distill.data.selection import age, class_names, select, shingles
 from cloud_verifier.distill.data.spans import TextSpan, cut, join_passages, without_distributions
 from cloud_verifier.distill.data.texts import HELDOUT, TRAIN, VALIDATION, save_texts
-from cloud_verifier.distill.data.traffic_counts import TrafficLog
 from cloud_verifier.distill.errors import PermanentFailure
 from cloud_verifier.traffic.passage import Passage
+from cloud_verifier.traffic.segments import SegmentLog
 from outrider.artifacts import atomic_files
 
 Splits = Mapping[str, Sequence[TextSpan]]
 """The chosen pieces of the log, by `TRAIN`, `VALIDATION` and `HELDOUT`."""
 
 
-def build(log: TrafficLog, folder: Path, plan: DatasetPlan, now: float) -> DatasetCard:
+def build(log: SegmentLog, folder: Path, plan: DatasetPlan, now: float) -> DatasetCard:
     """Write a dataset into `folder`, in place of one that is there.
 
     The log is read twice, so that the target's distributions are in memory only for what is chosen. Raises OSError, and
@@ -81,7 +81,7 @@ def _card(splits: Splits, plan: DatasetPlan, facts: Mapping[str, Any]) -> Datase
     )
 
 
-def _lasting(log: TrafficLog, plan: DatasetPlan, now: float) -> tuple[list[Passage], int]:
+def _lasting(log: SegmentLog, plan: DatasetPlan, now: float) -> tuple[list[Passage], int]:
     """Return the passages that last for a whole run, and the tokens of those that do not. Raises PermanentFailure."""
     passages = [without_distributions(passage) for passage in log.read(plan.since_unix, now)]
     if not passages:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from pydantic import BaseModel
+
+from cloud_verifier.distill.config import DistillConfig
 
 FRESH_SHARE = 0.1
 """Share of the new tokens that a class needs for a run to be trained for it."""
@@ -27,18 +28,8 @@ class ClassTraffic(BaseModel, frozen=True):
         return self.guessed / self.judged if self.judged else 0.0
 
 
-@dataclass(frozen=True)
-class RetrainRule:
-    """The settings of `DistillConfig` that say when to train."""
-
-    fresh_tokens: int = 200_000
-    alarm_tokens: int = 20_000
-    alarm_fall: float = 0.1
-    run_tokens: int = 60_000
-
-
 def due(
-    traffic: Mapping[str, ClassTraffic], usual: Mapping[str, float], rule: RetrainRule
+    traffic: Mapping[str, ClassTraffic], usual: Mapping[str, float], config: DistillConfig
 ) -> tuple[str, tuple[str, ...]] | None:
     """Return the reason to train now and the classes to train for; None if there is none.
 
@@ -47,28 +38,28 @@ def due(
     """
     total = sum(one.tokens for one in traffic.values())
     fresh = tuple(sorted(name for name, one in traffic.items() if one.tokens >= FRESH_SHARE * total))
-    for name, reason in alarms(traffic, usual, rule).items():
-        if traffic[name].tokens >= rule.run_tokens or total >= rule.fresh_tokens:
+    for name, reason in alarms(traffic, usual, config).items():
+        if traffic[name].tokens >= config.run_tokens or total >= config.fresh_tokens:
             return reason, tuple(sorted({*fresh, name}))
-    if total >= rule.fresh_tokens:
+    if total >= config.fresh_tokens:
         return f"{total} fresh tokens", fresh
     return None
 
 
-def alarms(traffic: Mapping[str, ClassTraffic], usual: Mapping[str, float], rule: RetrainRule) -> dict[str, str]:
+def alarms(traffic: Mapping[str, ClassTraffic], usual: Mapping[str, float], config: DistillConfig) -> dict[str, str]:
     """Return the classes whose acceptance has fallen, with the figures, however little there is to learn from."""
     found = {}
     for name, one in sorted(traffic.items()):
         expected = usual.get(name, sum(usual.values()) / len(usual) if usual else 0.0)
-        if one.judged >= rule.alarm_tokens and one.acceptance < expected - rule.alarm_fall:
+        if one.judged >= config.alarm_tokens and one.acceptance < expected - config.alarm_fall:
             found[name] = f"acceptance on class {name!r} is {one.acceptance:.2f}, usual is {expected:.2f}"
     return found
 
 
-def adapted(usual: Mapping[str, float], traffic: Mapping[str, ClassTraffic], rule: RetrainRule) -> dict[str, float]:
+def adapted(usual: Mapping[str, float], traffic: Mapping[str, ClassTraffic], config: DistillConfig) -> dict[str, float]:
     """Return the usual acceptance after a run, by class; a class with little traffic keeps its own."""
     new = dict(usual)
     for name, one in traffic.items():
-        if one.judged >= rule.alarm_tokens:
+        if one.judged >= config.alarm_tokens:
             new[name] = one.acceptance + (1 - ADAPTS) * (usual.get(name, one.acceptance) - one.acceptance)
     return new

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,19 +14,12 @@ from cloud_verifier.distill.data.selection import OTHERS
 
 if TYPE_CHECKING:
     from cloud_verifier.traffic.passage import Passage
+    from cloud_verifier.traffic.segments import SegmentLog
 
 TENANT_CLASSES = 8
 """Classes of one tenant that are counted apart, the first that come."""
 LATE_S = 300.0
 """Seconds by which a passage may come in after newer ones: verifiers write a segment when it is full or old enough."""
-
-
-class TrafficLog(Protocol):
-    """The methods of `cloud_verifier.traffic.segments.SegmentLog` that distillation uses."""
-
-    def read(self, since_unix: float = 0.0, now: float | None = None, *, whole: bool = True) -> Iterator[Passage]: ...
-    def compact(self, now: float) -> object: ...
-    def expire(self, now: float) -> object: ...
 
 
 class _ClassCounter:
@@ -55,7 +48,7 @@ class _ClassCounter:
 class TrafficCounter:
     """Counts the traffic of one target. Every token of a session counts once, however often it is recorded."""
 
-    def __init__(self, log: TrafficLog, weights_hash: str, window: int, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, log: SegmentLog, weights_hash: str, window: int, clock: Callable[[], float] = time.time) -> None:
         """window: tokens over which a class's acceptance is judged."""
         self._clock = clock
         self._log = log

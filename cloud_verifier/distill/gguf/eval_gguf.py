@@ -17,11 +17,11 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cloud_verifier.distill.data.texts import Text
 from outrider.llama import LlamaModel, TextReader, TreeContext, measure_widths
 
 CHAIN = 6
@@ -41,20 +41,6 @@ _HELD = 128
 """Tokens in a draft's context while its decodes are timed."""
 
 TokenRanks = NDArray[np.int8]
-
-
-class EvalText(Protocol):
-    """The attributes of a text by which drafts are measured."""
-
-    @property
-    def traffic_class(self) -> str: ...
-    @property
-    def session(self) -> int: ...
-    @property
-    def tokens(self) -> NDArray[np.int32]: ...
-    @property
-    def first(self) -> int:
-        """Index of the first label; the tokens before it are context."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +78,7 @@ class DraftComparison:
     incumbent_ms: float
 
 
-def compare(candidate: Path, incumbent: Path, texts: Iterable[EvalText], threads: int = 1) -> DraftComparison:
+def compare(candidate: Path, incumbent: Path, texts: Iterable[Text], threads: int = 1) -> DraftComparison:
     """Measure two GGUF files on the same texts.
 
     Leaves out texts that are too short to count, or that hold ids unknown to a draft. Raises ModelRefused.

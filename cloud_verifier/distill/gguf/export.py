@@ -73,16 +73,21 @@ def export(
     tokenizer_json = tokenizer_folder / "tokenizer.json"
     if not tokenizer_json.is_file():
         raise GgufError(f"{tokenizer_folder} has no tokenizer.json: give the target's folder")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tokenizer_folder, local_files_only=True)
     full = out.with_name(out.name + ".f32")
     try:
         with atomic_files.replacing(out) as unchecked:
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(tokenizer_folder, local_files_only=True)
             write_gguf(load_model(model_folder), tokenizer, full, name=f"draft-{model_folder.parent.name}")
-            _quantize(full, unchecked, quantization, threads)
+            if quantization == "F32":
+                full.rename(unchecked)
+            else:
+                quantize(full, unchecked, quantization, threads)
             check_types(unchecked, quantization, widened)
-            with _loaded(unchecked) as model:
+            with LlamaModel.load(unchecked) as model:
                 probes = check_tokenizer(model, tokenizer_json.read_text(encoding="utf-8"))
             types = Counter(tensor_types(unchecked).values())
+    except (ModelRefused, ValueError) as error:
+        raise GgufError(f"llama.cpp does not take what was exported: {error}") from error
     finally:
         full.unlink(missing_ok=True)
     return ExportedDraft(out, out.stat().st_size, dict(types), probes)
@@ -97,23 +102,6 @@ def load_model(folder: Path) -> PreTrainedModel:
     except (OSError, ValueError) as error:
         raise GgufError(f"{folder} holds no causal LM that transformers can load: {error}") from error
     return cast(PreTrainedModel, model.eval())
-
-
-def _quantize(full: Path, out: Path, quantization: Quantization, threads: int) -> None:
-    if quantization == "F32":
-        full.rename(out)
-        return
-    try:
-        quantize(full, out, quantization, threads)
-    except ValueError as error:
-        raise GgufError(str(error)) from error
-
-
-def _loaded(path: Path) -> LlamaModel:
-    try:
-        return LlamaModel.load(path)
-    except ModelRefused as error:
-        raise GgufError(f"llama.cpp does not load what was exported: {error}") from error
 
 
 def check_tokenizer(model: LlamaModel, tokenizer_json: str, probes: Sequence[str] | None = None) -> int:
@@ -137,11 +125,10 @@ def check_tokenizer(model: LlamaModel, tokenizer_json: str, probes: Sequence[str
 
 def random_probes(tokenizer: Tokenizer, count: int = PROBES, seed: int = 0) -> Iterator[str]:
     """Yield strings made of awkward pieces, and of random tokens of the vocabulary."""
-    chance = random.Random(seed)
-    size = tokenizer.get_vocab_size()
+    chance, ids = random.Random(seed), range(tokenizer.get_vocab_size())
     for i in range(count):
         length = chance.randint(1, 16)
         if i % 2:
             yield "".join(chance.choices(_AWKWARD, k=length))
         else:
-            yield tokenizer.decode([chance.randrange(size) for _ in range(length)], skip_special_tokens=False)
+            yield tokenizer.decode(chance.choices(ids, k=length), skip_special_tokens=False)

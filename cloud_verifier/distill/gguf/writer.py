@@ -6,7 +6,6 @@ by name: with another one a third of all strings would split differently on the 
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,28 +54,17 @@ _VECTORS = ("_norm.weight", ".bias")
 def write_gguf(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, path: Path, name: str) -> None:
     """Write `model` in F32 to `path`, which appears whole or not at all. Raises GgufError."""
     config = model.config
-    architecture = architecture_of(config.model_type)
-    with writing(path, architecture) as writer:
+    architecture = ARCHITECTURES.get(config.model_type)
+    if architecture is None:
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise GgufError(f"model type {config.model_type!r} cannot be exported; known are {known}")
+    with atomic_files.replacing(path) as partial:
+        writer = gguf.GGUFWriter(partial, gguf.MODEL_ARCH_NAMES[architecture])
         _write_hyperparameters(writer, config, name)
         _write_tokenizer(writer, tokenizer, config.vocab_size)
         names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
         for tensor_name, array in _tensors(model, names):
             writer.add_tensor(tensor_name, array)
-
-
-def architecture_of(model_type: Any) -> gguf.MODEL_ARCH:
-    """Return the GGUF architecture of a Hugging Face model type. Raises GgufError for one that is not supported."""
-    if model_type not in ARCHITECTURES:
-        raise GgufError(f"model type {model_type!r} cannot be exported; known are {', '.join(sorted(ARCHITECTURES))}")
-    return ARCHITECTURES[model_type]
-
-
-@contextlib.contextmanager
-def writing(path: Path, architecture: gguf.MODEL_ARCH) -> Iterator[gguf.GGUFWriter]:
-    """Yield a writer for the fields and tensors of a file, which appears at `path` when the body ends."""
-    with atomic_files.replacing(path) as partial:
-        writer = gguf.GGUFWriter(partial, gguf.MODEL_ARCH_NAMES[architecture])
-        yield writer
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -184,11 +172,11 @@ def _tensors(model: PreTrainedModel, names: gguf.TensorNameMap) -> Iterator[tupl
         array = tensor.detach().to(torch.float32).cpu().numpy()
         if config.model_type == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
             heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
-            array = interleave_rotary(array, heads)
+            array = _interleave_rotary(array, heads)
         yield mapped, array
 
 
-def interleave_rotary(weight: Array, heads: int) -> Array:
+def _interleave_rotary(weight: Array, heads: int) -> Array:
     """Reorder rows from Hugging Face's half-split rotary layout to llama.cpp's interleaved one."""
     rows, columns = weight.shape
     halves = weight.reshape(heads, 2, rows // heads // 2, columns)

@@ -21,8 +21,8 @@ from cloud_verifier.distill.publishing.release_client import (
     ROLLED_BACK,
     STABLE,
     SUPERSEDED,
+    ReleaseClient,
     ReleaseRecord,
-    ReleaseRegistry,
 )
 from outrider.artifacts import atomic_files
 from outrider.artifacts.store import ArtifactStore
@@ -83,7 +83,7 @@ class Publisher:
 
     def __init__(
         self,
-        registry: ReleaseRegistry,
+        registry: ReleaseClient,
         ledger: ReleaseLedger,
         artifacts: ArtifactStore,
         signer: Signer,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import grpc
 
@@ -44,21 +44,11 @@ class ReleaseRecord:
         return self.manifest.digest
 
 
-class ReleaseRegistry(Protocol):
-    """The coordinator's releases. All methods raise core errors: Unavailable if the coordinator cannot be reached."""
-
-    async def list(self) -> Sequence[ReleaseRecord]:
-        """Return every release of every target, the newest first."""
-
-    async def publish(self, raw: bytes) -> str:
-        """Publish a SignedManifest and return its state. Doing so again changes nothing."""
-
-    async def promote(self, digest: str) -> str:
-        """Make a candidate the canary, or a canary stable; return its new state."""
-
-
 class ReleaseClient:
-    """The `ReleaseRegistry` over gRPC: an async context manager that connects on first use."""
+    """A client of the coordinator's releases, an async context manager that connects on first use.
+
+    All methods raise core errors: Unavailable if the coordinator cannot be reached.
+    """
 
     def __init__(
         self, address: str, *, admin_token: str = "", tls: ClientTls | None = None, insecure: bool = False
@@ -69,14 +59,17 @@ class ReleaseClient:
         self._stub = coordinator_pb2_grpc.AdminStub(self._channel)  # type: ignore[no-untyped-call]
 
     async def list(self) -> Sequence[ReleaseRecord]:
+        """Return every release of every target, the newest first."""
         answer = await self._call(self._stub.ListReleases, pb.ListReleasesRequest())
         return [_record(release) for release in answer.releases]
 
     async def publish(self, raw: bytes) -> str:
+        """Publish a SignedManifest and return its state. Doing so again changes nothing."""
         answer = await self._call(self._stub.PublishRelease, pb.PublishReleaseRequest(manifest=raw))
         return _state(answer.state)
 
     async def promote(self, digest: str) -> str:
+        """Make a candidate the canary, or a canary stable; return its new state."""
         request = pb.UpdateReleaseRequest(release=digest, action=pb.RELEASE_ACTION_PROMOTE)
         return _state((await self._call(self._stub.UpdateRelease, request)).release.state)
 

@@ -222,7 +222,9 @@ class World:
     def loop(self) -> DistillLoop:
         """As it comes up after a start."""
         counter = TrafficCounter(self.log, TARGET.weights_hash, self.config.alarm_tokens, lambda: self.now)
-        return DistillLoop(self.config, self.stages, self.publisher(), counter, lambda: self.now)
+        return DistillLoop(
+            self.config, lambda *given: self.stages.run(*given), self.publisher(), counter, lambda: self.now
+        )
 
     def traffic(self, tokens: int, name: str = "sums", right: float = 1.0, **more: Any) -> None:
         """New traffic, a second after what there was."""

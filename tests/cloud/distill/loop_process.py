@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from loop_fakes import TARGET, FakeLog, World, passage, write_stage
@@ -21,7 +22,7 @@ from cloud_verifier.distill.loop import DistillLoop
 from cloud_verifier.distill.publishing.keys import load
 from cloud_verifier.distill.publishing.publisher import Publisher, ReleaseLedger
 from cloud_verifier.distill.publishing.release_client import ReleaseClient
-from cloud_verifier.distill.stage_processes import StageProcesses
+from cloud_verifier.distill.stage_processes import run_stage
 from outrider.artifacts.store import ArtifactStore
 
 STAGES = ("dataset", "training", "export", "gate")
@@ -42,7 +43,7 @@ async def loop(folder: Path, address: str) -> None:
             TARGET,
         )
         counter = TrafficCounter(log, TARGET.weights_hash, config.alarm_tokens)
-        loop = DistillLoop(config, StageProcesses(config, modules), publisher, counter)
+        loop = DistillLoop(config, partial(run_stage, config, commands=modules), publisher, counter)
         work = asyncio.create_task(loop.run())
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, work.cancel)
         await work

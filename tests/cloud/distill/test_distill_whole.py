@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from cloud_verifier.distill.factory import target_hashes
 from cloud_verifier.distill.loop import DistillLoop
 from cloud_verifier.distill.publishing.publisher import Publisher, ReleaseLedger
 from cloud_verifier.distill.publishing.release_client import CANARY
-from cloud_verifier.distill.stage_processes import StageProcesses
+from cloud_verifier.distill.stage_processes import run_stage
 from cloud_verifier.traffic.passage import Passage
 from cloud_verifier.traffic.segments import SegmentLog, SegmentWriter
 from outrider.artifacts.store import ArtifactStore
@@ -79,7 +80,7 @@ async def test_the_narrow_draft_learns_sums_and_the_gate_lets_it_pass(tmp_path: 
     artifacts = ArtifactStore(config.artifacts, ".gguf")
     publisher = Publisher(releases, ReleaseLedger(config.state / "releases"), artifacts, SIGNER, hashes)
     counter = TrafficCounter(SegmentLog(config.traffic), hashes.weights_hash, config.alarm_tokens)
-    loop = DistillLoop(config, StageProcesses(config), publisher, counter)
+    loop = DistillLoop(config, partial(run_stage, config), publisher, counter)
 
     assert await loop.once() is None, loop.state.history
     assert releases.states == {1: CANARY}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -106,6 +107,7 @@ def test_killed_before_any_line_it_publishes_exactly_once(tmp_path: Path) -> Non
             break
         line, kills = line + 1, kills + 1
     assert kills > 40
+    gc.collect()  # files that killed runs left open are reported here, not in a later test
 
 
 async def test_a_stable_release_that_was_forgotten_is_stable_again(world: World) -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
 from loop_fakes import TARGET, FakeLog, passage
 
-from cloud_verifier.distill.data.retrain_trigger import ClassTraffic, RetrainRule, adapted, alarms, due
+from cloud_verifier.distill.config import DistillConfig
+from cloud_verifier.distill.data.retrain_trigger import ClassTraffic, adapted, alarms, due
 from cloud_verifier.distill.data.selection import OTHERS
 from cloud_verifier.distill.data.traffic_counts import LATE_S, TENANT_CLASSES, TrafficCounter
 
-RULE = RetrainRule(fresh_tokens=1_000, alarm_tokens=200, alarm_fall=0.1, run_tokens=0)
+RULE = DistillConfig.model_construct(fresh_tokens=1_000, alarm_tokens=200, alarm_fall=0.1, run_tokens=0)
 OURS = "ab" * 32
 
 
@@ -81,7 +80,7 @@ def test_enough_fresh_tokens_are_reason_whatever_their_acceptance() -> None:
 
 
 def test_a_class_that_has_fallen_waits_for_enough_of_it_or_of_everything() -> None:
-    rule = replace(RULE, run_tokens=500)
+    rule = RULE.model_copy(update={"run_tokens": 500})
     usual = {"code": 0.81}
     other = ClassTraffic(tokens=400)
     assert due({"code": seen(499, 0.7), "sums": other}, usual, rule) is None

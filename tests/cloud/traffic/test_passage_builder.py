@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from passages import NOW, passage, same, told
 
 from cloud_verifier.traffic.passage import Passage
-from cloud_verifier.traffic.passage_builder import HELD, QUIET_S, PassageBuilder, RecordingCounts
-from cloud_verifier.traffic.redaction import Redact, load
+from cloud_verifier.traffic.passage_builder import HELD, QUIET_S, PassageBuilder, RecordingCounts, Redact, load_hook
 from outrider.core.errors import BadRequest
 
 SECRET = (41, 42, 43)
@@ -225,7 +224,7 @@ def test_a_passage_on_which_the_hook_fails_is_not_recorded_and_counted(
 
 
 def test_a_hook_is_found_by_its_name_or_refused_by_it() -> None:
-    assert load(f"{__name__}:secret") is secret
+    assert load_hook(f"{__name__}:secret") is secret
     for name in ("nosuchmodule:f", f"{__name__}:nosuch", f"{__name__}:SECRET", "json"):
         with pytest.raises(BadRequest, match="traffic_redact is"):
-            load(name)
+            load_hook(name)

@@ -13,8 +13,7 @@ from test_traffic_segments import files, write
 
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.traffic.passage import Passage
-from cloud_verifier.traffic.recorder import RecordedSession
-from cloud_verifier.traffic.recorder_factory import MANY, keep_tidy, recorder_of
+from cloud_verifier.traffic.recorder import MANY, RecordedSession, keep_tidy, recorder_of
 from cloud_verifier.traffic.segments import SegmentLog
 from outrider.wire.v1 import engine_pb2 as pb
 

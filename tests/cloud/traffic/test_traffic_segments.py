@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from passages import NOW, passage, passages, same, told
 
-from cloud_verifier.traffic import merging, schema
+from cloud_verifier.traffic import schema, segments
 from cloud_verifier.traffic.passage import Passage
 from cloud_verifier.traffic.segments import SegmentLog, SegmentWriter
 from cloud_verifier.traffic.store import GIVEN_UP_S, SegmentStore
@@ -218,7 +218,7 @@ def test_what_two_have_merged_at_once_is_there_once_after_another_round(
     log = SegmentLog(str(tmp_path))
     log.compact(NOW)
     write(tmp_path, [written[7]])
-    monkeypatch.setattr(merging, "MERGED_BYTES", 4)  # whose quarter nothing is smaller than
+    monkeypatch.setattr(segments, "MERGED_BYTES", 4)  # whose quarter nothing is smaller than
     assert len(files(tmp_path)) == 3
     assert log.compact(NOW) == 2
     rows = sum(pq.read_metadata(path).num_rows for path in files(tmp_path))
@@ -237,7 +237,7 @@ def test_what_a_killed_compaction_left_goes_though_the_merged_segment_is_large(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(SegmentStore, "delete", killed)
         SegmentLog(str(tmp_path)).compact(NOW)
-    monkeypatch.setattr(merging, "MERGED_BYTES", 4)
+    monkeypatch.setattr(segments, "MERGED_BYTES", 4)
     log = SegmentLog(str(tmp_path))
     log.expire(NOW + 10)  # which writes the merged one anew
     assert len(files(tmp_path)) == 4
@@ -402,7 +402,7 @@ def test_only_small_segments_of_one_day_are_merged(tmp_path: Path, monkeypatch: 
     assert log.compact(NOW, at_least=4) == 0
     size = max(path.stat().st_size for path in files(tmp_path))
     with monkeypatch.context() as patch:
-        patch.setattr(merging, "MERGED_BYTES", 2 * size)  # of which a quarter is less than any of them has
+        patch.setattr(segments, "MERGED_BYTES", 2 * size)  # of which a quarter is less than any of them has
         assert log.compact(NOW) == 0
     assert log.compact(NOW) == 3
     assert [len(files(day)) for day in sorted(tmp_path.iterdir())] == [1, 1]
@@ -412,7 +412,7 @@ def test_only_small_segments_of_one_day_are_merged(tmp_path: Path, monkeypatch: 
 def test_a_merged_segment_is_no_larger_than_it_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, *([one] for one in minutes(20)))
     size = max(path.stat().st_size for path in files(tmp_path))
-    monkeypatch.setattr(merging, "MERGED_BYTES", 5 * size)
+    monkeypatch.setattr(segments, "MERGED_BYTES", 5 * size)
     assert SegmentLog(str(tmp_path)).compact(NOW) == 20
     assert len(files(tmp_path)) == 4
     assert told(read(tmp_path)) == told(minutes(20))
