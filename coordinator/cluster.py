@@ -79,7 +79,8 @@ class Child:
         if on_log is not None:
             child._readers.append(asyncio.create_task(child._read_log(on_log)))
         try:
-            await asyncio.wait_for(child._await_ready(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await child._await_ready()
         except TimeoutError:
             await child.stop()
             raise Unavailable(
@@ -113,7 +114,8 @@ class Child:
         if self.running:
             self._process.send_signal(signal.SIGTERM)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
+                async with asyncio.timeout(STOP_TIMEOUT_S):
+                    await self._process.wait()
         self.signal_group(signal.SIGKILL)
         await self._process.wait()
         await asyncio.gather(*self._readers)

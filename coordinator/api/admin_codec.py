@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from coordinator.api.authentication import tenant_name
@@ -17,6 +18,7 @@ from coordinator.records import (
     WindowBounds,
     WindowDecision,
 )
+from coordinator.releases.records import CanaryEvidence, LifecycleState, Release, ReleaseAction
 from outrider.core.errors import BadRequest
 from outrider.wire.bounds import at_most
 from outrider.wire.telemetry import session_telemetry_to_proto, verifier_telemetry_to_proto
@@ -26,11 +28,13 @@ from outrider.wire.v1 import coordinator_pb2 as pb
 DEFAULT_PAGE = 500
 MAX_PAGE = 1_000
 """Entries of one answer: half a megabyte."""
-_ACTIONS = {
+_HASH_BEGINNING = re.compile(r"(sha256:)?[0-9a-f]{1,64}")
+_VERIFIER_ACTIONS = {
     pb.VERIFIER_ACTION_CORDON: "cordon",
     pb.VERIFIER_ACTION_UNCORDON: "uncordon",
     pb.VERIFIER_ACTION_DRAIN: "drain",
 }
+_RELEASE_ACTIONS = {pb.ReleaseAction.Value(f"RELEASE_ACTION_{action.name}"): action for action in ReleaseAction}
 
 
 def verifiers_query(request: pb.ListVerifiersRequest) -> tuple[str, str, int]:
@@ -40,9 +44,9 @@ def verifiers_query(request: pb.ListVerifiersRequest) -> tuple[str, str, int]:
     return one, after, _limit(request.limit)
 
 
-def action_from_proto(request: pb.UpdateVerifierRequest) -> tuple[str, str]:
+def verifier_action_from_proto(request: pb.UpdateVerifierRequest) -> tuple[str, str]:
     """Return verifier id, and `cordon`, `uncordon` or `drain`."""
-    action = _ACTIONS.get(request.action)
+    action = _VERIFIER_ACTIONS.get(request.action)
     if action is None:
         raise BadRequest.bound("action", request.action, "CORDON, UNCORDON or DRAIN")
     return verifier_id("verifier_id", request.verifier_id), action
@@ -119,6 +123,42 @@ def windows_to_proto(
         default_bounds=_bounds_to_proto(bounds[""]) if "" in bounds else None,
         total=total,
     )
+
+
+def release_to_proto(release: Release) -> pb.Release:
+    return pb.Release(
+        manifest=release.manifest,
+        state=state_to_proto(release.state),
+        share=release.share,
+        since_unix=release.since_unix,
+        reason=release.reason,
+        pinned=release.pinned,
+        evidence=_evidence_to_proto(release.evidence) if release.evidence else None,
+    )
+
+
+def state_to_proto(state: LifecycleState) -> pb.ReleaseState:
+    value: pb.ReleaseState = getattr(pb, f"RELEASE_STATE_{state.name}")
+    return value
+
+
+def hash_beginning(value: str) -> str:
+    """Return the beginning of a release's hash. Raises BadRequest for anything else."""
+    if not _HASH_BEGINNING.fullmatch(value):
+        raise BadRequest.bound("release", repr(value[:80]), "1 to 64 hex digits, the beginning of the hash of its file")
+    return value
+
+
+def release_action_from_proto(request: pb.UpdateReleaseRequest) -> tuple[str, ReleaseAction]:
+    """Return the beginning of a release's hash and the operator's action."""
+    action = _RELEASE_ACTIONS.get(request.action)
+    if action is None:
+        raise BadRequest.bound("action", request.action, "PROMOTE, ROLL_BACK, PIN or UNPIN")
+    return hash_beginning(request.release), action
+
+
+def _evidence_to_proto(evidence: CanaryEvidence) -> pb.ReleaseEvidence:
+    return pb.ReleaseEvidence(**{f.name: getattr(evidence, f.name) for f in pb.ReleaseEvidence.DESCRIPTOR.fields})
 
 
 def _decision_to_proto(decision: WindowDecision, bounds: WindowBounds | None) -> pb.WindowDecision:

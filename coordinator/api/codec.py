@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from coordinator.records import Grant, OpenedSession, PlacementRequest, ReportReply, VerifierRegistration
+from coordinator.releases.records import LifecycleState, Release
 from coordinator.window import report_adapter
 from coordinator.window.decision_queue import Decisions
 from outrider.core.acceptance.history import HIT, SIBLING
 from outrider.core.errors import BadRequest
 from outrider.core.protocol.messages import MAX_PROMPT_TOKENS, MAX_SESSION_ID, MAX_VERIFIER_ID, SessionLimits
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
-from outrider.wire.bounds import at_most, between, identifier, label, measure
+from outrider.wire.bounds import at_most, between, identifier, label, measure, text
 from outrider.wire.channels import split_address
 from outrider.wire.codecs import directive_to_proto
 from outrider.wire.telemetry import MAX_LIVE_SESSIONS, session_telemetry_from_proto, verifier_telemetry_from_proto
@@ -75,6 +76,19 @@ def opened_to_proto(opened: OpenedSession, release_serial: int) -> pb.OpenSessio
         prior=_prior_to_proto(opened.prior.acceptance_history),
         release_serial=release_serial,
     )
+
+
+def offer_from_proto(request: pb.OfferReleaseRequest) -> tuple[str, str]:
+    """Return the target's weights hash and the device's id."""
+    label("in_use", request.in_use)
+    return text("target", request.target, 1, MAX_LABEL), label("device_id", request.device_id)
+
+
+def offer_to_proto(serial: int, release: Release | None, base_url: str) -> pb.OfferReleaseResponse:
+    if release is None:
+        return pb.OfferReleaseResponse(serial=serial)
+    canary = release.state is LifecycleState.CANARY
+    return pb.OfferReleaseResponse(serial=serial, manifest=release.manifest, canary=canary, base_url=base_url)
 
 
 def registration_from_proto(request: pb.RegisterRequest) -> VerifierRegistration:

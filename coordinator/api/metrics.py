@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client.core import Metric
@@ -16,15 +17,18 @@ from prometheus_client.registry import Collector
 
 from coordinator.api.counters import CoordinatorCounters
 from coordinator.records import VERIFIER_STATES, VerifierStatus
-from coordinator.releases import metrics as drafts
 from coordinator.releases.handlers import ReleaseHandlers
-from coordinator.releases.records import Release
+from coordinator.releases.records import CanaryEvidence, LifecycleState, Release
 from coordinator.store.verifiers import VerifierStore
 from outrider.core.errors import OutriderError
 from outrider.telemetry.prometheus import counter, gauge, histogram
+from outrider.wire import manifest as manifests
 
 log = logging.getLogger(__name__)
 
+NAME = "outrider_coordinator"
+TARGET_DIGITS = 12
+"""Digits of a target's hash in its label."""
 REFRESH_S = 1.0
 """Shortest time between two reads of the store, however many scrapes come."""
 
@@ -64,48 +68,64 @@ class CoordinatorCollector(Collector):
             self._read_at = self._now()
 
     def collect(self) -> Iterator[Metric]:
-        yield from self._calls()
-        yield from self._redis()
-        yield from self._windows()
+        yield from self._counted()
         verifiers, releases = self._fleet or (None, None)
         yield from _verifiers(verifiers)
-        yield from drafts.families(releases, self._now())
+        yield from _releases(releases, self._now())
 
-    def _calls(self) -> Iterator[Metric]:
-        counters = self._counters
-        yield histogram("outrider_coordinator_rpc_seconds", "Calls, including failed ones", counters.calls_s, "rpc")
-        text = "Calls that ended with an error"
-        yield counter("outrider_coordinator_refusals", text, {**counters.refused}, "rpc", "kind")
+    def _counted(self) -> Iterator[Metric]:
+        counts, store = self._counters, self._counters.store
+        yield histogram(f"{NAME}_rpc_seconds", "Calls, including failed ones", counts.calls_s, "rpc")
+        yield counter(f"{NAME}_refusals", "Calls that ended with an error", {**counts.refused}, "rpc", "kind")
         text = "Sessions placed; kind is open or resume (a failover)"
-        yield counter("outrider_coordinator_placements", text, {**counters.placed}, "kind", "standby")
-
-    def _redis(self) -> Iterator[Metric]:
-        store = self._counters.store
+        yield counter(f"{NAME}_placements", text, {**counts.placed}, "kind", "standby")
         text = "Calls of the store, including failed ones"
-        yield histogram("outrider_coordinator_redis_seconds", text, store.calls_s, "operation")
+        yield histogram(f"{NAME}_redis_seconds", text, store.calls_s, "operation")
         text = "Times that Redis was not reached, or could not serve"
-        yield counter("outrider_coordinator_redis_errors", text, {**store.failed}, "operation", "kind")
-        text = "Whether Redis answered this scrape"
-        yield gauge("outrider_coordinator_redis_up", text, float(self._fleet is not None))
-
-    def _windows(self) -> Iterator[Metric]:
-        counters, name, what = self._counters, "outrider_coordinator_window", "of windows decided"
-        yield histogram(
-            "outrider_coordinator_decide_seconds", "One decision on a verifier's windows", counters.decide_s
-        )
-        yield histogram(f"{name}_k", f"Levels that a step verifies, {what}", counters.k)
-        yield histogram(f"{name}_depth", f"Levels drafted ahead, {what}", counters.depth)
-        yield histogram(f"{name}_draft_wait_seconds", f"Wait before a plain step, {what}", counters.draft_wait_s)
-        yield histogram(f"{name}_predicted_speedup", f"Over streaming, {what}", counters.speedup)
+        yield counter(f"{NAME}_redis_errors", text, {**store.failed}, "operation", "kind")
+        yield gauge(f"{NAME}_redis_up", "Whether Redis answered this scrape", float(self._fleet is not None))
+        yield histogram(f"{NAME}_decide_seconds", "One decision on a verifier's windows", counts.decide_s)
+        window, what = f"{NAME}_window", "of windows decided"
+        yield histogram(f"{window}_k", f"Levels that a step verifies, {what}", counts.k)
+        yield histogram(f"{window}_depth", f"Levels drafted ahead, {what}", counts.depth)
+        yield histogram(f"{window}_draft_wait_seconds", f"Wait before a plain step, {what}", counts.draft_wait_s)
+        yield histogram(f"{window}_predicted_speedup", f"Over streaming, {what}", counts.speedup)
 
 
 def _verifiers(verifiers: Sequence[VerifierStatus] | None) -> Iterator[Metric]:
-    name, states = "outrider_coordinator", () if verifiers is None else VERIFIER_STATES
+    states = () if verifiers is None else VERIFIER_STATES
     by_state = {state: [one for one in verifiers or () if one.state == state] for state in states}
     text = "Verifiers with a lease, by state"
-    yield gauge(f"{name}_verifiers", text, {state: len(found) for state, found in by_state.items()}, "state")
+    yield gauge(f"{NAME}_verifiers", text, {state: len(found) for state, found in by_state.items()}, "state")
     live = {state: sum(one.telemetry.live_sessions for one in found) for state, found in by_state.items()}
-    yield gauge(f"{name}_sessions", "Live sessions as last reported, by the state of their verifier", live, "state")
+    yield gauge(f"{NAME}_sessions", "Live sessions as last reported, by the state of their verifier", live, "state")
     places = sum(one.registration.capacity for one in by_state.get("serving", ()))
     text = "Sessions that serving verifiers can have at once"
-    yield gauge(f"{name}_session_capacity", text, None if verifiers is None else places)
+    yield gauge(f"{NAME}_session_capacity", text, None if verifiers is None else places)
+
+
+def _releases(releases: Sequence[Release] | None, now: float) -> Iterator[Metric]:
+    states = Counter(release.state for release in releases or ())
+    shown = {} if releases is None else {state.value: states[state] for state in LifecycleState}
+    yield gauge(f"{NAME}_releases", "Draft releases by state", shown, "state")
+    trials = {_target(release): release for release in releases or () if release.state is LifecycleState.CANARY}
+    ages = {target: now - release.since_unix for target, release in trials.items()}
+    yield gauge(f"{NAME}_canary_age_seconds", "Since the trial's begin", ages, "target")
+    samples: dict[tuple[str, str], float] = {}
+    acceptance: dict[tuple[str, str], float] = {}
+    logs: dict[tuple[str, str], float] = {}
+    for target, release in trials.items():
+        e = release.evidence or CanaryEvidence()
+        samples |= {(target, "canary"): e.canary_samples, (target, "stable"): e.stable_samples}
+        acceptance |= {(target, "canary"): e.canary_acceptance, (target, "stable"): e.stable_acceptance}
+        logs |= {(target, "better"): e.log_better, (target, "worse"): e.log_worse}
+    yield gauge(f"{NAME}_canary_samples", "Sessions compared", samples, "target", "arm")
+    text = "Share of positions whose first proposal was accepted, 0 to 1"
+    yield gauge(f"{NAME}_canary_acceptance_ratio", text, acceptance, "target", "arm")
+    text = "Logarithm of the e-value that the canary is better, or worse, than the bound allows"
+    yield gauge(f"{NAME}_canary_log_evidence", text, logs, "target", "way")
+
+
+def _target(release: Release) -> str:
+    """Return the beginning of the hash of a release's target."""
+    return manifests.read_unverified(release.manifest).weights_hash.removeprefix("sha256:")[:TARGET_DIGITS]

@@ -16,7 +16,6 @@ from coordinator.api.admin_handlers import AdminHandlers
 from coordinator.api.authentication import Authenticator, Metadata
 from coordinator.api.handlers import Handlers
 from coordinator.api.tenant_keys import TenantKeys
-from coordinator.releases import codec as releases_codec
 from coordinator.releases.handlers import ReleaseHandlers
 from outrider.telemetry import logs, traces
 from outrider.wire.status import abort
@@ -55,11 +54,20 @@ def _rpc(method: Callable[[_S, _Q, str], Awaitable[_A]]) -> Callable[[_S, _Q, _C
 class _Servicer:
     """The methods of subclasses take the request and the caller, as `caller` returns it."""
 
-    def __init__(self, handlers: Handlers, releases: ReleaseHandlers, authenticator: Authenticator) -> None:
-        self._handlers = handlers
+    def __init__(
+        self,
+        handlers: Handlers,
+        releases: ReleaseHandlers,
+        authenticator: Authenticator,
+        admin: AdminHandlers,
+        tenants: TenantKeys,
+    ) -> None:
         self.counters = handlers.counters
+        self._handlers = handlers
         self._releases = releases
         self._authenticator = authenticator
+        self._admin = admin
+        self._tenants = tenants
 
     async def caller(self, metadata: Metadata) -> str:
         """Return the authenticated caller. Raises Unauthenticated or PermissionDenied."""
@@ -94,12 +102,12 @@ class CoordinatorServicer(_Servicer, stubs.CoordinatorServicer):
 
     @_rpc
     async def OfferRelease(self, request: pb.OfferReleaseRequest, tenant: str) -> pb.OfferReleaseResponse:
-        serial, release = await self._releases.offer(*releases_codec.offer_from_proto(request))
-        return releases_codec.offer_to_proto(serial, release, self._releases.base_url)
+        serial, release = await self._releases.offer(*codec.offer_from_proto(request))
+        return codec.offer_to_proto(serial, release, self._releases.base_url)
 
 
 class RegistryServicer(_Servicer, stubs.RegistryServicer):
-    """The calls of verifiers."""
+    """The calls of verifiers, which have the join token."""
 
     async def caller(self, metadata: Metadata) -> str:
         self._authenticator.check_verifier(metadata)
@@ -129,19 +137,7 @@ class RegistryServicer(_Servicer, stubs.RegistryServicer):
 
 
 class AdminServicer(_Servicer, stubs.AdminServicer):
-    """The calls of operators."""
-
-    def __init__(
-        self,
-        handlers: Handlers,
-        releases: ReleaseHandlers,
-        authenticator: Authenticator,
-        admin: AdminHandlers,
-        tenants: TenantKeys,
-    ) -> None:
-        super().__init__(handlers, releases, authenticator)
-        self._admin = admin
-        self._tenants = tenants
+    """The calls of operators, who have the admin token."""
 
     async def caller(self, metadata: Metadata) -> str:
         self._authenticator.check_operator(metadata)
@@ -166,7 +162,7 @@ class AdminServicer(_Servicer, stubs.AdminServicer):
 
     @_rpc
     async def UpdateVerifier(self, request: pb.UpdateVerifierRequest, caller: str) -> pb.UpdateVerifierResponse:
-        verifier = await self._admin.update_verifier(*admin_codec.action_from_proto(request))
+        verifier = await self._admin.update_verifier(*admin_codec.verifier_action_from_proto(request))
         return pb.UpdateVerifierResponse(verifier=admin_codec.verifier_to_proto(verifier) if verifier else None)
 
     @_rpc
@@ -184,13 +180,13 @@ class AdminServicer(_Servicer, stubs.AdminServicer):
 
     @_rpc
     async def CreateTenant(self, request: pb.CreateTenantRequest, caller: str) -> pb.CreateTenantResponse:
-        tenant, key = await self._tenants.create(request.name, self._authenticator.configured)
+        tenant, key = await self._tenants.create(request.name)
         return pb.CreateTenantResponse(tenant=admin_codec.tenant_to_proto(tenant), key=key)
 
     @_rpc
     async def ListTenants(self, request: pb.ListTenantsRequest, caller: str) -> pb.ListTenantsResponse:
         after, limit = admin_codec.tenants_query(request)
-        found, following = await self._tenants.listed(after, limit, self._authenticator.configured)
+        found, following = await self._tenants.listed(after, limit)
         anonymous = self._authenticator.anonymous and not await self._tenants.any_created()
         return pb.ListTenantsResponse(
             tenants=map(admin_codec.tenant_to_proto, found), next=following, anonymous=anonymous
@@ -198,7 +194,7 @@ class AdminServicer(_Servicer, stubs.AdminServicer):
 
     @_rpc
     async def RevokeTenant(self, request: pb.RevokeTenantRequest, caller: str) -> pb.RevokeTenantResponse:
-        tenant = await self._tenants.revoke(request.name, self._authenticator.configured)
+        tenant = await self._tenants.revoke(request.name)
         return pb.RevokeTenantResponse(tenant=admin_codec.tenant_to_proto(tenant))
 
     @_rpc
@@ -214,18 +210,18 @@ class AdminServicer(_Servicer, stubs.AdminServicer):
     @_rpc
     async def PublishRelease(self, request: pb.PublishReleaseRequest, caller: str) -> pb.PublishReleaseResponse:
         state = await self._releases.publish(request.manifest)
-        return pb.PublishReleaseResponse(state=releases_codec.state_to_proto(state))
+        return pb.PublishReleaseResponse(state=admin_codec.state_to_proto(state))
 
     @_rpc
     async def ListReleases(self, request: pb.ListReleasesRequest, caller: str) -> pb.ListReleasesResponse:
-        beginning = releases_codec.hash_beginning(request.release) if request.release else ""
+        beginning = admin_codec.hash_beginning(request.release) if request.release else ""
         serial, found = await self._releases.releases(beginning)
-        return pb.ListReleasesResponse(releases=map(releases_codec.release_to_proto, found), serial=serial)
+        return pb.ListReleasesResponse(releases=map(admin_codec.release_to_proto, found), serial=serial)
 
     @_rpc
     async def UpdateRelease(self, request: pb.UpdateReleaseRequest, caller: str) -> pb.UpdateReleaseResponse:
-        release = await self._releases.apply(*releases_codec.action_from_proto(request))
-        return pb.UpdateReleaseResponse(release=releases_codec.release_to_proto(release))
+        release = await self._releases.apply(*admin_codec.release_action_from_proto(request))
+        return pb.UpdateReleaseResponse(release=admin_codec.release_to_proto(release))
 
 
 def add_services(
@@ -238,11 +234,9 @@ def add_services(
     health_servicer: health.aio.HealthServicer,
 ) -> None:
     """Add every service of a coordinator, with health checks and reflection."""
-    registry = RegistryServicer(handlers, releases, authenticator)
-    devices = CoordinatorServicer(handlers, releases, authenticator)
-    operators = AdminServicer(handlers, releases, authenticator, admin, tenants)
-    stubs.add_CoordinatorServicer_to_server(devices, server)  # type: ignore[no-untyped-call]
-    stubs.add_RegistryServicer_to_server(registry, server)  # type: ignore[no-untyped-call]
-    stubs.add_AdminServicer_to_server(operators, server)  # type: ignore[no-untyped-call]
+    parts = handlers, releases, authenticator, admin, tenants
+    stubs.add_CoordinatorServicer_to_server(CoordinatorServicer(*parts), server)  # type: ignore[no-untyped-call]
+    stubs.add_RegistryServicer_to_server(RegistryServicer(*parts), server)  # type: ignore[no-untyped-call]
+    stubs.add_AdminServicer_to_server(AdminServicer(*parts), server)  # type: ignore[no-untyped-call]
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)

@@ -39,8 +39,10 @@ class Tenant:
 class TenantKeys:
     """The created tenants. Every method raises Unavailable while Redis is away."""
 
-    def __init__(self, store: RedisStore) -> None:
+    def __init__(self, store: RedisStore, configured: Collection[str]) -> None:
+        """configured: names of the settings' tenants."""
         self._store = store
+        self._configured = configured
 
     async def holder(self, hashed: bytes | None) -> tuple[str, bool]:
         """Return the tenant with the key of this hash, "" if there is none, and whether any tenant was ever created.
@@ -54,14 +56,11 @@ class TenantKeys:
         """Whether any tenant was ever created: callers need a key then."""
         return (await self.holder(None))[1]
 
-    async def create(self, name: str, configured: Collection[str]) -> tuple[Tenant, str]:
-        """Create a tenant, or one anew that was revoked. Return it with its new key. Raises BadRequest.
-
-        configured: names of the settings' tenants.
-        """
+    async def create(self, name: str) -> tuple[Tenant, str]:
+        """Create a tenant, or one anew that was revoked. Return it with its new key. Raises BadRequest."""
         if tenant_name(name) == DEFAULT_TENANT:
             raise BadRequest(f"tenant is {DEFAULT_TENANT}, the tenant of callers without a key; choose another name")
-        if name in configured:
+        if name in self._configured:
             raise BadRequest(f"tenant {name} has its key by this coordinator's settings; choose another name")
         key = f"outrider-{secrets.token_urlsafe(32)}"
         made = await self._store.run("tenant_create", _KEYS, [name, digest(key).hex(), MAX_TENANTS])
@@ -74,7 +73,7 @@ class TenantKeys:
         log.info("tenant %s was created by an operator", name)
         return Tenant(name, int(made) / 1000), key
 
-    async def revoke(self, name: str, configured: Collection[str]) -> Tenant:
+    async def revoke(self, name: str) -> Tenant:
         """Revoke a tenant's key; nothing happens if it was revoked already.
 
         Raises NotFound, or BadRequest for a tenant of the settings.
@@ -82,20 +81,19 @@ class TenantKeys:
         written = await self._store.run("tenant_revoke", _KEYS, [tenant_name(name)])
         if written:
             log.info("tenant %s was revoked by an operator", name)
-            return _read(name, written, configured)
-        if name in configured:
+            return self._tenant(name, written)
+        if name in self._configured:
             raise BadRequest(f"tenant {name} has its key by the coordinator's settings; remove it there and restart")
         raise NotFound(f"no tenant {name}; `outrider tenants list` shows them")
 
-    async def listed(self, after: str, limit: int, configured: Collection[str]) -> tuple[list[Tenant], str]:
+    async def listed(self, after: str, limit: int) -> tuple[list[Tenant], str]:
         """Return a page of the tenants after a name, and the name after which the next page begins; "" at the end."""
         flat = await self._store.run("tenant_list", _KEYS[:1], [])
-        known = {name: Tenant(name, configured=True) for name in configured}
-        known |= {name: _read(name, written, configured) for name, written in zip(flat[::2], flat[1::2], strict=True)}
+        known = {name: Tenant(name, configured=True) for name in self._configured}
+        known |= {name: self._tenant(name, written) for name, written in zip(flat[::2], flat[1::2], strict=True)}
         found = [known[name] for name in sorted(known) if name > after]
         return found[:limit], found[limit - 1].name if len(found) > limit else ""
 
-
-def _read(name: str, written: str, configured: Collection[str]) -> Tenant:
-    created, revoked, _ = written.split(" ")
-    return Tenant(name, int(created) / 1000, int(revoked) / 1000, name in configured)
+    def _tenant(self, name: str, written: str) -> Tenant:
+        created, revoked, _ = written.split(" ")
+        return Tenant(name, int(created) / 1000, int(revoked) / 1000, name in self._configured)

@@ -12,9 +12,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 
 from coordinator import DEFAULT_COORDINATOR
 from coordinator.cluster import Child, Cluster, stand_apart
@@ -33,8 +32,8 @@ _NEEDS = {
 """Modules of each extra that its program cannot do without."""
 _LOG_LINE = re.compile(r"(?P<time>[\d-]+ [\d:,]+) (?P<process>\S+) (?P<level>[A-Z]+) (?P<message>.*)")
 """A line of `outrider.telemetry.logs` for people."""
-
-_T = TypeVar("_T")
+QUIET_S = 30.0
+"""Seconds of loading after which a line says that it goes on."""
 
 
 def up(options: argparse.Namespace) -> int:
@@ -51,14 +50,13 @@ def demo(options: argparse.Namespace) -> int:
 
 def chat(options: argparse.Namespace) -> int:
     """Become `outrider-edge chat`. Raises BadRequest."""
-    file = config_file(options.config)
-    where = ["--verifier", options.verifier] if options.verifier else []
-    where += ["--coordinator", options.coordinator] if options.coordinator else []
+    where, file = _given(options, "verifier", "coordinator"), config_file(options.config)
     if not where and not any(_is_set("edge", name, file) for name in ("coordinator", "verifier")):
         where = ["--coordinator", DEFAULT_COORDINATOR]
-    config = ["--config", str(options.config)] if options.config else []
     program = "from outrider.console_scripts import edge; edge()"  # as installed, where Ctrl-C ends its imports quietly
-    os.execv(sys.executable, [sys.executable, "-c", program, "chat", *where, *config, *options.passed_on])
+    os.execv(
+        sys.executable, [sys.executable, "-c", program, "chat", *where, *_given(options, "config"), *options.passed_on]
+    )
 
 
 def shipped_pair() -> tuple[Path, Path]:
@@ -86,8 +84,13 @@ def _pair(options: argparse.Namespace, *, elsewhere: bool = False) -> list[str]:
     if options.model is None and not elsewhere:
         target, draft = shipped_pair()
         return ["--model", str(target), "--draft", str(options.draft or draft)]
-    given = {"--model": options.model, "--draft": options.draft}
-    return [part for flag, path in given.items() if path is not None for part in (flag, str(path))]
+    return _given(options, "model", "draft")
+
+
+def _given(options: argparse.Namespace, *names: str) -> list[str]:
+    """Return these options with their values, where they were given, as flags for another program."""
+    values = {f"--{name.replace('_', '-')}": getattr(options, name) for name in names}
+    return [word for flag, value in values.items() if value for word in (flag, str(value))]
 
 
 def _check_extras(*extras: str) -> None:
@@ -108,40 +111,25 @@ def _is_set(process: str, name: str, file: Path | None) -> bool:
 
 
 async def _up(options: argparse.Namespace) -> int:
-    pair = _pair(options, elsewhere=_is_set("verifier", "model", config_file(options.config)))
+    file = config_file(options.config)
+    pair = _pair(options, elsewhere=_is_set("verifier", "model", file))
     if (options.tls_cert is None) != (options.tls_key is None):
         raise BadRequest("--tls-cert and --tls-key go together: give both or neither", field="tls_cert")
     _check_extras("coordinator", "verifier")
-    stop = _stop_signal()
+    shared = [*_given(options, "config", "tls_cert", "tls_key"), *(["--insecure"] if options.insecure else [])]
+    trust = ["--coordinator-ca", str(options.ca or options.tls_cert)] if options.tls_cert else []
+    failed: list[Child] = []
     async with Cluster(on_log=_print_log, start_timeout_s=options.start_timeout_s) as cluster:
-        if await _unless(stop, _start(cluster, options, pair)) is None:
-            return 0
-        print(
-            f"ready: coordinator at {cluster.address}, {len(cluster.verifiers)} verifier(s); Ctrl-C stops", flush=True
-        )
-        failed = await _failing(stop, cluster)
+        with _until_signal():
+            drafts = _served_drafts(options.state_dir, file)
+            await _start_coordinator(cluster, *_given(options, "listen", "redis", "state_dir"), *drafts, *shared)
+            verifier = (*pair, *_given(options, "name"), *shared, *trust, *options.passed_on)
+            count = len(await _start_verifiers(cluster, options.verifiers, *verifier))
+            print(f"ready: coordinator at {cluster.address}, {count} verifier(s); Ctrl-C stops", flush=True)
+            failed = await _failing(cluster)
     for child in failed:
         print(f"outrider: {child.name} ended by itself; see its messages above", file=sys.stderr)
     return EXIT_FAILED if failed else 0
-
-
-async def _start(cluster: Cluster, options: argparse.Namespace, pair: Sequence[str]) -> bool:
-    """Start all processes and return True once they are ready."""
-    shared = ["--config", str(options.config)] if options.config else []
-    shared += ["--insecure"] if options.insecure else []
-    trust = []
-    if options.tls_cert:
-        shared += ["--tls-cert", str(options.tls_cert), "--tls-key", str(options.tls_key)]
-        trust = ["--coordinator-ca", str(options.ca or options.tls_cert)]
-    state = ["--state-dir", options.state_dir] if options.state_dir else []
-    name = ["--name", options.name] if options.name else []
-    redis = ["--redis", options.redis] if options.redis else []
-    drafts = _served_drafts(options.state_dir, config_file(options.config))
-    listen = ["--listen", options.listen] if options.listen else []
-    await _start_coordinator(cluster, *listen, *redis, *state, *drafts, *shared)
-    verifier = (*pair, *name, *shared, *trust, *options.passed_on)
-    await _start_verifiers(cluster, options.verifiers, *verifier)
-    return True
 
 
 async def _start_coordinator(cluster: Cluster, *arguments: str) -> None:
@@ -163,13 +151,18 @@ async def _start_verifiers(cluster: Cluster, count: int, *arguments: str) -> lis
         _progress(f"{child.name} is ready at {child.address} after {time.monotonic() - started:.0f} s")
         return child
 
-    starting = [asyncio.create_task(start()) for _ in range(count)]
+    async def remind() -> None:
+        while True:
+            await asyncio.sleep(QUIET_S)
+            _progress(f"still loading after {time.monotonic() - started:.0f} s")
+
+    starting, reminder = [asyncio.create_task(start()) for _ in range(count)], asyncio.create_task(remind())
     try:
         return await asyncio.gather(*starting)
     finally:
-        for task in starting:
+        for task in (*starting, reminder):
             task.cancel()
-        await asyncio.wait(starting)
+        await asyncio.wait({*starting, reminder})
 
 
 def _progress(text: str) -> None:
@@ -191,17 +184,17 @@ def _served_drafts(state_dir: str | None, file: Path | None = None) -> list[str]
     return ["--artifacts", str(Path(settings.raw("state_dir")) / "artifacts"), "--http", "127.0.0.1:0"]
 
 
-async def _failing(stop: asyncio.Future[int], cluster: Cluster) -> list[Child]:
+async def _failing(cluster: Cluster) -> list[Child]:
     """Wait for the end and return the children that have failed.
 
-    None has if `stop` comes first, or if the last verifier ends with 0, as it does after an operator's drain.
+    None has if the last verifier ends with 0, as it does after an operator's drain.
     """
     children = [child for child in (cluster.coordinator, *cluster.verifiers) if child is not None]
-    exits: dict[asyncio.Future[int], Child] = {asyncio.create_task(child.wait()): child for child in children}
+    exits = {asyncio.create_task(child.wait()): child for child in children}
     try:
-        while not stop.done() and len(exits) > 1:
-            done, _ = await asyncio.wait({stop, *exits}, return_when=asyncio.FIRST_COMPLETED)
-            ended = [(task.result(), exits.pop(task)) for task in done & exits.keys()]
+        while len(exits) > 1:
+            done, _ = await asyncio.wait(exits, return_when=asyncio.FIRST_COMPLETED)
+            ended = [(task.result(), exits.pop(task)) for task in done]
             if failed := [child for code, child in ended if code or child is cluster.coordinator]:
                 return failed
             for _, child in ended:
@@ -212,37 +205,35 @@ async def _failing(stop: asyncio.Future[int], cluster: Cluster) -> list[Child]:
             task.cancel()
 
 
-def _stop_signal() -> asyncio.Future[int]:
-    """Return a future of the first SIGINT, SIGTERM or SIGHUP, which no longer end this process."""
-    loop = asyncio.get_running_loop()
-    stop: asyncio.Future[int] = loop.create_future()
+@contextlib.contextmanager
+def _until_signal() -> Iterator[list[int]]:
+    """Cancel the body at the first SIGINT, SIGTERM or SIGHUP, without an error; yield a list that then holds it.
 
-    def arrived(signum: int) -> None:
-        if not stop.done():
-            stop.set_result(signum)
+    Models load for long, and Ctrl-C must not wait. From then on signals do nothing: what was started ends in order.
+    """
+    loop, task, arrived, over = asyncio.get_running_loop(), asyncio.current_task(), list[int](), False
+
+    def arrive(signum: int) -> None:
+        if task is not None and not arrived and not over:
+            arrived.append(signum)
+            task.cancel()
 
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(signum, arrived, signum)
-    return stop
-
-
-async def _unless(stop: asyncio.Future[int], work: Coroutine[Any, Any, _T]) -> _T | None:
-    """Return the result of `work`, or None if `stop` comes first: models load for long, and Ctrl-C must not wait."""
-    task = asyncio.create_task(work)
-    waiting: list[asyncio.Future[Any]] = [stop, task]
-    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-    if task.done():
-        return task.result()
-    task.cancel()
-    await asyncio.wait({task})
-    return None
+        loop.add_signal_handler(signum, arrive, signum)
+    try:
+        yield arrived
+    except asyncio.CancelledError:
+        if not arrived:
+            raise
+    finally:
+        over = True
 
 
 # --- demo
 
 
 async def _demo(options: argparse.Namespace, pair: Sequence[str]) -> int:
-    stop, ready = _stop_signal(), asyncio.Event()
+    ready = asyncio.Event()
 
     def print_phase(name: str, line: str) -> None:
         if not ready.is_set():
@@ -252,8 +243,10 @@ async def _demo(options: argparse.Namespace, pair: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="outrider-demo-") as scratch:
         stand_apart(Path(scratch), prefix_cache=False)
         async with Cluster(on_log=print_phase) as cluster:
-            code = await _unless(stop, _show(cluster, options, pair, scratch, ready))
-            return 128 + stop.result() if code is None else code
+            code = 0
+            with _until_signal() as signals:
+                code = await _show(cluster, options, pair, scratch, ready)
+            return 128 + signals[0] if signals else code
 
 
 async def _show(

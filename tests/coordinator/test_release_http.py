@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 from certificate import self_signed
 
-from coordinator.api import http_connection
+from coordinator.api import artifact_http
 from coordinator.api.artifact_http import MAX_CONNECTIONS, serving
 from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import BadRequest, Unavailable
@@ -175,7 +175,7 @@ def _closed(client: socket.socket) -> bool:
 
 
 async def test_silent_connections_shut_nobody_else_out_and_end_soon(folder, monkeypatch) -> None:
-    monkeypatch.setattr(http_connection, "REQUEST_S", 2.0)
+    monkeypatch.setattr(artifact_http, "REQUEST_S", 2.0)
     async with serving(ArtifactStore(folder, ".gguf"), "127.0.0.1:0") as base:
         silent = [await asyncio.to_thread(_connected, base) for _ in range(MAX_CONNECTIONS)]
         assert await asyncio.to_thread(_status, base, "127.0.0.2") == 200
@@ -188,7 +188,7 @@ async def test_silent_connections_shut_nobody_else_out_and_end_soon(folder, monk
 
 @pytest.mark.parametrize("first", [b"", f"GET /artifacts/{'0' * 64} HTTP/1.1\r\nhost: x\r\n\r\n".encode()])
 async def test_a_request_that_comes_byte_by_byte_is_not_waited_for(folder, monkeypatch, first) -> None:
-    monkeypatch.setattr(http_connection, "REQUEST_S", 0.3)
+    monkeypatch.setattr(artifact_http, "REQUEST_S", 0.3)
     async with serving(ArtifactStore(folder, ".gguf"), "127.0.0.1:0") as base:
         reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(base).port)
         writer.write(first + b"GET ")
@@ -204,7 +204,7 @@ async def test_a_request_that_comes_byte_by_byte_is_not_waited_for(folder, monke
 
 
 async def test_a_client_that_does_not_read_is_cut_off_and_a_slow_one_is_not(folder, monkeypatch) -> None:
-    monkeypatch.setattr(http_connection, "STALL_S", 1.0)
+    monkeypatch.setattr(artifact_http, "STALL_S", 1.0)
     size = 32_000_000
     (folder / f"{'b' * 64}.gguf").write_bytes(b"x" * size)
     request = f"GET /artifacts/{'b' * 64} HTTP/1.1\r\nhost: x\r\n\r\n".encode()

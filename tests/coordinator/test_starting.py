@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import types
 from pathlib import Path
 
 import pytest
 
 from coordinator.cli import local
-from coordinator.cluster import Cluster
+from coordinator.cluster import Child, Cluster
 from outrider.core.errors import Unavailable
 
 FAKE = """
@@ -55,6 +57,26 @@ async def test_verifiers_load_side_by_side_and_each_says_how_far_it_is(together,
         assert re.search(rf"^{name} is ready at 127\.0\.0\.1:1 after \d+ s$", said, re.MULTILINE)
     assert said.count('{"process": "verifier", "message": "x"}\n') == 2  # JSON stays as it is
     assert said.count("x" * 200_000 + "\n") == 2
+
+
+async def test_a_long_load_is_never_silent(tmp_path, monkeypatch, capsys) -> None:
+    said = asyncio.Event()
+
+    class Slow:
+        async def start_verifier(self, *arguments: str) -> Child:
+            await said.wait()
+            return types.SimpleNamespace(name="verifier-1", address="a:1")
+
+    def note(text: str, progress=local._progress) -> None:
+        progress(text)
+        if text.startswith("still loading after "):
+            said.set()
+
+    monkeypatch.setattr(local, "QUIET_S", 0.01)
+    monkeypatch.setattr(local, "_progress", note)
+    await asyncio.wait_for(local._start_verifiers(Slow(), 1), 10.0)
+    assert "still loading after 0 s\nverifier-1 is ready" in capsys.readouterr().err
+    assert local.QUIET_S < 60
 
 
 async def test_where_one_verifier_fails_the_others_are_stopped(together) -> None:
