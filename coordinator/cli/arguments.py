@@ -60,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
     _add_up(commands)
     _add_demo(commands)
     _add_chat(commands)
-    _query(commands, "status", "status.status", "show the verifiers and sessions of a cluster", watch=True)
+    _query(commands, "status", "verifiers.status", "show the verifiers and sessions of a cluster", watch=True)
     _add_top(commands)
     _add_verifiers(_noun(commands, "verifiers", "list or show verifiers, keep sessions off them, let them drain"))
     _add_sessions(_noun(commands, "sessions", "list or show sessions, end one"))
@@ -162,11 +162,11 @@ def _add_sessions(verbs: Any) -> None:
 
 
 def _add_window(verbs: Any) -> None:
-    shown = _query(verbs, "show", "window.show_windows", "show each window, its inputs and its reason", watch=True)
+    shown = _query(verbs, "show", "sessions.show_windows", "show each window, its inputs and its reason", watch=True)
     shown.add_argument("session", nargs="?", default="", metavar="SESSION", help="id of the session [default: all]")
-    _query(verbs, "set", "window.bound", "set upper bounds of the window")
-    pin = _query(verbs, "pin", "window.bound", "fix the window, whatever is measured")
-    _query(verbs, "lift", "window.bound", "remove bounds and pins: measurements decide again")
+    _query(verbs, "set", "sessions.bound", "set upper bounds of the window")
+    pin = _query(verbs, "pin", "sessions.bound", "fix the window, whatever is measured")
+    _query(verbs, "lift", "sessions.bound", "remove bounds and pins: measurements decide again")
     for verb in ("set", "pin", "lift"):
         which = verbs.choices[verb].add_mutually_exclusive_group(required=True)
         which.add_argument("session", nargs="?", default="", metavar="SESSION", help="id of the session")

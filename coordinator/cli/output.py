@@ -112,31 +112,25 @@ def note(notice: str) -> None:
 
 
 async def _print(options: argparse.Namespace, ask: Query, timeout_s: float) -> None:
-    interval_s: float | None = getattr(options, "watch", None)
+    watch_s: float | None = getattr(options, "watch", None)
     async with connected(options, timeout_s) as call:
         result = await ask(options, call)  # what is wrong from the start ends the command
-        if interval_s is None:
-            print(render(result, options.output), flush=True)
-            note(result.notice)
-            return
         while True:
-            _print_one(result, options.output)
-            result = await _next(options, ask, call, interval_s)
+            text = render(result, options.output, one_of_many=watch_s is not None)
+            if watch_s is not None and options.output == "table":
+                text = f"{_CLEAR}{text}" if sys.stdout.isatty() else f"{text}\n"
+            print(text, flush=True)
+            note(result.notice)
+            if watch_s is None:
+                return
+            result = await _next(options, ask, call, watch_s)
 
 
-async def _next(options: argparse.Namespace, ask: Query, call: AdminCall, interval_s: float) -> Result:
+async def _next(options: argparse.Namespace, ask: Query, call: AdminCall, watch_s: float) -> Result:
     """Return the next result; a coordinator that is away for a moment is no reason to stop watching."""
     while True:
-        await asyncio.sleep(interval_s)
+        await asyncio.sleep(watch_s)
         try:
             return await ask(options, call)
         except (Unavailable, Overloaded) as error:
             note(str(error))
-
-
-def _print_one(result: Result, form: str) -> None:
-    text = render(result, form, one_of_many=True)
-    if form == "table":
-        text = f"{_CLEAR}{text}" if sys.stdout.isatty() else f"{text}\n"
-    print(text, flush=True)
-    note(result.notice)

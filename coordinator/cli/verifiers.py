@@ -1,15 +1,15 @@
-"""`outrider verifiers`: list and show verifiers, cordon, uncordon and drain them."""
+"""`outrider status` and `outrider verifiers`: show a cluster and its verifiers, cordon, uncordon and drain them."""
 
 from __future__ import annotations
 
 import argparse
 from functools import partial
 
-from coordinator.cli import json_views
-from coordinator.cli.connection import AdminCall
+from coordinator.cli import json_views, sessions
+from coordinator.cli.connection import AdminCall, settings_of
 from coordinator.cli.json_views import Document
 from coordinator.cli.output import Result, listing, query
-from coordinator.cli.tables import Column, facts, ms, number, share
+from coordinator.cli.tables import Column, facts, ms, number, share, stacked, table
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 COLUMNS = (
@@ -50,6 +50,30 @@ _DONE = {
     "drain": "it drains with its next report, hands over what does not finish in time, and ends; its id stays cordoned"
     " until `outrider verifiers uncordon {id}`",
 }
+
+
+@query()
+async def status(options: argparse.Namespace, call: AdminCall) -> Result:
+    coordinator = settings_of(options).coordinator
+    known = json_views.status(coordinator, await call("Status", pb.StatusRequest()))
+    head = f"coordinator {coordinator}, up {known['uptime_s']:.0f} s, store {known['store']}"
+    # A session that moves to another verifier counts twice, so few may be missing.
+    parts = [(what, len(known[what]), known[f"total_{what}"]) for what in ("verifiers", "sessions")]
+    left_out = [
+        f"{shown} of {total} {what} are shown, `outrider {what} list` shows all"
+        for what, shown, total in parts
+        if shown < total
+    ]
+    return Result(
+        known,
+        lambda: stacked(
+            head,
+            table(COLUMNS, known["verifiers"]),
+            table(STEP_COSTS, known["verifiers"]),
+            table(sessions.COLUMNS, known["sessions"]),
+        ),
+        "; ".join(left_out),
+    )
 
 
 @query()
