@@ -24,6 +24,7 @@ START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
 MAX_SOCKET_PATH = 100
 """The kernel's limit is 108 bytes on Linux and 104 on macOS."""
+_OPTIONS = ("--save", "", "--appendonly", "no", "--daemonize", "no", "--loglevel", "warning")
 _LAUNCHER = """
 import ctypes, os, signal, sys
 PR_SET_PDEATHSIG = 1
@@ -45,12 +46,12 @@ class EmbeddedServer:
 
     @property
     def url(self) -> str:
-        """URL for `RedisStore`."""
+        """The URL at which a `RedisStore` reaches the server."""
         return f"unix://{self._socket}"
 
     @property
     def pid(self) -> int | None:
-        """Process id of the server, while it runs."""
+        """The process id of the server while it runs, else None."""
         return self._process.pid if self._process else None
 
     def start(self) -> None:
@@ -92,7 +93,8 @@ class EmbeddedServer:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _begin(self) -> None:
-        command = self._command()
+        command = [*tied_to_this_process(), _binary(), "--port", "0", "--dir", str(self._directory), *_OPTIONS]
+        command += ["--unixsocket", str(self._socket), "--unixsocketperm", "700"]
         self._directory.mkdir(mode=0o700, exist_ok=True)
         self._socket.unlink(missing_ok=True)
         with (self._directory / "log").open("wb") as log:
@@ -119,20 +121,6 @@ class EmbeddedServer:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-    def _command(self) -> list[str]:
-        options = {
-            "port": "0",
-            "unixsocket": str(self._socket),
-            "unixsocketperm": "700",
-            "dir": str(self._directory),
-            "save": "",
-            "appendonly": "no",
-            "daemonize": "no",
-            "loglevel": "warning",
-        }
-        words = [word for name, value in options.items() for word in (f"--{name}", value)]
-        return [*tied_to_this_process(), _binary(), *words]
 
     def _wait_until_it_answers(self) -> None:
         give_up = time.monotonic() + START_TIMEOUT_S

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -59,29 +61,16 @@ def load_or_create(state_dir: Path) -> Signer:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not path.exists():
             _create(path)
-        return _load(path)
+        if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise BadRequest(f"signing key {path} can be used by others; run: chmod 600 {path}", field="key")
+        return Signer.from_pem(path.read_bytes())
     except OSError as error:
         raise BadRequest(f"signing key {path} cannot be used: {error.strerror}; give another --state-dir") from error
 
 
 def _create(path: Path) -> None:
-    """Write the key whole under another name first, so that no process reads half a key.
-
-    The first of two writers wins.
-    """
-    draft = path.with_name(f"{FILE}.{os.getpid()}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
+    """Write the key whole under another name first, so that no process reads half a key; the first writer wins."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=FILE) as file, contextlib.suppress(FileExistsError):
         file.write(Signer.generate().pem())
-    try:
-        os.link(draft, path)
-    except FileExistsError:
-        pass
-    finally:
-        draft.unlink()
-
-
-def _load(path: Path) -> Signer:
-    if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise BadRequest(f"signing key {path} can be used by others; run: chmod 600 {path}", field="key")
-    return Signer.from_pem(path.read_bytes())
+        file.flush()
+        os.link(file.name, path)

@@ -40,16 +40,11 @@ _TARGET = ("name", "weights_hash", "tokenizer_hash", "dtype", "backend", "hardwa
 
 
 def registration_fields(registration: VerifierRegistration) -> list[Any]:
-    """Return fields and values of a hash, but for `instance`, which register.lua sets."""
+    """Return the fields and values of the hash verifier:<id>, but for `instance`, which register.lua sets."""
     target = registration.target
-    fields = {
-        "address": registration.address,
-        "tls": int(registration.tls),
-        "capacity": registration.capacity,
-        "class": target.numerics_class,
-        **{name: getattr(target, name) for name in _TARGET},
-    }
-    return _flat(fields)
+    fields = ["address", registration.address, "tls", int(registration.tls), "capacity", registration.capacity]
+    fields += ["class", target.numerics_class]
+    return fields + [part for name in _TARGET for part in (name, getattr(target, name))]
 
 
 def registration_from(verifier_id: str, record: Mapping[str, str]) -> VerifierRegistration:
@@ -69,14 +64,9 @@ def registration_from_reply(verifier_id: str, flat: Sequence[str]) -> VerifierRe
 
 
 def verifier_telemetry_fields(verifier: VerifierTelemetry) -> list[Any]:
-    """Return fields and values of a hash."""
-    return _flat(
-        {
-            "live": verifier.live_sessions,
-            "draining": int(verifier.draining),
-            "telemetry": base64.b64encode(verifier_telemetry_to_proto(verifier).SerializeToString()),
-        }
-    )
+    """Return the fields and values that a report changes in the hash verifier:<id>."""
+    written = base64.b64encode(verifier_telemetry_to_proto(verifier).SerializeToString())
+    return ["live", verifier.live_sessions, "draining", int(verifier.draining), "telemetry", written]
 
 
 def session_bytes(session: SessionTelemetry) -> bytes:
@@ -158,7 +148,3 @@ def bounds_from_json(written: str | None) -> WindowBounds | None:
         return WindowBounds(Window(**fields["window"]), fields["pinned"]) if fields else None
     except (KeyError, TypeError, ValueError):
         return None
-
-
-def _flat(fields: Mapping[str, Any]) -> list[Any]:
-    return [item for pair in fields.items() for item in pair]
