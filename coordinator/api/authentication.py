@@ -32,11 +32,6 @@ Lookup = Callable[[bytes | None], Awaitable[tuple[str, bool]]]
 there is none, and whether any tenant was ever created: callers need a key then. Raises Unavailable."""
 
 
-async def no_created_tenants(hashed: bytes | None) -> tuple[str, bool]:
-    """Look keys up where operators create no tenants."""
-    return "", False
-
-
 class Authenticator:
     """Check callers against the secrets of the settings, and the tenants that operators have created."""
 
@@ -48,11 +43,11 @@ class Authenticator:
         *,
         trusting: bool,
         recording: Mapping[str, RecordingPolicy] | None = None,
-        lookup: Lookup = no_created_tenants,
+        lookup: Lookup | None = None,
     ) -> None:
         """tenants: API keys by name. trusting: callers need no secret that is not set (loopback, or --insecure).
 
-        recording: by tenant; nothing is recorded of tenants that are left out.
+        recording: by tenant; nothing is recorded of tenants that are left out. lookup: None if no tenant was created.
         """
         self._tenants = {digest(key): tenant for tenant, key in tenants.items()}
         self._join = join_token
@@ -62,7 +57,7 @@ class Authenticator:
         self._lookup = lookup
 
     @classmethod
-    def from_config(cls, config: CoordinatorConfig, lookup: Lookup = no_created_tenants) -> Authenticator:
+    def from_config(cls, config: CoordinatorConfig, lookup: Lookup | None = None) -> Authenticator:
         """Build it from the settings.
 
         Raises BadRequest for a wrong key file, and if the address needs secrets that are missing.
@@ -102,7 +97,7 @@ class Authenticator:
             found = [tenant for known, tenant in self._tenants.items() if hmac.compare_digest(known, hashed)]
             if found:
                 return found[0]
-        created, keys_needed = await self._lookup(hashed)
+        created, keys_needed = await self._lookup(hashed) if self._lookup else ("", False)
         if created:
             return created
         if not keys_needed and self.anonymous:

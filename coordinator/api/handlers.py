@@ -7,7 +7,7 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from coordinator import placement
@@ -46,22 +46,13 @@ _NO_TARGET = Target("", "", "")
 class Handlers:
     """The calls of devices and verifiers. It holds no state that another coordinator process would miss."""
 
-    def __init__(
-        self,
-        store: RedisStore,
-        keyring: Keyring,
-        config: CoordinatorConfig,
-        *,
-        now: Callable[[], float] = time.time,
-        draw: random.Random | None = None,
-    ) -> None:
+    def __init__(self, store: RedisStore, keyring: Keyring, config: CoordinatorConfig) -> None:
         self.config = config
+        self.keyring = keyring
         self.counters = CoordinatorCounters(store.counters)
         self._store = store
         self._verifiers, self._sessions, self._windows = VerifierStore(store), SessionStore(store), WindowStore(store)
-        self._keyring = keyring
-        self._now = now
-        self._draw = draw or random.Random()
+        self._draw = random.Random()
         self._queue = DecisionQueue(min(WAIT_S, config.report_interval_ms / 2e3))
 
     async def open(self, tenant: str, request: PlacementRequest, recording: RecordingPolicy) -> OpenedSession:
@@ -73,14 +64,8 @@ class Handlers:
         named = replace(request, target=placement.sole_target(fleet, request.target))
         session_id = secrets.token_hex(16)
         keep_s = recording.keep_s_of(session_id)
-        claims = self._claims(
-            session_id,
-            tenant,
-            draft_release=request.draft,
-            traffic_class=request.traffic,
-            keep_s=keep_s,
-            keep_prompts=keep_s > 0 and recording.prompts,
-        )
+        given = (request.draft, request.traffic, keep_s, keep_s > 0 and recording.prompts)
+        claims = Claims(session_id, tenant, "", 0, 0, 0.0, self.config.limits, _NO_TARGET, *given)
         opened = await self._place(claims, named, fleet)
         weights = opened.primary.verifier.target.weights_hash
         return replace(opened, prior=await self._prior(WorkloadKey(tenant, request.draft, request.traffic, weights)))
@@ -151,14 +136,9 @@ class Handlers:
         if await self._verifiers.deregister(verifier_id, instance):
             log.info("verifier %s left", verifier_id)
 
-    @property
-    def public_keys(self) -> Mapping[str, bytes]:
-        """Keys that verify tickets, by key id."""
-        return self._keyring.public_keys
-
     async def exchange_keys(self) -> None:
         """Publish our public key and learn those of the other coordinators. Raises Unavailable."""
-        await self._keyring.exchange(self._store, self.config.session_ms)
+        await self.keyring.exchange(self._store, self.config.session_ms)
 
     async def _decide(
         self,
@@ -185,27 +165,13 @@ class Handlers:
         await self._windows.set_decisions(verifier_id, decisions, keep_ms=2 * self.config.lease_ms)
         return decisions
 
-    def _claims(self, session_id: str, tenant: str, **changes: object) -> Claims:
-        """Return the claims of a session that is not placed yet: without verifier, epochs and target."""
-        claims = Claims(session_id, tenant, "", 0, 0, 0.0, self.config.limits, _NO_TARGET)
-        return replace(claims, **changes)  # type: ignore[arg-type]
-
     async def _place(self, claims: Claims, request: PlacementRequest, fleet: Sequence[VerifierStatus]) -> OpenedSession:
         """Place the session of these claims; their epoch_last is the greatest epoch used so far, 0 in a new session."""
         alive = 0
         ranked = placement.candidates(fleet, request, self._draw)
         for among in placement.batches(ranked):
             placed = await self._sessions.place(
-                claims.session_id,
-                claims.tenant,
-                request,
-                among,
-                typical_rtt_ms=placement.typical_rtt_ms(request, self.config.unknown_rtt_ms),
-                epoch_floor=claims.epoch_last,
-                epoch_span=self.config.epoch_span,
-                attach_grace_ms=self.config.attach_grace_ms,
-                session_ms=self.config.session_ms,
-                load_weight_ms=self.config.load_weight_ms,
+                claims.session_id, claims.tenant, request, among, claims.epoch_last, self.config
             )
             if not isinstance(placed, int):
                 return self._opened(claims, placed)
@@ -217,7 +183,7 @@ class Handlers:
         logs.note(session=claims.session_id)
         log.info("placed on %s with epochs from %d", primary.verifier_id, epoch)
         self.counters.place(resumed=claims.epoch_last > 0, standby=standby is not None)
-        expires_unix = self._now() + self.config.ticket_ttl_s
+        expires_unix = time.time() + self.config.ticket_ttl_s
         return OpenedSession(
             session_id=claims.session_id,
             primary=self._grant(claims, primary, epoch, expires_unix),
@@ -227,7 +193,7 @@ class Handlers:
 
     def _grant(self, claims: Claims, verifier: VerifierRegistration, first: int, expires_unix: float) -> Grant:
         last = first + self.config.epoch_span - 1
-        signed = self._keyring.signer.sign(
+        signed = self.keyring.signer.sign(
             replace(
                 claims,
                 audience=verifier.verifier_id,
@@ -251,25 +217,15 @@ class Handlers:
 
     async def _owner(self, tenant: str, session_id: str, presented: bytes) -> Claims:
         """Return the claims of a ticket that proves that `tenant` owns the session."""
-        await self._know_key(ticket.ticket_key_id(presented))
-        claims = ticket.verify(
-            presented,
-            self._keyring.public_keys,
-            audience=None,
-            now=self._now(),
-            grace_s=self.config.resume_grace_s,
-        )
+        if (key_id := ticket.ticket_key_id(presented)) not in self.keyring.public_keys:
+            try:  # another coordinator may have published it a moment ago
+                await self.exchange_keys()
+            except Unavailable:
+                log.warning("a ticket names key %s, and the store that might know it cannot be reached", key_id)
+        known, grace_s = self.keyring.public_keys, self.config.resume_grace_s
+        claims = ticket.verify(presented, known, audience=None, now=time.time(), grace_s=grace_s)
         if claims.session_id != session_id:
             raise PermissionDenied(f"the ticket is for session {claims.session_id!r}, not for {session_id!r}")
         if claims.tenant != tenant:
             raise PermissionDenied("the session belongs to another tenant; use the API key that opened it")
         return claims
-
-    async def _know_key(self, key_id: str) -> None:
-        """Learn a key that another coordinator may have published a moment ago."""
-        if key_id in self._keyring.public_keys:
-            return
-        try:
-            await self.exchange_keys()
-        except Unavailable:
-            log.warning("a ticket names key %s, and the store that might know it cannot be reached", key_id)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
@@ -36,17 +36,10 @@ REFRESH_S = 1.0
 class CoordinatorCollector(Collector):
     """Collect a coordinator's metrics; call `refresh` before each scrape."""
 
-    def __init__(
-        self,
-        counters: CoordinatorCounters,
-        verifiers: VerifierStore,
-        releases: ReleaseHandlers,
-        now: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, counters: CoordinatorCounters, verifiers: VerifierStore, releases: ReleaseHandlers) -> None:
         self._counters = counters
         self._verifiers = verifiers
         self._releases = releases
-        self._now = now
         self._fleet: tuple[Sequence[VerifierStatus], Sequence[Release]] | None = None
         """Verifiers and releases as they were read last; None while the store is away."""
         self._read_at = float("-inf")
@@ -55,23 +48,22 @@ class CoordinatorCollector(Collector):
     async def refresh(self) -> None:
         """Read the store, unless that was done a moment ago; while it is away its figures are left out."""
         async with self._reading:
-            if self._now() - self._read_at < REFRESH_S:
+            if time.monotonic() - self._read_at < REFRESH_S:
                 return
             try:
                 _, releases = await self._releases.releases()
                 self._fleet = await self._verifiers.find(), releases
-            except OutriderError:
+            except Exception as error:
                 self._fleet = None
-            except Exception:
-                log.exception("the store cannot be read for its metrics")
-                self._fleet = None
-            self._read_at = self._now()
+                if not isinstance(error, OutriderError):
+                    log.exception("the store cannot be read for its metrics")
+            self._read_at = time.monotonic()
 
     def collect(self) -> Iterator[Metric]:
         yield from self._counted()
         verifiers, releases = self._fleet or (None, None)
         yield from _verifiers(verifiers)
-        yield from _releases(releases, self._now())
+        yield from _releases(releases, time.time())
 
     def _counted(self) -> Iterator[Metric]:
         counts, store = self._counters, self._counters.store

@@ -119,7 +119,7 @@ class RegistryServicer(_Servicer, stubs.RegistryServicer):
         return pb.RegisterResponse(
             lease_ms=self._handlers.config.lease_ms,
             report_interval_ms=self._handlers.config.report_interval_ms,
-            public_keys=self._handlers.public_keys,
+            public_keys=self._handlers.keyring.public_keys,
         )
 
     @_rpc
@@ -128,7 +128,7 @@ class RegistryServicer(_Servicer, stubs.RegistryServicer):
         verifier, sessions = codec.telemetry_from_proto(request)
         reply = await self._handlers.report(verifier_id, instance, verifier, sessions)
         serial = await self._releases.sample(verifier_id, sessions if reply is not None else ())
-        return codec.report_to_proto(reply, self._handlers.public_keys, serial, self._handlers.config.limits)
+        return codec.report_to_proto(reply, self._handlers.keyring.public_keys, serial, self._handlers.config.limits)
 
     @_rpc
     async def Deregister(self, request: pb.DeregisterRequest, caller: str) -> pb.DeregisterResponse:

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from coordinator.records import VerifierStatus
@@ -55,8 +55,6 @@ class ReleaseHandlers:
         publishers: Mapping[str, bytes],
         artifacts: ArtifactStore | None = None,
         base_url: str = "",
-        *,
-        now: Callable[[], float] = time.time,
     ) -> None:
         self.base_url = base_url
         self._releases = releases
@@ -65,7 +63,6 @@ class ReleaseHandlers:
         self._policy = policy
         self._publishers = publishers
         self._artifacts = artifacts
-        self._now = now
         self._trials: dict[str, tuple[int, str, CanaryTrial | None]] = {}  # verifier -> serial, weights hash, trial
         self._evidence: dict[tuple[str, int], tuple[int, CanaryEvidence]] = {}  # trial -> samples, evidence
 
@@ -87,9 +84,9 @@ class ReleaseHandlers:
             _check_target(manifest, await self._verifiers.find())
             if self._artifacts is not None:
                 await asyncio.to_thread(check_served, self._artifacts, manifest)
-        new = Release(raw, manifest.version, manifest.digest, LifecycleState.CANDIDATE, self._now(), "published")
+        new = Release(raw, manifest.version, manifest.digest, LifecycleState.CANDIDATE, time.time(), "published")
         track = await self._releases.change(
-            manifest.weights_hash, lambda track: lifecycle.publish(track, new, self._now(), self._policy.share)
+            manifest.weights_hash, lambda track: lifecycle.publish(track, new, time.time(), self._policy.share)
         )
         await self._keep()
         published = track.find(raw) or new
@@ -115,7 +112,7 @@ class ReleaseHandlers:
 
         def applied(track: ReleaseTrack) -> ReleaseTrack:
             release = track.find(chosen.manifest)
-            return lifecycle.apply(track, release, action, self._now(), self._policy.share) if release else track
+            return lifecycle.apply(track, release, action, time.time(), self._policy.share) if release else track
 
         after = await self._releases.change(track.weights_hash, applied)
         await self._keep()
@@ -169,14 +166,14 @@ class ReleaseHandlers:
         if canary is None:
             return
         weighed = await self._weighed(track, canary)
-        if lifecycle.judge(track, weighed, policy, self._now()) is None:
+        if lifecycle.judge(track, weighed, policy, time.time()) is None:
             return
 
         def settled(track: ReleaseTrack) -> ReleaseTrack:
-            decision = lifecycle.judge(track, weighed, policy, self._now())  # it may have been pinned meanwhile
+            decision = lifecycle.judge(track, weighed, policy, time.time())  # it may have been pinned meanwhile
             if decision is None:
                 return track
-            return lifecycle.settle(track, canary, *decision, weighed, self._now(), policy.share)
+            return lifecycle.settle(track, canary, *decision, weighed, time.time(), policy.share)
 
         after = await self._releases.change(track.weights_hash, settled)
         await self._keep()
@@ -189,7 +186,7 @@ class ReleaseHandlers:
     async def _restored(self) -> list[StoredTrack]:
         """Return all tracks, after what the store has lost was put back."""
         _, stored = await self._releases.tracks()
-        if await self._backup.restore(stored, self._now()):
+        if await self._backup.restore(stored, time.time()):
             _, stored = await self._releases.tracks()
         return stored
 

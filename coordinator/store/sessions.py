@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from coordinator import placement
+from coordinator.config import CoordinatorConfig
 from coordinator.records import PlacementRequest, SessionStatus, VerifierRegistration
 from coordinator.store import keys, redis_codec
 from coordinator.store.redis_store import RedisStore
@@ -26,25 +28,20 @@ class SessionStore:
         tenant: str,
         request: PlacementRequest,
         among: Sequence[str],
-        *,
-        typical_rtt_ms: float,
         epoch_floor: int,
-        epoch_span: int,
-        attach_grace_ms: int,
-        session_ms: int,
-        load_weight_ms: float,
+        config: CoordinatorConfig,
     ) -> Placement | int:
         """Place a session, name a standby and use up two ranges of epochs, in one step. Raises Killed.
 
         Return how many of the candidates are alive if none of them has room. among: verifier ids, in the order of the
-        random draw. typical_rtt_ms: of verifiers that the device has not measured. epoch_floor: every epoch of the
-        placement is greater.
+        random draw. epoch_floor: every epoch of the placement is greater.
         """
         touched = [keys.session(session_id), keys.closed(session_id)]
         weights, tokenizer = request.weights or ("", "")
         target = "" if request.weights else request.target  # weights bind, names may change
-        arguments: list[Any] = [session_id, tenant, epoch_floor, epoch_span, attach_grace_ms, session_ms]
-        arguments += [load_weight_ms, target, weights, tokenizer]
+        typical_rtt_ms = placement.typical_rtt_ms(request, config.unknown_rtt_ms)
+        arguments: list[Any] = [session_id, tenant, epoch_floor, config.epoch_span, config.attach_grace_ms]
+        arguments += [config.session_ms, config.load_weight_ms, target, weights, tokenizer]
         arguments += [request.numerics_class, request.draft, request.traffic]
         for name in among:
             touched += [keys.verifier(name), keys.placements(name), keys.cordon(name)]
