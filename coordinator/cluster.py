@@ -18,6 +18,8 @@ from outrider.core.errors import Unavailable
 from outrider.settings.file import VARIABLE
 
 STOP_TIMEOUT_S = 15.0
+MAX_LINE = 1 << 26
+"""Bytes of a line that a child may write."""
 _READY = "listening on "
 _SETTINGS = ("OUTRIDER_EDGE_", "OUTRIDER_COORDINATOR_", "OUTRIDER_VERIFIER_", VARIABLE)
 
@@ -74,6 +76,7 @@ class Child:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE if on_log else file,
                 start_new_session=True,
+                limit=MAX_LINE,
             )
         child = cls(name, process, log)
         if on_log is not None:
@@ -143,16 +146,10 @@ class Child:
                 pass
 
     async def _read_log(self, on_log: OnLog) -> None:
-        """Pass stderr on to its end, in lines of any length."""
-        if self._process.stderr is None:
-            return
-        begun = b""
-        while data := await self._process.stderr.read(65536):
-            *lines, begun = (begun + data).split(b"\n")
-            for line in lines:
-                on_log(self.name, line.decode(errors="replace"))
-        if begun:
-            on_log(self.name, begun.decode(errors="replace"))
+        """Pass stderr on to its end, line by line."""
+        if self._process.stderr is not None:
+            async for line in self._process.stderr:
+                on_log(self.name, line.decode(errors="replace").removesuffix("\n"))
 
     def _log_end(self) -> str:
         if self._log is None or not self._log.exists():

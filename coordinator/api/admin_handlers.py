@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 
 from coordinator.config import CoordinatorConfig
 from coordinator.records import SessionStatus, VerifierStatus, WindowBounds, WindowDecision
@@ -83,17 +83,24 @@ class AdminHandlers:
         verifier_id, tenant: of these sessions alone; "" is any. after: verifier and session id of the last one of the
         page before. The second value is "" at the end. Raises NotFound.
         """
+        ids = await self._verifiers.ids()
+        if verifier_id and verifier_id not in ids:
+            raise _no_verifier(verifier_id)
         found: list[SessionStatus] = []
         scanned = 0
-        async for on_verifier, batch in self._batches(verifier_id, after):
-            for session in await self._sessions.find((on_verifier, session_id) for session_id in batch):
-                if tenant in ("", session.telemetry.tenant):
-                    found.append(session)
-                if len(found) == limit:
-                    return found, f"{on_verifier}/{session.telemetry.session_id}"
-            scanned += len(batch)
-            if scanned >= MAX_SCANNED:
-                return found, f"{on_verifier}/{batch[-1]}"
+        for name in [verifier_id] if verifier_id else [name for name in ids if name >= after[0]]:
+            held = [(name, session_id) for session_id in await self._sessions.held_by(name)]
+            rest = [one for one in held if one > after]
+            for start in range(0, len(rest), SESSIONS_AT_ONCE):
+                batch = rest[start : start + SESSIONS_AT_ONCE]
+                for session in await self._sessions.find(batch):
+                    if tenant in ("", session.telemetry.tenant):
+                        found.append(session)
+                    if len(found) == limit:
+                        return found, f"{name}/{session.telemetry.session_id}"
+                scanned += len(batch)
+                if scanned >= MAX_SCANNED:
+                    return found, "/".join(batch[-1])
         return found, ""
 
     async def kill(self, session_id: str) -> str:
@@ -123,23 +130,6 @@ class AdminHandlers:
             raise NotFound(f"no session {session_id}; `outrider sessions list` shows them")
         keep_ms = self._config.session_ms if session_id else None
         await self._windows.set_bounds(session_id, bounds, keep_ms=keep_ms)
-
-    async def _batches(self, verifier_id: str, after: tuple[str, str]) -> AsyncIterator[tuple[str, list[str]]]:
-        """Yield verifier and ids of sessions there, in order, after the last one of the page before."""
-        ids = await self._verifiers.ids()
-        if verifier_id:
-            if verifier_id not in ids:
-                raise _no_verifier(verifier_id)
-            ids = [verifier_id]
-        last_verifier, last_session = after
-        for name in ids:
-            if name < last_verifier:
-                continue
-            held = await self._sessions.held_by(name)
-            if name == last_verifier:
-                held = [session_id for session_id in held if session_id > last_session]
-            for start in range(0, len(held), SESSIONS_AT_ONCE):
-                yield name, held[start : start + SESSIONS_AT_ONCE]
 
 
 def _no_verifier(verifier_id: str) -> NotFound:

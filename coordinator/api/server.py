@@ -16,10 +16,9 @@ from coordinator.api.metrics import CoordinatorCollector
 from coordinator.api.services import SERVICES, add_services
 from coordinator.api.tenant_keys import TenantKeys
 from coordinator.config import EMBEDDED, CoordinatorConfig
-from coordinator.releases.backup import ReleaseBackup
 from coordinator.releases.handlers import ReleaseHandlers
 from coordinator.releases.records import CanaryPolicy
-from coordinator.releases.store import ReleaseStore
+from coordinator.releases.store import ReleaseBackup, ReleaseStore
 from coordinator.store.embedded_redis import EmbeddedServer
 from coordinator.store.keyring import Keyring, load_or_create
 from coordinator.store.redis_store import RedisStore
@@ -117,20 +116,16 @@ class StoreWatch:
             if self._embedded is not None and await asyncio.to_thread(self._embedded.revive):
                 log.error("the embedded Redis server had ended; started an empty one, verifiers will register again")
             await self._handlers.exchange_keys()
-            await self._tend()
+            try:
+                await self._releases.tend()
+            except Unavailable:
+                raise
+            except Exception:  # devices are placed whatever is wrong with a release
+                log.exception("tending releases failed; trying again")
         except Unavailable as error:
             await self._set(False, str(error))
         else:
             await self._set(True, "the store answers again")
-
-    async def _tend(self) -> None:
-        """Tend releases. Devices are placed whatever is wrong with a release."""
-        try:
-            await self._releases.tend()
-        except Unavailable:
-            raise
-        except Exception:
-            log.exception("tending releases failed; trying again")
 
     async def _set(self, serving: bool, why: str) -> None:
         if serving != self._serving:

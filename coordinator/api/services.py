@@ -187,7 +187,8 @@ class AdminServicer(_Servicer, stubs.AdminServicer):
     async def ListTenants(self, request: pb.ListTenantsRequest, caller: str) -> pb.ListTenantsResponse:
         after, limit = admin_codec.tenants_query(request)
         found, following = await self._tenants.listed(after, limit)
-        anonymous = self._authenticator.anonymous and not await self._tenants.any_created()
+        _, keys_needed = await self._tenants.holder(None)
+        anonymous = self._authenticator.anonymous and not keys_needed
         return pb.ListTenantsResponse(
             tenants=map(admin_codec.tenant_to_proto, found), next=following, anonymous=anonymous
         )

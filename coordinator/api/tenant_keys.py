@@ -52,10 +52,6 @@ class TenantKeys:
         name, any_created = await self._store.run("tenant_of", _KEYS, [hashed.hex() if hashed else ""])
         return str(name), bool(any_created)
 
-    async def any_created(self) -> bool:
-        """Whether any tenant was ever created: callers need a key then."""
-        return (await self.holder(None))[1]
-
     async def create(self, name: str) -> tuple[Tenant, str]:
         """Create a tenant, or one anew that was revoked. Return it with its new key. Raises BadRequest."""
         if tenant_name(name) == DEFAULT_TENANT:

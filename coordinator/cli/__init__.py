@@ -1,7 +1,7 @@
-"""The operator's command, `outrider`.
+"""The operator's command, `outrider`: `arguments` describes the command line, and `command` runs what it names.
 
-`arguments` describes the command line and `command` runs what it names: a module for each noun, which is imported only
-then. `output` prints what a command has found, as a table (`tables`) or as JSON or YAML (`json_views`).
+There is a module for each group of commands, which is imported only then. `json_views` makes documents of what a
+command has found, and `output` prints them.
 """
 
 from coordinator.cli.command import main

@@ -14,8 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from coordinator.cli.json_views import Document
-from coordinator.cli.output import Result, note, render
-from coordinator.cli.tables import Column, table
+from coordinator.cli.output import Column, Result, note, render, table
 from outrider.settings.file import config_file, read
 from outrider.settings.layers import variables
 from outrider.settings.report import shown

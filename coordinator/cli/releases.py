@@ -12,8 +12,7 @@ from pathlib import Path
 from coordinator.cli import json_views
 from coordinator.cli.connection import AdminCall
 from coordinator.cli.json_views import Document
-from coordinator.cli.output import Result, query
-from coordinator.cli.tables import SHORT, Column, facts, number, stacked, table
+from coordinator.cli.output import SHORT, Column, Result, facts, number, query, stacked, table
 from outrider.core.errors import BadRequest
 from outrider.wire import manifest as manifests
 from outrider.wire.manifest import Manifest, read_unverified

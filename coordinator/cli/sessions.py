@@ -7,8 +7,7 @@ import argparse
 from coordinator.cli import json_views
 from coordinator.cli.connection import AdminCall
 from coordinator.cli.json_views import Document
-from coordinator.cli.output import Result, listing, query
-from coordinator.cli.tables import SHORT, Column, facts, ms, number, share, stacked, table
+from coordinator.cli.output import SHORT, Column, Result, facts, listing, ms, number, query, share, stacked, table
 from outrider.core.errors import NotFound
 from outrider.wire.v1 import coordinator_pb2 as pb
 

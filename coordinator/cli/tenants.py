@@ -6,8 +6,7 @@ import argparse
 
 from coordinator.cli import json_views
 from coordinator.cli.connection import AdminCall
-from coordinator.cli.output import Result, listing, query
-from coordinator.cli.tables import Column
+from coordinator.cli.output import Column, Result, listing, query
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 COLUMNS = (

@@ -8,8 +8,7 @@ from functools import partial
 from coordinator.cli import json_views, sessions
 from coordinator.cli.connection import AdminCall, settings_of
 from coordinator.cli.json_views import Document
-from coordinator.cli.output import Result, listing, query
-from coordinator.cli.tables import Column, facts, ms, number, share, stacked, table
+from coordinator.cli.output import Column, Result, facts, listing, ms, number, query, share, stacked, table
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 COLUMNS = (

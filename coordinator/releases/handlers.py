@@ -14,7 +14,6 @@ from dataclasses import replace
 
 from coordinator.records import VerifierStatus
 from coordinator.releases import evidence, lifecycle
-from coordinator.releases.backup import ReleaseBackup
 from coordinator.releases.records import (
     CanaryEvidence,
     CanaryPolicy,
@@ -24,7 +23,7 @@ from coordinator.releases.records import (
     ReleaseAction,
     ReleaseTrack,
 )
-from coordinator.releases.store import ReleaseStore, StoredTrack
+from coordinator.releases.store import ReleaseBackup, ReleaseStore, StoredTrack
 from coordinator.store.verifiers import VerifierStore
 from outrider.artifacts.hashing import known_file_digest
 from outrider.artifacts.store import ArtifactStore
@@ -103,7 +102,10 @@ class ReleaseHandlers:
         if beginning:
             track, chosen = lifecycle.find([one.track for one in stored], beginning)
             found = [(track, release) for release in track.releases if release.name == chosen.name]
-        return serial, [await self._with_evidence(track, release) for track, release in found]
+        return serial, [
+            replace(release, evidence=await self._weighed(track, release)) if release is track.canary else release
+            for track, release in found
+        ]
 
     async def apply(self, beginning: str, action: ReleaseAction) -> Release:
         """Carry out an operator's action on a release. Raises NotFound, BadRequest or Unavailable."""
@@ -194,11 +196,6 @@ class ReleaseHandlers:
         """Copy a decision at once: it must not be lost in the second until the next look."""
         _, stored = await self._releases.tracks()
         await self._backup.keep(stored)
-
-    async def _with_evidence(self, track: ReleaseTrack, release: Release) -> Release:
-        if release.state is not LifecycleState.CANARY:
-            return release
-        return replace(release, evidence=await self._weighed(track, release))
 
     async def _weighed(self, track: ReleaseTrack, canary: Release) -> CanaryEvidence:
         """Return the evidence of a trial, weighed again only if samples have come."""

@@ -114,6 +114,11 @@ class ReleaseTrack:
     def canary(self) -> Release | None:
         return self._first(LifecycleState.CANARY)
 
+    @property
+    def states(self) -> list[tuple[int, LifecycleState]]:
+        """Versions with their states, the newest first."""
+        return [(release.version, release.state) for release in self.releases]
+
     def find(self, manifest: bytes) -> Release | None:
         """Return the release with this manifest, None if there is none."""
         return next((release for release in self.releases if release.manifest == manifest), None)

@@ -1,14 +1,19 @@
-"""Keep releases and samples of their trials in Redis. A track is read, decided upon elsewhere, and swapped in whole.
+"""Keep releases and samples of their trials in Redis, and a copy of the releases' states in the state directory.
 
-Everything here can be lost: `backup` brings back what was decided, and only samples of a running trial matter.
+A track is read, decided upon elsewhere, and swapped in whole. Redis may keep nothing, or come back with old data. Then
+a bad draft that was rolled back must not go on trial again, nor a good one prove itself twice: of two copies of a
+target's track the one with the greater revision counts. Samples alone are lost with Redis.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 from coordinator.releases.records import (
@@ -21,9 +26,13 @@ from coordinator.releases.records import (
 )
 from coordinator.store import keys
 from coordinator.store.redis_store import SESSIONS_AT_ONCE, RedisStore
+from outrider.artifacts import atomic_files
 from outrider.core.errors import Unavailable
 from outrider.core.telemetry import SessionTelemetry
 
+log = logging.getLogger(__name__)
+
+BACKUP_FILE = "releases.json"
 MIN_POSITIONS = 32
 """Positions of a sample at least: fewer say little."""
 MAX_POSITIONS = 8_192
@@ -90,7 +99,7 @@ class ReleaseStore:
 
     async def swap(self, before: StoredTrack, after: ReleaseTrack) -> bool:
         """Put a track in the place of another. Returns False if something else is there by now."""
-        moved = _states(before.track) != _states(after)
+        moved = before.track.states != after.states
         arguments = [after.weights_hash, before.text, text_of(after), int(moved)]
         return bool(await self._store.run("release_swap", _TRACKS, arguments))
 
@@ -108,20 +117,17 @@ class ReleaseStore:
     ) -> int:
         """Take samples of a trial from sessions' cumulative counts. Safe to repeat. Returns the number of samples."""
         compared = [session for session in sessions if trial.arm(session.draft_release)]
-        batches = [compared[i : i + SESSIONS_AT_ONCE] for i in range(0, len(compared), SESSIONS_AT_ONCE)]
-        return sum([await self._sample(weights, trial, batch, session_samples) for batch in batches])
-
-    async def _sample(
-        self, weights: str, trial: CanaryTrial, sessions: Sequence[SessionTelemetry], session_samples: int
-    ) -> int:
-        touched = [keys.samples(weights, trial.version), keys.sampled(weights, trial.version)]
-        arguments: list[Any] = [f"{trial.version}:{trial.name}", MIN_POSITIONS, MAX_POSITIONS, NEW_POSITIONS]
-        arguments += [session_samples, TENANT_SAMPLES, ARM_SAMPLES, KEEP_SAMPLES_MS, KEEP_SPAN_MS]
-        for s in sessions:
-            touched.append(keys.span(s.session_id))
-            arguments += [trial.arm(s.draft_release), s.draft_release, f"{s.epoch:020d}", s.tenant, s.traffic_class]
-            arguments += [s.positions, s.first_accepted]
-        return int(await self._store.run("release_sample", touched, arguments))
+        taken = 0
+        for start in range(0, len(compared), SESSIONS_AT_ONCE):
+            touched = [keys.samples(weights, trial.version), keys.sampled(weights, trial.version)]
+            arguments: list[Any] = [f"{trial.version}:{trial.name}", MIN_POSITIONS, MAX_POSITIONS, NEW_POSITIONS]
+            arguments += [session_samples, TENANT_SAMPLES, ARM_SAMPLES, KEEP_SAMPLES_MS, KEEP_SPAN_MS]
+            for s in compared[start : start + SESSIONS_AT_ONCE]:
+                touched.append(keys.span(s.session_id))
+                arguments += [trial.arm(s.draft_release), s.draft_release, f"{s.epoch:020d}", s.tenant]
+                arguments += [s.traffic_class, s.positions, s.first_accepted]
+            taken += int(await self._store.run("release_sample", touched, arguments))
+        return taken
 
     async def samples(self, weights: str, version: int, known: int = 0) -> list[AcceptanceSample] | None:
         """Return the samples of a canary's trial in the order in which they came; None if there are `known` of them.
@@ -130,6 +136,50 @@ class ReleaseStore:
         """
         count, *texts = await self._store.run("release_samples", [keys.samples(weights, version)], [known])
         return None if int(count) == known else [sample for sample in map(_sample_of, texts) if sample is not None]
+
+
+class ReleaseBackup:
+    """Keep the copy of one coordinator. Of several over one Redis, the first that finds something lost puts it back."""
+
+    def __init__(self, state_dir: Path, store: ReleaseStore) -> None:
+        self._path = state_dir.expanduser() / BACKUP_FILE
+        self._store = store
+        self._kept = {kept.track.weights_hash: kept for kept in _load(self._path)}
+
+    async def restore(self, stored: Sequence[StoredTrack], now: float) -> bool:
+        """Put back the tracks that the store has lost, or has in an older revision. Raises Unavailable.
+
+        stored: all tracks of the store. Returns whether any of it was changed.
+        """
+        by_target = {one.track.weights_hash: one for one in stored}
+        restored = False
+        for weights, kept in self._kept.items():
+            before = by_target.get(weights, StoredTrack(ReleaseTrack(weights), ""))
+            if before.readable and before.track.revision < kept.track.revision:
+                restored |= await self._store.swap(before, _restarted(kept.track, before.track, now))
+        if restored:
+            log.warning("the store had lost decisions on draft releases; put back what %s knows of them", self._path)
+        return restored
+
+    async def keep(self, stored: Sequence[StoredTrack]) -> None:
+        """Copy the tracks that are not older than the copy. A disk that is full is logged and is no reason to stop.
+
+        The copy keeps targets that the store does not know any more.
+        """
+        newer = {one.track.weights_hash: one for one in stored if one.readable and not self._older(one)}
+        kept = {**self._kept, **newer}
+        if kept == self._kept:
+            return
+        texts = {weights: one.text for weights, one in kept.items()}
+        try:
+            await asyncio.to_thread(atomic_files.write, self._path, json.dumps(texts).encode(), mode=0o600)
+        except OSError as error:
+            log.warning("%s cannot be written (%s): draft releases live in Redis alone", self._path, error.strerror)
+        self._kept = kept
+
+    def _older(self, one: StoredTrack) -> bool:
+        kept = self._kept.get(one.track.weights_hash)
+        return kept is not None and one.track.revision < kept.track.revision
 
 
 def text_of(track: ReleaseTrack) -> str:
@@ -161,13 +211,29 @@ def _known_fields(cls: type[CanaryEvidence | Release], record: dict[str, Any]) -
     return {field.name: record[field.name] for field in fields(cls) if field.name in record}
 
 
-def _states(track: ReleaseTrack) -> list[tuple[int, LifecycleState]]:
-    return [(release.version, release.state) for release in track.releases]
-
-
 def _sample_of(text: str) -> AcceptanceSample | None:
     try:
         arm, tenant, traffic, accepted, positions, ms = text.split(":")
         return AcceptanceSample(arm == "c", tenant, traffic, int(accepted), int(positions), int(ms) / 1000.0)
     except ValueError:
         return None
+
+
+def _restarted(kept: ReleaseTrack, lost: ReleaseTrack, now: float) -> ReleaseTrack:
+    """Return the kept track with its trial's window begun anew, since samples are lost. No version is taken twice."""
+    releases = tuple(replace(r, since_unix=now) if r.state is LifecycleState.CANARY else r for r in kept.releases)
+    newest = max(kept.newest, lost.newest)
+    return replace(kept, newest=newest, releases=releases, revision=kept.revision + 1)
+
+
+def _load(path: Path) -> list[StoredTrack]:
+    """Return the tracks of the copy that this version can read."""
+    try:
+        targets = json.loads(path.read_text())
+        tracks = [parsed(str(weights), str(text)) for weights, text in targets.items()]
+        return [one for one in tracks if one.readable]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, AttributeError) as error:
+        log.warning("%s cannot be read and is left out: %s", path, error)
+        return []

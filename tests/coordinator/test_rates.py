@@ -1,6 +1,6 @@
 """What `outrider top` makes of two looks at a cluster."""
 
-from coordinator.cli.top_view import HISTORY, Rates
+from coordinator.cli.top import HISTORY, Rates
 
 
 def look(evaluated=0, accepted=0, committed=0, epoch=1, tokens_per_s=0.0, name="v1"):

@@ -13,9 +13,8 @@ import pytest
 from peers import identity, until
 from releasing import FIRST, SIGNER, guesses, listed, name_of, offered, publish, signed, states, steer, version_of
 
-from coordinator.releases.backup import ReleaseBackup
 from coordinator.releases.handlers import ReleaseHandlers, check_served, in_canary
-from coordinator.releases.store import ReleaseStore
+from coordinator.releases.store import ReleaseBackup, ReleaseStore
 from coordinator.store import keys
 from coordinator.store.redis_store import RedisStore
 from outrider.artifacts.store import ArtifactStore

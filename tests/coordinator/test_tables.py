@@ -9,8 +9,7 @@ import sys
 
 import pytest
 
-from coordinator.cli.output import Result, render
-from coordinator.cli.tables import Column, facts, number, rendered, stacked, table
+from coordinator.cli.output import Column, Result, facts, number, render, rendered, stacked, table
 
 NAMES = (Column("A", lambda row: row[0]), Column("LONG", lambda row: row[1]))
 
@@ -67,7 +66,7 @@ def test_a_narrow_terminal_goes_without_what_matters_least_and_without_what_is_e
 
 def test_a_terminal_gets_a_bold_head_and_a_pipe_gets_none() -> None:
     program = (
-        "from coordinator.cli.tables import Column, rendered, table;"
+        "from coordinator.cli.output import Column, rendered, table;"
         "print(rendered(table([Column('HEAD', str), Column('LAST', str)], [1])))"
     )
     ours, theirs = pty.openpty()

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from coordinator.cli.top_view import BAR, HISTORY, Rates, bar, frame
+from coordinator.cli.top import BAR, HISTORY, Rates, bar, frame
 
 VERIFIER = {
     "id": "verifier-1",
