@@ -35,7 +35,7 @@ from benchmarks.support.engine_driver.scripted_trees import TreeDevice, TreeTall
 from benchmarks.support.harness import Pair, spread
 from benchmarks.support.hf_baseline import GenerateRequest, HuggingFaceBaseline, TimedOutput
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.numerics_check import self_test
+from cloud_verifier.engine.numerics_check import check_numerics
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Finish
 from outrider.core.sampling import SamplingParams
@@ -199,7 +199,7 @@ def main() -> None:
     pair = Pair.in_folder(options.models)
     harness.pin(min(os.sched_getaffinity(0)))
     model = TargetModel.load(pair.target, dtype="float32", threads=1)
-    self_test(model)
+    check_numerics(model)
     bench = TracedEngine(model)
     ids = texts(pair.target, max(SESSIONS) * LONGEST, LONGEST)
     rounds, count, peer_rounds, output = (2, 3, 1, 40) if options.quick else (7, 8, 4, 128)

@@ -133,7 +133,7 @@ class VerifierProcess:
         if not config.traffic:
             return None
         if not config.coordinator:
-            log.warning("nothing will be recorded: only a coordinator's tickets say what may be")
+            log.warning("nothing will be recorded: only tickets of a coordinator permit it")
         return recorder_of(config, self._id)
 
     async def _start(self, grpc_server: grpc.aio.Server, catalogue: Catalogue) -> VerifierService:
@@ -264,7 +264,7 @@ class VerifierProcess:
             if killed:
                 self._registry.hurry()  # their places are free
             if answer.drain and not self._drain_ordered.is_set():
-                log.info("an operator has told this verifier to drain and end")
+                log.info("an operator has asked this verifier to drain and end")
                 self._drain_ordered.set()
             service.announce(self._registry.release_serial)
             await self._registry.pause()

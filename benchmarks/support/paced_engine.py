@@ -1,6 +1,6 @@
 """The engine process of a paced verifier: the product's own, but that a forward pass takes its time.
 
-Nothing is held up before the self-test has passed; what steps cost is measured with the pace.
+Nothing is held up before the numerics check has passed; what steps cost is measured with the pace.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cloud_verifier.engine_process.main import main
 
 
 def pace_targets(pace: Pace, counts: PassCounts) -> None:
-    """Have every target of this process that has passed its self-test take its time."""
+    """Have every target of this process that has passed its numerics check take its time."""
     forward = TargetModel.forward
 
     def paced(model: TargetModel, batch: PackedBatch, plan: AttentionPlan) -> torch.Tensor:

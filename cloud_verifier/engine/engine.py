@@ -99,7 +99,7 @@ class Engine:
         server_draft: drafts for sessions whose devices draft nothing. Raises ModelRefused for an untested model.
         """
         if model.deviation is None:
-            raise ModelRefused(f"{model.label} has not passed the self-test; call self_test(model) first")
+            raise ModelRefused(f"{model.label} has not passed the numerics check; call check_numerics(model) first")
         self.model = model
         self.config = config or EngineConfig()
         self.counters = EngineCounters(clock())

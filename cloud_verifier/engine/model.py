@@ -52,11 +52,11 @@ Read = Callable[[Path, torch.dtype], Any]
 
 
 class TargetModel:
-    """The target, ready for packed forward passes. `self_test` must pass before an Engine takes it.
+    """The target, ready for packed forward passes. `check_numerics` must pass before an Engine takes it.
 
     weights_hash: hex digest of all that decides on the tokens: the weights and the configuration of their use.
     layers: shape of the keys and values of each attention layer, in order of layer_idx.
-    deviation: greatest difference of logits between trees and plain sequences in the self-test; None before it.
+    deviation: greatest difference of logits between trees and plain sequences in the numerics check; None before it.
     """
 
     def __init__(
@@ -310,7 +310,7 @@ def read_module(directory: Path, dtype: torch.dtype, **options: Any) -> Any:
 
 
 def _refuse_unsupported(config: Any, label: str) -> None:
-    """Raise ModelRefused for what the self-test, with its short sequences, cannot detect."""
+    """Raise ModelRefused for what the numerics check, with its short sequences, cannot detect."""
     unsupported = set(getattr(config, "layer_types", None) or ()) - set(SERVED_LAYERS)
     if unsupported:
         raise ModelRefused(f"{label} has layers of type {', '.join(sorted(unsupported))}; served are {SERVED_LAYERS}")
@@ -321,7 +321,7 @@ def _refuse_unsupported(config: Any, label: str) -> None:
 
 
 def _refuse_mixture(module: Any, label: str) -> None:
-    """Raise ModelRefused for a mixture of experts: the self-test may miss experts between which a last bit decides."""
+    """Raise ModelRefused for a mixture of experts: the numerics check may miss experts between which a last bit decides."""
     for name, part in module.named_modules():
         kind = type(part).__name__
         if any(word in f"{name} {kind}".lower() for word in MIXTURE):

@@ -42,7 +42,7 @@ STEP_ROWS = (20, 40, 64, 128)
 size."""
 
 
-def self_test(model: TargetModel, *, rows: int = 512, seed: int = 0) -> float:
+def check_numerics(model: TargetModel, *, rows: int = 512, seed: int = 0) -> float:
     """Return the deviation of the logits, and mark the model as tested. Raises ModelRefused if it is above the bound.
 
     rows: the most that a step will have.

@@ -15,7 +15,7 @@ from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Committed, Engine, Event, Failed
 from cloud_verifier.engine.model import Progress, TargetModel
-from cloud_verifier.engine.numerics_check import self_test
+from cloud_verifier.engine.numerics_check import check_numerics
 from cloud_verifier.engine.recording import RecordedTokens
 from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft
 from cloud_verifier.engine.step_profiler import describe, profile
@@ -248,8 +248,8 @@ def _serve(config: VerifierConfig, end: EngineEnd, load: Callable[..., TargetMod
         name=config.target_name,
         on_progress=progress,
     )
-    progress("self-test: tree against linear")
-    self_test(model, rows=config.token_budget)
+    progress("numerics check: token trees against plain sequences")
+    check_numerics(model, rows=config.token_budget)
     progress("measuring what a step costs")
     cost = profile(model, config.token_budget)
     progress(describe(cost))

@@ -20,7 +20,7 @@ from benchmarks.support.engine_driver.scripted_trees import TreeTally, offer
 from benchmarks.support.hf_baseline import GenerateRequest, HuggingFaceBaseline, TimedOutput
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.numerics_check import self_test
+from cloud_verifier.engine.numerics_check import check_numerics
 
 
 class Ticks:
@@ -42,7 +42,7 @@ def one_thread() -> None:
 @pytest.fixture(scope="module")
 def model() -> TargetModel:
     target = TargetModel(make_tiny("qwen3"), name="tiny")
-    self_test(target)
+    check_numerics(target)
     return target
 
 

@@ -58,7 +58,7 @@ def test_whoever_started_a_paced_verifier_reads_its_counts_from_a_file(tmp_path:
     assert ours.overran == 0.5
 
 
-def test_a_target_is_paced_once_it_has_passed_its_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_is_paced_once_it_has_passed_the_numerics_check(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, plan = torch.zeros(1, 2), Any
     monkeypatch.setattr(TargetModel, "forward", lambda model, batch, plan: logits)
     pace_targets(Pace(20.0), PassCounts())

@@ -69,7 +69,7 @@ async def test_an_engine_serves_refuses_forgets_and_its_death_is_told(config, re
         assert ready.vocabulary_size == 101
         assert ready.max_sequence == 256
         assert ready.target.weights_hash.startswith("sha256:")
-        assert any("self-test" in text for text in progress)
+        assert any("numerics check" in text for text in progress)
         assert b"sesame" not in command_line(host.pid)
         assert "Loading weights" not in capfd.readouterr().err
 

@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from cloud_verifier.engine.model import BACKENDS, TargetModel
-from cloud_verifier.engine.numerics_check import self_test
+from cloud_verifier.engine.numerics_check import check_numerics
 
 POSITIONS = 8_192
 
@@ -91,7 +91,7 @@ def backend_on(device: torch.device, attention: str = "auto") -> str:
 
 
 def random_model(shape: ModelShape, device: torch.device, *, attention: str = "auto", seed: int = 0) -> TargetModel:
-    """Ready for an engine. Raises ModelRefused where the self-test fails."""
+    """Ready for an engine. Raises ModelRefused where the numerics check fails."""
     torch.manual_seed(seed)
     with torch.device(device):
         module = AutoModelForCausalLM.from_config(
@@ -99,7 +99,7 @@ def random_model(shape: ModelShape, device: torch.device, *, attention: str = "a
         ).requires_grad_(False)
     _make_definite(module)
     model = TargetModel(module, name=shape.name, backend=BACKENDS[backend_on(device, attention)]())
-    self_test(model)
+    check_numerics(model)
     return model
 
 

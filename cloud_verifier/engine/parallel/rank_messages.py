@@ -26,7 +26,7 @@ class End:
 
 @dataclass(frozen=True)
 class Linear:
-    """A plain forward pass over one sequence of token ids, for the self-test."""
+    """A plain forward pass over one sequence of token ids, for the numerics check."""
 
     ids: list[int]
 

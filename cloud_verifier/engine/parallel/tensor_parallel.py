@@ -7,7 +7,7 @@ within it transformers adds the ranks' parts together. To the engine rank 0's ta
     with RankGroup.join() as group:  # in every process that torchrun starts
         target = group.load(directory)
         if group.leads:
-            self_test(target)
+            check_numerics(target)
             ...  # Engine(target)
         else:
             group.follow(target)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.numerics_check import self_test
+from cloud_verifier.engine.numerics_check import check_numerics
 
 
 @pytest.fixture(scope="session")
@@ -17,7 +17,7 @@ def target(tiny_directory: Callable[[str], Path]) -> Callable[[str], TargetModel
     def get(kind: str) -> TargetModel:
         if kind not in made:
             made[kind] = TargetModel.load(tiny_directory(kind))
-            self_test(made[kind])
+            check_numerics(made[kind])
         return made[kind]
 
     return get

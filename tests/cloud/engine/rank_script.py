@@ -18,7 +18,7 @@ from cloud_verifier.engine.batch import PackedBatch, Segment
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.kv_pool import KVPool
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.numerics_check import self_test
+from cloud_verifier.engine.numerics_check import check_numerics
 from cloud_verifier.engine.parallel.tensor_parallel import RankGroup, ShardedTarget
 from outrider.core.errors import InternalError, ModelRefused, Unavailable
 from outrider.core.sampling import SamplingParams
@@ -91,7 +91,7 @@ def equal(group: RankGroup, directories: list[str]) -> None:
         if not group.leads:
             group.follow(target)
             continue
-        deviation = self_test(target)
+        deviation = check_numerics(target)
         pool = pool_for(target)
         together, delivered = tree_logits(target, pool), sequences(target)
         try:
@@ -101,7 +101,7 @@ def equal(group: RankGroup, directories: list[str]) -> None:
         again = tree_logits(target, pool_for(target))
         group.dismiss()
         single = TargetModel.load(directory)
-        self_test(single)
+        check_numerics(single)
         say(
             kind=Path(directory).name,
             deviation=deviation,
@@ -137,7 +137,7 @@ def lost(group: RankGroup, directories: list[str]) -> None:
     """Rank 1 dies, or stops, in the midst of a session, where nothing but a forward can notice."""
     target = group.load(directories[0])
     if not group.leads:
-        forward, left = target.forward, 12  # some of them are the self-test's
+        forward, left = target.forward, 12  # some of them are the numerics check's
 
         def ending(*arguments: Any) -> torch.Tensor:
             nonlocal left
@@ -148,7 +148,7 @@ def lost(group: RankGroup, directories: list[str]) -> None:
 
         target.forward = ending  # type: ignore[method-assign]
         group.follow(target)
-    self_test(target)
+    check_numerics(target)
     rig = Rig(target)
     rig.attach("s", client(prompt_of(12), nothing, 40, ignore_eos=True))
     for _ in range(2):

@@ -18,7 +18,7 @@ from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.kernels import packed_linear
 from cloud_verifier.engine.kernels.attention import AttentionPlan
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.numerics_check import FLOAT32_BOUND, self_test
+from cloud_verifier.engine.numerics_check import FLOAT32_BOUND, check_numerics
 from cloud_verifier.engine.sampling import Sampler
 from outrider.core.errors import ModelRefused
 from outrider.core.sampling import SamplingParams
@@ -97,7 +97,7 @@ def kernels_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nor_where_the_linear_kernel_changes_with_the_rows(tiny_directory: Directory) -> None:
     model = TargetModel.load(tiny_directory("llama"), dtype="bfloat16", attention="exact")
     assert crowds_that_differ(model) == dict.fromkeys(CROWDS, 0)
-    self_test(model)
+    check_numerics(model)
 
 
 @pytest.mark.usefixtures("kernels_by_rows")
@@ -107,14 +107,14 @@ def test_a_model_whose_layers_stay_whole_is_refused_where_the_linear_kernel_chan
     monkeypatch.setattr(target_model, "tile_linears", lambda *parts: 0)
     model = TargetModel.load(tiny_directory("llama"), dtype="bfloat16", attention="exact")
     with pytest.raises(ModelRefused, match="in a step of 40 rows"):
-        self_test(model)
+        check_numerics(model)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral", "gemma2", "gpt2"])
 def test_exact_logits_are_those_of_plain_sequences(kind: str, dtype: str, tiny_directory: Directory) -> None:
     model = TargetModel.load(tiny_directory(kind), dtype=dtype, attention="exact")
-    assert self_test(model) < (FLOAT32_BOUND / 10 if dtype == "float32" else 0.5)
+    assert check_numerics(model) < (FLOAT32_BOUND / 10 if dtype == "float32" else 0.5)
 
 
 @pytest.mark.parametrize("attention", ["exact", "sdpa"])
@@ -122,7 +122,7 @@ def test_in_bfloat16_trees_neighbours_and_cached_prefixes_change_no_bit_that_is_
     attention: str, tiny_directory: Directory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = TargetModel.load(tiny_directory("llama"), dtype="bfloat16", attention=attention)
-    self_test(model)
+    check_numerics(model)
     choose = Sampler.choose
 
     def sampled(draft: Drafter, *, together: bool, cache: bool) -> list[torch.Tensor]:
@@ -187,8 +187,8 @@ def test_a_model_that_does_not_keep_its_bits_is_refused(
 
     monkeypatch.setattr(model, "forward", minds_its_neighbours)
     if beyond == 300:
-        self_test(model, rows=300)
+        check_numerics(model, rows=300)
     with pytest.raises(
         ModelRefused, match=r"cannot be served with exact attention in float32 .* in a step of \d+ rows"
     ):
-        self_test(model, rows=512)
+        check_numerics(model, rows=512)

@@ -17,7 +17,7 @@ from cloud_verifier.engine.batch import Segment
 from cloud_verifier.engine.kernels.attention import AttentionPlan, Scoring, SdpaBackend
 from cloud_verifier.engine.kv_pool import KVPool
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.numerics_check import FLOAT32_BOUND, self_test
+from cloud_verifier.engine.numerics_check import FLOAT32_BOUND, check_numerics
 from outrider.core.errors import ModelRefused
 
 Directory = Callable[[str], Path]
@@ -32,7 +32,7 @@ def tiny(config: transformers.PretrainedConfig, dtype: torch.dtype = torch.float
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_trees_have_the_logits_of_plain_sequences(kind: str, dtype: str, tiny_directory: Directory) -> None:
     model = TargetModel.load(tiny_directory(kind), dtype=dtype)
-    deviation = self_test(model)
+    deviation = check_numerics(model)
     assert model.deviation == deviation
     assert deviation < (FLOAT32_BOUND / 10 if dtype == "float32" else 0.5)
 
@@ -181,5 +181,5 @@ def test_a_model_whose_trees_deviate_is_refused_with_difference_and_bound(
     module = make_tiny("llama").to(dtype)
     model = TargetModel(module, name="m", backend=backend)
     with pytest.raises(ModelRefused, match=r"model type llama.* differ by .*, must be at most"):
-        self_test(model)
+        check_numerics(model)
     assert model.deviation is None

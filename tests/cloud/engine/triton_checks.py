@@ -23,7 +23,7 @@ from cloud_verifier.engine.kernels.cuda_graphs import CudaGraphRecorder, Graphed
 from cloud_verifier.engine.kernels.triton_attention import TritonBackend, TritonPlan
 from cloud_verifier.engine.kv_pool import KVPool, LayerShape
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.numerics_check import FLOAT32_BOUND, HALF_BOUND, self_test
+from cloud_verifier.engine.numerics_check import FLOAT32_BOUND, HALF_BOUND, check_numerics
 
 Directory = Callable[[str], Path]
 CUDA = torch.cuda.is_available()
@@ -175,18 +175,18 @@ def test_chunks_change_no_bit_of_a_prompt() -> None:
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral", "gemma2", "gpt_oss"])
-def test_a_target_passes_its_self_test(kind: str, tiny_directory: Directory) -> None:
+def test_a_target_passes_the_numerics_check(kind: str, tiny_directory: Directory) -> None:
     model = TargetModel.load(tiny_directory(kind), dtype="float32", device=str(DEVICE), attention="triton")
     assert model.backend.startswith("triton")
-    assert self_test(model) < FLOAT32_BOUND / 10
+    assert check_numerics(model) < FLOAT32_BOUND / 10
     if CUDA:
         assert model.graphs is not None
         assert bool(model.graphs.recorded) != bool(model.graphs.off)
 
 
-def test_a_target_passes_its_self_test_in_bfloat16(tiny_directory: Directory) -> None:
+def test_a_target_passes_the_numerics_check_in_bfloat16(tiny_directory: Directory) -> None:
     model = TargetModel.load(tiny_directory("llama"), dtype="bfloat16", device=str(DEVICE), attention="triton")
-    assert self_test(model) < HALF_BOUND
+    assert check_numerics(model) < HALF_BOUND
 
 
 class Again:
