@@ -22,8 +22,7 @@ from cloud_verifier.front.service import VerifierService
 from cloud_verifier.front.startup import StartupService
 from cloud_verifier.traffic.recorder import TrafficRecorder, recorder_of
 from outrider.core.errors import BadRequest
-from outrider.core.tokenizer_json import token_table
-from outrider.core.vocabulary import vocabulary_hash
+from outrider.core.vocabulary import token_table, vocabulary_hash
 from outrider.telemetry.prometheus import registry
 from outrider.wire.channels import bind, check_bind, is_loopback, server, split_address
 from outrider.wire.telemetry import (

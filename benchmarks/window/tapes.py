@@ -25,7 +25,7 @@ from edge_agent.sdk.request import Request
 from edge_agent.sdk.types import Options
 from outrider.core.acceptance.calibrator import Calibrator
 from outrider.core.acceptance.history import HIT, MISS, SIBLING
-from outrider.core.tokenizer_json import token_table
+from outrider.core.vocabulary import token_table
 
 Lessons = tuple[tuple[Observation, ...], ...]
 """As on a tape."""

@@ -19,8 +19,7 @@ from cloud_verifier.distill.stage_processes import run_stage
 from outrider.artifacts import atomic_files
 from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import BadRequest, Overloaded
-from outrider.core.tokenizer_json import token_table
-from outrider.core.vocabulary import vocabulary_hash
+from outrider.core.vocabulary import token_table, vocabulary_hash
 
 
 @contextlib.asynccontextmanager

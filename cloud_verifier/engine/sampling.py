@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outrider.core.counts import TokenCounts
 from outrider.core.coupling import gumbel, position_key, session_key
 from outrider.core.errors import InternalError
-from outrider.core.processors import penalise, surviving_log_probs
+from outrider.core.processors import TokenCounts, penalise, surviving_log_probs
 from outrider.core.protocol.messages import TokenLogprobs
 from outrider.core.sampling import SamplingParams
 

@@ -22,8 +22,7 @@ from cloud_verifier.engine.step_profiler import describe, profile
 from cloud_verifier.engine_process.codec import counters_to_proto, produced_to_proto
 from cloud_verifier.engine_process.ipc import EngineEnd, failure_event
 from outrider.core.errors import InternalError, OutriderError
-from outrider.core.tokenizer_json import token_table
-from outrider.core.vocabulary import compare_token_tables
+from outrider.core.vocabulary import compare_token_tables, token_table
 from outrider.telemetry.logs import about
 from outrider.wire import codecs
 from outrider.wire.telemetry import session_telemetry_to_proto, verifier_telemetry_to_proto

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 
 from outrider.core.errors import BadRequest, ModelRefused
-from outrider.core.tokenizer_json import token_table
-from outrider.core.vocabulary import vocabulary_hash
+from outrider.core.vocabulary import token_table, vocabulary_hash
 
 
 class TargetTokenizer:

@@ -12,13 +12,54 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.core.counts import TokenCounts
 from outrider.core.sampling import SamplingParams
 
 Logits = NDArray[np.float64]
 
 _REACHES = (4.0, 10.0, math.inf)
 """Nats below the most likely token within which the nucleus is searched, the narrowest first."""
+
+
+class TokenCounts:
+    """Occurrences in a session's prompt and output, as arrays, so that penalties need no loop over all tokens."""
+
+    def __init__(self, tokens: Iterable[int] = ()) -> None:
+        self._index: dict[int, int] = {}
+        """token -> its index in the arrays"""
+        self._ids = np.zeros(64, dtype=np.int64)
+        self._times = np.zeros(64, dtype=np.float64)
+        self.add(tokens)
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """`[n]`: the distinct tokens, in order of their first occurrence; a view."""
+        return self._ids[: len(self._index)]
+
+    @property
+    def times(self) -> NDArray[np.float64]:
+        """`[n]`: how often each of `ids` occurred; a view."""
+        return self._times[: len(self._index)]
+
+    def of(self, token: int) -> int:
+        """Return how often one token occurred."""
+        index = self._index.get(token)
+        return 0 if index is None else int(self._times[index])
+
+    def add(self, tokens: Iterable[int]) -> None:
+        """Count further tokens."""
+        for token, times in Counter(tokens).items():
+            index = self._index.get(token)
+            if index is None:
+                index = self._new_index(token)
+            self._times[index] += times
+
+    def _new_index(self, token: int) -> int:
+        index = self._index[token] = len(self._index)
+        if index == len(self._ids):
+            self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
+            self._times = np.concatenate((self._times, np.zeros_like(self._times)))
+        self._ids[index] = token
+        return index
 
 
 def penalise(logits: Logits, params: SamplingParams, counts: TokenCounts, path: Iterable[int] = ()) -> Logits:
@@ -59,20 +100,12 @@ def log_softmax(logits: Logits) -> Logits:
     return shifted
 
 
-def filtered_log_probs(logits: Logits, params: SamplingParams) -> Logits:
-    """Return log p `[V]` after temperature, top-k, top-p and min-p, not renormalised; -inf for dropped tokens.
+def surviving_log_probs(logits: Logits, params: SamplingParams) -> tuple[NDArray[np.int64], Logits]:
+    """Return the ids `[n]` that temperature, top-k, top-p and min-p leave, ascending, and their log p `[n]`.
 
     Each filter sees the distribution that the one before it left, renormalised. A constant offset changes no argmax,
     so the result itself is not renormalised. Equal probabilities are ordered by token id. Only for `temperature > 0`.
     """
-    ids, kept = surviving_log_probs(logits, params)
-    out = np.full(logits.shape[0], -np.inf)
-    out[ids] = kept
-    return out
-
-
-def surviving_log_probs(logits: Logits, params: SamplingParams) -> tuple[NDArray[np.int64], Logits]:
-    """Return the ids `[n]` that the filters keep, ascending, and their log p `[n]`; see `filtered_log_probs`."""
     log_p = log_softmax(logits / params.temperature)
     vocab = log_p.shape[0]
     if params.top_k and params.top_k < vocab:

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.core.counts import TokenCounts
 from outrider.core.coupling import gumbel, position_key
-from outrider.core.processors import mass_before, penalise
+from outrider.core.processors import TokenCounts, mass_before, penalise
 from outrider.core.sampling import SamplingParams
 
 

@@ -9,7 +9,7 @@ Both are fitted online by a Kalman filter (1960), whose state, the values at the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -43,10 +43,9 @@ class StepCost:
         share = min(max(0.0, share_s), 0.9 * min(measured.values()))
         self._rows = np.array(KNOTS, dtype=np.float64)
         # The state: seconds at each knot, then the share.
-        self._state = np.append(_through(sorted(measured.items()), self._rows) - share, share)
+        known = np.array(sorted(measured.items()), dtype=np.float64)
+        self._state = np.append(_through(known[:, 0], known[:, 1], self._rows) - share, share)
         self._covariance = np.diag(self._unobserved())
-        self.observed = 0
-        """Steps observed."""
 
     def seconds(self, rows: int, sessions: int) -> float:
         """Return the seconds of a step; more rows never cost less."""
@@ -54,12 +53,7 @@ class StepCost:
 
     def curve(self, rows: ArrayLike, sessions: int) -> Floats:
         """Return the seconds `[n]` of steps with these rows `[n]`."""
-        wanted = np.asarray(rows, dtype=np.float64)
-        values = np.maximum.accumulate(self._state[:-1])
-        inside: Floats = np.interp(wanted, self._rows, values)
-        slope = (values[-1] - values[-2]) / (self._rows[-1] - self._rows[-2])
-        beyond: Floats = slope * np.maximum(0.0, wanted - self._rows[-1])
-        return inside + beyond + self.share_s * sessions
+        return _through(self._rows, self._state[:-1], np.asarray(rows, dtype=np.float64)) + self.share_s * sessions
 
     def observe(self, rows: int, sessions: int, seconds: float) -> None:
         """Learn from the seconds that a step took."""
@@ -71,7 +65,6 @@ class StepCost:
         self._state = np.maximum(self._state + gain * error, [*[1e-7] * len(KNOTS), 0.0])
         self._covariance -= np.outer(gain, spread)
         self._forget()
-        self.observed += 1
 
     def _effective(self, weights: Floats) -> Floats:
         """Move each weight to the knot whose value is read: a knot with a value below an earlier one is not."""
@@ -116,12 +109,10 @@ class StepCost:
         return weights
 
 
-def _through(points: Sequence[tuple[int, float]], rows: Floats) -> Floats:
-    """Return the values at `rows` on the lines through the points, the last line extended, never falling."""
-    x = np.array([n for n, _ in points], dtype=np.float64)
-    y = np.maximum.accumulate(np.array([s for _, s in points]))
-    values: Floats = np.interp(rows, x, y)
+def _through(x: Floats, y: Floats, wanted: Floats) -> Floats:
+    """Return the values at `wanted` on the lines through the points, the last line extended, never falling."""
+    y = np.maximum.accumulate(y)
+    values: Floats = np.interp(wanted, x, y)
     if len(x) > 1:
-        slope = (y[-1] - y[-2]) / (x[-1] - x[-2])
-        values = values + slope * np.maximum(0.0, rows - x[-1])
+        values = values + (y[-1] - y[-2]) / (x[-1] - x[-2]) * np.maximum(0.0, wanted - x[-1])
     return values

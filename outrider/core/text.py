@@ -5,14 +5,12 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 
-_SEPARATORS = ("Zl", "Zp")
-
 
 def clean(text: str) -> str:
-    r"""Escape control, format and unassigned characters as `\x1b` or `\u202e`."""
+    r"""Escape control, format and unassigned characters and line separators as `\x1b` or `\u202e`."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(_escaped(c) if _steers(c) else c for c in text)
+    return "".join(c if c.isprintable() or unicodedata.category(c) == "Zs" else _escaped(c) for c in text)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -23,11 +21,6 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         "  ".join(cell + " " * (width - _width(cell)) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in cells
     )
-
-
-def _steers(c: str) -> bool:
-    category = unicodedata.category(c)
-    return category.startswith("C") or category in _SEPARATORS
 
 
 def _escaped(c: str) -> str:

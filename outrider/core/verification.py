@@ -24,13 +24,9 @@ class TreeBatch:
     position: int
     """Generated tokens before the step: row 0 predicts the token at this position."""
 
-    def children(self) -> dict[tuple[int, int], int]:
-        """Return (row of the parent, token) -> row."""
-        return {(parent, token): i + 1 for i, (parent, token) in enumerate(zip(self.parents, self.tokens, strict=True))}
-
 
 def tree_batch_of(tree: TokenTree, wanted: Collection[int]) -> TreeBatch:
-    """Return the batch of the root and the wanted nodes, a set that holds the ancestors of each."""
+    """Return the batch of the root and the wanted nodes, a set that holds the ancestors of each (rule 13)."""
     rows = {ROOT: 0}
     ids: list[int] = []
     parents: list[int] = []
@@ -63,7 +59,7 @@ def verify(
     target_token(row, path): returns the target's token after that row; `path` is the tokens accepted in this step.
     ends(token, position): whether the sequence ends with this token at this position, even inside an accepted path.
     """
-    children = batch.children()
+    children = {pair: row for row, pair in enumerate(zip(batch.parents, batch.tokens, strict=True), start=1)}
     tokens: list[int] = []
     rows: list[int] = []
     row: int | None = 0

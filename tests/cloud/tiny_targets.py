@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from filtered import filtered_log_probs
 
-from outrider.core.counts import TokenCounts
 from outrider.core.coupling import gumbel, position_key, session_key
-from outrider.core.processors import filtered_log_probs, penalise
+from outrider.core.processors import TokenCounts, penalise
 from outrider.core.sampling import SamplingParams
 
 logging.getLogger("transformers").setLevel(logging.ERROR)

@@ -21,7 +21,7 @@ from outrider.core.protocol.device import DeviceSession, ReattachNeeded
 from outrider.core.protocol.messages import Append, Attach, Cancel, Commit, Finish, SessionLimits, TokenLogprobs
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.tree import ROOT
-from outrider.core.verification import TreeBatch, Verified, verify
+from outrider.core.verification import TreeBatch, Verified, tree_batch_of, verify
 
 EOS = 99
 PROMPT = (1, 2, 3)
@@ -465,7 +465,7 @@ class World:
             self._watch_speculation(stream)
         limit = self.scenario.nodes_per_step
         stream.batch = (
-            session.batch([node.id for node in session.tree][:limit])
+            tree_batch_of(session.tree, [node.id for node in session.tree][:limit])
             if self.scenario.whole_batches
             else self._some_nodes(session, limit)
         )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from outrider.core.acceptance.history import HIT, MISS, SIBLING, UNKNOWN, AcceptanceHistory
 from outrider.core.protocol.messages import Append, Attach, SessionLimits
 from outrider.core.protocol.verifier import VerifierSession
-from outrider.core.verification import Verified
+from outrider.core.verification import Verified, tree_batch_of
 
 
 @pytest.mark.parametrize(
@@ -57,12 +57,12 @@ def test_only_the_latest_are_kept_and_nothing_from_outside_them_matters(
 def test_the_protocol_judges_what_came_in_time_what_came_late_and_what_was_not_evaluated() -> None:
     session = VerifierSession(Attach(1, (1, 2)), SessionLimits())
     session.append(Append(1, 1, 0, (0, 0, 1), (5, 6, 7)))  # 5 and 6 for position 0, 7 below 5
-    batch = session.batch(())  # a plain step: none of them is evaluated
+    batch = tree_batch_of(session.tree, ())  # a plain step: none of them is evaluated
     session.commit(batch, Verified((5,), ()))
-    session.commit(session.batch(()), Verified((9,), ()))  # 7 was wrong
-    session.commit(session.batch(()), Verified((4,), ()))  # nothing was proposed
+    session.commit(tree_batch_of(session.tree, ()), Verified((9,), ()))  # 7 was wrong
+    session.commit(tree_batch_of(session.tree, ()), Verified((4,), ()))  # nothing was proposed
     session.append(Append(1, 4, 2, (0, 4), (4, 3)))  # late: 4 for position 2; 3 below it is in time
-    session.commit(session.batch(()), Verified((8,), ()))
+    session.commit(tree_batch_of(session.tree, ()), Verified((8,), ()))
     assert session.history.outcomes() == bytes([HIT, MISS, HIT, MISS])
 
 
@@ -128,8 +128,8 @@ def test_proposals_of_the_draft_before_do_not_count_for_the_next_one() -> None:
     session.change_draft()
     session.append(Append(1, 3, 0, (2, 0), (7, 9)))  # 7 below 6, and 9 beside 5: not the first there
     for token in (5, 6):
-        session.commit(session.batch(()), Verified((token,), ()))
+        session.commit(tree_batch_of(session.tree, ()), Verified((token,), ()))
     assert (session.history.positions, session.history.first_accepted) == (0, 0)
-    session.commit(session.batch(()), Verified((7,), ()))
+    session.commit(tree_batch_of(session.tree, ()), Verified((7,), ()))
     assert (session.history.positions, session.history.first_accepted) == (1, 1)
     assert session.history.outcomes() == bytes([HIT, HIT, HIT])

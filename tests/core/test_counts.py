@@ -8,8 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core.counts import TokenCounts
-from outrider.core.processors import penalise
+from outrider.core.processors import TokenCounts, penalise
 from outrider.core.sampling import SamplingParams
 
 VOCABULARY = 40

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from filtered import filtered_log_probs
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -14,9 +15,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from outrider.core.counts import TokenCounts
 from outrider.core.errors import BadRequest
-from outrider.core.processors import filtered_log_probs, log_softmax, penalise
+from outrider.core.processors import TokenCounts, log_softmax, penalise
 from outrider.core.sampling import SamplingParams
 
 VOCABULARY = 64

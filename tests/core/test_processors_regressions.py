@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from filtered import filtered_log_probs
 
-from outrider.core.processors import filtered_log_probs, log_softmax, mass_before
+from outrider.core.processors import log_softmax, mass_before
 from outrider.core.sampling import SamplingParams
 
 

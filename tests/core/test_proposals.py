@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from outrider.core.counts import TokenCounts
+from outrider.core.processors import TokenCounts
 from outrider.core.proposals import propose
 from outrider.core.sampling import SamplingParams
 

@@ -12,7 +12,7 @@ from outrider.core.errors import BadRequest, Fenced, ProtocolViolation
 from outrider.core.protocol.messages import Append, Attach, Cancel, Finish, SessionLimits
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.tree import ROOT
-from outrider.core.verification import verify
+from outrider.core.verification import tree_batch_of, verify
 from outrider.wire import codecs
 from outrider.wire.v1 import session_pb2
 
@@ -33,7 +33,7 @@ def session(received: int = 0, limits: SessionLimits = LIMITS, max_tokens: int =
 
 
 def step(verifier: VerifierSession, limit: int = 8):
-    batch = verifier.batch([node.id for node in verifier.tree][:limit])
+    batch = tree_batch_of(verifier.tree, [node.id for node in verifier.tree][:limit])
     committed = list(verifier.committed)
     return verifier.commit(batch, verify(batch, lambda _, path: target([*committed, *path]), verifier.ends))
 
@@ -332,7 +332,7 @@ def test_after_the_end_everything_is_ignored() -> None:
 def test_a_batch_that_was_running_at_a_cancel_is_discarded() -> None:
     verifier = session()
     verifier.append(append(1, 0, (0, 0)))
-    batch = verifier.batch([node.id for node in verifier.tree])
+    batch = tree_batch_of(verifier.tree, [node.id for node in verifier.tree])
     last = verifier.cancel(Cancel(EPOCH))
     assert last is not None
     assert (last.start, last.tokens, last.seen, last.finish) == (0, (), 1, Finish.CANCELLED)
@@ -376,7 +376,7 @@ def honest_ids(verifier: VerifierSession) -> st.SearchStrategy[Append]:
 def flaws(verifier: VerifierSession, limits: SessionLimits) -> list[str]:
     """Of what holds in every state, whatever the device has sent, what does not hold."""
     nodes = list(verifier.tree)
-    batch = verifier.batch([node.id for node in nodes])
+    batch = tree_batch_of(verifier.tree, [node.id for node in nodes])
     invariants = {
         "held": verifier.held <= limits.nodes,
         "position": verifier.tree.position == verifier.position == len(verifier.committed),

@@ -257,7 +257,7 @@ class GoesPastEos(VerifierSession):
 
 class GoesPastTheMaximum(VerifierSession):
     def ends(self, token, position):
-        return token in self.stop_tokens
+        return token in self.end_token_ids
 
 
 class SilentAboutKept(VerifierSession):

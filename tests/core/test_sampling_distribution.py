@@ -14,10 +14,11 @@ from functools import cache
 
 import numpy as np
 import pytest
+from filtered import filtered_log_probs
 from scipy import stats
 
 from outrider.core.coupling import gumbel, position_key, session_key
-from outrider.core.processors import filtered_log_probs, log_softmax
+from outrider.core.processors import log_softmax
 from outrider.core.sampling import SamplingParams
 from outrider.core.verification import TreeBatch, verify
 

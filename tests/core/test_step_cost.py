@@ -50,7 +50,6 @@ def test_steps_teach_another_curve_and_the_share_of_a_session() -> None:
         sessions = rng.choice([1, 2, 4, 8, 16])
         rows = sessions * rng.randint(1, 9)
         cost.observe(rows, sessions, true(rows, sessions) * rng.uniform(0.95, 1.05))
-    assert cost.observed == 4000
     for rows, sessions in ((1, 1), (6, 1), (8, 4), (16, 16), (64, 16), (100, 16)):
         assert cost.seconds(rows, sessions) == pytest.approx(true(rows, sessions), rel=0.08)
 

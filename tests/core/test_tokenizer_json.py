@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outrider.core.errors import ModelRefused
-from outrider.core.tokenizer_json import MAX_IDS, token_table
+from outrider.core.vocabulary import MAX_IDS, token_table
 
 
 def made(vocab: Any, added: Any = (), decoder: str = "ByteLevel") -> str:

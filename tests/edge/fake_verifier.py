@@ -16,9 +16,8 @@ import pytest
 from outrider.core.errors import Fenced, NotFound, OutriderError, Unavailable, VocabularyMismatch
 from outrider.core.protocol.messages import Commit, Directive, Finish, SessionLimits, TokenLogprobs
 from outrider.core.protocol.verifier import VerifierSession
-from outrider.core.tokenizer_json import token_table
-from outrider.core.verification import verify
-from outrider.core.vocabulary import vocabulary_hash
+from outrider.core.verification import tree_batch_of, verify
+from outrider.core.vocabulary import token_table, vocabulary_hash
 from outrider.wire import codecs
 from outrider.wire.channels import bind, server
 from outrider.wire.codecs import Open, Opened
@@ -181,7 +180,9 @@ class _Live:
         while self.session.finish is Finish.NONE:
             await self._until_due()
             script = self.verifier.script
-            batch = self.session.batch([node.id for node in self.session.tree][: script.directive.nodes_per_step])
+            batch = tree_batch_of(
+                self.session.tree, [node.id for node in self.session.tree][: script.directive.nodes_per_step]
+            )
             await asyncio.sleep(script.step_s + script.node_s * len(batch.ids))
             if self.session.finish is not Finish.NONE:
                 return

@@ -10,8 +10,7 @@ from fake_coordinator import FakeCoordinator
 from file_server import FileServer
 from tiny_gguf import TEMPLATE, write_tiny_llama
 
-from outrider.core.tokenizer_json import token_table
-from outrider.core.vocabulary import vocabulary_hash
+from outrider.core.vocabulary import token_table, vocabulary_hash
 from outrider.wire.manifest import Manifest, sign
 from outrider.wire.ticket import Signer
 from outrider.wire.v1 import coordinator_pb2 as pb

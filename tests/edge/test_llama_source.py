@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from filtered import filtered_log_probs
 
 from edge_agent.drafting.calibrated_source import CalibratedSource
 from edge_agent.drafting.drafter import Drafter
@@ -14,9 +15,8 @@ from edge_agent.drafting.growth import DecodeLatency, SpeculationPlan
 from edge_agent.drafting.sources.base import DraftTask, NodeContext
 from edge_agent.drafting.sources.llama import LlamaSource
 from outrider.core.acceptance.calibrator import Calibrator
-from outrider.core.counts import TokenCounts
 from outrider.core.coupling import gumbel, position_key, session_key
-from outrider.core.processors import filtered_log_probs, penalise
+from outrider.core.processors import TokenCounts, penalise
 from outrider.core.sampling import SamplingParams
 from outrider.core.tree import ROOT
 from outrider.llama import LlamaModel, TreeContext

@@ -23,7 +23,7 @@ from edge_agent.sdk.client import AsyncClient
 from edge_agent.sdk.request import Request
 from edge_agent.sdk.types import Options
 from outrider.core.errors import BadRequest, Unavailable
-from outrider.core.tokenizer_json import token_table
+from outrider.core.vocabulary import token_table
 
 TOKENS = 96
 SETTINGS: Mapping[str, Options] = {

@@ -21,8 +21,7 @@ from cloud_verifier.distill.errors import GgufError
 from cloud_verifier.distill.gguf.writer import check_types, tensor_types, write_gguf
 from outrider.artifacts import atomic_files
 from outrider.core.errors import ModelRefused, VocabularyMismatch
-from outrider.core.tokenizer_json import token_table
-from outrider.core.vocabulary import compare_token_tables
+from outrider.core.vocabulary import compare_token_tables, token_table
 from outrider.llama import LlamaModel
 from outrider.llama.quantize import quantize
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edge_agent.drafting.sources.base import DraftTask, NodeContext, Proposal
-from outrider.core.counts import TokenCounts
 from outrider.core.coupling import session_key
+from outrider.core.processors import TokenCounts
 from outrider.core.proposals import propose
 from outrider.core.tree import ROOT
 from outrider.llama import TreeContext

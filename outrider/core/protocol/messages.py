@@ -22,7 +22,7 @@ MAX_LOGPROBS = 20
 
 
 class Finish(enum.IntEnum):
-    """Why a sequence ended; the values are those on the wire."""
+    """The reason for which a sequence ended; the values are those on the wire."""
 
     NONE = 0
     EOS = 1
@@ -46,16 +46,16 @@ class SessionLimits:
 
 @dataclass(frozen=True)
 class Directive:
-    """How far to speculate. It is sent on the stream when it changes, and stays below the session's limits."""
+    """The speculation window of a session, sent on the stream when it changes, always below the session's limits."""
 
     window_nodes: int = 48
     window_depth: int = 16
     nodes_per_step: int = 12
-    """Speculation length k: nodes that are worth verifying in one step."""
+    """Speculation length k: nodes to verify in one step."""
     min_acceptance: float = 0.05
     """Least probability of acceptance, 0 to 1, at which a node is worth sending."""
     draft_wait_ms: int = 8
-    """How long the verifier waits for nodes before a plain step."""
+    """Time that the verifier waits for nodes before a plain step."""
     step_ms: float = 0.0
     """The target's recent step time; 0 if it is not yet known."""
 

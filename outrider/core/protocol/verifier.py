@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from outrider.core.acceptance.history import AcceptanceHistory
 from outrider.core.errors import Fenced, ProtocolViolation
 from outrider.core.protocol.messages import Append, Attach, Cancel, Commit, Finish, SessionLimits
 from outrider.core.tree import ROOT, TokenTree
-from outrider.core.verification import TreeBatch, Verified, tree_batch_of
+from outrider.core.verification import TreeBatch, Verified
 
 
 class VerifierSession:
@@ -30,7 +30,7 @@ class VerifierSession:
         self.attach = attach
         self.limits = limits
         self.epoch = attach.epoch
-        self.stop_tokens = frozenset(attach.stop_token_ids) | (
+        self.end_token_ids = frozenset(attach.stop_token_ids) | (
             frozenset() if attach.ignore_eos else frozenset(eos_token_ids)
         )
         received = list(attach.tokens)
@@ -112,13 +112,9 @@ class VerifierSession:
         self._end(Finish.CANCELLED)
         return Commit(self.epoch, self.position, (), self.seen, self.finish)
 
-    def batch(self, wanted: Collection[int]) -> TreeBatch:
-        """Return the batch of the last committed token and these live nodes, with all their ancestors (rule 13)."""
-        return tree_batch_of(self.tree, wanted)
-
     def ends(self, token: int, position: int) -> bool:
         """Whether the sequence ends with `token` at `position` (rule 14)."""
-        return token in self.stop_tokens or position + 1 >= self.attach.max_tokens
+        return token in self.end_token_ids or position + 1 >= self.attach.max_tokens
 
     def commit(self, batch: TreeBatch, verified: Verified) -> Commit:
         """Commit the verified tokens, alias the nodes that carried them and keep only descendants (rules 14 and 15).
@@ -238,7 +234,7 @@ class VerifierSession:
         return max((seen for position, seen in self._sent if position <= base), default=0)
 
     def _finish_of(self, tokens: Sequence[int]) -> Finish:
-        if tokens and tokens[-1] in self.stop_tokens:
+        if tokens and tokens[-1] in self.end_token_ids:
             return Finish.EOS
         return Finish.LENGTH if len(tokens) >= self.attach.max_tokens else Finish.NONE
 
