@@ -17,9 +17,9 @@ from outrider.core.protocol.messages import MAX_PROMPT_TOKENS, MAX_SESSION_ID, M
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 from outrider.wire.bounds import at_most, between, identifier, label, measure, text
 from outrider.wire.channels import split_address
-from outrider.wire.codecs import directive_to_proto
+from outrider.wire.codecs import MAX_TICKET_BYTES, directive_to_proto
 from outrider.wire.telemetry import MAX_LIVE_SESSIONS, session_telemetry_from_proto, verifier_telemetry_from_proto
-from outrider.wire.ticket import MAX_LABEL, MAX_TICKET_BYTES, target_from_proto, target_to_proto
+from outrider.wire.ticket import MAX_LABEL, target_from_proto, target_to_proto
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 MAX_ADDRESS = 255

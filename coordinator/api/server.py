@@ -27,7 +27,7 @@ from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import Unavailable
 from outrider.telemetry.prometheus import registry
 from outrider.wire import channels
-from outrider.wire.publishers import trusted_keys
+from outrider.wire.manifest import trusted_keys
 
 log = logging.getLogger("coordinator")
 

@@ -32,7 +32,7 @@ from edge_agent.target.description_cache import CachedSource, DescriptionCache
 from outrider.core.errors import BadRequest, Unavailable
 from outrider.settings.layers import from_environment
 from outrider.wire.channels import ClientTls
-from outrider.wire.publishers import trusted_keys
+from outrider.wire.manifest import trusted_keys
 
 
 class AsyncClient:

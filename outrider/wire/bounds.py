@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 from outrider.core.errors import BadRequest
@@ -25,8 +24,7 @@ def at_most(field: str, value: int, most: int) -> None:
 
 def measure(field: str, value: float, most: float) -> float:
     """Return a measured value. Raises BadRequest unless it is a number from 0 to `most`."""
-    if not (math.isfinite(value) and 0 <= value <= most):
-        raise BadRequest.bound(field, value, f"between 0 and {most:g}")
+    between(field, value, 0, most)
     return value
 
 

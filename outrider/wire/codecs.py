@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from google.protobuf.message import Message
 
@@ -38,6 +38,10 @@ from outrider.wire import bounds
 from outrider.wire.bounds import between
 from outrider.wire.v1 import session_pb2 as pb
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
 _Bounds = Mapping[str, tuple[float, float]]
 """Field -> its least and its greatest value."""
 
@@ -62,9 +66,6 @@ _DIRECTIVE: _Bounds = {
     "draft_wait_ms": (0, 60_000),
     "step_ms": (0.0, 1e6),
 }
-
-
-_SAMPLING = tuple(field.name for field in fields(SamplingParams) if field.name != "logit_bias")
 
 
 @dataclass(frozen=True)
@@ -98,19 +99,22 @@ class Ping:
     """Round trip by the pings so far; 0 if it is not known."""
 
 
+def built(cls: type[T], message: Message, **converted: Any) -> T:
+    """Return a dataclass whose fields are those of the same names in a message, but for the converted ones."""
+    return cls(**{f.name: getattr(message, f.name) for f in fields(cls) if f.name not in converted}, **converted)
+
+
 def sampling_to_proto(params: SamplingParams) -> pb.Sampling:
-    same = {name: getattr(params, name) for name in _SAMPLING}
-    return pb.Sampling(
-        **same, bias_id=[token for token, _ in params.logit_bias], bias=[value for _, value in params.logit_bias]
-    )
+    same = {name: value for name, value in vars(params).items() if name != "logit_bias"}
+    bias = params.logit_bias
+    return pb.Sampling(**same, bias_id=[token for token, _ in bias], bias=[value for _, value in bias])
 
 
 def sampling_from_proto(message: pb.Sampling) -> SamplingParams:
     """Raises BadRequest, for bounds that SamplingParams checks, too."""
     if len(message.bias) != len(message.bias_id):
         raise BadRequest.bound("length of sampling.bias", len(message.bias), f"{len(message.bias_id)}, that of bias_id")
-    same = {name: getattr(message, name) for name in _SAMPLING}
-    return SamplingParams(**same, logit_bias=tuple(zip(message.bias_id, message.bias, strict=True)))
+    return built(SamplingParams, message, logit_bias=tuple(zip(message.bias_id, message.bias, strict=True)))
 
 
 def attach_to_proto(attach: Attach) -> pb.Attach:
@@ -126,14 +130,13 @@ def attach_from_proto(message: pb.Attach, *, vocabulary_size: int) -> Attach:
     between("length of attach.stop_token_ids", len(message.stop_token_ids), 0, MAX_STOP_TOKENS)
     between("attach.logprobs", message.logprobs, 0, MAX_LOGPROBS)
     _ids("attach.sampling.bias_id", message.sampling.bias_id, vocabulary_size)
-    return Attach(
-        epoch=message.epoch,
+    return built(
+        Attach,
+        message,
         prompt=_ids("attach.prompt", message.prompt, vocabulary_size),
         tokens=_ids("attach.tokens", message.tokens, vocabulary_size),
         sampling=sampling_from_proto(message.sampling),
-        max_tokens=message.max_tokens,
         stop_token_ids=_ids("attach.stop_token_ids", message.stop_token_ids, vocabulary_size),
-        ignore_eos=message.ignore_eos,
         logprobs=message.logprobs if message.HasField("logprobs") else None,
     )
 
@@ -261,7 +264,7 @@ def directive_from_proto(message: pb.Directive) -> Directive:
 
 
 def ping_to_proto(ping: Ping) -> pb.Ping:
-    return pb.Ping(nonce=ping.nonce, rtt_ms=ping.rtt_ms)
+    return pb.Ping(**vars(ping))
 
 
 def ping_from_proto(message: pb.Ping) -> Ping:
@@ -281,12 +284,8 @@ def open_to_proto(message: Open) -> pb.Open:
 def open_from_proto(message: pb.Open, *, vocabulary_size: int) -> Open:
     between("bytes of open.ticket", len(message.ticket), 0, MAX_TICKET_BYTES)
     between("bytes of open.vocabulary_hash", len(message.vocabulary_hash), 0, MAX_HASH_BYTES)
-    return Open(
-        session_id=bounds.text("open.session_id", message.session_id, 1, MAX_SESSION_ID),
-        attach=attach_from_proto(message.attach, vocabulary_size=vocabulary_size),
-        ticket=message.ticket,
-        vocabulary_hash=message.vocabulary_hash,
-    )
+    bounds.text("open.session_id", message.session_id, 1, MAX_SESSION_ID)
+    return built(Open, message, attach=attach_from_proto(message.attach, vocabulary_size=vocabulary_size))
 
 
 def opened_to_proto(message: Opened) -> pb.Opened:
@@ -297,13 +296,9 @@ def opened_to_proto(message: Opened) -> pb.Opened:
 def opened_from_proto(message: pb.Opened) -> Opened:
     between("opened.epoch", message.epoch, 1, _MAX_ID)
     between("opened.vocabulary_size", message.vocabulary_size, 0, MAX_VOCABULARY)
-    return Opened(
-        epoch=message.epoch,
-        verifier_id=bounds.text("opened.verifier_id", message.verifier_id, 0, MAX_VERIFIER_ID),
-        limits=limits_from_proto(message.limits),
-        directive=directive_from_proto(message.directive),
-        vocabulary_size=message.vocabulary_size,
-    )
+    bounds.text("opened.verifier_id", message.verifier_id, 0, MAX_VERIFIER_ID)
+    limits, directive = limits_from_proto(message.limits), directive_from_proto(message.directive)
+    return built(Opened, message, limits=limits, directive=directive)
 
 
 def _bounded(kind: str, message: Message, bounds: _Bounds) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Sign and verify manifests of draft releases, which let a device trust a draft's publisher alone.
+"""Sign and verify manifests of draft releases, and read the keys of the publishers that are trusted.
 
-A release is its file and is named by the file's hash. Verification reads nothing but the manifest's bytes; a caller
-that fetches the file compares its hash before anything parses it.
+A device trusts a draft's publisher alone. A release is its file, named by the file's hash. Verification reads nothing
+but the manifest's bytes; a caller that fetches the file compares its hash before anything parses it.
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
 from outrider.artifacts.hashing import PREFIX, digest_of
 from outrider.core.errors import BadRequest, ModelRefused
 from outrider.wire.bounds import text
-from outrider.wire.ticket import MAX_KEY_ID, MAX_LABEL, Signer, public_key
+from outrider.wire.codecs import built
+from outrider.wire.ticket import MAX_KEY_ID, MAX_LABEL, Signer, is_signed, key_id_of
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 MAX_BYTES = 16_384
@@ -32,6 +34,9 @@ LATEST_UNIX = 253_402_300_799.0
 """The end of the year 9999; no date is later."""
 DOMAIN = b"outrider draft release v1\0"
 """The beginning of the signed bytes, so that a signature of something else never passes for a release's."""
+_MAX_KEYS = 16
+_MAX_KEY_FILE = 65_536
+_HEX_KEY = re.compile(r"[0-9a-fA-F]{64}")
 _QUANTIZATION = re.compile(r"[A-Z0-9_]{1,16}")
 
 
@@ -88,18 +93,65 @@ def verify(raw: bytes, public_keys: Mapping[str, bytes]) -> Manifest:
             f"the release is signed with key {signed.key_id!r}, which is not trusted here; trusted are "
             f"{', '.join(sorted(public_keys)) or 'none'}: give the publisher's public key, or fetch a release of theirs"
         )
-    from cryptography.exceptions import InvalidSignature
-
-    try:
-        public_key(key).verify(signed.signature, DOMAIN + signed.manifest)
-    except InvalidSignature as error:
-        raise ModelRefused("the release's signature does not match its manifest; it was altered or forged") from error
+    if not is_signed(DOMAIN + signed.manifest, signed.signature, key):
+        raise ModelRefused("the release's signature does not match its manifest; it was altered or forged")
     return _read(signed)
 
 
 def read_unverified(raw: bytes) -> Manifest:
     """Return a manifest without checking its signature, to show it or pass it on. Raises BadRequest."""
     return _read(_parse(raw))
+
+
+def trusted_keys(text: str) -> dict[str, bytes]:
+    """Return key id -> raw Ed25519 public key for a list with commas between.
+
+    Each item is 64 hex digits, or a file with such lines or with a PEM public key. Raises BadRequest for anything else.
+    """
+    keys: dict[str, bytes] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        for raw in [bytes.fromhex(item)] if _HEX_KEY.fullmatch(item) else _keys_of_file(Path(item).expanduser()):
+            keys[key_id_of(raw)] = raw
+    if len(keys) > _MAX_KEYS:
+        raise BadRequest.bound("release_keys", f"{len(keys)} keys", f"at most {_MAX_KEYS}")
+    return keys
+
+
+def _keys_of_file(path: Path) -> list[bytes]:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_KEY_FILE)
+    except OSError as error:
+        raise BadRequest(
+            f"release_keys names {str(path)[:200]!r}, which is neither 64 hex digits nor a file that can be read: "
+            f"{error.strerror or error}",
+            field="release_keys",
+        ) from error
+    if data.lstrip().startswith(b"-----BEGIN"):
+        return [_key_of_pem(data, path)]
+    lines = [line.split("#")[0].strip() for line in data.decode(errors="replace").splitlines()]
+    keys = [line for line in lines if line]
+    if not keys or not all(map(_HEX_KEY.fullmatch, keys)):
+        raise BadRequest(
+            f"{path} holds no public keys: each line must be 64 hex digits, or all of it one PEM public key",
+            field="release_keys",
+        )
+    return [bytes.fromhex(key) for key in keys]
+
+
+def _key_of_pem(data: bytes, path: Path) -> bytes:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        key = serialization.load_pem_public_key(data)
+    except ValueError as error:
+        raise BadRequest(
+            f"{path} is no PEM public key: {error}; the private one stays with its publisher", field="release_keys"
+        ) from error
+    if not isinstance(key, Ed25519PublicKey):
+        raise BadRequest(f"{path} is a {type(key).__name__}, must be Ed25519", field="release_keys")
+    return key.public_bytes_raw()
 
 
 def _parse(raw: bytes) -> pb.SignedManifest:
@@ -119,8 +171,7 @@ def _read(signed: pb.SignedManifest) -> Manifest:
         proto = pb.Manifest.FromString(signed.manifest)
     except DecodeError as error:
         raise BadRequest("what is signed is no Manifest; is its publisher much newer?") from error
-    same = {field.name: getattr(proto, field.name) for field in fields(Manifest)}
-    manifest = Manifest(**(same | {"urls": tuple(proto.urls), "metrics": dict(proto.metrics)}))
+    manifest = built(Manifest, proto, urls=tuple(proto.urls), metrics=dict(proto.metrics))
     _check(manifest)
     return manifest
 
@@ -131,11 +182,11 @@ def _check(manifest: Manifest) -> None:
         raise BadRequest.bound("manifest.version", manifest.version, "at least 1")
     if not 0 < manifest.size <= MAX_FILE:
         raise BadRequest.bound("manifest.size", manifest.size, f"between 1 and {MAX_FILE} bytes")
-    for name, value in (("artifact", manifest.artifact), ("parent", manifest.parent)):
-        if value or name == "artifact":
-            digest_of(value, f"manifest.{name}")
-    for name, value in (("weights_hash", manifest.weights_hash), ("tokenizer_hash", manifest.tokenizer_hash)):
-        text(f"manifest.{name}", value, 1, MAX_LABEL)
+    digest_of(manifest.artifact, "manifest.artifact")
+    if manifest.parent:
+        digest_of(manifest.parent, "manifest.parent")
+    text("manifest.weights_hash", manifest.weights_hash, 1, MAX_LABEL)
+    text("manifest.tokenizer_hash", manifest.tokenizer_hash, 1, MAX_LABEL)
     if not _QUANTIZATION.fullmatch(manifest.quantization):
         raise BadRequest.bound("manifest.quantization", repr(manifest.quantization)[:100], 'like "Q8_0"')
     if len(manifest.urls) > MAX_URLS or any(len(url) > MAX_URL or not url.isprintable() for url in manifest.urls):

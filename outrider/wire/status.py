@@ -18,8 +18,6 @@ import grpc
 from outrider.core import errors
 from outrider.core.errors import OutriderError
 
-__all__ = ["CODES", "ERROR_KEY", "abort", "aborting", "error_from_rpc"]
-
 log = logging.getLogger(__name__)
 
 Code = grpc.StatusCode
@@ -77,7 +75,8 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseExceptio
     known = error if isinstance(error, OutriderError) else _disguised(error)
     # The frames hold what the peer sent; in a reference cycle with the abort they would wait for the collector.
     error.__traceback__ = None
-    await context.abort(_code(known), _clipped(str(known), MAX_MESSAGE_BYTES), _trailers(known))
+    cls = next(cls for cls in type(known).__mro__ if cls in CODES)
+    await context.abort(CODES[cls], _clipped(str(known), MAX_MESSAGE_BYTES), _trailers(cls.__name__, known))
     raise known  # unreachable: abort raises
 
 
@@ -100,10 +99,8 @@ def error_from_rpc(error: grpc.RpcError) -> OutriderError:
         return _plain(code, message)
     if issubclass(cls, errors.BadRequest):
         return cls(message, field=_text(trailers.get(_FIELD_KEY, "")))
-    if issubclass(cls, errors.Overloaded):
+    if issubclass(cls, errors.Overloaded) or (issubclass(cls, errors.Unavailable) and _RETRY_KEY in trailers):
         return cls(message, retry_after_s=_retry(trailers.get(_RETRY_KEY)))
-    if issubclass(cls, errors.Unavailable) and _RETRY_KEY in trailers:
-        return cls(message, retry_after_s=_retry(trailers[_RETRY_KEY]))
     return cls(message)
 
 
@@ -119,16 +116,8 @@ def _plain(code: grpc.StatusCode, message: str) -> OutriderError:
     return cls(message or f"the call ended with {code.name}")
 
 
-def _code(error: OutriderError) -> grpc.StatusCode:
-    return next(CODES[cls] for cls in type(error).__mro__ if cls in CODES)
-
-
-def _name(error: OutriderError) -> str:
-    return next(cls.__name__ for cls in type(error).__mro__ if cls in CODES)
-
-
-def _trailers(error: OutriderError) -> tuple[tuple[str, str | bytes], ...]:
-    trailers: list[tuple[str, str | bytes]] = [(ERROR_KEY, _name(error))]
+def _trailers(name: str, error: OutriderError) -> tuple[tuple[str, str | bytes], ...]:
+    trailers: list[tuple[str, str | bytes]] = [(ERROR_KEY, name)]
     if isinstance(error, errors.BadRequest) and error.field:
         trailers.append((_FIELD_KEY, _clipped(error.field, MAX_FIELD_BYTES).encode()))
     if isinstance(error, errors.Overloaded) or (isinstance(error, errors.Unavailable) and error.retry_after_s):
@@ -137,7 +126,7 @@ def _trailers(error: OutriderError) -> tuple[tuple[str, str | bytes], ...]:
 
 
 def _disguised(error: Exception) -> errors.InternalError:
-    """Log a defect with its traceback, and return an error that has nothing but the number of the log's line."""
+    """Log a defect with its traceback, and return an error with nothing but the number that the log's line has."""
     error_id = secrets.token_hex(6)
     log.error("internal error %s", error_id, exc_info=error)
     return errors.InternalError(f"internal error {error_id}; the server's log has the cause under this id")

@@ -6,6 +6,7 @@ from outrider.core.acceptance.history import HIT
 from outrider.core.protocol.messages import MAX_SESSION_ID
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 from outrider.wire.bounds import at_most, identifier, is_label, label, measure
+from outrider.wire.codecs import built
 from outrider.wire.v1 import telemetry_pb2 as pb
 
 MAX_LIVE_SESSIONS = 8_192
@@ -36,24 +37,18 @@ def session_telemetry_from_proto(message: pb.SessionTelemetry) -> SessionTelemet
     at_most("a byte of sessions.acceptance_history", max(history, default=0), HIT)
     per_level = measure("sessions.nodes_per_level", message.nodes_per_level, MAX_MEASURE)
     counted = message.first_accepted <= message.positions <= MAX_POSITIONS
-    return SessionTelemetry(
+    return built(
+        SessionTelemetry,
+        message,
         session_id=identifier("session_id", message.session_id, MAX_SESSION_ID),
-        epoch=message.epoch,
         tenant=label("sessions.tenant", message.tenant),
-        steps=message.steps,
-        committed=message.committed,
-        evaluated=message.evaluated,
-        accepted=message.accepted,
         rtt_ms=measure("sessions.rtt_ms", message.rtt_ms, MAX_MEASURE),
-        acceptance_history=history,
         draft_ms=measure("sessions.draft_ms", message.draft_ms, MAX_MEASURE),
         nodes_per_level=min(per_level, MAX_NODES_PER_LEVEL),
         draft_release=message.draft_release if is_label(message.draft_release) else "",
         traffic_class=message.traffic_class if is_label(message.traffic_class) else "",
         positions=message.positions if counted else 0,
         first_accepted=message.first_accepted if counted else 0,
-        dead=message.dead,
-        ignored=message.ignored,
     )
 
 
@@ -69,19 +64,12 @@ def verifier_telemetry_from_proto(message: pb.VerifierTelemetry) -> VerifierTele
     for part in message.timing_ms:
         at_most("length of a name in timing_ms", len(part), MAX_PART_NAME)
     costs, parts = sorted(message.step_cost_ms.items()), sorted(message.timing_ms.items())
-    return VerifierTelemetry(
-        live_sessions=message.live_sessions,
-        draining=message.draining,
-        step_ms=measure("step_ms", message.step_ms, MAX_MEASURE),
-        tokens_per_s=measure("tokens_per_s", message.tokens_per_s, MAX_MEASURE),
-        kv_used=message.kv_used,
-        kv_capacity=message.kv_capacity,
-        min_acceptance=measure("min_acceptance", message.min_acceptance, 1.0),
-        node_ms=measure("node_ms", message.node_ms, MAX_MEASURE),
+    measure("min_acceptance", message.min_acceptance, 1.0)
+    for name in ("step_ms", "tokens_per_s", "node_ms", "session_cost_ms", "rtt_ms"):
+        measure(name, getattr(message, name), MAX_MEASURE)
+    return built(
+        VerifierTelemetry,
+        message,
         step_cost_ms={rows: measure(f"step_cost_ms of {rows}", ms, MAX_MEASURE) for rows, ms in costs},
-        session_cost_ms=measure("session_cost_ms", message.session_cost_ms, MAX_MEASURE),
         timing_ms={part: measure(f"timing_ms of {part}", ms, MAX_MEASURE) for part, ms in parts},
-        evaluated=message.evaluated,
-        accepted=message.accepted,
-        rtt_ms=measure("rtt_ms", message.rtt_ms, MAX_MEASURE),
     )

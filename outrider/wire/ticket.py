@@ -17,24 +17,11 @@ from google.protobuf.message import DecodeError
 from outrider.core.errors import BadRequest, PermissionDenied, Unauthenticated
 from outrider.core.protocol.messages import SessionLimits
 from outrider.wire.bounds import text
-from outrider.wire.codecs import MAX_TICKET_BYTES, limits_from_proto, limits_to_proto
+from outrider.wire.codecs import MAX_TICKET_BYTES, built, limits_from_proto, limits_to_proto
 from outrider.wire.v1 import coordinator_pb2, session_pb2
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-
-__all__ = [
-    "MAX_TICKET_BYTES",
-    "Claims",
-    "Signer",
-    "Target",
-    "key_id_of",
-    "public_key",
-    "target_from_proto",
-    "target_to_proto",
-    "ticket_key_id",
-    "verify",
-]
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 MAX_KEY_ID = 64
 MAX_LABEL = 160
@@ -183,14 +170,10 @@ def target_to_proto(target: Target) -> session_pb2.TargetIdentity:
 
 def target_from_proto(message: session_pb2.TargetIdentity) -> Target:
     """Raises BadRequest for a name or hash that is empty, too long or not printable."""
-    return Target(
-        name=text("target.name", message.name, 1, MAX_LABEL),
-        weights_hash=text("target.weights_hash", message.weights_hash, 1, MAX_LABEL),
-        tokenizer_hash=text("target.tokenizer_hash", message.tokenizer_hash, 1, MAX_LABEL),
-        dtype=text("target.dtype", message.dtype, 0, MAX_LABEL),
-        backend=text("target.backend", message.backend, 0, MAX_LABEL),
-        hardware=text("target.hardware", message.hardware, 0, MAX_LABEL),
-    )
+    target = built(Target, message)
+    for name, value in vars(target).items():
+        text(f"target.{name}", value, 0 if name in ("dtype", "backend", "hardware") else 1, MAX_LABEL)
+    return target
 
 
 def _parse(ticket: bytes) -> coordinator_pb2.SignedTicket:
@@ -208,35 +191,20 @@ def _parse(ticket: bytes) -> coordinator_pb2.SignedTicket:
 
 
 def _check_signature(signed: coordinator_pb2.SignedTicket, public_keys: Mapping[str, bytes]) -> None:
-    raw = public_keys.get(signed.key_id)
-    if raw is None:
+    key = public_keys.get(signed.key_id)
+    if key is None:
         raise Unauthenticated(
             f"the ticket is signed with key {signed.key_id!r}, which is unknown here; open a new session"
         )
-    key = public_key(raw)
-    from cryptography.exceptions import InvalidSignature
-
-    try:
-        key.verify(signed.signature, signed.claims)
-    except InvalidSignature as error:
-        raise Unauthenticated("the ticket's signature does not match its claims; it was altered or forged") from error
+    if not is_signed(signed.claims, signed.signature, key):
+        raise Unauthenticated("the ticket's signature does not match its claims; it was altered or forged")
 
 
 def _claims_to_proto(claims: Claims) -> coordinator_pb2.TicketClaims:
     recording = coordinator_pb2.Recording(keep_s=claims.keep_s, prompts=claims.keep_prompts) if claims.keep_s else None
-    return coordinator_pb2.TicketClaims(
-        session_id=claims.session_id,
-        tenant=claims.tenant,
-        audience=claims.audience,
-        epoch_first=claims.epoch_first,
-        epoch_last=claims.epoch_last,
-        expires_unix=claims.expires_unix,
-        limits=limits_to_proto(claims.limits),
-        target=target_to_proto(claims.target),
-        draft_release=claims.draft_release,
-        traffic_class=claims.traffic_class,
-        recording=recording,
-    )
+    same = {name: value for name, value in vars(claims).items() if name not in ("keep_s", "keep_prompts")}
+    converted = {"limits": limits_to_proto(claims.limits), "target": target_to_proto(claims.target)}
+    return coordinator_pb2.TicketClaims(**(same | converted), recording=recording)
 
 
 def _claims_from_proto(raw: bytes) -> Claims:
@@ -245,26 +213,29 @@ def _claims_from_proto(raw: bytes) -> Claims:
         proto = coordinator_pb2.TicketClaims.FromString(raw)
     except DecodeError as error:
         raise Unauthenticated("the ticket's claims are no TicketClaims; is the coordinator much newer?") from error
-    return Claims(
-        session_id=proto.session_id,
-        tenant=proto.tenant,
-        audience=proto.audience,
-        epoch_first=proto.epoch_first,
-        epoch_last=proto.epoch_last,
-        expires_unix=proto.expires_unix,
+    return built(
+        Claims,
+        proto,
         limits=limits_from_proto(proto.limits),
         target=target_from_proto(proto.target),
-        draft_release=proto.draft_release,
-        traffic_class=proto.traffic_class,
         keep_s=max(0.0, proto.recording.keep_s),
         keep_prompts=proto.recording.keep_s > 0.0 and proto.recording.prompts,
     )
 
 
-def public_key(raw: bytes) -> Ed25519PublicKey:
-    """Return the key of 32 raw bytes. Raises ValueError for anything else."""
-    key: Ed25519PublicKey = _ed25519().Ed25519PublicKey.from_public_bytes(raw)
-    return key
+def is_signed(message: bytes, signature: bytes, key: bytes) -> bool:
+    """Return whether a signature of these bytes was made with a public key's private half.
+
+    key: 32 raw bytes. Raises ValueError for anything else.
+    """
+    public_key = _ed25519().Ed25519PublicKey.from_public_bytes(key)
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        public_key.verify(signature, message)
+    except InvalidSignature:
+        return False
+    return True
 
 
 def _ed25519() -> ModuleType:

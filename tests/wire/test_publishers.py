@@ -5,7 +5,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from outrider.core.errors import BadRequest
-from outrider.wire.publishers import trusted_keys
+from outrider.wire.manifest import trusted_keys
 from outrider.wire.ticket import Signer
 
 ONE, OTHER = Signer.generate(), Signer.generate()
