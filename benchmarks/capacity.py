@@ -42,7 +42,7 @@ from benchmarks.support.draft_replay.swarm import SETTINGS, Swarm, make_tape
 from benchmarks.support.harness import Pair, spread
 from cloud_verifier.distill.gguf.writer import write_gguf
 from coordinator.cluster import Child, Cluster
-from outrider.llama.quantize import quantize
+from outrider.llama.model import quantize
 
 LEVELS = (1, 4, 16)
 DEPTHS = (1, 2, 4)

@@ -35,7 +35,7 @@ from cloud_verifier.distill.gguf.writer import check_types, write_gguf
 from cloud_verifier.distill.training.plan import TrainingPlan
 from cloud_verifier.traffic.passage import Passage
 from models.recipe.generate import END_ID, continue_prompts
-from outrider.llama.quantize import quantize
+from outrider.llama.model import quantize
 
 ROWS = 64
 """Prompts that the target continues at a time."""

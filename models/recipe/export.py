@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from cloud_verifier.distill.gguf.writer import check_types, write_gguf
 from models.recipe.settings import Job
 from models.recipe.target import load_model
-from outrider.llama.quantize import quantize
+from outrider.llama.model import quantize
 
 DRAFTS = {"draft": "draft.gguf", "draft-narrow": "draft-narrow.gguf"}
 _MAX_FILE = 15_000_000

@@ -1,15 +1,13 @@
 """Run the draft model on llama.cpp: the only package that imports llama_cpp.
 
-`model` loads a GGUF, `tree_context` grows and commits a token tree, `chain_context` extends
-many sequences at once, `reader` scores known texts, `context` is their common base, `timing` measures a decode by
-width, `quantize` makes a smaller GGUF.
+`model` loads and quantises GGUF files, `tree_context` grows and commits a token tree and measures what a decode takes,
+`chain_context` extends many sequences at once, `context` is their common base and reads known texts.
 """
 
 from outrider.llama.chain_context import ChainContext
+from outrider.llama.context import TextReader
 from outrider.llama.model import LlamaModel
-from outrider.llama.reader import TextReader
-from outrider.llama.timing import measure_widths
-from outrider.llama.tree_context import ContextFull, TreeContext, TreeFull
+from outrider.llama.tree_context import ContextFull, TreeContext, TreeFull, measure_widths
 
 __all__ = [
     "ChainContext",

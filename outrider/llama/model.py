@@ -1,4 +1,4 @@
-"""Load draft models from GGUF files, with their vocabulary and metadata, and LoRA adapters for them."""
+"""Load draft models from GGUF files, with their vocabulary and metadata, and quantise such files."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
+from outrider.artifacts import atomic_files
 from outrider.core.errors import BadRequest, InternalError, ModelRefused
 from outrider.llama.library import errors_collected, library
+
+QuantKind = Literal["Q8_0", "Q4_0", "Q4_K_M", "Q6_K", "F16"]
 
 _MAGIC = b"GGUF"
 
@@ -78,8 +80,6 @@ class LlamaModel:
         if lib.llama_vocab_type(self._vocab) == lib.LLAMA_VOCAB_TYPE_NONE:
             raise ModelRefused(f"{self.path} has no vocabulary; export it with its tokenizer")
 
-    # --- what it is
-
     @property
     def handle(self) -> Any:
         """The pointer for llama.cpp. Raises InternalError after `close`."""
@@ -112,12 +112,7 @@ class LlamaModel:
             pairs[key.decode("utf-8", "replace")] = value.decode("utf-8", "replace")
         return pairs
 
-    @property
-    def architecture(self) -> str:
-        """llama.cpp's name of the architecture: `llama`, `qwen3`, ..."""
-        return self.metadata.get("general.architecture", "")
-
-    # --- its vocabulary
+    # --- vocabulary
 
     def token_table(self) -> list[bytes]:
         """Return the raw bytes of every token id, to be compared with the target's.
@@ -153,7 +148,7 @@ class LlamaModel:
             raise InternalError(f"llama.cpp wants {-count} tokens for {len(data)} bytes of text")
         return list(tokens[:count])
 
-    # --- its life
+    # --- lifetime
 
     def acquire(self) -> Any:
         """Return the pointer, kept alive until `release`: freeing a model before its contexts kills the process."""
@@ -180,10 +175,27 @@ class LlamaModel:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def quantize(source: Path, destination: Path, kind: QuantKind, threads: int = 1) -> None:
+    """Write a GGUF file quantised to `destination`, which appears whole or not at all.
+
+    llama.cpp silently stores a tensor wider than asked for where its rows do not fit the blocks of `kind`: compare the
+    types that came out (`cloud_verifier.distill.gguf.writer.tensor_types`). Raises ValueError if it refuses the file.
+    """
+    lib = library()
+    params = lib.llama_model_quantize_default_params()
+    params.ftype = getattr(lib, f"LLAMA_FTYPE_MOSTLY_{kind}")
+    params.nthread = threads
+    # Never truncate a file in place: a process that has mapped it would die of SIGBUS.
+    with atomic_files.replacing(destination) as partial:
+        code = lib.llama_model_quantize(os.fsencode(source), os.fsencode(partial), params)
+        if code != 0:
+            raise ValueError(
+                f"llama.cpp could not quantise {source.name} to {kind} (code {code}): is it a whole GGUF file?"
+            )
 
 
 def _check_header(path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,13 +74,12 @@ class TreeContext(LlamaContext):
             kv_type=kv_type,
         )
         self._owner = threading.get_ident()
-        self._n_ctx = n_ctx
+        self.n_ctx = n_ctx
+        """Tokens, committed and draft, that the context takes."""
         self._sequences = _Sequences(self._memory, max_sequences)
         self._tokens: list[int] = []
         self._nodes: dict[int, _Node] = {}  # by handle, in ascending order: parents come first; TIP included
         self._next = 1
-
-    # --- what it holds
 
     @property
     def length(self) -> int:
@@ -93,13 +94,7 @@ class TreeContext(LlamaContext):
     @property
     def room(self) -> int:
         """The number of tokens or nodes that still fit."""
-        return self._n_ctx - self.length - self.tree_size
-
-    @property
-    def n_ctx(self) -> int:
-        return self._n_ctx
-
-    # --- what it does
+        return self.n_ctx - self.length - self.tree_size
 
     def reset(self, tokens: Sequence[int]) -> Logits:
         """Make `tokens` the committed sequence and return the logits `[V]` after the last one; the tree is dropped.
@@ -128,7 +123,7 @@ class TreeContext(LlamaContext):
         self._check_tokens(tokens)
         forks = self._forks_needed(parents)
         if len(tokens) > self.room:
-            raise TreeFull(f"{len(tokens)} nodes need as many KV cells, {self.room} of {self._n_ctx} are free")
+            raise TreeFull(f"{len(tokens)} nodes need as many KV cells, {self.room} of {self.n_ctx} are free")
         if forks > self._sequences.free:
             raise TreeFull(f"{len(tokens)} nodes need {forks} sequence ids, {self._sequences.free} are free")
         new = [self._place(parent, token) for parent, token in zip(parents, tokens, strict=True)]
@@ -164,7 +159,7 @@ class TreeContext(LlamaContext):
         self._cut(self.length)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget all tokens and nodes."""
         self._check_owner()
         self._forget()
 
@@ -174,7 +169,7 @@ class TreeContext(LlamaContext):
             self._check_owner()
         super().close()
 
-    # --- how: nodes and sequences
+    # --- nodes and sequences
 
     def _place(self, parent: int, token: int) -> _Node:
         """Give a new node its position and sequence: the parent's own for its first child, a fork for the others."""
@@ -239,7 +234,7 @@ class TreeContext(LlamaContext):
         self._tokens = []
         self._nodes = {}
 
-    # --- how: checks
+    # --- checks
 
     def _check_owner(self) -> None:
         if threading.get_ident() != self._owner:
@@ -248,8 +243,8 @@ class TreeContext(LlamaContext):
             raise InternalError("the TreeContext is closed")
 
     def _check_fits(self, length: int) -> None:
-        if length > self._n_ctx:
-            raise ContextFull(f"{length} tokens do not fit into a context of {self._n_ctx}", field="tokens")
+        if length > self.n_ctx:
+            raise ContextFull(f"{length} tokens do not fit into a context of {self.n_ctx}", field="tokens")
 
     def _check_path(self, path: Sequence[int]) -> None:
         """Raises BadRequest unless `path` is a chain of handles from a child of TIP down."""
@@ -259,6 +254,52 @@ class TreeContext(LlamaContext):
                 known = "a child of the tip (0)" if above == TIP else f"a child of {above}"
                 raise BadRequest.bound("path", handle, known)
             above = handle
+
+
+def measure_widths(
+    context: TreeContext,
+    widths: Sequence[int] = (1, 2, 4, 8, 16),
+    repeats: int = 5,
+    *,
+    budget_s: float = 0.3,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[int, float]:
+    """Return the median seconds of one decode of W new nodes, for every width W; the context is left as it was.
+
+    Widths take turns, so that a busy moment spoils none of them alone. No new round begins after `budget_s` except the
+    first, so that a large model is measured once. The cost of attention grows with the tokens held: measure after
+    prefill to include it. Raises BadRequest if there is a tree, TreeFull if a width does not fit.
+    """
+    if context.tree_size:
+        raise BadRequest.bound("context", f"holding {context.tree_size} nodes", "without a tree (commit or drop it)")
+    if not widths or min(widths) < 1 or repeats < 1:
+        raise BadRequest.bound("widths", f"{list(widths)} x {repeats}", "at least one width and repeat, all above 0")
+    empty = context.length == 0
+    if empty:
+        context.reset([0])
+    samples: dict[int, list[float]] = {width: [] for width in widths}
+    try:
+        _decode_once(context, max(widths), clock)  # the first decode of a context pays for its buffers
+        deadline = clock() + budget_s
+        for round_ in range(repeats):
+            if round_ and clock() >= deadline:
+                break
+            for width in samples:
+                samples[width].append(_decode_once(context, width, clock))
+    finally:
+        if empty:
+            context.clear()
+    return {width: statistics.median(seconds) for width, seconds in samples.items()}
+
+
+def _decode_once(context: TreeContext, width: int, clock: Callable[[], float]) -> float:
+    """Return the seconds of one decode of `width` children of the tip."""
+    tokens = [i % context.vocab_size for i in range(width)]
+    begin = clock()
+    context.decode([TIP] * width, tokens)
+    seconds = clock() - begin
+    context.drop_tree()
+    return seconds
 
 
 class _Sequences:
@@ -331,7 +372,5 @@ def _rerooted(nodes: Mapping[int, _Node], tip: int) -> dict[int, _Node]:
 
 
 def _common_prefix(former: Sequence[int], tokens: Sequence[int]) -> int:
-    for i, (a, b) in enumerate(zip(former, tokens, strict=False)):
-        if a != b:
-            return i
-    return min(len(former), len(tokens))
+    pairs = enumerate(zip(former, tokens, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(former), len(tokens)))

@@ -15,7 +15,7 @@ from outrider.llama import LlamaModel, TreeContext
 
 
 def test_a_model_tells_its_sizes_and_architecture(model: LlamaModel) -> None:
-    assert model.architecture == "llama"
+    assert model.metadata["general.architecture"] == "llama"
     assert model.n_ctx_train == CONTEXT
     assert model.vocab_size == 256 + len(MERGES) + len(SPECIAL) + PADDING
     assert model.metadata["general.name"] == "tiny"

@@ -23,7 +23,7 @@ from outrider.artifacts import atomic_files
 from outrider.core.errors import ModelRefused, VocabularyMismatch
 from outrider.core.vocabulary import compare_token_tables, token_table
 from outrider.llama import LlamaModel
-from outrider.llama.quantize import quantize
+from outrider.llama.model import quantize
 
 Quantization = Literal["F32", "F16", "Q8_0", "Q6_K", "Q4_K_M", "Q4_0"]
 PROBES = 2_000

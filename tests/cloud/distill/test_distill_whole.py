@@ -90,4 +90,4 @@ async def test_the_narrow_draft_learns_sums_and_the_gate_lets_it_pass(tmp_path: 
     verdict = json.loads((config.state / "runs" / "1" / "gate.json").read_text())
     assert verdict["passed"] and verdict["fresh"]["sessions"] >= config.gate_sessions
     with LlamaModel.load(config.artifacts / f"{manifest.digest}.gguf") as model:
-        assert model.architecture == "qwen3"
+        assert model.metadata["general.architecture"] == "qwen3"

@@ -14,7 +14,7 @@ from cloud_verifier.distill.errors import GgufError
 from cloud_verifier.distill.gguf.reader import read_gguf
 from cloud_verifier.distill.gguf.writer import write_gguf
 from outrider.llama import LlamaModel, TreeContext
-from outrider.llama.quantize import QuantKind, quantize
+from outrider.llama.model import QuantKind, quantize
 
 ROOT = Path(__file__).parents[3]
 TOKENS = np.random.default_rng(1).integers(0, VOCAB - 1, 24).tolist()
