@@ -15,7 +15,7 @@ from typing import Self
 from coordinator import START_TIMEOUT_S
 from coordinator.store.embedded_redis import tied_to_this_process
 from outrider.core.errors import Unavailable
-from outrider.settings.file import VARIABLE
+from outrider.settings.layers import VARIABLE
 
 STOP_TIMEOUT_S = 15.0
 MAX_LINE = 1 << 26

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from coordinator.cli.json_views import Document
 from coordinator.cli.output import Column, Result, note, render, table
-from outrider.settings.file import config_file, read
-from outrider.settings.layers import variables
+from outrider.settings.layers import config_file, read_file, variables
 from outrider.settings.report import shown
 
 EXIT_WRONG = 2
@@ -42,7 +41,7 @@ def check(options: argparse.Namespace) -> int:
     """Print the report and return the exit code. Raises BadRequest for a file that cannot be read."""
     file = config_file(options.file)
     if file is not None:
-        read(file)  # a file that no process could read is complained of once
+        read_file(file)  # a file that no process could read is complained of once
     document = asyncio.run(_document(file))
     print(render(Result(document, lambda: table(COLUMNS, _rows(document))), options.output), flush=True)
     for line in (*document["problems"], *(f"warning: {warning}" for warning in document["warnings"])):
@@ -85,7 +84,7 @@ def _unchecked(process: str, reason: str, file: Path | None) -> list[str]:
     """Return what is wrong with leaving a process unchecked: nothing if it is not installed and has no settings."""
     if not _ABSENT.search(reason):
         return [f"{process}: could not be checked"]
-    settings = read(file).get(process) if file is not None else None
+    settings = read_file(file).get(process) if file is not None else None
     given = [*variables(f"OUTRIDER_{process.upper()}_").values(), *([f"{file}: [{process}]"] if settings else [])]
     return [f"{process}: has settings that cannot be checked here: {', '.join(given)}"] if given else []
 

@@ -20,8 +20,7 @@ from coordinator.cluster import Child, Cluster, stand_apart
 from coordinator.config import CoordinatorConfig
 from coordinator.store.embedded_redis import tied_to_this_process
 from outrider.core.errors import BadRequest
-from outrider.settings.file import config_file, read
-from outrider.settings.layers import Layers
+from outrider.settings.layers import Layers, config_file, read_file
 
 EXIT_FAILED = 1
 _NEEDS = {
@@ -103,7 +102,7 @@ def _check_extras(*extras: str) -> None:
 
 def _is_set(process: str, name: str, file: Path | None) -> bool:
     """Return whether the environment or the file gives a process this setting. Raises BadRequest for the file."""
-    table = read(file).get(process) if file is not None else None
+    table = read_file(file).get(process) if file is not None else None
     return bool(os.environ.get(f"OUTRIDER_{process}_{name}".upper()) or (isinstance(table, dict) and table.get(name)))
 
 

@@ -1,4 +1,7 @@
-"""Put the sources of one process's settings on top of one another, by pydantic-settings, and keep who said what."""
+"""Put the sources of one process's settings on top of one another, by pydantic-settings, and keep which gave what.
+
+The file is TOML with a table for each process. A flag or a variable names it; it is never searched for.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import json
 import os
 import re
 import stat
+import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
@@ -15,17 +19,38 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, EnvSettingsSource, InitSettingsSource
 
-from outrider.settings.file import TABLES, config_file, prefix_of, read, table_of
+from outrider.core.errors import BadRequest
 from outrider.settings.problems import SettingProblem, WrongSettings, got, is_secret, near, nearest, printable
 
 S = TypeVar("S", bound=BaseSettings)
 SettingSource = Literal["flag", "environment", "file", "default"]
+VARIABLE = "OUTRIDER_CONFIG"
+"""The variable that names the file if no `--config` does."""
+TABLES = ("coordinator", "verifier", "edge", "distill")
+MAX_BYTES = 1 << 20
+"""Bytes of a file; one that sets everything has a few thousand."""
 ALTERNATIVES = "ALTERNATIVES"
 """The class variable of a settings model that names settings of which only one can be heeded."""
 _ANYTHING = "."
 """The value of a required setting that is missing, so that the others can be checked against one another."""
 _OF_A_SERVICE = re.compile(r"SERVICE_(HOST|PORT)|PORT(_\d+_(TCP|UDP))?|SERVICE_PORT_.*|PORT_\d+_(TCP|UDP)_.*")
 """The variables that Kubernetes adds for a service of our name."""
+
+
+def config_file(flag: Path | None = None) -> Path | None:
+    """Return the file to read: that of a flag, else that of the environment, else None."""
+    given = os.environ.get(VARIABLE)
+    return flag or (Path(given) if given else None)
+
+
+def prefix_of(cls: type[BaseSettings]) -> str:
+    """Return what the variables of a settings model begin with: OUTRIDER_<TABLE>_."""
+    return cls.model_config.get("env_prefix", "")
+
+
+def table_of(cls: type[BaseSettings]) -> str:
+    """Return the name of the table that a process reads."""
+    return prefix_of(cls).removeprefix("OUTRIDER_").removesuffix("_").lower()
 
 
 class Flag(str):
@@ -58,7 +83,7 @@ class Layers(Generic[S]):
     def __init__(self, cls: type[S], flags: Mapping[str, Any] | None = None, file: Path | None = None) -> None:
         self.cls = cls
         self.file = file
-        self._tables = read(file) if file is not None else {}
+        self._tables = read_file(file) if file is not None else {}
         table = self._tables.get(table_of(cls))
         self._given: dict[SettingSource, dict[str, Any]] = {
             "flag": dict(flags or {}),
@@ -182,6 +207,27 @@ def variables(prefix: str) -> dict[str, str]:
 def from_environment(cls: type[S]) -> S:
     """Return the settings of a process without flags; the file is that of OUTRIDER_CONFIG. Raises BadRequest."""
     return Layers(cls, {}, config_file()).load()
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Return all tables of a file. Raises BadRequest that names the file if it cannot be read."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise BadRequest(f"{path} is no regular file; give a TOML file", field="config")
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise BadRequest(f"{path} cannot be read: {error.strerror}", field="config") from error
+    if len(data) > MAX_BYTES:
+        raise BadRequest(f"{path} has more than {MAX_BYTES} bytes, too many for a configuration file", field="config")
+    try:
+        return tomllib.loads(data.decode())
+    except UnicodeDecodeError as error:
+        got = f"byte 0x{data[error.start]:02x} at offset {error.start}"
+        raise BadRequest(f"{path} is not UTF-8: got {got}; save it as UTF-8", field="config") from error
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise BadRequest(f"{path} is no TOML: {why}", field="config") from error
 
 
 def _readable_by_all(path: Path) -> bool:

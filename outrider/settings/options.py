@@ -13,8 +13,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
-from outrider.settings.file import VARIABLE, config_file, table_of
-from outrider.settings.layers import Layers, Repeated, flag_of, variable_of
+from outrider.settings.layers import VARIABLE, Layers, Repeated, config_file, flag_of, table_of, variable_of
 from outrider.settings.problems import is_secret
 from outrider.settings.report import FORMS, complaints, render, report
 
@@ -84,15 +83,11 @@ def epilog(cls: type[BaseSettings]) -> str:
     )
 
 
-def flags_of(cls: type[BaseSettings], options: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings that a command line gives, by name."""
-    given = {name: getattr(options, f"{_DEST}{name}", None) for name in cls.model_fields}
-    return {name: _parsed(cls, name, value) for name, value in given.items() if value is not None}
-
-
 def layers_of(cls: type[S], options: argparse.Namespace) -> Layers[S]:
     """Return the sources of a command line's settings. Raises BadRequest for a file that cannot be read."""
-    return Layers(cls, flags_of(cls, options), config_file(options.config))
+    given = {name: getattr(options, f"{_DEST}{name}", None) for name in cls.model_fields}
+    flags = {name: _parsed(cls, name, value) for name, value in given.items() if value is not None}
+    return Layers(cls, flags, config_file(options.config))
 
 
 def settle(cls: type[S], options: argparse.Namespace, program: str, check: Callable[[S], object] | None = None) -> S:

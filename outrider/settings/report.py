@@ -11,8 +11,7 @@ from pydantic_settings import BaseSettings
 
 from outrider.core.errors import BadRequest
 from outrider.core.text import table
-from outrider.settings.file import table_of
-from outrider.settings.layers import Layers, variable_of
+from outrider.settings.layers import Layers, table_of, variable_of
 from outrider.settings.problems import SettingProblem, is_secret, without_passwords
 
 S = TypeVar("S", bound=BaseSettings)

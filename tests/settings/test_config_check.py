@@ -10,7 +10,7 @@ import yaml
 from processes import PROCESSES, run, toml
 
 from coordinator.cli import config
-from outrider.settings.file import VARIABLE
+from outrider.settings.layers import VARIABLE
 
 SECRET = "hush-hush-hush-hush"
 COMMAND = ("coordinator.cli", "config", "check")

@@ -16,8 +16,7 @@ from coordinator.cli.connection import AdminSettings
 from edge_agent import cli as edge_cli
 from edge_agent.config import EdgeSettings
 from edge_agent.sdk.types import DEFAULT_RETRIES, DEFAULT_TIMEOUT, Offline
-from outrider.settings.file import VARIABLE
-from outrider.settings.layers import Layers, flag_of, variable_of
+from outrider.settings.layers import VARIABLE, Layers, flag_of, variable_of
 from outrider.settings.options import choices_of, layers_of, metavar_of
 from outrider.settings.problems import is_secret
 

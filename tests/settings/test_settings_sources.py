@@ -12,8 +12,7 @@ from coordinator.config import CoordinatorConfig
 from edge_agent.config import EdgeSettings
 from edge_agent.sdk.client import AsyncClient
 from outrider.core.errors import BadRequest
-from outrider.settings.file import MAX_BYTES, VARIABLE
-from outrider.settings.layers import Layers, flag_of, from_environment, variable_of
+from outrider.settings.layers import MAX_BYTES, VARIABLE, Layers, flag_of, from_environment, variable_of
 
 each = pytest.mark.parametrize("process", PROCESSES, ids=lambda process: process.name)
 
