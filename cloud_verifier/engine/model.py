@@ -321,7 +321,7 @@ def _refuse_unsupported(config: Any, label: str) -> None:
 
 
 def _refuse_mixture(module: Any, label: str) -> None:
-    """Raise ModelRefused for a mixture of experts: the numerics check may miss experts between which a last bit decides."""
+    """Raise ModelRefused for a mixture of experts: the check may miss experts between which a last bit decides."""
     for name, part in module.named_modules():
         kind = type(part).__name__
         if any(word in f"{name} {kind}".lower() for word in MIXTURE):
