@@ -102,7 +102,7 @@ def test_every_verifier_of_all_regions_has_its_number() -> None:
     assert numbers == list(range(12))
 
 
-def test_text_comes_in_stretches_and_is_not_used_up_by_a_look_ahead() -> None:
+def test_text_comes_in_spans_and_is_not_used_up_by_a_look_ahead() -> None:
     text = SimulatedText("code", random.Random(3))
     ahead = text.ahead(4000)
     assert text.take(4000) == ahead

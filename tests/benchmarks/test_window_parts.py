@@ -65,7 +65,7 @@ def test_a_statics_directive_holds_its_levels_in_nodes() -> None:
         assert static.k <= directive.window_depth <= directive.window_nodes <= 64
 
 
-def test_a_statics_patience_is_a_share_of_the_machines_step() -> None:
+def test_a_static_windows_draft_wait_is_a_share_of_the_machines_step() -> None:
     static = StaticWindow(4, 8, 2, 0.25)
     assert (static.directive(PACED).draft_wait_ms, static.directive(PACEDS).draft_wait_ms) == (8, 20)
 
@@ -86,7 +86,7 @@ def test_measured_speed_is_held_against_the_recordings_own_prediction() -> None:
     assert found.vs_model == pytest.approx(2.0, abs=0.03)
 
 
-def test_a_line_that_turns_has_a_stretch_after_each_turn_that_the_session_lived_to_see() -> None:
+def test_a_line_that_turns_has_a_span_after_each_turn_that_the_session_lived_to_see() -> None:
     stretches = stretches_of_line(outcome(6.0), ((2.0, 300.0), (5.0, 5.0), (8.0, 300.0)))
     assert [(s.name, s.since_s, s.until_s) for s in stretches] == [("to 300 ms", 52.0, 55.0), ("to 5 ms", 55.0, 56.0)]
 
@@ -173,7 +173,7 @@ class Seats:
         return SessionOutcome(tokens=job.recording, finish="length")
 
 
-async def test_sessions_arrive_one_by_one_and_later_ones_take_the_seats_that_become_free() -> None:
+async def test_sessions_arrive_one_by_one_and_later_ones_take_the_places_that_become_free() -> None:
     seats = Seats()
     found = await play(seats, [SessionJob(n) for n in range(4)], 2, over_s=0.1)  # type: ignore[arg-type]
     assert [each.tokens for each in found] == [0, 1, 2, 3]

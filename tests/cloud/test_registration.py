@@ -185,7 +185,7 @@ async def test_reports_go_on_after_a_coordinator_was_away_or_refused(registry):
     assert registry.known
 
 
-async def test_a_report_brings_what_sessions_are_told(registry):
+async def test_a_report_brings_the_directives_of_sessions(registry):
     told = session_pb2.Directive(window_nodes=9, window_depth=8, nodes_per_step=3, min_acceptance=0.25, draft_wait_ms=4)
     registry.directives = [pb.SessionDirective(session_id="s", epoch=7, directive=told)]
     async with serving(registry) as address, registration(address) as made:

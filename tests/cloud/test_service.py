@@ -246,7 +246,7 @@ async def test_a_stranger_is_told_that_it_is_one_though_all_places_are_taken(tmp
         stream.call.cancel()
 
 
-async def test_a_device_is_told_when_step_time_or_price_have_changed_by_much(plain):
+async def test_a_device_gets_a_directive_when_step_time_or_min_acceptance_has_changed_by_much(plain):
     stream = await plain.open()
     plain.engine.say(stats=engine_pb2.EngineStats(verifier=VerifierTelemetry(step_ms=12.0)))
 

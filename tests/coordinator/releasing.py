@@ -1,4 +1,4 @@
-"""Manifests, and sessions that draft as well as they are told to."""
+"""Manifests, and sessions whose acceptance a test chooses."""
 
 import hashlib
 from dataclasses import replace

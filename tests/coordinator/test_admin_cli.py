@@ -59,7 +59,7 @@ async def busy(coordinator):
 # --- what is shown
 
 
-async def test_verifiers_are_listed_with_load_price_acceptance_and_state(busy, outrider):
+async def test_verifiers_are_listed_with_load_min_acceptance_acceptance_and_state(busy, outrider):
     code, out, err = await outrider("verifiers", "list")
     assert (code, err) == (0, "")
     head, one, two = out.splitlines()

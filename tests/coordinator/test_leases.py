@@ -74,10 +74,10 @@ async def test_a_restarted_verifier_replaces_its_former_self_and_its_sessions(co
     await coordinator.join("v1", capacity=1, instance=2)
     assert not (await coordinator.report("v1", instance=1)).known
     assert (await coordinator.report("v1", instance=2)).known
-    await coordinator.open()  # the seat of the first session died with the first instance
+    await coordinator.open()  # the placement of the first session died with the first instance
 
 
-async def test_registering_again_keeps_the_seats_of_the_same_instance(coordinator, refused):
+async def test_registering_again_keeps_the_placements_of_the_same_instance(coordinator, refused):
     await coordinator.join("v1", capacity=1)
     await coordinator.open()
     await coordinator.join("v1", capacity=1)

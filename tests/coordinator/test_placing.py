@@ -28,11 +28,11 @@ async def attempt(call):
         return error_from_rpc(error)
 
 
-async def test_fifty_concurrent_opens_over_two_coordinators_fill_every_seat_and_no_more(start):
+async def test_fifty_concurrent_opens_over_two_coordinators_fill_every_place_and_no_more(start):
     one, two = await start(lease_ms=60_000), await start(lease_ms=60_000)
     capacity = {"v1": 7, "v2": 11, "v3": 5}
-    for verifier_id, seats in capacity.items():
-        await one.join(verifier_id, capacity=seats)
+    for verifier_id, places in capacity.items():
+        await one.join(verifier_id, capacity=places)
     outcomes = await asyncio.gather(*(attempt((one, two)[i % 2].open()) for i in range(50)))
     placed = [o for o in outcomes if not isinstance(o, OutriderError)]
     turned_away = [o for o in outcomes if isinstance(o, OutriderError)]
@@ -60,7 +60,7 @@ async def test_a_report_that_was_on_its_way_does_not_bring_a_closed_session_back
     await coordinator.open()
 
 
-async def test_the_seat_of_a_device_that_never_attaches_is_free_again(start, refused):
+async def test_the_place_of_a_device_that_never_attaches_is_free_again(start, refused):
     coordinator = await start(attach_grace_ms=150)
     await coordinator.join("v1", capacity=1)
     await coordinator.open()
@@ -72,7 +72,7 @@ async def test_the_seat_of_a_device_that_never_attaches_is_free_again(start, ref
     await until(room)
 
 
-async def test_a_session_keeps_its_seat_while_it_is_reported_and_loses_it_after(start, refused):
+async def test_a_session_keeps_its_place_while_it_is_reported_and_loses_it_after(start, refused):
     coordinator = await start(lease_ms=300, report_interval_ms=50, attach_grace_ms=100)
     await coordinator.join("v1", capacity=1)
     await coordinator.join("v2", capacity=1)
@@ -150,7 +150,7 @@ async def test_a_lone_verifier_means_no_standby(coordinator):
     assert not (await coordinator.open()).HasField("standby")
 
 
-async def test_a_full_verifier_is_no_standby_and_a_standby_costs_no_seat(coordinator):
+async def test_a_full_verifier_is_no_standby_and_a_standby_costs_no_place(coordinator):
     await coordinator.join("v1", capacity=1)
     await coordinator.join("v2", capacity=1)
     first = await coordinator.open()

@@ -1,4 +1,4 @@
-"""What was seen of a kind of sessions: kept with expiry, each verdict once, and of use to the next one of its kind."""
+"""Priors of a workload key: kept with expiry, each observation once, and used for the next session of that key."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def test_no_tenants_guesses_count_for_another(start) -> None:
     assert not (await opened("bobs")).HasField("prior")
 
 
-async def test_each_verdict_is_kept_once_however_often_it_is_reported(cluster, redis) -> None:
+async def test_each_observation_is_kept_once_however_often_it_is_reported(cluster, redis) -> None:
     session = (await cluster.open(draft_release=DRAFT)).session_id
     for known in (8, 8, 20, 64):
         await cluster.report("v1", [report(session, (GOOD * 8)[:known])])

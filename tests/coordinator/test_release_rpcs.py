@@ -34,7 +34,7 @@ async def stable(peer, version: int = 1) -> None:
 
 
 async def measured(peer, version: int, canary: float, beside: float, *, sessions: int = 60, other: int = 1) -> None:
-    """So many sessions a side, each with one stretch of guesses."""
+    """So many sessions a side, each with one span of proposals."""
     rng = random.Random(1)
 
     def right(mean: float) -> int:
@@ -52,7 +52,7 @@ async def reaches(peer, version: int, state: int) -> None:
     await until(there)
 
 
-# --- what devices are told
+# --- what devices are offered
 
 
 async def test_without_releases_devices_keep_to_their_verifiers_draft(coordinator) -> None:

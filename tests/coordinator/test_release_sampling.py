@@ -1,4 +1,4 @@
-"""From cumulative counts to samples, over a real Redis: each stretch once, whoever reports it, whatever begins anew."""
+"""From cumulative counts to samples, over a real Redis: each span once, whichever verifier reports it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def sessions(releases) -> Sessions:
     return Sessions(releases)
 
 
-async def test_a_stretch_of_32_positions_is_a_sample_and_a_shorter_one_goes_on(sessions) -> None:
+async def test_a_span_of_32_positions_is_a_sample_and_a_shorter_one_goes_on(sessions) -> None:
     assert await sessions.report(20, 15) == 0
     assert await sessions.report(31, 20) == 0
     assert await sessions.report(40, 25) == 1
@@ -84,7 +84,7 @@ async def test_what_a_session_did_long_before_the_trial_does_not_count(sessions)
     assert await sessions.taken() == [(False, 10, 40)]
 
 
-async def test_counts_that_begin_again_on_another_verifier_begin_another_stretch(sessions) -> None:
+async def test_counts_that_begin_again_on_another_verifier_begin_another_span(sessions) -> None:
     await sessions.report(20, 20)
     assert await sessions.report(10, 2, epoch=6) == 0
     assert await sessions.report(40, 12, epoch=6) == 1

@@ -83,13 +83,13 @@ def test_of_equal_rates_the_one_that_comes_in_runs_goes_deeper() -> None:
     assert replay(runs, way, window).tokens_per_step > 1.1 * replay(bytes(mixed), way, window).tokens_per_step
 
 
-def test_patience_catches_a_first_guess_that_is_nearly_there() -> None:
+def test_a_draft_wait_catches_a_first_proposal_that_is_about_to_arrive() -> None:
     history, way = drawn(0.8, 0.5, 5000), LinkTiming(0.002, 0.002, flat)
     waiting = replay(history, way, Window(12, 16, draft_wait_ms=8.0))
     assert waiting.tokens_per_step > 1.05 * replay(history, way, Window(12, 16)).tokens_per_step
 
 
-def test_patience_is_nothing_to_a_device_that_is_further_away() -> None:
+def test_a_draft_wait_does_nothing_for_a_device_that_is_further_away() -> None:
     history, way = drawn(0.8, 0.5, 500), LinkTiming(0.05, 0.002, flat)
     assert replay(history, way, Window(12, 16, draft_wait_ms=20.0)) == replay(history, way, Window(12, 16))
 

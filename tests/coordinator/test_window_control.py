@@ -63,7 +63,7 @@ def test_a_good_draft_speculates_and_a_bad_one_only_probes() -> None:
     assert (bad.nodes_per_step, bad.window_depth, bad.draft_wait_ms) == (0, report_adapter.PROBE_DEPTH, 0)
 
 
-def test_who_is_alone_may_have_all_that_the_verifier_itself_finds_worth_its_time() -> None:
+def test_a_session_that_is_alone_may_have_all_nodes_that_pay_by_the_verifiers_own_estimate() -> None:
     alone = decide(stats(), load=CPU)["s"]
     beside = decide(stats(), stats("other"), load=CPU)["s"]
     assert 0 < alone.window.k < alone.max_k == 16
@@ -315,7 +315,7 @@ async def test_windows_are_for_operators(start, refused) -> None:
         assert isinstance(await refused(call), Unauthenticated)
 
 
-def test_verdicts_on_another_text_are_dropped_soon_and_those_on_the_same_one_kept() -> None:
+def test_observations_of_another_text_are_dropped_soon_and_those_of_the_same_one_kept() -> None:
     good, bad = (bytes(random.Random(1).choices((HIT, MISS), (share, 1.0 - share), k=200)) for share in (0.8, 0.15))
     assert len(report_adapter.latest(good)) == report_adapter.RECENT
     assert len(report_adapter.latest(good + bad[:8])) == report_adapter.RECENT
@@ -324,7 +324,7 @@ def test_verdicts_on_another_text_are_dropped_soon_and_those_on_the_same_one_kep
     assert turned.count(HIT) / len(turned) < 0.35
 
 
-def test_a_draft_that_fails_or_recovers_is_judged_by_the_new_text_within_thirty_two_verdicts() -> None:
+def test_a_draft_that_fails_or_recovers_is_judged_by_the_new_text_within_thirty_two_observations() -> None:
     good, failed = bytes(random.Random(3).choices((HIT, MISS), (0.6, 0.4), k=96)), bytes([MISS]) * 105
     kept = report_adapter.latest(good + failed[:32])
     assert kept.count(HIT) <= 0.1 * len(kept)

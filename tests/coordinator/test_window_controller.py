@@ -66,7 +66,7 @@ def test_a_far_device_streams_where_nodes_cost_more_than_late_guesses_bring() ->
     assert decide(view(session(hit=0.5, rtt_ms=2000.0), cost=CPU))["s0"].window.k == 0
 
 
-def test_on_a_saturated_verifier_nodes_have_a_price_and_nobody_is_slower_than_streaming() -> None:
+def test_on_a_saturated_verifier_min_acceptance_rises_and_no_session_is_slower_than_streaming() -> None:
     few = decide(view(*(session(i) for i in range(4)), cost=BUSY_GPU))
     many = decide(view(*(session(i) for i in range(48)), cost=BUSY_GPU))
     nodes = [sum(d.window.k for d in decisions.values()) / len(decisions) for decisions in (few, many)]
@@ -119,7 +119,7 @@ def test_the_same_measurements_give_the_same_decision_and_noise_does_not_move_it
 
 
 def test_a_text_that_is_good_and_bad_in_turn_does_not_switch_speculation_on_and_off_with_it() -> None:
-    """Far away, where a poor stretch makes streaming as good: within the band a window stays."""
+    """Far away, where a poor span of text makes streaming as good: within the band a window stays."""
     switched = 0
     for seed in range(6):
         rng, share, history, current = random.Random(seed), 0.75, bytearray(), None
@@ -153,7 +153,8 @@ PARAMETERS = st.tuples(st.floats(0.1, 0.95), st.sampled_from(RTTS), st.integers(
 def test_against_brute_force_over_everybodys_windows() -> None:
     """From the same options, it finds a combination that is fair to all, and hardly ever is there a better one.
 
-    Windows are whole, so that a price may leave a few of a step's nodes to nobody: rarely, and where sessions are few.
+    Windows are whole, so that a minimum acceptance may leave a few nodes of a step unused: rarely, and where sessions
+    are few.
     """
     rng = random.Random(0)
     shares = []

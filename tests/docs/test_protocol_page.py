@@ -60,7 +60,7 @@ def test_a_bound_is_the_one_in_the_code(field, bound):
         ("frequency_penalty", (-100.0, 100.0), (-101.0, 101.0)),
     ],
 )
-def test_sampling_is_bounded_as_told(name, inside, outside):
+def test_sampling_is_bounded_as_the_page_says(name, inside, outside):
     assert any(name in field for field in ROWS)
     for value in inside:
         SamplingParams(**{name: value})

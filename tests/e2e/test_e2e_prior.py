@@ -1,4 +1,4 @@
-"""What a verifier measured of one session is what the next one of its kind is told."""
+"""Measurements of one session are the prior of the next one with its workload key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROMPT = "class Queue:\n    def __init__(self, maxsize=0):\n"
 
 
 async def told(system, **kind: str) -> pb.Prior | None:
-    """What a session of this kind would be told; its seat is given back at once."""
+    """Return the prior that a session of this kind would get; its place is given back at once."""
     async with channel(system.cluster.address) as link:
         coordinator = coordinator_pb2_grpc.CoordinatorStub(link)
         opened = await coordinator.OpenSession(pb.OpenSessionRequest(**kind), timeout=3.0)

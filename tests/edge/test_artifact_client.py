@@ -89,7 +89,7 @@ async def test_the_coordinator_is_asked_again_where_every_verifier_is_gone(world
     assert world.coordinator.resumed == [("one",)]
 
 
-async def test_patience_ends_where_nobody_answers(world: World) -> None:
+async def test_the_wait_ends_if_no_verifier_answers(world: World) -> None:
     world.one.freeze()
     world.two.freeze()
     library = await world.library(budget_s=1.0)

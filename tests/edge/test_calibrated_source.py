@@ -36,7 +36,7 @@ def ratings(model: Calibrator, lookup: Calibrator, second: int, *, asked: bool =
     return proposals.children
 
 
-def test_look_up_is_worth_less_once_the_model_has_said_something_else(
+def test_look_up_is_less_probable_once_the_model_has_proposed_something_else(
     calibrators: tuple[Calibrator, Calibrator],
 ) -> None:
     before = ratings(*calibrators, 99, asked=False)[99][0]

@@ -121,7 +121,7 @@ async def test_a_draft_that_breaks_leaves_a_session_that_streams_on(verifier: Fa
         assert again.statistics.accepted > 0
 
 
-async def test_a_draft_slower_than_the_verifiers_patience_never_makes_it_wait(channels: Channels) -> None:
+async def test_a_draft_slower_than_the_draft_wait_never_makes_the_verifier_wait(channels: Channels) -> None:
     script = patient(Script(target, step_s=0.002), draft_wait_ms=50)
     async with FakeVerifier(script) as verifier, drafting(ScriptedSource(1.0, 0.08)) as draft:
         run = Run(verifier, channels, draft, tokens=40)

@@ -75,7 +75,7 @@ def test_no_more_leaves_than_were_measured_go_into_one_decode() -> None:
     assert len(choose_leaves(leaves(*[0.5] * 20), PLAN, FLAT, 0.05)) == 8
 
 
-def test_children_are_the_best_that_are_worth_the_price() -> None:
+def test_children_are_the_most_probable_ones_above_min_acceptance() -> None:
     guesses = [
         ChildProposal(1, 0.5, True),
         ChildProposal(2, 0.2, False),
@@ -107,7 +107,7 @@ def test_waiting_ends_when_the_next_node_gains_less_than_going_now() -> None:
     assert not should_wait(PLAN, [0.9, 0.8, 0.7], 0.3, decode, 2e-3)
 
 
-def test_nobody_waits_past_the_verifiers_patience_or_for_more_than_it_takes() -> None:
+def test_a_device_holds_nodes_no_longer_than_the_draft_wait_and_for_no_more_than_a_step_takes() -> None:
     assert not should_wait(PLAN, [], 0.9, 6e-3, 0.0)
     assert not should_wait(replace(PLAN, draft_wait_s=0.0), [], 0.9, 1e-4, 0.0)
     assert not should_wait(replace(PLAN, nodes_per_step=2), [0.9, 0.9], 0.9, 1e-4, 0.0)
@@ -154,7 +154,7 @@ def test_where_no_step_takes_nodes_messages_are_seldom() -> None:
     assert replace(PLAN, nodes_per_step=0, step_s=0.01).pause_s == 0.25
 
 
-def test_no_price_makes_nodes_worth_their_bytes_that_are_hardly_ever_right() -> None:
+def test_improbable_nodes_are_not_sent_however_low_min_acceptance_is() -> None:
     plan = SpeculationPlan.of(Directive(min_acceptance=0.0), SessionLimits())
     assert [
         g.token for g in choose_children([ChildProposal(1, 0.5, True), ChildProposal(2, 0.05, False)], 3, True, plan)
@@ -162,6 +162,6 @@ def test_no_price_makes_nodes_worth_their_bytes_that_are_hardly_ever_right() -> 
 
 
 @pytest.mark.parametrize("change", [{"draft_wait_s": 0.0}, {"nodes_per_step": 0}])
-def test_without_patience_or_room_for_nodes_nobody_waits(change: dict[str, float]) -> None:
+def test_without_a_draft_wait_or_room_for_nodes_a_device_holds_nothing_back(change: dict[str, float]) -> None:
     assert PLAN.waits
     assert not replace(PLAN, **change).waits  # type: ignore[arg-type]

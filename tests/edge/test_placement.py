@@ -94,7 +94,7 @@ async def test_a_full_cluster_is_asked_again_when_it_says():
 
 
 @pytest.mark.parametrize(("wait_s", "retry_after_s", "asked"), [(0.0, 0.2, 1), (0.5, 0.2, 3), (5.0, 1e9, 1)])
-async def test_a_cluster_that_stays_full_is_told_when_patience_is_over(wait_s, retry_after_s, asked):
+async def test_a_cluster_that_stays_full_is_reported_when_the_wait_is_over(wait_s, retry_after_s, asked):
     opens = Opens(full=99, retry_after_s=retry_after_s)
     server, port = await serving("127.0.0.1:0", opens)
     async with channels.channel(f"127.0.0.1:{port}") as channel:

@@ -356,7 +356,7 @@ class Walk:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_any_walk_of_decodes_and_commits_gives_the_logits_of_a_linear_decode(
+def test_any_sequence_of_decodes_and_commits_gives_the_logits_of_a_linear_decode(
     seed: int, context: TreeContext, linear: TreeContext
 ) -> None:
     walk = Walk(context, linear, seed)
@@ -365,7 +365,9 @@ def test_any_walk_of_decodes_and_commits_gives_the_logits_of_a_linear_decode(
     assert len(walk.tokens) > 150
 
 
-def test_walks_at_the_limits_of_cells_and_sequences_stay_exact(model: LlamaModel, linear: TreeContext) -> None:
+def test_decodes_and_commits_at_the_limits_of_cells_and_sequences_stay_exact(
+    model: LlamaModel, linear: TreeContext
+) -> None:
     with TreeContext(model, n_ctx=40, max_sequences=5, batch=8, kv_type="f32") as context:
         walk = Walk(context, linear, 99)
         walk.reset = lambda: None  # type: ignore[method-assign]

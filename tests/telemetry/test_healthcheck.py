@@ -1,4 +1,4 @@
-"""The health check of a container, against the door of a process."""
+"""The health check of a container, against the metrics server of a process."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_one_who_talks_something_else_is_no_health() -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["http"], ["-1"], ["1", "/", "2"]])
-def test_a_wrong_command_line_is_told(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_command_line_is_reported(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     assert "usage" in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""The door at which a process is scraped."""
+"""The HTTP server of metrics and health."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ async def test_recorded_tokens_are_counted_once_they_are_written(watched, comple
     assert found['traffic_tokens_total{fate="dropped"}'] == 0
 
 
-async def test_each_processs_health_is_at_the_same_door(watched) -> None:
+async def test_each_processs_health_is_at_the_same_address(watched) -> None:
     for process in ("coordinator", *(child.name for child in watched.cluster.verifiers)):
         said = [line["message"] for line in await watched.lines(process)]
         url = next(message for message in said if message.startswith("metrics at ")).removeprefix("metrics at ")

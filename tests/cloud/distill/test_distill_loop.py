@@ -446,7 +446,7 @@ async def test_a_changed_setting_does_not_disturb_a_run_that_has_begun(world: Wo
     assert later["steps"] == 7 and "minutes" not in later
 
 
-def test_a_state_that_was_spoilt_is_told(world: World) -> None:
+def test_a_damaged_state_is_reported(world: World) -> None:
     (world.folder / "state").mkdir()
     (world.folder / "state" / "state.json").write_text("{")
     with pytest.raises(BadRequest, match=r"state\.json"):

@@ -88,7 +88,7 @@ def test_a_class_of_too_few_texts_is_judged_with_the_smallest_other_one_and_that
     assert not ruined.passed
 
 
-def test_a_class_that_was_learnt_and_of_which_nothing_was_held_out_is_told() -> None:
+def test_a_class_that_was_trained_on_and_of_which_nothing_was_held_out_is_reported() -> None:
     verdict = decide(measured(*[text("sums", 20, 60)] * 10), {"sums"}, RULE, trained={"sums", "prose"})
     assert verdict.passed and "not judged: class 'prose'" in verdict.notes[0]
 

@@ -24,7 +24,7 @@ def test_nodes_that_cost_nothing_are_all_taken() -> None:
     assert by_acceptance([(0.9, 0.1), (0.01,)], 100, FREE) == ((2, 1), ())
 
 
-def test_a_node_is_taken_while_it_is_worth_more_than_its_time_commits_otherwise() -> None:
+def test_a_node_is_taken_while_it_brings_more_than_its_time_commits_otherwise() -> None:
     # One session, 10 ms a step and 1 ms a node. With 0.9 taken: 1.9 commits in 11 ms, so 1 ms is worth 0.17.
     assert by_acceptance([(0.9, 0.2, 0.15)], 100, line(0.010, 0.001)) == ((2,), ())
     # Ten times as dear a node: 1 ms of it is worth a tenth.
@@ -59,7 +59,7 @@ def test_a_curve_with_a_flat_start_is_used_up_to_where_it_bends() -> None:
     assert by_acceptance([(0.2,) * 12], 100, bent) == ((7,), (0,))
 
 
-def test_at_half_price_more_is_taken_but_the_plain_step_stays_as_dear() -> None:
+def test_at_half_the_row_cost_more_is_taken_but_the_plain_step_costs_the_same() -> None:
     cost = line(0.010, 0.001)
     assert at_half_cost(by_acceptance)([(0.9, 0.2, 0.15, 0.05)], 100, cost, 0.0) == ((3,), ())
 

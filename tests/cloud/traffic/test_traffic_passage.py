@@ -1,4 +1,4 @@
-"""A stretch of text can be cut, joined and redacted without a position that moves."""
+"""A passage can be cut, joined and redacted without moving a position."""
 
 from __future__ import annotations
 
