@@ -42,6 +42,9 @@ def run(module: str) -> None:
     """Import a module and exit with what its `main` returns, or with 130 and no traceback if Ctrl-C comes first."""
     try:
         with EndedByInterrupt():
+            signal.pthread_sigmask(
+                signal.SIG_UNBLOCK, {signal.SIGINT}
+            )  # see `outrider chat`, which becomes another program
             from importlib import import_module
 
             main = import_module(module).main

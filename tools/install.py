@@ -2,11 +2,16 @@
 
     python3 tools/install.py --venv .venv edge verifier coordinator
 
-This program needs nothing but the standard library, since it runs before anything is installed. llama.cpp is compiled
-without its programs and its multimodal library, and the wheel is kept in `~/.cache/outrider/wheels` for the next clone.
+It needs nothing but the standard library, since it runs before anything is installed. llama.cpp is compiled without its
+programs and its multimodal library, and the wheel is kept in `~/.cache/outrider/wheels` for the next clone.
 """
 
 from __future__ import annotations
+
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # an import that Ctrl-C breaks off would show a traceback
 
 import argparse
 import hashlib
@@ -42,8 +47,10 @@ _PIP = re.compile(r"^\s*(Collecting|Downloading|Building|Installing collected pa
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Install Outrider into a virtual environment.")
     parser.add_argument("extras", nargs="+", metavar="EXTRA", help="extras of pyproject.toml, such as edge or dev")
-    parser.add_argument("--venv", type=Path, default=ROOT / ".venv", help="where it is created [default: .venv]")
+    parser.add_argument("--venv", type=Path, default=ROOT / ".venv", help="the environment's folder [default: .venv]")
     options = parser.parse_args(arguments)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     python = options.venv / "bin" / "python"
     try:
         if not python.exists():
@@ -79,9 +86,10 @@ def llama_wheel(python: Path) -> Path:
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        command = [*pip(python, "wheel"), "-v", "--no-deps", "--no-cache-dir", "--no-binary", ":all:", "-w", scratch]
-        environment = {**os.environ, "CMAKE_ARGS": cmake_arguments(os.environ)}
-        run("compile llama.cpp (2 to 5 minutes, once)", [*command, requirement], environment, compile_activity)
+        # Not ":all:", which would build CMake and Ninja themselves from their sources on a machine without them.
+        source = ["--no-binary", "llama-cpp-python"]
+        command = [*pip(python, "wheel"), "-v", "--no-deps", "--no-cache-dir", *source, "-w", scratch, requirement]
+        run("compile llama.cpp (2 to 5 minutes, once)", command, build_environment(os.environ), compile_activity)
         folder.mkdir(exist_ok=True)
         for wheel in Path(scratch).glob("*.whl"):
             os.replace(wheel, folder / wheel.name)
@@ -100,6 +108,12 @@ def cmake_arguments(environment: Mapping[str, str]) -> str:
     """Return the CMake arguments of the build: the library alone, then what the user asks for in CMAKE_ARGS."""
     ours = ["-DLLAVA_BUILD=OFF", f"-DCMAKE_PROJECT_llama.cpp_INCLUDE={LIBRARY_ONLY}"]
     return " ".join([*map(shlex.quote, ours), environment.get("CMAKE_ARGS", "")]).strip()
+
+
+def build_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the build, which uses all cores, with make, too, unless the user says otherwise."""
+    cores = {"CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count() or 1)}
+    return {**cores, **environment, "CMAKE_ARGS": cmake_arguments(environment)}
 
 
 def build_key(requirement: str, features: str, compiled_by: str, environment: Mapping[str, str]) -> str:

@@ -52,10 +52,13 @@ def chat(options: argparse.Namespace) -> int:
     where, file = _given(options, "verifier", "coordinator"), config_file(options.config)
     if not where and not any(_is_set("edge", name, file) for name in ("coordinator", "verifier")):
         where = ["--coordinator", DEFAULT_COORDINATOR]
-    program = "from outrider.console_scripts import edge; edge()"  # as installed, where Ctrl-C ends its imports quietly
-    os.execv(
-        sys.executable, [sys.executable, "-c", program, "chat", *where, *_given(options, "config"), *options.passed_on]
-    )
+    program = [sys.executable, "-c", "from outrider.console_scripts import edge; edge()"]
+    # Python answers a Ctrl-C with a traceback while it starts, so this is held back until `edge` can end quietly.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        os.execv(program[0], [*program, "chat", *where, *_given(options, "config"), *options.passed_on])
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def shipped_pair() -> tuple[Path, Path]:

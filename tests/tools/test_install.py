@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,39 @@ def test_the_users_cmake_options_come_last_so_that_they_win() -> None:
     ours = install.cmake_arguments({})
     assert "-DLLAVA_BUILD=OFF" in ours and str(install.LIBRARY_ONLY) in ours
     assert install.cmake_arguments({"CMAKE_ARGS": "-DLLAVA_BUILD=ON"}) == f"{ours} -DLLAVA_BUILD=ON"
+
+
+def test_a_build_uses_all_cores_unless_the_user_says_otherwise() -> None:
+    assert int(install.build_environment({})["CMAKE_BUILD_PARALLEL_LEVEL"]) >= 1
+    assert install.build_environment({"CMAKE_BUILD_PARALLEL_LEVEL": "3"})["CMAKE_BUILD_PARALLEL_LEVEL"] == "3"
+    assert install.build_environment({"CMAKE_ARGS": "-DX=1"})["CMAKE_ARGS"] == install.cmake_arguments(
+        {"CMAKE_ARGS": "-DX=1"}
+    )
+
+
+def test_only_llama_cpp_itself_is_built_from_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    built: list[list[str]] = []
+    monkeypatch.setattr(install, "run", lambda what, command, *_: built.append(command))
+    install.llama_wheel(Path("python"))
+    assert built[0][built[0].index("--no-binary") + 1] == "llama-cpp-python"
+
+
+@pytest.mark.parametrize("moment_s", [0.01, 0.03, 0.06, 0.1, 0.2])
+def test_ctrl_c_ends_the_installer_without_a_traceback(moment_s: float, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", install.__file__, "--venv", str(tmp_path / "venv"), "coordinator"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    while not (line := process.stderr.readline()).rstrip().endswith("| signal"):
+        assert line, "it ended by itself"
+    time.sleep(moment_s)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=10)
+    assert process.returncode in (-signal.SIGINT, 130) and "Traceback" not in said, said
 
 
 def test_a_wheel_that_is_there_is_used_without_building(
