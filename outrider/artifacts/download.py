@@ -67,7 +67,12 @@ async def download(
                 left -= 1
                 try:
                     await _fill(file, size, source, name, announced_by)
-                    await asyncio.to_thread(_check_hash, partial, digest, name, announced_by)
+                    if await asyncio.to_thread(file_digest, partial) != digest:
+                        raise DownloadRefused(
+                            "altered",
+                            f"{name} has another SHA-256 than {announced_by} says (hash {digest[:12]}...): altered at "
+                            "its source or on the way, it was thrown away unread",
+                        )
                     return await asyncio.to_thread(store.finish, file, digest)
                 except DownloadRefused as error:
                     if error.reason == "truncated" or not left:
@@ -75,7 +80,7 @@ async def download(
                     log.warning("%s; it is fetched again from the start", error)
                     file.truncate(0)
         except (DownloadRefused, OSError) as error:
-            if not (isinstance(error, DownloadRefused) and error.reason == "truncated"):
+            if not isinstance(error, DownloadRefused) or error.reason != "truncated":
                 os.unlink(partial)
             raise
 
@@ -113,13 +118,4 @@ async def _fill(file: BufferedRandom, size: int, source: Source, name: str, anno
         raise DownloadRefused(
             "truncated",
             f"{name} ended after {held} of {size} bytes; what has come is kept, and the next attempt goes on there",
-        )
-
-
-def _check_hash(partial: Path, digest: str, name: str, announced_by: str) -> None:
-    if file_digest(partial) != digest:
-        raise DownloadRefused(
-            "altered",
-            f"{name} has another SHA-256 than {announced_by} says (hash {digest[:12]}...): altered at its source or "
-            "on the way, it was thrown away unread",
         )

@@ -21,6 +21,8 @@ Every message says what was wrong, what was got and how to mend it.
 
 from __future__ import annotations
 
+from typing import Self
+
 
 class OutriderError(Exception):
     """Base of every error that Outrider raises on purpose."""
@@ -34,7 +36,7 @@ class BadRequest(OutriderError):
         self.field = field
 
     @classmethod
-    def bound(cls, field: str, got: object, bound: str) -> BadRequest:
+    def bound(cls, field: str, got: object, bound: str) -> Self:
         """Return the error for a value outside a bound, in the form that all bounds share."""
         return cls(f"{field} is {got}, must be {bound}", field=field)
 

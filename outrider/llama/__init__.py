@@ -9,12 +9,4 @@ from outrider.llama.context import TextReader
 from outrider.llama.model import LlamaModel
 from outrider.llama.tree_context import ContextFull, TreeContext, TreeFull, measure_widths
 
-__all__ = [
-    "ChainContext",
-    "ContextFull",
-    "LlamaModel",
-    "TextReader",
-    "TreeContext",
-    "TreeFull",
-    "measure_widths",
-]
+__all__ = ["ChainContext", "ContextFull", "LlamaModel", "TextReader", "TreeContext", "TreeFull", "measure_widths"]

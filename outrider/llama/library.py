@@ -23,9 +23,8 @@ _PYTHON_LEVELS = {3: logging.INFO, 4: logging.ERROR}
 class _Lines(threading.local):
     """The state of llama.cpp's log on this thread."""
 
-    def __init__(self) -> None:
-        self.level = 0
-        self.errors: list[str] | None = None
+    level = 0
+    errors: list[str] | None = None
 
 
 _lines = _Lines()

@@ -62,12 +62,11 @@ def shown(value: Any) -> str:
 
 def _setting(layers: Layers[Any], config: BaseSettings | None, name: str) -> dict[str, Any]:
     value = layers.raw(name) if config is None else getattr(config, name)
-    value = _masked(value) if is_secret(layers.cls.model_fields[name]) else _plain(value)
+    if is_secret(layers.cls.model_fields[name]):
+        value = MASK if (value.get_secret_value() if isinstance(value, SecretStr) else value) else None
+    else:
+        value = _plain(value)
     return {"name": name, "value": value, "source": layers.source(name), "variable": variable_of(layers.cls, name)}
-
-
-def _masked(value: Any) -> str | None:
-    return MASK if (value.get_secret_value() if isinstance(value, SecretStr) else value) else None
 
 
 def _plain(value: Any) -> Any:

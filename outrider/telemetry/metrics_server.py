@@ -10,7 +10,6 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 try:
-    import uvicorn
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import PlainTextResponse, Response
@@ -47,7 +46,15 @@ async def serving(
     address: HOST:PORT, or a port on loopback alone.
     """
     where = f"{LOOPBACK}:{address}" if address.isdigit() else address
-    async with web.serving(_config(application(registry, unhealthy, refresh)), where, "metrics") as port:
+    config = web.config(
+        application(registry, unhealthy, refresh),
+        http="h11",
+        log_level="warning",
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_keep_alive=IDLE_S,
+        timeout_graceful_shutdown=STOP_S,
+    )
+    async with web.serving(config, where, "metrics") as port:
         url = f"{web.url(where, port)}metrics"
         log.info("metrics at %s", url)
         yield url
@@ -66,14 +73,3 @@ def application(registry: CollectorRegistry, unhealthy: Unhealthy, refresh: Refr
         return PlainTextResponse(f"{why or 'ok'}\n", status_code=503 if why else 200)
 
     return Starlette(routes=[Route("/metrics", metrics), Route("/healthz", health)])
-
-
-def _config(app: Starlette) -> uvicorn.Config:
-    return web.config(
-        app,
-        http="h11",
-        log_level="warning",
-        limit_concurrency=MAX_CONNECTIONS,
-        timeout_keep_alive=IDLE_S,
-        timeout_graceful_shutdown=STOP_S,
-    )

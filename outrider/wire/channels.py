@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING
 
 from outrider.core.errors import BadRequest, Unavailable
 
-__all__ = ["ClientTls", "ServerTls", "bind", "channel", "check_bind", "is_loopback", "server", "split_address"]
-
 if TYPE_CHECKING:  # settings name addresses and certificates, and a command's --help should not wait for gRPC
     import grpc
 
@@ -173,13 +171,10 @@ def split_address(address: str) -> tuple[str, int]:
     host, colon, port = address.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if bracketed else host
-    if not (colon and host and _is_port(port)) or (":" in host and not bracketed):
+    is_port = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) < 65_536
+    if not (colon and host and is_port) or (":" in host and not bracketed):
         raise BadRequest(f"address is {address[:300]!r}, must be HOST:PORT or [V6]:PORT", field="address")
     return host, int(port)
-
-
-def _is_port(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 5 and int(text) < 65_536
 
 
 def _read(path: Path, what: str) -> bytes:

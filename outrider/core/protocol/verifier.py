@@ -142,24 +142,18 @@ class VerifierSession:
         """Refuse everything that an honest device never sends, before anything changes (rule 10)."""
         last = message.first_id + len(message.tokens) - 1
         if message.first_id > self.seen + 1:
-            raise ProtocolViolation(
-                f"first_id is {message.first_id}, must be at most {self.seen + 1} (ids have no gaps)", field="first_id"
-            )
+            limit = f"at most {self.seen + 1} (ids have no gaps)"
+            raise ProtocolViolation.bound("first_id", message.first_id, limit)
         if message.base > self.position:
-            raise ProtocolViolation(
-                f"base is {message.base}, must be at most {self.position}, the tokens committed", field="base"
-            )
+            raise ProtocolViolation.bound("base", message.base, f"at most {self.position}, the tokens committed")
         if last <= self.seen:
             return  # nothing new: a replay, whatever its base, or a report of the base alone
         if message.base < self.base:
-            raise ProtocolViolation(
-                f"base is {message.base}, must be at least {self.base} (it never goes back)", field="base"
-            )
-        if last - self._seen_at(message.base) > self.limits.in_flight:
-            raise ProtocolViolation(
-                f"ids in flight are {last - self._seen_at(message.base)}, must be at most {self.limits.in_flight}",
-                field="first_id",
-            )
+            raise ProtocolViolation.bound("base", message.base, f"at least {self.base} (it never goes back)")
+        in_flight = last - self._seen_at(message.base)
+        if in_flight > self.limits.in_flight:
+            limit = f"must be at most {self.limits.in_flight}"
+            raise ProtocolViolation(f"ids in flight are {in_flight}, {limit}", field="first_id")
         self._check_nodes(message)
 
     def _check_nodes(self, message: Append) -> None:
@@ -175,10 +169,8 @@ class VerifierSession:
             if position is None:
                 continue
             if position - message.base + 1 > self.limits.depth:
-                raise ProtocolViolation(
-                    f"depth of node {node_id} is {position - message.base + 1}, must be at most {self.limits.depth}",
-                    field="parent",
-                )
+                depth, limit = position - message.base + 1, f"must be at most {self.limits.depth}"
+                raise ProtocolViolation(f"depth of node {node_id} is {depth}, {limit}", field="parent")
             if position < self.position:
                 if self.committed[position] != token:
                     continue  # late and wrong: dead
