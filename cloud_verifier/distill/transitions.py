@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import pairwise
+from typing import get_args
 
 from cloud_verifier.distill.config import DistillConfig
 from cloud_verifier.distill.data.retrain_trigger import adapted
@@ -16,13 +18,7 @@ from outrider.core.errors import BadRequest, ModelRefused
 DAY_S = 86_400.0
 HISTORY = 50
 """Outcomes that are kept."""
-_NEXT: Mapping[Stage, Stage] = {
-    "dataset": "training",
-    "training": "export",
-    "export": "gate",
-    "gate": "publish",
-    "publish": "canary",
-}
+_NEXT: Mapping[Stage, Stage] = dict(pairwise(get_args(Stage)))
 _PASSED_GATE: tuple[Stage, ...] = ("publish", "canary")
 """Stages in which a run is not given up for errors that lie elsewhere."""
 _OWN_ERRORS = (BadRequest, ModelRefused, FileNotFoundError, ValueError)

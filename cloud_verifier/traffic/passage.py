@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 NO_PROMPT: NDArray[np.int32] = np.zeros(0, np.int32)
+_ARRAYS = "tokens", "top_ids", "top_log_probs", "tail", "guessed"
+"""The fields with one entry, or row, for each token."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,12 +84,8 @@ class Passage:
         return replace(
             self,
             start=self.start + begin,
-            tokens=self.tokens[begin:end],
-            top_ids=self.top_ids[begin:end],
-            top_log_probs=self.top_log_probs[begin:end],
-            tail=self.tail[begin:end],
-            guessed=self.guessed[begin:end],
             prompt=NO_PROMPT if begin else self.prompt,
+            **{name: getattr(self, name)[begin:end] for name in _ARRAYS},
         )
 
     def without(self, hidden: NDArray[np.bool_]) -> Iterator[Passage]:
@@ -109,14 +108,6 @@ def join(passages: Sequence[Passage]) -> Passage:
 
     The result has the time of the last passage, and expires with the one that expires first.
     """
-    first, last = passages[0], passages[-1]
-    return replace(
-        first,
-        tokens=np.concatenate([p.tokens for p in passages]),
-        top_ids=np.concatenate([p.top_ids for p in passages]),
-        top_log_probs=np.concatenate([p.top_log_probs for p in passages]),
-        tail=np.concatenate([p.tail for p in passages]),
-        guessed=np.concatenate([p.guessed for p in passages]),
-        time_unix=last.time_unix,
-        expires_unix=min(p.expires_unix for p in passages),
-    )
+    joined: dict[str, Any] = {name: np.concatenate([getattr(one, name) for one in passages]) for name in _ARRAYS}
+    expires_unix = min(one.expires_unix for one in passages)
+    return replace(passages[0], time_unix=passages[-1].time_unix, expires_unix=expires_unix, **joined)

@@ -19,11 +19,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cloud_verifier.distill.data.logit_backfill import LogitBackfill
+import numpy as np
+from numpy.typing import NDArray
+
 from cloud_verifier.distill.data.plan import CARD, DatasetCard, DatasetPlan
 from cloud_verifier.distill.data.selection import age, class_names, select, shingles
 from cloud_verifier.distill.data.spans import TextSpan, cut, join_passages, without_distributions
-from cloud_verifier.distill.data.texts import HELDOUT, TRAIN, VALIDATION, save_texts
+from cloud_verifier.distill.data.texts import HELDOUT, TRAIN, VALIDATION, Text, save_texts
 from cloud_verifier.distill.errors import PermanentFailure
 from cloud_verifier.traffic.passage import Passage
 from cloud_verifier.traffic.segments import SegmentLog
@@ -45,7 +47,7 @@ def build(log: SegmentLog, folder: Path, plan: DatasetPlan, now: float) -> Datas
     ours = [passage for passage in lasting if passage.weights_hash == weights_hash]
     names = class_names(_sums((one.tenant, one.traffic_class, len(one)) for one in ours), plan.classes, plan.named)
     splits, left_out = _choose([_renamed(one, names) for one in ours], plan)
-    backfill = LogitBackfill(itertools.chain(*splits.values()), plan.top)
+    backfill = _LogitBackfill(itertools.chain(*splits.values()), plan.top)
     for passage in log.read(plan.since_unix, now):
         lasts = passage.expires_unix > now + plan.lasts_s
         if lasts and passage.weights_hash == weights_hash and passage.traffic_class in names:  # else it came since
@@ -168,3 +170,63 @@ def _sums(rows: Iterable[tuple[str, str, int]]) -> dict[str, dict[str, int]]:
     for outer, inner, amount in rows:
         sums[outer][inner] += amount
     return {outer: dict(inner) for outer, inner in sums.items()}
+
+
+class _LogitBackfill:
+    """Makes texts of the chosen spans, whose distributions are filled in from passages in any order."""
+
+    def __init__(self, spans: Iterable[TextSpan], top: int) -> None:
+        """top: K, the number of the likeliest ids kept of a position; the probability of others goes to the tail."""
+        self._top = top
+        self._texts: dict[TextSpan, tuple[Text, NDArray[np.bool_]]] = {}
+        """The text of each span, and which of the span's tokens have their distribution, `[n]`."""
+        self._by_session: dict[tuple[str, str, str], list[TextSpan]] = defaultdict(list)
+        numbers: dict[str, int] = {}
+        for span in spans:
+            text = _empty_text(span, top, numbers.setdefault(span.session_id, len(numbers)))
+            self._texts[span] = text, np.zeros(len(span.tokens), bool)
+            self._by_session[span.session_id, span.tenant, span.traffic_class].append(span)
+
+    def add(self, passage: Passage) -> None:
+        """Copy the distributions of all positions that the passage shares with any span."""
+        for span in self._by_session.get((passage.session_id, passage.tenant, passage.traffic_class), ()):
+            self._fill(span, passage)
+
+    def covers(self, span: TextSpan) -> bool:
+        """Return whether all labels of a span have their distribution."""
+        _, known = self._texts[span]
+        return bool(known[span.first :].all())
+
+    def text(self, span: TextSpan) -> Text:
+        """Return the text of a span that is covered."""
+        return self._texts[span][0]
+
+    def _fill(self, span: TextSpan, passage: Passage) -> None:
+        begin, end = max(span.start, passage.start), min(span.end, passage.end)
+        here = slice(begin - span.start, end - span.start)
+        there = slice(begin - passage.start, end - passage.start)
+        if begin >= end or not np.array_equal(span.tokens[here], passage.tokens[there]):
+            return  # they share no positions, or another verifier recorded other tokens there
+        text, known = self._texts[span]
+        rows = slice(here.start + len(span.prompt), here.stop + len(span.prompt))
+        top = min(self._top, passage.top)
+        text.top_ids[rows, :top] = passage.top_ids[there, :top]
+        text.top_log_probs[rows, :top] = passage.top_log_probs[there, :top]
+        beyond = np.exp(passage.top_log_probs[there, top:]).sum(1)
+        text.tail[rows] = np.clip(passage.tail[there] + beyond, 0.0, 1.0)
+        known[here] = True
+
+
+def _empty_text(span: TextSpan, top: int, session: int) -> Text:
+    """Return a span with its prompt as a text without distributions."""
+    tokens = np.concatenate([span.prompt, span.tokens])
+    return Text(
+        span.traffic_class,
+        span.tenant,
+        tokens,
+        np.full((len(tokens), top), -1, np.int32),
+        np.full((len(tokens), top), -np.inf, np.float32),
+        np.zeros(len(tokens), np.float32),
+        len(span.prompt) + span.first,
+        session,
+    )

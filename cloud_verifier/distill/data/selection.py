@@ -43,7 +43,10 @@ def select(
         for piece in _capped(distinct, plan, tokens, left_out):
             offered[name, age(piece, plan.fresh_since_unix)].append(piece)
     budgets = _budgets(offered, plan, tokens, by_class)
-    return [piece for key in sorted(offered) for piece in _within(offered[key], budgets[key], left_out)], left_out
+    chosen = [
+        one for key in sorted(offered) for one in offered[key] if _spend(budgets, key, one, left_out, "over_budget")
+    ]
+    return chosen, left_out
 
 
 def age(piece: TextSpan, fresh_since_unix: float) -> Age:
@@ -108,13 +111,7 @@ def _considered(
 ) -> Iterator[TextSpan]:
     """Yield the first pieces of each age, enough to fill the budget after duplicates and caps."""
     budgets = dict.fromkeys(get_args(Age), _CONSIDERED * tokens)
-    for piece in pieces:
-        of_age = age(piece, plan.fresh_since_unix)
-        if budgets[of_age] < piece.label_count:
-            left_out["over_budget"] += piece.label_count
-            continue
-        budgets[of_age] -= piece.label_count
-        yield piece
+    return (one for one in pieces if _spend(budgets, age(one, plan.fresh_since_unix), one, left_out, "over_budget"))
 
 
 def _distinct(pieces: Iterable[TextSpan], plan: DatasetPlan, left_out: Counter[str]) -> list[TextSpan]:
@@ -140,7 +137,7 @@ def _capped(pieces: Sequence[TextSpan], plan: DatasetPlan, tokens: int, left_out
     if len(amounts) < 2:
         return list(pieces)
     budgets = dict.fromkeys(amounts, tenant_cap(amounts.values(), plan.tenant_share, plan.tenant_floor(tokens)))
-    return [piece for piece in pieces if _spend(budgets, piece.tenant, piece, left_out)]
+    return [piece for piece in pieces if _spend(budgets, piece.tenant, piece, left_out, "over_cap")]
 
 
 def _capped_over_all(
@@ -161,17 +158,14 @@ def _capped_over_all(
         for tenant, of_tenant in amounts.items()
         for kind, budget in (water_filled(of_tenant, {}, cap) if of_tenant.total() > cap else of_tenant).items()
     }
-    return [
-        piece
-        for piece in pieces
-        if _spend(budgets, (piece.tenant, piece.traffic_class, age(piece, plan.fresh_since_unix)), piece, left_out)
-    ]
+    keys = ((one.tenant, one.traffic_class, age(one, plan.fresh_since_unix)) for one in pieces)
+    return [one for one, key in zip(pieces, keys, strict=True) if _spend(budgets, key, one, left_out, "over_cap")]
 
 
-def _spend(budgets: dict[_Key, int], key: _Key, piece: TextSpan, left_out: Counter[str]) -> bool:
-    """Take a piece's labels from a budget; return False, and count them as `over_cap`, if they do not fit."""
+def _spend(budgets: dict[_Key, int], key: _Key, piece: TextSpan, left_out: Counter[str], reason: str) -> bool:
+    """Take a piece's labels from a budget; return False, and count them as left out, if they do not fit."""
     if budgets[key] < piece.label_count:
-        left_out["over_cap"] += piece.label_count
+        left_out[reason] += piece.label_count
         return False
     budgets[key] -= piece.label_count
     return True
@@ -221,13 +215,3 @@ def _budgets_by_class(
         for each, given in water_filled(of_class, ages, budget).items():
             budgets[name, each] = given
     return budgets
-
-
-def _within(pieces: Iterable[TextSpan], budget: int, left_out: Counter[str]) -> Iterator[TextSpan]:
-    """Yield the pieces that fit into a budget."""
-    for piece in pieces:
-        if piece.label_count > budget:
-            left_out["over_budget"] += piece.label_count
-            continue
-        budget -= piece.label_count
-        yield piece

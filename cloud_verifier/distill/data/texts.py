@@ -20,6 +20,9 @@ FORMAT = 2
 PART_TOKENS = 1 << 17
 """Tokens in one file, which is about 50 MB with 64 ids at each position."""
 
+_ARRAYS = "tokens", "top_ids", "top_log_probs", "tail"
+"""The fields of a text with one entry, or row, for each token."""
+
 
 @dataclass(frozen=True)
 class Text:
@@ -55,14 +58,10 @@ def save_texts(folder: Path, texts: Sequence[Text]) -> None:
             {"class": text.traffic_class, "tenant": text.tenant, "first": text.first, "session": text.session}
             for text in part
         ]
-        tensors = {
-            "lengths": np.array([len(text.tokens) for text in part], np.int64),
-            "tokens": np.concatenate([text.tokens for text in part]),
-            "top_ids": np.concatenate([text.top_ids for text in part]),
-            # Half precision is exact to 1 part in 1,000, far below what a quantized draft can show.
-            "top_log_probs": np.concatenate([text.top_log_probs for text in part]).astype(np.float16),
-            "tail": np.concatenate([text.tail for text in part]),
-        }
+        tensors = {name: np.concatenate([getattr(text, name) for text in part]) for name in _ARRAYS}
+        # Half precision is exact to 1 part in 1,000, far below what a quantized draft can show.
+        tensors["top_log_probs"] = tensors["top_log_probs"].astype(np.float16)
+        tensors["lengths"] = np.array([len(text.tokens) for text in part], np.int64)
         metadata = {"format": str(FORMAT), "texts": json.dumps(labels)}
         atomic_files.write(folder / f"{number:05d}.safetensors", save(tensors, metadata))
 
@@ -80,18 +79,16 @@ def _load_part(path: Path) -> list[Text]:
         if metadata.get("format") != str(FORMAT):
             raise ValueError(f"{path} has format {metadata.get('format')}, must be {FORMAT}: build the dataset again")
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
-    ends = np.cumsum(tensors["lengths"])
-    cut = {name: np.split(tensors[name], ends[:-1]) for name in ("tokens", "top_ids", "top_log_probs", "tail")}
+    tensors["top_log_probs"] = tensors["top_log_probs"].astype(np.float32)
+    ends = np.cumsum(tensors["lengths"])[:-1]
+    arrays = {name: np.split(tensors[name], ends) for name in _ARRAYS}
     return [
         Text(
             label["class"],
             label["tenant"],
-            cut["tokens"][i],
-            cut["top_ids"][i],
-            cut["top_log_probs"][i].astype(np.float32),
-            cut["tail"][i],
-            label["first"],
-            label["session"],
+            first=label["first"],
+            session=label["session"],
+            **{name: pieces[i] for name, pieces in arrays.items()},
         )
         for i, label in enumerate(json.loads(metadata["texts"]))
     ]

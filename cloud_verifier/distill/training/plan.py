@@ -39,28 +39,9 @@ class TrainingPlan(BaseModel):
     steps: int | None = Field(default=None, ge=1)
     minutes: float | None = Field(default=None, gt=0)
     """Minutes of training, summed over resumes. A plan has either this or `steps`."""
-    # Measured with the demo pair, draft-narrow on 60,000 tokens of arithmetic (new to it) and 24,000 of code, Q8_0 in
-    # llama.cpp, chains of 6, single runs: how much of the way to the general draft tokens per step went on arithmetic
-    # (2.08 -> 4.52), and how they changed on code; answers with their prompts as context, but for the last three, and
-    # all weights at one rate, none of the base's in the result.
-    #   250 steps of 4,096 tokens at 3e-3    77%   -0.2%
-    #   300 steps of 2,048 tokens at 3e-3    77%   -1.0%   in 0.6 of the computing
-    #   100 steps of 4,096 tokens at 3e-3    65%   +0.7%   two minutes on two cores
-    #   100 steps of 4,096 tokens at 3e-3    45%   -4.1%   answers alone
-    #   300 steps of 2,048 tokens at 3e-3    49%  -11.8%   answers alone: more than the gate lets pass
-    #   150 steps of 2,048 tokens at 6e-3    45%  -21.4%   answers alone
+    # docs/distillation.md, "Figures", has what the next fields did to the demo pair.
     learning_rate: float = Field(default=3e-3, gt=0)
     """Peak learning rate. The default suits a draft of some million weights; one of hundreds of millions needs less."""
-    # The same draft on 59,000 tokens of arithmetic and 37,000 of code, 2,048 a step at 3e-3, single runs; overlap on
-    # validation text, and in the last two lines on more of it:
-    #                                                                  arithmetic   code
-    #   before                                                           0.469      0.764
-    #   120 steps, tokens' rate 1,   epsilon 1e-8                        0.766      0.726
-    #   120 steps, tokens' rate 1,   epsilon 1e-5                        0.765      0.734
-    #   120 steps, tokens' rate 0.1, epsilon 1e-8                        0.744      0.754
-    #   300 steps, tokens' rate 0.1, epsilon 1e-5                        0.799      0.745
-    #   300 steps, tokens' rate 0.1, epsilon 1e-5, base's share 0        0.788      0.756   (before: 0.452, 0.773)
-    #   300 steps, tokens' rate 0.1, epsilon 1e-5, base's share 0.1      0.780      0.763
     adam_epsilon: float = Field(default=1e-5, gt=0)
     """AdamW's epsilon: gradients far below it change nothing. Gradients shrink as a model grows, so a large draft needs
     a smaller epsilon."""

@@ -26,11 +26,10 @@ from cloud_verifier.distill.gguf.writer import write_gguf
 from cloud_verifier.distill.training import run as training
 from cloud_verifier.distill.training.batches import BatchSampler, TrainingBatch, micro_batches
 from cloud_verifier.distill.training.checkpoint import BEST, STATE, TrainingProgress
-from cloud_verifier.distill.training.eval_student import evaluate, mean_overlap, sample
 from cloud_verifier.distill.training.plan import TrainingPlan
 from cloud_verifier.distill.training.ranks import Ranks
 from cloud_verifier.distill.training.student import Student, load_base
-from cloud_verifier.distill.training.trainer import DraftTrainer
+from cloud_verifier.distill.training.trainer import DraftTrainer, evaluate, mean_overlap, sample
 
 TIMEOUT_S = 100
 
