@@ -14,11 +14,11 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
-from cloud_verifier.distill import transitions
 from cloud_verifier.distill.config import DistillConfig
 from cloud_verifier.distill.data.traffic_counts import TrafficCounter
 from cloud_verifier.distill.errors import StageFailed
 from cloud_verifier.distill.publishing.publisher import Publisher
+from cloud_verifier.distill.publishing.release_client import CANDIDATE, DECIDED, ROLLED_BACK, STABLE, ReleaseRecord
 from cloud_verifier.distill.run_folder import DONE, Job, RunFolder, clean_up
 from cloud_verifier.distill.state import LoopState, Result, RunOutcome, RunState, Stage
 from cloud_verifier.distill.watcher import TrafficWatcher
@@ -114,7 +114,7 @@ class DistillLoop:
     @property
     def spent_s(self) -> float:
         """Seconds that stages took within the last day."""
-        return transitions.spent_s(self.state, self._clock())
+        return self.state.spent_s(self._clock())
 
     async def _continue(self, run: RunState) -> LoopState | None:
         """Return the state after the run's stage; None if there is nothing to do but wait."""
@@ -130,7 +130,7 @@ class DistillLoop:
     async def _build_dataset(self, run: RunState) -> LoopState:
         if not self._folder(run).has_dataset:
             await self._run_stage(run)
-        return transitions.advance(self.state, run)
+        return self.state.advanced(run)
 
     async def _train(self, run: RunState) -> LoopState:
         folder = self._folder(run)
@@ -140,11 +140,11 @@ class DistillLoop:
             await self._run_stage(run)
             if not folder.has_model:
                 raise StageFailed(f"training: ended without {DONE}; see training.log")
-        return transitions.advance(self.state, run)
+        return self.state.advanced(run)
 
     async def _export(self, run: RunState) -> LoopState:
         await self._run_stage(run)
-        return transitions.advance(self.state, run)
+        return self.state.advanced(run)
 
     async def _judge(self, run: RunState) -> LoopState:
         folder = self._folder(run)
@@ -156,7 +156,7 @@ class DistillLoop:
             log.warning("run %d, gate: %s", run.number, note)
         if not verdict["passed"]:
             return self._ended(run, "refused", "; ".join(verdict["reasons"]))
-        return transitions.advance(self.state, run)
+        return self.state.advanced(run)
 
     async def _publish(self, run: RunState) -> LoopState:
         folder = self._folder(run)
@@ -164,22 +164,22 @@ class DistillLoop:
         release = await self._publisher.publish(
             folder.draft, Job.read(folder.path).quantization, run.incumbent, folder.verdict()["metrics"]
         )
-        return transitions.advance(self.state, run, release=release.digest)
+        return self.state.advanced(run, release=release.digest)
 
     async def _await_canary(self, run: RunState) -> LoopState | None:
         known = await self._publisher.known()
         if run.release not in known:
             if run.release not in await self._publisher.restore(known):
-                self._enter(transitions.advance(self.state, run, to="publish"))
+                self._enter(self.state.advanced(run, to="publish"))
             return None
-        found = transitions.canary_result(known, run.release)
+        found = canary_result(known, run.release)
         return self._ended(run, *found) if found else None
 
     def _build_again(self, run: RunState) -> LoopState:
         """Return to the dataset, which is built without what has expired. A finished training is not repeated."""
         log.info("run %d: the dataset expires before %s would end, and is built again", run.number, run.stage)
         self._folder(run).delete_dataset()
-        return transitions.advance(self.state, run, to="dataset")
+        return self.state.advanced(run, to="dataset")
 
     async def _run_stage(self, run: RunState) -> None:
         """Run the run's stage, and record the time that it took, however it ended. Raises StageFailed."""
@@ -190,10 +190,10 @@ class DistillLoop:
         finally:
             seconds = self._clock() - began
             self.stage_s[run.stage] += seconds
-            self._enter(transitions.add_stage_time(self.state, seconds, self._clock()))
+            self._enter(self.state.with_stage_time(seconds, self._clock()))
 
     def _ended(self, run: RunState, result: Result, reason: str) -> LoopState:
-        return transitions.end(self.state, run, result, reason, self._clock(), self._config)
+        return self.state.ended(run, result, reason, self._clock(), self._config)
 
     def _fail(self, error: Exception) -> None:
         """Record a failure of the run's stage, or of watching."""
@@ -202,7 +202,7 @@ class DistillLoop:
         if run is None:
             log.error("watching failed: %s", error)
             return
-        new = transitions.fail(self.state, run, error, self._clock(), self._config)
+        new = self.state.failed(run, error, self._clock(), self._config)
         if new.run is not None:
             wait_s = new.run.not_before_unix - self._clock()
             log.error("run %d, failure %d, tried again in %.0f s: %s", run.number, new.run.failures, wait_s, error)
@@ -226,3 +226,18 @@ class DistillLoop:
 
     def _folder(self, run: RunState) -> RunFolder:
         return RunFolder(self._runs, run.number)
+
+
+def canary_result(known: Mapping[str, ReleaseRecord], digest: str) -> tuple[Result, str] | None:
+    """Return what came of a release, and the reason; None as long as the coordinator has not decided.
+
+    known: the target's releases by digest, the release among them.
+    """
+    release = known[digest]
+    if release.state in DECIDED:
+        return ("rolled_back" if release.state == ROLLED_BACK else "stable"), release.reason
+    blocked = release.state == CANDIDATE and any(one.state == STABLE and one.pinned for one in known.values())
+    if blocked or release.pinned:
+        pinned = "the stable release" if blocked else "it"
+        return "waiting", f"{pinned} is pinned: an operator decides what becomes of release {digest[:12]}"
+    return None

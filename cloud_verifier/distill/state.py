@@ -1,22 +1,41 @@
-"""Keep the loop's state on disk, so that the next start goes on wherever a process was killed."""
+"""Define the loop's state, which changes by pure methods, and keep it on disk.
+
+The next start goes on from there, wherever a process was killed.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from cloud_verifier.distill.data.retrain_trigger import ClassTraffic
+from cloud_verifier.distill.config import DistillConfig
+from cloud_verifier.distill.data.retrain_trigger import ClassTraffic, adapted
+from cloud_verifier.distill.errors import PermanentFailure, TooLittleTraffic
 from outrider.artifacts import atomic_files
-from outrider.core.errors import BadRequest
+from outrider.core.backoff import backoff_s
+from outrider.core.errors import BadRequest, ModelRefused
 
 FORMAT = 1
 FILE = "state.json"
+DAY_S = 86_400.0
+HISTORY = 50
+"""Outcomes that are kept."""
 
 Stage = Literal["dataset", "training", "export", "gate", "publish", "canary"]
 Result = Literal["stable", "rolled_back", "refused", "failed", "waiting"]
 """waiting: published, but held by an operator's pin; it may become stable later."""
+_NEXT: Mapping[Stage, Stage] = dict(pairwise(get_args(Stage)))
+_PASSED_GATE: tuple[Stage, ...] = ("publish", "canary")
+"""Stages in which a run is not given up for errors that lie elsewhere."""
+_OWN_ERRORS = (BadRequest, ModelRefused, FileNotFoundError, ValueError)
+"""Errors that lie with the draft, the publisher or a damaged file, and will not pass by themselves."""
+_MORE_TRAFFIC = 1.5
+"""Multiple of the traffic of a run that came too early at which the next one begins."""
 
 
 class RunState(BaseModel, frozen=True):
@@ -76,6 +95,51 @@ class LoopState(BaseModel, frozen=True):
     def changed(self, **changes: Any) -> Self:
         """Return the state with some fields changed."""
         return self.model_copy(update=changes)
+
+    def advanced(self, run: RunState, *, to: Stage | None = None, release: str = "") -> Self:
+        """Return the state with the run in its next stage, or in `to`. release: digest of the published draft."""
+        update = {
+            "stage": to or _NEXT[run.stage],
+            "release": release or run.release,
+            "failures": 0,
+            "not_before_unix": 0.0,
+        }
+        return self.changed(run=run.model_copy(update=update))
+
+    def ended(self, run: RunState, result: Result, reason: str, now: float, config: DistillConfig) -> Self:
+        """Return the state after a run. It has used up its traffic, whatever came of it."""
+        outcome = RunOutcome(
+            number=run.number, cause=run.cause, result=result, reason=reason, release=run.release, ended_unix=now
+        )
+        return self.changed(
+            run=None,
+            used_unix=run.newest_unix,
+            usual=self.usual if result == "failed" else adapted(self.usual, run.seen, config),
+            wanted=0,
+            history=(*self.history, outcome)[-HISTORY:],
+        )
+
+    def failed(self, run: RunState, error: Exception, now: float, config: DistillConfig) -> Self:
+        """Return the state after a failed stage: the run is put off, tried again later or given up."""
+        if isinstance(error, TooLittleTraffic):
+            # As if the run had not begun: its traffic counts again.
+            wanted = math.ceil(_MORE_TRAFFIC * sum(one.tokens for one in run.seen.values()))
+            return self.changed(run=None, wanted=wanted)
+        failures = run.failures + 1
+        kept = run.stage in _PASSED_GATE and not isinstance(error, _OWN_ERRORS)
+        if not kept and (isinstance(error, PermanentFailure) or failures >= config.attempts):
+            return self.ended(run, "failed", str(error), now, config)
+        wait_s = backoff_s(failures, config.retry_s, config.retry_max_s, jitter=0.0)
+        return self.changed(run=run.model_copy(update={"failures": failures, "not_before_unix": now + wait_s}))
+
+    def with_stage_time(self, seconds: float, now: float) -> Self:
+        """Return the state with the time that a stage took, and without times of more than a day ago."""
+        recent = [(ended, took) for ended, took in self.spent if ended > now - DAY_S]
+        return self.changed(spent=(*recent, (now, seconds)))
+
+    def spent_s(self, now: float) -> float:
+        """Return the seconds that stages took within the last day."""
+        return sum(took for ended, took in self.spent if ended > now - DAY_S)
 
     @classmethod
     def load(cls, folder: Path) -> Self:

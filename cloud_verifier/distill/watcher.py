@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cloud_verifier.distill import transitions
 from cloud_verifier.distill.config import DistillConfig
 from cloud_verifier.distill.data.retrain_trigger import ClassTraffic, adapted, alarms, due
 from cloud_verifier.distill.data.traffic_counts import TrafficCounter
@@ -63,7 +62,7 @@ class TrafficWatcher:
         reason, fresh = cause
         if sum(one.tokens for one in traffic.values()) < state.wanted:
             return state
-        spent_s = transitions.spent_s(state, self._clock())
+        spent_s = state.spent_s(self._clock())
         if spent_s >= 60 * config.daily_minutes:
             log.info("%s, but the last day's stages took %.0f minutes, which is the budget", reason, spent_s / 60)
             return state

@@ -13,7 +13,7 @@ import pytest
 from loop_fakes import World, card, killed_at, passage, write_stage
 
 from cloud_verifier.distill import loop as loop_module
-from cloud_verifier.distill import run_folder, state, transitions, watcher
+from cloud_verifier.distill import run_folder, state, watcher
 from cloud_verifier.distill.errors import PermanentFailure, StageFailed, TooLittleTraffic
 from cloud_verifier.distill.loop import DistillLoop
 from cloud_verifier.distill.publishing import publisher
@@ -476,9 +476,7 @@ def test_wherever_it_is_killed_it_publishes_exactly_one_release(
         folder.mkdir()
         world = World(folder)
         world.traffic(1_000)
-        ended = killed_at(
-            line, (loop_module, watcher, transitions, run_folder, state, publisher), lambda world=world: whole(world)
-        )
+        ended = killed_at(line, (loop_module, watcher, run_folder, state, publisher), lambda world=world: whole(world))
         again = killed_at(1_000_000, (), lambda world=world: whole(world))
         assert again is not None and again.result == "stable", f"killed before line {line}"
         assert world.releases.versions == [1], f"killed before line {line}"
