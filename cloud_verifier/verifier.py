@@ -136,18 +136,26 @@ class VerifierProcess:
         return recorder_of(config, self._id)
 
     async def _start(self, grpc_server: grpc.aio.Server, catalogue: Catalogue) -> VerifierService:
-        """Load the target, then admit devices."""
+        """Load the target, then admit devices. Until then answer health checks and refuse everything else."""
         config = self._config
         port = bind(grpc_server, config.listen, tls=config.tls, insecure=config.insecure)
         address = f"{config.listen.rpartition(':')[0]}:{port}"
-        await self._answer(grpc_server)
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        session_pb2_grpc.add_VerifierServicer_to_server(self._startup, grpc_server)  # type: ignore[no-untyped-call]
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, grpc_server)
+        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), grpc_server)
+        await grpc_server.start()
         reminding = asyncio.create_task(self._startup.remind())
         try:
             ready = await self._host.start()
         finally:
             reminding.cancel()
-        service = self._service(ready, catalogue, config.advertise or address)
-        await self._admit(service, address)
+        self._startup.service = service = self._service(ready, catalogue, config.advertise or address)
+        if self._registry is not None:
+            await self._registry.register()
+        self._collector.service = service
+        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        print(f"listening on {address}", flush=True)
         return service
 
     def _service(self, ready: engine_pb2.EngineReady, catalogue: Catalogue, address: str) -> VerifierService:
@@ -187,23 +195,6 @@ class VerifierProcess:
         """Report soon, as the coordinator may know sessions like a new one: once the engine's statistics include it."""
         if self._registry is not None:
             asyncio.get_running_loop().call_later(STATS_DELAY_S, self._registry.hurry)
-
-    async def _answer(self, grpc_server: grpc.aio.Server) -> None:
-        """Answer health checks, and refuse everything else, before there is a target."""
-        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
-        session_pb2_grpc.add_VerifierServicer_to_server(self._startup, grpc_server)  # type: ignore[no-untyped-call]
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, grpc_server)
-        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), grpc_server)
-        await grpc_server.start()
-
-    async def _admit(self, service: VerifierService, address: str) -> None:
-        """Admit devices, as the numerics check has passed."""
-        self._startup.service = service
-        if self._registry is not None:
-            await self._registry.register()
-        self._collector.service = service
-        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
-        print(f"listening on {address}", flush=True)
 
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus.ValueType) -> None:
         for name in ("", SERVICE):

@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -62,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_loop(commands: Any) -> None:
     run = commands.add_parser("run", help="run the loop until SIGTERM or Ctrl-C")
-    run.set_defaults(run=lambda options: _run(_config(options)))
+    run.set_defaults(run=lambda options: asyncio.run(_run(_config(options))))
     once = commands.add_parser(
         "once",
         help="do one turn of the loop, for cron",
@@ -150,13 +150,7 @@ def _log_format(options: argparse.Namespace) -> LogFormat:
     return "text"
 
 
-def _run(config: DistillConfig) -> int:
-    with contextlib.suppress(asyncio.CancelledError):
-        asyncio.run(_run_until_signal(config))
-    return 0
-
-
-async def _run_until_signal(config: DistillConfig) -> None:
+async def _run(config: DistillConfig) -> int:
     async with contextlib.AsyncExitStack() as stack:
         loop = await stack.enter_async_context(_loop(config))
         if config.metrics:
@@ -169,7 +163,9 @@ async def _run_until_signal(config: DistillConfig) -> None:
         task = asyncio.create_task(loop.run())
         for signum in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signum, task.cancel)
-        await task
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    return 0
 
 
 async def _once(config: DistillConfig) -> int:
@@ -179,14 +175,11 @@ async def _once(config: DistillConfig) -> int:
     return 0 if outcome is None or outcome.result in ("stable", "waiting") else EXIT_REFUSED
 
 
-@contextlib.asynccontextmanager
-async def _loop(config: DistillConfig) -> AsyncIterator[DistillLoop]:
+def _loop(config: DistillConfig) -> contextlib.AbstractAsyncContextManager[DistillLoop]:
     with EndedByInterrupt():
         import cloud_verifier.engine.model  # noqa: F401  # the factory needs its hash of the target; it imports torch
         from cloud_verifier.distill.factory import distill_loop
-
-    async with distill_loop(config) as loop:
-        yield loop
+    return distill_loop(config)
 
 
 async def _status(config: DistillConfig) -> int:

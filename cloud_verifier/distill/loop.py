@@ -20,7 +20,7 @@ from cloud_verifier.distill.errors import StageFailed
 from cloud_verifier.distill.publishing.publisher import Publisher
 from cloud_verifier.distill.publishing.release_client import CANDIDATE, DECIDED, ROLLED_BACK, STABLE, ReleaseRecord
 from cloud_verifier.distill.run_folder import DONE, Job, RunFolder, clean_up
-from cloud_verifier.distill.state import LoopState, Result, RunOutcome, RunState, Stage
+from cloud_verifier.distill.state import LoopState, Result, RunOutcome, RunState
 from cloud_verifier.distill.watcher import TrafficWatcher
 from outrider.core.errors import Unavailable
 
@@ -55,14 +55,6 @@ class DistillLoop:
         """Number of runs that ended since this process began, by result."""
         self.failures = 0
         """Number of failures of stages and of watching since this process began."""
-        self._handlers: Mapping[Stage, Callable[[RunState], Awaitable[LoopState | None]]] = {
-            "dataset": self._build_dataset,
-            "training": self._train,
-            "export": self._export,
-            "gate": self._judge,
-            "publish": self._publish,
-            "canary": self._await_canary,
-        }
 
     async def run(self) -> None:
         """Take steps until cancelled."""
@@ -125,10 +117,16 @@ class DistillLoop:
                 "failed",
                 f"it was for target {job.weights_hash}, tokens {job.tokenizer_hash}; served is {target.weights_hash}",
             )
-        return await self._handlers[run.stage](run)
-
-    async def _build_dataset(self, run: RunState) -> LoopState:
-        if not self._folder(run).has_dataset:
+        match run.stage:
+            case "training":
+                return await self._train(run)
+            case "gate":
+                return await self._judge(run)
+            case "publish":
+                return await self._publish(run)
+            case "canary":
+                return await self._await_canary(run)
+        if run.stage == "export" or not self._folder(run).has_dataset:
             await self._run_stage(run)
         return self.state.advanced(run)
 
@@ -140,10 +138,6 @@ class DistillLoop:
             await self._run_stage(run)
             if not folder.has_model:
                 raise StageFailed(f"training: ended without {DONE}; see training.log")
-        return self.state.advanced(run)
-
-    async def _export(self, run: RunState) -> LoopState:
-        await self._run_stage(run)
         return self.state.advanced(run)
 
     async def _judge(self, run: RunState) -> LoopState:

@@ -86,8 +86,7 @@ class RunFolder:
 
     def verdict(self) -> dict[str, Any]:
         """Read the gate's verdict. Raises OSError and ValueError."""
-        verdict: dict[str, Any] = json.loads((self.path / VERDICT).read_bytes())
-        return verdict
+        return dict(json.loads((self.path / VERDICT).read_bytes()))
 
 
 def clean_up(runs: Path, keep_from: int, besides: int | None) -> None:

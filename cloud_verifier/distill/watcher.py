@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ class TrafficWatcher:
         config: DistillConfig,
         publisher: Publisher,
         counter: TrafficCounter,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float],
     ) -> None:
         """Raises OSError if the configured draft cannot be read."""
         self._config = config

@@ -206,16 +206,20 @@ def recorder_of(config: VerifierConfig, verifier_id: str) -> TrafficRecorder:
 
 
 def keep_tidy(segments: SegmentLog, max_bytes: int, interval_s: float = TIDY_EVERY_S) -> Callable[[], None]:
-    """Tidy a log now and every `interval_s` seconds, in a thread, so that no writing waits; return what stops it.
+    """Delete a log's expired rows, merge its small segments and keep it below `max_bytes`; return what stops that.
 
-    A round under way is left to itself: it can end at any moment without harm.
+    A thread does so now and every `interval_s` seconds, so that no writing waits. A round under way is left to itself:
+    it can end at any moment without harm.
     """
     stop = Event()
 
     def work() -> None:
         while True:
             try:
-                _tidy(segments, max_bytes)
+                segments.expire()
+                segments.compact(at_least=MANY)
+                if deleted := segments.shrink(max_bytes):
+                    log.warning("%d of the oldest segments were deleted: the log had over %d bytes", deleted, max_bytes)
             except Exception as error:
                 log.warning("the traffic log could not be tidied: %r", error)
             if stop.wait(interval_s):
@@ -223,11 +227,3 @@ def keep_tidy(segments: SegmentLog, max_bytes: int, interval_s: float = TIDY_EVE
 
     Thread(target=work, name="traffic-tidy", daemon=True).start()
     return stop.set
-
-
-def _tidy(segments: SegmentLog, max_bytes: int) -> None:
-    """Delete expired rows, merge small segments, and keep the log below `max_bytes`. Raises OSError."""
-    segments.expire()
-    segments.compact(at_least=MANY)
-    if deleted := segments.shrink(max_bytes):
-        log.warning("%d of the oldest segments went, to keep the traffic log below %d bytes", deleted, max_bytes)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from cloud_verifier.traffic.passage import NO_PROMPT, Passage
 
@@ -58,9 +56,10 @@ class Unreadable(ValueError):
 def table_of(passages: Sequence[Passage]) -> Any:
     """Return the table of passages, sorted by key."""
     passages = sorted(passages, key=lambda passage: passage.key)
-    columns = {name: [getattr(passage, name) for passage in passages] for name in (*_PLAIN, "top")}
-    lists = {name: _list_array([getattr(p, name).ravel() for p in passages], name) for name in _LISTS}
-    return pa.table({**columns, **lists}, schema=SCHEMA)
+    columns = {name: [getattr(passage, name) for passage in passages] for name in SCHEMA.names}
+    for name in ("top_ids", "top_log_probs"):
+        columns[name] = [rows.ravel() for rows in columns[name]]
+    return pa.table(columns, schema=SCHEMA)
 
 
 def passages_of(table: Any) -> Iterator[Passage]:
@@ -70,7 +69,7 @@ def passages_of(table: Any) -> Iterator[Passage]:
     """
     present = set(table.column_names)
     columns = {name: table.column(name).to_pylist() for name in (*_PLAIN, "top") if name in present}
-    lists = {name: list(_arrays(table.column(name))) for name in _LISTS if name in present}
+    lists = {name: table.column(name).to_numpy() for name in _LISTS if name in present}
     none, tops = np.zeros(0, np.float32), columns.pop("top", [0] * table.num_rows)
     for row in range(table.num_rows):
         arrays = {name: rows[row] for name, rows in lists.items()}
@@ -101,8 +100,7 @@ def to_bytes(table: Any) -> bytes:
         use_byte_stream_split=split,
         write_page_checksum=True,
     )
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+    return bytes(sink.getvalue())
 
 
 def from_bytes(data: bytes, columns: Sequence[str] | None = None) -> Any:
@@ -163,21 +161,7 @@ def _check(schema: Any) -> None:
 
 def _newest(table: Any) -> Any:
     """Return a table of an older format with the columns that it lacks."""
-    if table.num_columns == len(_FIRST):
-        table = table.append_column(SCHEMA.field("prompt"), _list_array([NO_PROMPT] * table.num_rows, "prompt"))
+    if "prompt" not in table.column_names:
+        field = SCHEMA.field("prompt")
+        table = table.append_column(field, pa.array([NO_PROMPT] * table.num_rows, field.type))
     return table.replace_schema_metadata({**table.schema.metadata, **SCHEMA.metadata})
-
-
-def _list_array(rows: Sequence[NDArray[Any]], name: str) -> Any:
-    kind = SCHEMA.field(name).type
-    offsets = np.cumsum([0, *(len(row) for row in rows)], dtype=np.int32)
-    values = np.concatenate(rows) if rows else np.empty(0)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values, type=kind.value_type), type=kind)
-
-
-def _arrays(column: Any) -> Iterator[NDArray[Any]]:
-    """Yield the rows of a column of lists."""
-    for chunk in column.chunks:
-        offsets, values = chunk.offsets.to_numpy(), chunk.values.to_numpy(zero_copy_only=False)
-        for begin, end in pairwise(offsets):
-            yield values[begin:end]

@@ -63,8 +63,7 @@ class SegmentStore:
 
     def read(self, path: str) -> bytes:
         """Return a file's bytes. Raises FileNotFoundError."""
-        data: bytes = self._fs.cat_file(self._absolute(path))
-        return data
+        return bytes(self._fs.cat_file(self._absolute(path)))
 
     def put(self, path: str, data: bytes) -> None:
         """Write or replace a file. If the process is killed midway, nothing has changed. Raises OSError."""

@@ -190,7 +190,19 @@ class _LogitBackfill:
     def add(self, passage: Passage) -> None:
         """Copy the distributions of all positions that the passage shares with any span."""
         for span in self._by_session.get((passage.session_id, passage.tenant, passage.traffic_class), ()):
-            self._fill(span, passage)
+            begin, end = max(span.start, passage.start), min(span.end, passage.end)
+            here = slice(begin - span.start, end - span.start)
+            there = slice(begin - passage.start, end - passage.start)
+            if begin >= end or not np.array_equal(span.tokens[here], passage.tokens[there]):
+                continue  # they share no positions, or another verifier recorded other tokens there
+            text, known = self._texts[span]
+            rows = slice(here.start + len(span.prompt), here.stop + len(span.prompt))
+            top = min(self._top, passage.top)
+            text.top_ids[rows, :top] = passage.top_ids[there, :top]
+            text.top_log_probs[rows, :top] = passage.top_log_probs[there, :top]
+            beyond = np.exp(passage.top_log_probs[there, top:]).sum(1)
+            text.tail[rows] = np.clip(passage.tail[there] + beyond, 0.0, 1.0)
+            known[here] = True
 
     def covers(self, span: TextSpan) -> bool:
         """Return whether all labels of a span have their distribution."""
@@ -200,21 +212,6 @@ class _LogitBackfill:
     def text(self, span: TextSpan) -> Text:
         """Return the text of a span that is covered."""
         return self._texts[span][0]
-
-    def _fill(self, span: TextSpan, passage: Passage) -> None:
-        begin, end = max(span.start, passage.start), min(span.end, passage.end)
-        here = slice(begin - span.start, end - span.start)
-        there = slice(begin - passage.start, end - passage.start)
-        if begin >= end or not np.array_equal(span.tokens[here], passage.tokens[there]):
-            return  # they share no positions, or another verifier recorded other tokens there
-        text, known = self._texts[span]
-        rows = slice(here.start + len(span.prompt), here.stop + len(span.prompt))
-        top = min(self._top, passage.top)
-        text.top_ids[rows, :top] = passage.top_ids[there, :top]
-        text.top_log_probs[rows, :top] = passage.top_log_probs[there, :top]
-        beyond = np.exp(passage.top_log_probs[there, top:]).sum(1)
-        text.tail[rows] = np.clip(passage.tail[there] + beyond, 0.0, 1.0)
-        known[here] = True
 
 
 def _empty_text(span: TextSpan, top: int, session: int) -> Text:

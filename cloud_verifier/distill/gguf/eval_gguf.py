@@ -116,15 +116,7 @@ def steps(ranks: TokenRanks, levels: int, width: int) -> int:
 
 
 def _counts(tokens: Sequence[int], first: int, reader: TextReader) -> DraftCounts:
-    ranks = _ranks(tokens, reader)[first - 1 :]
-    return DraftCounts(int((ranks == 0).sum()), steps(ranks, CHAIN, 1), steps(ranks, CHAIN, TREE))
-
-
-def _ranks(tokens: Sequence[int], reader: TextReader) -> TokenRanks:
-    """Return the rank, at most `TREE`, of every token but the first among the draft's choices.
-
-    Of equal logits the lower id is the earlier choice.
-    """
+    """Count what a draft predicts of the tokens from `first` on; of equal logits the lower id is its earlier choice."""
     found: list[TokenRanks] = []
     position = 1
     for logits in reader.read(tokens[:-1]):
@@ -133,7 +125,8 @@ def _ranks(tokens: Sequence[int], reader: TextReader) -> TokenRanks:
         equal_before = (logits == scores) & (np.arange(logits.shape[1]) < actual)
         found.append(np.minimum(((logits > scores) | equal_before).sum(1), TREE).astype(np.int8))
         position += len(logits)
-    return np.concatenate(found)
+    ranks = np.concatenate(found)[first - 1 :]
+    return DraftCounts(int((ranks == 0).sum()), steps(ranks, CHAIN, 1), steps(ranks, CHAIN, TREE))
 
 
 def _decode_ms(new: LlamaModel, old: LlamaModel) -> tuple[float, float]:

@@ -114,7 +114,7 @@ def check_tokenizer(model: LlamaModel, tokenizer_json: str, probes: Sequence[str
         raise GgufError(str(error)) from error
     tokenizer = Tokenizer.from_str(tokenizer_json)
     tokenizer.encode_special_tokens = True  # text from users: a special token spelt out is plain text
-    texts = list(random_probes(tokenizer)) if probes is None else probes
+    texts = list(_random_probes(tokenizer)) if probes is None else probes
     for text in texts:
         ours, theirs = tokenizer.encode(text, add_special_tokens=False).ids, model.tokenize(text)
         if ours != theirs:
@@ -122,10 +122,10 @@ def check_tokenizer(model: LlamaModel, tokenizer_json: str, probes: Sequence[str
     return len(texts)
 
 
-def random_probes(tokenizer: Tokenizer, count: int = PROBES, seed: int = 0) -> Iterator[str]:
+def _random_probes(tokenizer: Tokenizer) -> Iterator[str]:
     """Yield strings made of awkward pieces, and of random tokens of the vocabulary."""
-    chance, ids = random.Random(seed), range(tokenizer.get_vocab_size())
-    for i in range(count):
+    chance, ids = random.Random(0), range(tokenizer.get_vocab_size())
+    for i in range(PROBES):
         length = chance.randint(1, 16)
         if i % 2:
             yield "".join(chance.choices(_AWKWARD, k=length))

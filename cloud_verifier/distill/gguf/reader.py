@@ -30,7 +30,8 @@ def read_gguf(path: Path) -> PreTrainedModel:
     model, report = AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, config=copy.deepcopy(config), dtype=torch.float32, output_loading_info=True
     )
-    missing = sorted(name for name in report["missing_keys"] if not _is_tied(name, config))
+    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    missing = sorted(set(report["missing_keys"]) - tied)
     if missing:
         raise GgufError(f"{path.name} lacks {', '.join(missing)}")
     # transformers refuses to save a model that it has read from GGUF, which it considers quantized.
@@ -79,7 +80,3 @@ def _check_names(reader: Any, architecture: str, config: PretrainedConfig, path:
     strange = sorted({tensor.name for tensor in reader.tensors} - known)
     if strange:
         raise GgufError(f"{path.name} has tensors that a {architecture} model does not: {', '.join(strange[:4])}")
-
-
-def _is_tied(name: str, config: PretrainedConfig) -> bool:
-    return name == "lm_head.weight" and bool(config.tie_word_embeddings)

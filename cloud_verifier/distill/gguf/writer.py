@@ -124,12 +124,12 @@ def _write_tokenizer(writer: gguf.GGUFWriter, tokenizer: PreTrainedTokenizerFast
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     special = {item["id"] for item in state["added_tokens"] if item["special"]}
     by_id = {index: token for token, index in tokenizer.get_vocab().items()}
-    types = [_token_type(index, by_id, special) for index in range(width)]
+    kinds = {index: gguf.TokenType.CONTROL if index in special else gguf.TokenType.NORMAL for index in by_id}
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre_tokenizer_name(state))
+    writer.add_tokenizer_pre(_pre_tokenizer_name(state))
     # Embedding rows beyond the vocabulary, which are padding, need names too.
     writer.add_token_list([by_id.get(index, f"[PAD{index}]") for index in range(width)])
-    writer.add_token_types(types)
+    writer.add_token_types([kinds.get(index, gguf.TokenType.UNUSED) for index in range(width)])
     writer.add_token_merges([pair if isinstance(pair, str) else " ".join(pair) for pair in state["model"]["merges"]])
     writer.add_add_bos_token(False)
     if tokenizer.eos_token_id is not None:
@@ -140,13 +140,7 @@ def _write_tokenizer(writer: gguf.GGUFWriter, tokenizer: PreTrainedTokenizerFast
         writer.add_chat_template(cast(str, tokenizer.chat_template))
 
 
-def _token_type(index: int, by_id: Mapping[int, str], special: set[int]) -> gguf.TokenType:
-    if index not in by_id:
-        return gguf.TokenType.UNUSED
-    return gguf.TokenType.CONTROL if index in special else gguf.TokenType.NORMAL
-
-
-def pre_tokenizer_name(state: Mapping[str, Any]) -> str:
+def _pre_tokenizer_name(state: Mapping[str, Any]) -> str:
     """Return llama.cpp's name for the pre-tokenizer of a parsed `tokenizer.json`. Raises GgufError."""
     if state["model"]["type"] != "BPE" or state.get("normalizer"):
         raise GgufError("only a byte-level BPE without a normaliser splits as llama.cpp does")

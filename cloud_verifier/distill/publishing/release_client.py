@@ -61,7 +61,10 @@ class ReleaseClient:
     async def list(self) -> Sequence[ReleaseRecord]:
         """Return every release of every target, the newest first."""
         answer = await self._call(self._stub.ListReleases, pb.ListReleasesRequest())
-        return [_record(release) for release in answer.releases]
+        return [
+            ReleaseRecord(read_unverified(one.manifest), one.manifest, _state(one.state), one.reason, one.pinned)
+            for one in answer.releases
+        ]
 
     async def publish(self, raw: bytes) -> str:
         """Publish a SignedManifest and return its state. Doing so again changes nothing."""
@@ -86,12 +89,6 @@ class ReleaseClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._channel.close()
-
-
-def _record(release: pb.Release) -> ReleaseRecord:
-    return ReleaseRecord(
-        read_unverified(release.manifest), release.manifest, _state(release.state), release.reason, release.pinned
-    )
 
 
 def _state(number: int) -> str:

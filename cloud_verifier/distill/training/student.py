@@ -42,26 +42,14 @@ class Student(nn.Module):
 
 
 def load_student(plan: TrainingPlan) -> tuple[Student, Any | None]:
-    """Load the plan's base, and return it with peft's model around it where the plan asks for LoRA.
+    """Load the plan's base, and return it with peft's model around it where the plan asks for LoRA (arXiv 2106.09685).
 
+    Then adapters are added, the same for the same plan, which change nothing yet, and all other weights are frozen.
     Raises GgufError, OSError and ValueError.
     """
     model = load_base(plan.base)
-    return Student(model), _add_lora(model, plan) if plan.lora_rank else None
-
-
-def load_base(base: Path) -> PreTrainedModel:
-    """Load a draft from a GGUF file or a Hugging Face folder, in float32. Raises GgufError, OSError, ValueError."""
-    model = read_gguf(base) if base.is_file() else AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    model.set_attn_implementation("sdpa")  # causal where no mask is given
-    return cast(PreTrainedModel, model)
-
-
-def _add_lora(model: PreTrainedModel, plan: TrainingPlan) -> Any:
-    """Add LoRA adapters (arXiv 2106.09685), which change nothing yet, and freeze all other weights of `model`.
-
-    Returns peft's model around it. The same plan gives the same adapters.
-    """
+    if not plan.lora_rank:
+        return Student(model), None
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(plan.seed)
@@ -72,4 +60,11 @@ def _add_lora(model: PreTrainedModel, plan: TrainingPlan) -> Any:
         target_modules=list(_LORA_MATRICES),
         task_type="CAUSAL_LM",
     )
-    return get_peft_model(model, config)
+    return Student(model), get_peft_model(model, config)
+
+
+def load_base(base: Path) -> PreTrainedModel:
+    """Load a draft from a GGUF file or a Hugging Face folder, in float32. Raises GgufError, OSError, ValueError."""
+    model = read_gguf(base) if base.is_file() else AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    model.set_attn_implementation("sdpa")  # causal where no mask is given
+    return cast(PreTrainedModel, model)

@@ -47,7 +47,7 @@ def test_the_oldest_go_where_the_log_is_too_large(tmp_path: Path, caplog: pytest
     most = sum(path.stat().st_size for path in files(tmp_path)[1:])
     with caplog.at_level(logging.WARNING):
         stop = keep_tidy(SegmentLog(str(tmp_path)), max_bytes=most)
-        until(lambda: "1 of the oldest segments went" in caplog.text)
+        until(lambda: "1 of the oldest segments were deleted" in caplog.text)
     stop()
     assert told(list(SegmentLog(str(tmp_path)).read())) == told(written[1:])
 
