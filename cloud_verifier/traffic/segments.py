@@ -239,7 +239,7 @@ class SegmentLog:
         if summary is None:
             if _first_unix(segment) + longest_s > now:
                 return False
-            log.warning("%s is deleted: nobody could read it, and it is too old to be kept", segment.path)
+            log.warning("%s is deleted: it cannot be read, and is too old to be kept", segment.path)
             self._store.delete(segment.path)
         elif summary.first_expiry > now:
             return False

@@ -93,7 +93,7 @@ def _add_up(commands: Any) -> None:
     _option(up, "--tls-cert", "PEM", "certificate chain of coordinator and verifiers", "none, plain text", kind=Path)
     _option(up, "--tls-key", "PEM", "private key of the certificate", "none", kind=Path)
     _option(up, "--ca", "PEM", "authority of the certificate", "the certificate is its own", kind=Path)
-    up.add_argument("--insecure", action="store_true", help="accept plain text and strangers beyond loopback")
+    up.add_argument("--insecure", action="store_true", help="accept plain text and anonymous callers beyond loopback")
     text = "time that each process may take to be ready; large models load slowly"
     _option(up, "--start-timeout-s", "SECONDS", text, START_TIMEOUT_S, kind=float)
     _option(up, "--config", "FILE", "TOML file that coordinator and verifiers read", "none", "CONFIG", kind=Path)

@@ -39,7 +39,7 @@ WINDOW_COLUMNS = (
     Column("BOUNDS", lambda w: _bounds(w["bounds"]) if w["bounds"] else "-"),
     Column("REASON", lambda w: w["reason"]),
 )
-_UNDECIDED = "nothing has been decided, for too little is known of any such session yet"
+_UNDECIDED = "no window is decided, since too little is known of such a session yet"
 
 
 @query()

@@ -132,10 +132,10 @@ class ReleaseHandlers:
             if trial is not None:
                 await self._releases.sample(weights, trial, sessions, self._policy.session_samples)
         except OutriderError as error:
-            log.warning("nothing is sampled of what verifier %s reports: %s", verifier_id, error)
+            log.warning("no samples are taken from a report of verifier %s: %s", verifier_id, error)
             return 0
         except Exception:
-            log.exception("nothing is sampled of what verifier %s reports", verifier_id)
+            log.exception("no samples are taken from a report of verifier %s", verifier_id)
             return 0
         return serial
 
@@ -161,7 +161,7 @@ class ReleaseHandlers:
             except OutriderError:
                 raise
             except Exception:  # one target's failure is no reason to leave the others undecided
-                log.exception("nothing is decided on the releases of %s", one.track.weights_hash)
+                log.exception("no decision is made on the releases of %s", one.track.weights_hash)
 
     async def _decide(self, track: ReleaseTrack) -> None:
         canary, policy = track.canary, self._policy

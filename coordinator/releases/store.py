@@ -174,7 +174,7 @@ class ReleaseBackup:
         try:
             await asyncio.to_thread(atomic_files.write, self._path, json.dumps(texts).encode(), mode=0o600)
         except OSError as error:
-            log.warning("%s cannot be written (%s): draft releases live in Redis alone", self._path, error.strerror)
+            log.warning("%s cannot be written (%s): draft releases are in Redis alone", self._path, error.strerror)
         self._kept = kept
 
     def _older(self, one: StoredTrack) -> bool:

@@ -200,7 +200,7 @@ def _check_model(name: str | None, bundle: TargetBundle) -> None:
     if name and name != known:
         raise ApiError(
             404,
-            f"the model {name[:200]!r} does not exist here; there is {known!r}",
+            f"the model {name[:200]!r} does not exist here; this server has {known!r}",
             param="model",
             code="model_not_found",
         )
@@ -236,7 +236,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_value")
     message = str(error.detail)
     if error.status_code in (404, 405):
-        message = f"{request.method} {request.scope['path'][:200]} is not served here; GET /openapi.json tells what is"
+        message = f"{request.method} {request.scope['path'][:200]} is not served here; GET /openapi.json lists what is"
     return ApiError(error.status_code, message, code=code, headers=dict(error.headers or {})).response()
 
 

@@ -52,7 +52,7 @@ async def _forget(args: argparse.Namespace) -> None:
     for target, path in folders(_root(args)):
         folder = ReleaseFolder.open(path.parent, target)
         if not folder.writable:
-            raise BadRequest(f"a client keeps {path} at this moment; end it first")
+            raise BadRequest(f"a client keeps {path} now; end it first")
         count = len(folder.state.refused)
         folder.write(folder.state.forgotten())
         folder.close()

@@ -234,7 +234,7 @@ def _trust(ca: Path | None) -> ssl.SSLContext:
             context.load_verify_locations(ca)
         except OSError as error:
             raise ReleaseRefused(
-                "unreachable", f"no server can be trusted with the authorities in {ca}: {error}; mend the file"
+                "unreachable", f"no server can be trusted by the authorities in {ca}: {error}; correct that file"
             ) from error
     return context
 

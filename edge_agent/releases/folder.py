@@ -64,7 +64,7 @@ class ReleaseFolder:
     def write(self, state: ReleaseState) -> None:
         """Change the state, once it is on disk. Raises OSError, and then the old one holds."""
         if not self.writable:
-            raise PermissionError("another process keeps this folder")
+            raise PermissionError("another process is using this folder")
         if state != self._state or not self._written or not (self.path / _STATE).exists():
             atomic_files.write(self.path / _STATE, state.model_dump_json(indent=1).encode())
         self._state, self._written = state, True
@@ -76,7 +76,7 @@ class ReleaseFolder:
         except OSError as error:
             if not self.writable:
                 raise
-            log.warning("%s cannot be written, so that a crash forgets: %s", self.path / _STATE, error)
+            log.warning("%s cannot be written, so changes are lost if this process dies: %s", self.path / _STATE, error)
             self._state, self._written = state, False
 
     def tidy(self, wanted: str = "") -> None:

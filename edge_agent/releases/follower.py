@@ -107,7 +107,7 @@ class OfferFollower:
                     if self._noticed != self._settled and not self._wait_s:
                         await self._update()
                 except Exception as error:
-                    log.exception("draft releases are left alone for a while: %s", error)
+                    log.exception("draft releases are tried again later: %s", error)
                     self._retry.failed()
                 await self._pause()
         finally:
@@ -215,7 +215,7 @@ class OfferFollower:
             raise ReleaseRefused(
                 "no room",
                 f"release {file.digest[:12]} of {file.size} bytes cannot be kept in {folder.path}: {error}; "
-                "mend that, or give another folder with --cache-dir or OUTRIDER_EDGE_CACHE_DIR",
+                "free space there, or give another folder with --cache-dir or OUTRIDER_EDGE_CACHE_DIR",
             ) from error
         finally:
             for task in (fetching, news):

@@ -76,7 +76,7 @@ class ReleaseLoader:
                 await self.give_up("crashed", "the process ended while the release was being loaded or on trial")
         trusting = self.state.trusting(self._trusted)
         if trusting != self.state:
-            log.warning("releases of publishers that are not in OUTRIDER_EDGE_RELEASE_KEYS any more are left")
+            log.warning("releases of publishers that are no longer in OUTRIDER_EDGE_RELEASE_KEYS are given up")
             await self.change(trusting)
         await asyncio.to_thread(self.folder.tidy)
 
@@ -105,7 +105,9 @@ class ReleaseLoader:
         try:
             await asyncio.to_thread(self.folder.write, state)
         except OSError as error:  # without a note of it, a release that crashes the process would do so at every start
-            raise ReleaseRefused("no room", f"{self.folder.path} cannot be written: {error}; mend that") from error
+            raise ReleaseRefused(
+                "no room", f"{self.folder.path} cannot be written: {error}; make it writable"
+            ) from error
         try:
             return await self._load_current(release)
         except ReleaseRefused as error:

@@ -73,10 +73,10 @@ class ReleaseUpdater:
         try:
             self._loader = await self._open_folder(load)
             if not self._loader.folder.writable:
-                log.info("another process keeps %s: this one uses what that found good", self._loader.folder.path)
+                log.info("another process maintains %s: this one uses its last good draft", self._loader.folder.path)
             return await self._loader.first()
         except (OSError, ImportError) as error:
-            log.warning("no draft releases, with their folder %s: %s", self._options.root, error)
+            log.warning("no draft releases are used, since their folder %s cannot be: %s", self._options.root, error)
             await self._close_folder()
             return None
 
@@ -100,7 +100,7 @@ class ReleaseUpdater:
             try:
                 loader = await self._open_folder(load)
                 if loader.folder.writable:
-                    log.info("this process keeps %s from now on", loader.folder.path)
+                    log.info("this process maintains %s from now on", loader.folder.path)
                     self._loader = loader
                     await loader.recover()
             except OSError as error:

@@ -140,10 +140,10 @@ class Generation:
         """Return what the draft model writes after the tokens received. Raises Unavailable where it may or can not."""
         pool = self._sessions.drafts.pool
         if pool is None or not pool.has_model:
-            raise Unavailable(f"{cause}; and no draft model is here that could go on alone") from cause
+            raise Unavailable(f"{cause}; and there is no draft model for offline generation") from cause
         if self.request.logprobs is not None:
             raise Unavailable(f"{cause}; and only the target has log-probabilities") from cause
-        log.warning("no verifier can be reached, the draft goes on alone and unverified: %s", cause)
+        log.warning("no verifier can be reached; the draft generates offline, unverified: %s", cause)
         self._is_alone = True
         self.statistics.uses(pool.name, pool.release)
         ends = self.request.end_ids(self._bundle.description.eos_token_ids)

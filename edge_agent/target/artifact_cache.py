@@ -68,6 +68,6 @@ class ArtifactCache:
         except OSError as error:
             raise BadRequest(
                 f"the cache directory {self._store.folder} cannot hold {name} of {ref.size} bytes: {error}; "
-                "mend that, or give another one with --cache-dir or OUTRIDER_EDGE_CACHE_DIR",
+                "free space there, or give another one with --cache-dir or OUTRIDER_EDGE_CACHE_DIR",
                 field="cache_dir",
             ) from error

@@ -33,7 +33,7 @@ class DescriptionCache:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             atomic_files.write(self._path, data, mode=0o600)
         except OSError as error:
-            log.warning("what the target is cannot be kept for times without a verifier: %s", error)
+            log.warning("the target's description cannot be cached, which offline generation needs: %s", error)
 
     def recall(self) -> Description | None:
         """Return the description; None where none was kept that can be read."""

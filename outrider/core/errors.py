@@ -16,7 +16,7 @@
     |-- ModelRefused               a model or draft that cannot be served, with the reason
     `-- InternalError              a defect on our side
 
-Every message says what was wrong, what was got and how to mend it.
+Every message says what was wrong, what was got and how to correct it.
 """
 
 from __future__ import annotations

@@ -223,7 +223,7 @@ async def test_a_full_disk_does_not_keep_a_draft_that_fails_in_use(
         patched.setattr(atomic_files, "write", full)
         device.pool.health.failed("it broke")
         await until(lambda: device.in_use == "own")
-        assert "a crash forgets" in caplog.text and "Traceback" not in caplog.text
+        assert "changes are lost" in caplog.text and "Traceback" not in caplog.text
         device.publish(2)
         await until(lambda: device.refusals.by_kind["no room"])
         assert device.in_use == "own"
