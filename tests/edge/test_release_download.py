@@ -190,7 +190,9 @@ async def test_a_server_with_a_certificate_of_the_clusters_own_authority_is_trus
         await Downloader(ArtifactStore(tmp_path, ".gguf"), 5.0, ca=authority).fetch(wanted(DIGEST, DATA, server))
     assert await asyncio.to_thread((tmp_path / FILE).read_bytes) == DATA
     nothing = Downloader(ArtifactStore(tmp_path, ".gguf"), 5.0, ca=tmp_path / "missing.pem")
-    assert "correct that file" in str(await refused(nothing, wanted("0" * 64, DATA, server), tmp_path / f"{'0' * 64}.gguf"))
+    assert "correct that file" in str(
+        await refused(nothing, wanted("0" * 64, DATA, server), tmp_path / f"{'0' * 64}.gguf")
+    )
 
 
 def test_a_clients_own_authority_is_the_one_that_its_downloads_trust(tmp_path: Path) -> None:
