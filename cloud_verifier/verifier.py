@@ -208,7 +208,7 @@ class VerifierProcess:
         ended: asyncio.Task[bool],
         at_once: asyncio.Event,
     ) -> int:
-        """Serve until told to stop or the engine ends, then drain; return the exit code."""
+        """Serve until `stopping` or `ended` is done, then drain; return the exit code."""
         reporting = asyncio.create_task(self._report(service))
         await asyncio.wait({stopping, ended, reporting}, return_when=asyncio.FIRST_COMPLETED)
         service.draining = True

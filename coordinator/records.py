@@ -54,7 +54,7 @@ class SessionStatus:
     """A session that holds a place on a verifier."""
 
     telemetry: SessionTelemetry
-    """As last reported, without the acceptance history; its counts are 0 before the first report."""
+    """Telemetry as last reported, without the acceptance history; its counts are 0 before the first report."""
     verifier_id: str
     standby: str
     """Verifier that the device goes to if this one fails; empty if there is none."""

@@ -91,7 +91,7 @@ class EdgeSettings(BaseSettings):
     serve_timeout_s: Annotated[float | None, Flag("--timeout")] = Field(default=None, gt=0.0, allow_inf_nan=False)
     """Seconds that a request to `outrider-edge serve` may take; the default is 600, and 120 to the first token."""
     serve_retries: Annotated[int, Flag("--retries")] = Field(default=2, ge=0, le=100)
-    """How often a request to `outrider-edge serve` that fails before its first token begins again."""
+    """Number of times that `outrider-edge serve` retries a request that fails before its first token."""
     serve_offline: Annotated[Literal["raise", "draft_only"], Flag("--offline")] = "raise"
     """While no verifier can be reached: draft_only lets the draft write alone, unverified; raise fails the request."""
     serve_log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], Flag("--log-level")] = "INFO"

@@ -15,9 +15,9 @@ from cloud_verifier.distill.data.plan import CARD, DatasetCard
 from outrider.artifacts import atomic_files
 
 JOB, PLAN = "job.json", "plan.json"
-"""What the stages read: `Job`, and the trainer `TrainingPlan`."""
+"""Files that the stages read: `Job`, and for the trainer `TrainingPlan`."""
 DATASET, MODEL, DONE, DRAFT, VERDICT = "dataset", "model", "done.json", "draft.gguf", "gate.json"
-"""What the stages write: the dataset, the trained model, the trainer's last file, the exported draft, the verdict."""
+"""Files that the stages write: dataset, trained model, the trainer's last file, the exported draft, the verdict."""
 
 
 class Job(BaseModel, frozen=True, extra="forbid"):

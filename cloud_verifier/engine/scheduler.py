@@ -31,7 +31,7 @@ from outrider.core.step_cost import StepCost
 OVERDUE = 16
 """Number of steps without a row after which a prompt comes before those that arrived earlier."""
 WAIT_GAIN = 2.0
-"""How many times the rate of stepping waiting must gain: nodes that come during a step are not lost."""
+"""Factor by which waiting must beat the rate of stepping, since nodes that come during a step are not lost."""
 PROMPT_DELAY = 0.02
 """The share by which nodes may lengthen a step that leaves a prompt unread."""
 
@@ -58,7 +58,7 @@ class StepCandidate:
     pending: int
     """Known tokens whose keys and values are not computed: 1 while generating, more in a prefill."""
     acceptances: Acceptances
-    """Of the nodes that a step may take: at most k of the session's directive, none if it is not to speculate."""
+    """Acceptances of the nodes that a step may take: at most k of the session's directive, none without speculation."""
     may_step: bool
     """False if its device has fallen too far behind (rule 16)."""
     idle: bool

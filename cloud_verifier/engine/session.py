@@ -33,7 +33,7 @@ LATE_ANSWER = 1.5
 
 
 class DeviceTiming:
-    """How long a session's device takes to answer, by the times of commits and messages.
+    """Measure how long a session's device takes to answer, by the times of commits and messages.
 
     rtt_ms: round trip to the device; 0 if unknown. last_commit: time of the last commit, or of the session's begin.
     """

@@ -20,7 +20,7 @@ from outrider.settings.report import shown
 
 EXIT_WRONG = 2
 TIMEOUT_S = 60.0
-"""For one process to report its settings: Python's start, on a busy machine."""
+"""Seconds for one process to report its settings, which includes Python's start on a busy machine."""
 PROCESSES: Mapping[str, tuple[str, ...]] = {
     "coordinator": ("coordinator.app",),
     "verifier": ("cloud_verifier.app",),

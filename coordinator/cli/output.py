@@ -43,7 +43,7 @@ class Result:
     """Hold what a command has found: for programs, for people, and a notice."""
 
     document: Mapping[str, Any]
-    """For JSON and YAML; its names and units stay as they are."""
+    """The content as JSON and YAML show it; its names and units stay as they are."""
     view: Callable[[], RenderableType]
     """Makes the table or the sentence for people, which leaves details out."""
     notice: str = ""

@@ -37,7 +37,7 @@ STEP_COSTS = (
     *(number(f"{rows} ROWS", partial(_row_cost, rows=str(rows))) for rows in (1, 8, 32, 128, 512)),
     number("SESSION", lambda v: f"{v['session_cost_ms']:.2f} ms"),
 )
-"""What a step costs by the verifier's cost model: this many rows of one session, and each further session."""
+"""Columns of a step's cost by the verifier's cost model: this many rows of one session, and each further session."""
 _ORDERS = {
     "cordon": pb.VERIFIER_ACTION_CORDON,
     "uncordon": pb.VERIFIER_ACTION_UNCORDON,

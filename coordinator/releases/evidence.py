@@ -41,7 +41,7 @@ MIN_GROUPS = 8
 ONE_TENANT = 0.75
 """Greatest part of the deciding evidence that one tenant's samples give if several tenants take part."""
 CLASSES = 16
-"""Classes of a tenant that are told apart; further ones count as one."""
+"""Classes of a tenant that are distinguished; further ones count as one."""
 IN_DOUBT = 0.5
 """Part of the deciding evidence with which a class that looks worse holds up a promotion."""
 

@@ -137,7 +137,7 @@ class DraftSession:
         self._requested = pool
         """The draft that the session shall use in the end."""
         self.name = self._current.pool.name if self._current is not None else ""
-        """Of the draft in use; empty for none."""
+        """Name of the draft in use; empty for none."""
         self.release = self._current.pool.release if self._current is not None else None
         """Release of the draft in use, "" once drafting was switched off; None where the session never had a draft."""
         self.failure = ""

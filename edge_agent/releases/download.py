@@ -41,7 +41,7 @@ class ReleaseFile:
     size: int
     """In bytes."""
     urls: tuple[str, ...]
-    """Where to fetch it, in this order."""
+    """URLs to fetch it from, in this order."""
 
 
 def download_urls(urls: Sequence[str], base_url: str, digest: str) -> tuple[str, ...]:

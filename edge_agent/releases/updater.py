@@ -38,7 +38,7 @@ class ReleaseUpdater:
         self._follower: OfferFollower | None = None
         self._task: asyncio.Task[None] | None = None
         self._serial = 0
-        """Of the latest notice."""
+        """Serial of the latest notice."""
 
     @property
     def refused(self) -> Counter[RefusalKind]:

@@ -39,7 +39,7 @@ class Placement:
     prior: AcceptancePrior | None = None
     """Acceptance of earlier sessions of the same draft release and traffic class; None where it is not known."""
     release_serial: int = 0
-    """As in ReleaseOffer; 0 where there are no releases."""
+    """Serial as in ReleaseOffer; 0 if there are no releases."""
 
     @property
     def ticket(self) -> bytes:

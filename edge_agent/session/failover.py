@@ -40,7 +40,7 @@ class AttachTarget:
 
 
 class Route(Protocol):
-    """Where a session may attach, one target after another."""
+    """Names the verifiers to which a session may attach, one after another."""
 
     async def next(self) -> AttachTarget:
         """Return the next target after any pause that is due. Raises where no target is left."""
@@ -53,7 +53,7 @@ class Route(Protocol):
 
 
 class NextAttach(enum.Enum):
-    """Where another attach may help after an error."""
+    """The verifier at which another attach may help after an error."""
 
     SAME = "at the same verifier"
     OTHER = "at another verifier"

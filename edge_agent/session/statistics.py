@@ -68,7 +68,7 @@ class Statistics:
     draft_failure: str = ""
     """Why drafting ended early, if it did."""
     swaps_s: list[float] = field(default_factory=list, repr=False)
-    """For each replaced draft, the time from its last update to the first one of the new draft."""
+    """Seconds from the last update of each replaced draft to the first one of its successor."""
     _first_tokens: int = field(default=0, init=False, repr=False)
     answers_s: list[float] = field(default_factory=list, repr=False)
     """Times from a commit that left the verifier without draft tokens to the next ones sent."""

@@ -15,7 +15,7 @@ from outrider.core.errors import BadRequest
 _MAX_BYTES = {"tokenizer": 256 << 20, "template": 1 << 20, "special_tokens": 1 << 20, "draft": 64 << 30}
 """The largest artifact of each role: what is read into memory is small, and nothing fills the disk unasked."""
 _ATTEMPTS = 2
-"""What an earlier process has left may have been damaged on disk, so a wrong hash is fetched once more."""
+"""A file of an earlier process may have been damaged on disk, so one with a wrong hash is fetched once more."""
 Fetch = Callable[[str, int], AsyncGenerator[bytes, None]]
 """(hash, offset) -> the bytes from there on. Raises core errors if no verifier can send them."""
 

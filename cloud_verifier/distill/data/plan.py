@@ -39,9 +39,9 @@ class DatasetPlan(BaseModel):
     tenant_tokens: int = Field(default=20_000, ge=0)
     """Number of `tokens` that any tenant may give whatever its share; of held-out text, in proportion."""
     classes: int = Field(default=32, ge=1)
-    """Number of classes that are told apart, the largest ones. Clients name classes as they like; the rest are one."""
+    """Number of classes that are distinguished, the largest ones. Clients name classes freely; the rest are one."""
     named: tuple[str, ...] = ()
-    """Classes that are told apart whatever their size."""
+    """Classes that are distinguished whatever their size."""
     copies: int = Field(default=3, ge=1)
     """Number of nearly equal texts that are taken."""
     repeated_share: float = Field(default=0.8, gt=0, le=1)

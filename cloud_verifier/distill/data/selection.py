@@ -16,7 +16,7 @@ from cloud_verifier.distill.data.spans import TextSpan
 Age = Literal["fresh", "old"]
 _Key = TypeVar("_Key", bound=Hashable)
 OTHERS = "(others)"
-"""Name of all the classes together that are too many to be told apart."""
+"""Name of all the classes together that are too many to be distinguished."""
 _CONSIDERED = 8
 """Multiple of the budget that is compared for duplicates: each compared piece takes memory, and logs are large."""
 _SHINGLE = 8

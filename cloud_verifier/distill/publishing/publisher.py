@@ -45,7 +45,7 @@ class TargetHashes:
 
 
 class ReleaseLedger:
-    """What this publisher has signed, kept on its own disk since the coordinator's store may lose everything.
+    """Manifests that this publisher has signed, kept on its own disk since the coordinator's store may lose everything.
 
     Each release is in a file `FOLDER/<64 hex digits>.json`.
     """

@@ -27,7 +27,7 @@ class TrainingPlan(BaseModel):
 
     loss: LossKind = "hybrid"
     eta: float = Field(default=1.0, ge=0)
-    """How fast the hybrid loss moves from KL to total variation as acceptance grows (arXiv 2602.23881)."""
+    """Rate at which the hybrid loss moves from KL to total variation as acceptance grows (arXiv 2602.23881)."""
     kl_share: float = Field(default=0.5, ge=0, le=1)
     """First part of the run, from 0 to 1, that uses KL alone whatever the loss: total variation has no gradient where
     the draft gives no probability."""

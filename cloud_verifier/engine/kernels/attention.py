@@ -25,7 +25,7 @@ FOLD_ROWS = 32
 
 @dataclass(frozen=True)
 class Scoring:
-    """How a layer turns products of queries and keys into weights, as the model passes it to its attention function."""
+    """Parameters by which a layer turns products of queries and keys into weights, as the model passes them."""
 
     scale: float
     window: int | None = None
@@ -104,7 +104,7 @@ class _Span:
 
 
 _Layout = tuple[torch.Tensor, tuple[_Span, ...]]
-"""What layers with the same window share: the slots to gather, int32 `[sum of keys]`, and a span for each segment."""
+"""Tables that layers with the same window share: slots to gather, int32 `[sum of keys]`, and a span per segment."""
 
 
 class _SdpaPlan:

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 LOAD_TIMEOUT = timedelta(hours=1)
 """Longest time for the slowest rank to read its weights, after the fastest."""
 IDLE_TIMEOUT = timedelta(days=365)
-"""How long a follower waits for a message. A leader that dies closes its connection, which ends the wait at once."""
+"""Time that a follower waits for a message. A leader that dies closes its connection, which ends the wait at once."""
 
 
 class RankGroup:

@@ -30,7 +30,7 @@ class AcceptanceHistory:
         """Positions from the first one with a proposal since `restart`. Those without a proposal count too: a draft
         that is not sure proposes less."""
         self.first_accepted = 0
-        """Of these positions, those whose first proposal was right."""
+        """Number of these positions whose first proposal was right."""
         self._counted_from: float = math.inf
         """Positions from here on count when they are committed; earlier ones, when a late proposal for them comes."""
 
