@@ -1,4 +1,4 @@
-"""Load draft models from GGUF files, with their vocabulary and metadata, and quantise such files."""
+"""Load draft models from GGUF files, with their vocabulary, and quantise such files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ctypes
 import functools
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -36,10 +35,9 @@ class LlamaModel:
         """Threads of a context of this model that names no other number."""
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, threads: int = 1, check_tensors: bool = True) -> LlamaModel:
-        """Load and check a GGUF file.
+    def load(cls, path: str | os.PathLike[str], *, threads: int = 1) -> LlamaModel:
+        """Load and check a GGUF file, with its weights: llama.cpp accepts NaN and invalid blocks unless it is asked to.
 
-        check_tensors: look for NaN and invalid quantisation blocks; without it llama.cpp accepts damaged weights.
         Raises ModelRefused with the reason, BadRequest for `threads`, ImportError without `outrider[edge]`.
         """
         cores = os.cpu_count() or 1
@@ -49,7 +47,7 @@ class LlamaModel:
         _check_header(path)
         lib = library()
         params = lib.llama_model_default_params()
-        params.check_tensors = check_tensors
+        params.check_tensors = True
         # GCC 12 and older compile ggml's tile configuration away, and a CPU with AMX then crashes in the first wide
         # decode of quantised weights (llama.cpp issue 20824). Elsewhere these buffers make such weights faster.
         params.use_extra_bufts = b"AMX_INT8 = 1" not in lib.llama_print_system_info()
@@ -100,17 +98,6 @@ class LlamaModel:
     def n_ctx_train(self) -> int:
         """The number of positions that the model was trained for."""
         return int(library().llama_model_n_ctx_train(self.handle))
-
-    @functools.cached_property
-    def metadata(self) -> dict[str, str]:
-        """The GGUF's key-value pairs as strings; llama.cpp abbreviates arrays."""
-        lib, handle = library(), self.handle
-        pairs = {}
-        for i in range(lib.llama_model_meta_count(handle)):
-            key = _sized_text(functools.partial(lib.llama_model_meta_key_by_index, handle, i))
-            value = _sized_text(functools.partial(lib.llama_model_meta_val_str_by_index, handle, i))
-            pairs[key.decode("utf-8", "replace")] = value.decode("utf-8", "replace")
-        return pairs
 
     # --- vocabulary
 
@@ -207,13 +194,3 @@ def _check_header(path: Path) -> None:
         raise ModelRefused(f"{path} cannot be read: {error.strerror}") from error
     if magic != _MAGIC:
         raise ModelRefused(f"{path} is not a GGUF file: it starts with {magic!r}, must start with {_MAGIC!r}")
-
-
-def _sized_text(read: Callable[[Any, int], int]) -> bytes:
-    """Call a llama.cpp function that fills a buffer and returns the length that it wanted."""
-    buffer = ctypes.create_string_buffer(256)
-    wanted = read(buffer, 256)
-    if wanted >= 256:
-        buffer = ctypes.create_string_buffer(wanted + 1)
-        read(buffer, wanted + 1)
-    return buffer.value
