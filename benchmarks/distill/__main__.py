@@ -32,7 +32,7 @@ from benchmarks.distill.system import DistillSystem
 from benchmarks.support import harness
 from benchmarks.support.harness import Pair
 from edge_agent import AsyncClient
-from outrider.artifacts.hashing import file_digest
+from outrider.artifacts.store import file_digest
 from outrider.core.errors import OutriderError, Unavailable
 
 GAP_CLOSED, CODE_LOSS = 0.8, 0.05

@@ -20,7 +20,7 @@ from benchmarks.distill.system import DistillSystem
 from benchmarks.distill.worse_draft import spoiled
 from cloud_verifier.distill.publishing import keys
 from cloud_verifier.distill.publishing.release_client import DECIDED, ROLLED_BACK, STABLE, ReleaseRecord
-from outrider.artifacts.hashing import file_digest
+from outrider.artifacts.store import file_digest
 
 _GRACE_S = 10.0
 """Beyond a window: a coordinator decides at the next report after it."""

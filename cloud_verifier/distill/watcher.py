@@ -15,8 +15,7 @@ from cloud_verifier.distill.publishing.publisher import Publisher
 from cloud_verifier.distill.publishing.release_client import STABLE, ReleaseRecord
 from cloud_verifier.distill.run_folder import MODEL, Job, RunFolder
 from cloud_verifier.distill.state import LoopState, RunState
-from outrider.artifacts.hashing import file_digest
-from outrider.artifacts.store import ArtifactStore
+from outrider.artifacts.store import ArtifactStore, file_digest
 
 log = logging.getLogger(__name__)
 

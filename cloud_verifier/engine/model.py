@@ -28,7 +28,7 @@ from cloud_verifier.engine.kernels.packed_linear import pack_linears
 from cloud_verifier.engine.kernels.tiled_linear import tile_linears
 from cloud_verifier.engine.kernels.triton_attention import TritonBackend, choose
 from cloud_verifier.engine.kv_pool import KVPool, LayerShape
-from outrider.artifacts.hashing import known_file_digest
+from outrider.artifacts.store import known_file_digest
 from outrider.core.errors import ModelRefused
 
 ATTENTION = "outrider_slots"

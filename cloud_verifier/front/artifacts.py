@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from outrider.artifacts.hashing import content_hash
+from outrider.artifacts.store import content_hash
 from outrider.core.errors import BadRequest, ModelRefused, NotFound
 from outrider.wire.v1 import session_pb2 as pb
 

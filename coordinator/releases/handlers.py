@@ -25,8 +25,7 @@ from coordinator.releases.records import (
 )
 from coordinator.releases.store import ReleaseBackup, ReleaseStore, StoredTrack
 from coordinator.store.verifiers import VerifierStore
-from outrider.artifacts.hashing import known_file_digest
-from outrider.artifacts.store import ArtifactStore
+from outrider.artifacts.store import ArtifactStore, known_file_digest
 from outrider.core.errors import BadRequest, OutriderError
 from outrider.core.telemetry import SessionTelemetry
 from outrider.wire import manifest as manifests

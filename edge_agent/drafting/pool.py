@@ -20,7 +20,7 @@ from edge_agent.drafting.health import DraftHealth
 from edge_agent.drafting.sources.base import DraftTask
 from edge_agent.drafting.sources.ngram import PromptLookup
 from edge_agent.drafting.worker import DraftWorker
-from outrider.artifacts.hashing import file_digest
+from outrider.artifacts.store import file_digest
 from outrider.core.acceptance.calibrator import AcceptancePrior, Calibrator
 from outrider.core.errors import ModelRefused
 from outrider.core.vocabulary import compare_token_tables

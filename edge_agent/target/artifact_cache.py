@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.artifacts.download import download
-from outrider.artifacts.hashing import digest_of
-from outrider.artifacts.store import ArtifactStore
+from outrider.artifacts.store import ArtifactStore, digest_of
 from outrider.core.errors import BadRequest
 
 _MAX_BYTES = {"tokenizer": 256 << 20, "template": 1 << 20, "special_tokens": 1 << 20, "draft": 64 << 30}

@@ -13,8 +13,7 @@ from io import BufferedRandom
 from pathlib import Path
 from typing import Literal
 
-from outrider.artifacts.hashing import file_digest
-from outrider.artifacts.store import ArtifactStore
+from outrider.artifacts.store import ArtifactStore, file_digest
 from outrider.core.errors import ModelRefused
 
 log = logging.getLogger(__name__)

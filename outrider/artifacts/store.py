@@ -1,20 +1,62 @@
-"""Keep files in a folder by the hash of their content: each is there whole, or not at all, under its own digest."""
+"""Keep files in a folder by the hash of their content: each is there whole, or not at all, under its own digest.
+
+The hash is SHA-256: 64 hex digits as the name of a file, "sha256:<hex>" in messages.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import os
 import re
 import secrets
 import shutil
+import threading
 from collections.abc import Collection, Iterator
 from io import BufferedRandom
 from pathlib import Path
 
 from outrider.artifacts import atomic_files
-from outrider.artifacts.hashing import file_digest
+from outrider.core.errors import BadRequest
 
+PREFIX = "sha256:"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_READING = threading.Lock()
+
+
+def file_digest(path: Path) -> str:
+    """Return the hex digits of a file's hash. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def known_file_digest(path: Path) -> str:
+    """Return what `file_digest` does, read from disk again only if the file's size or time of change is another.
+
+    Callers in several threads wait for one another, so that one of them reads a file for all.
+    """
+    stat = path.stat()
+    with _READING:
+        return _known(path, stat.st_size, stat.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=1024)
+def _known(path: Path, size: int, mtime_ns: int) -> str:
+    return file_digest(path)
+
+
+def content_hash(content: Path | bytes) -> str:
+    """Return "sha256:<hex>" of a file or of bytes. Raises OSError."""
+    return PREFIX + (file_digest(content) if isinstance(content, Path) else hashlib.sha256(content).hexdigest())
+
+
+def digest_of(content_hash: str, field: str) -> str:
+    """Return the hex digits in "sha256:<hex>", safe as a file's name. Raises BadRequest for any other form."""
+    digest = content_hash.removeprefix(PREFIX)
+    if digest == content_hash or not _DIGEST.fullmatch(digest):
+        raise BadRequest.bound(field, repr(content_hash)[:100], '"sha256:" and 64 hex digits')
+    return digest
 
 
 class ArtifactStore:

@@ -96,5 +96,4 @@ def _ranked(ids: list[int], scores: list[float], count: int) -> list[Proposal]:
     if not ids:
         return []
     lead = scores[0] - scores[1] if len(scores) > 1 else _REACH
-    behind = [scores[0] - score for score in scores]
-    return [Proposal(ids[i], i, lead if i == 0 else behind[i]) for i in range(min(count, len(ids)))]
+    return [Proposal(ids[i], i, lead if i == 0 else scores[0] - scores[i]) for i in range(min(count, len(ids)))]

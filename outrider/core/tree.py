@@ -90,15 +90,14 @@ class TokenTree:
             self._root_children = {}
             return None
         self._root_children = self._nodes[chosen].children
-        kept: dict[int, Node] = {}
-        stack = list(self._root_children.values())
-        while stack:
-            node_id = stack.pop()
-            kept[node_id] = self._nodes[node_id]
-            stack.extend(kept[node_id].children.values())
+        kept = {chosen: self._nodes[chosen]}
+        for node_id, node in self._nodes.items():  # parents come before their children
+            if node.parent in kept:
+                kept[node_id] = node
+        del kept[chosen]
         for node_id in self._root_children.values():
             kept[node_id].parent = ROOT
-        self._nodes = {node_id: node for node_id, node in self._nodes.items() if node_id in kept}
+        self._nodes = kept
         return chosen
 
     def clear(self) -> None:

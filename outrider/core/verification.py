@@ -27,19 +27,14 @@ class TreeBatch:
 
 def tree_batch_of(tree: TokenTree, wanted: Collection[int]) -> TreeBatch:
     """Return the batch of the root and the wanted nodes, a set that holds the ancestors of each (rule 13)."""
-    rows = {ROOT: 0}
-    ids: list[int] = []
-    parents: list[int] = []
-    tokens: list[int] = []
-    depths: list[int] = []
+    rows, above = {ROOT: 0}, tree.position - 1
+    columns: list[tuple[int, int, int, int]] = []
     for node in tree:
         if node.id in wanted:
-            rows[node.id] = len(ids) + 1
-            ids.append(node.id)
-            parents.append(rows[node.parent])
-            tokens.append(node.token)
-            depths.append(tree.depth(node.id))
-    return TreeBatch(tuple(ids), tuple(parents), tuple(tokens), tuple(depths), tree.position)
+            columns.append((node.id, rows[node.parent], node.token, node.position - above))
+            rows[node.id] = len(columns)
+    ids, parents, tokens, depths = zip(*columns, strict=True) if columns else ((), (), (), ())
+    return TreeBatch(ids, parents, tokens, depths, tree.position)
 
 
 @dataclass(frozen=True)

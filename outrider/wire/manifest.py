@@ -14,7 +14,7 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from outrider.artifacts.hashing import PREFIX, digest_of
+from outrider.artifacts.store import PREFIX, digest_of
 from outrider.core.errors import BadRequest, ModelRefused
 from outrider.wire.bounds import text
 from outrider.wire.codecs import built

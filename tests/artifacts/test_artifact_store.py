@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from outrider.artifacts import hashing
-from outrider.artifacts.hashing import content_hash, digest_of, file_digest, known_file_digest
-from outrider.artifacts.store import ArtifactStore
+from outrider.artifacts import store as store_module
+from outrider.artifacts.store import ArtifactStore, content_hash, digest_of, file_digest, known_file_digest
 from outrider.core.errors import BadRequest
 
 DATA = b"GGUF" * 1000
@@ -103,8 +102,8 @@ def test_only_the_form_of_a_hash_becomes_a_name(wrong: str) -> None:
 
 def test_a_known_digest_is_read_again_once_the_file_changes(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Path] = []
-    original = hashing.file_digest
-    monkeypatch.setattr(hashing, "file_digest", lambda path: (read.append(path), original(path))[1])
+    original = store_module.file_digest
+    monkeypatch.setattr(store_module, "file_digest", lambda path: (read.append(path), original(path))[1])
     assert known_file_digest(source) == known_file_digest(source) == DIGEST
     assert len(read) == 1
     source.write_bytes(DATA + b"!")

@@ -20,7 +20,7 @@ from cloud_verifier.distill.publishing import publisher
 from cloud_verifier.distill.publishing.release_client import CANARY, CANDIDATE, ROLLED_BACK, STABLE
 from cloud_verifier.distill.run_folder import Job
 from cloud_verifier.distill.state import RunOutcome
-from outrider.artifacts.hashing import file_digest
+from outrider.artifacts.store import file_digest
 from outrider.core.errors import BadRequest, ModelRefused, Unavailable
 
 STAGES = ["dataset", "training", "export", "gate"]

@@ -15,7 +15,7 @@ from cloud_verifier.distill.publishing import publisher as publisher_module
 from cloud_verifier.distill.publishing.release_client import CANARY, ROLLED_BACK, STABLE, SUPERSEDED, ReleaseRecord
 from outrider.artifacts import atomic_files
 from outrider.artifacts import store as artifact_store
-from outrider.artifacts.hashing import file_digest
+from outrider.artifacts.store import file_digest
 from outrider.core.errors import BadRequest, ModelRefused, Unavailable
 from outrider.wire.manifest import Manifest, sign, verify
 
