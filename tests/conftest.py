@@ -1,7 +1,102 @@
-"""For all tests."""
+"""For all tests: the order in which workers get them, and names that do not clash."""
+
+from __future__ import annotations
 
 import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+TOGETHER = {
+    "docs/test_doc_commands.py": "docs",
+    "docs/test_own_pair.py": "docs",
+    **{f"e2e/test_e2e_{name}.py": "system" for name in ("http", "page", "prior", "refusals", "survival", "text", "window")},
+    **{f"e2e/test_e2e_{name}.py": "hasty" for name in ("admin", "drain")},
+}
+"""File -> the group that one worker runs: they share a cluster, or ports. Of the other files each is a group."""
+APART = {
+    "cloud/distill/test_training.py",
+    "core/test_protocol_schedules.py",
+    "e2e/test_e2e_commands.py",
+    "edge/test_release_updates.py",
+}
+"""Long files whose tests share nothing that is costly: each of these tests is a group by itself."""
+LONG = (
+    *("docs", "system", "hasty"),
+    "cloud/engine/test_triton.py",
+    "cloud/distill/test_training.py",
+    "e2e/test_e2e_updates.py",
+    "e2e/test_e2e_commands.py",
+    "edge/test_release_updates.py",
+    "cloud/test_rank_processes.py",
+    "cloud/engine/test_parallel.py",
+    "cloud/distill/test_distill_whole.py",
+    "cloud/test_engine_host.py",
+    "telemetry/test_running_processes.py",
+    "coordinator/test_release_evidence.py",
+    "cloud/test_traffic_verifier.py",
+    "core/test_sampling_distribution.py",
+    "benchmarks/test_swarm.py",
+    "deploy/test_compose_running.py",
+    "edge/test_request_terms.py",
+    "benchmarks/test_load.py",
+    "settings/test_config_check.py",
+    "cloud/distill/test_distill_loop.py",
+    "cloud/distill/test_distill_processes.py",
+    "cloud/engine/test_exact.py",
+    "cloud/engine/test_engine_lossless.py",
+    "cloud/engine/test_engine_starvation.py",
+    "benchmarks/test_fleet.py",
+    "benchmarks/test_engine_benchmark.py",
+    "cloud/test_app.py",
+    "coordinator/test_coordinator_process.py",
+    "core/test_protocol_mutants.py",
+    "edge/test_driver.py",
+    "edge/test_placement.py",
+    "edge/test_command_line.py",
+    "edge/test_http_fuzz.py",
+    "edge/test_blocking_client.py",
+    "edge/test_client_cluster.py",
+    "edge/test_edge_client.py",
+    "edge/test_failover.py",
+    "edge/test_driver_swap.py",
+    "settings/test_settings_sources.py",
+    "settings/test_configuration_docs.py",
+    "core/test_protocol_machine.py",
+    "core/test_protocol_schedules.py",
+)
+"""Groups and files that take seconds of a core, the longest first; `make check` leaves them out.
+
+Workers begin with them in this order, so that none is left with a long one at the end. The last are in small pieces.
+"""
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell has jobs in the background ignore it, and the programs that tests end with Ctrl-C would, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure() -> None:
+    """Refuse two files of the same name: folders of tests are no packages, so one would be imported for the other."""
+    names = Counter(path.name for path in HERE.rglob("*.py") if path.name != "conftest.py")
+    if twice := sorted(name for name, count in names.items() if count > 1):
+        raise pytest.UsageError(f"two files below tests/ are named {', '.join(twice)}: every file needs its own name")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put every test into its group and mark the slow ones; where there are workers, they begin with the long ones."""
+    places: dict[pytest.Item, int] = {}
+    for item in items:
+        path = item.path.relative_to(HERE).as_posix()
+        group = TOGETHER.get(path, path)
+        places[item] = LONG.index(group) if group in LONG else len(LONG)
+        if group in LONG:
+            item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid if path in APART else group))
+    if hasattr(config, "workerinput"):
+        last = LONG.index("core/test_protocol_schedules.py")
+        items.sort(key=lambda item: (places[item] == last, places[item]))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from demanded import demand, missing
-from system import Device, System
+from system import DRAIN_S, Device, System
 
 from coordinator.cli.local import shipped_pair
 from outrider.core.errors import BadRequest
@@ -38,6 +38,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def system(folder: Path, pair: tuple[Path, Path]) -> AsyncIterator[System]:
     async with System(folder, pair) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def hasty(tmp_path_factory: pytest.TempPathFactory, pair: tuple[Path, Path]) -> AsyncIterator[System]:
+    """Another system, whose verifiers let sessions go on for a moment only when they drain."""
+    async with System(tmp_path_factory.mktemp("hasty"), pair, "--drain-s", str(DRAIN_S)) as running:
         yield running
 
 

@@ -22,6 +22,10 @@ from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import coordinator_pb2_grpc
 
 ROOT = Path(__file__).resolve().parents[2]
+DRAIN_S = 0.4
+"""How long sessions go on at a verifier of the system `hasty` that drains."""
+QUICK = ("--token-budget", "64")
+"""Flags with which a verifier starts sooner: it measures steps of up to so many rows."""
 
 
 class Failed(Exception):
@@ -139,11 +143,14 @@ class Device:
 
 
 class System:
-    """A coordinator and two verifiers; those that a test has killed are replaced. An async context manager."""
+    """A coordinator and two verifiers; those that a test has killed are replaced. An async context manager.
 
-    def __init__(self, folder: Path, pair: tuple[Path, Path]) -> None:
+    flags: of its verifiers.
+    """
+
+    def __init__(self, folder: Path, pair: tuple[Path, Path], *flags: str) -> None:
         self.folder = folder
-        self.pair = pair
+        self._verifier = ("--model", str(pair[0]), "--draft", str(pair[1]), *QUICK, *flags)
         self.cluster = Cluster(logs=folder / "logs")
         self._replacing: asyncio.Task[Any] | None = None
 
@@ -151,7 +158,7 @@ class System:
         await self.cluster.__aenter__()
         try:
             await self._start_coordinator("127.0.0.1:0")
-            await asyncio.gather(self._start_verifier(), self._start_verifier())
+            await asyncio.gather(self.start_verifier(), self.start_verifier())
         except BaseException:
             await self.__aexit__(None, None, None)
             raise
@@ -185,9 +192,12 @@ class System:
         """After it was killed: another one at the same address, with the same key and an empty store."""
         await self._start_coordinator(self.coordinator.address)
 
+    async def start_verifier(self, *flags: str) -> Child:
+        return await self.cluster.start_verifier(*self._verifier, *flags)
+
     def replace_in_background(self) -> None:
         """A new verifier for one that is gone; `settled` waits for it."""
-        self._replacing = asyncio.create_task(self._start_verifier())
+        self._replacing = asyncio.create_task(self.start_verifier())
 
     async def settled(self, count: int = 2) -> None:
         """`count` verifiers run, are registered and hold nothing."""
@@ -197,7 +207,7 @@ class System:
         alive = [child for child in self.cluster.verifiers if child.running]
         self.cluster.verifiers[:] = alive
         while len(self.cluster.verifiers) < count:
-            await self._start_verifier()
+            await self.start_verifier()
         wanted = {child.address for child in self.cluster.verifiers}
 
         def at_rest(status: pb.StatusResponse) -> bool:
@@ -223,10 +233,6 @@ class System:
         state = str(self.folder / "state")
         # Reports are frequent, so that what a test waits to see is seen soon.
         await self.cluster.start_coordinator("--listen", listen, "--state-dir", state, "--report-interval-ms", "100")
-
-    async def _start_verifier(self) -> Child:
-        target, draft = self.pair
-        return await self.cluster.start_verifier("--model", str(target), "--draft", str(draft))
 
 
 async def status_of(address: str, ca: Path | None = None) -> pb.StatusResponse:

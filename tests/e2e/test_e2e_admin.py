@@ -19,17 +19,13 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 PROMPT = "class Stack:\n    def __init__(self):\n"
 OPTIONS = {"max_tokens": 1500, "ignore_eos": True, "temperature": 0.8, "seed": 4}
 EARLY = 30
-DRAIN_S = 0.4
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def cluster(tmp_path_factory, pair):
-    """A system of its own, whose verifiers let sessions go on for a moment only."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OUTRIDER_VERIFIER_DRAIN_S", str(DRAIN_S))
-        async with System(tmp_path_factory.mktemp("admin"), pair) as running:
-            await running.settled()
-            yield running
+@pytest_asyncio.fixture(loop_scope="session")
+async def cluster(hasty):
+    """Two verifiers, registered, holding nothing."""
+    await hasty.settled()
+    return hasty
 
 
 async def outrider(system, *arguments: str) -> tuple[int, str, str]:
@@ -153,9 +149,7 @@ async def test_a_drain_moves_sessions_without_a_loss_ends_the_process_and_leaves
     assert running.hops[1] != leaving.address
     assert await asyncio.wait_for(leaving.wait(), 10) == 0
     # What is started under its id next serves, and gets nothing before it is uncordoned.
-    target, draft = cluster.pair
-    name = ("--verifier-id", session.verifier_id)
-    again = await cluster.cluster.start_verifier("--model", str(target), "--draft", str(draft), *name)
+    again = await cluster.start_verifier("--verifier-id", session.verifier_id)
     assert (await asked(cluster, "verifiers", "show", session.verifier_id))["state"] == "cordoned"
     for _ in range(3):
         other = await device.begin(cluster.here, PROMPT, max_tokens=4)

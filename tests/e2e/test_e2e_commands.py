@@ -19,7 +19,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from system import ROOT, Failed, alive, children_of, status_of, until
+from system import QUICK, ROOT, Failed, alive, children_of, status_of, until
 
 from benchmarks.support.network_proxy import DelayProxy
 from coordinator.cluster import Cluster
@@ -60,7 +60,7 @@ async def test_up_status_generate_and_ctrl_c(pair, folder):
     target, draft = map(str, pair)
     state = str(folder / "up-state")
     up = (*OUTRIDER, "up", "--listen", "127.0.0.1:0", "--model", target, "--draft", draft, "--state-dir", state)
-    async with process(*up, "--name", "renamed", "--", "--max-sessions", "7") as running:
+    async with process(*up, "--name", "renamed", "--", "--max-sessions", "7", *QUICK) as running:
         assert running.stdout is not None and running.stderr is not None
         err = asyncio.create_task(running.stderr.read())  # or it would block on a full pipe
         line = (await asyncio.wait_for(running.stdout.readline(), 120)).decode()
@@ -196,7 +196,7 @@ async def test_tls_between_all_three(pair, folder, device):
     target, draft = map(str, pair)
     async with Cluster(logs=folder / "tls-logs") as cluster:
         await cluster.start_coordinator("--listen", "127.0.0.1:0", "--state-dir", str(folder / "tls-state"), *tls)
-        await cluster.start_verifier("--model", target, "--draft", draft, *tls, "--coordinator-ca", str(ca))
+        await cluster.start_verifier("--model", target, "--draft", draft, *QUICK, *tls, "--coordinator-ca", str(ca))
         where = {"coordinator": cluster.address}
         drafted = await device.run({**where, "ca": str(ca)}, PROMPT, max_tokens=24)
         assert drafted["accepted"] >= 0
@@ -219,7 +219,7 @@ async def test_tls_between_all_three(pair, folder, device):
 async def test_up_speaks_tls_with_its_verifiers_and_status_trusts_public_authorities(pair, folder):
     ca, cert, key = certificates(folder / "up-tls")
     up = (*OUTRIDER, "up", "--listen", "127.0.0.1:0", "--model", str(pair[0]), "--state-dir", str(folder / "up-state"))
-    async with process(*up, "--tls-cert", str(cert), "--tls-key", str(key)) as running:
+    async with process(*up, "--tls-cert", str(cert), "--tls-key", str(key), "--", *QUICK) as running:
         assert running.stdout is not None
         line = (await asyncio.wait_for(running.stdout.readline(), 60)).decode()
         status = (*OUTRIDER, "status", "--coordinator", line.split()[3].rstrip(","), "--tls")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import operator
-import os
 import signal
 import socket
 import sys
@@ -15,7 +14,7 @@ import grpc
 import pytest
 import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from system import ROOT, System
+from system import DRAIN_S, QUICK, ROOT
 
 from outrider.core.errors import Draining, OutriderError, Unavailable
 from outrider.core.protocol.messages import Attach
@@ -29,19 +28,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 PROMPT = "class Stack:\n    def __init__(self):\n"
 OPTIONS = {"max_tokens": 900, "ignore_eos": True, "temperature": 0.8, "seed": 4}
 EARLY = 30
-DRAIN_S = 0.4
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def hasty(tmp_path_factory, pair):
-    """A system of its own, whose verifiers let sessions go on for a moment only."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OUTRIDER_VERIFIER_DRAIN_S", str(DRAIN_S))
-        async with System(tmp_path_factory.mktemp("drain"), pair) as running:
-            await running.settled()
-            yield running
 
 
 def now() -> float:
@@ -49,6 +37,7 @@ def now() -> float:
 
 
 async def test_a_session_that_outlasts_the_drain_is_handed_over_without_a_loss(hasty, device):
+    await hasty.settled()
     whole = (await device.run(hasty.here, PROMPT, **OPTIONS))["tokens"]
     running = await device.begin(hasty.here, PROMPT, **OPTIONS)
     await running.until_tokens(EARLY)
@@ -118,11 +107,11 @@ async def refusal(call) -> OutriderError:
 @pytest_asyncio.fixture(loop_scope="session")
 async def alone(pair, tmp_path):
     port = free_port()
-    environment = os.environ | {"OUTRIDER_VERIFIER_DRAIN_S": "30"}
     command = [sys.executable, "-m", "cloud_verifier.app", "--model", str(pair[0]), "--listen", f"127.0.0.1:{port}"]
+    flags = [*QUICK, "--drain-s", "30"]
     with (tmp_path / "log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
-            *command, stdout=asyncio.subprocess.PIPE, stderr=log, cwd=ROOT, env=environment
+            *command, *flags, stdout=asyncio.subprocess.PIPE, stderr=log, cwd=ROOT
         )
     try:
         async with channel(f"127.0.0.1:{port}") as link:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from system import until
+from system import QUICK, until
 
 from coordinator.cluster import Cluster
 from edge_agent import AsyncClient, EdgeSettings
@@ -49,7 +49,8 @@ async def narrow(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFacto
             *("--listen", "127.0.0.1:0", "--state-dir", str(folder / "state")),
             *("--artifacts", str(artifacts), "--http", "127.0.0.1:0"),
         )
-        await cluster.start_verifier("--model", str(target), "--draft", str(draft.with_name("draft-narrow.gguf")))
+        narrow = draft.with_name("draft-narrow.gguf")
+        await cluster.start_verifier("--model", str(target), "--draft", str(narrow), *QUICK)
         yield Serving(cluster.address, artifacts)
 
 

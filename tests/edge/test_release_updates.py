@@ -95,6 +95,10 @@ class World:
             settings=EdgeSettings(release_stall_s=0.5, **given),  # type: ignore[arg-type]
         )
 
+    def hurry(self) -> None:
+        """What a test waits for in the middle of a session has happened: let the rest of it take no time."""
+        self.verifier.script.step_s = 0.0005
+
     def publish(self, version: int, **changes: object) -> str:
         """A new draft for everybody; returns its name, and sessions hear of it."""
         manifest = self.publisher.offer(
@@ -145,6 +149,7 @@ async def test_a_live_session_goes_on_with_the_new_draft_and_loses_nothing(world
         new = world.publish(1)
         await until(lambda: stream.statistics.release == new)
         at = stream.statistics.tokens
+        world.hurry()
         completion = await running
         assert at < TOKENS
         assert list(completion.token_ids) == continuation(PROMPT, TOKENS)
@@ -165,6 +170,7 @@ async def test_several_sessions_move_and_those_without_a_draft_keep_streaming(wo
         live = [await begun(client) for _ in range(3)]
         new = world.publish(1)
         await until(lambda: [s.statistics.release for s, _ in live].count(new) == 2)
+        world.hurry()
         for _, running in live:
             assert list((await running).token_ids) == continuation(PROMPT, TOKENS)
 
@@ -176,6 +182,7 @@ async def test_after_a_new_attach_the_verifier_hears_again_which_draft_it_is(wor
         await until(lambda: stream.statistics.release == new and len(world.verifier.in_use) == 1)
         world.verifier.drop_streams()
         await until(lambda: stream.statistics.attaches == 2)
+        world.hurry()
         assert list((await running).token_ids) == continuation(PROMPT, TOKENS)
         assert [release for _, _, release in world.verifier.in_use] == [new, new]
         again = await client.generate(PROMPT, max_tokens=30)  # opened with it: nothing to add
@@ -301,6 +308,7 @@ async def test_a_bad_release_is_refused_by_name_and_the_session_goes_on_undistur
             await until(lambda: updates(client).refused)
         assert dict(updates(client).refused) == {kind: 1}
         assert f"({kind})" in caplog.text and said in caplog.text
+        world.hurry()
         completion = await running
         assert list(completion.token_ids) == continuation(PROMPT, 150)
         assert completion.statistics.release == world.own and not completion.statistics.swaps_s
@@ -339,6 +347,7 @@ async def test_a_draft_that_guesses_clearly_worse_is_given_up_and_not_taken_agai
             await until(lambda: stream.statistics.release == new)
             await until(lambda: updates(client).refused)
             await until(lambda: stream.statistics.release == world.own)
+        world.hurry()
         assert list((await running).token_ids) == continuation(PROMPT, TOKENS)
         assert len(stream.statistics.swaps_s) == 2
         assert dict(updates(client).refused) == {"worse": 1} and "clearly worse" in caplog.text
@@ -359,6 +368,7 @@ async def test_a_draft_that_fails_while_drafting_is_given_up(world: World) -> No
         drafts.health.failed("llama_decode returned -3")
         await until(lambda: stream.statistics.release == world.own)
         assert dict(updates(client).refused) == {"failed": 1}
+        world.hurry()
         assert list((await running).token_ids) == continuation(PROMPT, TOKENS)
 
 
@@ -376,6 +386,7 @@ async def test_a_canary_that_is_rolled_back_gives_way_to_the_release_before(worl
         fetched = len(world.publisher.files.asked)
         world.publish(1)
         await until(lambda: stream.statistics.release == good)
+        world.hurry()
         assert list((await running).token_ids) == continuation(PROMPT, TOKENS)
         assert updates(client).floor == 1 and not updates(client).refused
         assert len(world.publisher.files.asked) == fetched
@@ -389,6 +400,7 @@ async def test_where_nothing_is_offered_any_more_the_verifiers_own_draft_is_used
         world.publisher.withdraw(world.coordinator)
         world.verifier.tell_of_releases(world.coordinator.offer.serial)
         await until(lambda: stream.statistics.release == world.own)
+        world.hurry()
         assert list((await running).token_ids) == continuation(PROMPT, TOKENS)
 
 

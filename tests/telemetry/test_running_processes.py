@@ -118,6 +118,7 @@ async def watched(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFact
                 *("--metrics", "0", "--log-format", "json"),
             )
             options = ("--model", str(target), "--draft", str(draft), "--metrics", "0", "--traffic", str(folder / "t"))
+            options = (*options, "--token-budget", "64")  # a start measures steps of up to so many rows
             await asyncio.gather(cluster.start_verifier(*options), cluster.start_verifier(*options))
             yield Watched(cluster, folder, spans)
 
