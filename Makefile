@@ -6,8 +6,11 @@ INSTALL = $(PYTHON) tools/install.py --venv $(VENV)
 # What the product needs, and what its tests, checks and benchmarks need besides.
 RUN    := $(VENV)/.installed-to-run
 STAMP  := $(VENV)/.installed
+LINT   := style types imports generated
+# One worker for each core, but few: tests that are timed share the machine. tests/conftest.py says what runs together.
+PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 
-.PHONY: demo test lint proto reference bench install
+.PHONY: demo test check quick-tests lint $(LINT) structure proto reference bench install
 
 install: $(STAMP)
 
@@ -23,16 +26,34 @@ demo: $(RUN)
 	$(BIN)/outrider demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
-lint: $(STAMP)
+# For those who change code: everything that is quick, in a few minutes.
+check: $(STAMP)
+	$(MAKE) --jobs 2 --keep-going lint quick-tests
+
+quick-tests: $(STAMP)
+	$(PYTEST) -m "not e2e and not slow"
+
+lint: $(LINT)
+
+style: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+types: $(STAMP)
 	$(BIN)/mypy
+
+imports: $(STAMP)
 	$(BIN)/lint-imports
+
+generated: $(STAMP)
 	$(BIN)/python -m tools.stubs --check
 	$(BIN)/python -m tools.settings --check
 	$(BIN)/python -m tools.reference --check
+
+structure: $(STAMP)
+	$(BIN)/python -m tools.structure --check
 
 proto: $(STAMP)
 	$(BIN)/python -m tools.stubs

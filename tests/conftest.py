@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections import Counter
 from pathlib import Path
@@ -13,7 +14,10 @@ HERE = Path(__file__).parent
 TOGETHER = {
     "docs/test_doc_commands.py": "docs",
     "docs/test_own_pair.py": "docs",
-    **{f"e2e/test_e2e_{name}.py": "system" for name in ("http", "page", "prior", "refusals", "survival", "text", "window")},
+    **{
+        f"e2e/test_e2e_{name}.py": "system"
+        for name in ("http", "page", "prior", "refusals", "survival", "text", "window")
+    },
     **{f"e2e/test_e2e_{name}.py": "hasty" for name in ("admin", "drain")},
 }
 """File -> the group that one worker runs: they share a cluster, or ports. Of the other files each is a group."""
@@ -76,6 +80,15 @@ Workers begin with them in this order, so that none is left with a long one at t
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell has jobs in the background ignore it, and the programs that tests end with Ctrl-C would, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+gc.disable()  # until all is imported: that makes much and no garbage
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from here on, but never look through what the imports have made."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_configure() -> None:

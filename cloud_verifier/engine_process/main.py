@@ -10,6 +10,7 @@ serves, the other ranks follow it.
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -37,6 +38,7 @@ def main() -> None:
     rank = int(os.environ["RANK"]) if config.tensor_parallel > 1 else 0
     who = f"rank {rank}" if rank else "engine"
     configure(config.log_format, who)
+    gc.disable()  # until torch is imported: that makes much and no garbage, and looking for some takes a tenth of it
     with socket.socket(fileno=int(sys.argv[1])) as sock:
         try:
             if rank:
@@ -62,10 +64,17 @@ def _run(config: VerifierConfig, end: EngineEnd, store_fd: int | None = None) ->
             from cloud_verifier.engine_process.loop import serve
         except ImportError as error:
             raise ModelRefused(f"the engine cannot start: {error}; {INSTALL}") from error
+        _collect_garbage()
         serve(config, end, store_fd)
     except OutriderError as error:
         end.send([failure_event(error)])
         raise SystemExit(1) from error
+
+
+def _collect_garbage() -> None:
+    """Collect garbage from here on, but never look through what the imports have made, which would delay a step."""
+    gc.freeze()
+    gc.enable()
 
 
 def _follow(config: VerifierConfig, sock: socket.socket) -> None:
@@ -74,6 +83,7 @@ def _follow(config: VerifierConfig, sock: socket.socket) -> None:
     try:
         from cloud_verifier.engine_process.loop import follow
 
+        _collect_garbage()
         follow(config)
     except (OutriderError, ImportError) as error:  # rank 0 reports it to the front
         log.error("%s", error)

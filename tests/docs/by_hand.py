@@ -17,7 +17,7 @@ MEASURES = "it takes minutes to hours of quiet cores; the module is checked to b
 
 BY_HAND: tuple[tuple[str, str, str], ...] = (
     (ANY, r"(\S+/)?pip install .*", INSTALLS),
-    (ANY, r"make (demo|test|lint|bench|install|proto|reference)\b.*", WHOLE),
+    (ANY, r"make (demo|test|check|lint|bench|install|proto|reference)\b.*", WHOLE),
     (ANY, r"(\S+/)?python -m benchmarks\.\w+.*", MEASURES),
     (ANY, r"(docker|helm|kubectl|kind|minikube) .*", "it needs a container engine or a Kubernetes cluster"),
     ("models/README.md", r"python -m models\.recipe .*", "it trains for two hours"),

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pydantic_settings import BaseSettings
 
 from cloud_verifier import app as verifier_app
@@ -84,6 +88,22 @@ def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", *command], capture_output=True, text=True, timeout=120, env=environment(**variables)
     )
+
+
+def run_here(module: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """What `run` does, in this process: for commands that start nothing, which take seconds to import otherwise."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        for name in os.environ.keys() - environment().keys():
+            patch.delenv(name)
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        patch.setattr(sys, "argv", [module, *arguments])
+        try:
+            code = import_module(module).main()
+        except SystemExit as end:
+            code = end.code
+    return subprocess.CompletedProcess([module, *arguments], code or 0, out.getvalue(), err.getvalue())
 
 
 def told(ran: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from processes import PROCESSES, run, toml
+from processes import PROCESSES, run_here, toml
 
 from coordinator.cli import config
 from outrider.settings.layers import VARIABLE
@@ -26,7 +26,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_is_right_is_shown_with_its_source_and_without_secrets(good: Path) -> None:
-    ran = run(*COMMAND, str(good), "-o", "json", OUTRIDER_COORDINATOR_MAX_RPCS="9", OUTRIDER_EDGE_API_KEY=SECRET)
+    ran = run_here(*COMMAND, str(good), "-o", "json", OUTRIDER_COORDINATOR_MAX_RPCS="9", OUTRIDER_EDGE_API_KEY=SECRET)
     assert ran.returncode == 0, ran.stderr
     assert SECRET not in ran.stdout + ran.stderr
     document = json.loads(ran.stdout)
@@ -46,7 +46,7 @@ def test_what_is_right_is_shown_with_its_source_and_without_secrets(good: Path) 
 
 
 def test_what_only_a_command_line_can_give_is_said_and_is_no_error(good: Path) -> None:
-    ran = run(*COMMAND, **{VARIABLE: str(good)})
+    ran = run_here(*COMMAND, **{VARIABLE: str(good)})
     assert ran.returncode == 0
     assert ran.stderr == "outrider: verifier needs model besides, from its command line\n"
     lines = {line.split()[0]: line.split()[1:] for line in ran.stdout.splitlines()}
@@ -64,7 +64,7 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
         edge={"serve_listen": "0.0.0.0:8080"},
         distil={"threads": 1},
     )
-    ran = run(*COMMAND, str(file), "-o", "yaml", OUTRIDER_DISTILL_RANKS="0")
+    ran = run_here(*COMMAND, str(file), "-o", "yaml", OUTRIDER_DISTILL_RANKS="0")
     assert ran.returncode == 2
     said = ran.stderr.splitlines()
     assert said == [f"outrider: {problem}" for problem in yaml.safe_load(ran.stdout)["problems"]] + [
@@ -82,14 +82,14 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
 
 def test_what_would_be_refused_at_the_start_is_refused(tmp_path: Path) -> None:
     file = toml(tmp_path / "o.toml", coordinator={"listen": "0.0.0.0:7700"}, edge={"serve_listen": "0.0.0.0:8080"})
-    ran = run(*COMMAND, str(file))
+    ran = run_here(*COMMAND, str(file))
     assert ran.returncode == 2
     assert "coordinator: listening beyond loopback needs API keys" in ran.stderr
     assert "edge: listen is 0.0.0.0:8080: others than this machine could use the cluster" in ran.stderr
 
 
 def test_a_file_that_cannot_be_read_is_said_once(tmp_path: Path) -> None:
-    ran = run(*COMMAND, str(tmp_path / "absent.toml"))
+    ran = run_here(*COMMAND, str(tmp_path / "absent.toml"))
     assert (ran.returncode, ran.stdout) == (2, "")
     assert ran.stderr == f"outrider: {tmp_path / 'absent.toml'} cannot be read: No such file or directory\n"
 
@@ -143,11 +143,11 @@ def config_main(*arguments: str) -> None:
 def test_one_process_is_checked_with_its_flags(tmp_path: Path) -> None:
     file = toml(tmp_path / "o.toml", verifier={"threads": 4})
     flags = ("--model", "m", "--kv-slots", "512")
-    right = run("cloud_verifier.app", "--config", str(file), *flags, "--check-config")
+    right = run_here("cloud_verifier.app", "--config", str(file), *flags, "--check-config")
     assert (right.returncode, right.stderr) == (0, "")
     lines = {line.split()[0]: line.split()[1:] for line in right.stdout.splitlines()}
     assert (lines["model"], lines["threads"], lines["kv_slots"]) == (["m", "flag"], ["4", "file"], ["512", "flag"])
-    wrong = run("cloud_verifier.app", "--config", str(file), "--kv-slots", "1", "--check-config")
+    wrong = run_here("cloud_verifier.app", "--config", str(file), "--kv-slots", "1", "--check-config")
     assert wrong.returncode == 2
     assert "outrider-verifier: --kv-slots: Input should be greater than or equal to 256" in wrong.stderr
     assert "outrider-verifier: model: Field required" in wrong.stderr

@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from processes import PROCESSES, run
+from processes import PROCESSES, run_here
 
 from tools import settings
 
@@ -25,7 +25,7 @@ def test_the_tables_are_those_of_the_models(monkeypatch) -> None:
 def test_the_example_is_right(tmp_path: Path) -> None:
     file = tmp_path / "outrider.toml"
     file.write_text(EXAMPLE)
-    ran = run("coordinator.cli", "config", "check", str(file), "-o", "json", **SECRETS)
+    ran = run_here("coordinator.cli", "config", "check", str(file), "-o", "json", **SECRETS)
     assert (ran.returncode, ran.stderr) == (0, "")
     processes = json.loads(ran.stdout)["processes"]
     assert all(any(s["source"] == "file" for s in process["settings"]) for process in processes)
@@ -34,7 +34,7 @@ def test_the_example_is_right(tmp_path: Path) -> None:
 
 def test_the_page_shows_what_the_command_prints(tmp_path: Path) -> None:
     (tmp_path / "wrong.toml").write_text(re.findall(r"```\n\$ cat wrong.toml\n(.*?)\$ ", TEXT, re.DOTALL)[0])
-    ran = run("coordinator.cli", "config", "check", str(tmp_path / "wrong.toml"))
+    ran = run_here("coordinator.cli", "config", "check", str(tmp_path / "wrong.toml"))
     assert ran.returncode == 2
     for line in ran.stderr.replace(f"{tmp_path}/", "").splitlines():
         assert line in TEXT
