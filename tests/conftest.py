@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 from collections import Counter
 from pathlib import Path
@@ -81,6 +82,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell has jobs in the background ignore it, and the programs that tests end with Ctrl-C would, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for torch: workers and children share the cores
 
 gc.disable()  # until all is imported: that makes much and no garbage
 

@@ -143,13 +143,14 @@ class Device:
 
 
 class System:
-    """A coordinator and two verifiers; those that a test has killed are replaced. An async context manager.
+    """A coordinator and its verifiers; those that a test has killed are replaced. An async context manager.
 
-    flags: of its verifiers.
+    flags: of its verifiers. count: number of verifiers.
     """
 
-    def __init__(self, folder: Path, pair: tuple[Path, Path], *flags: str) -> None:
+    def __init__(self, folder: Path, pair: tuple[Path, Path], *flags: str, count: int = 2) -> None:
         self.folder = folder
+        self.count = count
         self._verifier = ("--model", str(pair[0]), "--draft", str(pair[1]), *QUICK, *flags)
         self.cluster = Cluster(logs=folder / "logs")
         self._replacing: asyncio.Task[Any] | None = None
@@ -158,7 +159,7 @@ class System:
         await self.cluster.__aenter__()
         try:
             await self._start_coordinator("127.0.0.1:0")
-            await asyncio.gather(self.start_verifier(), self.start_verifier())
+            await asyncio.gather(*(self.start_verifier() for _ in range(self.count)))
         except BaseException:
             await self.__aexit__(None, None, None)
             raise
@@ -199,14 +200,14 @@ class System:
         """A new verifier for one that is gone; `settled` waits for it."""
         self._replacing = asyncio.create_task(self.start_verifier())
 
-    async def settled(self, count: int = 2) -> None:
-        """`count` verifiers run, are registered and hold nothing."""
+    async def settled(self) -> None:
+        """All verifiers run, are registered and hold nothing."""
         if self._replacing is not None:
             task, self._replacing = self._replacing, None
             await task
         alive = [child for child in self.cluster.verifiers if child.running]
         self.cluster.verifiers[:] = alive
-        while len(self.cluster.verifiers) < count:
+        while len(self.cluster.verifiers) < self.count:
             await self.start_verifier()
         wanted = {child.address for child in self.cluster.verifiers}
 

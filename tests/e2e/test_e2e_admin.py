@@ -114,7 +114,7 @@ async def test_a_killed_session_ends_with_a_final_error_at_once_and_its_place_is
 
 
 async def test_tenants_come_and_go_while_the_cluster_runs(pair, tmp_path, device):
-    async with System(tmp_path, pair) as fresh:
+    async with System(tmp_path, pair, count=1) as fresh:
         await fresh.settled()
         code, key, _ = await outrider(fresh, "tenants", "create", "acme")
         assert code == 0
