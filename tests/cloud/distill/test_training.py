@@ -211,11 +211,14 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     assert (run / "curve.jsonl").read_text() == before
 
 
-def test_a_plan_that_cannot_be_read_fails_with_the_reason(tmp_path: Path) -> None:
+def test_a_plan_that_cannot_be_read_fails_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "plan.json").write_text('{"base": "x", "tokenizer": "x", "dataset": "x"}')
-    process = command(tmp_path)
-    _, said = process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == 3 and "give either steps or minutes" in said and "Traceback" not in said
+    monkeypatch.setattr(sys, "argv", ["run", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        training.main()
+    assert ended.value.code == 3 and "give either steps or minutes" in caplog.text and "Traceback" not in caplog.text
 
 
 def test_low_rank_training_leaves_the_base_and_writes_an_adapter_and_the_sum(tmp_path: Path) -> None:
