@@ -8,7 +8,7 @@ RUN    := $(VENV)/.installed-to-run
 STAMP  := $(VENV)/.installed
 LINT   := style types imports generated
 # One worker for each core, but few: tests that are timed share the machine. tests/conftest.py says what runs together.
-PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 
 .PHONY: demo test check quick-tests lint $(LINT) structure proto reference bench install
 

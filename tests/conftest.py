@@ -1,4 +1,4 @@
-"""For all tests: the order in which workers get them, and names that do not clash."""
+"""For all tests: which of them run in one worker and in what order, and that no two files have the same name."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,13 +76,12 @@ LONG = (
 )
 """Groups and files that take seconds of a core, the longest first; `make check` leaves them out.
 
-Workers begin with them in this order, so that none is left with a long one at the end. The last are in small pieces.
+Workers begin with them, so that none is left with a long one at the end. The last file is in small pieces, and ends them.
 """
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell has jobs in the background ignore it, and the programs that tests end with Ctrl-C would, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for torch: workers and children share the cores
 
@@ -103,16 +103,29 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put every test into its group and mark the slow ones; where there are workers, they begin with the long ones."""
-    places: dict[pytest.Item, int] = {}
+    """Mark the slow ones; where there are workers, put the long groups first."""
     for item in items:
-        path = item.path.relative_to(HERE).as_posix()
-        group = TOGETHER.get(path, path)
-        places[item] = LONG.index(group) if group in LONG else len(LONG)
-        if group in LONG:
+        if file_group(item.nodeid) in LONG:
             item.add_marker(pytest.mark.slow)
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.nodeid if path in APART else group))
     if hasattr(config, "workerinput"):
-        last = LONG.index("core/test_protocol_schedules.py")
-        items.sort(key=lambda item: (places[item] == last, places[item]))
+        places = {group: place for place, group in enumerate(LONG)} | {LONG[-1]: len(LONG) + 1}
+        items.sort(key=lambda item: places.get(file_group(item.nodeid), len(LONG)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each group to one worker, as a whole."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            group = file_group(nodeid)
+            return nodeid if group in APART else group
+
+    return Groups(config, log) if config.getoption("dist") == "loadscope" else None
+
+
+def file_group(nodeid: str) -> str:
+    """The group of a test's file: its path below tests/, if it shares nothing with another one."""
+    path = nodeid.split("::")[0].removeprefix("tests/")
+    return TOGETHER.get(path, path)
