@@ -9,33 +9,12 @@ from __future__ import annotations
 import os
 import signal
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 INTERRUPTED = 128 + signal.SIGINT
 """Exit code of a program that Ctrl-C has ended."""
-
-
-def operator() -> None:
-    """Run `outrider`."""
-    run("coordinator.cli")
-
-
-def coordinator() -> None:
-    """Run `outrider-coordinator`."""
-    run("coordinator.app")
-
-
-def verifier() -> None:
-    """Run `outrider-verifier`."""
-    run("cloud_verifier.app")
-
-
-def edge() -> None:
-    """Run `outrider-edge`."""
-    run("edge_agent.cli")
-
-
-def distill() -> None:
-    """Run `outrider-distill`."""
-    run("cloud_verifier.distill.cli")
 
 
 def run(module: str) -> None:
@@ -82,3 +61,14 @@ def _on_interrupt(handler: object) -> None:
         signal.signal(signal.SIGINT, handler)  # type: ignore[arg-type]
     except ValueError:
         pass  # Python interrupts its main thread alone
+
+
+def _program(module: str) -> Callable[[], None]:
+    return lambda: run(module)
+
+
+operator = _program("coordinator.cli")
+coordinator = _program("coordinator.app")
+verifier = _program("cloud_verifier.app")
+edge = _program("edge_agent.cli")
+distill = _program("cloud_verifier.distill.cli")

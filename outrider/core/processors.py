@@ -50,16 +50,12 @@ class TokenCounts:
         for token, times in Counter(tokens).items():
             index = self._index.get(token)
             if index is None:
-                index = self._new_index(token)
+                index = self._index[token] = len(self._index)
+                if index == len(self._ids):
+                    self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
+                    self._times = np.concatenate((self._times, np.zeros_like(self._times)))
+                self._ids[index] = token
             self._times[index] += times
-
-    def _new_index(self, token: int) -> int:
-        index = self._index[token] = len(self._index)
-        if index == len(self._ids):
-            self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
-            self._times = np.concatenate((self._times, np.zeros_like(self._times)))
-        self._ids[index] = token
-        return index
 
 
 def penalise(logits: Logits, params: SamplingParams, counts: TokenCounts, path: Iterable[int] = ()) -> Logits:

@@ -96,7 +96,8 @@ class LlamaContext:
         params.swa_full = True  # positions are taken back, so none may be forgotten
         params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED  # up to 9x slower for trees, less exact
         self._model = model
-        self._vocab = model.vocab_size
+        self.vocab_size = model.vocab_size
+        """The width V of a row of logits, which is the size of the vocabulary."""
         handle = model.acquire()
         with errors_collected() as errors:
             self._context: Any = lib.llama_init_from_model(handle, params)
@@ -106,11 +107,6 @@ class LlamaContext:
         self._memory = lib.llama_get_memory(self._context)
         self._chunk = batch
         self._batch = DecodeBatch(batch)
-
-    @property
-    def vocab_size(self) -> int:
-        """The width V of a row of logits, which is the size of the vocabulary."""
-        return self._vocab
 
     def _forget(self) -> None:
         """Empty the cache."""
@@ -123,14 +119,14 @@ class LlamaContext:
             self._forget()  # parts of the batch may be in the cache
             raise InternalError(f"llama_decode returned {code} for a checked batch; the context is empty now")
         if rows == 0:
-            return np.empty((0, self._vocab), dtype=np.float32)
+            return np.empty((0, self.vocab_size), dtype=np.float32)
         # llama.cpp's own array lives until the next decode.
-        return np.ctypeslib.as_array(self._lib.llama_get_logits(self._context), shape=(rows, self._vocab)).copy()
+        return np.ctypeslib.as_array(self._lib.llama_get_logits(self._context), shape=(rows, self.vocab_size)).copy()
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:
-        wrong = next((token for token in tokens if not 0 <= token < self._vocab), None)
+        wrong = next((token for token in tokens if not 0 <= token < self.vocab_size), None)
         if wrong is not None:
-            raise BadRequest.bound("tokens", wrong, f"an id between 0 and {self._vocab - 1}")
+            raise BadRequest.bound("tokens", wrong, f"an id between 0 and {self.vocab_size - 1}")
 
     def close(self) -> None:
         """Free the context. Closing twice is harmless."""

@@ -20,7 +20,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, EnvSettingsSource, InitSettingsSource
 
 from outrider.core.errors import BadRequest
-from outrider.settings.problems import SettingProblem, WrongSettings, got, is_secret, near, nearest, printable
+from outrider.settings.problems import SettingProblem, WrongSettings, got, is_secret, near, printable
 
 S = TypeVar("S", bound=BaseSettings)
 SettingSource = Literal["flag", "environment", "file", "default"]
@@ -124,8 +124,7 @@ class Layers(Generic[S]):
         fields = self.cls.model_fields
         for name, variable in variables(prefix_of(self.cls)).items():
             if name not in fields:
-                found = nearest(name, fields)
-                hint = f"; the nearest is {variable_of(self.cls, found)}" if found else ""
+                hint = near(name, fields, lambda found: variable_of(self.cls, found))
                 yield f"{printable(variable)} is set, and there is no such setting{hint}"
         secrets = [name for name, field in fields.items() if is_secret(field) and self._given["file"].get(name)]
         if secrets and self.file is not None and _readable_by_all(self.file):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -43,15 +43,10 @@ class WrongSettings(BadRequest):
         self.problems = tuple(problems)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the known name that is most like this one; "" if none is."""
-    return next(iter(difflib.get_close_matches(name, list(known), n=1)), "")
-
-
-def near(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name: "; the nearest is NAME", or ""."""
-    found = nearest(name.lower(), known)
-    return f"; the nearest is {found}" if found else ""
+def near(name: str, known: Iterable[str], shown: Callable[[str], str] = str) -> str:
+    """Return the end of a message about an unknown name: "; the nearest is NAME", or "" if none is like it."""
+    found = difflib.get_close_matches(name.lower(), list(known), n=1)
+    return f"; the nearest is {shown(found[0])}" if found else ""
 
 
 def is_secret(field: FieldInfo) -> bool:

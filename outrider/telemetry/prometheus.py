@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -44,15 +44,10 @@ def one_of(value: str, states: Iterable[str]) -> dict[str, float]:
 def registry(collector: Collector) -> CollectorRegistry:
     """Return the registry of a process: its collector, its version, its CPU and memory."""
     own = CollectorRegistry()
-    own.register(_Build())
+    Gauge("outrider_build_info", "Always 1", ["version"], registry=own).labels(__version__).set(1)
     own.register(collector)
     ProcessCollector(registry=own)
     return own
-
-
-class _Build(Collector):
-    def collect(self) -> Iterable[Metric]:
-        yield gauge("outrider_build_info", "Always 1", {__version__: 1.0}, "version")
 
 
 def _filled(family: CounterMetricFamily | GaugeMetricFamily, value: float | Labelled) -> Metric:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
@@ -38,10 +38,7 @@ from outrider.wire import bounds
 from outrider.wire.bounds import between
 from outrider.wire.v1 import session_pb2 as pb
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-T = TypeVar("T", bound="DataclassInstance")
+T = TypeVar("T")
 _Bounds = Mapping[str, tuple[float, float]]
 """Field -> its least and its greatest value."""
 
@@ -101,7 +98,8 @@ class Ping:
 
 def built(cls: type[T], message: Message, **converted: Any) -> T:
     """Return a dataclass whose fields are those of the same names in a message, but for the converted ones."""
-    return cls(**{f.name: getattr(message, f.name) for f in fields(cls) if f.name not in converted}, **converted)
+    names = [field.name for field in fields(cls) if field.name not in converted]  # type: ignore[arg-type]
+    return cls(**{name: getattr(message, name) for name in names}, **converted)
 
 
 def sampling_to_proto(params: SamplingParams) -> pb.Sampling:

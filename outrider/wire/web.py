@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import uvicorn
@@ -33,7 +33,9 @@ async def serving(config: uvicorn.Config, address: str, what: str) -> AsyncItera
     Raises BadRequest for a malformed address, Unavailable for one that cannot be listened on.
     """
     with _listening(address, what) as listener:
-        server = _Server(config)
+        server = uvicorn.Server(config)
+        # Signals are the process's own.
+        server.capture_signals = contextlib.nullcontext  # type: ignore[assignment, method-assign]
         task = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             while not server.started:
@@ -50,14 +52,6 @@ def url(address: str, port: int, *, tls: bool = False) -> str:
     """Return the URL of a server at this host and port, with "/" at its end."""
     host, _ = split_address(address)
     return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}/"
-
-
-class _Server(uvicorn.Server):
-    """A uvicorn server that leaves signals to the process."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 def _listening(address: str, what: str) -> socket.socket:

@@ -56,7 +56,8 @@ def collectors() -> dict[str, Any]:
 def families(metrics: Iterable[Any]) -> Iterator[Family]:
     for metric in metrics:
         name = f"{metric.name}_total" if metric.type == "counter" else metric.name
-        yield Family(name, metric.type, tuple(metric._labelnames))
+        labels = metric._labelnames if hasattr(metric, "_labelnames") else metric.samples[0].labels
+        yield Family(name, metric.type, tuple(labels))
 
 
 def exported() -> dict[str, list[Family]]:
