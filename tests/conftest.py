@@ -76,7 +76,7 @@ LONG = (
 )
 """Groups and files that take seconds of a core, the longest first; `make check` leaves them out.
 
-Workers begin with them, so that none is left with a long one at the end. The last file is in small pieces, and ends them.
+Workers begin with them, so that none is left with a long one at the end; the last file, in small pieces, ends them.
 """
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
