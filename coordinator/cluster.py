@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -129,32 +129,32 @@ class Child:
         await self._process.wait()
 
     async def _await_ready(self) -> None:
-        if self._process.stdout is None:
-            raise Unavailable(f"{self.name} has no standard output to read its address from")
-        async for line in self._process.stdout:
-            text = line.decode(errors="replace").strip()
-            if text.startswith(_READY):
-                self.address = text.removeprefix(_READY)
+        async for line in _lines(self._process.stdout):
+            if line.startswith(_READY):
+                self.address = line.removeprefix(_READY)
                 return
         code = await self._process.wait()
         raise Unavailable(f"{self.name} ended with exit code {code} before it was ready{self._log_end()}")
 
     async def _drain(self) -> None:
         """Read stdout to its end, since a child that writes more must not block on a full pipe."""
-        if self._process.stdout is not None:
-            while await self._process.stdout.read(65536):
-                pass
+        async for _ in _lines(self._process.stdout):
+            pass
 
     async def _read_log(self, on_log: OnLog) -> None:
-        """Pass stderr on to its end, line by line."""
-        if self._process.stderr is not None:
-            async for line in self._process.stderr:
-                on_log(self.name, line.decode(errors="replace").removesuffix("\n"))
+        async for line in _lines(self._process.stderr):
+            on_log(self.name, line)
 
     def _log_end(self) -> str:
         if self._log is None or not self._log.exists():
             return ""
         return "; its log ends with:\n" + self._log.read_text(errors="replace")[-2000:]
+
+
+async def _lines(stream: asyncio.StreamReader | None) -> AsyncIterator[str]:
+    if stream is not None:
+        async for line in stream:
+            yield line.decode(errors="replace").rstrip("\r\n")
 
 
 class Cluster:

@@ -30,9 +30,7 @@ MAX_PAGE = 1_000
 """Entries of one answer: half a megabyte."""
 _HASH_BEGINNING = re.compile(r"(sha256:)?[0-9a-f]{1,64}")
 _VERIFIER_ACTIONS = {
-    pb.VERIFIER_ACTION_CORDON: "cordon",
-    pb.VERIFIER_ACTION_UNCORDON: "uncordon",
-    pb.VERIFIER_ACTION_DRAIN: "drain",
+    pb.VerifierAction.Value(f"VERIFIER_ACTION_{action.upper()}"): action for action in ("cordon", "uncordon", "drain")
 }
 _RELEASE_ACTIONS = {pb.ReleaseAction.Value(f"RELEASE_ACTION_{action.name}"): action for action in ReleaseAction}
 

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from coordinator.config import CoordinatorConfig
 from coordinator.records import SessionStatus, VerifierStatus, WindowBounds, WindowDecision
 from coordinator.store.redis_store import SESSIONS_AT_ONCE, RedisStore
-from coordinator.store.sessions import SessionStore
+from coordinator.store.sessions import SessionStore, WindowStore
 from coordinator.store.verifiers import VerifierStore
-from coordinator.store.windows import WindowStore
 from outrider.core.errors import BadRequest, NotFound
 
 log = logging.getLogger(__name__)

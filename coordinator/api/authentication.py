@@ -1,5 +1,7 @@
 """Authenticate callers: devices by their tenant's API key, verifiers by the join token, operators by the admin token.
 
+The file of the tenants' keys also says what verifiers may record of their sessions: nothing, unless it allows that.
+
 All three send `authorization: Bearer <secret>`. Secrets are compared as digests in constant time, and a tenant's key
 against every tenant's, so that the time that it takes tells nothing.
 """
@@ -10,10 +12,10 @@ import hashlib
 import hmac
 import tomllib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coordinator.api.recording_policy import DAY_S, RecordingPolicy, policies
 from coordinator.config import CoordinatorConfig
 from outrider.core.errors import BadRequest, PermissionDenied, Unauthenticated
 from outrider.wire.bounds import identifier
@@ -25,11 +27,34 @@ MAX_SECRET = 512
 MIN_KEY = 16
 """Characters of an API key; shorter ones can be guessed."""
 MAX_TENANT = 64
+DAY_S = 86_400.0
+MAX_KEEP_DAYS = 3_650.0
 
 Metadata = Iterable[tuple[str, str | bytes]]
 Lookup = Callable[[bytes | None], Awaitable[tuple[str, bool]]]
 """Hash of a key that no tenant of the settings has (None: none was sent) -> the tenant that was created with it, "" if
 there is none, and whether any tenant was ever created: callers need a key then. Raises Unavailable."""
+
+
+@dataclass(frozen=True)
+class RecordingPolicy:
+    """The extent to which one tenant's sessions may be recorded."""
+
+    share: float = 0.0
+    """Share of the sessions that may be recorded, from 0 to 1."""
+    keep_s: float = 0.0
+    """Longest time that a record is kept."""
+    prompts: bool = False
+    """Whether prompts are recorded beside what the target produced."""
+
+    def keep_s_of(self, session_id: str) -> float:
+        """Return keep_s for this session, 0 if nothing of it may be recorded.
+
+        The session is drawn by its id, which the coordinator makes at random: the draw can be repeated, and no caller
+        can choose it.
+        """
+        digest = hashlib.sha256(f"recording:{session_id}".encode()).digest()
+        return self.keep_s if int.from_bytes(digest[:8]) < self.share * 2**64 else 0.0
 
 
 class Authenticator:
@@ -189,7 +214,36 @@ def _recording(config: CoordinatorConfig, tenants: Mapping[str, str], tables: An
             " the tenants file: [recording.NAME] share = 0.1  keep_days = 30",
             field="recording_share",
         )
-    return policies(tables, tenants, "tenants file")
+    if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
+        raise BadRequest(
+            "tenants file: recording must be tables [recording.NAME] of share, keep_days and, if need be, prompts",
+            field="recording",
+        )
+    return {name: _policy(name, table, tenants) for name, table in tables.items()}
+
+
+def _policy(name: str, table: Mapping[str, Any], tenants: Mapping[str, str]) -> RecordingPolicy:
+    if name not in tenants:
+        raise BadRequest(
+            f"tenants file: [recording.{name}] is for a tenant that has no key; check its name", field="recording"
+        )
+    if {*table, "prompts"} != {"share", "keep_days", "prompts"}:
+        raise BadRequest(
+            f"tenants file: [recording.{name}] has {sorted(table)}, must have share and keep_days, may have prompts",
+            field="recording",
+        )
+    prompts = table.get("prompts", False)
+    if not isinstance(prompts, bool):
+        raise BadRequest.bound(f"tenants file: prompts of [recording.{name}]", repr(prompts)[:100], "true or false")
+    share = _number(f"tenants file: share of [recording.{name}]", table["share"], 0.0, 1.0)
+    days = _number(f"tenants file: keep_days of [recording.{name}]", table["keep_days"], 1e-3, MAX_KEEP_DAYS)
+    return RecordingPolicy(share, days * DAY_S, prompts)
+
+
+def _number(what: str, value: Any, low: float, high: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise BadRequest.bound(what, repr(value)[:100], f"a number from {low:g} to {high:g}")
+    return float(value)
 
 
 def _check(tenants: Mapping[str, str]) -> None:

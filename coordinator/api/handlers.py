@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from coordinator import placement
+from coordinator.api.authentication import RecordingPolicy
 from coordinator.api.counters import CoordinatorCounters
-from coordinator.api.recording_policy import RecordingPolicy
 from coordinator.config import CoordinatorConfig
 from coordinator.records import (
     Grant,
@@ -27,9 +27,8 @@ from coordinator.records import (
 )
 from coordinator.store.keyring import Keyring
 from coordinator.store.redis_store import RedisStore
-from coordinator.store.sessions import Placement, SessionStore
+from coordinator.store.sessions import Placement, SessionStore, WindowStore
 from coordinator.store.verifiers import VerifierStore
-from coordinator.store.windows import WindowStore
 from coordinator.window import report_adapter
 from coordinator.window.decision_queue import WAIT_S, DecisionQueue, Decisions
 from outrider.core.errors import PermissionDenied, Unavailable

@@ -17,8 +17,6 @@ from coordinator.api.services import SERVICES, add_services
 from coordinator.api.tenant_keys import TenantKeys
 from coordinator.config import EMBEDDED, CoordinatorConfig
 from coordinator.releases.handlers import ReleaseHandlers
-from coordinator.releases.records import CanaryPolicy
-from coordinator.releases.store import ReleaseBackup, ReleaseStore
 from coordinator.store.embedded_redis import EmbeddedServer
 from coordinator.store.keyring import Keyring, load_or_create
 from coordinator.store.redis_store import RedisStore
@@ -27,7 +25,6 @@ from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import Unavailable
 from outrider.telemetry.prometheus import registry
 from outrider.wire import channels
-from outrider.wire.manifest import trusted_keys
 
 log = logging.getLogger("coordinator")
 
@@ -74,16 +71,7 @@ async def _releases(stack: contextlib.AsyncExitStack, store: RedisStore, config:
         serve = serving(artifacts, config.http, tls=config.tls, insecure=config.insecure, url=config.artifacts_url)
         base_url = await stack.enter_async_context(serve)
         log.info("drafts in %s are served at %s", artifacts.folder, base_url)
-    policy = CanaryPolicy(
-        config.canary_share,
-        config.canary_bound,
-        config.canary_alpha,
-        config.canary_window_s,
-        config.canary_session_samples,
-    )
-    kept, publishers = ReleaseStore(store), trusted_keys(config.release_keys)
-    backup = ReleaseBackup(config.state_dir, kept)
-    return ReleaseHandlers(kept, VerifierStore(store), backup, policy, publishers, artifacts, base_url)
+    return ReleaseHandlers(store, config, artifacts, base_url)
 
 
 class StoreWatch:

@@ -30,12 +30,6 @@ COLUMNS = (
     number("SIZE", lambda r: _size(r["size"])),
     Column("REASON", lambda r: r["reason"]),
 )
-_ORDERS = {
-    "promote": pb.RELEASE_ACTION_PROMOTE,
-    "rollback": pb.RELEASE_ACTION_ROLL_BACK,
-    "pin": pb.RELEASE_ACTION_PIN,
-    "unpin": pb.RELEASE_ACTION_UNPIN,
-}
 _WERE_STABLE = (pb.RELEASE_STATE_STABLE, pb.RELEASE_STATE_SUPERSEDED)
 
 
@@ -63,7 +57,7 @@ async def publish(options: argparse.Namespace, call: AdminCall) -> Result:
 @query(TIMEOUT_S)
 async def steer(options: argparse.Namespace, call: AdminCall) -> Result:
     """Promote, pin or unpin a release."""
-    return await _steered(call, options.release, _ORDERS[options.verb])
+    return await _steered(call, options.release, options.verb.upper())
 
 
 @query(TIMEOUT_S)
@@ -73,12 +67,12 @@ async def roll_back(options: argparse.Namespace, call: AdminCall) -> Result:
     Devices take no older version. The new one goes to all devices at once.
     """
     if options.key is None:
-        return await _steered(call, options.release, pb.RELEASE_ACTION_ROLL_BACK)
+        return await _steered(call, options.release, "ROLL_BACK")
     signer = Signer.from_pem(_read(options.key, "key"))
     known = await _known(call)
     current = (await _known(call, options.release))[0]
     if current.state != pb.RELEASE_STATE_STABLE:
-        return await _steered(call, options.release, pb.RELEASE_ACTION_ROLL_BACK)
+        return await _steered(call, options.release, "ROLL_BACK")
     _check_key(current, signer)
     if current.pinned:
         raise BadRequest(
@@ -95,7 +89,7 @@ async def roll_back(options: argparse.Namespace, call: AdminCall) -> Result:
             "another release is on trial: roll it back, and this one goes on trial;"
             f" `outrider releases promote {again.digest[:SHORT]}` then gives it to everybody",
         )
-    return await _steered(call, again.digest, pb.RELEASE_ACTION_PROMOTE)
+    return await _steered(call, again.digest, "PROMOTE")
 
 
 async def _known(call: AdminCall, release: str = "") -> list[pb.Release]:
@@ -103,8 +97,9 @@ async def _known(call: AdminCall, release: str = "") -> list[pb.Release]:
     return list((await call("ListReleases", pb.ListReleasesRequest(release=release))).releases)
 
 
-async def _steered(call: AdminCall, release: str, order: pb.ReleaseAction) -> Result:
-    answer = await call("UpdateRelease", pb.UpdateReleaseRequest(release=release, action=order))
+async def _steered(call: AdminCall, release: str, action: str) -> Result:
+    request = pb.UpdateReleaseRequest(release=release, action=f"RELEASE_ACTION_{action}")
+    answer = await call("UpdateRelease", request)
     return _listed([answer.release])
 
 

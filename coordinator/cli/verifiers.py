@@ -38,11 +38,6 @@ STEP_COSTS = (
     number("SESSION", lambda v: f"{v['session_cost_ms']:.2f} ms"),
 )
 """Columns of a step's cost by the verifier's cost model: this many rows of one session, and each further session."""
-_ORDERS = {
-    "cordon": pb.VERIFIER_ACTION_CORDON,
-    "uncordon": pb.VERIFIER_ACTION_UNCORDON,
-    "drain": pb.VERIFIER_ACTION_DRAIN,
-}
 _DONE = {
     "cordon": "no new sessions are placed there, under this id, until `outrider verifiers uncordon {id}`",
     "uncordon": "sessions are placed there again",
@@ -92,8 +87,8 @@ async def show_verifier(options: argparse.Namespace, call: AdminCall) -> Result:
 @query()
 async def steer(options: argparse.Namespace, call: AdminCall) -> Result:
     """Cordon, uncordon or drain a verifier."""
-    request = pb.UpdateVerifierRequest(verifier_id=options.verifier, action=_ORDERS[options.verb])
-    answer = await call("UpdateVerifier", request)
+    action = f"VERIFIER_ACTION_{options.verb.upper()}"
+    answer = await call("UpdateVerifier", pb.UpdateVerifierRequest(verifier_id=options.verifier, action=action))
     known = json_views.verifier(answer.verifier) if answer.HasField("verifier") else None
     notice = ""
     if options.verb == "uncordon" and known and known["draining"]:

@@ -9,9 +9,10 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
+from coordinator.config import CoordinatorConfig
 from coordinator.records import VerifierStatus
 from coordinator.releases import evidence, lifecycle
 from coordinator.releases.records import (
@@ -24,12 +25,13 @@ from coordinator.releases.records import (
     ReleaseTrack,
 )
 from coordinator.releases.store import ReleaseBackup, ReleaseStore, StoredTrack
+from coordinator.store.redis_store import RedisStore
 from coordinator.store.verifiers import VerifierStore
 from outrider.artifacts.store import ArtifactStore, known_file_digest
 from outrider.core.errors import BadRequest, OutriderError
 from outrider.core.telemetry import SessionTelemetry
 from outrider.wire import manifest as manifests
-from outrider.wire.manifest import Manifest
+from outrider.wire.manifest import Manifest, trusted_keys
 
 log = logging.getLogger(__name__)
 
@@ -40,26 +42,24 @@ MAX_VERIFIERS = 4_096
 class ReleaseHandlers:
     """Make the decisions of one process. What it remembers is read from the store again when that has changed.
 
-    publishers: key id -> raw key of those whose releases are taken; if empty, every publisher that Admin admits is.
     artifacts: the draft files that this coordinator serves at `base_url`, if it serves any.
     """
 
     def __init__(
-        self,
-        releases: ReleaseStore,
-        verifiers: VerifierStore,
-        backup: ReleaseBackup,
-        policy: CanaryPolicy,
-        publishers: Mapping[str, bytes],
-        artifacts: ArtifactStore | None = None,
-        base_url: str = "",
+        self, store: RedisStore, config: CoordinatorConfig, artifacts: ArtifactStore | None = None, base_url: str = ""
     ) -> None:
+        """Raises BadRequest for `release_keys` that are none. Without any, every publisher that Admin admits counts."""
         self.base_url = base_url
-        self._releases = releases
-        self._verifiers = verifiers
-        self._backup = backup
-        self._policy = policy
-        self._publishers = publishers
+        self._releases, self._verifiers = ReleaseStore(store), VerifierStore(store)
+        self._backup = ReleaseBackup(config.state_dir, self._releases)
+        self._policy = CanaryPolicy(
+            config.canary_share,
+            config.canary_bound,
+            config.canary_alpha,
+            config.canary_window_s,
+            config.canary_session_samples,
+        )
+        self._publishers = trusted_keys(config.release_keys)
         self._artifacts = artifacts
         self._trials: dict[str, tuple[int, str, CanaryTrial | None]] = {}  # verifier -> serial, weights hash, trial
         self._evidence: dict[tuple[str, int], tuple[int, CanaryEvidence]] = {}  # trial -> samples, evidence

@@ -7,7 +7,7 @@ PROMOTE, which goes one step each time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -105,7 +105,16 @@ def settle(
 
 def apply(track: ReleaseTrack, release: Release, action: ReleaseAction, now: float, share: float) -> ReleaseTrack:
     """Carry out an operator's action. Raises BadRequest if the release's state forbids it, with a way out."""
-    return _ACTIONS[action](track, release, now, share)
+    match action:
+        case ReleaseAction.PROMOTE:
+            return _promote(track, release, now, share)
+        case ReleaseAction.ROLL_BACK:
+            return _roll_back(track, release, now, share)
+        case ReleaseAction.UNPIN:
+            return advance(_swapped(track, replace(release, pinned=False)), now, share)
+    if release.state in _OVER:
+        raise BadRequest(f"version {release.version} is {_words(release.state)}, for good", field="release")
+    return _swapped(track, replace(release, pinned=True))
 
 
 def find(tracks: Sequence[ReleaseTrack], beginning: str) -> tuple[ReleaseTrack, Release]:
@@ -176,24 +185,6 @@ def _roll_back(track: ReleaseTrack, release: Release, now: float, share: float) 
         return track
     moved = _moved(track, release, LifecycleState.ROLLED_BACK, now, "rolled back by the operator")
     return advance(moved, now, share)
-
-
-def _pin(track: ReleaseTrack, release: Release, now: float, share: float) -> ReleaseTrack:
-    if release.state in _OVER:
-        raise BadRequest(f"version {release.version} is {_words(release.state)}, for good", field="release")
-    return _swapped(track, replace(release, pinned=True))
-
-
-def _unpin(track: ReleaseTrack, release: Release, now: float, share: float) -> ReleaseTrack:
-    return advance(_swapped(track, replace(release, pinned=False)), now, share)
-
-
-_ACTIONS: dict[ReleaseAction, Callable[[ReleaseTrack, Release, float, float], ReleaseTrack]] = {
-    ReleaseAction.PROMOTE: _promote,
-    ReleaseAction.ROLL_BACK: _roll_back,
-    ReleaseAction.PIN: _pin,
-    ReleaseAction.UNPIN: _unpin,
-}
 
 
 def _moved(

@@ -201,12 +201,8 @@ def _per_step(history: bytes, rtt: float, draft: float, k: int, depth: int, wait
 
     Times are in steps: the replay takes a step for a second.
     """
-    speed = replay(history, LinkTiming(rtt, draft, _one_second), Window(k, depth, 1e3 * wait))
+    speed = replay(history, LinkTiming(rtt, draft, lambda nodes: 1.0), Window(k, depth, 1e3 * wait))
     return speed.tokens_per_s, speed.nodes / speed.seconds, speed.tokens_per_step
-
-
-def _one_second(nodes: int) -> float:
-    return 1.0
 
 
 def _kept(session: SessionView, table: Sequence[Option], best: int, min_acceptance: float) -> int:

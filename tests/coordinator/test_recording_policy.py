@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.api.authentication import Authenticator
-from coordinator.api.recording_policy import RecordingPolicy
+from coordinator.api.authentication import Authenticator, RecordingPolicy
 from coordinator.config import CoordinatorConfig
 from outrider.core.errors import BadRequest
 from outrider.wire.v1 import coordinator_pb2 as pb
