@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from coordinator import DEFAULT_COORDINATOR, DEFAULT_STATE_DIR, START_TIMEOUT_S
 from outrider import __version__
 
 WATCH_S = 2.0
+TIMEOUT_S = 5.0
+PUBLISH_S = 60.0
+"""The coordinator reads the whole file of a draft before it takes its manifest."""
 LIMIT = 500
 """Entries that a list shows if `--limit` is not given."""
 TOP_SESSIONS = 20
@@ -82,14 +86,8 @@ def _add_up(commands: Any) -> None:
     _option(up, "--listen", "HOST:PORT", "address of the coordinator", DEFAULT_COORDINATOR, "COORDINATOR_LISTEN")
     _option(up, "--verifiers", "N", "start this many verifiers", 1, kind=_number(int, 1))
     _option(up, "--redis", "URL", "URL of a Redis server, or `embedded`", "embedded", "COORDINATOR_REDIS")
-    _option(
-        up,
-        "--state-dir",
-        "DIR",
-        "folder in which the coordinator keeps its ticket key",
-        DEFAULT_STATE_DIR,
-        "COORDINATOR_STATE_DIR",
-    )
+    text, variable = "folder in which the coordinator keeps its ticket key", "COORDINATOR_STATE_DIR"
+    _option(up, "--state-dir", "DIR", text, DEFAULT_STATE_DIR, variable)
     _option(up, "--tls-cert", "PEM", "certificate chain of coordinator and verifiers", "none, plain text", kind=Path)
     _option(up, "--tls-key", "PEM", "private key of the certificate", "none", kind=Path)
     _option(up, "--ca", "PEM", "authority of the certificate", "the certificate is its own", kind=Path)
@@ -182,18 +180,19 @@ def _add_window(verbs: Any) -> None:
 
 
 def _add_releases(verbs: Any) -> None:
-    _add_limit(_query(verbs, "list", "releases.list_releases", "list all releases, the newest first", watch=True))
-    _query(verbs, "show", "releases.show_release", "show everything known about a release", watch=True)
-    _query(verbs, "promote", "releases.steer", "make a candidate the canary, or the canary stable")
+    query = partial(_query, verbs, timeout_s=PUBLISH_S)
+    _add_limit(query("list", "releases.list_releases", "list all releases, the newest first", watch=True))
+    query("show", "releases.show_release", "show everything known about a release", watch=True)
+    query("promote", "releases.steer", "make a candidate the canary, or the canary stable")
     text = "take a candidate or canary back; replace a stable release by the draft before it"
-    rollback = _query(verbs, "rollback", "releases.roll_back", text)
+    rollback = query("rollback", "releases.roll_back", text)
     text = "publisher's key, which signs the draft before a stable one again"
     _option(rollback, "--key", "PEM", text, "none", kind=Path)
-    _query(verbs, "pin", "releases.steer", "keep its state, whatever is measured; nothing replaces a pinned stable one")
-    _query(verbs, "unpin", "releases.steer", "let the measurements decide again")
+    query("pin", "releases.steer", "keep its state, whatever is measured; nothing replaces a pinned stable one")
+    query("unpin", "releases.steer", "let the measurements decide again")
     for verb in ("show", "promote", "rollback", "pin", "unpin"):
         verbs.choices[verb].add_argument("release", metavar="RELEASE", help="the beginning of its hash")
-    publish = _query(verbs, "publish", "releases.publish", "publish a manifest that its publisher has signed")
+    publish = query("publish", "releases.publish", "publish a manifest that its publisher has signed")
     publish.add_argument("manifest", type=Path, metavar="FILE", help="manifest as `outrider-distill publish` writes it")
 
 
@@ -233,9 +232,15 @@ def _command(commands: Any, name: str, action: str, text: str, **more: Any) -> a
     return made
 
 
-def _query(commands: Any, name: str, action: str, text: str, *, watch: bool = False) -> argparse.ArgumentParser:
-    """Add a command that asks a coordinator. watch: what it shows can change, and can be shown again and again."""
+def _query(
+    commands: Any, name: str, action: str, text: str, *, watch: bool = False, timeout_s: float = TIMEOUT_S
+) -> argparse.ArgumentParser:
+    """Add a command that asks a coordinator, which has `timeout_s` for each answer.
+
+    watch: what it shows can change, and can be shown again and again.
+    """
     made = _command(commands, name, action, text)
+    made.set_defaults(timeout_s=timeout_s)
     _add_output(made)
     if watch:
         text = "show it again and again, until Ctrl-C; JSON comes as one line each time"

@@ -7,7 +7,9 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
+from typing import Any
 
 from coordinator.cli.arguments import parse
 from outrider.console_scripts import EndedByInterrupt
@@ -38,9 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def action_of(options: argparse.Namespace) -> Callable[[argparse.Namespace], int]:
     """Return what carries a command out: it takes the options, returns the exit code and raises core errors."""
-    module, _, function = options.action.partition(".")
+    module, _, name = options.action.partition(".")
     with EndedByInterrupt():
-        action: Callable[[argparse.Namespace], int] = getattr(import_module(f"coordinator.cli.{module}"), function)
+        action: Callable[..., Any] = getattr(import_module(f"coordinator.cli.{module}"), name)
+        if "timeout_s" in options:
+            return partial(import_module("coordinator.cli.output").show, action)
     return action
 
 

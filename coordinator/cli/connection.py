@@ -20,8 +20,6 @@ from outrider.wire.channels import ClientTls, channel
 from outrider.wire.status import ERROR_KEY, error_from_rpc
 from outrider.wire.v1 import coordinator_pb2_grpc
 
-TIMEOUT_S = 5.0
-
 AdminCall = Callable[[str, Message], Awaitable[Any]]
 """(method of the service Admin, request) -> response. Raises core errors."""
 
@@ -45,7 +43,7 @@ def settings_of(options: argparse.Namespace) -> AdminSettings:
 
 
 @contextlib.asynccontextmanager
-async def connected(options: argparse.Namespace, timeout_s: float = TIMEOUT_S) -> AsyncIterator[AdminCall]:
+async def connected(options: argparse.Namespace, timeout_s: float) -> AsyncIterator[AdminCall]:
     """Yield what calls the coordinator's service Admin. timeout_s: for each call. Raises BadRequest for settings."""
     settings = settings_of(options)
     tls = ClientTls(settings.ca) if settings.ca or settings.tls else None

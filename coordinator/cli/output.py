@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from coordinator.cli.connection import TIMEOUT_S, AdminCall, connected
+from coordinator.cli.connection import AdminCall, connected
 from outrider.core.errors import Overloaded, Unavailable
 from outrider.core.text import clean
 
@@ -51,28 +51,17 @@ class Result:
 
 
 Query = Callable[[argparse.Namespace, AdminCall], Awaitable[Result]]
-Action = Callable[[argparse.Namespace], int]
+"""Asks a coordinator for the result of a command line. Raises core errors."""
 
 
-def query(timeout_s: float = TIMEOUT_S) -> Callable[[Query], Action]:
-    """Make a command of what asks a coordinator: it prints the result, repeatedly with --watch, and returns 0.
-
-    timeout_s: for each call. The command raises core errors.
-    """
-
-    def command_of(ask: Query) -> Action:
-        @functools.wraps(ask)
-        def command(options: argparse.Namespace) -> int:
-            try:
-                asyncio.run(_print(options, ask, timeout_s))
-            except KeyboardInterrupt:
-                if getattr(options, "watch", None) is None:
-                    raise
-            return 0  # Ctrl-C is how watching ends
-
-        return command
-
-    return command_of
+def show(ask: Query, options: argparse.Namespace) -> int:
+    """Print the result of a query, repeatedly with --watch, and return the exit code. Raises core errors."""
+    try:
+        asyncio.run(_print(options, ask))
+    except KeyboardInterrupt:
+        if getattr(options, "watch", None) is None:
+            raise
+    return 0  # Ctrl-C is how watching ends
 
 
 async def listing(
@@ -126,9 +115,9 @@ def note(notice: str) -> None:
         print(f"outrider: {clean(notice)}", file=sys.stderr, flush=True)
 
 
-async def _print(options: argparse.Namespace, ask: Query, timeout_s: float) -> None:
+async def _print(options: argparse.Namespace, ask: Query) -> None:
     watch_s: float | None = getattr(options, "watch", None)
-    async with connected(options, timeout_s) as call:
+    async with connected(options, options.timeout_s) as call:
         result = await ask(options, call)  # what is wrong from the start ends the command
         while True:
             text = render(result, options.output, one_of_many=watch_s is not None)

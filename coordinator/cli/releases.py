@@ -12,15 +12,13 @@ from pathlib import Path
 from coordinator.cli import json_views
 from coordinator.cli.connection import AdminCall
 from coordinator.cli.json_views import Document
-from coordinator.cli.output import SHORT, Column, Result, facts, number, query, stacked, table
+from coordinator.cli.output import SHORT, Column, Result, facts, number, stacked, table
 from outrider.core.errors import BadRequest
 from outrider.wire import manifest as manifests
 from outrider.wire.manifest import Manifest, read_unverified
 from outrider.wire.ticket import Signer
 from outrider.wire.v1 import coordinator_pb2 as pb
 
-TIMEOUT_S = 60.0
-"""The coordinator reads the whole file of a draft before it takes its manifest."""
 COLUMNS = (
     Column("RELEASE", lambda r: r["release"][:SHORT]),
     number("VERSION", lambda r: str(r["version"])),
@@ -33,20 +31,17 @@ COLUMNS = (
 _WERE_STABLE = (pb.RELEASE_STATE_STABLE, pb.RELEASE_STATE_SUPERSEDED)
 
 
-@query(TIMEOUT_S)
 async def list_releases(options: argparse.Namespace, call: AdminCall) -> Result:
     known = await _known(call)
     notice = f"{options.limit} of {len(known)} releases are shown; --limit N shows more"
     return _listed(known[: options.limit], notice if len(known) > options.limit else "")
 
 
-@query(TIMEOUT_S)
 async def show_release(options: argparse.Namespace, call: AdminCall) -> Result:
     shown = _document(await _known(call, options.release))
     return Result(shown, lambda: stacked(*(facts(_facts(release)) for release in shown["releases"])))
 
 
-@query(TIMEOUT_S)
 async def publish(options: argparse.Namespace, call: AdminCall) -> Result:
     raw = _read(options.manifest, "manifest")
     digest = read_unverified(raw).digest
@@ -54,13 +49,11 @@ async def publish(options: argparse.Namespace, call: AdminCall) -> Result:
     return _listed((await _known(call, digest))[:1])
 
 
-@query(TIMEOUT_S)
 async def steer(options: argparse.Namespace, call: AdminCall) -> Result:
     """Promote, pin or unpin a release."""
     return await _steered(call, options.release, options.verb.upper())
 
 
-@query(TIMEOUT_S)
 async def roll_back(options: argparse.Namespace, call: AdminCall) -> Result:
     """Roll back a release; a stable one, given a key, by signing the draft before it as the next version.
 

@@ -7,7 +7,7 @@ import argparse
 from coordinator.cli import json_views
 from coordinator.cli.connection import AdminCall
 from coordinator.cli.json_views import Document
-from coordinator.cli.output import SHORT, Column, Result, facts, listing, ms, number, query, share, stacked, table
+from coordinator.cli.output import SHORT, Column, Result, facts, listing, ms, number, share, stacked, table
 from outrider.core.errors import NotFound
 from outrider.wire.v1 import coordinator_pb2 as pb
 
@@ -42,7 +42,6 @@ WINDOW_COLUMNS = (
 _UNDECIDED = "no window is decided, since too little is known of such a session yet"
 
 
-@query()
 async def list_sessions(options: argparse.Namespace, call: AdminCall) -> Result:
     request = pb.ListSessionsRequest(verifier_id=options.verifier, tenant=options.tenant, after=options.after)
     none = "no session holds a place"
@@ -50,7 +49,6 @@ async def list_sessions(options: argparse.Namespace, call: AdminCall) -> Result:
     return found
 
 
-@query()
 async def show_session(options: argparse.Namespace, call: AdminCall) -> Result:
     answer = await call("ListSessions", pb.ListSessionsRequest(session_id=options.session))
     known = json_views.session(answer.sessions[0])
@@ -59,7 +57,6 @@ async def show_session(options: argparse.Namespace, call: AdminCall) -> Result:
     return Result(known, lambda: facts(_facts(known)))
 
 
-@query()
 async def kill(options: argparse.Namespace, call: AdminCall) -> Result:
     answer = await call("KillSession", pb.KillSessionRequest(session_id=options.session))
     document = {"id": options.session, "verifier": answer.verifier_id, "killed": True}
@@ -68,7 +65,6 @@ async def kill(options: argparse.Namespace, call: AdminCall) -> Result:
     )
 
 
-@query()
 async def show_windows(options: argparse.Namespace, call: AdminCall) -> Result:
     answer = await call("ListWindows", pb.ListWindowsRequest(session_id=options.session))
     if options.session and not answer.windows:
@@ -83,7 +79,6 @@ async def show_windows(options: argparse.Namespace, call: AdminCall) -> Result:
     return Result(document, lambda: stacked(head, table(WINDOW_COLUMNS, found) if found else _UNDECIDED), notice)
 
 
-@query()
 async def bound(options: argparse.Namespace, call: AdminCall) -> Result:
     """Bound or pin the window of a session or of all, or remove that."""
     bounds = None

@@ -6,7 +6,7 @@ import argparse
 
 from coordinator.cli import json_views
 from coordinator.cli.connection import AdminCall
-from coordinator.cli.output import Column, Result, listing, query
+from coordinator.cli.output import Column, Result, listing
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 COLUMNS = (
@@ -18,7 +18,6 @@ COLUMNS = (
 _ANONYMOUS = "callers need no key, and are all tenant `default`, until the first tenant is created"
 
 
-@query()
 async def create(options: argparse.Namespace, call: AdminCall) -> Result:
     """Create a tenant. The key alone goes to stdout: `OUTRIDER_EDGE_API_KEY=$(outrider tenants create acme)`."""
     answer = await call("CreateTenant", pb.CreateTenantRequest(name=options.tenant))
@@ -27,7 +26,6 @@ async def create(options: argparse.Namespace, call: AdminCall) -> Result:
     return Result(document, lambda: str(answer.key), f"{notice} $OUTRIDER_EDGE_API_KEY")
 
 
-@query()
 async def list_tenants(options: argparse.Namespace, call: AdminCall) -> Result:
     request = pb.ListTenantsRequest(after=options.after)
     found, answer = await listing(call, "ListTenants", request, options.limit, json_views.tenant, COLUMNS, "no tenants")
@@ -35,7 +33,6 @@ async def list_tenants(options: argparse.Namespace, call: AdminCall) -> Result:
     return Result(document, found.view, _ANONYMOUS if answer.anonymous else found.notice)
 
 
-@query()
 async def revoke(options: argparse.Namespace, call: AdminCall) -> Result:
     answer = await call("RevokeTenant", pb.RevokeTenantRequest(name=options.tenant))
     document = json_views.tenant(answer.tenant)

@@ -20,7 +20,7 @@ except ImportError as error:
     raise ImportError("outrider top needs rich: pip install 'outrider[coordinator]'") from error
 
 from coordinator.cli import json_views
-from coordinator.cli.arguments import TOP_SESSIONS
+from coordinator.cli.arguments import TIMEOUT_S, TOP_SESSIONS
 from coordinator.cli.connection import AdminCall, connected, settings_of
 from coordinator.cli.json_views import Document
 from coordinator.cli.output import Column, ms, number, share, table
@@ -55,14 +55,14 @@ def top(options: argparse.Namespace) -> int:
 
 
 async def _once(options: argparse.Namespace, screen: Screen) -> None:
-    async with connected(options) as call:
+    async with connected(options, TIMEOUT_S) as call:
         known = await _status(options, call)
     screen.print(known, Rates(), options.sessions or TOP_SESSIONS)
 
 
 async def _live(options: argparse.Namespace, screen: Screen) -> None:
     rates, trouble = Rates(), ""
-    async with connected(options) as call:
+    async with connected(options, TIMEOUT_S) as call:
         known = await _status(options, call)  # what is wrong from the start is printed in a line, as everywhere
         rates.add(known, time.monotonic())
         with screen.live(), _keys() as pressed:

@@ -8,7 +8,7 @@ from functools import partial
 from coordinator.cli import json_views, sessions
 from coordinator.cli.connection import AdminCall, settings_of
 from coordinator.cli.json_views import Document
-from coordinator.cli.output import Column, Result, facts, listing, ms, number, query, share, stacked, table
+from coordinator.cli.output import Column, Result, facts, listing, ms, number, share, stacked, table
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 COLUMNS = (
@@ -46,7 +46,6 @@ _DONE = {
 }
 
 
-@query()
 async def status(options: argparse.Namespace, call: AdminCall) -> Result:
     coordinator = settings_of(options).coordinator
     known = json_views.status(coordinator, await call("Status", pb.StatusRequest()))
@@ -70,21 +69,18 @@ async def status(options: argparse.Namespace, call: AdminCall) -> Result:
     )
 
 
-@query()
 async def list_verifiers(options: argparse.Namespace, call: AdminCall) -> Result:
     request, none = pb.ListVerifiersRequest(after=options.after), "no verifier is registered"
     found, _ = await listing(call, "ListVerifiers", request, options.limit, json_views.verifier, COLUMNS, none)
     return found
 
 
-@query()
 async def show_verifier(options: argparse.Namespace, call: AdminCall) -> Result:
     answer = await call("ListVerifiers", pb.ListVerifiersRequest(verifier_id=options.verifier))
     known = json_views.verifier(answer.verifiers[0])
     return Result(known, lambda: facts(_facts(known)))
 
 
-@query()
 async def steer(options: argparse.Namespace, call: AdminCall) -> Result:
     """Cordon, uncordon or drain a verifier."""
     action = f"VERIFIER_ACTION_{options.verb.upper()}"

@@ -120,9 +120,7 @@ class SessionStore:
 
 
 class WindowStore:
-    """Speculation windows in Redis: decisions, the bounds that operators set, and the priors that decisions start from.
-
-    Every method raises Unavailable while Redis is away."""
+    """Decisions on windows, operators' bounds and priors in Redis. Methods raise Unavailable while Redis is away."""
 
     def __init__(self, store: RedisStore) -> None:
         self._store = store
