@@ -9,7 +9,6 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from coordinator import START_TIMEOUT_S
@@ -182,9 +181,7 @@ class Cluster:
             self._logs.mkdir(parents=True, exist_ok=True)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         children = [*self.verifiers, *([self.coordinator] if self.coordinator else [])]
         await asyncio.gather(*(child.stop() for child in children[:-1]))
         if children:

@@ -36,10 +36,7 @@ def fits(verifier: VerifierStatus, request: PlacementRequest) -> bool:
 
 
 def tier(verifier: VerifierStatus, request: PlacementRequest) -> int:
-    """Return 0 for the best tier: the verifier has not failed this session and has the preferred numerics class.
-
-    A verifier that has failed the session is still better than none.
-    """
+    """Return 0 for the best tier; to have failed the session is worse than to be of another numerics class."""
     registration = verifier.registration
     other_class = bool(request.numerics_class) and registration.target.numerics_class != request.numerics_class
     return 2 * (registration.verifier_id in request.failed) + other_class
@@ -69,10 +66,7 @@ def sole_target(fleet: Sequence[VerifierStatus], wanted: str) -> str:
 
 
 def refusal(fleet: Sequence[VerifierStatus], request: PlacementRequest, alive: int) -> OutriderError:
-    """Return the error for a session that no verifier took.
-
-    alive: verifiers that would have fitted and are full, draining or cordoned.
-    """
+    """Return the error for a session that no verifier took; `alive` would fit and are full, draining or cordoned."""
     if alive:
         return Overloaded(
             f"all {alive} verifiers of target {request.target!r} are full, draining or cordoned; ask again, or start"

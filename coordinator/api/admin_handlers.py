@@ -30,11 +30,7 @@ class AdminHandlers:
         self.store_name = store.name
         self._verifiers, self._sessions, self._windows = VerifierStore(store), SessionStore(store), WindowStore(store)
         self._config = config
-        self._started = time.monotonic()
-
-    @property
-    def uptime_s(self) -> float:
-        return time.monotonic() - self._started
+        self.started = time.monotonic()
 
     async def status(self) -> tuple[list[VerifierStatus], list[SessionStatus], int, int]:
         """Return verifiers and sessions, as many as an answer lists, and how many there are of each."""
@@ -57,10 +53,7 @@ class AdminHandlers:
         return await self._verifiers.find(ids[:limit]), ids[limit - 1] if len(ids) > limit else ""
 
     async def update_verifier(self, verifier_id: str, action: str) -> VerifierStatus | None:
-        """Cordon, uncordon or drain a verifier (`action`) and return its new status.
-
-        None: it is not registered any more. Raises NotFound.
-        """
+        """Cordon, uncordon or drain a verifier (`action`); return its status, None if it has left. Raises NotFound."""
         if not await self._verifiers.update(verifier_id, action, keep_ms=CORDON_MS):
             raise _no_verifier(verifier_id)
         log.info("%s of verifier %s by an operator", action, verifier_id)
@@ -125,8 +118,8 @@ class AdminHandlers:
         """Set the bounds of a session's window, or of every other session's (""). Raises NotFound or BadRequest."""
         if not self._config.window_control:
             raise BadRequest("this coordinator leaves windows to its verifiers (window_control is off)")
-        if session_id and not await self._sessions.exists(session_id):
-            raise NotFound(f"no session {session_id}; `outrider sessions list` shows them")
+        if session_id and not await self._sessions.verifiers_of(session_id):
+            raise _no_session(session_id)
         keep_ms = self._config.session_ms if session_id else None
         await self._windows.set_bounds(session_id, bounds, keep_ms=keep_ms)
 

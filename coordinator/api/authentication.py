@@ -48,11 +48,7 @@ class RecordingPolicy:
     """Whether prompts are recorded beside what the target produced."""
 
     def keep_s_of(self, session_id: str) -> float:
-        """Return keep_s for this session, 0 if nothing of it may be recorded.
-
-        The session is drawn by its id, which the coordinator makes at random: the draw can be repeated, and no caller
-        can choose it.
-        """
+        """Return keep_s if the session is drawn by its id, which is random and no caller can choose; else 0."""
         digest = hashlib.sha256(f"recording:{session_id}".encode()).digest()
         return self.keep_s if int.from_bytes(digest[:8]) < self.share * 2**64 else 0.0
 
@@ -83,10 +79,7 @@ class Authenticator:
 
     @classmethod
     def from_config(cls, config: CoordinatorConfig, lookup: Lookup | None = None) -> Authenticator:
-        """Build it from the settings.
-
-        Raises BadRequest for a wrong key file, and if the address needs secrets that are missing.
-        """
+        """Build it from the settings. Raises BadRequest for a wrong key file and for secrets that the address needs."""
         tenants = {name: secret.get_secret_value() for name, secret in config.tenant_keys.items()}
         file = _read(config.tenants_file) if config.tenants_file is not None else {}
         tenants |= file.get("tenants", {})

@@ -43,10 +43,6 @@ class CoordinatorCounters:
         """Count a call that ends with this error. A defect counts as InternalError, which is what the peer gets."""
         self.refused[call, type(error).__name__ if isinstance(error, OutriderError) else "InternalError"] += 1
 
-    def place(self, *, resumed: bool, standby: bool) -> None:
-        """Count a placement."""
-        self.placed["resume" if resumed else "open", "yes" if standby else "no"] += 1
-
     def decide(self, decisions: Iterable[WindowDecision], seconds: float) -> None:
         """Count the decisions about all sessions of a verifier, which took so many seconds together."""
         self.decide_s.add(seconds)

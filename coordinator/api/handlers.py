@@ -116,10 +116,7 @@ class Handlers:
     async def report(
         self, verifier_id: str, instance: int, verifier: VerifierTelemetry, sessions: Sequence[SessionTelemetry]
     ) -> tuple[ReportReply, Decisions] | None:
-        """Renew a verifier's lease and its sessions' placements, and decide on their windows.
-
-        Return None if the verifier has to register again.
-        """
+        """Renew a verifier's lease and placements, and decide on windows. Return None if it has to register again."""
         reply = await self._verifiers.report(verifier_id, instance, verifier, sessions, lease_ms=self.config.lease_ms)
         if reply is None:
             return None
@@ -181,7 +178,7 @@ class Handlers:
         epoch, primary, standby = placed
         logs.note(session=claims.session_id)
         log.info("placed on %s with epochs from %d", primary.verifier_id, epoch)
-        self.counters.place(resumed=claims.epoch_last > 0, standby=standby is not None)
+        self.counters.placed["resume" if claims.epoch_last else "open", "yes" if standby else "no"] += 1
         expires_unix = time.time() + self.config.ticket_ttl_s
         return OpenedSession(
             session_id=claims.session_id,

@@ -45,10 +45,7 @@ class TenantKeys:
         self._configured = configured
 
     async def holder(self, hashed: bytes | None) -> tuple[str, bool]:
-        """Return the tenant with the key of this hash, "" if there is none, and whether any tenant was ever created.
-
-        hashed: None if no key was sent.
-        """
+        """Return the tenant whose key has this hash, "" if none has, and whether any tenant was ever created."""
         name, any_created = await self._store.run("tenant_of", _KEYS, [hashed.hex() if hashed else ""])
         return str(name), bool(any_created)
 
@@ -70,10 +67,7 @@ class TenantKeys:
         return Tenant(name, int(made) / 1000), key
 
     async def revoke(self, name: str) -> Tenant:
-        """Revoke a tenant's key; nothing happens if it was revoked already.
-
-        Raises NotFound, or BadRequest for a tenant of the settings.
-        """
+        """Revoke a tenant's key if it is valid. Raises NotFound, or BadRequest for a tenant of the settings."""
         written = await self._store.run("tenant_revoke", _KEYS, [tenant_name(name)])
         if written:
             log.info("tenant %s was revoked by an operator", name)

@@ -35,10 +35,7 @@ exit codes:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return the options; `passed_on` holds what goes to another program.
-
-    That is everything which `chat` does not know, and for `up` what follows `--`.
-    """
+    """Return the options; `passed_on` holds what `chat` does not know, and what follows `--` for `up`."""
     made = parser()
     end = arguments.index("--") if "--" in arguments else len(arguments)
     options, unknown = made.parse_known_args(arguments[:end])

@@ -56,28 +56,23 @@ def check(options: argparse.Namespace) -> int:
 
 async def _document(file: Path | None) -> Document:
     """Return the reports of all processes as one."""
-    problems: dict[str, None] = {}  # in their order, each once
-    warnings: dict[str, None] = {}
-    processes = []
+    problems: list[str] = []
+    warnings: list[str] = []
+    processes: list[Document] = []
     answers = await asyncio.gather(*(_ask(command, file) for command in PROCESSES.values()))
     for process, answer in zip(PROCESSES, answers, strict=True):
-        checked = isinstance(answer, dict)
-        shown = {"process": process, "checked": checked, "reason": None, "missing": [], "settings": []}
-        if isinstance(answer, dict):
-            problems |= {f"{p['where']}: {p['what']}": None for p in answer["problems"] if not p["missing"]}
-            warnings |= dict.fromkeys(answer["warnings"])
-            shown["missing"] = [problem["where"] for problem in answer["problems"] if problem["missing"]]
-            shown["settings"] = answer["settings"]
+        reason, missing, settings = None, [], []
+        if isinstance(answer, str):
+            reason = answer
+            problems += _unchecked(process, reason, file)
         else:
-            problems |= dict.fromkeys(_unchecked(process, answer, file))
-            shown["reason"] = answer
-        processes.append(shown)
-    return {
-        "file": str(file) if file is not None else None,
-        "problems": list(problems),
-        "warnings": list(warnings),
-        "processes": processes,
-    }
+            problems += [f"{p['where']}: {p['what']}" for p in answer["problems"] if not p["missing"]]
+            warnings += answer["warnings"]
+            missing, settings = [p["where"] for p in answer["problems"] if p["missing"]], answer["settings"]
+        shown = {"checked": reason is None, "reason": reason, "missing": missing, "settings": settings}
+        processes.append({"process": process, **shown})
+    said = {"problems": list(dict.fromkeys(problems)), "warnings": list(dict.fromkeys(warnings))}  # each once
+    return {"file": str(file) if file is not None else None, **said, "processes": processes}
 
 
 def _unchecked(process: str, reason: str, file: Path | None) -> list[str]:

@@ -76,8 +76,7 @@ def shipped_pair() -> tuple[Path, Path]:
             return target, draft
     raise BadRequest(
         f"no demo pair in {' or '.join(map(str, folders))} (an installed package brings none): run it in a clone of the"
-        " repository, give --model DIR and --draft FILE, or set OUTRIDER_MODELS to a folder of target/ and draft.gguf",
-        field="model",
+        " repository, give --model DIR and --draft FILE, or set OUTRIDER_MODELS to a folder of target/ and draft.gguf"
     )
 
 
@@ -116,7 +115,7 @@ async def _up(options: argparse.Namespace) -> int:
     file = config_file(options.config)
     pair = _pair(options, elsewhere=_is_set("verifier", "model", file))
     if (options.tls_cert is None) != (options.tls_key is None):
-        raise BadRequest("--tls-cert and --tls-key go together: give both or neither", field="tls_cert")
+        raise BadRequest("--tls-cert and --tls-key go together: give both or neither")
     _check_extras("coordinator", "verifier")
     shared = [*_given(options, "config", "tls_cert", "tls_key"), *(["--insecure"] if options.insecure else [])]
     trust = ["--coordinator-ca", str(options.ca or options.tls_cert)] if options.tls_cert else []
@@ -187,10 +186,7 @@ def _served_drafts(state_dir: str | None, file: Path | None = None) -> list[str]
 
 
 async def _failing(cluster: Cluster) -> list[Child]:
-    """Wait for the end and return the children that have failed.
-
-    None has if the last verifier ends with 0, as it does after an operator's drain.
-    """
+    """Wait for the end; return the children that failed: none if the last verifier ends with 0, as after a drain."""
     children = [child for child in (cluster.coordinator, *cluster.verifiers) if child is not None]
     exits = {asyncio.create_task(child.wait()): child for child in children}
     try:

@@ -73,10 +73,7 @@ async def listing(
     columns: Sequence[Column],
     none: str,
 ) -> tuple[Result, Any]:
-    """Return a list as a result, and the last answer of the calls that it took.
-
-    The answers name their entries as the method does. none: the text for an empty list.
-    """
+    """Return a list, under the name in `method`, and the last answer of the calls. none: says that it is empty."""
     what = method.removeprefix("List").lower()
     listed: list[Mapping[str, Any]] = []
     while True:

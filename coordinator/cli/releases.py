@@ -69,8 +69,7 @@ async def roll_back(options: argparse.Namespace, call: AdminCall) -> Result:
     _check_key(current, signer)
     if current.pinned:
         raise BadRequest(
-            f"the stable release is pinned, and nothing replaces it; `outrider releases unpin {options.release}` first",
-            field="release",
+            f"the stable release is pinned, and nothing replaces it; `outrider releases unpin {options.release}` first"
         )
     before = _stable_before(current, known)
     again = replace(before, version=_next_version(before.weights_hash, known), created_unix=time.time())
@@ -112,8 +111,7 @@ def _check_key(current: pb.Release, signer: Signer) -> None:
     if signer.key_id != theirs:
         raise BadRequest(
             f"the key is {signer.key_id}, and the stable release is signed with {theirs}: devices may not trust this"
-            f" one; give the key of {theirs}, or sign the draft before with yours and publish it",
-            field="key",
+            f" one; give the key of {theirs}, or sign the draft before with yours and publish it"
         )
 
 
@@ -133,8 +131,7 @@ def _stable_before(current: pb.Release, known: Sequence[pb.Release]) -> Manifest
     if len(stable) < 2:
         raise BadRequest(
             f"no release was stable before version {now.version}, but such as were rolled back; publish another"
-            f" draft as version {_next_version(now.weights_hash, known)}",
-            field="release",
+            f" draft as version {_next_version(now.weights_hash, known)}"
         )
     return stable[-2]
 

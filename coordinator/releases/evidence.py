@@ -17,6 +17,7 @@ different strata are bet against with one capital, so their evidence multiplies.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -129,17 +130,15 @@ def _log_capital(gains: _Values, even: float, loss: float) -> float:
 
 def _tenants(differences: Mapping[_Stratum, _Values]) -> int:
     """Return the number of tenants that take part."""
-    groups: dict[str, int] = {}
-    for (tenant, _), values in differences.items():
-        groups[tenant] = groups.get(tenant, 0) + len(values)
+    groups = Counter(tenant for (tenant, _), values in differences.items() for _ in values)
     return sum(count >= MIN_GROUPS for count in groups.values())
 
 
 def _combined(logs: Mapping[_Stratum, float], most: float) -> float:
     """Return the evidence over the classes of each tenant, and then over the tenants, each limited to `most`."""
-    by_tenant: dict[str, float] = {}
+    by_tenant: defaultdict[str, float] = defaultdict(float)
     for (tenant, _), log in logs.items():
-        by_tenant[tenant] = by_tenant.get(tenant, 0.0) + log
+        by_tenant[tenant] += log
     kept = (np.logaddexp(np.log(RESERVE), np.log1p(-RESERVE) + log) for log in by_tenant.values())
     return float(sum(min(log, most) for log in kept))
 

@@ -250,10 +250,7 @@ def _check_target(manifest: Manifest, verifiers: Sequence[VerifierStatus]) -> No
 
 
 def check_served(artifacts: ArtifactStore, manifest: Manifest) -> None:
-    """Raise BadRequest if devices would not get from this coordinator's folder what the manifest says.
-
-    A file that is only elsewhere, by absolute URLs, is not looked at.
-    """
+    """Raise BadRequest if this coordinator's folder has not the manifest's file, unless absolute URLs alone name it."""
     path = artifacts.find(manifest.digest)
     if path is None:
         if manifest.urls and all("://" in url for url in manifest.urls):

@@ -113,15 +113,12 @@ def apply(track: ReleaseTrack, release: Release, action: ReleaseAction, now: flo
         case ReleaseAction.UNPIN:
             return advance(_swapped(track, replace(release, pinned=False)), now, share)
     if release.state in _OVER:
-        raise BadRequest(f"version {release.version} is {_words(release.state)}, for good", field="release")
+        raise _refused(f"version {release.version} is {_words(release.state)}, for good")
     return _swapped(track, replace(release, pinned=True))
 
 
 def find(tracks: Sequence[ReleaseTrack], beginning: str) -> tuple[ReleaseTrack, Release]:
-    """Return the release whose hash begins so; if a file was released twice, the newer release.
-
-    Raises NotFound, or BadRequest if several files' hashes begin so.
-    """
+    """Return the newest release whose file's hash begins so. Raises NotFound, or BadRequest if several files' do."""
     wanted = beginning.removeprefix("sha256:")
     found = [(track, release) for track in tracks for release in track.releases if release.name.startswith(wanted)]
     if not found:
@@ -154,32 +151,28 @@ def _promote(track: ReleaseTrack, release: Release, now: float, share: float) ->
     if release.state is LifecycleState.CANARY:
         return settle(track, release, LifecycleState.STABLE, "promoted by the operator", None, now, share)
     if release.state is not LifecycleState.CANDIDATE:
-        raise BadRequest(
+        raise _refused(
             f"version {release.version} is {_words(release.state)}, and devices that had a newer one take no older one;"
-            f" publish its file as version {track.newest + 1}",
-            field="release",
+            f" publish its file as version {track.newest + 1}"
         )
     if track.stable is not None and release.version < track.stable.version:
-        raise BadRequest(
+        raise _refused(
             f"version {release.version} is older than {track.stable.version}, which is stable: devices would refuse it;"
-            f" publish its file as version {track.newest + 1}",
-            field="release",
+            f" publish its file as version {track.newest + 1}"
         )
     if track.canary is not None:
-        raise BadRequest(
-            f"version {track.canary.version} is on trial, and there is one trial at a time; promote it or roll it back",
-            field="release",
+        raise _refused(
+            f"version {track.canary.version} is on trial, and there is one trial at a time; promote it or roll it back"
         )
     return _begun(track, release, now, share, f"put on trial by the operator, with {share:.0%} of the devices")
 
 
 def _roll_back(track: ReleaseTrack, release: Release, now: float, share: float) -> ReleaseTrack:
     if release.state is LifecycleState.STABLE:
-        raise BadRequest(
+        raise _refused(
             f"version {release.version} is stable: devices have it and take no older one, so going back is a new"
             f" release, the file before it signed as version {track.newest + 1}; `outrider releases rollback"
-            f" {release.name[:12]} --key FILE` makes it with the publisher's key",
-            field="release",
+            f" {release.name[:12]} --key FILE` makes it with the publisher's key"
         )
     if release.state in _OVER:
         return track
@@ -205,6 +198,10 @@ def _trimmed(track: ReleaseTrack) -> ReleaseTrack:
     room = HISTORY - sum(release.state not in _OVER for release in track.releases)
     over = [release.version for release in track.releases if release.state in _OVER][: max(0, room)]
     return replace(track, releases=tuple(r for r in track.releases if r.state not in _OVER or r.version in over))
+
+
+def _refused(why: str) -> BadRequest:
+    return BadRequest(why, field="release")
 
 
 def _words(state: LifecycleState) -> str:

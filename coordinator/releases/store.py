@@ -130,10 +130,7 @@ class ReleaseStore:
         return taken
 
     async def samples(self, weights: str, version: int, known: int = 0) -> list[AcceptanceSample] | None:
-        """Return the samples of a canary's trial in the order in which they came; None if there are `known` of them.
-
-        Samples that cannot be read, as those of another version, are left out.
-        """
+        """Return the samples of a trial that can be read, in order; None if there are still only `known` of them."""
         count, *texts = await self._store.run("release_samples", [keys.samples(weights, version)], [known])
         return None if int(count) == known else [sample for sample in map(_sample_of, texts) if sample is not None]
 
@@ -162,10 +159,7 @@ class ReleaseBackup:
         return restored
 
     async def keep(self, stored: Sequence[StoredTrack]) -> None:
-        """Copy the tracks that are not older than the copy. A disk that is full is logged and is no reason to stop.
-
-        The copy keeps targets that the store does not know any more.
-        """
+        """Copy the tracks that are not older than the copy, which also keeps lost ones. A full disk is only logged."""
         newer = {one.track.weights_hash: one for one in stored if one.readable and not self._older(one)}
         kept = {**self._kept, **newer}
         if kept == self._kept:

@@ -15,7 +15,6 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from outrider.core.errors import Unavailable
@@ -84,11 +83,11 @@ class EmbeddedServer:
         try:
             self.start()
         except BaseException:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
         shutil.rmtree(self._directory, ignore_errors=True)
 

@@ -87,10 +87,7 @@ class RedisStore:
             return await self._scripts[script](keys=list(keys), args=list(arguments))
 
     async def call(self, operation: str, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Send commands in one round trip and return their replies. Raises Unavailable.
-
-        operation: the name by which the call is counted.
-        """
+        """Send commands in one round trip, counted as `operation`, and return their replies. Raises Unavailable."""
         if not commands:
             return []
         with self._counted(operation):

@@ -73,18 +73,11 @@ class SessionStore:
         await self._store.run("close", _session_keys(session_id, verifier_ids), [session_id, 2 * lease_ms])
 
     async def kill(self, session_id: str, *, keep_ms: int) -> tuple[str, ...]:
-        """End a session for good: its place is free, and no ticket brings it back.
-
-        Return the verifiers that may have served it; empty if the session is unknown.
-        """
+        """End a session for good and free its place. Return the verifiers that may have served it, () if unknown."""
         verifier_ids = await self.verifiers_of(session_id)
         if verifier_ids:
             await self._store.run("kill", _session_keys(session_id, verifier_ids), [session_id, keep_ms])
         return verifier_ids
-
-    async def exists(self, session_id: str) -> bool:
-        """Whether the session was placed, and is not over as far as the store knows."""
-        return bool((await self._store.call("session", [("EXISTS", keys.session(session_id))]))[0])
 
     async def verifiers_of(self, session_id: str) -> tuple[str, ...]:
         """Return the verifiers that may serve a session: the one that reports it, then the one of its placement."""

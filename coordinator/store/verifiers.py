@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from coordinator.records import ReportReply, VerifierRegistration, VerifierStatus, WorkloadKey
@@ -41,10 +41,7 @@ class VerifierStore:
         *,
         lease_ms: int,
     ) -> ReportReply | None:
-        """Renew the lease and the placements of the sessions listed, and keep the telemetry.
-
-        Return None if the lease is lost or another instance holds it.
-        """
+        """Renew the lease and the sessions' placements, and keep the telemetry. Return None if the lease is lost."""
         fields = redis_codec.verifier_telemetry_fields(verifier)
         ids = [session.session_id for session in sessions]
         arguments = [verifier_id, instance, lease_ms, len(fields), *fields, *ids]
@@ -56,7 +53,16 @@ class VerifierStore:
         drain, killed, facts = found
         workloads = redis_codec.workloads(ids, facts, [session.draft_release for session in sessions])
         for start in range(0, len(sessions), SESSIONS_AT_ONCE):
-            await self._record(verifier_id, sessions[start : start + SESSIONS_AT_ONCE], workloads, 2 * lease_ms)
+            written: list[Any] = [verifier_id, 2 * lease_ms, REPORTED_POSITIONS, PRIOR_POSITIONS, PRIOR_MS]
+            touched = []
+            for s in sessions[start : start + SESSIONS_AT_ONCE]:
+                workload = workloads.get(s.session_id)
+                history = redis_codec.digits(s.acceptance_history) if workload else ""
+                written += [f"{s.epoch:020d}", redis_codec.session_bytes(s), s.committed, history]
+                written += [s.draft_ms, s.nodes_per_level]
+                prior_key = keys.prior(workload or _NO_WORKLOAD)
+                touched += [keys.telemetry(s.session_id), keys.closed(s.session_id), prior_key]
+            await self._store.run("record_telemetry", touched, written)
         return ReportReply(workloads, tuple(killed), bool(drain))
 
     async def deregister(self, verifier_id: str, instance: int) -> bool:
@@ -88,25 +94,9 @@ class VerifierStore:
         ]
 
     async def update(self, verifier_id: str, action: str, *, keep_ms: int) -> bool:
-        """Cordon, uncordon or drain a verifier (`action`).
-
-        Return False if no verifier of this id is registered or has a cordon to be lifted.
-        """
+        """Cordon, uncordon or drain a verifier (`action`). Return False if no verifier or cordon has this id."""
         touched = [keys.verifier(verifier_id), keys.cordon(verifier_id)]
         return bool(await self._store.run("update_verifier", touched, [action, keep_ms]))
-
-    async def _record(
-        self, verifier_id: str, sessions: Sequence[SessionTelemetry], workloads: Mapping[str, WorkloadKey], keep_ms: int
-    ) -> None:
-        arguments: list[Any] = [verifier_id, keep_ms, REPORTED_POSITIONS, PRIOR_POSITIONS, PRIOR_MS]
-        touched = []
-        for s in sessions:
-            workload = workloads.get(s.session_id)
-            arguments += [f"{s.epoch:020d}", redis_codec.session_bytes(s), s.committed]
-            arguments += [redis_codec.digits(s.acceptance_history) if workload else "", s.draft_ms, s.nodes_per_level]
-            prior_key = keys.prior(workload or _NO_WORKLOAD)
-            touched += [keys.telemetry(s.session_id), keys.closed(s.session_id), prior_key]
-        await self._store.run("record_telemetry", touched, arguments)
 
 
 def _lease_keys(verifier_id: str) -> list[str]:

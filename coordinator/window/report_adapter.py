@@ -114,10 +114,7 @@ def latest(history: bytes) -> bytes:
 
 
 def _difference(earlier: bytes, later: bytes) -> float:
-    """Return the difference of the acceptance rates in standard deviations, had all outcomes been drawn alike.
-
-    0 where there are too few to tell.
-    """
+    """Return the difference of the acceptance rates in standard deviations, 0 where there are too few to tell."""
     if len(earlier) < LAST[0]:
         return 0.0
     before, after = earlier.count(HIT), later.count(HIT)
@@ -189,10 +186,7 @@ def _within(bounds: Window, decision: WindowDecision) -> WindowDecision:
 
 
 def _widened(view: SessionView, decision: WindowDecision) -> WindowDecision:
-    """Let the verifier evaluate more than was counted on, for a session that shares its steps with no other.
-
-    The verifier's own choice, which knows each node, costs no other session anything.
-    """
+    """Let the verifier, which knows each node, evaluate more for a session that shares its steps with no other."""
     bounds, window = view.bounds.window, decision.window
     if not window.k:
         return decision

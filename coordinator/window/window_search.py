@@ -138,10 +138,7 @@ class OptionTables:
         return self.polished(best, least)
 
     def _within(self, limit: float, fair: NDArray[np.bool_]) -> Balance:
-        """Return the options at the least min_acceptance at which they take no more nodes than `limit`.
-
-        At the greatest one they may still take more.
-        """
+        """Return the options at the least min_acceptance that takes at most `limit` nodes, or else at the greatest."""
         low, high = 0, len(MIN_ACCEPTANCES) - 1
         while low < high:
             middle = (low + high) // 2

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.cli import arguments
-from coordinator.cli.command import action_of
+from coordinator.cli import action_of, arguments
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "admin.md").read_text()
 SHOWN = re.findall(r"^\$ (outrider .*)$", TEXT, re.MULTILINE)
