@@ -26,7 +26,7 @@ INSTALL = "the coordinator needs: pip install 'outrider[coordinator]'"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until SIGTERM or SIGINT. Return 0 after a clean stop, 2 for a wrong configuration, 1 for a failed start."""
     try:
-        config = settle(CoordinatorConfig, parser().parse_args(argv), PROGRAM, Authenticator.from_config)
+        config = settle(CoordinatorConfig, parser().parse_args(argv), PROGRAM, Authenticator)
         configure(config.log_format, "coordinator", config.log_level)
         asyncio.run(_serve(config))
     except Unavailable as error:

@@ -56,46 +56,26 @@ class RecordingPolicy:
 class Authenticator:
     """Check callers against the secrets of the settings, and the tenants that operators have created."""
 
-    def __init__(
-        self,
-        tenants: Mapping[str, str],
-        join_token: str,
-        admin_token: str,
-        *,
-        trusting: bool,
-        recording: Mapping[str, RecordingPolicy] | None = None,
-        lookup: Lookup | None = None,
-    ) -> None:
-        """tenants: API keys by name. trusting: callers need no secret that is not set (loopback, or --insecure).
+    def __init__(self, config: CoordinatorConfig, lookup: Lookup | None = None) -> None:
+        """lookup: finds the tenants that operators have created; None if there are none.
 
-        recording: by tenant; nothing is recorded of tenants that are left out. lookup: None if no tenant was created.
+        Raises BadRequest for a wrong key file and for secrets that the address needs.
         """
-        self._tenants = {digest(key): tenant for tenant, key in tenants.items()}
-        self._join = join_token
-        self._admin = admin_token
-        self._trusting = trusting
-        self._recording = dict(recording or {})
-        self._lookup = lookup
-
-    @classmethod
-    def from_config(cls, config: CoordinatorConfig, lookup: Lookup | None = None) -> Authenticator:
-        """Build it from the settings. Raises BadRequest for a wrong key file and for secrets that the address needs."""
         tenants = {name: secret.get_secret_value() for name, secret in config.tenant_keys.items()}
         file = _read(config.tenants_file) if config.tenants_file is not None else {}
         tenants |= file.get("tenants", {})
         _check(tenants)
-        recording = _recording(config, tenants, file.get("recording", {}))
-        join = config.join_token.get_secret_value() if config.join_token else ""
-        admin = config.admin_token.get_secret_value() if config.admin_token else ""
-        trusting = config.insecure or is_loopback(config.listen)
-        if not trusting:
-            _demand(
-                tenants or admin,
-                "API keys for tenants, or an admin token to create some with",
-                "--tenants FILE or OUTRIDER_COORDINATOR_ADMIN_TOKEN",
-            )
-            _demand(join, "a join token for verifiers", "OUTRIDER_COORDINATOR_JOIN_TOKEN")
-        return cls(tenants, join, admin, trusting=trusting, recording=recording, lookup=lookup)
+        self._recording = _recording(config, tenants, file.get("recording", {}))
+        self._tenants = {digest(key): tenant for tenant, key in tenants.items()}
+        self._join = config.join_token.get_secret_value() if config.join_token else ""
+        self._admin = config.admin_token.get_secret_value() if config.admin_token else ""
+        self._trusting = config.insecure or is_loopback(config.listen)
+        """Callers need no secret that is not set."""
+        self._lookup = lookup
+        if not self._trusting:
+            what = "API keys for tenants, or an admin token to create some with"
+            _demand(tenants or self._admin, what, "--tenants FILE or OUTRIDER_COORDINATOR_ADMIN_TOKEN")
+            _demand(self._join, "a join token for verifiers", "OUTRIDER_COORDINATOR_JOIN_TOKEN")
 
     @property
     def configured(self) -> frozenset[str]:

@@ -48,26 +48,31 @@ def top(options: argparse.Namespace) -> int:
     """Show frames and return the exit code. Raises core errors."""
     if not (options.once or sys.stdout.isatty()):
         raise BadRequest("top needs a terminal to draw in; --once prints one frame, `outrider status --watch` goes on")
-    screen = Screen()
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_once(options, screen) if options.once else _live(options, screen))
+        asyncio.run(_once(options, console) if options.once else _live(options, console))
     return 0
 
 
-async def _once(options: argparse.Namespace, screen: Screen) -> None:
+async def _once(options: argparse.Namespace, console: Console) -> None:
     async with connected(options, TIMEOUT_S) as call:
         known = await _status(options, call)
-    screen.print(known, Rates(), options.sessions or TOP_SESSIONS)
+    sessions = options.sessions or TOP_SESSIONS
+    console.print(frame(known, Rates(), len(known["verifiers"]), sessions, console.width))
 
 
-async def _live(options: argparse.Namespace, screen: Screen) -> None:
-    rates, trouble = Rates(), ""
+async def _live(options: argparse.Namespace, console: Console) -> None:
+    rates, foot = Rates(), Text(f"every {options.interval:g} s; q quits", "dim")
     async with connected(options, TIMEOUT_S) as call:
         known = await _status(options, call)  # what is wrong from the start is printed in a line, as everywhere
         rates.add(known, time.monotonic())
-        with screen.live(), _keys() as pressed:
+        with Live(console=console, screen=True, auto_refresh=False, transient=True) as live, _keys() as pressed:
+            trouble = ""  # why the frame is an old one
             while True:
-                screen.show(known, rates, options.sessions, options.interval, trouble)
+                below = Text(clean(trouble), "bold red") if trouble else foot
+                live.update(Group(_fitted(known, rates, options.sessions, console), below), refresh=True)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(pressed.wait(), options.interval)
                     return
@@ -147,36 +152,12 @@ class Rates:
         return self._tokens_per_s.get(session)
 
 
-class Screen:
-    """Draw frames on a terminal, or print them to another stdout."""
-
-    def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(highlight=False)
-        if not self._console.is_terminal:
-            self._console.width = PLAIN_WIDTH
-        self._live: Live | None = None
-
-    def print(self, status: Document, rates: Rates, sessions: int) -> None:
-        """Print a frame with all verifiers and this many sessions."""
-        self._console.print(frame(status, rates, len(status["verifiers"]), sessions, self._console.width))
-
-    @contextlib.contextmanager
-    def live(self) -> Iterator[None]:
-        """Take the whole terminal until the body ends; then it is as it was."""
-        with Live(console=self._console, screen=True, auto_refresh=False, transient=True) as self._live:
-            yield
-        self._live = None
-
-    def show(self, status: Document, rates: Rates, sessions: int | None, interval_s: float, trouble: str) -> None:
-        """Show a frame that fits the terminal. trouble: why it is an old one."""
-        if self._live is None:
-            return
-        room = max(2, self._console.height - _OTHER_LINES)
-        verifiers = min(len(status["verifiers"]), max(1, room // 2) if status["sessions"] else room)
-        rest = max(1, room - verifiers)
-        foot = Text(f"every {interval_s:g} s; q quits", "dim") if not trouble else Text(clean(trouble), "bold red")
-        shown = frame(status, rates, verifiers, min(rest, sessions or rest), self._console.width)
-        self._live.update(Group(shown, foot), refresh=True)
+def _fitted(status: Document, rates: Rates, sessions: int | None, console: Console) -> RenderableType:
+    """Return a frame that fits the terminal, with this many sessions at most."""
+    room = max(2, console.height - _OTHER_LINES)
+    verifiers = min(len(status["verifiers"]), max(1, room // 2) if status["sessions"] else room)
+    rest = max(1, room - verifiers)
+    return frame(status, rates, verifiers, min(rest, sessions or rest), console.width)
 
 
 def frame(status: Document, rates: Rates, verifiers: int, sessions: int, width: int) -> RenderableType:

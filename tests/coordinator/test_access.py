@@ -68,13 +68,13 @@ async def test_an_operator_needs_the_admin_token_where_there_is_one(start, refus
 async def test_beyond_loopback_admin_is_off_until_it_has_a_token():
     settings = {"listen": "0.0.0.0:7700", "tenant_keys": {"acme": ACME}, "join_token": JOIN}
     with pytest.raises(PermissionDenied, match="ADMIN_TOKEN"):
-        Authenticator.from_config(CoordinatorConfig(**settings)).check_operator(())
-    Authenticator.from_config(CoordinatorConfig(**settings, admin_token=ADMIN)).check_operator(bearing(ADMIN))
-    Authenticator.from_config(CoordinatorConfig(**settings, insecure=True)).check_operator(())
+        Authenticator(CoordinatorConfig(**settings)).check_operator(())
+    Authenticator(CoordinatorConfig(**settings, admin_token=ADMIN)).check_operator(bearing(ADMIN))
+    Authenticator(CoordinatorConfig(**settings, insecure=True)).check_operator(())
 
 
 async def test_on_loopback_everybody_is_the_default_tenant():
-    access = Authenticator.from_config(CoordinatorConfig())
+    access = Authenticator(CoordinatorConfig())
     assert await access.tenant(()) == "default"
     access.check_verifier(())
     access.check_operator(())
@@ -86,8 +86,8 @@ async def test_on_loopback_everybody_is_the_default_tenant():
 )
 def test_beyond_loopback_secrets_are_needed_unless_insecure(given, missing):
     with pytest.raises(BadRequest, match=rf"{missing}.*--insecure"):
-        Authenticator.from_config(CoordinatorConfig(listen="0.0.0.0:7700", **given))
-    Authenticator.from_config(CoordinatorConfig(listen="0.0.0.0:7700", insecure=True, **given))
+        Authenticator(CoordinatorConfig(listen="0.0.0.0:7700", **given))
+    Authenticator(CoordinatorConfig(listen="0.0.0.0:7700", insecure=True, **given))
 
 
 @pytest.mark.parametrize(
@@ -105,24 +105,24 @@ def test_a_senseless_tenants_file_is_refused_with_the_reason(tmp_path, text, com
     path = tmp_path / "tenants.toml"
     path.write_text(text)
     with pytest.raises(BadRequest, match=complaint) as caught:
-        Authenticator.from_config(CoordinatorConfig(tenants_file=path))
+        Authenticator(CoordinatorConfig(tenants_file=path))
     assert ACME not in str(caught.value)
 
 
 def test_a_missing_tenants_file_is_refused_by_name(tmp_path):
     with pytest.raises(BadRequest, match=r"absent\.toml cannot be read"):
-        Authenticator.from_config(CoordinatorConfig(tenants_file=tmp_path / "absent.toml"))
+        Authenticator(CoordinatorConfig(tenants_file=tmp_path / "absent.toml"))
 
 
 async def test_keys_from_file_and_environment_add_up(tenants_file, monkeypatch):
     monkeypatch.setenv("OUTRIDER_COORDINATOR_TENANT_KEYS", '{"initech": "initech-key-0123456789"}')
-    access = Authenticator.from_config(CoordinatorConfig(tenants_file=tenants_file))
+    access = Authenticator(CoordinatorConfig(tenants_file=tenants_file))
     assert await access.tenant(bearing("initech-key-0123456789")) == "initech"
     assert await access.tenant(bearing(GLOBEX)) == "globex"
 
 
 @pytest.mark.parametrize("value", ["", "Bearer", "Bearer ", "Basic x", ACME, "Bearer " + "x" * 10_000])
 async def test_what_is_no_bearer_secret_is_refused(value):
-    access = Authenticator({"acme": ACME}, "", "", trusting=False)
+    access = Authenticator(CoordinatorConfig(tenant_keys={"acme": ACME}))
     with pytest.raises(Unauthenticated):
         await access.tenant((("authorization", value),))

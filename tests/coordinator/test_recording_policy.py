@@ -119,10 +119,10 @@ def test_a_senseless_policy_is_refused_with_the_reason(tmp_path, text, complaint
     path = tmp_path / "tenants.toml"
     path.write_text(f"{KEYS}{text}\n")
     with pytest.raises(BadRequest, match=complaint):
-        Authenticator.from_config(CoordinatorConfig(tenants_file=path))
+        Authenticator(CoordinatorConfig(tenants_file=path))
 
 
 @pytest.mark.parametrize("setting", [{"recording_share": 0.1}, {"recording_prompts": True}])
 def test_with_tenants_the_setting_for_all_is_refused(setting) -> None:
     with pytest.raises(BadRequest, match=r"recording.NAME"):
-        Authenticator.from_config(CoordinatorConfig(tenant_keys={"acme": ACME}, **setting))
+        Authenticator(CoordinatorConfig(tenant_keys={"acme": ACME}, **setting))

@@ -153,8 +153,8 @@ async def test_only_operators_create_and_see_tenants(start, refused):
 async def test_beyond_loopback_an_admin_token_stands_in_for_keys_and_nobody_is_anonymous():
     settings = {"listen": "0.0.0.0:7700", "join_token": "join-token-0123456789"}
     with pytest.raises(BadRequest, match=r"admin token.*OUTRIDER_COORDINATOR_ADMIN_TOKEN"):
-        Authenticator.from_config(CoordinatorConfig(**settings))
-    access = Authenticator.from_config(CoordinatorConfig(**settings, admin_token=ADMIN))
+        Authenticator(CoordinatorConfig(**settings))
+    access = Authenticator(CoordinatorConfig(**settings, admin_token=ADMIN))
     assert not access.anonymous
     with pytest.raises(Unauthenticated, match="API key is missing"):
         await access.tenant(())
