@@ -29,16 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = settle(CoordinatorConfig, parser().parse_args(argv), PROGRAM, Authenticator)
         configure(config.log_format, "coordinator", config.log_level)
         asyncio.run(_serve(config))
-    except Unavailable as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
-        return 1
-    except OutriderError as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
-        return 2
-    except ImportError as error:
-        mend = "" if "pip install" in str(error) else f"; {INSTALL}"
+    except (OutriderError, ImportError) as error:
+        mend = f"; {INSTALL}" if isinstance(error, ImportError) and "pip install" not in str(error) else ""
         print(f"{PROGRAM}: {error}{mend}", file=sys.stderr)
-        return 2
+        return 1 if isinstance(error, Unavailable) else 2
     return 0
 
 

@@ -66,8 +66,7 @@ class Child:
         pin it to, all if empty.
         """
         pin = ["taskset", "--cpu-list", ",".join(map(str, cores))] if cores else []
-        with contextlib.ExitStack() as stack:
-            file = stack.enter_context(log.open("ab")) if log else None
+        with log.open("ab") if log else contextlib.nullcontext() as file:
             process = await asyncio.create_subprocess_exec(
                 *tied_to_this_process(),
                 *pin,

@@ -40,10 +40,7 @@ class AdminHandlers:
         return verifiers, await self._sessions.find(held), len(ids), total
 
     async def verifiers(self, verifier_id: str, after: str, limit: int) -> tuple[list[VerifierStatus], str]:
-        """Return this verifier, or a page of all ("") by id, and the id after which the next page begins.
-
-        The id is "" at the end. Raises NotFound.
-        """
+        """Return one verifier, or a page of all (""), and the start of the next page or "". Raises NotFound."""
         if verifier_id:
             found = await self._verifiers.find([verifier_id])
             if not found:

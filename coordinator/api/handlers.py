@@ -55,10 +55,7 @@ class Handlers:
         self._queue = DecisionQueue(min(WAIT_S, config.report_interval_ms / 2e3))
 
     async def open(self, tenant: str, request: PlacementRequest, recording: RecordingPolicy) -> OpenedSession:
-        """Place a new session, and draw once whether it may be recorded.
-
-        Raises NotFound, BadRequest, Overloaded or Unavailable.
-        """
+        """Place a new session, drawn once for recording. Raises NotFound, BadRequest, Overloaded or Unavailable."""
         fleet = await self._verifiers.find()
         named = replace(request, target=placement.sole_target(fleet, request.target))
         session_id = secrets.token_hex(16)

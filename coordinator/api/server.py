@@ -90,7 +90,7 @@ class StoreWatch:
         return "" if self._serving else "the store does not answer"
 
     async def forever(self, interval_s: float) -> None:
-        """Watch until cancelled."""
+        """Call `once` at each interval until this is cancelled."""
         while True:
             await asyncio.sleep(interval_s)
             try:

@@ -25,7 +25,7 @@ _KEYS = (keys.TENANTS, keys.TENANT_KEYS)
 
 @dataclass(frozen=True)
 class Tenant:
-    """A tenant as operators see it."""
+    """A tenant, without its key, as operators see it."""
 
     name: str
     created_unix: float = 0.0

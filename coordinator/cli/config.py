@@ -29,9 +29,9 @@ PROCESSES: Mapping[str, tuple[str, ...]] = {
 }
 """The module of each process, and a command of it that has all its settings."""
 COLUMNS = (
-    Column("SETTING", lambda s: s["setting"]),
-    Column("VALUE", lambda s: shown(s["value"])),
-    Column("SOURCE", lambda s: s["source"]),
+    Column("SETTING", lambda row: row[0]),
+    Column("VALUE", lambda row: row[1]),
+    Column("SOURCE", lambda row: row[2]),
 )
 _ABSENT = re.compile(r"No module named|pip install")
 """In the last line of a process that lacks its packages."""
@@ -69,8 +69,8 @@ async def _document(file: Path | None) -> Document:
             problems += [f"{p['where']}: {p['what']}" for p in answer["problems"] if not p["missing"]]
             warnings += answer["warnings"]
             missing, settings = [p["where"] for p in answer["problems"] if p["missing"]], answer["settings"]
-        shown = {"checked": reason is None, "reason": reason, "missing": missing, "settings": settings}
-        processes.append({"process": process, **shown})
+        found = {"checked": reason is None, "reason": reason, "missing": missing, "settings": settings}
+        processes.append({"process": process, **found})
     said = {"problems": list(dict.fromkeys(problems)), "warnings": list(dict.fromkeys(warnings))}  # each once
     return {"file": str(file) if file is not None else None, **said, "processes": processes}
 
@@ -110,13 +110,14 @@ async def _ask(command: tuple[str, ...], file: Path | None) -> Document | str:
     return report
 
 
-def _rows(document: Document) -> list[Document]:
+def _rows(document: Document) -> list[tuple[str, str, str]]:
+    """Return name, value and source of each setting."""
     return [
-        {
-            "setting": f"{process['process']}.{setting['name']}",
-            "value": setting["value"],
-            "source": "missing" if setting["name"] in process["missing"] else setting["source"],
-        }
+        (
+            f"{process['process']}.{s['name']}",
+            shown(s["value"]),
+            "missing" if s["name"] in process["missing"] else s["source"],
+        )
         for process in document["processes"]
-        for setting in process["settings"]
+        for s in process["settings"]
     ]

@@ -250,10 +250,7 @@ async def _demo(options: argparse.Namespace, pair: Sequence[str]) -> int:
 async def _show(
     cluster: Cluster, options: argparse.Namespace, pair: Sequence[str], scratch: str, ready: asyncio.Event
 ) -> int:
-    """Return the demonstration's exit code. Its device does not outlive this call, nor this process.
-
-    ready: is set when the cluster is, whose logs are of no interest from then on.
-    """
+    """Return the demonstration's exit code; its device ends with this call. ready: set once the cluster is."""
     await _start_coordinator(cluster, "--listen", "127.0.0.1:0", "--state-dir", scratch)
     [verifier] = await _start_verifiers(cluster, 1, *pair)
     ready.set()

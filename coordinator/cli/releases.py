@@ -38,7 +38,7 @@ async def list_releases(options: argparse.Namespace, call: AdminCall) -> Result:
 
 
 async def show_release(options: argparse.Namespace, call: AdminCall) -> Result:
-    shown = _document(await _known(call, options.release))
+    shown = {"releases": list(map(json_views.release, await _known(call, options.release)))}
     return Result(shown, lambda: stacked(*(facts(_facts(release)) for release in shown["releases"])))
 
 
@@ -96,13 +96,9 @@ async def _steered(call: AdminCall, release: str, action: str) -> Result:
 
 
 def _listed(releases: Sequence[pb.Release], notice: str = "") -> Result:
-    shown = _document(releases)
+    shown = {"releases": list(map(json_views.release, releases))}
     none = "no releases: devices draft with what their verifiers offer"
     return Result(shown, lambda: table(COLUMNS, shown["releases"]) if releases else none, notice)
-
-
-def _document(releases: Sequence[pb.Release]) -> Document:
-    return {"releases": list(map(json_views.release, releases))}
 
 
 def _check_key(current: pb.Release, signer: Signer) -> None:

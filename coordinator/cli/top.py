@@ -195,7 +195,7 @@ def _verifier_columns(rates: Rates) -> Sequence[Column]:
         number("MIN ACC", lambda v: f"{v['min_acceptance']:.2f}"),
         number("ACCEPTED", lambda v: share(rates.acceptance(v))),
         number("RTT", lambda v: ms(v["rtt_ms"])),
-        Column("KV", lambda v: _kv(v["kv_used"], v["kv_capacity"]), spare=1),
+        Column("KV", _kv, spare=1),
     )
 
 
@@ -235,8 +235,9 @@ def _head(status: Document) -> Text:
     )
 
 
-def _kv(used: int, capacity: int) -> Text:
-    return Text.assemble(bar(used, capacity), f" {_part(used, capacity):.0%}")
+def _kv(verifier: Document) -> Text:
+    used = verifier["kv_used"], verifier["kv_capacity"]
+    return Text.assemble(bar(*used), f" {_part(*used):.0%}")
 
 
 def _part(used: float, whole: float) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from functools import partial
 
 from coordinator.cli import json_views, sessions
 from coordinator.cli.connection import AdminCall, settings_of
@@ -28,13 +27,13 @@ COLUMNS = (
 )
 
 
-def _row_cost(v: Document, rows: str) -> str:
-    return ms(v["step_cost_ms"].get(rows))
+def _step_cost(rows: int) -> Column:
+    return number(f"{rows} ROWS", lambda v: ms(v["step_cost_ms"].get(str(rows))))
 
 
 STEP_COSTS = (
     Column("VERIFIER", lambda v: v["id"]),
-    *(number(f"{rows} ROWS", partial(_row_cost, rows=str(rows))) for rows in (1, 8, 32, 128, 512)),
+    *map(_step_cost, (1, 8, 32, 128, 512)),
     number("SESSION", lambda v: f"{v['session_cost_ms']:.2f} ms"),
 )
 """Columns of a step's cost by the verifier's cost model: this many rows of one session, and each further session."""

@@ -24,7 +24,7 @@ from coordinator.releases.records import (
     ReleaseAction,
     ReleaseTrack,
 )
-from coordinator.releases.store import ReleaseBackup, ReleaseStore, StoredTrack
+from coordinator.releases.store import NO_TARGET, ReleaseBackup, ReleaseStore, StoredTrack
 from coordinator.store.redis_store import RedisStore
 from coordinator.store.verifiers import VerifierStore
 from outrider.artifacts.store import ArtifactStore, known_file_digest
@@ -65,10 +65,7 @@ class ReleaseHandlers:
         self._evidence: dict[tuple[str, int], tuple[int, CanaryEvidence]] = {}  # trial -> samples, evidence
 
     async def offer(self, weights: str, device_id: str) -> tuple[int, Release | None]:
-        """Return the serial and the release for a device: the canary if it is drawn for it, else the stable one.
-
-        The release is None if the device shall use the draft that its verifier offers. Raises Unavailable.
-        """
+        """Return the serial and a device's release, None for the draft that its verifier offers. Raises Unavailable."""
         serial, stored = await self._releases.tracks(weights)
         track = stored[0].track if stored else ReleaseTrack(weights)
         canary = track.canary
@@ -122,10 +119,7 @@ class ReleaseHandlers:
         return release
 
     async def sample(self, verifier_id: str, sessions: Sequence[SessionTelemetry]) -> int:
-        """Take samples of a trial from a verifier's report; return the serial.
-
-        A report never fails for it: the serial is 0 if it cannot be read.
-        """
+        """Take a trial's samples from a report, which never fails for it; return the serial, 0 if it is not known."""
         try:
             serial, weights, trial = await self._trial(verifier_id)
             if trial is not None:
@@ -141,15 +135,12 @@ class ReleaseHandlers:
     async def serial(self) -> int:
         """Return a number that grows whenever a release changes its state; 0 if there are none or it is not known."""
         try:
-            return await self._releases.serial()
+            return (await self._releases.tracks(NO_TARGET))[0]
         except OutriderError:
             return 0
 
     async def tend(self) -> None:
-        """Bring back what the store has lost, copy what it has, and decide trials. Raises Unavailable.
-
-        Every coordinator does so; those that come later find it done.
-        """
+        """Put back what the store has lost, copy what it has, and decide trials. Raises Unavailable."""
         stored = await self._restored()
         await self._backup.keep(stored)
         running = {(one.track.weights_hash, c.version) for one in stored if (c := one.track.canary) is not None}
@@ -211,7 +202,7 @@ class ReleaseHandlers:
         known = self._trials.get(verifier_id, (0, "", None))
         serial, weights, track = await self._releases.of_verifier(verifier_id, known[0], known[1])
         if (serial, weights) != known[:2]:
-            known = serial, weights, _trial_of(track) if track is not None else None
+            known = serial, weights, track.trial if track is not None else None
             if len(self._trials) >= MAX_VERIFIERS:
                 self._trials.clear()
             self._trials[verifier_id] = known
@@ -228,11 +219,6 @@ def in_canary(device_id: str, release: str, share: float) -> bool:
         return False
     digest = hashlib.sha256(f"{release}:{device_id}".encode()).digest()
     return int.from_bytes(digest[:8]) < share * 2**64
-
-
-def _trial_of(track: ReleaseTrack) -> CanaryTrial | None:
-    canary, stable = track.canary, track.stable
-    return CanaryTrial(canary.name, canary.version, stable.name if stable else "") if canary is not None else None
 
 
 def _check_target(manifest: Manifest, verifiers: Sequence[VerifierStatus]) -> None:

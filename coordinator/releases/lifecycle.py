@@ -65,10 +65,7 @@ def advance(track: ReleaseTrack, now: float, share: float) -> ReleaseTrack:
 def judge(
     track: ReleaseTrack, evidence: CanaryEvidence, policy: CanaryPolicy, now: float
 ) -> tuple[LifecycleState, str] | None:
-    """Return what becomes of the canary and why; None if it stays on trial.
-
-    That it is worse in one class outweighs that it is better over all.
-    """
+    """Return the canary's new state and why, None if it stays; worse in one class outweighs better over all."""
     canary = track.canary
     if canary is None or canary.pinned:
         return None

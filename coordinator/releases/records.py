@@ -96,6 +96,25 @@ class Release:
 
 
 @dataclass(frozen=True)
+class CanaryTrial:
+    """Name the drafts that are compared on one target."""
+
+    name: str
+    """Name of the canary."""
+    version: int
+    stable: str
+    """Name of the stable release; if it is empty, every other draft takes its place."""
+
+    def arm(self, draft: str) -> str:
+        """Return "c" for sessions that draft with the canary, "s" for those it is compared with, "" for all others."""
+        if not draft:
+            return ""
+        if draft == self.name:
+            return "c"
+        return "s" if draft == self.stable or not self.stable else ""
+
+
+@dataclass(frozen=True)
 class ReleaseTrack:
     """Hold the releases of one target, the newest first. At most one is stable, and at most one is the canary."""
 
@@ -115,6 +134,11 @@ class ReleaseTrack:
         return self._first(LifecycleState.CANARY)
 
     @property
+    def trial(self) -> CanaryTrial | None:
+        canary, stable = self.canary, self.stable
+        return CanaryTrial(canary.name, canary.version, stable.name if stable else "") if canary is not None else None
+
+    @property
     def states(self) -> list[tuple[int, LifecycleState]]:
         """Versions with their states, the newest first."""
         return [(release.version, release.state) for release in self.releases]
@@ -125,25 +149,6 @@ class ReleaseTrack:
 
     def _first(self, state: LifecycleState) -> Release | None:
         return next((release for release in self.releases if release.state is state), None)
-
-
-@dataclass(frozen=True)
-class CanaryTrial:
-    """Name the drafts that are compared on one target."""
-
-    name: str
-    """Name of the canary."""
-    version: int
-    stable: str
-    """Name of the stable release; if it is empty, every other draft takes its place."""
-
-    def arm(self, draft: str) -> str:
-        """Return "c" for sessions that draft with the canary, "s" for those it is compared with, "" for all others."""
-        if not draft:
-            return ""
-        if draft == self.name:
-            return "c"
-        return "s" if draft == self.stable or not self.stable else ""
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,8 @@ KEEP_SPAN_MS = 600_000
 ATTEMPTS = 16
 """Attempts at a swap: each fails only because another one went through."""
 _TRACKS = [keys.RELEASES, keys.RELEASE_SERIAL]
-_NO_TARGET = "-"
+NO_TARGET = "-"
+"""Asks for the serial without any track."""
 
 
 @dataclass(frozen=True)
@@ -75,15 +76,8 @@ class ReleaseStore:
         pairs = sorted(zip(parts[::2], parts[1::2], strict=True))
         return int(serial), [parsed(name, text) for name, text in pairs]
 
-    async def serial(self) -> int:
-        """Return a number that grows whenever a release changes its state; 0 if there are none."""
-        return (await self.tracks(_NO_TARGET))[0]
-
     async def change(self, weights: str, decide: Callable[[ReleaseTrack], ReleaseTrack]) -> ReleaseTrack:
-        """Replace a target's track by what `decide` makes of it, whoever else decides meanwhile, and return that.
-
-        `decide` may be called more than once. What it raises is raised.
-        """
+        """Replace a target's track by what `decide`, which may be called again, makes of it; return that."""
         for _ in range(ATTEMPTS):
             _, stored = await self.tracks(weights)
             before = stored[0] if stored else StoredTrack(ReleaseTrack(weights), "")
@@ -104,10 +98,7 @@ class ReleaseStore:
         return bool(await self._store.run("release_swap", _TRACKS, arguments))
 
     async def of_verifier(self, verifier_id: str, serial: int, weights: str) -> tuple[int, str, ReleaseTrack | None]:
-        """Return serial, weights hash and track of a verifier's target.
-
-        The track is None if there is none, or if it is that of `weights` at `serial`, which the caller knows.
-        """
+        """Return the serial, and a verifier's target with its track, None if `serial` and `weights` are up to date."""
         touched = [*_TRACKS, keys.verifier(verifier_id)]
         now, target, text = await self._store.run("release_trial", touched, [serial, weights])
         return int(now), target, parsed(target, text).track if text else None
@@ -144,10 +135,7 @@ class ReleaseBackup:
         self._kept = {kept.track.weights_hash: kept for kept in _load(self._path)}
 
     async def restore(self, stored: Sequence[StoredTrack], now: float) -> bool:
-        """Put back the tracks that the store has lost, or has in an older revision. Raises Unavailable.
-
-        stored: all tracks of the store. Returns whether any of it was changed.
-        """
+        """Put back tracks that the store has lost or has in an older revision; return whether there were any."""
         by_target = {one.track.weights_hash: one for one in stored}
         restored = False
         for weights, kept in self._kept.items():

@@ -39,14 +39,10 @@ class EmbeddedServer:
     def __init__(self) -> None:
         self._directory = _short_directory()
         self._socket = self._directory / "redis.sock"
+        self.url = f"unix://{self._socket}"
         self._process: subprocess.Popen[bytes] | None = None
         self._wanted = False
         self._turn = threading.Lock()
-
-    @property
-    def url(self) -> str:
-        """The URL at which a `RedisStore` reaches the server."""
-        return f"unix://{self._socket}"
 
     @property
     def pid(self) -> int | None:

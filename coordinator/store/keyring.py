@@ -32,10 +32,7 @@ class Keyring:
         return {**self._others, self.signer.key_id: self.signer.public_key}
 
     async def exchange(self, store: RedisStore, forget_ms: int) -> None:
-        """Publish this coordinator's public key and learn those of the others. Raises Unavailable.
-
-        forget_ms: how long a key is kept that no coordinator vouches for.
-        """
+        """Publish our public key, learn the others', and forget those unused for forget_ms. Raises Unavailable."""
         own = f"{self.signer.key_id}:{self.signer.public_key.hex()}"
         entries = await store.run("public_keys", [keys.PUBLIC_KEYS], [own, forget_ms])
         self.learn({name: bytes.fromhex(raw) for name, raw in (entry.split(":", 1) for entry in entries)})

@@ -27,12 +27,7 @@ from coordinator.records import (
     WorkloadKey,
 )
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
-from outrider.wire.telemetry import (
-    session_telemetry_from_proto,
-    session_telemetry_to_proto,
-    verifier_telemetry_from_proto,
-    verifier_telemetry_to_proto,
-)
+from outrider.wire import telemetry as codec
 from outrider.wire.ticket import Target
 from outrider.wire.v1 import telemetry_pb2
 
@@ -65,19 +60,19 @@ def registration_from_reply(verifier_id: str, flat: Sequence[str]) -> VerifierRe
 
 def verifier_telemetry_fields(verifier: VerifierTelemetry) -> list[Any]:
     """Return the fields and values that a report changes in the hash verifier:<id>."""
-    written = base64.b64encode(verifier_telemetry_to_proto(verifier).SerializeToString())
+    written = base64.b64encode(codec.verifier_telemetry_to_proto(verifier).SerializeToString())
     return ["live", verifier.live_sessions, "draining", int(verifier.draining), "telemetry", written]
 
 
 def session_bytes(session: SessionTelemetry) -> bytes:
     """Return the telemetry in base64, without the acceptance history, which record_telemetry.lua adds to the prior."""
-    message = session_telemetry_to_proto(replace(session, acceptance_history=b""))
+    message = codec.session_telemetry_to_proto(replace(session, acceptance_history=b""))
     return base64.b64encode(message.SerializeToString())
 
 
 def verifier_status(verifier_id: str, record: Mapping[str, str], ttl_ms: int, cordon: int) -> VerifierStatus:
     written = base64.b64decode(record.get("telemetry", ""))
-    telemetry = verifier_telemetry_from_proto(telemetry_pb2.VerifierTelemetry.FromString(written))
+    telemetry = codec.verifier_telemetry_from_proto(telemetry_pb2.VerifierTelemetry.FromString(written))
     return VerifierStatus(registration_from(verifier_id, record), telemetry, max(ttl_ms, 0) / 1000, bool(cordon))
 
 
@@ -88,7 +83,7 @@ def session_status(
     telemetry = SessionTelemetry(session_id)
     if "telemetry" in reported:
         written = base64.b64decode(reported["telemetry"])
-        telemetry = session_telemetry_from_proto(telemetry_pb2.SessionTelemetry.FromString(written))
+        telemetry = codec.session_telemetry_from_proto(telemetry_pb2.SessionTelemetry.FromString(written))
     telemetry = replace(
         telemetry,
         tenant=telemetry.tenant or placed.get("tenant", ""),
@@ -113,11 +108,6 @@ def workloads(session_ids: Sequence[str], facts: Sequence[str], drafts: Sequence
         if draft and drafts[i] in ("", draft):
             found[session_id] = WorkloadKey(tenant, draft, traffic, weights)
     return found
-
-
-def digits(history: bytes) -> str:
-    """Return an acceptance history as text, a digit for each position, for scripts and hashes."""
-    return "".join(map(str, history))
 
 
 def prior_from(record: Mapping[str, str]) -> Prior:

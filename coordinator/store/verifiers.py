@@ -57,7 +57,7 @@ class VerifierStore:
             touched = []
             for s in sessions[start : start + SESSIONS_AT_ONCE]:
                 workload = workloads.get(s.session_id)
-                history = redis_codec.digits(s.acceptance_history) if workload else ""
+                history = "".join(map(str, s.acceptance_history)) if workload else ""  # a digit for each position
                 written += [f"{s.epoch:020d}", redis_codec.session_bytes(s), s.committed, history]
                 written += [s.draft_ms, s.nodes_per_level]
                 prior_key = keys.prior(workload or _NO_WORKLOAD)

@@ -59,8 +59,8 @@ def decide(
     if not verifier.step_cost_ms:
         return {}
     known = {key for key, prior in priors.items() if len(prior.acceptance_history) >= LEAST}
-    newcomers = {s.session_id for s in sessions if s.session_id in known and _is_new(s)}
-    sessions = [_with(s, priors[s.session_id]) if s.session_id in known and wants_prior(s) else s for s in sessions]
+    with_prior = {s.session_id: len(s.acceptance_history) for s in sessions if s.session_id in known and wants_prior(s)}
+    sessions = [_with(s, priors[s.session_id]) if s.session_id in with_prior else s for s in sessions]
     cost = StepCost({rows: ms / 1e3 for rows, ms in verifier.step_cost_ms.items()}, verifier.session_cost_ms / 1e3)
     between_s = verifier.timing_ms.get("between", 0.0) / 1e3
     plain_ms = 1e3 * (between_s + cost.seconds(len(sessions), len(sessions)))
@@ -74,7 +74,7 @@ def decide(
         if view.bounds.pinned:
             decided[session_id] = decision
         elif view.fixed is None and (view.drafts or view.current is not None):
-            if session_id in newcomers:
+            if with_prior.get(session_id, LEAST) < LEAST:
                 decision = replace(decision, reason=f"by its class's prior: {decision.reason}")
             decided[session_id] = _probing(view, _widened(view, decision) if len(views) == 1 else decision)
         elif bound is not None:
@@ -121,10 +121,6 @@ def _difference(earlier: bytes, later: bytes) -> float:
     mean = (before + after) / (len(earlier) + len(later))
     deviation = math.sqrt(mean * (1.0 - mean) * (1.0 / len(earlier) + 1.0 / len(later)))
     return abs(before / len(earlier) - after / len(later)) / deviation if deviation else 0.0
-
-
-def _is_new(session: SessionTelemetry) -> bool:
-    return len(session.acceptance_history) < LEAST and wants_prior(session)
 
 
 def _with(session: SessionTelemetry, prior: Prior) -> SessionTelemetry:

@@ -21,9 +21,6 @@ from dataclasses import dataclass
 from coordinator.records import Window
 from outrider.core.acceptance.history import HIT, MISS, SIBLING
 
-StepTime = Callable[[int], float]
-"""Nodes of this session in a step -> seconds of the step."""
-
 
 @dataclass(frozen=True)
 class LinkTiming:
@@ -32,12 +29,13 @@ class LinkTiming:
     rtt_s: float
     draft_s: float
     """Time of the device for one more level of its tree; infinite if it drafts nothing."""
-    step_s: StepTime
+    step_s: Callable[[int], float]
+    """Nodes of this session in a step -> seconds of the step."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """The result of a replay."""
+    """The tokens, steps, nodes and seconds of a replay."""
 
     tokens: int
     steps: int
