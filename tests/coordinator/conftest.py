@@ -1,4 +1,4 @@
-"""A real Redis-compatible server and real coordinators on real sockets."""
+"""Start a real Redis-compatible server and real coordinators on real sockets."""
 
 import contextlib
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def redis():
 
 @pytest.fixture
 def config(redis, tmp_path) -> Callable[..., CoordinatorConfig]:
-    """Configurations for coordinators over this test's Redis, which share a state directory unless told otherwise."""
+    """Make configurations of coordinators over this test's Redis, which share a state directory unless changed."""
 
     def make(**changes: object) -> CoordinatorConfig:
         settings = {
@@ -59,7 +59,7 @@ async def start(config):
 
 @pytest.fixture
 async def coordinator(start) -> Peer:
-    """One with the defaults."""
+    """Start a coordinator with the defaults."""
     return await start()
 
 

@@ -1,4 +1,4 @@
-"""Verifiers that only say they are there, and a coordinator's stubs for them and for devices."""
+"""Register verifiers that exist only as reports, with a coordinator's stubs for them and for devices."""
 
 import asyncio
 import time
@@ -17,7 +17,7 @@ DEMO = session_pb2.TargetIdentity(
 
 
 def identity(**changes: str) -> session_pb2.TargetIdentity:
-    """The demo target, changed."""
+    """Return the demo target with these fields changed."""
     changed = session_pb2.TargetIdentity()
     changed.CopyFrom(DEMO)
     for name, value in changes.items():
@@ -86,5 +86,5 @@ class Peer:
         return {v.verifier_id for v in (await self.status()).verifiers}
 
     def read(self, grant) -> ticket.Claims:
-        """The grant's ticket as its verifier reads it."""
+        """Return the claims of the grant's ticket, as its verifier reads it."""
         return ticket.verify(grant.ticket, self.public_keys, audience=grant.verifier_id, now=time.time())

@@ -12,7 +12,7 @@ from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
 SIGNER = Signer.generate()
 FIRST = Manifest(
     version=1,
-    weights_hash="sha256:w",  # the demo target's of `peers`, as is the next
+    weights_hash="sha256:w",  # the demo target's of `peers`, like the tokenizer
     tokenizer_hash="sha256:t",
     artifact="sha256:" + "1" * 64,
     size=1_000,
@@ -21,7 +21,7 @@ FIRST = Manifest(
 
 
 def name_of(version: int) -> str:
-    """What the draft of this version is called here."""
+    """Return the hash that stands for the draft of this version."""
     return hashlib.sha256(b"draft %d" % version).hexdigest()
 
 
@@ -31,7 +31,7 @@ def signed(version: int, signer: Signer = SIGNER, **changes) -> bytes:
 
 
 async def publish(peer, raw: bytes, **metadata) -> int:
-    """The state that it has then."""
+    """Publish a manifest and return the state of its release."""
     return (await peer.admin.PublishRelease(pb.PublishReleaseRequest(manifest=raw), **metadata)).state
 
 
@@ -45,7 +45,7 @@ async def listed(peer, release: str = "") -> list[pb.Release]:
 
 
 async def states(peer) -> dict[int, int]:
-    """Version -> state."""
+    """Return the state of each release by its version."""
     return {manifests.read_unverified(r.manifest).version: r.state for r in await listed(peer)}
 
 
@@ -54,11 +54,11 @@ async def offered(peer, device_id: str = "d", target: str = "sha256:w") -> pb.Of
 
 
 def version_of(offer: pb.OfferReleaseResponse) -> int:
-    """0: none."""
+    """Return the version on offer, 0 if there is none."""
     return manifests.read_unverified(offer.manifest).version if offer.manifest else 0
 
 
-def guesses(session_id: str, draft: str, right: int, positions: int, **changes) -> SessionTelemetry:
-    """Cumulative counts of a session."""
+def drafted(session_id: str, draft: str, right: int, positions: int, **changes) -> SessionTelemetry:
+    """Return telemetry with the cumulative counts of a session."""
     fields = {"epoch": 5, "tenant": "default", "draft_release": draft, "positions": positions, "first_accepted": right}
     return SessionTelemetry(session_id=session_id, **(fields | changes))

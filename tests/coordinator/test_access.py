@@ -1,4 +1,4 @@
-"""Who may do what."""
+"""Callers are admitted by API key, join token or admin token, and refused with the reason."""
 
 import pytest
 

@@ -42,7 +42,7 @@ def outrider(coordinator, capsys):
 
 @pytest.fixture
 async def busy(coordinator):
-    """v1 with sessions a and b, v2 with none."""
+    """Register v1 with sessions a and b, and v2 with none."""
     for name in ("v1", "v2"):
         await coordinator.join(name)
     reports = [
@@ -150,7 +150,7 @@ SESSION = {
 
 
 async def read(outrider, *arguments: str) -> dict:
-    """What JSON says, once YAML has said the same."""
+    """Return the JSON document, once YAML has given the same."""
     code, out, _ = await outrider(*arguments, "-o", "json")
     assert code == 0
     document = json.loads(out)
@@ -218,7 +218,7 @@ async def test_a_long_list_is_cut_with_a_notice_and_goes_on_from_there(coordinat
 
 
 class Hostile(coordinator_pb2_grpc.AdminServicer):
-    """A coordinator that says what no real one lets in."""
+    """A coordinator that answers with values that no real one lets in."""
 
     verifier = pb.VerifierStatus(verifier_id=EVIL, address=EVIL, target=identity(name=EVIL, hardware=EVIL))
     session = pb.SessionStatus(

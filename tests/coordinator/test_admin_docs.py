@@ -30,10 +30,10 @@ def test_every_verb_of_every_noun_is_on_the_page():
 
 
 def test_the_exit_codes_of_the_page_are_those_of_the_command():
-    told = dict(re.findall(r"^\| (\d) \| (.*) \|$", TEXT, re.MULTILINE))
+    documented = dict(re.findall(r"^\| (\d) \| (.*) \|$", TEXT, re.MULTILINE))
     helped = dict(re.findall(r"^  (\d)  (.*)$", arguments.EPILOG, re.MULTILINE))
-    assert told.keys() == helped.keys()
-    assert all(helped[code].startswith(said) for code, said in told.items())
+    assert documented.keys() == helped.keys()
+    assert all(helped[code].startswith(said) for code, said in documented.items())
 
 
 def _choices(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:

@@ -17,7 +17,7 @@ EXTRAS = sorted({module for modules in local._NEEDS.values() for module in modul
 
 
 def run_without(modules, *arguments):
-    """The command as it goes where these are not installed."""
+    """Run the command as if these modules were not installed."""
     code = f"import sys; sys.modules.update(dict.fromkeys({modules!r})); from coordinator.cli import main; main()"
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
 

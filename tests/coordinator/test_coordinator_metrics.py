@@ -9,7 +9,7 @@ import urllib.request
 
 import pytest
 from peers import until
-from releasing import guesses, name_of, publish, signed, steer
+from releasing import drafted, name_of, publish, signed, steer
 
 from outrider.core.errors import BadRequest, Overloaded, Unavailable
 from outrider.telemetry import logs
@@ -19,7 +19,7 @@ from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
 
 @pytest.fixture
 async def scraped(start, caplog):
-    """A coordinator, and its metrics as name{labels} -> value without our prefix."""
+    """Start a coordinator; yield it and its metrics as name{labels} -> value without our prefix."""
     caplog.set_level("INFO")
     peer = await start(metrics="0")
     url = re.search(r"metrics at (\S+)", caplog.text).group(1)
@@ -60,7 +60,7 @@ async def test_refusals_are_counted_by_call_and_kind(scraped, refused) -> None:
 
 
 async def two_joined(peer) -> None:
-    """v1 with a session, v2 without."""
+    """Register v1 with a session, and v2 without."""
     await peer.join("v1", capacity=8)
     await peer.join("v2", capacity=4)
     opened = await peer.open()
@@ -135,7 +135,7 @@ async def test_a_store_that_is_away_is_told_and_its_figures_are_left_out(scraped
 
 
 class Listening(logging.Handler):
-    """Keeps what each line of a placement is about."""
+    """Keep the context of each log line of a placement."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ async def test_a_releases_trial_is_told_with_its_evidence(scraped) -> None:
     await steer(peer, 1, pb.RELEASE_ACTION_PROMOTE)
     await publish(peer, signed(2))
     sides = ((2, 10), (1, 20))
-    reports = [guesses(f"{version}-{i}", name_of(version), right, 40) for i in range(5) for version, right in sides]
+    reports = [drafted(f"{version}-{i}", name_of(version), right, 40) for i in range(5) for version, right in sides]
     await peer.report("v1", reports)
 
     async def weighed() -> bool:

@@ -25,7 +25,7 @@ from outrider.wire.ticket import Signer
 
 @contextlib.asynccontextmanager
 async def program(*flags):
-    """The program as a child process, once it is ready."""
+    """Run the program as a child process; yield it once it is ready."""
     command = [sys.executable, "-m", "coordinator.app", "--listen", "127.0.0.1:0", *flags]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     try:
@@ -40,12 +40,12 @@ async def program(*flags):
 
 
 def children(pid):
-    """Pids of a process's children (Linux)."""
+    """Return the pids of a process's children (Linux)."""
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def ended(pid):
-    """Whether a process is gone, or dead and not yet buried (Linux)."""
+    """Return whether a process is gone, or a zombie (Linux)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except (FileNotFoundError, ProcessLookupError):

@@ -24,7 +24,7 @@ async def chosen(coordinator, opens: int = 6) -> set[str]:
 
 @pytest.fixture
 async def two(coordinator):
-    """A coordinator with v1 and v2."""
+    """Start a coordinator with v1 and v2."""
     for name in ("v1", "v2"):
         await coordinator.join(name, capacity=50)
     return coordinator

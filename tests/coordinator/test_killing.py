@@ -12,7 +12,7 @@ async def kill(coordinator, session_id: str) -> str:
 
 @pytest.fixture
 async def opened(coordinator):
-    """A session on v1, which has room for no other."""
+    """Open a session on v1, which has room for no other."""
     await coordinator.join("v1", capacity=1)
     session = await coordinator.open()
     await coordinator.report("v1", [session.session_id])

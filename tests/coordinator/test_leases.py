@@ -1,4 +1,4 @@
-"""A verifier is there for as long as it says so."""
+"""A verifier is registered for as long as it reports."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
 
 
-async def test_a_registered_verifier_is_shown_with_what_it_said(coordinator):
+async def test_a_registered_verifier_is_shown_with_what_it_reported(coordinator):
     await coordinator.join("v1", capacity=5, tls=True)
     await coordinator.report(
         "v1",
@@ -25,11 +25,11 @@ async def test_a_registered_verifier_is_shown_with_what_it_said(coordinator):
     )
     [shown] = (await coordinator.status()).verifiers
     assert (shown.verifier_id, shown.address, shown.capacity_sessions) == ("v1", "127.0.0.1:10001", 5)
-    told = shown.telemetry
-    assert (told.live_sessions, told.step_ms, told.kv_used, told.kv_capacity) == (2, 12.5, 10, 100)
-    assert (told.tokens_per_s, told.node_ms) == (250.0, 0.5)
-    assert dict(told.timing_ms) == {"verify": 1.5}
-    assert (dict(told.step_cost_ms), told.session_cost_ms) == ({1: 10.0, 8: 12.0}, 0.25)
+    telemetry = shown.telemetry
+    assert (telemetry.live_sessions, telemetry.step_ms, telemetry.kv_used, telemetry.kv_capacity) == (2, 12.5, 10, 100)
+    assert (telemetry.tokens_per_s, telemetry.node_ms) == (250.0, 0.5)
+    assert dict(telemetry.timing_ms) == {"verify": 1.5}
+    assert (dict(telemetry.step_cost_ms), telemetry.session_cost_ms) == ({1: 10.0, 8: 12.0}, 0.25)
     assert shown.target == identity()
     assert 4.0 < shown.lease_s <= 5.0
 
@@ -57,7 +57,7 @@ async def test_reports_keep_a_verifier_beyond_its_lease(start):
     await until(only_the_one_that_reports_is_left)
 
 
-async def test_a_verifier_whose_lease_ended_is_told_to_register_again(start):
+async def test_a_verifier_whose_lease_ended_has_to_register_again(start):
     coordinator = await start(lease_ms=100, report_interval_ms=50)
     await coordinator.join("v1")
 
@@ -115,18 +115,18 @@ async def test_a_session_is_shown_as_its_verifier_reports_it(coordinator):
     )
     await coordinator.report("v1", [report])
     [shown] = (await coordinator.status()).sessions
-    told = shown.telemetry
-    assert (told.session_id, told.tenant, shown.verifier_id) == (opened.session_id, "default", "v1")
-    assert (told.epoch, told.steps, told.committed, told.rtt_ms) == (epoch, 10, 35, 4.5)
+    telemetry = shown.telemetry
+    assert (telemetry.session_id, telemetry.tenant, shown.verifier_id) == (opened.session_id, "default", "v1")
+    assert (telemetry.epoch, telemetry.steps, telemetry.committed, telemetry.rtt_ms) == (epoch, 10, 35, 4.5)
 
 
 async def test_a_session_that_has_not_attached_yet_is_shown_where_it_was_placed(coordinator):
     await coordinator.join("v1")
     opened = await coordinator.open()
     [shown] = (await coordinator.status()).sessions
-    told = shown.telemetry
-    assert (told.session_id, told.tenant, shown.verifier_id) == (opened.session_id, "default", "v1")
-    assert told.committed == 0
+    telemetry = shown.telemetry
+    assert (telemetry.session_id, telemetry.tenant, shown.verifier_id) == (opened.session_id, "default", "v1")
+    assert telemetry.committed == 0
 
 
 async def test_a_zombies_report_does_not_hide_the_owner_of_a_greater_epoch(coordinator):

@@ -28,7 +28,7 @@ async def every_page(coordinator, **request) -> list[list[str]]:
 
 @pytest.fixture
 async def busy(coordinator):
-    """Five sessions on v1, of which two are bob's, and three on v2, all reported."""
+    """Report five sessions on v1, of which two are bob's, and three on v2."""
     for name, ids in (("v1", "abcde"), ("v2", "xyz")):
         await coordinator.join(name)
         tenant = {"b": "bob", "d": "bob"}
@@ -82,8 +82,8 @@ async def test_a_session_that_was_placed_shows_where_and_what_for(coordinator):
     [shown] = (await sessions(coordinator, session_id=opened.session_id)).sessions
     assert not shown.reported
     assert {shown.verifier_id, shown.standby} == {"v1", "v2"}
-    told = shown.telemetry
-    assert (told.draft_release, told.traffic_class, told.tenant) == ("abc", "code", "default")
+    telemetry = shown.telemetry
+    assert (telemetry.draft_release, telemetry.traffic_class, telemetry.tenant) == ("abc", "code", "default")
 
 
 async def test_one_that_went_elsewhere_is_listed_where_it_is_and_once(busy):
@@ -100,8 +100,8 @@ async def test_verifiers_come_by_id_in_pages_with_what_their_sessions_did(busy, 
     rest = await verifiers(busy, limit=1, after=first.next)
     assert ([v.verifier_id for v in rest.verifiers], rest.next) == (["v2"], "")
     [shown] = (await verifiers(busy, verifier_id="v1")).verifiers
-    told = shown.telemetry
-    assert (told.evaluated, told.accepted, told.min_acceptance) == (200, 50, 0.25)
+    telemetry = shown.telemetry
+    assert (telemetry.evaluated, telemetry.accepted, telemetry.min_acceptance) == (200, 50, 0.25)
     assert isinstance(await refused(verifiers(busy, verifier_id="v9")), NotFound)
 
 
@@ -127,7 +127,7 @@ async def test_senseless_questions_are_refused(busy, refused, request_):
     assert isinstance(await refused(sessions(busy, **request_)), BadRequest)
 
 
-async def test_status_tells_how_much_it_leaves_out(start):
+async def test_status_counts_what_it_leaves_out(start):
     coordinator = await start(status_sessions=3)
     await coordinator.join("v1")
     await coordinator.report("v1", list("abcde"))

@@ -1,4 +1,4 @@
-"""Where a session goes: never beyond capacity, rather near and idle than far and busy."""
+"""A session is placed within capacity, and rather near and idle than far and busy."""
 
 import asyncio
 import collections

@@ -22,7 +22,7 @@ COSTS = {"step_cost_ms": {1: 30.0, 65: 33.2}, "session_cost_ms": 0.1}
 LOAD = VerifierTelemetry(**COSTS)
 LIMITS = SessionLimits()
 GOOD = bytes([HIT, HIT, HIT, HIT, SIBLING, HIT, HIT, MISS])
-"""Three quarters of the first guesses are right, and half of the others are caught."""
+"""Three quarters of the first proposals are accepted, and half of the rest by a sibling."""
 DRAFT = "a" * 64
 KEY = keys.prior(WorkloadKey("default", DRAFT, "", "sha256:w"))
 
@@ -52,12 +52,12 @@ async def cluster(coordinator):
 # --- what is kept
 
 
-async def test_a_session_that_opens_is_told_how_guesses_of_its_kind_did(cluster) -> None:
+async def test_a_session_that_opens_gets_the_prior_of_its_workload_key(cluster) -> None:
     first = await cluster.open(draft_release=DRAFT, traffic_class="code")
     assert not first.HasField("prior")
     await cluster.report("v1", [report(first.session_id, GOOD)])
-    told = (await cluster.open(draft_release=DRAFT, traffic_class="code")).prior
-    assert (told.first_acceptance, told.sibling_acceptance, told.observations) == (0.75, 0.5, 8)
+    prior = (await cluster.open(draft_release=DRAFT, traffic_class="code")).prior
+    assert (prior.first_acceptance, prior.sibling_acceptance, prior.observations) == (0.75, 0.5, 8)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ async def test_a_session_that_opens_is_told_how_guesses_of_its_kind_did(cluster)
         {"traffic_class": "code"},
     ],
 )
-async def test_another_draft_class_or_target_is_another_kind_and_no_draft_is_none(cluster, other) -> None:
+async def test_another_draft_class_or_target_is_another_workload_key_and_no_draft_has_none(cluster, other) -> None:
     await cluster.join("v2", target=identity(name="other", weights_hash="sha256:x"))
     opened = await cluster.open(draft_release=DRAFT, traffic_class="code", target="demo")
     await cluster.report("v1", [report(opened.session_id, GOOD)])
@@ -77,7 +77,7 @@ async def test_another_draft_class_or_target_is_another_kind_and_no_draft_is_non
     assert (await cluster.open(draft_release=DRAFT, traffic_class="code", target="demo")).HasField("prior")
 
 
-async def test_no_tenants_guesses_count_for_another(start) -> None:
+async def test_no_tenants_proposals_count_for_another(start) -> None:
     keys_of = {"acme": "k" * 24, "bobs": "b" * 24}
     coordinator = await start(tenant_keys=keys_of)
     await coordinator.join("v1")
@@ -111,7 +111,7 @@ async def test_of_a_long_session_whole_windows_are_kept(cluster, redis) -> None:
     assert await kept(redis) == late
 
 
-async def test_a_resumed_session_goes_on_with_its_kind(cluster, redis) -> None:
+async def test_a_resumed_session_goes_on_with_its_workload_key(cluster, redis) -> None:
     opened = await cluster.open(draft_release=DRAFT)
     await cluster.report("v1", [report(opened.session_id, GOOD)])
     resumed = await cluster.resume(opened)
@@ -155,7 +155,7 @@ async def test_a_label_that_could_be_another_key_is_refused(cluster, refused, fi
     assert field in str(error)
 
 
-def test_the_parts_of_a_kind_cannot_be_exchanged_for_one_another() -> None:
+def test_the_parts_of_a_workload_key_cannot_be_exchanged_for_one_another() -> None:
     assert keys.prior(WorkloadKey("t", "d", "", "w")) != keys.prior(WorkloadKey("t", "", "d", "w"))
 
 
@@ -170,14 +170,14 @@ def fresh(**changes: object) -> SessionTelemetry:
 def decide(
     session: SessionTelemetry, prior: Prior | None, before: WindowDecision | None = None, **bounds: WindowBounds
 ) -> WindowDecision | None:
-    told = {"s": before} if before else {}
-    return report_adapter.decide(LOAD, [session], told, bounds, LIMITS, {"s": prior} if prior else {}).get("s")
+    decided = {"s": before} if before else {}
+    return report_adapter.decide(LOAD, [session], decided, bounds, LIMITS, {"s": prior} if prior else {}).get("s")
 
 
 PRIOR = Prior(GOOD * 8, draft_ms=4.0, nodes_per_level=2.5)
 
 
-def test_a_new_session_is_decided_about_by_its_kind() -> None:
+def test_a_new_session_is_decided_about_by_its_prior() -> None:
     window = decide(fresh(), PRIOR)
     assert window is not None and window.window.k > 0
     assert window.reason.startswith("by its class's prior: ")
@@ -192,11 +192,11 @@ def test_a_new_session_is_decided_about_by_its_kind() -> None:
         (fresh(rtt_ms=0.0), PRIOR),
     ],
 )
-def test_but_not_by_a_kind_that_is_hardly_known_nor_before_its_distance_is(session, prior) -> None:
+def test_a_prior_with_few_outcomes_or_an_unknown_round_trip_decides_nothing(session, prior) -> None:
     assert decide(session, prior) is None
 
 
-def test_its_own_guesses_count_beside_and_soon_alone() -> None:
+def test_a_sessions_own_proposals_count_beside_its_prior_and_soon_alone() -> None:
     beside = decide(fresh(acceptance_history=bytes([MISS] * 6)), PRIOR)
     alone = decide(fresh(acceptance_history=bytes([MISS] * 40)), PRIOR)
     assert beside is not None and beside.observations == 64  # the class has them, too
@@ -207,7 +207,7 @@ def test_its_own_guesses_count_beside_and_soon_alone() -> None:
     assert alike is not None and alike.observations == 64
 
 
-def test_what_it_has_shown_of_its_own_speed_stands() -> None:
+def test_a_sessions_own_drafting_time_stands_over_the_priors() -> None:
     window = decide(fresh(draft_ms=9.0), PRIOR)
     assert window is not None and window.draft_ms == 9.0
 
@@ -226,7 +226,7 @@ def test_a_pin_is_a_pin() -> None:
     assert window is not None and (window.window.k, window.reason) == (3, "pinned by the operator")
 
 
-async def test_a_new_session_of_a_known_kind_is_told_in_the_first_report(cluster) -> None:
+async def test_a_new_session_with_a_prior_gets_a_directive_with_the_first_report(cluster) -> None:
     before = (await cluster.open(draft_release=DRAFT)).session_id
     await cluster.report("v1", [report(before, GOOD * 8)])
     new = (await cluster.open(draft_release=DRAFT)).session_id
@@ -235,6 +235,6 @@ async def test_a_new_session_of_a_known_kind_is_told_in_the_first_report(cluster
         telemetry_pb2.SessionTelemetry(session_id=s, epoch=5, rtt_ms=20.0, steps=1, committed=1) for s in (new, unlike)
     ]
     answer = await cluster.report("v1", reports, **COSTS)
-    assert [told.session_id for told in answer.directives] == [new]
+    assert [directive.session_id for directive in answer.directives] == [new]
     [window] = (await cluster.admin.ListWindows(pb.ListWindowsRequest(session_id=new))).windows
     assert "by its class's prior" in window.reason

@@ -1,4 +1,4 @@
-"""What `outrider top` makes of two looks at a cluster."""
+"""`outrider top` derives rates from the counters of two frames."""
 
 from coordinator.cli.top import HISTORY, Rates
 

@@ -1,4 +1,4 @@
-"""What may be recorded of a session: what its tenant lets, drawn once, and carried by its tickets."""
+"""A session may be recorded as its tenant allows; it is drawn once, and its tickets say so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often the evidence is wrong, looked at after every few samples, and how soon it is right."""
+"""The evidence is seldom wrong, although it is looked at after every few samples, and soon right."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GUESSED = 32
 
 
 def stream(rng, canary, stable, count, *, share=0.25, spread=0.1, tenant="default", traffic="code"):
-    """Samples as they come: a share of the sessions has the canary; texts differ, and chance comes on top."""
+    """Yield samples as they come: a share of the sessions has the canary; texts differ, and chance comes on top."""
     sides = (bool(rng.random() < share) for _ in range(count))
     return [sample(rng, i, side, canary if side else stable, spread, tenant, traffic) for i, side in enumerate(sides)]
 
@@ -24,7 +24,7 @@ def sample(rng, at_s, is_canary, mean, spread=0.1, tenant="default", traffic="co
 
 
 def alternating(count, canary, stable, tenant="t"):
-    """Samples without chance: so many right on each side."""
+    """Return samples without chance: so many accepted on each side."""
     return [
         AcceptanceSample(i % 2 == 0, tenant, "", stable if i % 2 else canary, GUESSED, float(i)) for i in range(count)
     ]
@@ -35,7 +35,7 @@ def looks(samples, every):
 
 
 def crossings(rng, canary, stable, *, runs, count, every, **how):
-    """Of so many trials, the shares in which the evidence ever said "worse" and "not worse"."""
+    """Return the shares of the trials in which the evidence ever said "worse" and "not worse"."""
     worse = better = 0
     for _ in range(runs):
         seen = looks(stream(rng, canary, stable, count, **how), every)
@@ -72,7 +72,7 @@ def test_a_test_for_one_look_would_be_wrong_more_often_than_alpha_and_be_seen_he
 
 
 def _z(samples) -> float:
-    """Standard scores by which the canary's mean is above the other one less the bound."""
+    """Return the standard scores by which the canary's mean is above the other one less the bound."""
     canary, stable = (np.array([s.acceptance for s in samples if s.canary is side]) for side in (True, False))
     error = np.sqrt(canary.var(ddof=1) / len(canary) + stable.var(ddof=1) / len(stable))
     return float((canary.mean() - stable.mean() + POLICY.bound) / error)
@@ -136,7 +136,7 @@ def test_evidence_of_several_classes_adds_up() -> None:
 
 
 def decided(samples, every=25):
-    """ "worse", "stable" or "": what a trial that is looked at so often comes to."""
+    """Return the decision of a trial that is looked at so often: "worse", "stable" or ""."""
     for look in looks(samples, every):
         if look.log_worse >= POLICY.log_threshold:
             return "worse"
@@ -146,7 +146,7 @@ def decided(samples, every=25):
 
 
 def trials(lead, before, after, *, worse_by=0.0, runs=40, count=500):
-    """What trials come to where only the stable side has samples at first, and traffic changes then."""
+    """Return the decisions of trials where only the stable side has samples at first, and traffic changes then."""
     found = []
     for seed in range(runs):
         rng = np.random.default_rng(seed)

@@ -34,7 +34,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 async def get(folder):
-    """Ask; returns status, headers (lower case) and body."""
+    """Send a request; return status, headers (lower case) and body."""
     async with serving(ArtifactStore(folder, ".gguf"), "127.0.0.1:0") as base:
 
         async def ask(path: str = f"artifacts/{DIGEST}.gguf", method: str = "GET", **headers: str):
@@ -154,7 +154,7 @@ def _connected(base: str, source: str = "127.0.0.1") -> socket.socket:
 
 
 def _status(base: str, source: str = "127.0.0.1") -> int:
-    """Of the file, asked for from this address; 0 where the connection is closed instead."""
+    """Return the status of a request from this address, 0 if the connection is closed instead."""
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", urlsplit(base).port, timeout=10)) as client:
         client.sock = _connected(base, source)
         try:

@@ -1,4 +1,4 @@
-"""The life of a release, whatever is published, decided and ordered in whatever order."""
+"""A release goes through its states whatever is published, decided and ordered, in any order."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_of_a_file_that_was_released_twice_the_newer_release_is_found() -> None:
 
 
 class Life(RuleBasedStateMachine):
-    """Everything that can happen, in any order."""
+    """Let everything that can happen to a release happen, in any order."""
 
     def __init__(self) -> None:
         super().__init__()

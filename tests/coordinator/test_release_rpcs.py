@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 from peers import identity, until
-from releasing import FIRST, SIGNER, guesses, listed, name_of, offered, publish, signed, states, steer, version_of
+from releasing import FIRST, SIGNER, drafted, listed, name_of, offered, publish, signed, states, steer, version_of
 
 from coordinator.releases.handlers import ReleaseHandlers, check_served, in_canary
 from coordinator.releases.store import ReleaseBackup, ReleaseStore
@@ -34,14 +34,14 @@ async def stable(peer, version: int = 1) -> None:
 
 
 async def measured(peer, version: int, canary: float, beside: float, *, sessions: int = 60, other: int = 1) -> None:
-    """So many sessions a side, each with one span of proposals."""
+    """Report so many sessions a side, each with one span of proposals."""
     rng = random.Random(1)
 
     def right(mean: float) -> int:
         return sum(rng.random() < mean for _ in range(40))
 
     sides = [(name_of(version), canary), (name_of(other), beside)]
-    found = [guesses(f"{name[:8]}-{i}", name, right(mean), 40) for i in range(sessions) for name, mean in sides]
+    found = [drafted(f"{name[:8]}-{i}", name, right(mean), 40) for i in range(sessions) for name, mean in sides]
     await peer.report("v1", found)
 
 
@@ -52,13 +52,13 @@ async def reaches(peer, version: int, state: int) -> None:
     await until(there)
 
 
-# --- what devices are offered
+# --- what devices are offereded
 
 
 async def test_without_releases_devices_keep_to_their_verifiers_draft(coordinator) -> None:
     await coordinator.join("v1")
-    told = await offered(coordinator)
-    assert (told.serial, told.manifest, told.canary) == (0, b"", False)
+    offer = await offered(coordinator)
+    assert (offer.serial, offer.manifest, offer.canary) == (0, b"", False)
     assert (await coordinator.open()).release_serial == 0
     assert (await coordinator.report("v1")).release_serial == 0
 
@@ -67,20 +67,20 @@ async def test_a_canary_goes_to_its_share_of_the_devices_and_stays_with_them(coo
     await stable(coordinator)
     await publish(coordinator, signed(2))
     devices = [f"device-{i}" for i in range(200)]
-    told = {device: await offered(coordinator, device) for device in devices}
-    tries = {device for device in devices if told[device].canary}
+    offers = {device: await offered(coordinator, device) for device in devices}
+    tries = {device for device in devices if offers[device].canary}
     assert tries == {device for device in devices if in_canary(device, name_of(2), SHARE)}
     assert 25 <= len(tries) <= 75
-    assert {version_of(told[d]) for d in tries} == {2}
-    assert {version_of(told[d]) for d in devices if d not in tries} == {1}
-    assert told["device-0"].manifest in (signed(1), signed(2))  # byte for byte as it was signed
+    assert {version_of(offers[d]) for d in tries} == {2}
+    assert {version_of(offers[d]) for d in devices if d not in tries} == {1}
+    assert offers["device-0"].manifest in (signed(1), signed(2))  # byte for byte as it was signed
     assert all([(await offered(coordinator, device)).canary for device in sorted(tries)])
 
 
 async def test_a_first_release_is_tried_too_and_all_others_keep_their_verifiers_draft(coordinator) -> None:
     await publish(coordinator, signed(1))
-    told = [await offered(coordinator, f"device-{i}") for i in range(40)]
-    assert {version_of(offer) for offer in told} == {0, 1}
+    offers = [await offered(coordinator, f"device-{i}") for i in range(40)]
+    assert {version_of(offer) for offer in offers} == {0, 1}
     assert not (await offered(coordinator, "")).manifest
 
 
@@ -206,7 +206,7 @@ async def test_a_release_whose_file_is_missing_short_or_damaged_is_refused_where
 
 @pytest.fixture
 async def trial(start):
-    """A stable release and a canary, on a verifier of their target; the peer of it."""
+    """Publish a stable release and a canary on a verifier of their target; return the peer."""
     coordinator = await start(canary_window_s=600.0)
     await coordinator.join("v1", capacity=500)
     await stable(coordinator)
@@ -229,8 +229,8 @@ async def test_a_better_draft_becomes_stable_for_all(trial) -> None:
     await measured(trial, 2, canary=0.8, beside=0.4)
     await reaches(trial, 2, STABLE)
     assert (await states(trial))[1] == SUPERSEDED
-    told = await offered(trial, "anybody")
-    assert (version_of(told), told.canary) == (2, False)
+    offer = await offered(trial, "anybody")
+    assert (version_of(offer), offer.canary) == (2, False)
 
 
 async def test_too_little_evidence_leaves_the_trial_on_and_is_shown(trial) -> None:
@@ -264,7 +264,7 @@ async def test_a_first_release_is_compared_with_whatever_else_devices_draft_with
 
 async def test_another_targets_sessions_do_not_count(trial) -> None:
     await trial.join("v2", target=identity(name="other", weights_hash="sha256:x"))
-    found = [guesses(f"s{i}", name_of(2), 0, 40) for i in range(20)]
+    found = [drafted(f"s{i}", name_of(2), 0, 40) for i in range(20)]
     await trial.report("v2", found)
     await measured(trial, 2, canary=0.5, beside=0.5, sessions=3)
     await asyncio.sleep(0.2)
@@ -276,7 +276,7 @@ async def test_another_targets_sessions_do_not_count(trial) -> None:
     [{"positions": 10, "right": 11}, {"positions": 2**63, "right": 1}, {"draft": "no such name!"}],
 )
 async def test_a_session_with_nonsense_is_no_sample_and_no_fault_of_the_report(trial, nonsense) -> None:
-    answer = await trial.report("v1", [guesses("s", **{"draft": name_of(2), "right": 20, "positions": 40, **nonsense})])
+    answer = await trial.report("v1", [drafted("s", **{"draft": name_of(2), "right": 20, "positions": 40, **nonsense})])
     assert answer.known
     assert (await listed(trial, name_of(2)))[0].evidence.canary_samples == 0
 
@@ -359,12 +359,12 @@ async def test_reports_go_on_where_releases_cannot_be_read(trial, redis, monkeyp
         raise Unavailable("the store has just gone")
 
     monkeypatch.setattr(ReleaseStore, "of_verifier", broken)
-    answer = await trial.report("v1", [guesses("s", name_of(2), 20, 40)])
+    answer = await trial.report("v1", [drafted("s", name_of(2), 20, 40)])
     assert (answer.known, answer.release_serial) == (True, 0)
 
 
 class Kept:
-    """The releases of the tests' target as they lie in Redis."""
+    """Read and write the releases of the tests' target in Redis."""
 
     def __init__(self, store: RedisStore) -> None:
         self.store = store
@@ -434,7 +434,7 @@ async def test_fields_of_a_later_version_are_no_reason_to_forget_a_release(trial
 
 
 async def test_a_report_with_a_tenant_that_cannot_be_is_refused_and_decisions_go_on(trial, refused) -> None:
-    error = await refused(trial.report("v1", [guesses("s", name_of(2), 20, 40, tenant="a:b")]))
+    error = await refused(trial.report("v1", [drafted("s", name_of(2), 20, 40, tenant="a:b")]))
     assert isinstance(error, BadRequest)
     assert "sessions.tenant" in str(error)
     await measured(trial, 2, canary=0.3, beside=0.7)

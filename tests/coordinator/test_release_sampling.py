@@ -1,4 +1,4 @@
-"""From cumulative counts to samples, over a real Redis: each span once, whichever verifier reports it."""
+"""Cumulative counts become samples, over a real Redis: each span once, whichever verifier reports it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def releases(redis):
 
 
 class Sessions:
-    """Reports of sessions, as they come in; counts are cumulative."""
+    """Report sessions with cumulative counts, as verifiers do."""
 
     def __init__(self, releases: ReleaseStore, trial: CanaryTrial = TRIAL, per_session: int = 4) -> None:
         self.releases = releases

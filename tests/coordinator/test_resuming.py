@@ -13,7 +13,7 @@ from outrider.wire.v1 import coordinator_pb2 as pb
 
 
 def ranges(*openings):
-    """The epoch ranges of all grants, in order of handing out."""
+    """Return the epoch ranges of all grants, in the order in which they were given out."""
     grants = [g for o in openings for g in ((o.primary, o.standby) if o.HasField("standby") else (o.primary,))]
     return [(g.epoch_first, g.epoch_last) for g in grants]
 

@@ -1,4 +1,4 @@
-"""How `outrider up` starts verifiers: side by side, with a line for each step and each verifier's own progress."""
+"""`outrider up` starts verifiers side by side, with a line for each step and each verifier's own progress."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ time.sleep(60)
 
 @pytest.fixture
 def together(tmp_path, monkeypatch) -> Path:
-    """A folder in which verifiers meet: each is ready once all of them have begun."""
+    """Make a folder in which verifiers meet: each is ready once all of them have begun."""
     (tmp_path / "fake_verifier.py").write_text(FAKE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     folder = tmp_path / "begun"

@@ -21,7 +21,7 @@ def flat(nodes: int) -> float:
 
 
 def drawn(hit: float, caught: float, count: int, seed: int = 1) -> bytes:
-    """Independent outcomes: `caught` of the first guess's misses are a sibling's hits."""
+    """Draw independent outcomes: `caught` of the first proposal's misses are a sibling's hits."""
     rng = random.Random(seed)
     return bytes(HIT if rng.random() < hit else SIBLING if rng.random() < caught else MISS for _ in range(count))
 
@@ -52,7 +52,7 @@ def test_without_a_window_it_is_one_token_a_step(history: bytes) -> None:
     assert speed.seconds == pytest.approx(STEP_S * len(history))
 
 
-def test_a_perfect_draft_without_delay_gets_k_guesses_and_one_token_more() -> None:
+def test_a_perfect_draft_without_delay_gets_k_proposals_and_one_token_more() -> None:
     speed = replay(bytes([HIT] * 500), LinkTiming(0.0, 1e-6, flat), Window(4, 12))
     assert speed.tokens_per_step == pytest.approx(5.0, rel=0.01)
 
@@ -64,7 +64,7 @@ def test_a_draft_that_is_always_wrong_gains_nothing_and_costs_its_nodes() -> Non
     assert speed.seconds > 300 * (STEP_S + 0.001)
 
 
-def test_a_guess_that_comes_while_its_token_is_computed_is_not_evaluated() -> None:
+def test_a_proposal_that_comes_while_its_token_is_computed_is_not_evaluated() -> None:
     speed = replay(bytes([MISS] * 300), LinkTiming(0.0, 0.001, flat), Window(4, 8))
     assert (speed.steps, speed.nodes) == (300, 0.0)
 
@@ -75,7 +75,7 @@ def test_a_device_that_drafts_nothing_streams() -> None:
 
 
 def test_of_equal_rates_the_one_that_comes_in_runs_goes_deeper() -> None:
-    """What a geometric law cannot tell apart."""
+    """A geometric law cannot tell these two histories apart."""
     runs = bytes(([HIT] * 40 + [MISS] * 10) * 20)
     mixed = bytearray(runs)
     random.Random(3).shuffle(mixed)
@@ -111,5 +111,5 @@ def test_it_stays_within_what_is_possible(
     assert 1.0 <= speed.tokens_per_step <= 1 + min(k, depth)
     assert speed.nodes <= speed.steps * min(k, depth)
     assert speed.seconds >= STEP_S * speed.steps * (1.0 - 1e-9)
-    # Every token is either a step's own or a guess that was right.
+    # Every token is either a step's own or an accepted proposal.
     assert speed.steps >= sum(outcome == MISS for outcome in history)

@@ -38,7 +38,7 @@ async def open_as(coordinator, key: str):
 
 @pytest.fixture
 async def cluster(start):
-    """Two coordinators over one store, and a verifier."""
+    """Start two coordinators over one store, and a verifier."""
     one, two = await start(), await start()
     await one.join("v1", capacity=50)
     return one, two

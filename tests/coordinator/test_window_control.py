@@ -1,4 +1,4 @@
-"""What verifiers report becomes directives, kept where every coordinator finds them, within an operator's bounds."""
+"""Reports become directives, which are kept where every coordinator finds them, within an operator's bounds."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def decide(
     priors: dict[str, Prior] | None = None,
     **bounds: WindowBounds,
 ) -> dict[str, WindowDecision]:
-    """bounds: by session id; `everybody` is ""."""
+    """Return the decisions. bounds: by session id; `everybody` is ""."""
     named = {"" if name == "everybody" else name: bound for name, bound in bounds.items()}
     return report_adapter.decide(load, sessions, before or {}, named, limits, priors or {})
 
@@ -91,13 +91,13 @@ def test_nothing_is_decided_about_a_session_that_is_hardly_known(changes: dict[s
 
 
 CPU = VerifierTelemetry(step_cost_ms={1: 10.0, 9: 17.0, 65: 80.0}, session_cost_ms=0.3)
-"""A verifier on which they cost a lot."""
+"""A verifier on which nodes cost a lot."""
 
 
 @pytest.mark.parametrize("load", [LOAD, CPU])
 @pytest.mark.parametrize("nodes", [2, 10])
 def test_a_newcomer_takes_nobodys_speculation_away(load: VerifierTelemetry, nodes: int) -> None:
-    """However many nodes it has by its verifier's own setting, and though they make every step longer."""
+    """It may have any number of nodes by its verifier's own setting, though they make every step longer."""
     known = [stats(f"s{i}", hit=0.9, rtt_ms=2.0, acceptance_history=history(0.9, seed=i)) for i in range(3)]
     alone = decide(*known, load=load)
     beside = decide(*known, stats("new", acceptance_history=b"", steps=2, committed=3, evaluated=2 * nodes), load=load)
@@ -112,18 +112,18 @@ def test_what_newcomers_cost_everybody_is_no_reason_to_stream_for_the_others() -
     assert all(window.window.k > 0 for window in decide(*known, *newcomers, load=CPU).values())
 
 
-def test_who_has_never_drafted_counts_as_streaming_and_is_not_slowed_down() -> None:
+def test_a_session_that_has_never_drafted_counts_as_streaming_and_is_not_slowed_down() -> None:
     known = [stats(f"s{i}", hit=0.9, rtt_ms=2.0) for i in range(3)]
     beside = decide(*known, stats("thin", acceptance_history=b"", committed=500, steps=500), load=CPU)
     assert "thin" not in beside
     assert all(window.window.k == 0 for window in beside.values())
 
 
-def test_nor_where_the_verifier_tells_no_costs() -> None:
+def test_nothing_is_decided_where_the_verifier_reports_no_costs() -> None:
     assert decide(stats(), load=VerifierTelemetry()) == {}
 
 
-def test_a_draft_that_has_become_good_is_judged_by_its_last_guesses() -> None:
+def test_a_draft_that_has_become_good_is_judged_by_its_last_proposals() -> None:
     turned = history(0.0, 200) + history(0.85, report_adapter.RECENT)
     assert decide(stats(acceptance_history=turned))["s"].window.k > 0
 
@@ -140,8 +140,8 @@ def test_bounds_bound_and_pins_pin_the_session_or_all_others() -> None:
     assert 0 < decided["a"].window.k <= 2
     assert decided["a"].window.depth <= 6
     for session in ("b", "off"):
-        told = report_adapter.directive(decided[session], LIMITS)
-        assert told.nodes_per_step == told.window_nodes == told.window_depth == 0
+        directive = report_adapter.directive(decided[session], LIMITS)
+        assert directive.nodes_per_step == directive.window_nodes == directive.window_depth == 0
     assert (decided["new"].window.k, decided["new"].window.depth, decided["new"].reason) == (
         3,
         9,
@@ -171,9 +171,9 @@ def test_no_window_is_beyond_the_tickets_limits() -> None:
         decide(stats(), limits=few),
         decide(stats(), limits=few, s=WindowBounds(Window(99, 99), pinned=True)),
     ):
-        told = report_adapter.directive(decided["s"], few)
-        assert told.window_depth <= 5
-        assert max(told.window_nodes, told.nodes_per_step) <= 6
+        directive = report_adapter.directive(decided["s"], few)
+        assert directive.window_depth <= 5
+        assert max(directive.window_nodes, directive.nodes_per_step) <= 6
         assert decided["s"].window.depth * decided["s"].window.nodes_per_level <= 6
 
 
@@ -191,9 +191,9 @@ async def test_a_report_is_answered_with_directives_that_window_show_explains(co
     opened = await coordinator.open()
     session = opened.session_id
     answer = await coordinator.report("v1", [report(session)], **REPORTED)
-    [told] = answer.directives
-    assert (told.session_id, told.epoch) == (session, 5)
-    assert told.directive.nodes_per_step > 0
+    [sent] = answer.directives
+    assert (sent.session_id, sent.epoch) == (session, 5)
+    assert sent.directive.nodes_per_step > 0
     shown = await coordinator.admin.ListWindows(pb.ListWindowsRequest())
     [window] = shown.windows
     assert (window.session_id, window.verifier_id, window.observations) == (session, "v1", 96)
@@ -202,20 +202,20 @@ async def test_a_report_is_answered_with_directives_that_window_show_explains(co
     assert not (await coordinator.admin.ListWindows(pb.ListWindowsRequest(session_id="another"))).windows
 
 
-async def test_what_one_coordinator_was_told_holds_at_every_other_and_across_reports(start) -> None:
+async def test_bounds_set_at_one_coordinator_hold_at_every_other_and_across_reports(start) -> None:
     one, other = await start(), await start()
     await one.join("v1")
     session = (await one.open()).session_id
     pinned = pb.WindowBounds(window=pb.Window(k=2, depth=7, draft_wait_ms=11, nodes_per_level=2.0), pinned=True)
     await one.admin.SetWindowBounds(pb.SetWindowBoundsRequest(session_id=session, bounds=pinned))
-    [told] = (await other.report("v1", [report(session)], **REPORTED)).directives
-    assert (told.directive.nodes_per_step, told.directive.window_depth, told.directive.window_nodes) == (4, 7, 14)
-    assert told.directive.draft_wait_ms == 11
+    [sent] = (await other.report("v1", [report(session)], **REPORTED)).directives
+    assert (sent.directive.nodes_per_step, sent.directive.window_depth, sent.directive.window_nodes) == (4, 7, 14)
+    assert sent.directive.draft_wait_ms == 11
     [window] = (await one.admin.ListWindows(pb.ListWindowsRequest(session_id=session))).windows
     assert window.bounds == pinned
     await one.admin.SetWindowBounds(pb.SetWindowBoundsRequest(session_id=session))
-    [told] = (await other.report("v1", [report(session)], **REPORTED)).directives
-    assert told.directive.window_depth != 7
+    [sent] = (await other.report("v1", [report(session)], **REPORTED)).directives
+    assert sent.directive.window_depth != 7
 
 
 async def test_decisions_are_forgotten_with_the_session(start) -> None:
@@ -228,7 +228,7 @@ async def test_decisions_are_forgotten_with_the_session(start) -> None:
     assert not (await coordinator.admin.ListWindows(pb.ListWindowsRequest())).windows
 
 
-async def test_and_with_its_verifier(start) -> None:
+async def test_decisions_are_forgotten_with_the_verifier(start) -> None:
     coordinator = await start(lease_ms=300, report_interval_ms=50)
     await coordinator.join("v1")
     session = (await coordinator.open()).session_id
@@ -268,8 +268,8 @@ async def test_a_verifier_keeps_its_lease_and_keys_where_nothing_can_be_decided(
 async def test_many_siblings_are_the_devices_doing_and_no_fault_of_the_report(coordinator) -> None:
     await coordinator.join("v1")
     session = (await coordinator.open()).session_id
-    [told] = (await coordinator.report("v1", [report(session, nodes_per_level=500.0)], **REPORTED)).directives
-    assert told.directive.window_nodes <= LIMITS.nodes
+    [sent] = (await coordinator.report("v1", [report(session, nodes_per_level=500.0)], **REPORTED)).directives
+    assert sent.directive.window_nodes <= LIMITS.nodes
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def drawn(hit: float, count: int = 160, seed: int = 0) -> bytes:
 
 
 def session(number: int = 0, hit: float = 0.8, rtt_ms: float = 50.0, **changes: object) -> SessionView:
-    """changes: of its telemetry, and `current` and `bounds`."""
+    """Return a session. changes: of its telemetry, and `current` and `bounds`."""
     telemetry = SessionTelemetry(
         f"s{number}", rtt_ms=rtt_ms, acceptance_history=drawn(hit, seed=number), draft_ms=2.0, nodes_per_level=2.0
     )
@@ -62,7 +62,7 @@ def test_who_gains_nothing_streams(changes: dict[str, object]) -> None:
     assert "pays" in decision.reason or "drafts nothing" in decision.reason
 
 
-def test_a_far_device_streams_where_nodes_cost_more_than_late_guesses_bring() -> None:
+def test_a_far_device_streams_where_nodes_cost_more_than_late_proposals_bring() -> None:
     assert decide(view(session(hit=0.5, rtt_ms=2000.0), cost=CPU))["s0"].window.k == 0
 
 

@@ -20,11 +20,11 @@ async def at_once(session_id: str) -> Decisions:
     return of(session_id)
 
 
-async def test_what_is_decided_in_time_is_told_with_the_report_that_asked() -> None:
+async def test_a_decision_made_in_time_goes_out_with_the_report_that_asked() -> None:
     assert await DecisionQueue().decide("v", lambda: at_once("s")) == of("s")
 
 
-async def test_what_is_late_is_told_with_the_next_report_and_until_there_is_something_newer() -> None:
+async def test_a_late_decision_goes_out_with_the_next_report_and_until_there_is_a_newer_one() -> None:
     deciding, gate = DecisionQueue(wait_s=0.02), asyncio.Event()
 
     async def late() -> Decisions:
@@ -79,7 +79,7 @@ async def test_one_at_a_time_over_all_verifiers_with_a_rest_as_long() -> None:
     assert min(rests) >= 0.045
 
 
-async def test_what_fails_is_nobody_elses_loss_and_is_tried_again() -> None:
+async def test_a_decision_that_fails_delays_no_other_verifier_and_is_tried_again() -> None:
     deciding = DecisionQueue()
 
     async def fails() -> Decisions:
