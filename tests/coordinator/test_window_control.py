@@ -218,8 +218,7 @@ async def test_bounds_set_at_one_coordinator_hold_at_every_other_and_across_repo
     assert sent.directive.window_depth != 7
 
 
-async def test_decisions_are_forgotten_with_the_session(start) -> None:
-    coordinator = await start(lease_ms=300, report_interval_ms=50)
+async def test_decisions_are_forgotten_with_the_session(coordinator) -> None:
     await coordinator.join("v1")
     session = (await coordinator.open()).session_id
     await coordinator.report("v1", [report(session)], **REPORTED)
