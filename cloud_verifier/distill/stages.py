@@ -87,12 +87,11 @@ def main(arguments: Sequence[str]) -> int:
     stage, run = STAGES[arguments[0]], Path(arguments[1])
     try:
         stage(run)
-    except StageFailed as error:
+    except (StageFailed, OutriderError, OSError, ValueError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return error.exit_status
-    except (OutriderError, OSError, ValueError) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return (PermanentFailure if isinstance(error, ValidationError) else StageFailed).exit_status
+        if isinstance(error, ValidationError):
+            return PermanentFailure.exit_status
+        return error.exit_status if isinstance(error, StageFailed) else StageFailed.exit_status
     return 0
 
 

@@ -20,7 +20,6 @@ from outrider.artifacts import atomic_files
 from outrider.core.backoff import backoff_s
 from outrider.core.errors import BadRequest, ModelRefused
 
-FORMAT = 1
 FILE = "state.json"
 DAY_S = 86_400.0
 HISTORY = 50
@@ -75,7 +74,7 @@ class RunOutcome(BaseModel, frozen=True):
 class LoopState(BaseModel, frozen=True):
     """Holds everything about the loop that outlives the process."""
 
-    format: int = FORMAT
+    format: Literal[1] = 1
     run: RunState | None = None
     last: int = 0
     """Number of the last run that was begun."""
@@ -148,12 +147,9 @@ class LoopState(BaseModel, frozen=True):
         if not path.exists():
             return cls()
         try:
-            state = cls.model_validate_json(path.read_bytes())
+            return cls.model_validate_json(path.read_bytes())
         except (OSError, ValidationError) as error:
             raise BadRequest(f"{path} cannot be read ({error}); move it away to begin anew") from error
-        if state.format != FORMAT:
-            raise BadRequest(f"{path} has format {state.format}, this program writes {FORMAT}; move it away")
-        return state
 
     def save(self, folder: Path) -> None:
         """Replace the state in a folder. Raises OSError."""

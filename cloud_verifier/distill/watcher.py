@@ -125,10 +125,7 @@ class TrafficWatcher:
             "base": str(job.base),
             "tokenizer": str(job.target),
             "dataset": str(folder.dataset.resolve()),
-            "loss": config.loss,
-            "lora_rank": config.lora_rank,
-            "threads": config.threads,
-            "seed": config.seed,
+            **{name: getattr(config, name) for name in ("loss", "lora_rank", "threads", "seed")},
             **({} if "steps" in config.training_options else {"minutes": config.train_minutes}),
             **config.training_options,
         }

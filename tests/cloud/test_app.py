@@ -32,7 +32,7 @@ def complaint(capsys):
 
 
 def refusal(**settings) -> str:
-    """What a verifier says that does not start."""
+    """Return the error of a verifier that does not start."""
     with pytest.raises(BadRequest) as caught:
         asyncio.run(serve(**settings))
     return str(caught.value)
@@ -52,7 +52,7 @@ def test_the_join_token_is_never_printed(monkeypatch, complaint):
     assert SECRET not in config.model_dump_json()
 
 
-def test_a_bad_value_is_told_by_its_name(complaint):
+def test_a_bad_value_is_refused_by_name(complaint):
     assert "--threads: Input should be greater than or equal to 1, got '0'" in complaint(
         "--model", "m", "--threads", "0"
     )
@@ -99,7 +99,7 @@ def test_a_missing_certificate_is_refused_before_the_model_is_read(tmp_path):
     assert str(missing) in refusal(model=tmp_path, coordinator="127.0.0.1:1", coordinator_ca=missing)
 
 
-def test_beyond_this_machine_a_verifier_needs_a_coordinator_or_says_that_it_is_open(tmp_path):
+def test_beyond_this_machine_a_verifier_needs_a_coordinator_or_open_to_all(tmp_path):
     for settings in ({"insecure": True}, {"tls_cert": tmp_path / "c.pem", "tls_key": tmp_path / "k.pem"}):
         said = refusal(model=tmp_path, listen="0.0.0.0:0", **settings)
         assert "--coordinator" in said

@@ -99,7 +99,7 @@ class Device:
 
 
 class Reading:
-    """What comes on one stream."""
+    """Collects the messages of one stream."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
@@ -117,7 +117,7 @@ class Reading:
         await self.stream.send(append=session_pb2.Append(first_id=1, base=len(self.tokens), idle=True))
 
     async def until(self, count: int) -> list[int]:
-        """All tokens so far, once there are so many."""
+        """Return all tokens so far, once there are `count`."""
         while len(self.tokens) < count:
             await self.message()
         return self.tokens

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import Parameter
 
 from cloud_verifier.distill.data.texts import TRAIN, VALIDATION, Text, load_texts
@@ -101,15 +102,11 @@ class DraftTrainer:
         if self._ranks.leads and time.monotonic() - self._logged >= LOG_SECONDS:
             self._log(mean_loss, kl)
 
-    def _backward(self, group: Sequence[int], kind: LossKind, labels: int) -> torch.Tensor:
+    def _backward(self, group: Sequence[int], kind: LossKind, labels: int) -> Tensor:
         """Add the gradients of a micro-batch; return the sums of loss, KL and overlap over this rank's positions."""
-        mine = group[self._ranks.rank :: self._ranks.size]
-        batch = TrainingBatch.of([self._texts[index] for index in mine or group[:1]], self._ranks.device)
-        with torch.autocast(self._ranks.device.type, self._precision, enabled=self._precision != torch.float32):
-            kl, overlap, _ = self._student(batch)
+        has_texts, (kl, overlap, _) = _forward(self._student, self._texts, group, self._ranks, self._precision)
         losses = loss(kl, overlap, kind, self.progress.overlap, self._plan.eta)
-        # A rank without a text of its own takes part all the same, with another rank's text at weight 0.
-        weight = float(bool(mine))
+        weight = float(has_texts)
         # FSDP averages the ranks' gradients, and these are parts of one sum.
         (losses.sum() * (weight * self._ranks.size / labels)).backward()  # type: ignore[no-untyped-call]
         return torch.stack([values.detach().double().sum() * weight for values in (losses, kl, overlap)])
@@ -243,12 +240,9 @@ def evaluate(
     for number, name in enumerate(classes):
         indices = [index for index, text in enumerate(texts) if text.traffic_class == name]
         for group in micro_batches(texts, indices, max_tokens * ranks.size):
-            # A rank without a text of its own takes part all the same: the others need its share of the weights.
-            mine = group[ranks.rank :: ranks.size]
-            batch = TrainingBatch.of([texts[index] for index in mine or group[:1]], ranks.device)
-            with torch.no_grad(), torch.autocast(ranks.device.type, precision, enabled=precision != torch.float32):
-                kl, overlap, agreed = student(batch)
-            if mine:
+            with torch.no_grad():
+                has_texts, (kl, overlap, agreed) = _forward(student, texts, group, ranks, precision)
+            if has_texts:
                 found = (overlap.sum(), agreed.sum(), kl.sum(), torch.tensor(len(kl)))
                 sums[number] += torch.stack([value.double().to(ranks.device) for value in found])
     student.train()
@@ -256,3 +250,16 @@ def evaluate(
     return {
         name: StudentScores(*(value / row[3] for value in row[:3])) for name, row in zip(classes, rows, strict=True)
     }
+
+
+def _forward(
+    student: Student, texts: Sequence[Text], group: Sequence[int], ranks: Ranks, precision: torch.dtype
+) -> tuple[bool, tuple[Tensor, Tensor, Tensor]]:
+    """Run this rank's part of a micro-batch; return whether it has one, and what `Student.forward` returns.
+
+    A rank without a text of its own runs another rank's, since the other ranks need its share of the weights.
+    """
+    mine = group[ranks.rank :: ranks.size]
+    batch = TrainingBatch.of([texts[index] for index in mine or group[:1]], ranks.device)
+    with torch.autocast(ranks.device.type, precision, enabled=precision != torch.float32):
+        return bool(mine), student(batch)

@@ -1,4 +1,4 @@
-"""Tiny random models of every architecture that can be exported, with a tokenizer that llama.cpp splits alike."""
+"""Provide tiny random models of every architecture that can be exported, with a tokenizer that llama.cpp knows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CONFIGS = {
 
 
 def save_tokenizer(folder: Path, *, pattern: str = QWEN2_SPLIT, size: int = 300) -> Path:
-    """A byte-level BPE, as a target's folder has it."""
+    """Save a byte-level BPE, as a target's folder has it."""
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(pattern), "isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

@@ -1,4 +1,4 @@
-"""What the loop stands between, made up: a coordinator, a traffic log, and stages that write what real ones would."""
+"""Provide fakes of what surrounds the loop: a coordinator, a traffic log, and stages that write what real ones do."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class FakeReleases:
 
 @dataclass
 class FakePassage:
-    """The part of a Passage that counts."""
+    """Stands in for a Passage, with the fields that the counter reads."""
 
     session_id: str
     tokens: NDArray[np.int32]
@@ -151,7 +151,7 @@ class FakeStages:
 
 
 def write_stage(stage: str, folder: Path, *, passes: bool = True) -> None:
-    """What a stage leaves behind."""
+    """Write the files that a stage writes."""
     if stage == "dataset":
         (folder / "dataset").mkdir(exist_ok=True)
         (folder / "dataset" / "card.json").write_text(card(1e12))
@@ -166,7 +166,7 @@ def write_stage(stage: str, folder: Path, *, passes: bool = True) -> None:
 
 
 def card(expires_unix: float) -> str:
-    """A dataset's."""
+    """Return the JSON of a dataset's card."""
     return DatasetCard(
         built_unix=0.0,
         expires_unix=expires_unix,
@@ -220,21 +220,21 @@ class World:
         return Publisher(self.releases, ledger, artifacts, SIGNER, self.target, lambda: self.now)
 
     def loop(self) -> DistillLoop:
-        """As it comes up after a start."""
+        """Return a loop as it is after a start."""
         counter = TrafficCounter(self.log, TARGET.weights_hash, self.config.alarm_tokens, lambda: self.now)
         return DistillLoop(
             self.config, lambda *given: self.stages.run(*given), self.publisher(), counter, lambda: self.now
         )
 
     def traffic(self, tokens: int, name: str = "sums", right: float = 1.0, **more: Any) -> None:
-        """New traffic, a second after what there was."""
+        """Record new traffic, a second after the last."""
         self.now += 1
         session = f"session-{len(self.log.passages)}"
         self.log.passages.append(passage(session, tokens, name, self.now, right, **more))
 
 
 class Killed(BaseException):
-    """What no handler of errors may catch."""
+    """Stands for a kill, which no handler of errors may catch."""
 
 
 def killed_at(line: int, modules: Sequence[ModuleType], work: Callable[[], Coroutine[Any, Any, _T]]) -> _T | None:

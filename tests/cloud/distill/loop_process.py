@@ -1,4 +1,4 @@
-"""The loop as a process of its own, over real child processes whose stages are made up:
+"""Run the loop as a process of its own, over real child processes whose stages are fakes:
 
 python loop_process.py FOLDER COORDINATOR [once]     the loop
 python loop_process.py STAGE RUN_DIR                 a stage; training takes until FOLDER/go exists

@@ -1,4 +1,4 @@
-"""From the traffic log to a folder of texts, and back."""
+"""Test that datasets hold what the traffic log recorded, and survive the disk."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def all_texts(folder: Path) -> list[Text]:
 
 
 def sessions(count: int, **changes: Any) -> list[Passage]:
-    """Each of 40 tokens in two passages."""
+    """Return sessions of 40 tokens in two passages each."""
     found = []
     for number in range(count):
         tokens = np.random.default_rng([number, len(changes)]).integers(0, 200, 40)
@@ -158,7 +158,7 @@ def test_only_text_of_one_target_is_taken_the_newest_unless_named(tmp_path: Path
     assert {text.traffic_class for text in load_texts(tmp_path / "d" / TRAIN)} == {"x"}
 
 
-def test_the_card_says_what_there_is_of_class_tenant_and_age(tmp_path: Path) -> None:
+def test_the_card_counts_tokens_by_class_tenant_and_age(tmp_path: Path) -> None:
     old = sessions(30, traffic_class="code", tenant="a", time_unix=50.0, expires_unix=900.0)
     log = ListedLog([*old, *sessions(30, traffic_class="sums", tenant="b")])
     card = build(log, tmp_path / "d", plan(fresh_since_unix=80.0, replay_share=0.4), now=500.0)
@@ -223,7 +223,7 @@ def test_text_that_expires_before_a_run_could_end_is_left_out(tmp_path: Path) ->
         build(ListedLog(soon), tmp_path / "d", plan(lasts_s=3600.0), now=500.0)
 
 
-def test_few_classes_are_told_apart_and_the_others_are_one(tmp_path: Path) -> None:
+def test_few_classes_stay_distinct_and_the_others_are_one(tmp_path: Path) -> None:
     many = []
     for number in range(48):
         tokens = np.random.default_rng([7, number]).integers(0, 200, 40).tolist()

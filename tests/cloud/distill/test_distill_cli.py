@@ -1,4 +1,4 @@
-"""The command: keys, settings and the verbs that need nothing else to run."""
+"""Test the command: keys, settings, and the commands that need nothing else to run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_keys_place_may_come_from_the_environment(call, tmp_path: Path, monk
     assert (tmp_path / "by-environment.pem").is_file()
 
 
-def test_missing_and_wrong_settings_are_told_by_name(call) -> None:
+def test_missing_and_wrong_settings_are_named(call) -> None:
     status, _, error = call("once")
     assert status == 2 and "traffic: Field required" in error and "OUTRIDER_DISTILL_" in error
     status, _, error = call("once", "--trafic", "/x")

@@ -1,4 +1,4 @@
-"""The loop over made-up stages: what begins a run, what ends it, and that a kill before any line loses nothing."""
+"""Test the loop over fake stages: what begins a run, what ends it, and that a kill before any line loses nothing."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ async def test_while_the_coordinator_is_away_nothing_counts_as_a_failure(world: 
     assert world.releases.states == {1: CANARY}
 
 
-async def test_a_coordinator_that_lost_its_data_hears_of_the_canary_again(world: World) -> None:
+async def test_a_coordinator_that_lost_its_data_gets_the_canary_again(world: World) -> None:
     world.traffic(1_000)
     loop = await until_idle(world.loop())
     world.releases.known.clear()
@@ -228,7 +228,7 @@ async def test_a_coordinator_that_lost_its_data_hears_of_the_canary_again(world:
     assert world.releases.states == {1: STABLE}
 
 
-async def test_a_canary_whose_version_somebody_else_took_is_signed_anew(world: World) -> None:
+async def test_a_canary_whose_version_another_publisher_took_is_signed_anew(world: World) -> None:
     world.traffic(1_000)
     loop = await until_idle(world.loop())
     world.releases.known.clear()
@@ -354,7 +354,7 @@ async def test_a_verifier_whose_clock_is_ahead_hides_no_traffic_and_counts_in_it
     assert loop.state.last == 3
 
 
-async def test_an_error_that_nobody_foresaw_does_not_end_the_loop(world: World) -> None:
+async def test_an_unexpected_error_does_not_end_the_loop(world: World) -> None:
     def torn(since_unix: float = 0.0, now: float | None = None) -> Iterator[Any]:
         raise ValueError("no Parquet footer")
 
@@ -387,7 +387,7 @@ async def test_a_draft_of_another_target_is_never_signed_for_the_one_that_is_ser
     assert len(world.releases.published) == signed
 
 
-async def test_a_release_tells_the_quantisation_that_its_run_began_with(world: World) -> None:
+async def test_a_release_states_the_quantization_that_its_run_began_with(world: World) -> None:
     world.traffic(1_000)
     await world.loop().step()
     world.settings["quantization"] = "F16"
@@ -406,7 +406,7 @@ async def test_the_traffic_log_is_tidied_now_and_then(world: World) -> None:
     assert world.log.tidied == 2
 
 
-async def test_once_goes_as_far_as_the_canary_and_next_time_tells_how_it_ended(world: World) -> None:
+async def test_once_goes_as_far_as_the_canary_and_next_time_returns_its_outcome(world: World) -> None:
     assert await world.loop().once() is None
     world.traffic(1_000)
     assert await world.loop().once() is None
@@ -417,7 +417,7 @@ async def test_once_goes_as_far_as_the_canary_and_next_time_tells_how_it_ended(w
     assert outcome is not None and outcome.result == "stable"
 
 
-async def test_once_tells_of_a_refusal_and_of_failures(world: World) -> None:
+async def test_once_reports_a_refusal_and_failures(world: World) -> None:
     world.traffic(1_000)
     world.stages.fails["training"] = [StageFailed("training: out of memory")]
     with pytest.raises(StageFailed, match="out of memory"):
@@ -460,7 +460,7 @@ def test_wherever_it_is_killed_it_publishes_exactly_one_release(
     monkeypatch.setattr("os.fsync", lambda _: None)  # no power is lost here
 
     async def whole(world: World) -> RunOutcome:
-        """From fresh traffic to a stable release."""
+        """Go from fresh traffic to a stable release."""
         loop = world.loop()
         while not loop.state.history:
             await loop.step()

@@ -1,4 +1,4 @@
-"""The loop's metrics are its state."""
+"""Test that the metrics follow the loop's state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop as a real process, with a real gRPC coordinator beside it: killed outright, it goes on."""
+"""Test the loop as a real process with a real gRPC coordinator: after SIGKILL the next one goes on."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ async def test_killed_in_training_the_loop_goes_on_and_publishes_once(
     assert len(admin.published) == 1
 
 
-async def test_told_to_end_the_loop_ends_its_stage_and_says_nothing_was_wrong(
+async def test_sigterm_ends_the_loop_and_its_stage_without_an_error(
     start: Callable[[], Awaitable[asyncio.subprocess.Process]], tmp_path: Path
 ) -> None:
     process = await start()
@@ -190,7 +190,7 @@ async def test_errors_of_the_coordinator_arrive_as_they_were_raised(address: str
             await releases.list()
 
 
-async def test_a_stage_that_hangs_is_ended_and_one_that_fails_says_why(tmp_path: Path) -> None:
+async def test_a_stage_that_hangs_is_ended_and_one_that_fails_gives_its_reason(tmp_path: Path) -> None:
     script = tmp_path / "stage.py"
     script.write_text(
         "import sys, time\n"

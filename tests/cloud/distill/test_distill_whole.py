@@ -1,4 +1,4 @@
-"""One turn of the loop with nothing made up but the coordinator and the traffic: the narrow draft learns sums."""
+"""Test one turn of the loop with real stages: on made-up traffic the narrow draft learns sums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Export: what llama.cpp computes from the file is what transformers computes from the model."""
+"""Test that llama.cpp computes from an exported file what transformers computes from the model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def saved(tmp_path: Path) -> Save:
     return lambda kind, **changes: save_model(kind, tmp_path / kind / "model", **changes)
 
 
-def said_by_llama(path: Path, ids: list[int] = IDS) -> NDArray[np.float32]:
+def llama_logits(path: Path, ids: list[int] = IDS) -> NDArray[np.float32]:
     with LlamaModel.load(path) as model, TreeContext(model, n_ctx=64, kv_type="f32") as context:
         rows, parent = [context.reset(ids[:1])], 0
         for token in ids[1:]:
@@ -40,10 +40,10 @@ def said_by_llama(path: Path, ids: list[int] = IDS) -> NDArray[np.float32]:
 
 
 @pytest.mark.parametrize("kind", sorted(CONFIGS))
-def test_the_file_says_what_the_model_says(kind: str, saved: Save, target: Path, tmp_path: Path) -> None:
+def test_the_file_has_the_logits_of_the_model(kind: str, saved: Save, target: Path, tmp_path: Path) -> None:
     folder = saved(kind)
     done = export(folder, target, tmp_path / "draft.gguf", "F32")
-    assert np.allclose(said_by_llama(done.path), logits_of(load_model(folder), IDS), atol=2e-3)
+    assert np.allclose(llama_logits(done.path), logits_of(load_model(folder), IDS), atol=2e-3)
     assert done.probes == PROBES
 
 
@@ -51,7 +51,7 @@ def test_the_file_says_what_the_model_says(kind: str, saved: Save, target: Path,
 def test_eight_bits_stay_close_and_every_matrix_has_them(kind: str, saved: Save, target: Path, tmp_path: Path) -> None:
     folder = saved(kind)
     done = export(folder, target, tmp_path / "draft.gguf", "Q8_0")
-    wanted, got = logits_of(load_model(folder), IDS), said_by_llama(done.path)
+    wanted, got = logits_of(load_model(folder), IDS), llama_logits(done.path)
     assert np.corrcoef(wanted.ravel(), got.ravel())[0, 1] > 0.999
     assert set(done.types) == {"Q8_0", "F32"}
     assert done.size == done.path.stat().st_size
@@ -61,7 +61,7 @@ def test_four_bits_take_the_mix_that_is_meant(saved: Save, target: Path, tmp_pat
     done = export(saved("llama"), target, tmp_path / "draft.gguf", "Q4_K_M")
     assert done.types["Q4_K"] > 0
     assert set(done.types) <= {"Q4_K", "Q6_K", "F32"}
-    assert np.corrcoef(logits_of(make_model("llama"), IDS).ravel(), said_by_llama(done.path).ravel())[0, 1] > 0.9
+    assert np.corrcoef(logits_of(make_model("llama"), IDS).ravel(), llama_logits(done.path).ravel())[0, 1] > 0.9
 
 
 def test_a_tensor_that_was_silently_widened_is_refused_unless_allowed(

@@ -1,4 +1,4 @@
-"""The gate's decision: what passes, what does not, and that noise does not."""
+"""Test the gate's decision: what passes, what does not, and that noise does not."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def measured(*texts: TextComparison, ms: float = 1.0) -> DraftComparison:
     return DraftComparison(tuple(own), ms, 1.0)
 
 
-def test_a_clear_winner_passes_and_says_by_how_much() -> None:
+def test_a_clear_winner_passes_with_its_gain() -> None:
     verdict = decide(measured(*[text("sums", 40, 60)] * 10, *[text("code", 30, 30)] * 10), {"sums"}, RULE)
     assert verdict.passed and verdict.reasons == ()
     assert verdict.fresh is not None
@@ -77,7 +77,7 @@ def test_classes_of_few_texts_are_judged_together() -> None:
     assert any(repr(RARE) in reason for reason in verdict.reasons)
 
 
-def test_a_class_of_too_few_texts_is_judged_with_the_smallest_other_one_and_that_is_said() -> None:
+def test_a_class_of_too_few_texts_is_judged_with_the_smallest_other_one_and_noted() -> None:
     known = [*[text("sums", 20, 60)] * 20, *[text("code", 30, 30)] * 8]
     verdict = decide(measured(*known, text("rare", 30, 30)), {"sums"}, RULE)
     assert verdict.passed

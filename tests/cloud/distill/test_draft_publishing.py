@@ -1,4 +1,4 @@
-"""Publishing: killed at any line, it publishes once; what the coordinator forgets, it hears again."""
+"""Test that a publisher killed at any line publishes once, and restores what the coordinator lost."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def world(tmp_path: Path) -> World:
 
 
 def draft(world: World, content: bytes = b"GGUF one") -> tuple[Path, str]:
-    """A file and its quantization."""
+    """Write a draft; return its path and quantization."""
     file = world.folder / "draft.gguf"
     file.write_bytes(content)
     return file, "Q8_0"
 
 
 def _known(manifest: Manifest) -> ReleaseRecord:
-    """Stable already."""
+    """Return a release that is stable already."""
     return ReleaseRecord(manifest, sign(manifest, SIGNER), STABLE)
 
 
@@ -184,7 +184,7 @@ def test_a_key_is_its_owners_alone_and_never_overwritten(tmp_path: Path) -> None
         keys.load(path)
 
 
-def test_a_key_that_is_missing_or_none_is_told(tmp_path: Path) -> None:
+def test_a_missing_or_invalid_key_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="outrider-distill key"):
         keys.load(tmp_path / "none.pem")
     atomic_files.write(tmp_path / "bad.pem", b"no key", mode=0o600)
@@ -192,7 +192,7 @@ def test_a_key_that_is_missing_or_none_is_told(tmp_path: Path) -> None:
         keys.load(tmp_path / "bad.pem")
 
 
-def test_a_ledger_that_was_spoilt_is_told(tmp_path: Path) -> None:
+def test_a_damaged_ledger_is_refused(tmp_path: Path) -> None:
     (tmp_path / f"{'a' * 64}.json").write_text("{}")
     with pytest.raises(BadRequest, match="ledger"):
         publisher_module.ReleaseLedger(tmp_path).all()

@@ -1,4 +1,4 @@
-"""Measurement in llama.cpp: counts by hand, and the shipped drafts against each other."""
+"""Test the measurement in llama.cpp: counts by hand, and the shipped drafts against each other."""
 
 from __future__ import annotations
 

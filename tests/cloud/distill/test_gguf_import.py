@@ -1,4 +1,4 @@
-"""A draft's GGUF file as a model to train: the same weights, the same logits as llama.cpp."""
+"""Test that a draft read from GGUF has the weights, and the logits, that llama.cpp has."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_demo_draft_has_the_logits_that_llama_cpp_gives_it() -> None:
 
 
 def with_field(source: Path, target: Path, key: str, value: str) -> Path:
-    """A copy with one more key."""
+    """Write a copy with one more key."""
     model = tiny_draft(source.stem)
     writer = gguf.GGUFWriter(target, "llama")
     reader = gguf.GGUFReader(source)

@@ -1,4 +1,4 @@
-"""The decisions of the loop by themselves: the next stage, what a failure leads to, and what ends a canary."""
+"""Test how the loop's state changes: the next stage, what a failure leads to, and what ends a canary."""
 
 from __future__ import annotations
 

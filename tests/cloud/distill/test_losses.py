@@ -1,4 +1,4 @@
-"""The losses against the whole distribution, and their gradients."""
+"""Test the losses against the whole distribution, and their gradients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ V = 12
 
 
 def logits_pair(rows: int = 5) -> tuple[Tensor, Tensor]:
-    """Of target and draft, in double precision."""
+    """Return logits of target and draft, in double precision."""
     generator = torch.Generator().manual_seed(4)
     both = 2 * torch.randn(2, rows, V, generator=generator, dtype=torch.float64)
     return both[0], both[1]

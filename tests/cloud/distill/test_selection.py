@@ -1,4 +1,4 @@
-"""Which texts a dataset takes: a mix of ages and classes, capped tenants, few near-duplicates."""
+"""Test which texts a dataset takes: a mix of ages and classes, capped tenants, few near-duplicates."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def select(pieces: Sequence[TextSpan], **changes: Any) -> tuple[list[TextSpan], 
 
 
 def texts(count: int, name: str, *, time: float = 200.0, tenant: str = "", same: bool = False) -> list[TextSpan]:
-    """Of 20 tokens to learn each."""
+    """Return spans of 20 labels each."""
     rng = np.random.default_rng(sum(f"{name}{time}{tenant}".encode()))
     rows = rng.integers(0, 1 << 20, (1 if same else count, LENGTH)).astype(np.int32)
     return [
@@ -121,7 +121,7 @@ def test_a_capped_tenant_gives_of_all_its_classes_and_ages() -> None:
     assert amounts(chosen)["sums", "fresh"] == 600 and 0 < amounts(chosen)["code", "old"] <= 1400
 
 
-def test_classes_that_are_too_many_are_one_and_inventing_some_crowds_nobody_out() -> None:
+def test_classes_that_are_too_many_are_one_and_inventing_some_displaces_none() -> None:
     made_up = {f"class-{i:03}": 1000 for i in range(200)}
     names = class_names({"flood": made_up, "a": {"code": 600}, "b": {"sums": 2}}, 8, {"sums"})
     assert (names["code"], names["sums"]) == ("code", "sums")
@@ -178,7 +178,7 @@ def test_the_same_seed_chooses_the_same_texts_in_any_order_of_the_log() -> None:
     assert {one.session_id for one in first} != {one.session_id for one in other}
 
 
-def test_shingles_tell_texts_apart_and_short_ones_have_one() -> None:
+def test_shingles_of_different_texts_differ_and_a_short_text_has_one() -> None:
     one = np.arange(20, dtype=np.int32)
     assert len(shingles(one)) == 13
     assert len(np.intersect1d(shingles(one), shingles(one[::-1]))) == 0

@@ -1,4 +1,4 @@
-"""Passages of the log become spans without a gap, and pieces of a window."""
+"""Test that passages of the log become spans without a gap, and pieces of a window."""
 
 from __future__ import annotations
 

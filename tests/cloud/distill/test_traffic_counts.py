@@ -1,4 +1,4 @@
-"""What the traffic says: counts without counting twice, and when it is reason to train."""
+"""Test that traffic is counted once, and when it is reason to train."""
 
 from __future__ import annotations
 

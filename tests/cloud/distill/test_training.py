@@ -1,4 +1,4 @@
-"""The training command: it learns, survives kills, and gives the same with one rank or two."""
+"""Test the training command: it learns, survives kills, and gives the same with one rank or two."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def losses(run: Path) -> list[float]:
 
 
 def trained(root: Path, name: str = "run", **changes: Any) -> Path:
-    """The folder of a run that has come to its end."""
+    """Run a training to its end; return its folder."""
     tiny_plan(root, **changes).write(root / name)
     assert training.train(root / name) == 0
     return root / name

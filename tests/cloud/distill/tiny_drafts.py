@@ -1,4 +1,4 @@
-"""Tiny random drafts with a tokenizer of their own, and traffic made up for them."""
+"""Provide tiny random drafts with a tokenizer of their own, and traffic for them."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def passage(session: str, start: int, tokens: Sequence[int], **changes: Any) -> 
 
 
 class ListedLog:
-    """A traffic log in memory."""
+    """Holds a traffic log in memory."""
 
     def __init__(self, passages: Sequence[Passage]) -> None:
         self.passages = list(passages)

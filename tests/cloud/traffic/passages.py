@@ -1,4 +1,4 @@
-"""Passages for tests."""
+"""Provide passages for tests."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def passage(n: int = 4, top: int = 3, seed: int = 0, **changes: Any) -> Passage:
 
 
 def same(one: Passage, other: Passage) -> bool:
-    """Whether they agree in every field."""
+    """Return whether two passages agree in every field."""
     fields = [field.name for field in dataclasses.fields(Passage)]
     return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in fields)
 
 
-def told(passages: list[Passage]) -> list[tuple[str, int, list[int]]]:
-    """What matters most: whose, where, and which tokens."""
+def contents(passages: list[Passage]) -> list[tuple[str, int, list[int]]]:
+    """Return session, start and tokens of each passage."""
     return [(p.session_id, p.start, p.tokens.tolist()) for p in passages]
 
 

@@ -1,4 +1,4 @@
-"""Steps become passages, and what an operator's hook finds is never among them."""
+"""Test that steps become passages without the tokens that an operator's hook finds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from passages import NOW, passage, same, told
+from passages import NOW, contents, passage, same
 
 from cloud_verifier.traffic.passage import Passage
 from cloud_verifier.traffic.passage_builder import HELD, QUIET_S, PassageBuilder, RecordingCounts, Redact, load_hook
@@ -21,7 +21,7 @@ STEPS = st.integers(1, 4) | st.integers(1, 90)
 
 
 def secret(tokens: np.ndarray, traffic_class: str, tenant: str) -> np.ndarray:
-    """Finds it where it stands whole."""
+    """Hide the secret where it stands whole."""
     mask = np.zeros(len(tokens), dtype=bool)
     for at in range(len(tokens) - len(SECRET) + 1):
         if tuple(tokens[at : at + len(SECRET)]) == SECRET:
@@ -46,7 +46,7 @@ def test_the_steps_of_a_session_are_one_passage_and_each_session_has_its_own() -
     assert gathered.tokens == 12
     cut = sorted(gathered.take(NOW), key=lambda one: one.session_id)
     assert same(cut[0], whole)
-    assert told(cut[1:]) == told([passage(3, session_id="t")])
+    assert contents(cut[1:]) == contents([passage(3, session_id="t")])
     assert gathered.tokens == 0
     assert list(gathered.take(NOW)) == []
 
@@ -56,7 +56,7 @@ def test_a_gap_or_another_draft_begins_another_passage() -> None:
     pieces = [passage(2), passage(2, start=5), passage(2, start=7, draft_release="new")]
     for piece in pieces:
         gathered.add(piece)
-    assert told(list(gathered.take(NOW))) == told(pieces)
+    assert contents(list(gathered.take(NOW))) == contents(pieces)
 
 
 @given(TEXTS, st.data())
@@ -111,7 +111,7 @@ def test_a_stream_that_begins_anew_is_the_same_text() -> None:
     gathered, _ = builder(secret)
     gathered.add(text([1, *SECRET[:2]], temperature=0.5))
     gathered.add(text([*SECRET[2:], 1], start=3, temperature=0.7))
-    assert told(list(gathered.take(NOW, final=True))) == [("s", 0, [1]), ("s", 4, [1])]
+    assert contents(list(gathered.take(NOW, final=True))) == [("s", 0, [1]), ("s", 4, [1])]
 
 
 def test_what_follows_a_text_on_which_the_hook_failed_is_not_written_before_it_can_be_judged() -> None:
@@ -131,7 +131,7 @@ def test_what_follows_a_text_on_which_the_hook_failed_is_not_written_before_it_c
     assert counts == RecordingCounts(redacted=HELD, refused=3)
 
 
-def test_what_a_failing_hook_says_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_message_of_a_failing_hook_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     def talkative(tokens: np.ndarray, traffic_class: str, tenant: str) -> np.ndarray:
         raise KeyError(f"cannot place {tokens.tolist()}")
 
@@ -193,7 +193,7 @@ def test_a_text_that_has_stopped_is_not_held_for_ever() -> None:
     assert list(gathered.take(NOW + QUIET_S)) == []
 
 
-def test_the_hook_is_told_whose_text_it_is() -> None:
+def test_the_hook_gets_the_class_and_tenant_of_a_text() -> None:
     asked = []
 
     def watching(tokens: np.ndarray, traffic_class: str, tenant: str) -> np.ndarray:

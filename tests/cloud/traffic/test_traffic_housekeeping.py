@@ -1,4 +1,4 @@
-"""A log that grows is kept in order, by several at once if need be."""
+"""Test that a growing log is tidied, by several processes at once if need be."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from passages import passage, told
+from passages import contents, passage
 from test_traffic_segments import files, write
 
 from cloud_verifier.config import VerifierConfig
@@ -38,7 +38,7 @@ def test_what_has_expired_goes_and_many_small_segments_become_one(tmp_path: Path
     stop = keep_tidy(SegmentLog(str(tmp_path)), max_bytes=1 << 30)
     until(lambda: len(files(tmp_path)) == 1)
     stop()
-    assert told(list(SegmentLog(str(tmp_path)).read())) == told(written)
+    assert contents(list(SegmentLog(str(tmp_path)).read())) == contents(written)
 
 
 def test_the_oldest_go_where_the_log_is_too_large(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -49,10 +49,10 @@ def test_the_oldest_go_where_the_log_is_too_large(tmp_path: Path, caplog: pytest
         stop = keep_tidy(SegmentLog(str(tmp_path)), max_bytes=most)
         until(lambda: "1 of the oldest segments were deleted" in caplog.text)
     stop()
-    assert told(list(SegmentLog(str(tmp_path)).read())) == told(written[1:])
+    assert contents(list(SegmentLog(str(tmp_path)).read())) == contents(written[1:])
 
 
-def test_a_round_that_fails_is_told_and_another_follows(
+def test_a_round_that_fails_is_logged_and_another_follows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = SegmentLog(str(tmp_path))
@@ -81,7 +81,7 @@ def test_several_may_tidy_write_and_read_at_once(tmp_path: Path) -> None:
             log.expire()
 
     def look() -> list[list[tuple[str, int, list[int]]]]:
-        return [told(list(SegmentLog(str(tmp_path)).read())) for _ in range(10)]
+        return [contents(list(SegmentLog(str(tmp_path)).read())) for _ in range(10)]
 
     with ThreadPoolExecutor(5) as pool:
         jobs = [pool.submit(tidy) for _ in range(3)]
@@ -90,12 +90,12 @@ def test_several_may_tidy_write_and_read_at_once(tmp_path: Path) -> None:
         for job in jobs:
             job.result()
     for seen in looks.result():
-        assert seen[:20] == told(written[:20])
+        assert seen[:20] == contents(written[:20])
         assert len(seen) == len({start for _, start, _ in seen})
-    assert told(list(SegmentLog(str(tmp_path)).read())) == told(written)
+    assert contents(list(SegmentLog(str(tmp_path)).read())) == contents(written)
 
 
-def test_a_verifiers_recorder_writes_where_its_settings_say(tmp_path: Path) -> None:
+def test_a_verifiers_recorder_writes_to_the_configured_place(tmp_path: Path) -> None:
     config = VerifierConfig(model=tmp_path, traffic=str(tmp_path / "log"), traffic_redact=f"{__name__}:nothing_of_5")
     recorder = recorder_of(config, "v7")
     recorder.begin(RecordedSession("s", "acme", "code", "w", 0.0, 60.0), 1)
@@ -104,7 +104,7 @@ def test_a_verifiers_recorder_writes_where_its_settings_say(tmp_path: Path) -> N
     )
     recorder.take(pb.EngineEvent(session_id="s", epoch=1, produced=one))
     recorder.close()
-    assert told(list(SegmentLog(str(tmp_path / "log")).read())) == [("s", 2, [4])]
+    assert contents(list(SegmentLog(str(tmp_path / "log")).read())) == [("s", 2, [4])]
     [path] = files(tmp_path / "log")
     assert "-v7-" in path.name
 

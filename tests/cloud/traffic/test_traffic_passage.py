@@ -1,4 +1,4 @@
-"""A passage can be cut, joined and redacted without moving a position."""
+"""Test that a passage is cut, joined and redacted without moving a position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recorder: only what belongs to a recorded session, written in time, and never in anybody's way."""
+"""Test that the recorder writes recorded sessions alone, in time, and delays nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from threading import Event
 
 import numpy as np
 import pytest
-from passages import NOW, told
+from passages import NOW, contents
 
 from cloud_verifier.engine.recording import RecordedTokens
 from cloud_verifier.engine_process.codec import produced_to_proto
@@ -53,7 +53,7 @@ class Disk:
 
 
 def produced(start: int, tokens: list[int], session_id: str = "s", epoch: int = 1, draft: str = "ab") -> pb.EngineEvent:
-    """What the engine process says of one step."""
+    """Return the engine's event of one step."""
     n = len(tokens)
     ids = np.arange(n * 2, dtype=np.uint32).reshape(n, 2)
     distributions = ids, np.full((n, 2), -0.5, np.float32), np.full(n, 0.25, np.float32)
@@ -69,10 +69,10 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def texts(disk: Disk) -> list[tuple[str, int, list[int]]]:
-    return told(disk.written)
+    return contents(disk.written)
 
 
-def test_what_the_engine_told_is_written_as_it_was() -> None:
+def test_what_the_engine_produced_is_written_unchanged() -> None:
     disk = Disk()
     recorder = TrafficRecorder(disk, clock=lambda: NOW)
     recorder.begin(SOURCE, 1)
@@ -145,7 +145,7 @@ def test_what_is_recorded_is_written_in_time_or_when_there_is_enough() -> None:
     recorder.close()
 
 
-def test_a_disk_that_hangs_holds_nobody_up_and_what_is_too_much_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_hangs_delays_no_session_and_dropped_tokens_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BACKLOG", 8)
     disk = Disk()
     disk.go_on.clear()

@@ -1,4 +1,4 @@
-"""The traffic log on disk: what was written comes back, once, until it expires; and nothing else does."""
+"""Test that what was written to the traffic log comes back, once, until it expires; and nothing else does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from passages import NOW, passage, passages, same, told
+from passages import NOW, contents, passage, passages, same
 
 from cloud_verifier.traffic import schema, segments
 from cloud_verifier.traffic.passage import Passage
@@ -28,7 +28,7 @@ numbers = itertools.count()
 
 
 def write(place: object, *batches: list[Passage], verifier_id: str = "v1") -> None:
-    """One segment for each batch."""
+    """Write one segment for each batch."""
     writer = SegmentWriter(str(place), verifier_id=verifier_id)
     for batch in batches:
         for one in batch:
@@ -93,8 +93,8 @@ def test_passages_come_by_time_over_all_verifiers_segments(tmp_path: Path) -> No
     all_of_them = minutes(12)
     write(tmp_path, all_of_them[0:12:3], all_of_them[1:12:3], verifier_id="v1")
     write(tmp_path, all_of_them[2:12:3], verifier_id="v0")
-    assert told(read(tmp_path)) == told(all_of_them)
-    assert told(read(tmp_path, since=NOW + 300.0)) == told(all_of_them[5:])
+    assert contents(read(tmp_path)) == contents(all_of_them)
+    assert contents(read(tmp_path, since=NOW + 300.0)) == contents(all_of_them[5:])
 
 
 def test_a_segment_that_ends_before_what_is_asked_for_is_read_once_at_most(
@@ -111,18 +111,18 @@ def test_a_segment_that_ends_before_what_is_asked_for_is_read_once_at_most(
 
     monkeypatch.setattr(SegmentStore, "read", watching)
     log = SegmentLog(str(tmp_path))
-    assert told(list(log.read(0.0, NOW))) == told(written)
+    assert contents(list(log.read(0.0, NOW))) == contents(written)
     assert len(opened) == 4
     opened.clear()
-    assert told(list(log.read(NOW + 60.0 * 8, NOW))) == told(written[8:])
+    assert contents(list(log.read(NOW + 60.0 * 8, NOW))) == contents(written[8:])
     assert len(opened) == 2
     write(tmp_path, [passage(time_unix=NOW + 60.0, session_id="late"), passage(time_unix=NOW + 6e3)])
     opened.clear()
-    assert told(list(log.read(NOW + 5e3, NOW))) == told([passage()])
+    assert contents(list(log.read(NOW + 5e3, NOW))) == contents([passage()])
     assert len(opened) == 1
 
 
-def test_passages_without_distributions_are_told_as_they_are_and_the_columns_are_not_read(
+def test_passages_without_distributions_are_complete_otherwise_and_the_columns_are_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = [passage(5, prompt=np.arange(9, dtype=np.int32)), passage(0, session_id="none"), *minutes(3)]
@@ -161,7 +161,7 @@ def test_a_write_that_is_killed_before_its_rename_has_not_happened(
         with pytest.raises(KeyboardInterrupt):
             writer.flush()
     [left] = [path for path in files(tmp_path) if path.suffix == ".partial"]
-    assert told(read(tmp_path)) == told([passage()])
+    assert contents(read(tmp_path)) == contents([passage()])
     SegmentLog(str(tmp_path)).expire(NOW)
     assert left.exists()  # somebody may be writing it
     os.utime(left, (0, left.stat().st_mtime - GIVEN_UP_S - 1))
@@ -192,10 +192,10 @@ def test_a_compaction_that_is_killed_loses_nothing_and_doubles_nothing(
         with pytest.raises(KeyboardInterrupt):
             SegmentLog(str(tmp_path)).compact(NOW)
     assert len(files(tmp_path)) == 4 - deleted
-    assert told(read(tmp_path)) == told(written)
+    assert contents(read(tmp_path)) == contents(written)
     SegmentLog(str(tmp_path)).compact(NOW)
     assert len(files(tmp_path)) == 1
-    assert told(read(tmp_path)) == told(written)
+    assert contents(read(tmp_path)) == contents(written)
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -243,7 +243,7 @@ def test_what_a_killed_compaction_left_goes_though_the_merged_segment_is_large(
     assert len(files(tmp_path)) == 4
     assert log.compact(NOW + 10) == 4
     assert len(files(tmp_path)) == 1
-    assert told(read(tmp_path)) == told(minutes(3))
+    assert contents(read(tmp_path)) == contents(minutes(3))
 
 
 def test_a_reader_sees_everything_once_while_segments_are_merged_under_it(tmp_path: Path) -> None:
@@ -253,14 +253,14 @@ def test_a_reader_sees_everything_once_while_segments_are_merged_under_it(tmp_pa
     got = [next(reader) for _ in range(5)]
     assert SegmentLog(str(tmp_path)).compact(NOW) == 20
     got += reader
-    assert told(got) == told(written)
+    assert contents(got) == contents(written)
 
 
 def test_a_reader_survives_a_file_that_is_listed_and_never_there(tmp_path: Path) -> None:
     write(tmp_path, [passage()])
     [path] = files(tmp_path)
     (path.parent / path.name.replace("v1", "v2")).symlink_to(tmp_path / "nowhere")
-    assert told(read(tmp_path)) == told([passage()])
+    assert contents(read(tmp_path)) == contents([passage()])
 
 
 # --- older formats
@@ -325,7 +325,7 @@ def test_what_cannot_be_read_is_left_out_and_left_alone_with_one_warning(
     assert ("format is 3, newer than 2" in line) == (what == "a newer format")
 
 
-def test_a_file_of_another_name_is_told_of_and_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_of_another_name_is_logged_and_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path, [passage()])
     (tmp_path / "notes.txt").write_text("mine")
     log = SegmentLog(str(tmp_path))
@@ -355,11 +355,11 @@ def test_expired_rows_never_come_out_and_are_deleted_for_good(tmp_path: Path) ->
     short, long = passage(expires_unix=NOW + 10), passage(session_id="t", expires_unix=NOW + 100)
     write(tmp_path, [short, long], [short.cut(1, 2)])
     assert len(read(tmp_path, now=NOW)) == 3
-    assert told(read(tmp_path, now=NOW + 10)) == told([long])  # whether or not anybody has tidied up
+    assert contents(read(tmp_path, now=NOW + 10)) == contents([long])  # whether or not anybody has tidied up
     log = SegmentLog(str(tmp_path))
     assert log.expire(NOW) == 0
     assert log.expire(NOW + 10) == 2
-    assert told(read(tmp_path, now=NOW)) == told([long])  # the others are gone
+    assert contents(read(tmp_path, now=NOW)) == contents([long])  # the others are gone
     assert log.expire(NOW + 100) == 1
     assert files(tmp_path) == []
 
@@ -386,7 +386,7 @@ def test_what_cannot_be_read_goes_when_it_is_older_than_anything_is_kept(
 def test_merging_drops_what_has_expired(tmp_path: Path) -> None:
     write(tmp_path, *([one] for one in minutes(4, expires_unix=NOW + 10)), [passage(expires_unix=NOW + 100)])
     assert SegmentLog(str(tmp_path)).compact(NOW + 10) == 5
-    assert told(read(tmp_path, now=NOW)) == told([passage()])
+    assert contents(read(tmp_path, now=NOW)) == contents([passage()])
 
 
 def test_merging_everything_that_has_expired_leaves_nothing(tmp_path: Path) -> None:
@@ -406,7 +406,7 @@ def test_only_small_segments_of_one_day_are_merged(tmp_path: Path, monkeypatch: 
         assert log.compact(NOW) == 0
     assert log.compact(NOW) == 3
     assert [len(files(day)) for day in sorted(tmp_path.iterdir())] == [1, 1]
-    assert told(read(tmp_path)) == told([*today, *tomorrow])
+    assert contents(read(tmp_path)) == contents([*today, *tomorrow])
 
 
 def test_a_merged_segment_is_no_larger_than_it_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,7 +415,7 @@ def test_a_merged_segment_is_no_larger_than_it_may_be(tmp_path: Path, monkeypatc
     monkeypatch.setattr(segments, "MERGED_BYTES", 5 * size)
     assert SegmentLog(str(tmp_path)).compact(NOW) == 20
     assert len(files(tmp_path)) == 4
-    assert told(read(tmp_path)) == told(minutes(20))
+    assert contents(read(tmp_path)) == contents(minutes(20))
 
 
 def test_the_oldest_make_room(tmp_path: Path) -> None:
@@ -425,7 +425,7 @@ def test_the_oldest_make_room(tmp_path: Path) -> None:
     log = SegmentLog(str(tmp_path))
     assert log.shrink(sum(sizes)) == 0
     assert log.shrink(sum(sizes[3:])) == 3
-    assert told(read(tmp_path)) == told(written[3:])
+    assert contents(read(tmp_path)) == contents(written[3:])
 
 
 def test_a_place_that_cannot_be_is_refused(tmp_path: Path) -> None:
@@ -440,4 +440,4 @@ def test_an_object_store_gets_whole_objects(tmp_path: Path) -> None:
     write("memory://bucket/log", [passage()])
     [path] = fsspec.filesystem("memory").find("/bucket/log")
     assert path.endswith("000001.parquet")
-    assert told(read("memory://bucket/log")) == told([passage()])
+    assert contents(read("memory://bucket/log")) == contents([passage()])
