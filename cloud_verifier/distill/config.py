@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from outrider.telemetry.logs import LogFormat
-
-if TYPE_CHECKING:
-    from outrider.wire.channels import ClientTls
 
 INSTALL = "distillation needs: pip install 'outrider[distill]'"
 
@@ -161,12 +158,6 @@ class DistillConfig(BaseSettings):
     def gate_rule(self) -> GateRule:
         names = ("gain", "loss", "slower", "confidence", "sessions", "positions")
         return GateRule(**{name: getattr(self, f"gate_{name}") for name in names})
-
-    @property
-    def client_tls(self) -> ClientTls | None:
-        from outrider.wire.channels import ClientTls  # imports grpc, which takes long
-
-        return ClientTls(self.coordinator_ca) if self.tls or self.coordinator_ca else None
 
     @property
     def state(self) -> Path:

@@ -20,6 +20,7 @@ from outrider.artifacts import atomic_files
 from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import BadRequest, Overloaded
 from outrider.core.vocabulary import token_table, vocabulary_hash
+from outrider.wire.channels import ClientTls
 
 
 @contextlib.asynccontextmanager
@@ -48,10 +49,11 @@ async def publisher(config: DistillConfig) -> AsyncIterator[Publisher]:
 
 def release_client(config: DistillConfig) -> ReleaseClient:
     """Return a client of the coordinator's releases, which connects on first use. Raises BadRequest."""
+    tls = ClientTls(config.coordinator_ca) if config.tls or config.coordinator_ca else None
     return ReleaseClient(
         config.coordinator,
         admin_token=config.admin_token.get_secret_value(),
-        tls=config.client_tls,
+        tls=tls,
         insecure=config.insecure,
     )
 

@@ -103,20 +103,12 @@ class DistillLoop:
         self._enter(new)
         return poll_s if new.run == run else 0.0
 
-    @property
-    def spent_s(self) -> float:
-        """Seconds that stages took within the last day."""
-        return self.state.spent_s(self._clock())
-
     async def _continue(self, run: RunState) -> LoopState | None:
         """Return the state after the run's stage; None if there is nothing to do but wait."""
         job, target = Job.read(self._folder(run).path), self._publisher.target
         if (job.weights_hash, job.tokenizer_hash) != (target.weights_hash, target.tokenizer_hash):
-            return self._ended(
-                run,
-                "failed",
-                f"it was for target {job.weights_hash}, tokens {job.tokenizer_hash}; served is {target.weights_hash}",
-            )
+            reason = f"it was for target {job.weights_hash}, tokens {job.tokenizer_hash}; served: {target.weights_hash}"
+            return self._ended(run, "failed", reason)
         match run.stage:
             case "training":
                 return await self._train(run)

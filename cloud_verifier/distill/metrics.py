@@ -27,6 +27,7 @@ class DistillCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         name, loop, state = "outrider_distill", self._loop, self._loop.state
+        now = time.time()
         run, last = state.run, state.history[-1] if state.history else None
         yield gauge(f"{name}_run_number", "Number of the last run that was begun", state.last)
         stages = one_of(run.stage if run else WATCHING, (WATCHING, *get_args(Stage)))
@@ -35,11 +36,11 @@ class DistillCollector(Collector):
         yield counter(f"{name}_failures", "Failures of stages and of watching since the process began", loop.failures)
         text = "Seconds that stages have taken since the process began"
         yield counter(f"{name}_stage_seconds", text, {**loop.stage_s}, "stage")
-        yield gauge(f"{name}_spent_seconds", "Seconds that stages took within the last day", loop.spent_s)
+        yield gauge(f"{name}_spent_seconds", "Seconds that stages took within the last day", state.spent_s(now))
         budget_s = 60 * self._config.daily_minutes
         yield gauge(f"{name}_budget_seconds", "Seconds that stages may take in a day", budget_s)
         yield counter(f"{name}_runs", "Runs that ended since the process began", {**loop.results}, "result")
         results = one_of(last.result if last else NONE, (NONE, *get_args(Result)))
         yield gauge(f"{name}_last_result", "1 for the result of the last run that ended", results, "result")
-        age_s = time.time() - last.ended_unix if last else None
+        age_s = now - last.ended_unix if last else None
         yield gauge(f"{name}_last_run_age_seconds", "Seconds since the last run ended", age_s)

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self, get_args
 from pydantic import BaseModel, ValidationError
 
 from cloud_verifier.distill.config import DistillConfig
-from cloud_verifier.distill.data.retrain_trigger import ClassTraffic, adapted
+from cloud_verifier.distill.data.traffic_counts import ClassTraffic, adapted
 from cloud_verifier.distill.errors import PermanentFailure, TooLittleTraffic
 from outrider.artifacts import atomic_files
 from outrider.core.backoff import backoff_s
@@ -97,13 +97,8 @@ class LoopState(BaseModel, frozen=True):
 
     def advanced(self, run: RunState, *, to: Stage | None = None, release: str = "") -> Self:
         """Return the state with the run in its next stage, or in `to`. release: digest of the published draft."""
-        update = {
-            "stage": to or _NEXT[run.stage],
-            "release": release or run.release,
-            "failures": 0,
-            "not_before_unix": 0.0,
-        }
-        return self.changed(run=run.model_copy(update=update))
+        reset = {"stage": to or _NEXT[run.stage], "failures": 0, "not_before_unix": 0.0}
+        return self.changed(run=run.model_copy(update=reset | {"release": release or run.release}))
 
     def ended(self, run: RunState, result: Result, reason: str, now: float, config: DistillConfig) -> Self:
         """Return the state after a run. It has used up its traffic, whatever came of it."""

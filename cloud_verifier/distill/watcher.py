@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cloud_verifier.distill.config import DistillConfig
-from cloud_verifier.distill.data.retrain_trigger import ClassTraffic, adapted, alarms, due
-from cloud_verifier.distill.data.traffic_counts import TrafficCounter
+from cloud_verifier.distill.data.traffic_counts import ClassTraffic, TrafficCounter, adapted, alarms, due
 from cloud_verifier.distill.publishing.publisher import Publisher
 from cloud_verifier.distill.publishing.release_client import STABLE, ReleaseRecord
 from cloud_verifier.distill.run_folder import MODEL, Job, RunFolder
@@ -52,7 +51,9 @@ class TrafficWatcher:
         incumbent = self._incumbent(known)
         used_unix = min(state.used_unix, self._clock())  # a verifier's clock may have been ahead
         traffic, newest_unix = await asyncio.to_thread(self._counter.count, used_unix, incumbent)
-        await self._tidy_log()
+        if self._clock() - self._tidied >= config.housekeeping_s:
+            self._tidied = self._clock()
+            await asyncio.to_thread(self._counter.tidy_log, self._clock())
         cause = due(traffic, state.usual, config)
         if cause is None:
             # While a run waits for more traffic of a class, its fallen acceptance must not become the usual one.
@@ -64,17 +65,13 @@ class TrafficWatcher:
         if spent_s >= 60 * config.daily_minutes:
             log.info("%s, but the last day's stages took %.0f minutes, which is the budget", reason, spent_s / 60)
             return state
+        number = state.last + 1
         run = RunState(
-            number=state.last + 1,
-            cause=reason,
-            fresh=fresh,
-            incumbent=incumbent,
-            newest_unix=newest_unix,
-            seen=traffic,
+            number=number, cause=reason, fresh=fresh, incumbent=incumbent, newest_unix=newest_unix, seen=traffic
         )
         self._prepare(state, run)
         log.info("run %d begins: %s; fresh classes %s", run.number, run.cause, ", ".join(map(repr, run.fresh)))
-        return state.changed(run=run, last=run.number)
+        return state.changed(run=run, last=number)
 
     def _alarmed(self, state: LoopState, traffic: Mapping[str, ClassTraffic]) -> bool:
         """Return whether a class has fallen and too little of it is there for a run; log each class once."""
@@ -90,11 +87,6 @@ class TrafficWatcher:
             if one.state == STABLE and self._artifacts.path(one.digest).is_file():
                 return one.digest
         return self._first_draft
-
-    async def _tidy_log(self) -> None:
-        if self._clock() - self._tidied >= self._config.housekeeping_s:
-            self._tidied = self._clock()
-            await asyncio.to_thread(self._counter.tidy_log, self._clock())
 
     def _prepare(self, state: LoopState, run: RunState) -> None:
         """Write what the run's stages need into its folder."""

@@ -58,10 +58,6 @@ class _OpenText:
     time_unix: float = 0.0
     """When the last token was produced."""
 
-    def add(self, piece: Passage) -> None:
-        self.pieces.append(piece)
-        self.end, self.time_unix = piece.end, piece.time_unix
-
 
 class PassageBuilder:
     """Collects the pieces of all recorded sessions, and hands them out as passages."""
@@ -86,7 +82,8 @@ class PassageBuilder:
         elif text.end != piece.start:
             self._torn.append(text)
             text = self._texts[piece.session_id] = _OpenText(clear_from=piece.start + HELD)
-        text.add(piece)
+        text.pieces.append(piece)
+        text.end, text.time_unix = piece.end, piece.time_unix
         self.tokens += len(piece)
 
     def take(self, now: float, final: bool = False) -> Iterator[Passage]:

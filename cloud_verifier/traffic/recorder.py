@@ -56,9 +56,6 @@ class RecordedSession:
     """`[p]`: the end of its prompt, or all of it; empty if the prompt may not be kept."""
 
 
-_Job = tuple[RecordedSession, pb.Produced]
-
-
 class TrafficRecorder:
     """Records sessions from `begin` to `end`. All methods but `close` are for the event loop, and return at once."""
 
@@ -87,7 +84,7 @@ class TrafficRecorder:
         """(session id, epoch) -> a session that is recorded, or has ended a moment ago"""
         self._ended: OrderedDict[tuple[str, int], None] = OrderedDict()
         self._passages = PassageBuilder(redact, self.counts, prompt_tokens)
-        self._jobs: queue.Queue[_Job | None] = queue.Queue(BACKLOG)
+        self._jobs: queue.Queue[tuple[RecordedSession, pb.Produced] | None] = queue.Queue(BACKLOG)
         self._thread = Thread(target=self._work, name="traffic", daemon=True)
         self._thread.start()
 

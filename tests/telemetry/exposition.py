@@ -43,7 +43,7 @@ class Family:
 def collectors() -> dict[str, Any]:
     """Each process' collector, of a process that has just begun."""
     host = types.SimpleNamespace(stats=engine_pb2.EngineStats(), ended=asyncio.Event())
-    loop = types.SimpleNamespace(state=LoopState(), stage_s={}, results={}, failures=0, spent_s=0.0)
+    loop = types.SimpleNamespace(state=LoopState(), stage_s={}, results={}, failures=0)
     config = types.SimpleNamespace(daily_minutes=1.0)
     return {
         "verifier": VerifierCollector(host),  # type: ignore[arg-type]

@@ -55,7 +55,7 @@ def build(log: SegmentLog, folder: Path, plan: DatasetPlan, now: float) -> Datas
     splits = {name: [piece for piece in pieces if backfill.covers(piece)] for name, pieces in splits.items()}
     if not all(splits.values()):
         raise PermanentFailure("the traffic log lost passages while it was read: it is shrunk or expired too often")
-    left_out.update(expiring=expiring, other_target=_tokens(lasting) - _tokens(ours))
+    left_out.update(expiring=expiring, other_target=sum(map(len, lasting)) - sum(map(len, ours)))
     facts = {"built_unix": now, "weights_hash": weights_hash, "newest_unix": newest.time_unix, "left_out": left_out}
     card = _card(splits, plan, facts)
     shutil.rmtree(folder, ignore_errors=True)
@@ -94,7 +94,7 @@ def _lasting(log: SegmentLog, plan: DatasetPlan, now: float) -> tuple[list[Passa
             f"all of the traffic log expires within {plan.lasts_s / 60:.0f} minutes, which a run may take: let tenants'"
             " recordings be kept for longer, or lower train_minutes and stage_minutes"
         )
-    return lasting, _tokens(passages) - _tokens(lasting)
+    return lasting, sum(map(len, passages)) - sum(map(len, lasting))
 
 
 def _choose(passages: Sequence[Passage], plan: DatasetPlan) -> tuple[Splits, Counter[str]]:
@@ -158,10 +158,6 @@ def _unlike(pieces: Iterable[TextSpan], measured: Iterable[TextSpan], plan: Data
 def _renamed(passage: Passage, names: dict[str, str]) -> Passage:
     """Return a passage under the name that its class has in the dataset."""
     return dataclasses.replace(passage, traffic_class=names[passage.traffic_class])
-
-
-def _tokens(passages: Iterable[Passage]) -> int:
-    return sum(map(len, passages))
 
 
 def _sums(rows: Iterable[tuple[str, str, int]]) -> dict[str, dict[str, int]]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cloud_verifier.traffic.passage import NO_PROMPT, Passage
+
+_SHARED = "session_id", "tenant", "traffic_class", "start", "tokens", "time_unix", "expires_unix", "prompt"
+"""The fields that a span has of its first passage."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,39 +81,23 @@ def cut(span: TextSpan, window: int, overlap: int, prompt: int = 0) -> list[Text
     begin, first_label = 0, 0 if len(context) else max(1, span.first)
     while first_label < len(span.tokens):
         end = min(begin + window - len(context), len(span.tokens))
-        pieces.append(
-            replace(
-                span,
-                start=span.start + begin,
-                tokens=span.tokens[begin:end],
-                first=first_label - begin,
-                prompt=context,
-            )
-        )
+        tokens, first = span.tokens[begin:end], first_label - begin
+        pieces.append(replace(span, start=span.start + begin, tokens=tokens, first=first, prompt=context))
         begin, first_label, context = max(0, end - overlap), end, NO_PROMPT
     return pieces
 
 
-def _joined(passages: Iterable[Passage]) -> Iterator[TextSpan]:
-    """Yield the spans of one session's passages."""
-    span: TextSpan | None = None
+def _joined(passages: Iterable[Passage]) -> list[TextSpan]:
+    """Return the spans of one session's passages."""
+    spans: list[TextSpan] = []
     for passage in sorted(passages, key=lambda one: (one.start, one.time_unix)):
-        extended = _extended(span, passage) if span is not None else None
-        if span is not None and extended is None:
-            yield span
-        span = extended or TextSpan(
-            passage.session_id,
-            passage.tenant,
-            passage.traffic_class,
-            passage.start,
-            passage.tokens,
-            passage.time_unix,
-            passage.expires_unix,
-            0 if len(passage.prompt) else 1,
-            passage.prompt,
-        )
-    if span is not None:
-        yield span
+        extended = _extended(spans[-1], passage) if spans else None
+        if extended is not None:
+            spans[-1] = extended
+            continue
+        shared: dict[str, Any] = {name: getattr(passage, name) for name in _SHARED}
+        spans.append(TextSpan(**shared, first=0 if len(passage.prompt) else 1))
+    return spans
 
 
 def _extended(span: TextSpan, passage: Passage) -> TextSpan | None:

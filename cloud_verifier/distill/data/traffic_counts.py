@@ -1,15 +1,16 @@
-"""Count what the traffic log holds of each class since the last run, reading only what is new each time."""
+"""Count the traffic of each class since the last run, and decide by the counts whether to train."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
+from pydantic import BaseModel
 
-from cloud_verifier.distill.data.retrain_trigger import ClassTraffic
+from cloud_verifier.distill.config import DistillConfig
 from cloud_verifier.distill.data.selection import OTHERS
 
 if TYPE_CHECKING:
@@ -20,6 +21,24 @@ TENANT_CLASSES = 8
 """Classes of one tenant that are counted apart, the first that come."""
 LATE_S = 300.0
 """Seconds by which a passage may come in after newer ones: verifiers write a segment when it is full or old enough."""
+FRESH_SHARE = 0.1
+"""Share of the new tokens that a class needs for a run to be trained for it."""
+ADAPTS = 0.5
+"""Weight of a run's traffic in the usual acceptance, which forgets older traffic within two or three runs."""
+
+
+class ClassTraffic(BaseModel, frozen=True):
+    """Counts of the traffic of one class since some time."""
+
+    tokens: int = 0
+    judged: int = 0
+    """Tokens of sessions that drafted with the release whose acceptance is judged."""
+    guessed: int = 0
+    """Tokens among them that the device had proposed."""
+
+    @property
+    def acceptance(self) -> float:
+        return self.guessed / self.judged if self.judged else 0.0
 
 
 class _ClassCounter:
@@ -46,7 +65,10 @@ class _ClassCounter:
 
 
 class TrafficCounter:
-    """Counts the traffic of one target. Every token of a session counts once, however often it is recorded."""
+    """Counts the traffic of one target, reading only what is new each time.
+
+    Every token of a session counts once, however often it is recorded.
+    """
 
     def __init__(self, log: SegmentLog, weights_hash: str, window: int, clock: Callable[[], float] = time.time) -> None:
         """window: tokens over which a class's acceptance is judged."""
@@ -100,3 +122,40 @@ class TrafficCounter:
             return OTHERS
         names.add(name)
         return name
+
+
+def due(
+    traffic: Mapping[str, ClassTraffic], usual: Mapping[str, float], config: DistillConfig
+) -> tuple[str, tuple[str, ...]] | None:
+    """Return the reason to train now and the classes to train for; None if there is none.
+
+    traffic: by class, since the last run. usual: acceptance by class, as earlier runs found it; a class that is new is
+    compared with the mean of the others.
+    """
+    total = sum(one.tokens for one in traffic.values())
+    fresh = tuple(sorted(name for name, one in traffic.items() if one.tokens >= FRESH_SHARE * total))
+    for name, reason in alarms(traffic, usual, config).items():
+        if traffic[name].tokens >= config.run_tokens or total >= config.fresh_tokens:
+            return reason, tuple(sorted({*fresh, name}))
+    if total >= config.fresh_tokens:
+        return f"{total} fresh tokens", fresh
+    return None
+
+
+def alarms(traffic: Mapping[str, ClassTraffic], usual: Mapping[str, float], config: DistillConfig) -> dict[str, str]:
+    """Return the classes whose acceptance has fallen, with the figures, however little there is to learn from."""
+    found = {}
+    for name, one in sorted(traffic.items()):
+        expected = usual.get(name, sum(usual.values()) / len(usual) if usual else 0.0)
+        if one.judged >= config.alarm_tokens and one.acceptance < expected - config.alarm_fall:
+            found[name] = f"acceptance on class {name!r} is {one.acceptance:.2f}, usual is {expected:.2f}"
+    return found
+
+
+def adapted(usual: Mapping[str, float], traffic: Mapping[str, ClassTraffic], config: DistillConfig) -> dict[str, float]:
+    """Return the usual acceptance after a run, by class; a class with little traffic keeps its own."""
+    new = dict(usual)
+    for name, one in traffic.items():
+        if one.judged >= config.alarm_tokens:
+            new[name] = one.acceptance + (1 - ADAPTS) * (usual.get(name, one.acceptance) - one.acceptance)
+    return new

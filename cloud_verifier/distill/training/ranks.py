@@ -49,7 +49,7 @@ class Ranks:
         """Split the weights, layer by layer, among the ranks (FSDP)."""
         if self.size > 1:
             mesh = init_device_mesh(self.device.type, (self.size,))
-            for layer in student.layers:
+            for layer in student.model.model.layers:
                 fully_shard(layer, mesh=mesh)
             fully_shard(student, mesh=mesh)
 

@@ -36,10 +36,6 @@ class Student(nn.Module):
         kl, overlap = divergence(logits, batch.top_ids, batch.top_log_probs, batch.tail)
         return kl, overlap, logits.detach().argmax(1) == batch.top_ids[:, 0]
 
-    @property
-    def layers(self) -> nn.ModuleList:
-        return cast(nn.ModuleList, self.model.model.layers)
-
 
 def load_student(plan: TrainingPlan) -> tuple[Student, Any | None]:
     """Load the plan's base, and return it with peft's model around it where the plan asks for LoRA (arXiv 2106.09685).
@@ -53,13 +49,8 @@ def load_student(plan: TrainingPlan) -> tuple[Student, Any | None]:
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(plan.seed)
-    config = LoraConfig(
-        r=plan.lora_rank,
-        lora_alpha=plan.lora_alpha * plan.lora_rank,
-        lora_dropout=0.0,
-        target_modules=list(_LORA_MATRICES),
-        task_type="CAUSAL_LM",
-    )
+    rank, alpha, matrices = plan.lora_rank, plan.lora_alpha * plan.lora_rank, list(_LORA_MATRICES)
+    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=matrices, task_type="CAUSAL_LM")
     return Student(model), get_peft_model(model, config)
 
 

@@ -10,7 +10,7 @@ import pytest
 from loop_fakes import SIGNER, TARGET, World
 
 from cloud_verifier.distill.config import DistillConfig
-from cloud_verifier.distill.data.retrain_trigger import ClassTraffic
+from cloud_verifier.distill.data.traffic_counts import ClassTraffic
 from cloud_verifier.distill.errors import PermanentFailure, StageFailed, TooLittleTraffic
 from cloud_verifier.distill.loop import canary_result
 from cloud_verifier.distill.publishing.release_client import (

@@ -7,9 +7,16 @@ from hypothesis import strategies as st
 from loop_fakes import TARGET, FakeLog, passage
 
 from cloud_verifier.distill.config import DistillConfig
-from cloud_verifier.distill.data.retrain_trigger import ClassTraffic, adapted, alarms, due
 from cloud_verifier.distill.data.selection import OTHERS
-from cloud_verifier.distill.data.traffic_counts import LATE_S, TENANT_CLASSES, TrafficCounter
+from cloud_verifier.distill.data.traffic_counts import (
+    LATE_S,
+    TENANT_CLASSES,
+    ClassTraffic,
+    TrafficCounter,
+    adapted,
+    alarms,
+    due,
+)
 
 RULE = DistillConfig.model_construct(fresh_tokens=1_000, alarm_tokens=200, alarm_fall=0.1, run_tokens=0)
 OURS = "ab" * 32
