@@ -16,25 +16,20 @@ PARTIAL = ".partial"
 
 def write(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Replace `path` by a file of these bytes, created with these permissions (less the umask). Raises OSError."""
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL}")  # several writers each have their own
-    try:
+    with replacing(path, shared=True) as partial:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
-        replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield the name of a file to write in place of `path`, for one writer at a time.
+def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
+    """Yield the name of a file to write in place of `path`.
 
-    The file moves to `path` when the body ends, and is removed if the body raises. One that a killed process has left
-    under the same name is overwritten.
+    The file moves to `path` when the body ends, and is removed if the body raises. shared: whether there may be several
+    writers, each with a name of its own; else one that a killed process has left under the same name is overwritten.
     """
-    partial = path.with_name(path.name + PARTIAL)
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL}" if shared else path.name + PARTIAL)
     try:
         yield partial
         replace(partial, path)

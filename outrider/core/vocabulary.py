@@ -40,15 +40,16 @@ def compare_token_tables(draft: Sequence[bytes], target: Sequence[bytes]) -> int
     Raises VocabularyMismatch, naming the first ids that differ and how many do.
     """
     shared = min(len(draft), len(target))
+    counts = f"the draft has {len(draft)} ids, the target {len(target)}"
     if shared == 0:
-        raise VocabularyMismatch(_counts(draft, target) + "; neither may be empty", field="token_table")
+        raise VocabularyMismatch(f"{counts}; neither may be empty", field="token_table")
     differing = [i for i in range(shared) if draft[i] != target[i]]
     if not differing:
         return shared
     shown = ", ".join(f"id {i}: {draft[i]!r} and {target[i]!r}" for i in differing[:_SHOWN])
     raise VocabularyMismatch(
         f"draft and target differ in {len(differing)} of the {shared} ids that both have ({shown}); "
-        f"{_counts(draft, target)}; use a draft made for this target's tokenizer",
+        f"{counts}; use a draft made for this target's tokenizer",
         field="token_table",
     )
 
@@ -62,16 +63,13 @@ def vocabulary_hash(table: Sequence[bytes]) -> bytes:
     return digest.digest()
 
 
-def _counts(draft: Sequence[bytes], target: Sequence[bytes]) -> str:
-    return f"the draft has {len(draft)} ids, the target {len(target)}"
-
-
 def _table(data: dict[str, Any]) -> list[bytes]:
     vocab, added = data["model"]["vocab"], data.get("added_tokens") or []
     # Unigram lists (piece, score) in order; BPE and WordPiece map piece to id.
     ids = {piece: i for i, (piece, _) in enumerate(vocab)} if isinstance(vocab, list) else dict(vocab)
     table = [b""] * (1 + max((_checked(i) for i in (*ids.values(), *(token["id"] for token in added))), default=-1))
-    raw = _from_byte_level if _uses(data, "ByteLevel") else _from_sentencepiece
+    parts = json.dumps([data.get("pre_tokenizer"), data.get("decoder")])
+    raw = _from_byte_level if '"ByteLevel"' in parts else _from_sentencepiece
     for piece, i in ids.items():
         table[i] = raw(piece)
     for token in added:
@@ -83,11 +81,6 @@ def _checked(token_id: object) -> int:
     if type(token_id) is not int or not 0 <= token_id < MAX_IDS:
         raise ValueError(f"a token id is {token_id!r:.40}, must be an integer between 0 and {MAX_IDS - 1}")
     return token_id
-
-
-def _uses(data: dict[str, Any], kind: str) -> bool:
-    """Whether the pre-tokenizer or the decoder has a component of this type."""
-    return f'"{kind}"' in json.dumps([data.get("pre_tokenizer"), data.get("decoder")])
 
 
 def _from_byte_level(piece: str) -> bytes:

@@ -177,6 +177,7 @@ class ChainContext(LlamaContext):
         check_range("length", length, 1, model.n_ctx_train)
         check_range("count", count, 1, MAX_SEQUENCES)
         check_range("batch", batch, 1, 1 << 16)
+        self.count = count
         self._lengths = [0] * count
         self.length = length
         super().__init__(
@@ -188,10 +189,6 @@ class ChainContext(LlamaContext):
             outputs=count,
             unified=False,  # each sequence attends to its own cells and pays for no others
         )
-
-    @property
-    def count(self) -> int:
-        return len(self._lengths)
 
     def held(self, sequence: int) -> int:
         """Return the number of tokens that a sequence holds."""

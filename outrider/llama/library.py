@@ -42,15 +42,11 @@ def library() -> Any:
         raise ImportError(
             f"llama-cpp-python cannot be imported ({error}); a draft model needs it: pip install 'outrider[edge]'"
         ) from error
-    bindings.llama_log_set(_log_callback(bindings), ctypes.c_void_p(0))
+    # llama.cpp keeps no reference of its own, and would call freed memory.
+    bindings.outrider_log_callback = bindings.llama_log_callback(_log)
+    bindings.llama_log_set(bindings.outrider_log_callback, ctypes.c_void_p(0))
     bindings.llama_backend_init()
     return bindings
-
-
-@functools.cache
-def _log_callback(bindings: Any) -> Any:
-    """Return the callback, cached for good: llama.cpp keeps no reference of its own and would call freed memory."""
-    return bindings.llama_log_callback(_log)
 
 
 def _log(level: int, text: bytes, _user_data: object) -> None:

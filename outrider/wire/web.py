@@ -16,13 +16,7 @@ from outrider.wire.channels import split_address
 
 def config(app: Any, **settings: Any) -> uvicorn.Config:
     """Return uvicorn's configuration for `app`. settings: uvicorn's, besides those that all our servers share."""
-    common: dict[str, Any] = {
-        "ws": "none",
-        "lifespan": "off",
-        "log_config": None,
-        "access_log": False,
-        "server_header": False,
-    }
+    common = {"ws": "none", "lifespan": "off", "log_config": None, "access_log": False, "server_header": False}
     return uvicorn.Config(app, **(common | settings))
 
 

@@ -13,8 +13,6 @@ from collections.abc import Iterable
 MISS, SIBLING, HIT, UNKNOWN = 0, 1, 2, 3
 """No proposal was right; another than the first was; the first was; nothing was proposed."""
 
-_NOT_PROPOSED = bytes([UNKNOWN])
-
 
 class AcceptanceHistory:
     """The outcomes at the last positions of one session.
@@ -77,7 +75,7 @@ class AcceptanceHistory:
 
     def outcomes(self) -> bytes:
         """Return the outcomes, oldest first, without positions for which nothing was proposed."""
-        return bytes(self._kept[-self._size :]).translate(None, _NOT_PROPOSED)
+        return bytes(self._kept[-self._size :]).translate(None, bytes([UNKNOWN]))
 
     def _count(self, right: bool) -> None:
         self.positions += 1

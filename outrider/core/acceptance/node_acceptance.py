@@ -8,6 +8,7 @@ evaluated: the target's token is known, so a session whose nodes are not worth e
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import islice
 
@@ -15,9 +16,8 @@ from outrider.core.tree import ROOT, TokenTree
 
 _DEPTHS = (1, 2, 3, 4, 6, 9)
 """Greatest depth of each class; the last class is open."""
-_CLASS = [
-    next((i for i, last in enumerate(_DEPTHS) if depth <= last), len(_DEPTHS)) for depth in range(_DEPTHS[-1] + 2)
-]
+_CLASS = [bisect_left(_DEPTHS, depth) for depth in range(_DEPTHS[-1] + 2)]
+"""The class of each depth; greater depths are in the last one."""
 _PRIOR = (0.6, 0.15, 0.07, 0.03)
 """Probability of the first sibling, the second, and so on, before anything is observed."""
 _PRIOR_WEIGHT = 8.0
