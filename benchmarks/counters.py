@@ -1,17 +1,13 @@
-"""What metrics cost: microseconds for what is counted per step, message and call, and for what a scrape takes.
+"""Measure what metrics cost: microseconds for what is counted per step, message and call, and for a scrape.
 
-python -m benchmarks.counters [--quick]
-
-Each number is the least of several rounds of many calls. The last line of output is one JSON object; its keys are
-`step_us` (a step of 16 sessions), `message_us` (a message with nodes and its commit, at the front), `snapshot_us` (what
-the engine tells four times a second), `scrape_us` (a verifier's), and `store_us` (a coordinator's call to Redis).
+Each number is the least of several rounds of many calls. The keys of the last line are `step_us` (a step of 16
+sessions), `message_us` (a message with nodes and its commit, at the front), `snapshot_us` (what the engine sends to the
+front four times a second), `scrape_us` (of a verifier), and `store_us` (a coordinator's call to Redis).
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import time
 import timeit
 import types
@@ -20,6 +16,7 @@ from typing import Any
 
 from prometheus_client.exposition import generate_latest
 
+from benchmarks.support import harness
 from cloud_verifier.engine.stats import STATES, EngineCounters
 from cloud_verifier.engine.step_profiler import PARTS
 from cloud_verifier.engine_process.codec import counters_to_proto
@@ -34,12 +31,12 @@ ROUNDS = 7
 
 
 def per_call_us(call: Callable[[], object], calls: int) -> float:
-    """The least of several rounds: what the machine does beside only adds."""
+    """Return the least of several rounds, since other work on the machine can only add to it."""
     return 1e6 * min(timeit.repeat(call, number=calls, repeat=ROUNDS)) / calls
 
 
 def step(counters: EngineCounters) -> Callable[[], None]:
-    """All that one step adds, each of its sessions with accepted nodes."""
+    """Return a call that counts one step, each of its sessions with accepted nodes."""
     parts = dict.fromkeys(PARTS, 0.004)
 
     def count() -> None:
@@ -52,7 +49,7 @@ def step(counters: EngineCounters) -> Callable[[], None]:
 
 
 def message() -> Callable[[], None]:
-    """A message with nodes and the commit that has seen it, as the front counts them."""
+    """Return a call that counts a message with nodes, and the commit that has seen it, as the front does."""
     counters = StreamCounters(FrontCounters())
     append = session_pb2.Append(first_id=1, up=[0, 1, 1], token=[5, 6, 7])
     commit = session_pb2.Commit(epoch=1, start=1, token=[5, 6], seen=3)
@@ -65,14 +62,14 @@ def message() -> Callable[[], None]:
 
 
 def snapshot(counters: EngineCounters) -> Callable[[], engine_pb2.EngineCounters]:
-    """As the engine tells it and the front reads it."""
+    """Return a call that encodes the counters as the engine does, and decodes them as the front does."""
     names = ("steps", "committed", "prefilled", "evaluated", "accepted", "own_evaluated", "own_accepted", "dead")
     stats: Any = types.SimpleNamespace(**dict.fromkeys(names, 1_000), ignored=0, states=dict.fromkeys(STATES, 4))
     return lambda: engine_pb2.EngineCounters.FromString(counters_to_proto(counters, stats).SerializeToString())
 
 
-def scrape(told: engine_pb2.EngineCounters) -> Callable[[], bytes]:
-    host: Any = types.SimpleNamespace(stats=engine_pb2.EngineStats(counters=told), ended=asyncio.Event())
+def scrape(counters: engine_pb2.EngineCounters) -> Callable[[], bytes]:
+    host: Any = types.SimpleNamespace(stats=engine_pb2.EngineStats(counters=counters), ended=asyncio.Event())
     own = registry(VerifierCollector(host))
     return lambda: generate_latest(own)
 
@@ -83,21 +80,20 @@ def store() -> Callable[[], None]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the calls")
-    scale = 10 if parser.parse_args().quick else 1
+    options = harness.arguments("counters", __doc__).parse_args()
+    scale = options.size.pick(smoke=100, quick=10, full=1)
     counters = EngineCounters(0.0)
-    tell = snapshot(counters)
-    found = {
+    take = snapshot(counters)
+    result = {
         "step_us": per_call_us(step(counters), 5_000 // scale),
         "message_us": per_call_us(message(), 50_000 // scale),
-        "snapshot_us": per_call_us(tell, 5_000 // scale),
-        "scrape_us": per_call_us(scrape(tell()), 500 // scale),
+        "snapshot_us": per_call_us(take, 5_000 // scale),
+        "scrape_us": per_call_us(scrape(take()), 500 // scale),
         "store_us": per_call_us(store(), 100_000 // scale),
     }
-    for name, microseconds in found.items():
+    for name, microseconds in result.items():
         print(f"{name:12} {microseconds:9.2f}")
-    print(json.dumps({name: round(microseconds, 2) for name, microseconds in found.items()}))
+    harness.finish({name: round(microseconds, 2) for name, microseconds in result.items()})
 
 
 if __name__ == "__main__":

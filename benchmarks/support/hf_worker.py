@@ -1,7 +1,7 @@
-"""Hugging Face on a core of its own: what users run without us. A child of benchmarks.latency, JSON lines in and out.
+"""Generate with Hugging Face transformers in a process of its own: a JsonWorker of benchmarks.latency.
 
-{"generate": [ids], "max_tokens": n}           -> {"seconds": s, "tokens": n}
-{"forward": [ids], "steps": n}                 -> {"seconds": s}   one-token forwards over a DynamicCache, after ids
+{"generate": [ids], "max_tokens": n, "temperature": t}  -> {"seconds": s, "tokens": n}
+{"forward": [ids], "steps": n}                          -> {"seconds": s}, of n one-token forwards after ids
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 
 @torch.inference_mode()
@@ -43,16 +44,18 @@ def forward(model: Any, ids: list[int], steps: int) -> dict[str, float]:
 
 
 def main() -> None:
+    disable_progress_bar()
+    set_verbosity_error()
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32, local_files_only=True).eval()
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         request = json.loads(line)
         if "generate" in request:
-            answer = generate(model, request["generate"], request["max_tokens"], request.get("temperature", 0.0))
+            answer = generate(model, request["generate"], request["max_tokens"], request["temperature"])
         else:
             answer = forward(model, request["forward"], request["steps"])
-        print(json.dumps(answer), flush=True)
+        print(json.dumps({"id": request["id"]} | answer), flush=True)
 
 
 if __name__ == "__main__":

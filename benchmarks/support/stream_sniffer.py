@@ -1,4 +1,4 @@
-"""Between a device and its verifiers: what each stream says and when, even after the device has given it up."""
+"""Observe the streams between a device and its verifiers, even after the device has given them up."""
 
 from __future__ import annotations
 
@@ -20,135 +20,137 @@ from outrider.wire.v1 import session_pb2
 
 @dataclass
 class FailoverTrace:
-    """What one disturbed session went through. Times are of the monotonic clock."""
+    """What one disturbed session went through. Times are of the monotonic clock, 0 before they are known."""
 
     signalled: float = 0.0
     noticed: float = 0.0
-    """The broken stream was given up."""
+    """When the device gave up the broken stream."""
     attached: float = 0.0
-    """The next verifier answered with Opened."""
+    """When the next verifier answered with Opened."""
     resumed: float = 0.0
-    """Its first Commit was read."""
+    """When its first Commit was read."""
     addresses: list[str] = field(default_factory=list)
-    """Of the verifiers attached to, one per hop."""
-    zombie_commits: int = 0
+    """Of the verifiers attached to, one per attach."""
+    late_commits: int = 0
     """Commits of the old epoch that came after the device had gone elsewhere."""
 
 
 class StreamSniffer:
-    """A device's channels with the streams' ends held open: what a zombie still says is put before the device."""
+    """Keeps a device's streams open, and hands the device what an abandoned verifier still sends."""
 
     def __init__(self) -> None:
-        self.watch = FailoverTrace()
-        self._calls: list[_Call] = []
+        self.trace = FailoverTrace()
+        self._streams: list[_SniffedStream] = []
 
-    def channel(self, hop: AttachTarget, under: grpc.aio.Channel) -> Any:
-        self.watch.addresses.append(hop.address)
-        return _Channel(self, under)
+    def channel(self, target: AttachTarget, channel: grpc.aio.Channel) -> Any:
+        """Return a channel whose streams are observed."""
+        self.trace.addresses.append(target.address)
+        return _SniffedChannel(self, channel)
 
     def begin(self) -> None:
-        self.watch = FailoverTrace()
+        """Begin the trace of another session."""
+        self.trace = FailoverTrace()
 
     async def end(self) -> None:
-        """Let go of every stream."""
-        calls, self._calls = self._calls, []
-        for call in calls:
-            await call.release()
+        """Close every stream."""
+        streams, self._streams = self._streams, []
+        for stream in streams:
+            await stream.close()
 
-    def join(self, call: _Call) -> None:
-        self._calls.append(call)
+    def add(self, stream: _SniffedStream) -> None:
+        self._streams.append(stream)
 
-    def heard(self, call: _Call, message: Any) -> None:
-        """A message of the newest stream."""
-        if len(self._calls) > 1 and self.watch.signalled and call is self._calls[-1]:
+    def on_message(self, stream: _SniffedStream, message: Any) -> None:
+        """Note when the stream after the broken one was opened, and when its first tokens came."""
+        if len(self._streams) > 1 and self.trace.signalled and stream is self._streams[-1]:
             now = time.monotonic()
-            self.watch.attached = self.watch.attached or now
+            self.trace.attached = self.trace.attached or now
             if message.WhichOneof("kind") == "commit" and message.commit.token:
-                self.watch.resumed = self.watch.resumed or now
+                self.trace.resumed = self.trace.resumed or now
 
-    def late(self, message: Any) -> None:
-        """A Commit of a stream that the device has given up: the device gets it all the same."""
-        self.watch.zombie_commits += 1
-        self._calls[-1].inbox.put_nowait(message)
+    def on_late_commit(self, message: Any) -> None:
+        """Hand a Commit of an abandoned stream to the device, among those of the newest stream."""
+        self.trace.late_commits += 1
+        self._streams[-1].inbox.put_nowait(message)
 
-    def given_up(self) -> None:
-        if self.watch.signalled:
-            self.watch.noticed = self.watch.noticed or time.monotonic()
+    def on_given_up(self) -> None:
+        if self.trace.signalled:
+            self.trace.noticed = self.trace.noticed or time.monotonic()
 
 
-class _Channel:
-    """Taps Session; everything else goes straight through."""
+class _SniffedChannel:
+    """A channel that observes its streams and passes everything else on."""
 
-    def __init__(self, tap: StreamSniffer, under: grpc.aio.Channel) -> None:
-        self._tap = tap
-        self._under = under
+    def __init__(self, sniffer: StreamSniffer, channel: grpc.aio.Channel) -> None:
+        self._sniffer = sniffer
+        self._channel = channel
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._under, name)
+        return getattr(self._channel, name)
 
     def stream_stream(self, *arguments: Any, **options: Any) -> Any:
-        open_stream = self._under.stream_stream(*arguments, **options)
-        return lambda **call: _Call(self._tap, open_stream(**call))
+        open_stream = self._channel.stream_stream(*arguments, **options)
+        return lambda **call: _SniffedStream(self._sniffer, open_stream(**call))
 
 
-class _Call:
-    """One stream. Cancelled by the device, it goes on towards its verifier: pings are answered, Commits are kept."""
+class _SniffedStream:
+    """One stream. Cancelled by the device, it stays open to its verifier: pings are answered, Commits are kept."""
 
-    def __init__(self, tap: StreamSniffer, under: Any) -> None:
+    def __init__(self, sniffer: StreamSniffer, call: Any) -> None:
         self.inbox: asyncio.Queue[Any] = asyncio.Queue()
-        self._tap = tap
-        self._under = under
+        self._sniffer = sniffer
+        self._call = call
         self._given_up = False
         self._ended = False
-        tap.join(self)
+        sniffer.add(self)
         self._reading = asyncio.create_task(self._read())
 
     async def read(self) -> Any:
         item = await self.inbox.get()
         if isinstance(item, BaseException):
-            self._tap.given_up()
+            self._sniffer.on_given_up()
             raise item
         return item
 
     async def write(self, message: Any) -> None:
-        await self._under.write(message)
+        await self._call.write(message)
 
     async def done_writing(self) -> None:
-        await self._under.done_writing()
+        await self._call.done_writing()
 
     def done(self) -> bool:
         return self._ended
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        self._under.add_done_callback(callback)
+        self._call.add_done_callback(callback)
 
     def cancel(self) -> None:
         if not self._ended:
-            self._tap.given_up()
+            self._sniffer.on_given_up()
         self._given_up = True
 
-    async def release(self) -> None:
-        self._under.cancel()
+    async def close(self) -> None:
+        self._call.cancel()
         await asyncio.wait({self._reading})
 
     async def _read(self) -> None:
         try:
-            while (message := await self._under.read()) is not grpc.aio.EOF:
-                await self._sort(message)
+            while (message := await self._call.read()) is not grpc.aio.EOF:
+                await self._on_message(message)
             self._end(grpc.aio.EOF)
         except (grpc.RpcError, asyncio.CancelledError) as error:
             self._end(error)
 
-    async def _sort(self, message: Any) -> None:
+    async def _on_message(self, message: Any) -> None:
         if not self._given_up:
-            self._tap.heard(self, message)
+            self._sniffer.on_message(self, message)
             self.inbox.put_nowait(message)
         elif message.WhichOneof("kind") == "commit":
-            self._tap.late(message)
+            self._sniffer.on_late_commit(message)
         elif message.WhichOneof("kind") == "ping":
             nonce = message.ping.nonce
             with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
-                await self._under.write(session_pb2.ClientMessage(pong=session_pb2.Pong(nonce=nonce)))
+                await self._call.write(session_pb2.ClientMessage(pong=session_pb2.Pong(nonce=nonce)))
 
     def _end(self, how: Any) -> None:
         self._ended = True
@@ -156,15 +158,17 @@ class _Call:
 
 
 class SniffedClient(AsyncClient):
-    def __init__(self, tap: StreamSniffer, **options: Any) -> None:
+    """A client whose session streams go through a sniffer; bulk channels do not."""
+
+    def __init__(self, sniffer: StreamSniffer, **options: Any) -> None:
         super().__init__(**options)
         dial = self._sessions.dial
 
-        def tapped(target: AttachTarget, *, bulk: bool = False) -> grpc.aio.Channel:
+        def sniffed(target: AttachTarget, *, bulk: bool = False) -> grpc.aio.Channel:
             channel = dial(target, bulk=bulk)
-            return channel if bulk else tap.channel(target, channel)
+            return channel if bulk else sniffer.channel(target, channel)
 
-        self._sessions.dial = tapped  # type: ignore[method-assign]
+        self._sessions.dial = sniffed  # type: ignore[method-assign]
 
 
 @dataclass
@@ -176,11 +180,11 @@ class StaleCommits:
 
 
 @contextlib.contextmanager
-def counting_stale_commits() -> Iterator[StaleCommits]:
-    """Look on at DeviceSession.on_commit, and change nothing."""
+def count_stale() -> Iterator[StaleCommits]:
+    """Observe DeviceSession.on_commit without changing what it does."""
     stale, on_commit = StaleCommits(), DeviceSession.on_commit
 
-    def watched(session: DeviceSession, commit: Commit) -> Delivery | None:
+    def observed(session: DeviceSession, commit: Commit) -> Delivery | None:
         old, before = commit.epoch < session.epoch, len(session.received)
         delivery = on_commit(session, commit)
         if old and delivery is None and len(session.received) == before:
@@ -189,7 +193,7 @@ def counting_stale_commits() -> Iterator[StaleCommits]:
             stale.accepted += 1
         return delivery
 
-    DeviceSession.on_commit = watched  # type: ignore[assignment,method-assign]
+    DeviceSession.on_commit = observed  # type: ignore[assignment,method-assign]
     try:
         yield stale
     finally:
