@@ -1,10 +1,10 @@
 """Compare every token of the running system with what the target alone produces.
 
 40 held-out prompts, greedy and sampled, go through coordinator, verifier and device; then again with the narrow draft,
-with no draft, with eight sessions at once, and behind a round trip of 30 ms. The reference (benchmarks.support.reference)
-shares no code with Outrider. An output that differs is compared with the reference teacher-forced, so that every
-position counts; `mismatches` are positions whose two best perturbed scores differ by more than 1e-3, closer ones are
-`ties`. The verifier has one core, the device and the reference another.
+with no draft, with eight sessions at once, and behind a round trip of 30 ms. The reference, which is
+benchmarks.support.reference, shares no code with Outrider. An output that differs is compared with the reference
+teacher-forced, so that every position counts; `mismatches` are positions whose two best perturbed scores differ by more
+than 1e-3, closer ones are `ties`. The verifier has one core, the device and the reference another.
 """
 
 from __future__ import annotations

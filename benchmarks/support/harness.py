@@ -166,7 +166,7 @@ async def cluster(*, prefix_cache: bool = True) -> AsyncIterator[Cluster]:
             async with Cluster(logs=Path(scratch) / "logs") as running:
                 yield running
         except BaseException:
-            print_log_ends(sorted(Path(scratch, "logs").glob("*.log")))
+            print_log_ends(Path(scratch, "logs"))
             raise
 
 
@@ -196,9 +196,9 @@ async def status(coordinator: str) -> coordinator_pb2.StatusResponse:
     return answer
 
 
-def print_log_ends(logs: Iterable[Path]) -> None:
-    """Print the end of each log to stderr."""
-    for log in logs:
+def print_log_ends(folder: Path) -> None:
+    """Print the end of each log in `folder` to stderr."""
+    for log in sorted(folder.glob("*.log")):
         print(f"--- end of {log.name}\n{log.read_text(errors='replace')[-1500:]}", file=sys.stderr)
 
 
