@@ -31,21 +31,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.latency import repetitive
 from benchmarks.support import harness
 from benchmarks.support.draft_replay.client import ServiceAddress, SessionJob, SessionOutcome
-from benchmarks.support.draft_replay.swarm import SETTINGS, Swarm, make_tape
-from benchmarks.support.harness import Pair, spread
+from benchmarks.support.draft_replay.swarm import Swarm, make_tape, settings
+from benchmarks.support.harness import Pair, Size, spread
 from cloud_verifier.distill.gguf.writer import write_gguf
 from coordinator.cluster import Child, Cluster
 from outrider.llama.model import quantize
 
-LEVELS = (1, 4, 16)
-DEPTHS = (1, 2, 4)
 PAUSING = 4
 """Depth of the co-located verifier that stops drafting where it does not pay; the others always draft."""
 PLAIN, DEVICE = "autoregression", "device"
@@ -53,7 +50,34 @@ STEERED = "device, steered"
 WANTED = {1: 1.6, 4: 1.5, 16: 1.15}
 """Sessions -> least of device over autoregression."""
 SHARE_OF_BOUND = 0.9
-WARM_S = 1.5
+
+
+@dataclass(frozen=True)
+class CapacitySize:
+    """How much is measured."""
+
+    rounds: int
+    prompts: int
+    depths: tuple[int, ...]
+    """Of the chains of co-located verifiers that always draft."""
+    levels: tuple[int, ...] = (1, 4, 16)
+    """Sessions at once."""
+    warm_s: float = 1.5
+    """Before counting."""
+    count_s: float = 3.0
+    tokens: int = 96
+    """Of a session, at most."""
+    heavy: bool = True
+    """Whether the draft that costs far more is measured too."""
+    pausing: bool = True
+    """Whether one co-located verifier stops drafting where it does not pay."""
+
+
+FULL = CapacitySize(rounds=3, prompts=18, depths=(1, 2, 4))
+QUICK = CapacitySize(rounds=1, prompts=6, depths=(2, 4))
+SMOKE = CapacitySize(
+    rounds=1, prompts=1, depths=(2,), levels=(1,), warm_s=0.5, count_s=1.5, tokens=32, heavy=False, pausing=False
+)
 
 
 @dataclass(frozen=True)
@@ -107,9 +131,10 @@ class CapacityClusters:
         self.pass_s = 0.0
         """A pass of the draft over one token, on the device."""
 
-    async def arms(self, prompts: Mapping[str, Sequence[int]], depths: Sequence[int]) -> list[ServingSetup]:
+    async def configurations(self, prompts: Mapping[str, Sequence[int]], size: CapacitySize) -> list[ServingSetup]:
+        """Start a verifier for each configuration and record the draft. The first one streams."""
         plain, where = await self._cluster()
-        tape = await make_tape(where, replace(self._pair, draft=self._draft), prompts, SETTINGS)
+        tape = await make_tape(where, replace(self._pair, draft=self._draft), prompts, settings(size.tokens))
         tape = replace(tape, recordings=tuple(r for r in tape.recordings if not repetitive(r.call.output)))
         tape.save(self._file)
         self.recordings = len(tape.recordings)
@@ -118,9 +143,11 @@ class CapacityClusters:
         found = [ServingSetup(PLAIN, swarm, plain, False), ServingSetup(DEVICE, swarm, plain, True)]
         controlled, where = await self._cluster(steered=True)
         found.append(ServingSetup(STEERED, await self._swarm(where), controlled, True))
-        for depth in depths:
+        for depth in size.depths:
             found.append(await self._server_draft(f"co-located {depth}", depth, pauses=False))
-        return [*found, await self._server_draft(f"co-located {PAUSING}, pausing", PAUSING, pauses=True)]
+        if size.pausing:
+            found.append(await self._server_draft(f"co-located {PAUSING}, pausing", PAUSING, pauses=True))
+        return found
 
     async def _server_draft(self, name: str, depth: int, pauses: bool) -> ServingSetup:
         options = ["--server-draft", str(self._draft), "--server-draft-depth", str(depth)]
@@ -130,7 +157,7 @@ class CapacityClusters:
     async def _cluster(self, *options: str, steered: bool = False) -> tuple[Cluster, ServiceAddress]:
         cluster = await self._stack.enter_async_context(harness.cluster())
         os.environ["OUTRIDER_COORDINATOR_WINDOW_CONTROL"] = str(steered)
-        await cluster.start_coordinator("--listen", "127.0.0.1:0", cores=[self._device_core])
+        await cluster.start_coordinator(*harness.LOOPBACK, cores=[self._device_core])
         arguments = ["--model", str(self._pair.target), "--draft", str(self._draft), "--threads", "1", *options]
         verifier: Child = await cluster.start_verifier(*arguments, cores=[self._verifier_core])
         return cluster, ServiceAddress(verifier.address, cluster.address)
@@ -157,16 +184,16 @@ async def ask(arm: ServingSetup, level: int, requests: Iterator[int], warm_s: fl
     begin = time.monotonic() + warm_s
     end = begin + count_s
 
-    async def seat() -> None:
+    async def sessions() -> None:
         while time.monotonic() < end:
             outcomes.append(await arm.swarm.play(SessionJob(next(requests), drafted=arm.drafted)))
 
-    seats = asyncio.gather(*(seat() for _ in range(level)))
+    running = asyncio.gather(*(sessions() for _ in range(level)))
     await asyncio.sleep(warm_s)
     cpu_s = arm.swarm.cpu_s()
     await asyncio.sleep(count_s)
     cpu_s, parts_ms = arm.swarm.cpu_s() - cpu_s, await timing(arm.cluster)
-    await seats
+    await running
     if failed := [o.error for o in outcomes if o.error or o.wrong or not o.finished]:
         raise RuntimeError(f"{arm.name}, {level} sessions: {len(failed)} failed or are not as recorded: {failed[:3]}")
     tokens = sum(begin <= at < end for o in outcomes for at in o.delivered_s)
@@ -179,18 +206,16 @@ async def timing(cluster: Cluster) -> Mapping[str, float]:
     return dict((await harness.status(cluster.address)).verifiers[0].telemetry.timing_ms)
 
 
-async def measure(
-    arms: Sequence[ServingSetup], recordings: int, rounds: int, levels: Sequence[int], count_s: float
-) -> Cells:
-    """First every prompt once, so that it is in the prefix caches."""
+async def measure(setups: Sequence[ServingSetup], recordings: int, size: CapacitySize) -> Cells:
+    """Send every prompt once, so that it is in the prefix caches; then measure all setups in turn."""
     cells: Cells = defaultdict(MeasuredCell)
-    for arm in arms:
+    for arm in setups:
         await asyncio.gather(*(arm.swarm.play(SessionJob(i, drafted=arm.drafted)) for i in range(recordings)))
-    for turn in range(rounds):
-        for level in levels:
-            for arm in arms if turn % 2 else reversed(arms):
+    for turn in range(size.rounds):
+        for level in size.levels:
+            for arm in setups if turn % 2 else reversed(setups):
                 requests = itertools.cycle(range(recordings))
-                window = await ask(arm, level, requests, WARM_S, count_s)
+                window = await ask(arm, level, requests, size.warm_s, size.count_s)
                 cells[arm.name, level].windows.append(window)
     return cells
 
@@ -258,41 +283,39 @@ async def bench(pair: Pair, draft: Path, scratch: Path, cores: tuple[int, int]) 
         yield CapacityClusters(pair, draft, scratch, cores, stack)
 
 
-def on_gpu(quick: bool) -> dict[str, Any] | None:
-    """None, and a line that says so, without a GPU."""
+def on_gpu(size: Size) -> dict[str, Any] | None:
+    """Return what benchmarks.capacity_gpu measures; None, with a line that says so, without a GPU."""
     from benchmarks import capacity_gpu
 
-    found = capacity_gpu.measure(quick=quick)
+    found = capacity_gpu.measure(size=size)
     if found is None:
         print("no CUDA device: nothing was measured on a GPU")
     return found
 
 
-async def main() -> None:
-    options = harness.arguments("capacity", __doc__).parse_args()
+async def main(argv: Sequence[str] | None = None) -> None:
+    options = harness.arguments("capacity", __doc__).parse_args(argv)
     pair = Pair.in_folder(options.models)
-    rounds, count, count_s = (1, 6, 3.0) if options.quick else (3, 18, 3.0)
-    depths = (2, 4) if options.quick else DEPTHS
-    tokenizer = Tokenizer.from_file(str(pair.target / "tokenizer.json"))
-    prompts = {p.id: tokenizer.encode(p.text, add_special_tokens=False).ids for p in harness.prompts("heldout")[:count]}
+    size = options.size.pick(smoke=SMOKE, quick=QUICK, full=FULL)
+    prompts = pair.encode(harness.prompts("heldout", size.prompts))
     result: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="outrider-bench-") as folder:
         scratch = Path(folder)
         cores = harness.cores()
         harness.pin(cores[1])
-        for key, draft in (
-            ("", pair.draft),
-            ("heavy_draft", await asyncio.to_thread(heavy_draft, pair.target, scratch)),
-        ):
+        drafts = {"": pair.draft}
+        if size.heavy:
+            drafts["heavy_draft"] = await asyncio.to_thread(heavy_draft, pair.target, scratch)
+        for key, draft in drafts.items():
             async with bench(pair, draft, scratch, cores) as one:
-                arms = await one.arms(prompts, depths)
-                cells = await measure(arms, one.recordings, rounds, LEVELS, count_s)
-            found: dict[str, Any] = report(key.replace("_", " ") or "the shipped draft", cells, LEVELS)
+                setups = await one.configurations(prompts, size)
+                cells = await measure(setups, one.recordings, size)
+            found: dict[str, Any] = report(key.replace("_", " ") or "the shipped draft", cells, size.levels)
             cost = one.pass_s * cells[PLAIN, 1].median("tokens_per_s")
             print(f"a pass of this draft takes {cost:.2f} of a single session's step")
             found["draft_over_target"] = round(cost, 3)
             result |= {key: found} if key else found
-    harness.finish(result | {"gpu": on_gpu(options.quick)})
+    harness.finish(result | {"gpu": on_gpu(options.size)})
 
 
 if __name__ == "__main__":

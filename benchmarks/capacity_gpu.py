@@ -26,19 +26,16 @@ never yet on a GPU.
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import os
-import platform
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
 
 import torch
-import transformers
 
+from benchmarks.support import harness
 from benchmarks.support.engine_driver.configurations import (
     DEVICE,
     PLAIN,
@@ -51,12 +48,22 @@ from benchmarks.support.engine_driver.configurations import (
 from benchmarks.support.engine_driver.random_models import DRAFTS, SHAPES, ModelShape, dtype_on, random_model
 from benchmarks.support.engine_driver.scripted_trees import TreeTally
 from benchmarks.support.engine_driver.stepped_engine import RATE, Case, SteppedEngine, Workload
+from benchmarks.support.harness import Size
 from cloud_verifier.engine.model import BACKENDS
 
 PRUNED_FROM = 4
 """Nodes per session; of fewer there is little to leave out."""
 SPARE = 1.2
 """Memory asked for over what is accounted for: activations, workspaces, graphs."""
+
+
+def workload(size: Size) -> Workload:
+    """Return how much a run of this size measures."""
+    return size.pick(
+        smoke=Workload(batches=(2,), nodes=(4,), rounds=1, steps=2, prompt=16, profile_s=0.2),
+        quick=Workload(batches=(1, 16, 128), nodes=(4, 8), rounds=2, steps=6),
+        full=Workload(),
+    )
 
 
 def arms(nodes: Sequence[int]) -> list[Configuration]:
@@ -122,7 +129,7 @@ def fitting(
 
 def measure(
     *,
-    quick: bool = False,
+    size: Size = Size.FULL,
     device: str | None = None,
     shape: str | None = None,
     draft: str | None = None,
@@ -132,12 +139,12 @@ def measure(
 ) -> dict[str, Any] | None:
     """All of it. None without a CUDA device, unless one is named, and where no shape fits its memory.
 
-    shape: one of DRAFTS; without it the greatest that fits. plan: instead of what `quick` and `rate` (0..1) say.
+    shape: one of DRAFTS; without it the greatest that fits. plan: instead of that of `size` and `rate` (0 to 1).
     """
     if device is None and not torch.cuda.is_available():
         return None
     where = torch.device(device or "cuda")
-    plan = plan or replace(Workload.quick() if quick else Workload(), rate=rate)
+    plan = plan or replace(workload(size), rate=rate)
     pair = fitting([shape] if shape else ["8b", "3b", "1b"], draft, plan, where)
     if pair is None:
         return None
@@ -163,9 +170,8 @@ def measure(
     return summary(levels) | setting
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.capacity_gpu", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a short version, for a look")
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = harness.arguments("capacity_gpu", __doc__)
     parser.add_argument("--device", help="cuda or cpu (default: cuda)")
     parser.add_argument("--shape", choices=DRAFTS, help="of the target (default: the greatest that fits)")
     parser.add_argument("--draft", choices=SHAPES, help="shape of the co-located draft")
@@ -174,17 +180,19 @@ def main() -> None:
     )
     parser.add_argument("--rate", type=float, default=RATE, help="of guesses right at each depth")
     parser.add_argument("--batches", type=int, nargs="+", help="numbers of sessions")
-    options = parser.parse_args()
-    plan = replace(Workload.quick() if options.quick else Workload(), rate=options.rate)
+    options = parser.parse_args(argv)
+    plan = replace(workload(options.size), rate=options.rate)
     if options.batches:
         plan = replace(plan, batches=tuple(options.batches))
+    if options.size is Size.SMOKE and not torch.cuda.is_available():
+        print("no CUDA device: the smoke run uses the CPU and the tiny shape")
+        options.device, options.shape = options.device or "cpu", options.shape or "tiny"
     found = measure(
         device=options.device, shape=options.shape, draft=options.draft, attention=options.attention, plan=plan
     )
     if found is None:
         print("nothing was measured: no CUDA device, or none with memory enough; --device cpu --shape tiny for a trial")
-    print(f"torch {torch.__version__}, transformers {transformers.__version__}, Python {platform.python_version()}")
-    print(json.dumps({"gpu": found}), flush=True)
+    harness.finish({"gpu": found})
 
 
 if __name__ == "__main__":

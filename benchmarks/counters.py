@@ -11,7 +11,7 @@ import asyncio
 import time
 import timeit
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from prometheus_client.exposition import generate_latest
@@ -79,8 +79,8 @@ def store() -> Callable[[], None]:
     return lambda: counters.calls_s["report"].add(time.perf_counter() - 1.0)
 
 
-def main() -> None:
-    options = harness.arguments("counters", __doc__).parse_args()
+def main(argv: Sequence[str] | None = None) -> None:
+    options = harness.arguments("counters", __doc__).parse_args(argv)
     scale = options.size.pick(smoke=100, quick=10, full=1)
     counters = EngineCounters(0.0)
     take = snapshot(counters)

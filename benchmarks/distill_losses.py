@@ -1,13 +1,10 @@
 """What a draft should learn by: forward KL, total variation and the hybrid, with all weights and with LoRA.
 
-    python -m benchmarks.distill_losses [--quick]
-
 The target answers questions, and writes code as before; the narrow draft, which knows only code, learns from these
 texts, with their prompts as context that is not learnt from. Every run sees the same texts for as many steps; the
 hybrid begins with KL for half of them, as in the loop, and total variation stands alone. Measured is the quantised
 file in llama.cpp, on prompts that nobody learnt from and that no result is measured on either: tokens per step of the
-target with a chain of 6 guesses, and acceptance of the first guess, on the target's greedy text. A table, then one line
-of JSON.
+target with a chain of 6 guesses, and acceptance of the first guess, on the target's greedy text.
 """
 
 from __future__ import annotations
@@ -28,9 +25,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from benchmarks import acceptance
 from benchmarks.acceptance import DraftAcceptance, TargetText
-from benchmarks.support import questions
-from benchmarks.support.harness import Pair, arguments, prompts
-from cloud_verifier.distill.data.dataset import DatasetPlan, build
+from benchmarks.support import harness, questions
+from benchmarks.support.harness import Pair
+from cloud_verifier.distill.data.dataset import build
+from cloud_verifier.distill.data.plan import DatasetPlan
 from cloud_verifier.distill.gguf.writer import check_types, write_gguf
 from cloud_verifier.distill.training.plan import TrainingPlan
 from cloud_verifier.traffic.passage import Passage
@@ -39,11 +37,8 @@ from outrider.llama.model import quantize
 
 ROWS = 64
 """Prompts that the target continues at a time."""
-LENGTH = 128
-"""Tokens that it writes after each, at most."""
 TEMPERATURES = (0.0, 0.9)
 KINDS = ("arithmetic", "code")
-LOSSES = ("kl", "tv", "hybrid")
 
 
 @dataclass(frozen=True)
@@ -53,14 +48,17 @@ class LossesSize:
     """Of 2,048 tokens."""
     heldout: int
     """Prompts measured, of each kind."""
-    loras: tuple[int, ...]
-    rates: dict[bool, float]
-    """Learning rates, with LoRA and without."""
+    loras: tuple[int, ...] = (0, 16)
+    losses: tuple[str, ...] = ("kl", "tv", "hybrid")
+    length: int = 128
+    """Tokens that the target writes after each prompt, at most."""
 
 
 RATES = {False: 3e-3, True: 1e-2}
-FULL = LossesSize({"arithmetic": 1536, "code": 768}, 150, 22, (0, 16), RATES)
-QUICK = LossesSize({"arithmetic": 256, "code": 128}, 30, 8, (0, 16), RATES)
+"""Whether with LoRA -> learning rate."""
+FULL = LossesSize({"arithmetic": 1536, "code": 768}, 150, 22)
+QUICK = LossesSize({"arithmetic": 256, "code": 128}, 30, 8)
+SMOKE = LossesSize({"arithmetic": 24, "code": 12}, 2, 1, loras=(16,), losses=("hybrid",), length=24)
 
 
 class MemoryLog:
@@ -73,13 +71,13 @@ class MemoryLog:
         return iter(self._passages)
 
 
-def main() -> None:
-    options = arguments("distill_losses", __doc__).parse_args()
+def main(argv: Sequence[str] | None = None) -> None:
+    options = harness.arguments("distill_losses", __doc__).parse_args(argv)
     pair = Pair.in_folder(options.models)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="outrider-distill-losses-") as scratch:
-        result = run(pair, QUICK if options.quick else FULL, Path(scratch))
-    print(json.dumps(result | {"minutes": round((time.monotonic() - began) / 60, 1)}))
+        result = run(pair, options.size.pick(smoke=SMOKE, quick=QUICK, full=FULL), Path(scratch))
+    harness.finish(result | {"minutes": round((time.monotonic() - began) / 60, 1)})
 
 
 def run(pair: Pair, scale: LossesSize, folder: Path) -> dict[str, Any]:
@@ -88,7 +86,11 @@ def run(pair: Pair, scale: LossesSize, folder: Path) -> dict[str, Any]:
     tokenizer = AutoTokenizer.from_pretrained(pair.target)
     target = AutoModelForCausalLM.from_pretrained(pair.target, dtype=torch.bfloat16).eval()
     made = {"arithmetic": questions.arithmetic, "code": questions.code}
-    passages = [one for kind in KINDS for one in write(target, tokenizer, kind, made[kind](scale.prompts[kind], 1))]
+    passages = [
+        one
+        for kind in KINDS
+        for one in write(target, tokenizer, kind, made[kind](scale.prompts[kind], 1), scale.length)
+    ]
     card = build(MemoryLog(passages), folder / "dataset", DatasetPlan(fresh_since_unix=1.0), now=2.0)
     print(f"learnt from: {card.train}; left out: {card.left_out}", flush=True)
     samples = [sample for kind in KINDS for sample in greedy(target, tokenizer, kind, scale.heldout)]
@@ -102,7 +104,7 @@ def run(pair: Pair, scale: LossesSize, folder: Path) -> dict[str, Any]:
     for name, found in measured.items():
         show(name, "", found, measured, "")
     runs = []
-    for loss in LOSSES:
+    for loss in scale.losses:
         for rank in scale.loras:
             seconds = train(pair, scale, folder, loss, rank)
             found = acceptance.measure(folder / f"{loss}-{rank}" / "draft.gguf", samples)
@@ -115,11 +117,13 @@ def run(pair: Pair, scale: LossesSize, folder: Path) -> dict[str, Any]:
     return {name: told(found) for name, found in measured.items()} | {"runs": runs, "tokens": card.train_tokens}
 
 
-def write(target: Any, tokenizer: PreTrainedTokenizerFast, kind: str, texts: Sequence[str]) -> Iterator[Passage]:
+def write(
+    target: Any, tokenizer: PreTrainedTokenizerFast, kind: str, texts: Sequence[str], length: int
+) -> Iterator[Passage]:
     """What the target writes after prompts; half of it greedily. The questions are fresh traffic, the code is old."""
     for number, (rows, batch) in enumerate(batches(tokenizer, texts)):
         temperature = TEMPERATURES[number % len(TEMPERATURES)]
-        tokens, top_ids, top_log_probs = continue_prompts(target, batch, LENGTH, temperature, seed=number)
+        tokens, top_ids, top_log_probs = continue_prompts(target, batch, length, temperature, seed=number)
         written = tokens[:, batch.shape[1] :].numpy().astype(np.int32)
         for row, prompt in enumerate(rows):
             count = until_end(written[row])
@@ -145,7 +149,7 @@ def write(target: Any, tokenizer: PreTrainedTokenizerFast, kind: str, texts: Seq
 
 def greedy(target: Any, tokenizer: PreTrainedTokenizerFast, kind: str, count: int) -> Iterator[TargetText]:
     """What the target writes, alone and greedily, after prompts for tuning."""
-    for prompt in [one.text for one in prompts("tuning") if one.kind == kind][:count]:
+    for prompt in [one.text for one in harness.prompts("tuning") if one.kind == kind][:count]:
         ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
         tokens, _, _ = continue_prompts(target, np.array([ids]), 96, 0.0, seed=0)
         written = tokens[0, len(ids) :].numpy()
@@ -180,7 +184,7 @@ def train(pair: Pair, scale: LossesSize, folder: Path, loss: str, rank: int) -> 
         kl_share=0.0 if loss == "tv" else 0.5,
         lora_rank=rank,
         steps=scale.steps,
-        learning_rate=scale.rates[rank > 0],
+        learning_rate=RATES[rank > 0],
         batch_tokens=2_048,
         threads=2,
     ).write(run)

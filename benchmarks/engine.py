@@ -40,12 +40,6 @@ from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Finish
 from outrider.core.sampling import SamplingParams
 
-SESSIONS = (1, 4, 16)
-NODES = (0, 1, 4, 8, 16)
-PROMPT = 232
-"""Tokens; what a timed session generates takes its prefix to about 256 in the middle."""
-LONGEST = 512
-"""Tokens of the longest prompt."""
 RATE = 0.8
 TOKENS_PER_STEP = 12
 """Generated first by plain steps for every step that is timed: the longest path of a tree and one more."""
@@ -56,6 +50,29 @@ SAMPLED = SamplingParams(temperature=0.8, top_p=0.95)
 PENALISED = replace(SAMPLED, repetition_penalty=1.1, presence_penalty=0.2, frequency_penalty=0.1)
 WANTED = {"ar_b16_vs_best_hf": ">= 0.9", "ar_ragged_vs_best_hf": ">= 1.2", "overhead_share_b16": "< 0.10"}
 """What the last line's figures should be; the share is that of the number of nodes for which it is greatest."""
+
+
+@dataclass(frozen=True)
+class EngineSize:
+    """How much is measured."""
+
+    rounds: int
+    count: int
+    """Steps timed in each round."""
+    peer_rounds: int
+    output: int
+    """Tokens that peers generate for each request."""
+    sessions: tuple[int, ...] = (1, 4, 16)
+    nodes: tuple[int, ...] = (0, 1, 4, 8, 16)
+    prompt: int = 232
+    """Tokens; what a timed session generates takes its prefix to about 256 in the middle."""
+    longest: int = 512
+    """Tokens of the longest prompt."""
+
+
+FULL = EngineSize(rounds=7, count=8, peer_rounds=4, output=128)
+QUICK = EngineSize(rounds=2, count=3, peer_rounds=1, output=40)
+SMOKE = EngineSize(rounds=1, count=1, peer_rounds=1, output=8, sessions=(1, 2), nodes=(0, 1, 8), prompt=24, longest=48)
 
 
 @dataclass(frozen=True)
@@ -136,29 +153,30 @@ def outside(rounds: Sequence[Sequence[TracedStep]]) -> list[float]:
 def interleaved(
     bench: TracedEngine,
     cases: Sequence[Case],
-    arms: Sequence[tuple[int, int]],
+    configurations: Sequence[tuple[int, int]],
     rounds: int,
     count: int,
     tally: TreeTally,
 ) -> Steps:
-    """Every arm once a round, from another one on each time."""
-    found: Steps = {arm: [] for arm in arms}
+    """Measure every configuration once a round; another one comes first each time."""
+    found: Steps = {configuration: [] for configuration in configurations}
     for number in range(rounds):
-        turn = number % len(arms)
-        for arm in (*arms[turn:], *arms[:turn]):
-            sessions, nodes = arm
-            found[arm].append(steps(bench, cases[:sessions], nodes, count, number, tally))
+        for sessions, nodes in harness.rotated(configurations, number):
+            found[sessions, nodes].append(steps(bench, cases[:sessions], nodes, count, number, tally))
     return found
 
 
-def tell_steps(found: Steps) -> None:
+def report_steps(found: Steps, size: EngineSize) -> None:
     print("\nms per step, greedy: sessions down, nodes per session beside the plain row across")
-    print("      " + "".join(f"{nodes:<26}" for nodes in NODES))
-    for sessions in SESSIONS:
-        print(f"{sessions:>4}  " + "".join(f"{spread(ms(found[sessions, nodes])):<26}" for nodes in NODES), flush=True)
+    print("      " + "".join(f"{nodes:<26}" for nodes in size.nodes))
+    for sessions in size.sessions:
+        print(
+            f"{sessions:>4}  " + "".join(f"{spread(ms(found[sessions, nodes])):<26}" for nodes in size.nodes),
+            flush=True,
+        )
 
 
-def tell_outside(found: Steps) -> None:
+def report_outside(found: Steps) -> None:
     print("\nshare of a step outside the forward, half the sessions sampling; parts in ms")
     for (sessions, nodes), rounds in found.items():
         turns = [turn for turns in rounds for turn in turns]
@@ -179,9 +197,14 @@ def profiled(model: TargetModel, cases: Sequence[Case], count: int) -> None:
         pstats.Stats(profile).sort_stats(order).print_stats(30)
 
 
-def cases(bench: TracedEngine, ids: Sequence[Sequence[int]], tokens: int) -> tuple[list[Case], list[Case]]:
-    """Sessions with known continuations: greedy ones, and the same with the first half sampling, one with penalties."""
-    greedy = continued(bench, [Case(tuple(text[:PROMPT])) for text in ids], tokens)
+def cases(
+    bench: TracedEngine, ids: Sequence[Sequence[int]], tokens: int, prompt: int = FULL.prompt
+) -> tuple[list[Case], list[Case]]:
+    """Return sessions with known continuations: greedy ones, and the same with the first half sampling, one penalised.
+
+    ids: a text for each session, of whose tokens the first `prompt` are its prompt.
+    """
+    greedy = continued(bench, [Case(tuple(text[:prompt])) for text in ids], tokens)
     half = len(greedy) // 2
     params = [PENALISED, *[SAMPLED] * (half - 1)]
     sampled = [
@@ -190,33 +213,38 @@ def cases(bench: TracedEngine, ids: Sequence[Sequence[int]], tokens: int) -> tup
     return greedy, continued(bench, sampled, tokens) + greedy[half:]
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     disable_progress_bar()
     set_verbosity_error()
     parser = harness.arguments("engine", __doc__)
     parser.add_argument("--profile", action="store_true", help="only tell which functions a step's time goes to")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     pair = Pair.in_folder(options.models)
     harness.pin(min(os.sched_getaffinity(0)))
     model = TargetModel.load(pair.target, dtype="float32", threads=1)
     check_numerics(model)
     bench = TracedEngine(model)
-    ids = texts(pair.target, max(SESSIONS) * LONGEST, LONGEST)
-    rounds, count, peer_rounds, output = (2, 3, 1, 40) if options.quick else (7, 8, 4, 128)
-    greedy, mixed = cases(bench, ids, TOKENS_PER_STEP * (WARM + count))
+    size = options.size.pick(smoke=SMOKE, quick=QUICK, full=FULL)
+    most = max(size.sessions)
+    ids = texts(pair, most * size.longest, size.longest)
+    greedy, mixed = cases(bench, ids, TOKENS_PER_STEP * (WARM + size.count), size.prompt)
     if options.profile:
-        profiled(model, mixed, WARM + count)
+        profiled(model, mixed, WARM + size.count)
         return
     tally = TreeTally()
-    found = interleaved(bench, greedy, [(s, n) for s in SESSIONS for n in NODES], rounds, count, tally)
-    tell_steps(found)
-    shared = interleaved(bench, mixed, [(max(SESSIONS), n) for n in NODES if n != 1], rounds, count, tally)
-    tell_outside(shared)
+    configurations = [(sessions, nodes) for sessions in size.sessions for nodes in size.nodes]
+    found = interleaved(bench, greedy, configurations, size.rounds, size.count, tally)
+    report_steps(found, size)
+    crowded = [(most, nodes) for nodes in size.nodes if nodes != 1]
+    shared = interleaved(bench, mixed, crowded, size.rounds, size.count, tally)
+    report_outside(shared)
     print(f"trees: {tally.rate:.3f} of the tries accepted, {RATE} asked for; {tally.accepted} of {tally.planned} nodes")
     tree8 = [b / a for a, b in zip(ms(found[1, 0]), ms(found[1, 8]), strict=True)]
     print(f"one session, 8 nodes over none: {spread(tree8)}")
     hf = HuggingFaceBaseline.load(pair.target, pair.draft)
-    answers = hf_baseline.compared(partial(autoregression, bench), hf, ids, (PROMPT, output), peer_rounds)
+    answers = hf_baseline.compared(
+        partial(autoregression, bench), hf, ids, (size.prompt, size.output), size.peer_rounds
+    )
     shares = {str(nodes): round(statistics.median(outside(turns)), 4) for (_, nodes), turns in shared.items()}
     result = {
         "ar_b16_vs_best_hf": hf_baseline.over_best(answers["equal"]),

@@ -192,8 +192,8 @@ def _print(number: int, trial: FailoverTrial, result: TrialResult) -> None:
     )
 
 
-async def main() -> None:
-    options = harness.arguments("failover", __doc__).parse_args()
+async def main(argv: Sequence[str] | None = None) -> None:
+    options = harness.arguments("failover", __doc__).parse_args(argv)
     pair = Pair.in_folder(options.models)
     prompts = list(pair.encode(harness.prompts("heldout")).values())
     smoke = options.size is Size.SMOKE

@@ -18,7 +18,6 @@ had, and better than one window for everybody, where a thousand sessions differ.
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -194,14 +193,26 @@ def _region(job: tuple[FleetSize, float, int]) -> FleetTally:
     return simulate(SimulatedFleet(scale, open_share, seed))
 
 
+def _cpu_s() -> float:
+    """Return the user time of this process and of the children that have ended."""
+    return sum(resource.getrusage(who).ru_utime for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+
+
 def run(scale: FleetSize, workers: int = 2) -> dict[str, Any]:
-    """All figures, those of the last line among them. seconds: of this machine, from the first region to the last."""
-    begun = time.perf_counter()
+    """Return all figures, those of the last line among them.
+
+    workers: processes that simulate regions; 1 simulates all of them in this process. The figure `seconds` is of this
+    machine, from the first region to the last.
+    """
+    begun, cpu_s = time.perf_counter(), _cpu_s()
     jobs = [(scale.region, share, seed) for share in LOADS.values() for seed in range(scale.regions)]
-    # Each worker is a core's worth: threads under its matrix products would only be in one another's way.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        tallies = list(pool.map(_region, jobs))
+    if workers == 1:
+        tallies = [_region(job) for job in jobs]
+    else:
+        # Each worker is a core's worth: threads under its matrix products would only be in one another's way.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+            tallies = list(pool.map(_region, jobs))
     by_load = {
         load: report(load, FleetTally.of_all(tallies[i * scale.regions : (i + 1) * scale.regions]))
         for i, load in enumerate(LOADS)
@@ -213,19 +224,18 @@ def run(scale: FleetSize, workers: int = 2) -> dict[str, Any]:
         "seconds": round(time.perf_counter() - begun, 1),
         "vs_optimum": min(vs_optimum.values()),
         "vs_optimum_by_load": vs_optimum,
-        "cpu_s": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime, 1),
+        "cpu_s": round(_cpu_s() - cpu_s, 1),
         "by_load": by_load,
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="600 devices, 6 verifiers")
-    scale = FleetSize.quick() if parser.parse_args().quick else FleetSize()
+def main(argv: Sequence[str] | None = None) -> None:
+    size = harness.arguments("fleet", __doc__).parse_args(argv).size
+    scale = size.pick(smoke=FleetSize(60, 1, 1), quick=FleetSize(600, 6, 2), full=FleetSize())
     print(
         f"SIMULATED: {scale.devices} devices, {scale.verifiers} verifiers in {scale.regions} regions, {scale.seconds} s"
     )
-    found = run(scale)
+    found = run(scale, workers=size.pick(smoke=1, quick=2, full=2))
     print(json.dumps({key: value for key, value in found.items() if key not in KEYS}))
     harness.finish({key: found[key] for key in KEYS})
 

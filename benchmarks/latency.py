@@ -181,8 +181,8 @@ def per_token(completions: Sequence[Completion], field_name: str) -> float | Non
     return round(sum(getattr(c.statistics, field_name) for c in completions) / tokens, 1) if tokens else None
 
 
-async def main() -> None:
-    options = harness.arguments("latency", __doc__).parse_args()
+async def main(argv: Sequence[str] | None = None) -> None:
+    options = harness.arguments("latency", __doc__).parse_args(argv)
     pair = Pair.in_folder(options.models)
     rounds, count, tokens = options.size.pick(smoke=(1, 2, 16), quick=(2, 4, 96), full=(5, 18, 96))
     verifier_core, _ = harness.cores()

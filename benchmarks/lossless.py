@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -143,8 +144,8 @@ class TokenComparison:
         return self._known[key]
 
 
-async def main() -> None:
-    options = harness.arguments("lossless", __doc__).parse_args()
+async def main(argv: Sequence[str] | None = None) -> None:
+    options = harness.arguments("lossless", __doc__).parse_args(argv)
     pair = Pair.in_folder(options.models)
     count, max_tokens = options.size.pick(smoke=(1, 24), quick=(6, 32), full=(40, 96))
     prompts = pair.encode(harness.prompts("heldout", count))

@@ -19,7 +19,7 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import grpc
 import httpx
@@ -193,10 +193,10 @@ async def run(pair: Pair, size: Size) -> dict[str, float]:
             return figures(await measure(layers, prompts, rounds))
 
 
-def main() -> None:
-    options = harness.arguments("overhead", __doc__).parse_args()
-    harness.finish(asyncio.run(run(Pair.in_folder(options.models), options.size)))
+async def main(argv: Sequence[str] | None = None) -> None:
+    options = harness.arguments("overhead", __doc__).parse_args(argv)
+    harness.finish(await run(Pair.in_folder(options.models), options.size))
 
 
 if __name__ == "__main__":
-    main()
+    asyncio.run(main())

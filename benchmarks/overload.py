@@ -17,7 +17,6 @@ import asyncio
 import contextlib
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -26,13 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
-from tokenizers import Tokenizer
 
 from benchmarks.support import harness, proc
 from benchmarks.support.draft_replay.client import ServiceAddress, SessionJob, SessionOutcome
 from benchmarks.support.draft_replay.recording import DraftRecording
 from benchmarks.support.draft_replay.swarm import Swarm, make_tape
-from benchmarks.support.harness import Pair, percentile
+from benchmarks.support.harness import Criterion, Pair, Size, quantile
 from benchmarks.support.malicious_client import RawStream
 from edge_agent.sdk.types import Options
 from outrider.wire.v1 import session_pb2 as pb
@@ -41,7 +39,6 @@ TIMES = 5.0
 """What is offered, over what was finished at the peak."""
 WANTED = 0.8
 PROCESSES = 2
-REFUSALS = 100
 PROMPT_TOKENS = 1_000
 STALLED_TOKENS = 128
 """Asked for by a session that stands still, which it does after `run_ahead` of them, 64."""
@@ -67,11 +64,15 @@ class LoadSizes:
     overload_s: float
     """Counted of the open loop."""
     tokens: int
+    """Of a session, at most."""
     prompts: int
+    refusals: int = 100
+    """Prompts that are refused while every place is taken."""
 
 
 FULL = LoadSizes((2, 4, 8, 16, 32, 64), 64, 5.0, 20.0, 30.0, 60.0, tokens=96, prompts=8)
 QUICK = LoadSizes((4, 16), 16, 2.0, 6.0, 6.0, 12.0, tokens=32, prompts=3)
+SMOKE = LoadSizes((2,), 8, 0.5, 2.0, 1.0, 2.0, tokens=24, prompts=1, refusals=5)
 
 
 @dataclass(frozen=True)
@@ -151,15 +152,20 @@ class RefusalCost:
     prompt_ms: float
     """CPU time of the engine process for one such prompt that is let in."""
     refused: int
+    asked: int = 100
+    """Prompts that had to be refused."""
 
 
-async def min_acceptance(where: ServiceAddress, front: int, engine: int, places: int) -> RefusalCost:
-    """Fill every place, be refused, then take one place."""
+async def refusal_cost(where: ServiceAddress, front: int, engine: int, sizes: LoadSizes) -> RefusalCost:
+    """Fill every place, be refused, then take one place. front, engine: process ids.
+
+    Raises RuntimeError if a place that was given back is not to be had.
+    """
     prompt = [2 + i % 1_000 for i in range(PROMPT_TOKENS)]
-    async with StalledSession.filling(where, places) as standing:
+    async with StalledSession.filling(where, sizes.places) as standing:
         idle = await _cpu(engine, 1.0)
         before, began = (proc.cpu_seconds(front), proc.cpu_seconds(engine)), time.monotonic()
-        refused = sum([await _refused(where, prompt) for _ in range(REFUSALS)])
+        refused = sum([await _refused(where, prompt) for _ in range(sizes.refusals)])
         seconds = time.monotonic() - began
         front_s, engine_s = proc.cpu_seconds(front) - before[0], proc.cpu_seconds(engine) - before[1]
         await standing[0].leave()
@@ -169,10 +175,11 @@ async def min_acceptance(where: ServiceAddress, front: int, engine: int, places:
             raise RuntimeError("a place that was given back is not to be had")
         prompt_s = proc.cpu_seconds(engine) - before_s - idle * (time.monotonic() - began)
     return RefusalCost(
-        refusal_ms=1000.0 * max(0.0, engine_s - idle * seconds) / REFUSALS,
-        front_ms=1000.0 * front_s / REFUSALS,
+        refusal_ms=1000.0 * max(0.0, engine_s - idle * seconds) / sizes.refusals,
+        front_ms=1000.0 * front_s / sizes.refusals,
         prompt_ms=1000.0 * prompt_s,
         refused=refused,
+        asked=sizes.refusals,
     )
 
 
@@ -235,25 +242,22 @@ async def _cpu(pid: int, seconds: float) -> float:
     return (proc.cpu_seconds(pid) - before) / (time.monotonic() - began)
 
 
-async def main() -> None:
-    options = harness.arguments("overload", __doc__).parse_args()
+async def main(argv: Sequence[str] | None = None) -> None:
+    options = harness.arguments("overload", __doc__).parse_args(argv)
     pair = Pair.in_folder(options.models)
-    lengths = QUICK if options.quick else FULL
-    verifier_core, device_core = harness.cores()
-    tokenizer = Tokenizer.from_file(str(pair.target / "tokenizer.json"))
-    chosen = harness.prompts("heldout")[: lengths.prompts]
-    prompts = {p.id: tokenizer.encode(p.text, add_special_tokens=False).ids for p in chosen}
+    lengths = options.size.pick(smoke=SMOKE, quick=QUICK, full=FULL)
+    _, device_core = harness.cores()
+    prompts = pair.encode(harness.prompts("heldout", lengths.prompts))
     settings = {
         "greedy": Options(max_tokens=lengths.tokens, temperature=0.0, seed=0),
         "T=0.8": Options(max_tokens=lengths.tokens, temperature=0.8, seed=SEED),
     }
-    async with harness.cluster(prefix_cache=False) as cluster:
-        flags = ["--model", str(pair.target), "--draft", str(pair.draft), "--threads", "1"]
-        verifier = await cluster.start_verifier(*flags, "--max-sessions", str(lengths.places), cores=[verifier_core])
-        harness.pin(device_core)
+    places = ("--max-sessions", str(lengths.places))
+    async with harness.one_verifier(pair, *places, prefix_cache=False, coordinator=False) as cluster:
+        verifier = cluster.verifiers[0]
         front, engine, *_ = proc.family(verifier.pid)
         where = ServiceAddress(verifier.address, wait_s=0.0)  # asks once more, when it was told to, and gives up
-        cost = await min_acceptance(where, front, engine, lengths.places)
+        cost = await refusal_cost(where, front, engine, lengths)
         tape = await make_tape(ServiceAddress(verifier.address), pair, prompts, settings)
         with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
             file = Path(scratch, "tape.json")
@@ -267,7 +271,7 @@ async def main() -> None:
     print(
         f"open loop, {offered:.1f} arrivals/s: {rate.tokens_per_s:.1f} tokens/s; the swarm used {busy:.0%} of its core"
     )
-    _finish(cost, peak_level, peak, rate, came, [e.outcome for e in load.ended])
+    _finish(cost, peak_level, peak, rate, came, [e.outcome for e in load.ended], options.size)
 
 
 async def _peak(load: LoadGenerator, lengths: LoadSizes) -> tuple[int, Goodput]:
@@ -289,8 +293,15 @@ def _check(outcomes: Sequence[SessionOutcome]) -> None:
 
 
 def _finish(
-    cost: RefusalCost, peak_level: int, peak: Goodput, rate: Goodput, came: int, outcomes: Sequence[SessionOutcome]
+    cost: RefusalCost,
+    peak_level: int,
+    peak: Goodput,
+    rate: Goodput,
+    came: int,
+    outcomes: Sequence[SessionOutcome],
+    size: Size = Size.FULL,
 ) -> None:
+    """Print what was found and the last line; exits with status 1 if a criterion is not met."""
     refusals = [1000.0 * seconds for outcome in outcomes for seconds in outcome.refused_s]
     shed = sum(outcome.error.startswith("Overloaded") for outcome in outcomes)
     second = sum(bool(outcome.refused_s) and outcome.finished for outcome in outcomes)
@@ -299,7 +310,7 @@ def _finish(
     for error, count in failures.most_common():
         print(f"error, {count} times: {error}")
     wrong = sum(outcome.wrong > 0 for outcome in outcomes)
-    share = rate.tokens_per_s / peak.tokens_per_s
+    share = rate.tokens_per_s / peak.tokens_per_s if peak.tokens_per_s else 0.0
     print(
         f"{came} came, {sum(o.finished for o in outcomes)} finished ({second} at the second attempt), {shed} gave up"
         f" after two refusals; {len(refusals)} refusals took {statistics.median(refusals):.1f} ms in the middle"
@@ -309,7 +320,7 @@ def _finish(
     print(
         f"a refusal of {PROMPT_TOKENS} tokens costs the engine {cost.refusal_ms:.2f} ms of CPU and the front"
         f" {cost.front_ms:.2f}; the same prompt let in costs the engine {cost.prompt_ms:.0f} ms"
-        f" ({cost.refused} of {REFUSALS} refused)"
+        f" ({cost.refused} of {cost.asked} refused)"
     )
     harness.finish(
         {
@@ -320,16 +331,24 @@ def _finish(
             "arrivals": came,
             "shed": shed,
             "refusals": len(refusals),
-            "refusal_p50_ms": percentile(refusals, 0.50),
-            "refusal_p99_ms": percentile(refusals, 0.99),
+            "refusal_p50_ms": harness.rounded(quantile(refusals, 0.50)),
+            "refusal_p99_ms": harness.rounded(quantile(refusals, 0.99)),
             "engine_ms_per_refusal": round(cost.refusal_ms, 3),
             "engine_ms_per_prompt": round(cost.prompt_ms, 1),
             "differing": wrong,
             "errors": errors,
-        }
+        },
+        [
+            Criterion.bound("goodput under overload over the peak", share, at_least=WANTED),
+            Criterion.none("sessions whose output differs", wrong),
+            Criterion.none("sessions that ended by an error", errors),
+            Criterion.none("prompts that were let in with every place taken", cost.asked - cost.refused),
+            Criterion.bound(
+                "CPU time of a refusal over that of the prompt", cost.refusal_ms / cost.prompt_ms, at_most=0.1
+            ),
+        ],
+        size,
     )
-    if share < WANTED or wrong or errors or cost.refused < REFUSALS or cost.refusal_ms > 0.1 * cost.prompt_ms:
-        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -15,18 +15,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-
-from tokenizers import Tokenizer
 
 from benchmarks.soak_findings import SessionTally, SoakFindings, VerifierSample
 from benchmarks.support import harness, proc
 from benchmarks.support.draft_replay.client import ServiceAddress, SessionJob
 from benchmarks.support.draft_replay.recording import DraftRecording
-from benchmarks.support.draft_replay.swarm import SETTINGS, Swarm, make_tape
+from benchmarks.support.draft_replay.swarm import Swarm, make_tape, settings
 from benchmarks.support.harness import Pair
 from benchmarks.support.malicious_client import MaliciousClient, RawStream
 from benchmarks.support.phases import AlternatingPhases
@@ -34,9 +33,6 @@ from outrider.core.errors import Overloaded
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1.telemetry_pb2 import VerifierTelemetry
 
-SESSIONS = 32
-PROCESSES = 4
-KILL_EVERY_S = 20.0
 KV_SLOTS = 16_384
 MAX_SEQUENCE = 2_048
 TREE_NODES = 64
@@ -44,12 +40,31 @@ TREE_NODES = 64
 PHASE_S = 30.0
 """With the attacker, and as long without; a shorter run is cut into LEAST_PHASES."""
 LEAST_PHASES = 6
-WARM_S = 8.0
-"""Until all sessions have joined: counts for neither."""
 SETTLE_S = 8.0
 """For what a session held to come back after its end."""
 SEED = 20_261_121
 ENDINGS = {"finish": 0.60, "cancel": 0.20, "drop": 0.16, "silence": 0.04}
+
+
+@dataclass(frozen=True)
+class SoakSize:
+    """How much load there is, and for how long."""
+
+    minutes: float = 10.0
+    sessions: int = 32
+    processes: int = 4
+    prompts: int = 12
+    tokens: int = 96
+    """Of a session, at most."""
+    kill_every_s: float = 20.0
+    """Between two kills of a process of clients."""
+    warm_s: float = 8.0
+    """Until all sessions have joined: counts for neither kind of phase."""
+
+
+FULL = SoakSize()
+QUICK = SoakSize(minutes=1.0)
+SMOKE = SoakSize(minutes=0.2, sessions=4, processes=2, prompts=1, tokens=32, kill_every_s=4.0, warm_s=2.0)
 
 
 def draw(rng: random.Random, tape: DraftRecording) -> SessionJob:
@@ -69,11 +84,11 @@ async def seat(swarm: Swarm, tape: DraftRecording, rng: random.Random, tally: Se
         await asyncio.sleep(rng.uniform(0.0, 0.5))
 
 
-async def killer(swarm: Swarm, rng: random.Random, until: float) -> None:
-    """kill -9 for a process of clients now and then; another one takes its place."""
-    while time.monotonic() + KILL_EVERY_S < until:
-        await asyncio.sleep(KILL_EVERY_S)
-        await swarm.kill(rng.randrange(PROCESSES))
+async def killer(swarm: Swarm, rng: random.Random, size: SoakSize, until: float) -> None:
+    """Send SIGKILL to a process of clients now and then, and start another one in its place."""
+    while time.monotonic() + size.kill_every_s < until:
+        await asyncio.sleep(size.kill_every_s)
+        await swarm.kill(rng.randrange(size.processes))
         await swarm.add()
 
 
@@ -146,39 +161,34 @@ async def _holds(stack: contextlib.AsyncExitStack, where: ServiceAddress, slots:
     return False
 
 
-async def main() -> None:
+async def main(argv: Sequence[str] | None = None) -> None:
     parser = harness.arguments("soak", __doc__)
-    parser.add_argument("--minutes", type=float, help="how long (10; 1 with --quick)")
-    options = parser.parse_args()
+    parser.add_argument("--minutes", type=float, help="how long (default: 10; 1 with --quick)")
+    options = parser.parse_args(argv)
     pair = Pair.in_folder(options.models)
-    seconds = 60.0 * (options.minutes or (1.0 if options.quick else 10.0))
-    verifier_core, device_core = harness.cores()
-    tokenizer = Tokenizer.from_file(str(pair.target / "tokenizer.json"))
-    prompts = {p.id: tokenizer.encode(p.text, add_special_tokens=False).ids for p in harness.prompts("heldout")[:12]}
-    async with harness.cluster() as cluster:
-        await cluster.start_coordinator("--listen", "127.0.0.1:0", cores=[device_core])
-        flags = ["--model", str(pair.target), "--draft", str(pair.draft), "--kv-slots", str(KV_SLOTS)]
-        verifier = await cluster.start_verifier(*flags, "--threads", "1", cores=[verifier_core])
-        harness.pin(device_core)
+    size = options.size.pick(smoke=SMOKE, quick=QUICK, full=FULL)
+    seconds = 60.0 * (options.minutes or size.minutes)
+    _, device_core = harness.cores()
+    prompts = pair.encode(harness.prompts("heldout", size.prompts))
+    async with harness.one_verifier(pair, "--kv-slots", str(KV_SLOTS)) as cluster:
+        verifier = cluster.verifiers[0]
         where = ServiceAddress(verifier.address, cluster.address)
-        tape = await make_tape(where, pair, prompts, SETTINGS)
+        tape = await make_tape(where, pair, prompts, settings(size.tokens))
         watcher = VerifierMonitor(cluster.address, verifier.pid)
         tally, phases = SessionTally(), AlternatingPhases()
         hostile = MaliciousClient(where, random.Random(SEED), next(iter(prompts.values())))
         with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
             file = Path(scratch, "tape.json")
             tape.save(file)
-            async with Swarm(file, where, processes=PROCESSES, cores=[device_core]) as swarm:
-                print(f"{SESSIONS} sessions on {len(tape.recordings)} recordings for {seconds:.0f} s", flush=True)
-                await _soak(swarm, tape, tally, hostile, phases, watcher, seconds)
+            async with Swarm(file, where, processes=size.processes, cores=[device_core]) as swarm:
+                print(f"{size.sessions} sessions on {len(tape.recordings)} recordings for {seconds:.0f} s", flush=True)
+                await _soak(swarm, tape, tally, hostile, phases, watcher, size, seconds)
         rest = await watcher.at_rest()
         missing = 0 if rest.kv_used else await unpromised(where, rest.kv_capacity)
     findings = SoakFindings(
         tally, hostile, phases, watcher.samples, seconds, kv_used=rest.kv_used, live=rest.live_sessions, missing=missing
     )
-    findings.tell()
-    if findings.failures:
-        sys.exit(1)
+    findings.report(options.size)
 
 
 async def _soak(
@@ -188,13 +198,16 @@ async def _soak(
     hostile: MaliciousClient,
     phases: AlternatingPhases,
     watcher: VerifierMonitor,
+    size: SoakSize,
     seconds: float,
 ) -> None:
     until = time.monotonic() + seconds
-    phase_s = min(PHASE_S, (seconds - WARM_S) / LEAST_PHASES)
-    seats = [asyncio.create_task(seat(swarm, tape, random.Random(SEED + i), tally, until)) for i in range(SESSIONS)]
-    attacking = phases.alternate(hostile.run, phase_s=phase_s, warm_s=WARM_S, until=until)
-    others = (watcher.run(), attacking, killer(swarm, random.Random(SEED), until))
+    phase_s = min(PHASE_S, (seconds - size.warm_s) / LEAST_PHASES)
+    seats = [
+        asyncio.create_task(seat(swarm, tape, random.Random(SEED + i), tally, until)) for i in range(size.sessions)
+    ]
+    attacking = phases.alternate(hostile.run, phase_s=phase_s, warm_s=size.warm_s, until=until)
+    others = (watcher.run(), attacking, killer(swarm, random.Random(SEED), size, until))
     tasks = {*seats, *map(asyncio.create_task, others)}
     try:
         while not all(task.done() for task in seats):

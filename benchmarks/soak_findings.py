@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.support import harness
 from benchmarks.support.draft_replay.client import SessionJob, SessionOutcome
-from benchmarks.support.harness import percentile
+from benchmarks.support.harness import Criterion, Size, quantile
 from benchmarks.support.malicious_client import RIGHT, MaliciousClient
 from benchmarks.support.phases import AlternatingPhases, DeliveryGap
 
@@ -80,23 +80,13 @@ class DeliveryPace:
     @classmethod
     def of(cls, stretches: Sequence[Sequence[float]]) -> DeliveryPace:
         together = [ms for stretch in stretches for ms in stretch]
-        each = [found for stretch in stretches if (found := percentile(stretch, 0.99)) is not None]
+        each = [found for stretch in stretches if (found := quantile(stretch, 0.99)) is not None]
         return cls(
-            percentile(together, 0.50),
-            percentile(together, 0.99),
+            harness.rounded(quantile(together, 0.50)),
+            harness.rounded(quantile(together, 0.99)),
             statistics.median(each) if each else math.nan,
             harness.spread(each) if each else "none",
         )
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """One condition."""
-
-    what: str
-    wanted: str
-    got: str
-    held: bool
 
 
 @dataclass(frozen=True)
@@ -123,12 +113,8 @@ class SoakFindings:
     def pace(self, *, attacked: bool) -> DeliveryPace:
         return DeliveryPace.of(self.phases.of(self.tally.gaps, disturbed=attacked))
 
-    @property
-    def failures(self) -> list[Wanted]:
-        return [condition for condition in self.wanted() if not condition.held]
-
-    def wanted(self) -> Iterator[Wanted]:
-        """Memory only of a run that is long enough."""
+    def criteria(self) -> Iterator[Criterion]:
+        """Yield what must hold; memory and the attacker's effect only in a run that is long enough."""
         none = (
             ("slots leaked", self.leaked),
             ("sessions left at rest", self.live),
@@ -136,19 +122,18 @@ class SoakFindings:
             ("honest sessions that ended by an error", sum(self.tally.errors.values())),
             ("attacks that ended otherwise than they may", sum(self.hostile.wrong.values())),
         )
-        for what, count in none:
-            yield Wanted(what, "0", str(count), count == 0)
+        for name, count in none:
+            yield Criterion.none(name, count)
         if self.seconds >= LONG_S:
             ratio = self.pace(attacked=True).typical / self.pace(attacked=False).typical
-            yield Wanted("p99 with the attacker over without", f"< {MOST_HARM:g}", f"{ratio:.2f}", ratio < MOST_HARM)
-            yield Wanted("attacks never made", "0", str(len(self.hostile.unmade)), not self.hostile.unmade)
-            grown = self.growth_mb
-            what = f"growth in the last {SPAN_S:.0f} s"
-            yield Wanted(what, f"< {MOST_GROWTH_MB:.0f} MB", f"{grown:.2f} MB", grown < MOST_GROWTH_MB)
+            yield Criterion.bound("p99 with the attacker over without", ratio, at_most=MOST_HARM, strict=True)
+            yield Criterion.none("attacks never made", len(self.hostile.unmade))
+            growth_name = f"MB by which memory grew in the last {SPAN_S:.0f} s"
+            yield Criterion.bound(growth_name, self.growth_mb, at_most=MOST_GROWTH_MB, strict=True)
 
-    def tell(self) -> None:
-        """Everything, readable; then the last line."""
-        for line in (*self._sessions(), *self._attacks(), *self._memory(), *self._neighbours(), *self._verdict()):
+    def report(self, size: Size = Size.FULL) -> None:
+        """Print what was seen, the criteria and the last line; exits with status 1 if a criterion is not met."""
+        for line in (*self._sessions(), *self._attacks(), *self._memory(), *self._neighbours()):
             print(line)
         attacked, alone = self.pace(attacked=True), self.pace(attacked=False)
         harness.finish(
@@ -166,7 +151,9 @@ class SoakFindings:
                 "attacks": sum(self.hostile.answers.values()),
                 "wrong_endings": sum(self.hostile.wrong.values()),
                 "seconds": round(self.seconds),
-            }
+            },
+            self.criteria(),
+            size,
         )
 
     def _sessions(self) -> Iterator[str]:
@@ -198,11 +185,6 @@ class SoakFindings:
         for name, attacked in (("with the hostile client", True), ("without it", False)):
             pace, count = self.pace(attacked=attacked), len(self.phases.of((), disturbed=attacked))
             yield f"{name:<28} {pace.p50 or 0.0:7.1f} {pace.p99 or 0.0:7.1f}   {pace.by_stretch}, {count} stretches"
-
-    def _verdict(self) -> Iterator[str]:
-        for condition in self.wanted():
-            held = "" if condition.held else "   FAILED"
-            yield f"{condition.what:<44} wanted {condition.wanted:<8} got {condition.got}{held}"
 
 
 def growth(samples: Sequence[VerifierSample], span_s: float) -> float:

@@ -10,18 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from benchmarks.support import harness
 from benchmarks.support.draft_replay.client import ServiceAddress, SessionJob, SessionOutcome, options_of
 from benchmarks.support.draft_replay.recording import DraftRecording, RecordedRequest
-from benchmarks.support.draft_replay.swarm import SETTINGS, Swarm, make_tape
-from benchmarks.support.harness import Pair
+from benchmarks.support.draft_replay.swarm import Swarm, make_tape, settings
+from benchmarks.support.harness import Criterion, Pair, Size
 from edge_agent.sdk.client import AsyncClient
 
 TOLERANCE = 0.05
@@ -75,20 +72,15 @@ def report(found: Mapping[str, Sequence[tuple[float, SessionOutcome]]]) -> dict[
     return result
 
 
-async def main() -> None:
-    options = harness.arguments("swarm", __doc__).parse_args()
+async def main(argv: Sequence[str] | None = None) -> None:
+    options = harness.arguments("swarm", __doc__).parse_args(argv)
     pair = Pair.in_folder(options.models)
-    rounds, count = (2, 4) if options.quick else (5, 18)
-    verifier_core, device_core = harness.cores()
-    tokenizer = Tokenizer.from_file(str(pair.target / "tokenizer.json"))
-    prompts = {p.id: tokenizer.encode(p.text, add_special_tokens=False).ids for p in harness.prompts("heldout")[:count]}
-    async with harness.cluster(prefix_cache=False) as cluster:
-        await cluster.start_coordinator("--listen", "127.0.0.1:0", cores=[device_core])
-        arguments = ["--model", str(pair.target), "--draft", str(pair.draft), "--threads", "1"]
-        verifier = await cluster.start_verifier(*arguments, cores=[verifier_core])
-        harness.pin(device_core)
-        where = ServiceAddress(verifier.address, cluster.address)
-        tape = await make_tape(where, pair, prompts, SETTINGS)
+    rounds, count, tokens = options.size.pick(smoke=(1, 1, 32), quick=(2, 4, 96), full=(5, 18, 96))
+    _, device_core = harness.cores()
+    prompts = pair.encode(harness.prompts("heldout", count))
+    async with harness.one_verifier(pair, prefix_cache=False) as cluster:
+        where = ServiceAddress(cluster.verifiers[0].address, cluster.address)
+        tape = await make_tape(where, pair, prompts, settings(tokens))
         with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
             file = Path(scratch, "tape.json")
             tape.save(file)
@@ -100,7 +92,7 @@ async def main() -> None:
                 for recording in tape.recordings:  # the live draft learns as the recorded one has
                     await _live(client, recording.call)
                 found = report(await against_live(tape, swarm, client, rounds))
-    _finish(found)
+    _finish(found, options.size)
 
 
 def _pace(tape: DraftRecording) -> str:
@@ -108,17 +100,28 @@ def _pace(tape: DraftRecording) -> str:
     return f"ms per recorded decode by width: {decodes}; commit {1000 * tape.commit_s:.2f}"
 
 
-def _finish(found: Mapping[str, Mapping[str, float]]) -> None:
+def _finish(found: Mapping[str, Mapping[str, float]], size: Size) -> None:
+    wrong = sum(int(values["wrong"]) for values in found.values())
+    far = [name for name, values in found.items() if abs(values["ratio"] - 1.0) > TOLERANCE]
     harness.finish(
         {
             "acceptance_over_live": {setting: values["ratio"] for setting, values in found.items()},
             "tokens_per_step_live": {setting: values["live"] for setting, values in found.items()},
             "tokens_per_step_replayed": {setting: values["replayed"] for setting, values in found.items()},
-            "wrong_tokens": sum(int(values["wrong"]) for values in found.values()),
-        }
+            "wrong_tokens": wrong,
+        },
+        [
+            Criterion.none("replayed tokens that are not the target's", wrong),
+            Criterion(
+                f"settings whose ratio is more than {TOLERANCE:g} from 1",
+                "none",
+                ", ".join(far) or "none",
+                not far,
+                enforced_from=Size.QUICK,
+            ),
+        ],
+        size,
     )
-    if any(values["wrong"] or abs(values["ratio"] - 1.0) > TOLERANCE for values in found.values()):
-        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -58,9 +57,3 @@ class RunLog:
     @property
     def broken(self) -> list[Check]:
         return [check for check in self.checks if not check.held]
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """The least value that so many are not above; 0 of none. share: 0 to 1."""
-    ranked = sorted(values)
-    return ranked[min(len(ranked) - 1, int(share * len(ranked)))] if ranked else 0.0

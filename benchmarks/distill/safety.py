@@ -14,10 +14,11 @@ from benchmarks.distill.fleet import DEVICES, DeviceFleet
 from benchmarks.distill.gain import HeldOutText
 from benchmarks.distill.identity import OutputComparison
 from benchmarks.distill.rogue import Refusal, ReleaseTrap
-from benchmarks.distill.run_log import RunLog, quantile
+from benchmarks.distill.run_log import RunLog
 from benchmarks.distill.size import DistillSize
 from benchmarks.distill.system import DistillSystem
 from benchmarks.distill.worse_draft import spoiled
+from benchmarks.support.harness import quantile
 from cloud_verifier.distill.publishing import keys
 from cloud_verifier.distill.publishing.release_client import DECIDED, ROLLED_BACK, STABLE, ReleaseRecord
 from outrider.artifacts.store import file_digest
@@ -112,7 +113,7 @@ def judge_outputs(found: OutputComparison, failed: Sequence[DeviceAnswer], story
 def swaps(answers: Sequence[DeviceAnswer], story: RunLog) -> tuple[float, float]:
     """p50 and p99 in milliseconds, over all swaps of live sessions."""
     gaps = [1000.0 * seconds for answer in answers for seconds in answer.swaps_s]
-    p50, p99 = quantile(gaps, 0.5), quantile(gaps, 0.99)
+    p50, p99 = quantile(gaps, 0.5) or 0.0, quantile(gaps, 0.99) or 0.0
     story.tell(f"{len(gaps)} swaps in the midst of requests: p50 {p50:.1f} ms, p99 {p99:.1f} ms")
     return p50, p99
 

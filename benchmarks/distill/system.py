@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from benchmarks.distill.size import DistillSize
+from benchmarks.support import proc
 from benchmarks.support.harness import Pair
 from cloud_verifier.distill.publishing import keys
 from cloud_verifier.distill.publishing.release_client import ReleaseClient, ReleaseRecord
@@ -125,7 +126,7 @@ class DistillSystem:
 
     async def kill_trainer(self) -> int:
         """SIGKILL to the loop's child that trains; returns its pid. Raises Unavailable where there is none."""
-        for pid in children_of(self._running_loop().pid):
+        for pid in proc.children(self._running_loop().pid):
             with contextlib.suppress(OSError):
                 if _trains(pid):
                     os.kill(pid, signal.SIGKILL)
@@ -211,23 +212,8 @@ class DistillSystem:
         }
 
 
-def children_of(pid: int) -> list[int]:
-    """Processes that this one started and that still run (Linux)."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if folder.name.isdigit() and parent_of((folder / "stat").read_text()) == pid:
-                found.append(int(folder.name))
-    return found
-
-
 def _trains(pid: int) -> bool:
     return _TRAINER in Path(f"/proc/{pid}/cmdline").read_bytes()
-
-
-def parent_of(stat: str) -> int:
-    """The parent's pid in a line of /proc/PID/stat, in which the name may hold spaces and brackets."""
-    return int(stat.rpartition(")")[2].split()[1])
 
 
 def free_ports(count: int) -> list[int]:

@@ -75,19 +75,18 @@ class Criterion:
         strict: bool = False,
         enforced_from: Size | None = Size.QUICK,
     ) -> Criterion:
-        """Hold a figure against one bound. found: None if nothing was measured, which meets no bound.
+        """Hold a figure against one bound or two. found: None if nothing was measured, which meets no bound.
 
-        strict: the bound itself does not meet the criterion.
+        strict: a bound itself does not meet the criterion.
         """
+        met, wanted = found is not None, []
         if at_least is not None:
-            met = found is not None and (found > at_least if strict else found >= at_least)
-            wanted = f"{'above' if strict else 'at least'} {at_least:g}"
-        elif at_most is not None:
-            met = found is not None and (found < at_most if strict else found <= at_most)
-            wanted = f"{'below' if strict else 'at most'} {at_most:g}"
-        else:
-            raise ValueError(f"{name}: give at_least or at_most")
-        return cls(name, wanted, "nothing" if found is None else f"{found:.4g}", met, enforced_from)
+            met = met and found is not None and (found > at_least if strict else found >= at_least)
+            wanted.append(f"{'above' if strict else 'at least'} {at_least:g}")
+        if at_most is not None:
+            met = met and found is not None and (found < at_most if strict else found <= at_most)
+            wanted.append(f"{'below' if strict else 'at most'} {at_most:g}")
+        return cls(name, " and ".join(wanted), "nothing" if found is None else f"{found:.4g}", met, enforced_from)
 
     @classmethod
     def none(cls, name: str, count: int) -> Criterion:

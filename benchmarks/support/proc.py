@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.support import harness
 from outrider.core.errors import Unavailable
 
 _LINE_BYTES = 1 << 24
@@ -87,6 +88,7 @@ class JsonWorker:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=_LINE_BYTES,
+            cwd=harness.ROOT,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
         if process.stdout is None or not await process.stdout.readline():
@@ -99,13 +101,18 @@ class JsonWorker:
         return self._process.pid
 
     @property
+    def ended(self) -> bool:
+        """Whether the process has closed its output."""
+        return self._reading.done()
+
+    @property
     def pending(self) -> int:
         """Number of requests that have no answer yet."""
         return len(self._pending)
 
     async def ask(self, **request: Any) -> dict[str, Any]:
         """Return the answer. Raises Unavailable if the process ends before it."""
-        if self._process.stdin is None or self._reading.done():
+        if self._process.stdin is None or self.ended:
             raise Unavailable("a worker process has ended; its errors stand above")
         self._requests += 1
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.support.draft_replay.client import SessionOutcome
+from benchmarks.support.harness import quantile
 from benchmarks.window.testbed import VerifierMachine
 
 DRAWS = 1_000
@@ -112,11 +113,6 @@ def gaps_s(outcomes: Iterable[SessionOutcome]) -> list[float]:
     return [b - a for outcome in outcomes for a, b in itertools.pairwise(outcome.delivered_s)]
 
 
-def quantile(values: Sequence[float], share: float) -> float:
-    """The value that `share` of them do not exceed. values: at least one."""
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
-
-
 def predicted_over_measured(cell: Cell) -> list[float]:
     """For each session that was decided about long enough: tokens per step, predicted over measured meanwhile.
 
@@ -151,7 +147,7 @@ def figures(key: CellKey, cell: Cell) -> dict[str, Any]:
         "vs_streaming": round(middle, 3),
         "vs_streaming_upper95": round(high, 3),
         "ttft_ratio": round(statistics.median(fast / slow for slow, fast in firsts), 3) if firsts else None,
-        "p99_gap_ratio": round(quantile(gaps_s(played), 0.99) / quantile(gaps_s(cell.streamed), 0.99), 3),
+        "p99_gap_ratio": _p99_ratio(gaps_s(played), gaps_s(cell.streamed)),
         "vs_best_static": None,
         "k_median": statistics.median(sight.k for sight in decided) if decided else None,
         # A step brings a token besides; what a node carried that came too late to be evaluated is no hit.
@@ -160,7 +156,7 @@ def figures(key: CellKey, cell: Cell) -> dict[str, Any]:
         "bytes_down_per_token": round(sum(outcome.wire_down for outcome in played) / tokens, 1),
         "vs_streaming_lower95": round(low, 3),
         "slowest": round(min(statistics.median(values) for values in cell.ratios.values()), 3),
-        "p99_delivery_gap_ratio": round(_delivery_gap(played) / _delivery_gap(cell.streamed), 3),
+        "p99_delivery_gap_ratio": _p99_ratio(_deliveries_ms(played), _deliveries_ms(cell.streamed)),
         "tokens_per_step": round(tokens / steps, 3),
         "messages_per_s": round(sum(o.appends for o in played) / sum(o.seconds for o in played), 1),
         "ttft_streaming_s": round(statistics.median(slow for slow, _ in firsts), 3) if firsts else None,
@@ -178,8 +174,15 @@ def _first_tokens(cell: Cell) -> list[tuple[float, float]]:
     return [(slow, fast) for slow, fast in each if slow is not None and fast is not None]
 
 
-def _delivery_gap(outcomes: Iterable[SessionOutcome]) -> float:
-    return quantile([gap for outcome in outcomes for gap in outcome.gaps_ms], 0.99)
+def _deliveries_ms(outcomes: Iterable[SessionOutcome]) -> list[float]:
+    """Return the milliseconds between deliveries."""
+    return [gap for outcome in outcomes for gap in outcome.gaps_ms]
+
+
+def _p99_ratio(above: Sequence[float], below: Sequence[float]) -> float | None:
+    """Return the ratio of two 99th percentiles; None if one of them is not known."""
+    high, low = quantile(above, 0.99), quantile(below, 0.99)
+    return round(high / low, 3) if high is not None and low else None
 
 
 def line(key: CellKey, found: Mapping[str, Any]) -> str:
@@ -191,7 +194,7 @@ def line(key: CellKey, found: Mapping[str, Any]) -> str:
         f"{key.machine!s:<34}{key.draft:<7}{key.rtt_ms:>5.0f} ms  {found['vs_streaming']:.2f}x"
         f" [{low:.2f} .. {high:.2f}], slowest {found['slowest']:.2f};"
         f" {found['tokens_per_step']:.2f} tokens a step; first token {shown['ttft_ratio']}x{read},"
-        f" p99 gap {found['p99_gap_ratio']:.2f}x; {found['bytes_up_per_token']:.0f} bytes up a token,"
+        f" p99 gap {shown['p99_gap_ratio']}x; {found['bytes_up_per_token']:.0f} bytes up a token,"
         f" {found['bytes_down_per_token']:.0f} down, {found['messages_per_s']:.0f} Appends up/s;"
         f" k {shown['k_median']}, {shown['hit_rate']} of the nodes accepted, predicted {shown['predicted']}x"
     )

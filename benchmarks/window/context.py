@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from benchmarks.support.draft_replay.swarm import Swarm
 from benchmarks.window.cell_player import CellPlayer
-from benchmarks.window.plan import TOKENS, WindowPlan
+from benchmarks.window.plan import WindowPlan
 from benchmarks.window.recordings import RecordingLibrary
 from benchmarks.window.testbed import OVERRAN, CorePair, RunningVerifier, VerifierMachine, WindowTestbed
 
@@ -41,7 +41,7 @@ class RunContext:
         count = single if machine.sessions == 1 else max(several, machine.sessions)
         numbers = [i % prompts for i in range(count)]
         long = range(prompts, prompts + self.plan.long)
-        return CellPlayer(site, swarm, numbers, long, tokens=TOKENS[machine], rounds=rounds)
+        return CellPlayer(site, swarm, numbers, long, tokens=self.plan.tokens_of(machine), rounds=rounds)
 
     def check(self, site: RunningVerifier, arm: str = "") -> None:
         """Say so where a paced verifier needed longer by itself. arm: what it served, where there are several."""

@@ -17,7 +17,7 @@ from benchmarks.support.draft_replay.client import SessionOutcome
 from benchmarks.window.cell_player import CellPlayer
 from benchmarks.window.cells import Cell, CellKey, interval
 from benchmarks.window.context import RunContext
-from benchmarks.window.plan import PACED, TOKENS
+from benchmarks.window.plan import PACED
 from coordinator.records import Window
 from coordinator.window.controller import NEAR, SPARE, K
 from coordinator.window.streaming import LinkTiming, replay
@@ -114,7 +114,7 @@ async def play_model(context: RunContext) -> dict[str, Any]:
         context.stage.site(PACED, context.lanes[0]) as site,
         site.swarm(context.recordings.file("near")) as swarm,
     ):
-        player = CellPlayer(site, swarm, range(len(said)), (), tokens=TOKENS[PACED], rounds=1)
+        player = CellPlayer(site, swarm, range(len(said)), (), tokens=context.plan.tokens_of(PACED), rounds=1)
         await player.warm()
         for rtt_ms in rtts:
             await player.steady(rtt_ms, cells[rtt_ms])

@@ -103,23 +103,32 @@ class WindowPlan:
     statics: tuple[StaticWindow, ...] = STATICS
     static_cells: tuple[tuple[VerifierMachine, tuple[tuple[str, float], ...]], ...] = STATIC_CELLS
     model_rtts_ms: tuple[float, ...] = RTTS_MS
-    quick: bool = False
+    only: frozenset[tuple[VerifierMachine, float]] = frozenset()
+    """(machine, RTT in ms) of the cells that are played; empty for all."""
+    tokens: int | None = None
+    """Of a session, if other than TOKENS says."""
 
     def cells(self, draft: str, machine: VerifierMachine) -> list[CellKey]:
-        return [CellKey(machine, draft, rtt) for rtt in RTTS_MS if not self.quick or (machine, rtt) in QUICK_CELLS]
+        """Return the cells of this draft and machine."""
+        return [CellKey(machine, draft, rtt) for rtt in RTTS_MS if not self.only or (machine, rtt) in self.only]
+
+    def tokens_of(self, machine: VerifierMachine) -> int:
+        """Return the tokens of a session on this machine."""
+        return self.tokens or TOKENS[machine]
 
     def has_long(self, key: CellKey) -> bool:
         """Whether long prompts are played in this cell."""
         rtts_ms = LONG_RTTS_MS[:1] if key.machine.pass_ms else LONG_RTTS_MS
-        return key.rtt_ms in rtts_ms or (self.quick and not key.machine.pass_ms)
+        return key.rtt_ms in rtts_ms or bool(self.only and not key.machine.pass_ms)
 
     def sites(self) -> list[tuple[list[CellKey], ...]]:
         """Cells of up to two verifiers that are started together."""
         each = [self.cells(draft, machine) for machine in MACHINES for draft in self.drafts]
+        each = [cells for cells in each if cells]
         return [tuple(each[i : i + 2]) for i in range(0, len(each), 2)]
 
 
-QUICK_CELLS = {(REAL, 1.0), (REALS, 20.0), (PACED, 50.0), (PACEDS, 50.0)}
+QUICK_CELLS = frozenset({(REAL, 1.0), (REALS, 20.0), (PACED, 50.0), (PACEDS, 50.0)})
 QUICK = WindowPlan(
     drafts=("good",),
     prompts=8,
@@ -133,5 +142,23 @@ QUICK = WindowPlan(
     statics=STATICS[2:3],
     static_cells=((PACED, (("good", 50.0),)),),
     model_rtts_ms=(50.0,),
-    quick=True,
+    only=QUICK_CELLS,
 )
+SMOKE = WindowPlan(
+    drafts=("good",),
+    prompts=2,
+    several=2,
+    singles=2,
+    long=1,
+    static_prompts=(2, 2),
+    near=2,
+    candidates=2,
+    teaching=1,
+    turns=1,
+    statics=STATICS[2:3],
+    static_cells=((REAL, (("good", 1.0),)),),
+    model_rtts_ms=(50.0,),
+    only=frozenset({(REAL, 1.0)}),
+    tokens=24,
+)
+"""One cell on this CPU, by default."""

@@ -76,7 +76,7 @@ class RecordingLibrary:
         plan = self._plan
         await self._teach(where, (0.0, 0.8) if "model" in parts else (0.8,))
         if not {"turns", "model"}.issuperset(parts):
-            said, ends = await calls(where, self._first(plan.prompts), options(max(TOKENS.values())))
+            said, ends = await calls(where, self._first(plan.prompts), options(max(map(plan.tokens_of, TOKENS))))
             texts = list(self._prompts.values())
             long = {f"long {i}": prompt for i, prompt in enumerate(long_prompts(texts, plan.long))}
             said += (await calls(where, long, options(LONG_OUTPUT), 1))[0]
@@ -93,7 +93,7 @@ class RecordingLibrary:
         found: list[RecordedRequest] = []
         ends: tuple[int, ...] = ()
         for temperature in (0.0, 0.8):
-            asked = options(TOKENS[PACED], temperature)
+            asked = options(self._plan.tokens_of(PACED), temperature)
             said, ends = await calls(where, self._first(self._plan.candidates), asked, 16)
             found += said
         shares = await asyncio.to_thread(screened, self._pair, found, ends, self._lessons["good"])
@@ -110,7 +110,9 @@ class RecordingLibrary:
         said: list[RecordedRequest] = []
         ends: tuple[int, ...] = ()
         for temperature in temperatures:
-            more, ends = await calls(where, self._teaching, options(max(TOKENS.values()), temperature))
+            more, ends = await calls(
+                where, self._teaching, options(max(map(self._plan.tokens_of, TOKENS)), temperature)
+            )
             said += more
         for draft in dict.fromkeys(("good", *self._plan.drafts)):
             self._lessons[draft] = await asyncio.to_thread(taught, self._pair, self.drafts[draft], said, ends)

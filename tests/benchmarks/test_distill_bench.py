@@ -9,14 +9,14 @@ from typing import cast
 import numpy as np
 import pytest
 
-from benchmarks.distill import devices, identity, kills, learning, plots, safety, system
+from benchmarks.distill import devices, identity, kills, learning, plots, safety
 from benchmarks.distill.__main__ import DistillResult, judge_gain
 from benchmarks.distill.answer import DeviceAnswer
 from benchmarks.distill.gain import DraftGain, interval, per_step
 from benchmarks.distill.rogue import LIES, Refusal, flipped
-from benchmarks.distill.run_log import RunLog, quantile
+from benchmarks.distill.run_log import RunLog
 from benchmarks.distill.size import FULL, QUICK
-from benchmarks.support import harness, questions
+from benchmarks.support import harness, proc, questions
 from cloud_verifier.distill.gguf.eval_gguf import TREE, DraftCounts, steps
 from cloud_verifier.distill.publishing.release_client import ReleaseRecord
 from outrider.wire.manifest import Manifest
@@ -175,7 +175,7 @@ def test_the_interval_holds_the_share_and_is_narrow_where_texts_are_alike() -> N
 
 
 def test_the_parent_of_a_process_with_brackets_in_its_name_is_found() -> None:
-    assert system.parent_of("12 (a (b) c) S 34 12 12 0 -1") == 34
+    assert proc.stat_fields("12 (a (b) c) S 34 12 12 0 -1")[1] == "34"
 
 
 def test_a_refusal_holds_only_for_what_was_wanted_with_a_message_and_the_same_text() -> None:
@@ -195,10 +195,8 @@ def test_a_tampered_file_differs_in_one_bit() -> None:
     assert changed == [1]
 
 
-def test_quantiles_are_values_that_were_measured() -> None:
-    assert quantile([3.0, 1.0, 2.0], 0.5) == 2.0
-    assert quantile([3.0, 1.0, 2.0], 0.99) == 3.0
-    assert quantile([], 0.5) == 0.0
+def test_without_a_swap_the_time_of_swaps_is_0() -> None:
+    assert safety.swaps([], RunLog()) == (0.0, 0.0)
 
 
 def test_requests_with_a_swap_belong_to_no_release_in_the_plot() -> None:

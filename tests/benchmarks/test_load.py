@@ -23,7 +23,7 @@ from benchmarks.soak_findings import SessionTally, SoakFindings, VerifierSample
 from benchmarks.support import malicious_client as attacker
 from benchmarks.support import proc
 from benchmarks.support.draft_replay.client import ServiceAddress, SessionJob, SessionOutcome
-from benchmarks.support.harness import percentile
+from benchmarks.support.harness import Size, quantile
 from benchmarks.support.malicious_client import ATTACKS, RIGHT, WAITING, Attack, MaliciousClient
 from benchmarks.support.phases import AlternatingPhases, DeliveryGap, Phase
 from outrider.core.protocol.messages import SessionLimits
@@ -65,6 +65,11 @@ def findings(
     )
 
 
+def failures(found: SoakFindings) -> dict[str, str]:
+    """Name -> value of the criteria that a full run fails."""
+    return {criterion.name: criterion.found for criterion in found.criteria() if criterion.fails(Size.FULL)}
+
+
 def last_line(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     last: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
     return last
@@ -73,8 +78,8 @@ def last_line(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 def test_the_soak_fails_for_leaks_for_differing_outputs_for_errors_and_for_an_attack_that_was_let_in() -> None:
     failed = SessionTally()
     failed.add(SessionJob(0), SessionOutcome(error="Unavailable: gone"))
-    assert findings().failures == []
-    assert [condition.what for condition in findings(kv_used=1, missing=2).failures] == ["slots leaked"]
+    assert failures(findings()) == {}
+    assert failures(findings(kv_used=1, missing=2)) == {"slots leaked": "3"}
     for found in (
         findings(live=1),
         findings(SessionTally(differing=1)),
@@ -82,23 +87,23 @@ def test_the_soak_fails_for_leaks_for_differing_outputs_for_errors_and_for_an_at
         findings(answers=[("forged_ticket", "OK")]),
         findings(answers=[("garbage", "INTERNAL")]),
     ):
-        assert [condition.got for condition in found.failures] == ["1"]
+        assert list(failures(found).values()) == ["1"]
 
 
 def test_a_long_soak_fails_for_growth_and_for_an_attack_that_was_never_made() -> None:
     grown = [VerifierSample(float(t), 80.0 + 0.1 * t, 700.0, 0, 0) for t in range(600)]
     every = [(attack, next(iter(endings - attacker.NO_PLACE))) for attack, endings in RIGHT.items()]
     long: dict[str, Any] = {"tally": paced(30.0, 30.0), "phases": BOTH, "seconds": 600.0}
-    assert findings(answers=every, **long).failures == []
-    assert [c.got for c in findings(answers=every, samples=grown, **long).failures] == ["27.10 MB"]
+    assert failures(findings(answers=every, **long)) == {}
+    assert list(failures(findings(answers=every, samples=grown, **long)).values()) == ["27.1"]
     refused = [(attack, "Overloaded" if attack == "id_gap" else ended) for attack, ended in every]
-    assert [c.what for c in findings(answers=refused, **long).failures] == ["attacks never made"]
+    assert list(failures(findings(answers=refused, **long))) == ["attacks never made"]
 
 
 def test_a_long_soak_fails_where_the_attacker_slows_its_neighbours() -> None:
     every = [(attack, next(iter(endings - attacker.NO_PLACE))) for attack, endings in RIGHT.items()]
-    harmed = findings(paced(30.0, 90.0), answers=every, phases=BOTH, seconds=600.0).failures
-    assert [(c.what, c.got) for c in harmed] == [("p99 with the attacker over without", "3.00")]
+    harmed = findings(paced(30.0, 90.0), answers=every, phases=BOTH, seconds=600.0)
+    assert failures(harmed) == {"p99 with the attacker over without": "3"}
 
 
 BOTH = AlternatingPhases([Phase(0.0, 10.0, False), Phase(10.0, 20.0, True)])
@@ -116,7 +121,7 @@ def test_the_soak_tells_gaps_with_the_attacker_beside_those_without(capsys: pyte
     tally = SessionTally()
     tally.add(SessionJob(0), SessionOutcome(delivered_s=[1.0, 2.0, 2.0, 4.0], gaps_ms=[1000.0, 2000.0]))
     tally.add(SessionJob(0), SessionOutcome(delivered_s=[9.0, 12.0, 13.5, 31.0], gaps_ms=[3000.0, 1500.0, 17_500.0]))
-    findings(tally, phases=phases).tell()
+    findings(tally, phases=phases).report()
     last = last_line(capsys)
     assert (last["leaked_slots"], last["rss_growth_mb"]) == (0, 0.0)
     assert (last["p50_ms"], last["p99_ms"]) == (1500.0, 1500.0)
@@ -161,14 +166,14 @@ def outcomes(*, errors: Iterable[str] = ()) -> list[SessionOutcome]:
 
 
 def test_overload_fails_for_lost_goodput_for_dear_refusals_and_for_errors(capsys: pytest.CaptureFixture[str]) -> None:
-    peak, cheap = Goodput(100.0, 2.0), RefusalCost(0.5, 1.0, 500.0, overload.REFUSALS)
+    peak, cheap = Goodput(100.0, 2.0), RefusalCost(0.5, 1.0, 500.0, 100)
     overload._finish(cheap, 16, peak, Goodput(81.0, 1.6), 9, outcomes(errors=["Overloaded: full"]))
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (last["goodput_share_of_peak"], last["shed"], last["refusal_p50_ms"]) == (0.81, 1, 10.0)
     for cost, rate, errors in (
         (cheap, Goodput(79.0, 1.6), []),
-        (RefusalCost(100.0, 1.0, 500.0, overload.REFUSALS), Goodput(81.0, 1.6), []),
-        (RefusalCost(0.5, 1.0, 500.0, overload.REFUSALS - 1), Goodput(81.0, 1.6), []),
+        (RefusalCost(100.0, 1.0, 500.0, 100), Goodput(81.0, 1.6), []),
+        (RefusalCost(0.5, 1.0, 500.0, 99), Goodput(81.0, 1.6), []),
         (cheap, Goodput(81.0, 1.6), ["Unavailable: gone"]),
     ):
         with pytest.raises(SystemExit):
@@ -238,10 +243,11 @@ async def test_every_attack_has_its_turn_over_several_phases(monkeypatch: pytest
     assert set(made) == ATTACKS.keys()
 
 
-def test_a_percentile_is_a_value_that_was_seen() -> None:
-    assert percentile([], 0.5) is None
-    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
-    assert percentile(list(range(100)), 0.99) == 99
+def test_a_quantile_is_a_value_that_was_measured() -> None:
+    assert quantile([], 0.5) is None
+    assert quantile([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert quantile([3.0, 1.0, 2.0], 0.99) == 3.0
+    assert quantile(list(range(100)), 0.99) == 99
 
 
 async def test_a_family_is_the_process_and_all_below_it_and_nobody_else() -> None:

@@ -6,8 +6,9 @@ import pytest
 from outcomes import outcome
 
 from benchmarks.support.draft_replay.client import SessionOutcome
+from benchmarks.support.harness import Criterion, Size
 from benchmarks.window.__main__ import CELL_KEYS, KEYS, last_line
-from benchmarks.window.acceptance_criteria import Wanted, summed_up, wanted
+from benchmarks.window.acceptance_criteria import criteria, summed_up, valid
 from benchmarks.window.cells import (
     Cell,
     CellKey,
@@ -96,9 +97,10 @@ def test_eight_cells_of_the_grid_are_swept_by_statics() -> None:
     assert swept <= {key for group in WindowPlan().sites() for keys in group for key in keys}
 
 
-def test_what_is_not_reached_is_called_short() -> None:
-    assert str(Wanted("x", 0.9, least=1.0)) == "x: 0.9, wanted at least 1, SHORT"
-    assert str(Wanted("x", 0.9, most=1.0)) == "x: 0.9, wanted at most 1"
+def test_a_criterion_that_is_not_met_says_so() -> None:
+    assert str(Criterion.bound("x", 0.9, at_least=1.0)) == "x: 0.9, wanted at least 1, NOT MET"
+    assert str(Criterion.bound("x", 0.9, at_most=1.0)) == "x: 0.9, wanted at most 1"
+    assert str(Criterion.bound("x", 0.9, at_least=0.9, at_most=1.0)) == "x: 0.9, wanted at least 0.9 and at most 1"
 
 
 def test_every_figure_that_is_known_is_held_against_what_is_wanted() -> None:
@@ -109,7 +111,7 @@ def test_every_figure_that_is_known_is_held_against_what_is_wanted() -> None:
         "transition": {"settle_s": 4.0, "vs_streaming": 1.0, "changes": 1},
         "brier_skill": 0.1,
     }
-    short = [each.name for each in wanted(result) if not each.reached]
+    short = [each.name for each in criteria(result) if not each.met]
     assert short == [
         f"PACED, 8 at once, good, 50 ms, {what} over streaming" for what in ("upper bound", "the slowest session")
     ] + [
@@ -117,7 +119,7 @@ def test_every_figure_that_is_known_is_held_against_what_is_wanted() -> None:
         "PACED, match near 0.8, 200 ms, over streaming",
         "PACED, transition, seconds until the worst session settled",
     ]
-    assert list(wanted({})) == []
+    assert list(criteria({})) == []
 
 
 def test_what_was_to_be_measured_and_was_not_is_short_and_skill_must_be_above_nothing() -> None:
@@ -129,12 +131,12 @@ def test_what_was_to_be_measured_and_was_not_is_short_and_skill_must_be_above_no
         "brier_skill": 0.0,
         "minutes": 41.0,
     }
-    assert [str(each) for each in wanted(result) if not each.reached] == [
+    assert [str(each) for each in criteria(result) if not each.met] == [
         "PACED, 8 at once, good, 50 ms, first token over streaming's (prompts read at this CPU's speed):"
-        " nothing, wanted at most 1.05, SHORT",
-        "brier_skill: 0, wanted above 0, SHORT",
-        "PACED, transition, seconds until the worst session settled: nothing, wanted at most 3, SHORT",
-        "minutes of the full run: 41, wanted at most 40, SHORT",
+        " nothing, wanted at most 1.05, NOT MET",
+        "brier_skill: 0, wanted above 0, NOT MET",
+        "PACED, transition, seconds until the worst session settled: nothing, wanted at most 3, NOT MET",
+        "minutes of the full run: 41, wanted at most 40, NOT MET",
     ]
 
 
@@ -160,3 +162,9 @@ def test_a_paced_machine_says_its_pace_to_the_verifier() -> None:
     assert PACED.pace.environment == {"PACED_PASS_MS": "30.0", "PACED_ROW_MS": "0.05"}
     assert REAL.pace is None
     assert str(REAL) == "real CPU, 1 at once"
+
+
+def test_a_figure_that_falls_short_fails_no_run_and_an_invalid_measurement_does() -> None:
+    assert not [each for each in criteria({"brier_skill": 0.0}) if each.fails(Size.FULL)]
+    assert valid(["PACED: 3% of the passes took longer"]).fails(Size.QUICK)
+    assert not valid([]).fails(Size.FULL)

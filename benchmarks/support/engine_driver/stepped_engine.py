@@ -48,10 +48,6 @@ class Workload:
     rate: float = RATE
     profile_s: float = 4.0
 
-    @classmethod
-    def quick(cls) -> Workload:
-        return cls(batches=(1, 16, 128), nodes=(4, 8), rounds=2, steps=6)
-
     @property
     def output(self) -> int:
         """Tokens of a continuation: twice what the deepest tree's steps take on average."""

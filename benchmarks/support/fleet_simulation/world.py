@@ -40,10 +40,6 @@ class FleetSize:
     seconds: int = 8
     """Two decisions about every verifier."""
 
-    @classmethod
-    def quick(cls) -> FleetSize:
-        return cls(600, 6, 2)
-
     @property
     def region(self) -> FleetSize:
         return FleetSize(self.devices // self.regions, self.verifiers // self.regions, 1, self.seconds)

@@ -1,0 +1,232 @@
+"""Every benchmark runs to its end at its smoke size, and its last line has the keys and the promises that docs name."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from benchmarks import (
+    capacity,
+    capacity_gpu,
+    counters,
+    distill_losses,
+    engine,
+    exact,
+    failover,
+    fleet,
+    latency,
+    lossless,
+    overhead,
+    overload,
+    soak,
+    swarm,
+)
+from benchmarks.distill import __main__ as distill
+from benchmarks.support import harness
+from benchmarks.support.harness import Pair
+from benchmarks.window import __main__ as window
+from coordinator.cluster import Cluster
+
+# One event loop for all, since the clusters that several benchmarks share live in it.
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.e2e, pytest.mark.timeout(300)]
+
+SMOKE = ["--smoke"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def undisturbed_process() -> Iterator[None]:
+    """Give this process its environment back, which benchmarks change for the clusters that they start."""
+    environment = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+@pytest.fixture(autouse=True)
+def all_cores() -> Iterator[None]:
+    """Give this process its cores back, since a benchmark pins it to one."""
+    cores = os.sched_getaffinity(0)
+    yield
+    os.sched_setaffinity(0, cores)
+
+
+@contextlib.asynccontextmanager
+async def unpinned(*options: str, coordinator: bool) -> AsyncIterator[Cluster]:
+    """Run a verifier that keeps up to eight sessions, and leave this process on all its cores."""
+    cores = os.sched_getaffinity(0)
+    pair, limits = Pair.in_folder(harness.ROOT / "models"), ("--max-sessions", str(overload.SMOKE.places))
+    async with harness.one_verifier(pair, *limits, *options, coordinator=coordinator) as cluster:
+        os.sched_setaffinity(0, cores)
+        yield cluster
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def coordinated() -> AsyncIterator[Cluster]:
+    async with unpinned("--kv-slots", str(soak.KV_SLOTS), coordinator=True) as cluster:
+        yield cluster
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def direct() -> AsyncIterator[Cluster]:
+    async with unpinned(coordinator=False) as cluster:
+        yield cluster
+
+
+def share(monkeypatch: pytest.MonkeyPatch, cluster: Cluster) -> None:
+    """Make a benchmark use this cluster instead of one of its own."""
+
+    @contextlib.asynccontextmanager
+    async def one_verifier(*_: object, **__: object) -> AsyncIterator[Cluster]:
+        yield cluster
+
+    monkeypatch.setattr(harness, "one_verifier", one_verifier)
+
+
+def last_line(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    last: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return last
+
+
+async def test_lossless(coordinated: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    share(monkeypatch, coordinated)
+    await lossless.main(SMOKE)
+    last = last_line(capsys)
+    assert last.keys() == {"prompts", "tokens", "mismatches", "ties"}
+    assert (last["prompts"], last["mismatches"]) == (1, 0)
+    assert last["tokens"] > 0
+
+
+async def test_latency(coordinated: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    share(monkeypatch, coordinated)
+    await latency.main(SMOKE)
+    last = last_line(capsys)
+    for ratio in ("speedup_vs_streaming", "speedup_vs_hf", "streaming_over_bare_forward", "tokens_per_step"):
+        assert last[ratio].keys() == {"greedy", "T=0.8"}
+        assert all(value is None or value > 0 for value in last[ratio].values())
+    assert last.keys() >= {"bytes_up_per_token", "bytes_down_per_token", "excluded_repetitive"}
+
+
+async def test_swarm(coordinated: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    share(monkeypatch, coordinated)
+    await swarm.main(SMOKE)
+    last = last_line(capsys)
+    assert last["wrong_tokens"] == 0
+    for figure in ("acceptance_over_live", "tokens_per_step_live", "tokens_per_step_replayed"):
+        assert last[figure].keys() == {"greedy", "T=0.8"}
+        assert min(last[figure].values()) > 0
+
+
+async def test_soak(coordinated: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    share(monkeypatch, coordinated)
+    await soak.main(SMOKE)
+    last = last_line(capsys)
+    assert [last[promise] for promise in ("leaked_slots", "differing", "errors", "wrong_endings")] == [0, 0, 0, 0]
+    assert last["sessions"] > 0
+    assert last["attacks"] > 0
+    assert last.keys() >= {"rss_growth_mb", "p50_ms", "p99_ms", "p50_ms_without_hostile", "p99_ms_without_hostile"}
+
+
+async def test_overhead(direct: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    share(monkeypatch, direct)
+    await overhead.main(SMOKE)
+    last = last_line(capsys)
+    assert last.keys() == {"http_over_sdk", "sdk_over_stream", "http_over_sdk_first", "sdk_over_stream_first"}
+    assert min(last.values()) > 0
+
+
+async def test_overload(direct: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    share(monkeypatch, direct)
+    await overload.main(SMOKE)
+    last = last_line(capsys)
+    assert (last["differing"], last["errors"]) == (0, 0)
+    assert last["peak_tokens_per_s"] > 0
+    assert last.keys() >= {"goodput_share_of_peak", "arrivals", "shed", "refusals", "refusal_p50_ms", "refusal_p99_ms"}
+
+
+async def test_failover(capsys: pytest.CaptureFixture[str]) -> None:
+    await failover.main(SMOKE)
+    last = last_line(capsys)
+    assert [last[promise] for promise in ("lost", "duplicated", "differing", "zombie_accepted")] == [0, 0, 0, 0]
+    assert last["runs"] == 2
+    assert last["zombie_refused"] > 0
+    for figure in ("resume_ms", "kill9_resume_ms", "sigstop_resume_ms"):
+        assert 0 < last[f"{figure}_p50"] <= last[f"{figure}_max"]
+
+
+async def test_capacity(capsys: pytest.CaptureFixture[str]) -> None:
+    await capacity.main(SMOKE)
+    last = last_line(capsys)
+    for ratio in ("vs_autoregression", "steered_vs_autoregression", "vs_server_draft", "server_draft_bound"):
+        assert list(last[ratio]) == ["1"]
+        assert last[ratio]["1"] > 0
+    assert last.keys() >= {"draft_over_target", "gpu"}
+
+
+async def test_window(capsys: pytest.CaptureFixture[str]) -> None:
+    await window.main(SMOKE)
+    last = last_line(capsys)
+    assert tuple(last) == window.KEYS
+    (cell,) = last["cells"]
+    assert tuple(cell) == window.CELL_KEYS
+    assert cell["vs_streaming"] > 0
+    assert 0 <= last["calibration_error"] <= 1
+
+
+async def test_distill(capsys: pytest.CaptureFixture[str]) -> None:
+    await distill.main(SMOKE)
+    last = last_line(capsys)
+    assert last["tokens_lost"] == 0
+    assert last["refused"]
+    assert last.keys() == vars(distill.DistillResult()).keys()
+
+
+def test_distill_losses(capsys: pytest.CaptureFixture[str]) -> None:
+    distill_losses.main(SMOKE)
+    last = last_line(capsys)
+    assert last.keys() == {"before", "reference", "runs", "tokens", "minutes"}
+    assert [(run["loss"], run["lora_rank"]) for run in last["runs"]] == [("hybrid", 16)]
+    assert last["runs"][0].keys() >= {"gap_closed", "code_loss", "arithmetic", "code"}
+
+
+def test_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    engine.main(SMOKE)
+    last = last_line(capsys)
+    assert last["step_ms"].keys() == {"1x0", "1x1", "1x8", "2x0", "2x1", "2x8"}
+    assert 0 < last["overhead_share_b16"] < 1
+    assert min(last[f"ar_{figure}"] for figure in ("b16_vs_best_hf", "ragged_vs_best_hf", "single_vs_hf_assisted")) > 0
+
+
+def test_exact(capsys: pytest.CaptureFixture[str]) -> None:
+    exact.main(SMOKE)
+    last = last_line(capsys)
+    assert last["differing_bits"] == {"float32": 0, "bfloat16": 0}
+    assert last["control_differing"] > 0
+    assert last["step_time_ratio"].keys() == {"float32", "bfloat16"}
+
+
+def test_fleet(capsys: pytest.CaptureFixture[str]) -> None:
+    fleet.main(SMOKE)
+    last = last_line(capsys)
+    assert tuple(last) == fleet.KEYS
+    assert 0 < last["vs_optimum"] <= 1.001
+
+
+def test_counters(capsys: pytest.CaptureFixture[str]) -> None:
+    counters.main(SMOKE)
+    last = last_line(capsys)
+    assert last.keys() == {"step_us", "message_us", "snapshot_us", "scrape_us", "store_us"}
+    assert min(last.values()) > 0
+
+
+def test_capacity_gpu_measures_a_tiny_target_on_the_cpu_if_there_is_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    capacity_gpu.main(SMOKE)
+    gpu = last_line(capsys)["gpu"]
+    for ratio in ("vs_autoregression", "vs_server_draft", "server_draft_bound"):
+        assert list(gpu[ratio]) == ["2"]
+        assert gpu[ratio]["2"] > 0
