@@ -1,7 +1,5 @@
 """The loop of distillation, closed on the running system: devices, verifier, coordinator, Redis, `outrider-distill`.
 
-    python -m benchmarks.distill [--quick] [--out DIR]
-
 Eight devices draft with the narrow draft and ask for code, then for sums. The loop notices, trains, gates, publishes;
 the canary decides; live sessions swap. Then a worse draft is published on purpose, and devices are lied to. Trainer,
 loop, coordinator and Redis are killed on the way. The questions that devices ask (benchmarks.support.questions) are
@@ -15,7 +13,6 @@ Exit status 1 where something that was promised is not so, or the run is invalid
 from __future__ import annotations
 
 import asyncio
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,10 +21,11 @@ from typing import Any
 
 from benchmarks.distill import gain, identity, kills, learning, safety
 from benchmarks.distill.answer import DeviceAnswer
-from benchmarks.distill.fleet import DeviceFleet
+from benchmarks.distill.fleet import DeviceFleet, until
 from benchmarks.distill.gain import DraftGain, HeldOutText
+from benchmarks.distill.rogue import LIES
 from benchmarks.distill.run_log import RunLog
-from benchmarks.distill.size import FULL, QUICK, DistillSize
+from benchmarks.distill.size import FULL, QUICK, SMOKE, DistillSize
 from benchmarks.distill.system import DistillSystem
 from benchmarks.support import harness
 from benchmarks.support.harness import Pair
@@ -93,6 +91,23 @@ async def run(system: DistillSystem, scale: DistillSize, story: RunLog, result: 
         result.refused = sorted(refusal.wanted for refusal in refusals if refusal.held)
 
 
+async def smoke(system: DistillSystem, scale: DistillSize, story: RunLog, result: DistillResult) -> None:
+    """Compare a few answers with plain streaming and offer one bad release; nothing is learnt."""
+    devices = DeviceFleet.of(
+        system.address, system.folder / "devices", system.public_key, scale.request_tokens, system.logs
+    )
+    async with AsyncClient(coordinator=system.address, draft=None) as plain, devices as fleet:
+        fleet.order("code")
+        await until(lambda: len(fleet.answers) >= scale.compared, _ADOPT_S, "devices get answers")
+        await fleet.quiet()
+        found = await identity.compare(plain, identity.chosen(fleet.answers, scale.compared), system.pair)
+    result.tokens_lost = found.lost
+    told = f"{found.lost} of {found.tokens} in {found.requests} requests"
+    story.check("tokens that are not those of plain streaming", "0", told, found.identical and found.tokens > 0)
+    refusals = await safety.refusals(system, system.pair.narrow, story, LIES[:1])
+    result.refused = [refusal.wanted for refusal in refusals if refusal.held]
+
+
 async def learn(system: DistillSystem, fleet: DeviceFleet, scale: DistillSize, story: RunLog, kept: PlotData) -> str:
     """Part 1, with the kills of trainer and coordinator on the way; returns the digest of the stable release."""
     number = await learning.turn(system, fleet, scale, story)
@@ -138,18 +153,22 @@ def judge_gain(found: DraftGain, scale: DistillSize, story: RunLog, result: Dist
     story.check("lost on code", f"at most {CODE_LOSS:.0%}", f"{found.code_loss:.1%}", found.code_loss <= CODE_LOSS)
 
 
-async def main() -> None:
+async def main(argv: Sequence[str] | None = None) -> None:
     parser = harness.arguments("distill", __doc__)
     parser.add_argument("--out", type=Path, help="folder for the plots (PNG)")
-    asked = parser.parse_args()
-    scale, story, result, kept = QUICK if asked.quick else FULL, RunLog(), DistillResult(), PlotData()
+    asked = parser.parse_args(argv)
+    scale = asked.size.pick(smoke=SMOKE, quick=QUICK, full=FULL)
+    story, result, kept = RunLog(), DistillResult(), PlotData()
     with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
         system = DistillSystem(Pair.in_folder(asked.models), scale, Path(scratch))
         try:
             async with system:
                 story.tell("the system runs: Redis, coordinator, verifier, the loop")
                 story.tell(f"not the defaults: {system.unusual}")
-                await run(system, scale, story, result, kept)
+                if scale.learns:
+                    await run(system, scale, story, result, kept)
+                else:
+                    await smoke(system, scale, story, result)
         except (OutriderError, TimeoutError, RuntimeError) as error:
             story.check("the run", "comes to its end", f"{type(error).__name__}: {error}", False)
             system.show_logs()
@@ -159,10 +178,7 @@ async def main() -> None:
     story.check(
         "the time", f"under {scale.minutes:.0f} minutes", f"{result.minutes} minutes", result.minutes < scale.minutes
     )
-    harness.finish(vars(result))
-    if story.broken:
-        print("not held: " + "; ".join(check.what for check in story.broken), file=sys.stderr)
-        sys.exit(1)
+    harness.finish(vars(result), story.checks, asked.size)
 
 
 def draw(folder: Path, story: RunLog, kept: PlotData) -> None:

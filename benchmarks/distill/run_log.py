@@ -5,18 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class Check:
-    """One promise and what came of it."""
-
-    what: str
-    wanted: str
-    got: str
-    held: bool
-
-    def __str__(self) -> str:
-        return f"{'ok      ' if self.held else 'NOT HELD'}  {self.what}: wanted {self.wanted}, got {self.got}"
+from benchmarks.support.harness import Criterion
 
 
 @dataclass(frozen=True)
@@ -35,7 +24,7 @@ class RunLog:
     def __init__(self) -> None:
         self.begun = time.time()
         self.events: list[RunEvent] = []
-        self.checks: list[Check] = []
+        self.checks: list[Criterion] = []
         self.outages: list[tuple[float, float]] = []
         """(begin, end) in Unix seconds of what was killed on purpose."""
 
@@ -47,13 +36,13 @@ class RunLog:
         return now
 
     def check(self, what: str, wanted: str, got: object, held: bool) -> None:
-        self.checks.append(Check(what, wanted, str(got), held))
-        print(f"           {self.checks[-1]}", flush=True)
+        self.checks.append(Criterion(what, wanted, str(got), held))
+        print(f"           {'ok      ' if held else 'NOT HELD'}  {what}: wanted {wanted}, got {got}", flush=True)
 
     @property
     def minutes(self) -> float:
         return (time.time() - self.begun) / 60.0
 
     @property
-    def broken(self) -> list[Check]:
-        return [check for check in self.checks if not check.held]
+    def broken(self) -> list[Criterion]:
+        return [check for check in self.checks if not check.met]

@@ -13,7 +13,7 @@ from benchmarks.distill.answer import DeviceAnswer
 from benchmarks.distill.fleet import DEVICES, DeviceFleet
 from benchmarks.distill.gain import HeldOutText
 from benchmarks.distill.identity import OutputComparison
-from benchmarks.distill.rogue import Refusal, ReleaseTrap
+from benchmarks.distill.rogue import LIES, BadRelease, Refusal, ReleaseTrap
 from benchmarks.distill.run_log import RunLog
 from benchmarks.distill.size import DistillSize
 from benchmarks.distill.system import DistillSystem
@@ -83,10 +83,12 @@ def judged_worse(known: ReleaseRecord | None) -> bool:
     return known is not None and known.state == ROLLED_BACK and known.reason.startswith("worse")
 
 
-async def refusals(system: DistillSystem, draft: Path, story: RunLog) -> list[Refusal]:
-    """Each bad release, offered to a real device."""
+async def refusals(
+    system: DistillSystem, draft: Path, story: RunLog, lies: tuple[BadRelease, ...] = LIES
+) -> list[Refusal]:
+    """Offer each bad release to a real device of its own. draft: a good file, of which they are made."""
     trap = ReleaseTrap(system.address, draft, keys.load(system.key), system.folder / "trapped")
-    found = await trap.spring()
+    found = await trap.spring(lies)
     for refusal in found:
         kinds = ", ".join(map(repr, refusal.got)) or "not refused"
         story.check(

@@ -1,8 +1,8 @@
-"""How much of everything: the full run and the quick one."""
+"""Define how much each size of the distillation benchmark does."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -44,6 +44,8 @@ class DistillSize:
     """The longest wait for the loop to go from the turn of traffic to a decision."""
     minutes: float = 25.0
     """That all of it may take."""
+    learns: bool = True
+    """Whether a draft is trained at all, put on trial, and followed by a worse one."""
     promised: bool = True
     """Whether what is wanted of the learnt draft can be wanted of this run: learning takes traffic and steps."""
 
@@ -80,3 +82,4 @@ QUICK = DistillSize(
     minutes=5.0,
     promised=False,
 )
+SMOKE = replace(QUICK, request_tokens=24, compared=4, learns=False)

@@ -74,7 +74,7 @@ def test_a_draft_that_got_worse_closes_less_than_nothing() -> None:
 def test_what_is_wanted_of_the_learnt_draft_can_fail(found: DraftGain, broken: list[str]) -> None:
     story, result = RunLog(), DistillResult()
     judge_gain(found, FULL, story, result)
-    assert [check.what for check in story.broken] == broken
+    assert [check.name for check in story.broken] == broken
     assert result.tokens_per_step["after"] == found.after["arithmetic"]
     assert result.gap_closed == round(found.gap_closed, 3)
 
@@ -82,7 +82,7 @@ def test_what_is_wanted_of_the_learnt_draft_can_fail(found: DraftGain, broken: l
 def test_a_quick_run_promises_nothing_of_what_is_learnt_but_that_there_is_something_to_learn() -> None:
     story = RunLog()
     judge_gain(gain(after=2.0), QUICK, story, DistillResult())
-    assert [check.what for check in story.checks] == ["the gap"]
+    assert [check.name for check in story.checks] == ["the gap"]
 
 
 def test_tokens_per_step_are_sums_over_texts_and_not_means_of_texts() -> None:

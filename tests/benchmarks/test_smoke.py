@@ -93,7 +93,9 @@ def last_line(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return last
 
 
-async def test_lossless(coordinated: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_lossless(
+    coordinated: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     share(monkeypatch, coordinated)
     await lossless.main(SMOKE)
     last = last_line(capsys)
@@ -102,7 +104,9 @@ async def test_lossless(coordinated: Cluster, monkeypatch: pytest.MonkeyPatch, c
     assert last["tokens"] > 0
 
 
-async def test_latency(coordinated: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_latency(
+    coordinated: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     share(monkeypatch, coordinated)
     await latency.main(SMOKE)
     last = last_line(capsys)
