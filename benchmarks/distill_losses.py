@@ -58,7 +58,7 @@ RATES = {False: 3e-3, True: 1e-2}
 """Whether with LoRA -> learning rate."""
 FULL = LossesSize({"arithmetic": 1536, "code": 768}, 150, 22)
 QUICK = LossesSize({"arithmetic": 256, "code": 128}, 30, 8)
-SMOKE = LossesSize({"arithmetic": 24, "code": 12}, 2, 1, loras=(16,), losses=("hybrid",), length=24)
+SMOKE = LossesSize({"arithmetic": 8, "code": 8}, 2, 1, loras=(16,), losses=("hybrid",), length=24)
 
 
 class MemoryLog:
@@ -93,7 +93,7 @@ def run(pair: Pair, scale: LossesSize, folder: Path) -> dict[str, Any]:
     ]
     card = build(MemoryLog(passages), folder / "dataset", DatasetPlan(fresh_since_unix=1.0), now=2.0)
     print(f"learnt from: {card.train}; left out: {card.left_out}", flush=True)
-    samples = [sample for kind in KINDS for sample in greedy(target, tokenizer, kind, scale.heldout)]
+    samples = [sample for kind in KINDS for sample in greedy(target, tokenizer, kind, scale.heldout, scale.length)]
     del target
     drafts = {"before": pair.narrow, "reference": pair.draft}
     measured = {name: acceptance.measure(path, samples) for name, path in drafts.items()}
@@ -147,11 +147,11 @@ def write(
             )
 
 
-def greedy(target: Any, tokenizer: PreTrainedTokenizerFast, kind: str, count: int) -> Iterator[TargetText]:
-    """What the target writes, alone and greedily, after prompts for tuning."""
+def greedy(target: Any, tokenizer: PreTrainedTokenizerFast, kind: str, count: int, length: int) -> Iterator[TargetText]:
+    """Yield what the target writes greedily after prompts for tuning, 96 tokens or `length` if that is less."""
     for prompt in [one.text for one in harness.prompts("tuning") if one.kind == kind][:count]:
         ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-        tokens, _, _ = continue_prompts(target, np.array([ids]), 96, 0.0, seed=0)
+        tokens, _, _ = continue_prompts(target, np.array([ids]), min(96, length), 0.0, seed=0)
         written = tokens[0, len(ids) :].numpy()
         yield TargetText(kind, ids, written[: until_end(written)].tolist())
 

@@ -94,7 +94,9 @@ async def run(system: DistillSystem, scale: DistillSize, story: RunLog, result: 
 async def smoke(system: DistillSystem, scale: DistillSize, story: RunLog, result: DistillResult) -> None:
     """Compare a few answers with plain streaming and offer one bad release; nothing is learnt."""
     devices = DeviceFleet.of(
-        system.address, system.folder / "devices", system.public_key, scale.request_tokens, system.logs
+        *(system.address, system.folder / "devices", system.public_key, scale.request_tokens, system.logs),
+        devices=2,
+        processes=1,
     )
     async with AsyncClient(coordinator=system.address, draft=None) as plain, devices as fleet:
         fleet.order("code")
@@ -104,7 +106,8 @@ async def smoke(system: DistillSystem, scale: DistillSize, story: RunLog, result
     result.tokens_lost = found.lost
     told = f"{found.lost} of {found.tokens} in {found.requests} requests"
     story.check("tokens that are not those of plain streaming", "0", told, found.identical and found.tokens > 0)
-    refusals = await safety.refusals(system, system.pair.narrow, story, LIES[:1])
+    # Not of the draft that devices have: they would have no need to download it.
+    refusals = await safety.refusals(system, system.pair.draft, story, LIES[:1])
     result.refused = [refusal.wanted for refusal in refusals if refusal.held]
 
 

@@ -1,4 +1,4 @@
-"""The eight devices, from outside: orders go in, answers come out."""
+"""Control the devices of the distillation benchmark: send them orders and collect their answers."""
 
 from __future__ import annotations
 
@@ -43,8 +43,19 @@ class DeviceFleet:
         self._readers: list[asyncio.Task[None]] = []
 
     @classmethod
-    def of(cls, coordinator: str, cache: Path, keys: str, tokens: int, logs: Path) -> Self:
-        shares = [list(range(first, DEVICES, PROCESSES)) for first in range(PROCESSES)]
+    def of(
+        cls,
+        coordinator: str,
+        cache: Path,
+        keys: str,
+        tokens: int,
+        logs: Path,
+        *,
+        devices: int = DEVICES,
+        processes: int = PROCESSES,
+    ) -> Self:
+        """Return a fleet whose devices are spread over the processes. tokens: of each request."""
+        shares = [list(range(first, devices, processes)) for first in range(processes)]
         return cls([DevicePlan(coordinator, str(cache), keys, share, tokens) for share in shares], logs)
 
     async def __aenter__(self) -> Self:

@@ -1,4 +1,7 @@
-"""Every benchmark runs to its end at its smoke size, and its last line has the keys and the promises that docs name."""
+"""Each benchmark runs to its end at its smoke size, and its last line has the keys and keeps the promises that it must.
+
+A verifier that several of them can use is started once.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +30,13 @@ from benchmarks import (
     soak,
     swarm,
 )
+from benchmarks.capacity import CapacityClusters
 from benchmarks.distill import __main__ as distill
 from benchmarks.support import harness
+from benchmarks.support.draft_replay.client import ServiceAddress
 from benchmarks.support.harness import Pair
 from benchmarks.window import __main__ as window
+from benchmarks.window.testbed import CorePair, RunningVerifier, VerifierMachine, WindowTestbed
 from coordinator.cluster import Cluster
 
 # One event loop for all, since the clusters that several benchmarks share live in it.
@@ -58,10 +64,10 @@ def all_cores() -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def unpinned(*options: str, coordinator: bool) -> AsyncIterator[Cluster]:
-    """Run a verifier that keeps up to eight sessions, and leave this process on all its cores."""
+    """Run a verifier, and leave this process on all its cores."""
     cores = os.sched_getaffinity(0)
-    pair, limits = Pair.in_folder(harness.ROOT / "models"), ("--max-sessions", str(overload.SMOKE.places))
-    async with harness.one_verifier(pair, *limits, *options, coordinator=coordinator) as cluster:
+    pair = Pair.in_folder(harness.ROOT / "models")
+    async with harness.one_verifier(pair, *options, coordinator=coordinator) as cluster:
         os.sched_setaffinity(0, cores)
         yield cluster
 
@@ -74,7 +80,7 @@ async def coordinated() -> AsyncIterator[Cluster]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def direct() -> AsyncIterator[Cluster]:
-    async with unpinned(coordinator=False) as cluster:
+    async with unpinned("--max-sessions", str(overload.SMOKE.places), coordinator=False) as cluster:
         yield cluster
 
 
@@ -163,7 +169,18 @@ async def test_failover(capsys: pytest.CaptureFixture[str]) -> None:
         assert 0 < last[f"{figure}_p50"] <= last[f"{figure}_max"]
 
 
-async def test_capacity(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_capacity(
+    coordinated: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = CapacityClusters._cluster
+
+    async def shared(self: CapacityClusters, *options: str, steered: bool = False) -> tuple[Cluster, ServiceAddress]:
+        """Start a verifier of its own only for a server draft."""
+        if options:
+            return await start(self, *options, steered=steered)
+        return coordinated, ServiceAddress(coordinated.verifiers[0].address, coordinated.address)
+
+    monkeypatch.setattr(CapacityClusters, "_cluster", shared)
     await capacity.main(SMOKE)
     last = last_line(capsys)
     for ratio in ("vs_autoregression", "steered_vs_autoregression", "vs_server_draft", "server_draft_bound"):
@@ -172,7 +189,15 @@ async def test_capacity(capsys: pytest.CaptureFixture[str]) -> None:
     assert last.keys() >= {"draft_over_target", "gpu"}
 
 
-async def test_window(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_window(
+    coordinated: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @contextlib.asynccontextmanager
+    async def site(_: object, machine: VerifierMachine, lane: CorePair, *__: object) -> AsyncIterator[RunningVerifier]:
+        where = ServiceAddress(coordinated.verifiers[0].address, coordinated.address)
+        yield RunningVerifier(machine, lane, where, coordinated)
+
+    monkeypatch.setattr(WindowTestbed, "site", site)
     await window.main(SMOKE)
     last = last_line(capsys)
     assert tuple(last) == window.KEYS
