@@ -32,6 +32,7 @@ APART = {
 """Long files whose tests share nothing that is costly: each of these tests is a group by itself."""
 LONG = (
     *("docs", "system", "hasty"),
+    "benchmarks/test_smoke.py",
     "cloud/engine/test_triton.py",
     "cloud/distill/test_training.py",
     "e2e/test_e2e_updates.py",
