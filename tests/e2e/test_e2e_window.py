@@ -55,7 +55,7 @@ async def test_a_session_is_steered_by_what_was_measured_and_says_why(settled, d
     await running.cancel()
     await running.done()
     code, shown = await outrider(settled, "window", "show", "nobody")
-    assert (code, "nothing has been decided" in shown) == (3, True)
+    assert (code, "no window is decided" in shown) == (3, True)
 
 
 async def test_an_operators_pin_holds_for_all_until_it_is_lifted(settled, device):
