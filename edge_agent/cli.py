@@ -21,7 +21,7 @@ from edge_agent.config import EdgeSettings
 from edge_agent.releases.commands import add_commands
 from outrider import __version__
 from outrider.console_scripts import INTERRUPTED, EndedByInterrupt
-from outrider.core.errors import BadRequest, ModelRefused, OutriderError, VocabularyMismatch
+from outrider.core.errors import BadRequest, ModelRefused, OutriderError
 from outrider.settings.options import add_config_options, add_settings, choices_of, epilog, layers_of, settle
 
 if TYPE_CHECKING:
@@ -69,14 +69,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # The rest of the buffer goes nowhere, rather than into an error when Python flushes it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(EXIT_BROKEN_PIPE) from None
-    except (BadRequest, ModelRefused, VocabularyMismatch) as error:
-        raise SystemExit(_report(error, EXIT_REFUSED)) from error
     except (OutriderError, ImportError) as error:
-        raise SystemExit(_report(error, EXIT_FAILED)) from error
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        raise SystemExit(EXIT_REFUSED if isinstance(error, BadRequest | ModelRefused) else EXIT_FAILED) from error
 
 
 async def _generate(args: argparse.Namespace) -> None:
-    settings = _settings(args)
+    settings = settle(EdgeSettings, args, PROGRAM)
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     async with _client(settings) as client:
         await _print(await client.stream(prompt, **_options(args)), args)
@@ -84,7 +83,7 @@ async def _generate(args: argparse.Namespace) -> None:
 
 async def _chat(args: argparse.Namespace) -> None:
     messages: list[Message] = [{"role": "system", "content": args.system}] if args.system else []
-    async with _client(_settings(args)) as client:
+    async with _client(settle(EdgeSettings, args, PROGRAM)) as client:
         await client.prepare()
         while (line := await _ask(args)) is not None:
             if not line.strip():
@@ -100,11 +99,15 @@ async def _serve(args: argparse.Namespace) -> None:
     with EndedByInterrupt():
         from edge_agent.http.options import ServeOptions
         from edge_agent.http.serve import serve
+        from edge_agent.sdk.types import DEFAULT_TIMEOUT
 
     settings = settle(EdgeSettings, args, PROGRAM, lambda settings: ServeOptions.of(settings).check())
     options = ServeOptions.of(settings)
     options.check()
-    async with _client(settings, **_request_defaults(settings)) as client:
+    timeout = DEFAULT_TIMEOUT if settings.serve_timeout_s is None else settings.serve_timeout_s
+    async with _client(
+        settings, timeout=timeout, retries=settings.serve_retries, offline=settings.serve_offline
+    ) as client:
         await serve(client, options)
 
 
@@ -135,16 +138,8 @@ async def _ask(args: argparse.Namespace) -> str | None:
         return str(args.message)
     if sys.stdin.isatty():
         print("> ", end="", flush=True)
-    line = await _line()
-    return line.rstrip("\n") if line else None
-
-
-async def _line() -> str:
-    """Read a line of standard input, "" at its end.
-
-    A daemon thread reads it, past Python's buffer, whose lock would otherwise be held at exit: Ctrl-C ends the program
-    although nothing can interrupt the read.
-    """
+    # A daemon thread reads it, past Python's buffer, whose lock would otherwise be held at exit: Ctrl-C ends the
+    # program although nothing can interrupt the read.
     loop = asyncio.get_running_loop()
     read: asyncio.Future[bytes] = loop.create_future()
 
@@ -159,7 +154,8 @@ async def _line() -> str:
             loop.call_soon_threadsafe(arrived, line)
 
     threading.Thread(target=reading, name="outrider-stdin", daemon=True).start()
-    return (await read).decode(errors="replace")
+    line = (await read).decode(errors="replace")
+    return line.rstrip("\n") if line else None
 
 
 async def _print(stream: CompletionStream, args: argparse.Namespace) -> str:
@@ -180,16 +176,11 @@ def _logging(args: argparse.Namespace) -> tuple[LogFormat, str]:
     level = "WARNING"
     with contextlib.suppress(BadRequest):
         layers = layers_of(EdgeSettings, args)
-        form = "json" if layers.raw("log_format") == "json" else "text"
+        form = "json" if layers.raw("log_format") == "json" else form
         given = layers.raw("serve_log_level")
         if args.run is _serve and given in choices_of(EdgeSettings.model_fields["serve_log_level"]):
             level = str(given)
     return form, "DEBUG" if args.verbose else level
-
-
-def _settings(args: argparse.Namespace) -> EdgeSettings:
-    """Raises BadRequest."""
-    return settle(EdgeSettings, args, PROGRAM)
 
 
 def _client(settings: EdgeSettings, **defaults: Any) -> AsyncClient:
@@ -204,20 +195,11 @@ def _client(settings: EdgeSettings, **defaults: Any) -> AsyncClient:
     return AsyncClient(draft=draft, settings=settings, **defaults)
 
 
-def _request_defaults(settings: EdgeSettings) -> dict[str, Any]:
-    """Return the options that a server's settings give to all its requests."""
-    from edge_agent.sdk.types import DEFAULT_TIMEOUT
-
-    timeout = DEFAULT_TIMEOUT if settings.serve_timeout_s is None else settings.serve_timeout_s
-    return {"timeout": timeout, "retries": settings.serve_retries, "offline": settings.serve_offline}
-
-
 def _options(args: argparse.Namespace) -> Options:
     from edge_agent.sdk.types import Options
 
     given = {name: value for name in Options.__annotations__ if (value := getattr(args, name, None)) is not None}
-    options: Options = Options(**given)  # type: ignore[typeddict-item]
-    return options
+    return Options(**given)  # type: ignore[typeddict-item, no-any-return]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -258,15 +240,10 @@ def _command(
 
 def _add_limits(group: Any) -> None:
     """Add the options of one request that a server has as settings."""
-    group.add_argument(
-        "--timeout",
-        type=float,
-        metavar="SECONDS",
-        help="seconds that it may take [default: 600, 120 to the first token]",
-    )
-    group.add_argument(
-        "--retries", type=int, metavar="N", help="how often it may begin again before its first token [default: 2]"
-    )
+    text = "seconds that it may take [default: 600, 120 to the first token]"
+    group.add_argument("--timeout", type=float, metavar="SECONDS", help=text)
+    text = "how often it may begin again before its first token [default: 2]"
+    group.add_argument("--retries", type=int, metavar="N", help=text)
     group.add_argument("--offline", choices=("raise", "draft_only"), help=_OFFLINE)
 
 
@@ -283,14 +260,8 @@ def _add_sampling(group: Any) -> None:
     add("--presence-penalty", float, "taken once from the score of a token that was generated; 0 is off [default: 0]")
     add("--frequency-penalty", float, "taken for each time that it was generated; 0 is off [default: 0]")
     add("--seed", int, "64 bits; the same one gives the same text [default: random]")
-    group.add_argument(
-        "--stop", action="append", metavar="TEXT", help="end before this; may be given several times [default: none]"
-    )
-
-
-def _report(error: Exception, code: int) -> int:
-    print(f"{PROGRAM}: {error}", file=sys.stderr)
-    return code
+    text = "end before this; may be given several times [default: none]"
+    group.add_argument("--stop", action="append", metavar="TEXT", help=text)
 
 
 if __name__ == "__main__":

@@ -30,20 +30,13 @@ PENALISED = Options(max_tokens=TOKENS, temperature=0.0, frequency_penalty=1.0)
 SAMPLED = Options(max_tokens=TOKENS, temperature=0.8, top_p=0.95, seed=20_260_731)
 SAMPLED_CODE = Options(max_tokens=TOKENS, temperature=0.6, frequency_penalty=0.3, seed=7)
 
-
 Marks = tuple[str, str]
 """Texts to print before and after tokens of the draft."""
-
-
 DemoRequest = tuple[str, str, Options]
 """(name, prompt, options)"""
 
 REQUESTS: Sequence[DemoRequest] = (
-    (
-        "arithmetic, greedy",
-        "Question: A farm has 12 cows and 30 hens. How many legs do they have?\nAnswer:",
-        GREEDY,
-    ),
+    ("arithmetic, greedy", "Question: A farm has 12 cows and 30 hens. How many legs do they have?\nAnswer:", GREEDY),
     (
         "code, greedy",
         "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n",
@@ -64,11 +57,7 @@ REQUESTS: Sequence[DemoRequest] = (
         "Question: Sam buys 3 shirts for $15 each and a hat for $10. How much does he spend in total?\nAnswer:",
         GREEDY,
     ),
-    (
-        "code, greedy",
-        "class Connection:\n    def __init__(self, host, port):\n        self.host = host\n",
-        PENALISED,
-    ),
+    ("code, greedy", "class Connection:\n    def __init__(self, host, port):\n        self.host = host\n", PENALISED),
 )
 
 
@@ -85,8 +74,8 @@ class Comparison:
     def identical(self) -> bool:
         return self.drafted.token_ids == self.streamed.token_ids
 
-    @property
     def cells(self) -> tuple[str, ...]:
+        """Return the row of a table with `COLUMNS`."""
         drafted, streamed = self.drafted.statistics, self.streamed.statistics
         tokens = max(1, drafted.tokens)
         speedup = drafted.tokens_per_s / streamed.tokens_per_s if streamed.tokens_per_s else 0.0
@@ -105,30 +94,10 @@ class Comparison:
 
 
 COLUMNS = (
-    "LINK",
-    "REQUEST",
-    "TOKENS",
-    "STEPS",
-    "PER STEP",
-    "TOKENS/S",
-    "STREAMING",
-    "SPEED-UP",
-    "BYTES/TOKEN",
-    "IDENTICAL",
+    *("LINK", "REQUEST", "TOKENS", "STEPS", "PER STEP"),
+    *("TOKENS/S", "STREAMING", "SPEED-UP", "BYTES/TOKEN", "IDENTICAL"),
 )
 """STREAMING: tokens/s of the same request without a draft. BYTES/TOKEN: payload up and down."""
-
-
-@contextlib.asynccontextmanager
-async def clients(coordinator: str, reroute: dict[str, str]) -> AsyncIterator[tuple[AsyncClient, AsyncClient]]:
-    """Yield a client that drafts and one that streams plainly."""
-    async with (
-        AsyncClient(coordinator=coordinator, reroute=reroute) as drafting,
-        AsyncClient(coordinator=coordinator, reroute=reroute, draft=None) as streaming,
-    ):
-        for client in (drafting, streaming):
-            await client.generate("def main():\n", max_tokens=24)  # so that the table holds no first-time work
-        yield drafting, streaming
 
 
 async def show(client: AsyncClient, request: DemoRequest, marks: Marks) -> Completion:
@@ -152,14 +121,16 @@ async def compare(
 ) -> list[Comparison]:
     """Make every request with and without the draft; print the texts if there are marks for the draft's tokens."""
     found = []
-    async with clients(coordinator, reroute) as (drafting, streaming):
+    async with (
+        AsyncClient(coordinator=coordinator, reroute=reroute) as drafting,
+        AsyncClient(coordinator=coordinator, reroute=reroute, draft=None) as streaming,
+    ):
+        for client in (drafting, streaming):
+            await client.generate("def main():\n", max_tokens=24)  # so that the table holds no first-time work
         for request in requests:
             name, prompt, options = request
             streamed = await streaming.generate(prompt, **options)
-            if marks is not None:
-                drafted = await show(drafting, request, marks)
-            else:
-                drafted = await drafting.generate(prompt, **options)
+            drafted = await (show(drafting, request, marks) if marks else drafting.generate(prompt, **options))
             found.append(Comparison(link, name, drafted, streamed))
     return found
 
@@ -188,23 +159,11 @@ async def delayed(target: str, rtt_ms: float) -> AsyncIterator[str]:
     loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[None]]()
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
-
-        async def receive() -> None:
-            data = b"-"
-            while data:
-                data = await reader.read(1 << 16)
-                queue.put_nowait((loop.time() + rtt_ms / 2000, data))
-
-        async with asyncio.TaskGroup() as group:
-            group.create_task(receive())
-            while True:
-                due, data = await queue.get()
-                await asyncio.sleep(due - loop.time())
-                if not data:
-                    break
-                writer.write(data)
-                await writer.drain()
+        due = 0.0
+        while data := await reader.read(1 << 16):
+            due = max(due + 1e-6, loop.time() + rtt_ms / 2000)  # timers of the same moment have no order
+            loop.call_at(due, writer.write, data)
+        await asyncio.sleep(max(due + 1e-6 - loop.time(), rtt_ms / 2000))
         writer.close()
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -212,7 +171,7 @@ async def delayed(target: str, rtt_ms: float) -> AsyncIterator[str]:
         assert task is not None
         tasks.add(task)
         task.add_done_callback(tasks.discard)
-        with contextlib.closing(writer), contextlib.suppress(ExceptionGroup, OSError, asyncio.CancelledError):
+        with contextlib.closing(writer), contextlib.suppress(OSError, asyncio.CancelledError):
             far_reader, far_writer = await asyncio.open_connection(*split_address(target))
             with contextlib.closing(far_writer):
                 await asyncio.gather(carry(reader, far_writer), carry(far_reader, writer))
@@ -244,7 +203,7 @@ async def run(options: argparse.Namespace) -> int:
     async with delayed(options.verifier, options.rtt_ms) as address:
         reroute = {options.verifier: address}
         found += await compare(f"RTT {options.rtt_ms:.0f} ms", options.coordinator, reroute, requests, None)
-    print(f"\n{table(COLUMNS, [one.cells for one in found])}\n\n{overall(found)}")
+    print(f"\n{table(COLUMNS, [one.cells() for one in found])}\n\n{overall(found)}")
     different = sum(not one.identical for one in found)
     if different:
         print(f"\n{different} of {len(found)} outputs differ from plain streaming: that is a defect", file=sys.stderr)

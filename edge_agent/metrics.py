@@ -24,10 +24,7 @@ _PREFIX = "outrider_edge_"
 _COUNTERS: Mapping[str, tuple[str, Callable[[Statistics], int]]] = {
     "spec_decode_num_draft_tokens": ("Nodes sent", lambda one: one.drafted),
     "spec_decode_num_evaluated_tokens": ("Nodes that the target evaluated", lambda one: one.evaluated),
-    "spec_decode_num_accepted_tokens": (
-        "Delivered tokens that were a node of this device",
-        lambda one: one.accepted,
-    ),
+    "spec_decode_num_accepted_tokens": ("Delivered tokens that were a node of this device", lambda one: one.accepted),
     "tokens": ("Tokens delivered", lambda one: one.tokens),
     "steps": ("Commits with tokens", lambda one: one.steps),
     "appends": ("Messages with nodes, or with the note that none will come", lambda one: one.appends),
@@ -44,10 +41,7 @@ _TIMES: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "time_per_output_token_seconds": ("Mean time between tokens of an ended request", STEP_S),
     "request_seconds": ("Duration of ended requests", WAIT_S),
     "rtt_seconds": ("Round trip to the verifier when a request ended", STEP_S),
-    "answer_seconds": (
-        "Time from a commit that left the verifier without nodes to the next nodes sent",
-        STEP_S,
-    ),
+    "answer_seconds": ("Time from a commit that left the verifier without nodes to the next nodes sent", STEP_S),
 }
 """Histograms over the requests that have ended: the text of each, and its buckets."""
 
@@ -104,7 +98,6 @@ class EdgeMetrics(Collector):
             yield histogram(f"{_PREFIX}{name}", text, self._times[name])
 
     def _add(self, one: Statistics, finish: str) -> None:
-        """Add a request that has ended."""
         self._finishes[finish] += 1
         _add_counts(one, self._counts, self._link_bytes)
         times = self._times

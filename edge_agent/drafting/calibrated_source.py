@@ -84,8 +84,7 @@ class NodeProposals:
 
     def predicted(self, token: int) -> bool | None:
         """Return whether the leading source proposed this token first; None where it proposed nothing."""
-        first = next((rated for rated in self._leading.values() if rated.first), None)
-        return None if first is None else first.token == token
+        return next((rated.token == token for rated in self._leading.values() if rated.first), None)
 
     def learn(self, token: int) -> None:
         """Update the calibrators with the token that the target committed here."""

@@ -103,10 +103,6 @@ class _BorrowedWorker:
                 if ours is not None:
                     self._nodes[node.id] = ours
 
-    def give_back(self) -> None:
-        """Return the worker to its pool."""
-        self.pool.give_back(self.worker)
-
     def _parent(self, node: DraftNode, base: int) -> int | None:
         """Return the session's id of a node's parent; None for a node that is dropped or was committed meanwhile."""
         if node.parent in self._nodes:
@@ -185,7 +181,6 @@ class DraftSession:
             self._current.begin(plan, self._receive)
 
     def replan(self, plan: SpeculationPlan) -> None:
-        """Draft by another plan."""
         self._plan = plan
         if self._current is not None:
             self._current.replan(plan)
@@ -209,8 +204,7 @@ class DraftSession:
             return
         successor = _BorrowedWorker(pool, worker, self._session) if pool is not None and worker is not None else None
         if self._ended or self._session.finished or self._requested is not pool:
-            if successor is not None:
-                successor.give_back()
+            _give_back(successor)
             return
         self._drop_successor()
         if successor is None or self._plan is None:  # there is nothing to read
@@ -223,9 +217,8 @@ class DraftSession:
         """Return the workers; nothing is drafted any more."""
         self._ended = True
         self._drop_successor()
-        if self._current is not None:
-            self._current.give_back()
-            self._current = None
+        _give_back(self._current)
+        self._current = None
 
     def _receive(self, worker: _BorrowedWorker, news: DraftUpdate | DraftFailed) -> None:
         """Take in what a worker reports, unless it was returned meanwhile."""
@@ -236,7 +229,7 @@ class DraftSession:
         elif worker is self._current:
             if isinstance(news, DraftFailed):
                 self.failure = news.reason
-                worker.give_back()
+                _give_back(worker)
                 self._current = None
             else:
                 now = worker.note(news)
@@ -259,10 +252,8 @@ class DraftSession:
     def _hand_over(self, pool: DraftPool | None, successor: _BorrowedWorker | None) -> None:
         """Use another draft from now on; the nodes of the old one stay in the tree."""
         previous, self._current, self._successor = self._current, successor, None
-        self._replaced_at = None
-        if previous is not None:
-            self._replaced_at = previous.updated_at
-            previous.give_back()
+        self._replaced_at = previous.updated_at if previous is not None else None
+        _give_back(previous)
         self.pool, self.failure = pool, ""
         self.name, self.release = (pool.name, pool.release) if pool is not None else ("", "")
         if self._plan is not None:
@@ -270,6 +261,11 @@ class DraftSession:
             self._on_change()
 
     def _drop_successor(self) -> None:
-        if self._successor is not None:
-            self._successor.give_back()
-            self._successor = None
+        _give_back(self._successor)
+        self._successor = None
+
+
+def _give_back(borrowed: _BorrowedWorker | None) -> None:
+    """Return a worker to its pool."""
+    if borrowed is not None:
+        borrowed.pool.give_back(borrowed.worker)

@@ -164,8 +164,7 @@ class Drafter:
         """
         ranked = self._ranked()
         unsent = [item for item in ranked if not self._states[item.node.id].sent]
-        awaited = len(unsent) == len(ranked)
-        if moved and (not unsent or (self._should_wait(unsent) if awaited else self._sent_recently())):
+        if moved and (not unsent or self._should_collect(unsent, awaited=len(unsent) == len(ranked))):
             return None
         if not unsent and self._reported_resting:
             return None
@@ -189,19 +188,15 @@ class Drafter:
                 self._chosen = growth.choose_leaves(leaves, self.plan, self._latency, least)
         return self._chosen
 
-    def _should_wait(self, unsent: Sequence[RankedNode]) -> bool:
-        """Return whether the verifier, which holds nothing of ours, should wait for one decode more."""
+    def _should_collect(self, unsent: Sequence[RankedNode], *, awaited: bool) -> bool:
+        """Return whether to draft more before these nodes go out. awaited: the verifier holds nothing of ours."""
+        if not awaited:
+            return self._clock() - self._sent_at < growth.send_interval(self.plan.step_s)
         next_gain = _NEXT_LEVEL_SURVIVAL * sum(leaf.survival for leaf in self._leaves())
-        held = [item.survival for item in unsent]
-        elapsed_s = self._clock() - self._committed_at
+        held, elapsed_s = [item.survival for item in unsent], self._clock() - self._committed_at
         return growth.should_wait(self.plan, held, next_gain, self.decode_s, elapsed_s)
 
-    def _sent_recently(self) -> bool:
-        """Return whether to collect more nodes first, so that they go out in one message and in order."""
-        return self._clock() - self._sent_at < growth.send_interval(self.plan.step_s)
-
     def _expandable(self, model: CalibratedSource, node: Node) -> bool:
-        """Return whether the next decode may evaluate the node."""
         reachable = self._states[node.parent].evaluated and not self._states[node.id].evaluated
         return reachable and model.source.knows(node.token) and self._may_have_children(node)
 

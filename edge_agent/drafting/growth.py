@@ -158,7 +158,11 @@ def choose_leaves(
     best-first tree. The deepest leaf of the greedy spine joins whenever it qualifies for a decode at all.
     least: survival that a leaf needs to be evaluated.
     """
-    qualified = [leaf for leaf in leaves if leaf.depth < plan.depth and _qualifies(leaf, least)]
+    qualified = [
+        leaf
+        for leaf in leaves
+        if leaf.depth < plan.depth and (leaf.survival >= least or (leaf.spine and leaf.depth < _SPINE_FLOOR))
+    ]
     if not qualified:
         return []
     qualified.sort(key=lambda leaf: (-leaf.survival, leaf.node.id))
@@ -167,10 +171,6 @@ def choose_leaves(
     if spine is not None and spine not in chosen:
         chosen = [spine, *chosen[:-1]] if len(chosen) == latency.widest else [*chosen, spine]
     return chosen
-
-
-def _qualifies(leaf: RankedNode, least: float) -> bool:
-    return leaf.survival >= least or (leaf.spine and leaf.depth < _SPINE_FLOOR)
 
 
 def _best_count(leaves: Sequence[RankedNode], latency: DecodeLatency) -> int:

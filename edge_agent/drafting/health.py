@@ -37,9 +37,8 @@ class DraftHealth:
     """
 
     def __init__(self, past: HitRate | None = None) -> None:
-        counted = past or HitRate()
-        hits = [True] * counted.right + [False] * (counted.guessed - counted.right)
-        self._hits: deque[bool] = deque(hits, maxlen=WINDOW)
+        right, guessed = (past.right, past.guessed) if past else (0, 0)
+        self._hits = deque([True] * right + [False] * (guessed - right), maxlen=WINDOW)
         self.failure = ""
         """The error that ended drafting in a session, or kept it from beginning; empty where there was none."""
 
@@ -66,12 +65,10 @@ def judge(before: HitRate, now: HitRate) -> Literal["early", "healthy", "worse"]
     """
     if now.guessed < _LEAST:
         return "early"
-    if before.guessed >= _LEAST and before.share - now.share > _MARGIN + _SIGMAS * _standard_error(before, now):
-        return "worse"
+    if before.guessed >= _LEAST:
+        # The standard error of the difference of two hit rates under the hypothesis that they are equal.
+        share = (before.right + now.right) / (before.guessed + now.guessed)
+        error = math.sqrt(share * (1.0 - share) * (1.0 / before.guessed + 1.0 / now.guessed))
+        if before.share - now.share > _MARGIN + _SIGMAS * error:
+            return "worse"
     return "healthy" if now.guessed >= WINDOW else "early"
-
-
-def _standard_error(a: HitRate, b: HitRate) -> float:
-    """Return the standard error of the difference of two hit rates under the hypothesis that they are equal."""
-    share = (a.right + b.right) / (a.guessed + b.guessed)
-    return math.sqrt(share * (1.0 - share) * (1.0 / a.guessed + 1.0 / b.guessed))

@@ -5,24 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
-from edge_agent.drafting import offline_generation
 from edge_agent.drafting.calibrated_source import CalibratedSource
 from edge_agent.drafting.cpu_budget import CpuBudget
 from edge_agent.drafting.drafter import Drafter
 from edge_agent.drafting.growth import DecodeLatency
 from edge_agent.drafting.health import DraftHealth
-from edge_agent.drafting.sources.base import DraftTask
+from edge_agent.drafting.sources.base import DraftTask, NodeContext
 from edge_agent.drafting.sources.ngram import PromptLookup
 from edge_agent.drafting.worker import DraftWorker
 from outrider.artifacts.store import file_digest
 from outrider.core.acceptance.calibrator import AcceptancePrior, Calibrator
 from outrider.core.errors import ModelRefused
+from outrider.core.protocol.device import Delivery
+from outrider.core.protocol.messages import Finish
+from outrider.core.tree import ROOT
 from outrider.core.vocabulary import compare_token_tables
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from outrider.llama import LlamaModel, TreeContext
 
 log = logging.getLogger(__name__)
+
+_A = TypeVar("_A")
 
 WIDTHS = (1, 2, 4, 8)
 """Numbers of nodes for which the duration of a decode is measured."""
@@ -125,9 +129,12 @@ class DraftPool:
 
     async def take(self) -> DraftWorker | None:
         """Borrow a worker until `give_back`; None where all are in use or the draft cannot start."""
-        worker = self._idle_worker()
-        if worker is None:
+        if not self._idle and len(self._workers) >= self._options.workers:
             return None
+        if not self._idle:
+            self._idle.append(self._worker())
+            self._workers.append(self._idle[-1])
+        worker = self._idle.pop()
         self._add_user()
         try:
             await asyncio.shield(asyncio.wrap_future(worker.ready))
@@ -146,17 +153,36 @@ class DraftPool:
         self._idle.append(worker)
         self._remove_user()
 
-    async def generate_offline(self, task: DraftTask, on_token: Callable[[], None]) -> offline_generation.Deliveries:
-        """Generate with the model alone, see `offline_generation.generate`. Raises ModelRefused without a model."""
-        if self._offline_thread is None:
-            self._offline_thread = ThreadPoolExecutor(1, "outrider-offline")
+    async def generate_offline(self, task: DraftTask, on_token: Callable[[], None]) -> AsyncGenerator[Delivery, None]:
+        """Continue the task's sequence with the model alone, one unverified token at a time; `on_token` counts them.
+
+        The noise is that of the verified sequence, so the draft generates the same tokens again with the same seed.
+        Raises ModelRefused without a model or where it proposes nothing, ContextFull for a sequence that is too long.
+        """
+        if (model := self._model) is None:
+            raise ModelRefused(f"the draft {self.name} has no model that could generate alone")
+        thread = self._offline_thread = self._offline_thread or ThreadPoolExecutor(1, "outrider-offline")
+        loop = asyncio.get_running_loop()
+
+        async def on_thread(work: Callable[[], _A]) -> _A:
+            return await loop.run_in_executor(thread, work)
+
         self._add_user()
         try:
-            deliveries = offline_generation.generate(task, self._offline_source, self._offline_thread)
-            async with contextlib.aclosing(deliveries):
-                async for delivery in deliveries:
+            source, context = await on_thread(lambda: self._model_source(model))
+            try:
+                await on_thread(lambda: source.begin(task))
+                for position in range(len(task.received), task.max_tokens):
+                    token = await on_thread(lambda at=position: _next_token(source, at))  # type: ignore[misc]
+                    last = position + 1 == task.max_tokens
+                    finish = Finish.EOS if token in task.ends else Finish.LENGTH if last else Finish.NONE
                     on_token()
-                    yield delivery
+                    yield Delivery((token,), (True,), (False,), (), finish, verified=False)
+                    if finish:
+                        return
+                    await on_thread(lambda new=token: source.advance((), (new,)))  # type: ignore[misc]
+            finally:
+                thread.submit(context.close)
         finally:
             self._remove_user()
 
@@ -171,7 +197,6 @@ class DraftPool:
         await self._unused.wait()
 
     async def close(self) -> None:
-        """End the workers and free the model."""
         self.closing = True
         for worker in self._workers:
             await asyncio.to_thread(worker.close)
@@ -189,34 +214,21 @@ class DraftPool:
         if not self._users:
             self._unused.set()
 
-    def _idle_worker(self) -> DraftWorker | None:
-        if self._idle:
-            return self._idle.pop()
-        if len(self._workers) >= self._options.workers:
-            return None
-        self._workers.append(self._worker())
-        return self._workers[-1]
-
     def _worker(self) -> DraftWorker:
-        """Start another worker."""
         model, budget = self._model, self._options.budget
         lookup = CalibratedSource(PromptLookup(), *self._lookup_calibrators, leads=model is None)
         if model is None:
             return DraftWorker(lambda: Drafter(None, lookup, _LOOKUP_LATENCY), budget=budget)
-        contexts: list[TreeContext] = []
+        owned = contextlib.ExitStack()
 
         def build() -> Drafter:
             source, context = self._model_source(model)
-            contexts.append(context)
+            owned.callback(context.close)
             calibrated = CalibratedSource(source, *self._model_calibrators)
             beside = lookup if self._options.prompt_lookup else None
             return Drafter(calibrated, beside, self._measured_latency(context), health=self.health)
 
-        def release() -> None:
-            for context in contexts:
-                context.close()
-
-        return DraftWorker(build, release, budget, failed=self.health.failed)
+        return DraftWorker(build, owned.close, budget, failed=self.health.failed)
 
     def _measured_latency(self, context: TreeContext) -> DecodeLatency:
         """Return how long decodes take; the first worker measures it."""
@@ -228,13 +240,6 @@ class DraftPool:
             log.info("draft %s: ms per decode by nodes: %s", self.name, in_ms)
         return self._latency
 
-    def _offline_source(self) -> tuple[LlamaSource, Callable[[], None]]:
-        """Return a source for one sequence, and what frees it."""
-        if self._model is None:
-            raise ModelRefused(f"the draft {self.name} has no model that could generate alone")
-        source, context = self._model_source(self._model)
-        return source, context.close
-
     def _model_source(self, model: LlamaModel) -> tuple[LlamaSource, TreeContext]:
         """Return a source and its context, which belongs to the calling thread."""
         from edge_agent.drafting.sources.llama import LlamaSource
@@ -243,6 +248,14 @@ class DraftPool:
         size = min(self._options.context, model.n_ctx_train)
         context = TreeContext(model, n_ctx=size, threads=self._options.threads)
         return LlamaSource(context, shared_vocabulary=self._shared_vocabulary), context
+
+
+def _next_token(source: LlamaSource, position: int) -> int:
+    """Return the draft's own token at a generated position."""
+    proposals = source.expand([NodeContext(ROOT, ROOT, -1, position, ())])[0]
+    if not proposals:
+        raise ModelRefused("the draft's logits are not numbers, so it cannot generate alone")
+    return proposals[0].token
 
 
 def _load(path: Path, target_table: Sequence[bytes], options: DraftOptions, digest: str) -> tuple[LlamaModel, int, str]:

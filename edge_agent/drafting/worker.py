@@ -107,7 +107,6 @@ class DraftWorker:
             self._inbox_changed.notify()
 
     def replan(self, plan: SpeculationPlan) -> None:
-        """Draft by another plan."""
         with self._inbox_changed:
             self._inbox.plan = plan
             self._inbox_changed.notify()

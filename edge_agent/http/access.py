@@ -43,7 +43,7 @@ class AccessMiddleware:
             return
         headers = Headers(scope=scope)
         request_id = logs.given_request(headers.items()) or secrets.token_hex(16)
-        begun, status = time.monotonic(), 0
+        begun, status, api = time.monotonic(), 0, scope["path"].startswith(_PREFIX)
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -53,9 +53,12 @@ class AccessMiddleware:
             await send(message)
 
         routed = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
-        with logs.about(request=request_id), _span(scope, headers) as span:
+        tracing = traces.span("outrider.http", headers.items()) if api else contextlib.nullcontext(traces.Span())
+        with logs.about(request=request_id), tracing as span:
             try:
-                await self._answer(routed, headers, receive, send_with_id)
+                if (refusal := self._refusal(scope, headers)) is not None:
+                    raise refusal
+                await self._app(routed, _bounded(receive, self._options.max_body_bytes), send_with_id)
             except Exception as error:
                 if status:  # it is too late for another answer
                     raise
@@ -63,20 +66,20 @@ class AccessMiddleware:
             finally:
                 span.note(request_id=request_id, status=status)
                 if status:
-                    self._metrics.answered(_route(routed), status)
-                _log(scope, status, time.monotonic() - begun)
-
-    async def _answer(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
-        refusal = self._refusal(scope, headers)
-        if refusal is not None:
-            await refusal.response()(scope, receive, send)
-        else:
-            await self._app(scope, _bounded(receive, self._options.max_body_bytes), send)
+                    self._metrics.answered(getattr(routed.get("route"), "path", ""), status)
+                # Requests for health and metrics come every few seconds.
+                level, spent_ms = logging.INFO if api else logging.DEBUG, 1000 * (time.monotonic() - begun)
+                log.log(level, "%s %s %d in %.0f ms", scope["method"], scope["path"][:_MAX_PATH], status, spent_ms)
 
     def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
         hosts, key, most = self._options.hosts, self._options.api_key, self._options.max_body_bytes
         if hosts is not None and (host := _host(headers.get("host", ""))) not in hosts:
-            return _unknown_host(host)
+            return ApiError(
+                403,
+                f"this server is asked as {host[:200]!r}, and without a key answers to its own address alone; set "
+                "OUTRIDER_EDGE_SERVE_API_KEY, or allow it with --serve-without-key",
+                code="unknown_host",
+            )
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > most:
             return _too_large(most)
@@ -113,34 +116,9 @@ def _too_large(most: int) -> ApiError:
     return ApiError(413, f"the body is larger than {most} bytes, which is all that is read", code="too_large")
 
 
-def _unknown_host(host: str) -> ApiError:
-    return ApiError(
-        403,
-        f"this server is asked as {host[:200]!r}, and without a key answers to its own address alone; set "
-        "OUTRIDER_EDGE_SERVE_API_KEY, or allow it with --serve-without-key",
-        code="unknown_host",
-    )
-
-
-def _route(scope: Scope) -> str:
-    """Return the path of the route that was found; "" for a request without one, or refused before."""
-    return str(getattr(scope.get("route"), "path", ""))
-
-
 def _host(given: str) -> str:
     """Return the name in a Host header, without its port; "" if it is invalid."""
     try:
         return urlsplit(f"//{given}").hostname or ""
     except ValueError:
         return ""
-
-
-def _span(scope: Scope, headers: Headers) -> contextlib.AbstractContextManager[traces.Span]:
-    traced = scope["path"].startswith(_PREFIX)
-    return traces.span("outrider.http", headers.items()) if traced else contextlib.nullcontext(traces.Span())
-
-
-def _log(scope: Scope, status: int, spent_s: float) -> None:
-    """Log a request; those for health and metrics, which come every few seconds, at the level DEBUG."""
-    level = logging.INFO if scope["path"].startswith(_PREFIX) else logging.DEBUG
-    log.log(level, "%s %s %d in %.0f ms", scope["method"], scope["path"][:_MAX_PATH], status, 1000 * spent_s)

@@ -24,7 +24,7 @@ except ImportError as error:
     raise ImportError("`outrider-edge serve` needs fastapi and uvicorn: pip install 'outrider[edge]'") from error
 
 from edge_agent.http.access import AccessMiddleware
-from edge_agent.http.errors import ApiError, api_error, invalid, json_response
+from edge_agent.http.errors import ApiError, api_error, invalid_body, invalid_value, json_response
 from edge_agent.http.options import ServeOptions
 from edge_agent.http.requests import ChatCompletionRequest, CompletionRequest, RequestBody
 from edge_agent.http.responses import CompletionWriter
@@ -81,9 +81,7 @@ def _add_models(app: FastAPI, client: AsyncClient) -> None:
 
     @app.get("/v1/models/{name:path}", response_model=None, responses=responses(ModelCard))
     async def model(name: str) -> Response:
-        bundle = await client.prepare()
-        _check_model(name, bundle)
-        return json_response(_model_card(bundle))
+        return json_response(_model_card(await _bundle_of(client, name)))
 
 
 def _add_state(app: FastAPI, client: AsyncClient) -> None:
@@ -113,7 +111,7 @@ async def _start_texts(client: AsyncClient, body: CompletionRequest, options: Se
     for prompt in body.prompts:
         streams.append(await client.stream(prompt, **body.options(len(streams))))
         await _add_choices(client, body, streams)
-    bundle = await _checked_bundle(client, body)
+    bundle = await _bundle_of(client, body.model)
     echoes = [_echo(prompt, bundle) if body.echo else "" for prompt in body.prompts]
     return CompletionWriter(body, bundle, streams, [echo for echo in echoes for _ in range(body.choices)])
 
@@ -123,18 +121,16 @@ async def _start_chat(client: AsyncClient, body: ChatCompletionRequest, options:
     _check_choices(body, 1, options.max_choices)
     streams = [await client.stream_chat(body.template_messages(), **body.options(0))]
     await _add_choices(client, body, streams)
-    return CompletionWriter(body, await _checked_bundle(client, body), streams, [""] * len(streams))
+    return CompletionWriter(body, await _bundle_of(client, body.model), streams, [""] * len(streams))
 
 
 def _check_choices(body: RequestBody, prompts: int, most: int) -> None:
     """Raise ApiError for a request that would take so many slots that others wait."""
     if prompts * body.choices > most:
-        raise ApiError(
-            400,
+        raise invalid_value(
+            "n" if body.choices > 1 else "prompt",
             f"prompts times n are {prompts} x {body.choices}, must be at most {most}, half of what this server does at "
             "once; ask in several requests, or serve with more --max-sessions",
-            param="n" if body.choices > 1 else "prompt",
-            code="invalid_value",
         )
 
 
@@ -187,23 +183,14 @@ def _echo(prompt: str | list[int], bundle: TargetBundle) -> str:
 # --- the target as a model
 
 
-async def _checked_bundle(client: AsyncClient, body: RequestBody) -> TargetBundle:
-    """Return the target, which a stream has loaded. Raises ApiError where the request names another model."""
+async def _bundle_of(client: AsyncClient, name: str | None) -> TargetBundle:
+    """Return the target. Raises ApiError for the name of another model; no name means this one."""
     bundle = await client.prepare()
-    _check_model(body.model, bundle)
-    return bundle
-
-
-def _check_model(name: str | None, bundle: TargetBundle) -> None:
-    """Raise ApiError for the name of another model; no name means this one."""
     known = bundle.description.target.name
     if name and name != known:
-        raise ApiError(
-            404,
-            f"the model {name[:200]!r} does not exist here; this server has {known!r}",
-            param="model",
-            code="model_not_found",
-        )
+        message = f"the model {name[:200]!r} does not exist here; this server has {known!r}"
+        raise ApiError(404, message, param="model", code="model_not_found")
+    return bundle
 
 
 def _model_card(bundle: TargetBundle) -> dict[str, Any]:
@@ -241,7 +228,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _invalid_body(_: Request, error: Exception) -> Response:
-    return invalid(error.errors() if isinstance(error, RequestValidationError) else []).response()
+    return invalid_body(error.errors() if isinstance(error, RequestValidationError) else []).response()
 
 
 def _middleware(client: AsyncClient, options: ServeOptions) -> list[Middleware]:
@@ -249,14 +236,12 @@ def _middleware(client: AsyncClient, options: ServeOptions) -> list[Middleware]:
     access = Middleware(AccessMiddleware, options=options, metrics=client.metrics)
     if not options.cors_origins:
         return [access]
-    cors = Middleware(
-        CORSMiddleware,
-        allow_origins=list(options.cors_origins),
-        allow_methods=["GET", "POST"],
-        allow_headers=["*"],
-        expose_headers=[REQUEST_HEADER],
-    )
-    return [cors, access]
+    allowed: dict[str, Any] = {
+        "allow_origins": options.cors_origins,
+        "allow_methods": ["GET", "POST"],
+        "allow_headers": ["*"],
+    }
+    return [Middleware(CORSMiddleware, **allowed, expose_headers=[REQUEST_HEADER]), access]
 
 
 # --- the chat page

@@ -17,15 +17,9 @@ from outrider.core.errors import BadRequest, OutriderError
 
 log = logging.getLogger(__name__)
 
-INVALID = "invalid_request_error"
+_INVALID = "invalid_request_error"
 _PROMPT = TOO_LONG | {"prompt", "text", "content"}
 """Fields of the SDK's errors that mean the prompt, which is `messages` in a chat."""
-_FIELDS: Mapping[str, str] = {
-    "a token id in logit_bias": "logit_bias",
-    "a value in logit_bias": "logit_bias",
-    "number of ids in logit_bias": "logit_bias",
-}
-"""Other fields of the SDK's errors that a request has under another name."""
 
 
 def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -40,7 +34,7 @@ class ApiError(Exception):
 
     status: int
     message: str
-    type: str = INVALID
+    type: str = _INVALID
     param: str | None = None
     code: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
@@ -59,21 +53,22 @@ def unsupported(param: str, why: str = "") -> ApiError:
     return ApiError(400, message, param=param, code="unsupported_parameter")
 
 
-def invalid(found: Sequence[Mapping[str, Any]]) -> ApiError:
+def invalid_value(param: str | None, message: str) -> ApiError:
+    """Return the error for a field whose value is wrong. param: None for the body as a whole."""
+    return ApiError(400, message, param=param, code="invalid_value")
+
+
+def invalid_body(found: Sequence[Mapping[str, Any]]) -> ApiError:
     """Return the first of the errors that pydantic finds in a body."""
     if not found:
-        return ApiError(400, "the body cannot be read", code="invalid_value")
+        return invalid_value(None, "the body cannot be read")
     first = found[0]
     if first["type"] == "json_invalid":
-        why = f"{first['ctx']['error']} at character {first['loc'][1]}"
-        return ApiError(400, f"the body is no JSON: {why}", code="invalid_value")
+        return invalid_value(None, f"the body is no JSON: {first['ctx']['error']} at character {first['loc'][1]}")
     within = first["loc"][1:]
     if not within:
-        return ApiError(
-            400, "the body must be a JSON object, sent with `content-type: application/json`", code="invalid_value"
-        )
-    param = str(within[0])
-    return ApiError(400, f"{_path(within)}: {first['msg']}", param=param, code="invalid_value")
+        return invalid_value(None, "the body must be a JSON object, sent with `content-type: application/json`")
+    return invalid_value(str(within[0]), f"{_path(within)}: {first['msg']}")
 
 
 def _path(within: Sequence[int | str]) -> str:
@@ -92,8 +87,8 @@ def _path(within: Sequence[int | str]) -> str:
 _ANSWERS: Sequence[tuple[type[OutriderError], int, str, str]] = (
     (errors.VocabularyMismatch, 500, "server_error", "vocabulary_mismatch"),
     (errors.ProtocolViolation, 502, "upstream_error", "protocol_violation"),
-    (errors.ModelRefused, 400, INVALID, "model_refused"),
-    (errors.NotFound, 404, INVALID, "not_found"),
+    (errors.ModelRefused, 400, _INVALID, "model_refused"),
+    (errors.NotFound, 404, _INVALID, "not_found"),
     (errors.Killed, 410, "upstream_error", "session_killed"),  # clients repeat a 5xx: the request would be back
     (errors.Overloaded, 429, "rate_limit_error", "overloaded"),
     (errors.Unavailable, 503, "service_unavailable_error", "unavailable"),
@@ -133,4 +128,4 @@ def _param(field: str, chat: bool) -> str | None:
         return "messages" if chat else "prompt"
     if chat and field == "logprobs":
         return "top_logprobs"
-    return _FIELDS.get(field, field) or None
+    return "logit_bias" if field.endswith("in logit_bias") else field or None

@@ -5,55 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
-from edge_agent.http.errors import ApiError, unsupported
+from edge_agent.http.errors import invalid_value, unsupported
 from edge_agent.sdk.types import Options
 from edge_agent.target.chat_template import Message
 
 MAX_CHOICES = 64
 """Most choices of one request, over all its prompts."""
-
 _HARMLESS: Mapping[str, tuple[Any, ...]] = {
-    "add_generation_prompt": (True,),
-    "allowed_token_ids": ([],),
-    "audio": (),
-    "bad_words": ([],),
+    **dict.fromkeys(("audio", "chat_template", "prediction", "truncate_prompt_tokens", "web_search_options"), ()),
+    **dict.fromkeys(("guided_choice", "guided_grammar", "guided_json", "guided_regex"), ()),
+    **dict.fromkeys(("prompt_embeds", "prompt_logprobs", "structural_tag", "structured_outputs"), ()),
+    **dict.fromkeys(("allowed_token_ids", "bad_words", "documents", "functions", "logits_processors", "tools"), ([],)),
+    **dict.fromkeys(("continue_final_message", "include_stop_str_in_output", "use_beam_search"), (False,)),
+    **dict.fromkeys(("add_generation_prompt", "skip_special_tokens"), (True,)),
+    **dict.fromkeys(("function_call", "tool_choice"), ("none", "auto")),
+    **dict.fromkeys(("grammar", "suffix"), ("",)),
+    **dict.fromkeys(("chat_template_kwargs", "json_schema"), ({},)),
     "best_of": (1,),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
-    "documents": ([],),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "grammar": ("",),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "include_stop_str_in_output": (False,),
-    "json_schema": ({},),
-    "logits_processors": ([],),
     "min_tokens": (0,),
     "modalities": (["text"],),
-    "prediction": (),
-    "prompt_embeds": (),
-    "prompt_logprobs": (),
     "reasoning_effort": ("none",),
     "response_format": ({"type": "text"},),
-    "skip_special_tokens": (True,),
-    "structural_tag": (),
-    "structured_outputs": (),
-    "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
-    "web_search_options": (),
 }
 """Fields that would change the answer, with the values, besides null, that change nothing."""
-
-
 _PASSED_ON = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("stop_token_ids", "ignore_eos", "traffic_class"),
@@ -69,16 +45,12 @@ def _integral(value: object) -> object:
 JsonInteger = Annotated[int, BeforeValidator(_integral)]
 
 
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="allow", strict=True)
-
+class StreamOptions(BaseModel, extra="allow", strict=True):
     include_usage: bool | None = None
 
 
-class RequestBody(BaseModel):
+class RequestBody(BaseModel, extra="allow", strict=True):
     """The fields of both kinds of completions. Unknown ones are ignored; null is the same as a missing field."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
 
     model: str | None = None
     max_tokens: JsonInteger | None = None
@@ -116,7 +88,7 @@ class RequestBody(BaseModel):
             if name in _HARMLESS and value is not None and value not in _HARMLESS[name]:
                 raise unsupported(name)
         if self.stream_options is not None and not self.stream:
-            raise ApiError(400, "stream_options is only for stream=true", param="stream_options", code="invalid_value")
+            raise invalid_value("stream_options", "stream_options is only for stream=true")
 
     def options(self, choice: int) -> Options:
         """Return the SDK's options for the choice of this index, whose seed differs; the defaults are OpenAI's."""
@@ -142,8 +114,7 @@ class RequestBody(BaseModel):
 
 def _id(token: str) -> int:
     if not (token.isascii() and token.isdecimal()) or len(token) > 10:
-        message = f"logit_bias has the key {token[:40]!r}, must be a token id"
-        raise ApiError(400, message, param="logit_bias", code="invalid_value")
+        raise invalid_value("logit_bias", f"logit_bias has the key {token[:40]!r}, must be a token id")
     return int(token)
 
 
@@ -174,26 +145,16 @@ class CompletionRequest(RequestBody):
         if self.logprobs is not None and self.echo:
             raise unsupported("logprobs", " together with echo")
         if not 1 <= len(self.prompts) * self.choices <= MAX_CHOICES:
-            raise ApiError(
-                400,
-                f"prompts times n are {len(self.prompts)} x {self.choices}, must be between 1 and {MAX_CHOICES}",
-                param="prompt",
-                code="invalid_value",
-            )
+            product = f"{len(self.prompts)} x {self.choices}"
+            raise invalid_value("prompt", f"prompts times n are {product}, must be between 1 and {MAX_CHOICES}")
 
 
-class ContentPart(BaseModel):
-    """A part of a message's content."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
+class ContentPart(BaseModel, extra="allow", strict=True):
     type: str
     text: str | None = None
 
 
-class ChatMessage(BaseModel):
-    model_config = ConfigDict(extra="allow", strict=True)
-
+class ChatMessage(BaseModel, extra="allow", strict=True):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[ContentPart] | None = None
 
@@ -212,7 +173,7 @@ class ChatCompletionRequest(RequestBody):
     def refuse_unsupported(self) -> None:
         super().refuse_unsupported()
         if self.top_logprobs is not None and not self.logprobs:
-            raise ApiError(400, "top_logprobs needs logprobs=true", param="top_logprobs", code="invalid_value")
+            raise invalid_value("top_logprobs", "top_logprobs needs logprobs=true")
 
     def alternatives(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None

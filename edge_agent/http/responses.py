@@ -18,8 +18,11 @@ from outrider.core.protocol.messages import TokenLogprobs
 REASONS: Mapping[FinishReason, str] = {"eos": "stop", "stop": "stop", "length": "length", "cancelled": "length"}
 """OpenAI's finish reasons, which have none for a cancelled answer: it is cut short."""
 
-TokenTable = Sequence[bytes]
-"""The raw bytes of every token id."""
+_FIGURES = (
+    *(("tokens", 0), ("steps", 0), ("tokens_per_step", 3), ("tokens_per_s", 2), ("drafted", 0), ("evaluated", 0)),
+    *(("accepted", 0), ("acceptance", 4), ("unverified", 0), ("attaches", 0)),
+)
+"""Statistics that answers contain, each with its decimal places."""
 
 
 class CompletionWriter:
@@ -30,11 +33,7 @@ class CompletionWriter:
     """
 
     def __init__(
-        self,
-        body: RequestBody,
-        bundle: TargetBundle,
-        streams: Sequence[CompletionStream],
-        prefixes: Sequence[str],
+        self, body: RequestBody, bundle: TargetBundle, streams: Sequence[CompletionStream], prefixes: Sequence[str]
     ) -> None:
         self.chat = chat = isinstance(body, ChatCompletionRequest)
         self.streams = streams
@@ -69,9 +68,8 @@ class CompletionWriter:
             completion = self.streams[index].completion
             reason = REASONS[completion.finish_reason]
             yield self._piece(index, {} if self.chat else "", reason, outrider=_about(completion))
-        elif (
-            chunk.text or chunk.logprobs or not chunk.verified or self._body.provenance
-        ):  # half a character is no event
+        # Half a character is no event.
+        elif chunk.text or chunk.logprobs or not chunk.verified or self._body.provenance:
             outrider = self._provenance_of(index, chunk) if self._body.provenance else {}
             if not chunk.verified:
                 outrider["verified"] = False
@@ -108,12 +106,7 @@ class CompletionWriter:
         logprobs: Mapping[str, Any] | None = None,
         outrider: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        choice = {
-            "index": index,
-            "delta" if self.chat else "text": text,
-            "logprobs": logprobs,
-            "finish_reason": reason,
-        }
+        choice = {"index": index, "delta" if self.chat else "text": text, "logprobs": logprobs, "finish_reason": reason}
         if outrider:
             choice["outrider"] = outrider
         return {**self._head, "object": self._chunk_kind, "choices": [choice]}
@@ -123,16 +116,15 @@ class CompletionWriter:
 
         A character may be spread over several tokens; a token that stands for no text has no bytes.
         """
-        table, silent = self._tokenizer.table, self._tokenizer.special
+        texts = {token: self._tokenizer.table[token] for token in chunk.token_ids if self._has_text(token)}
         tokens = [
-            {
-                "id": token,
-                "bytes": [] if token in silent or token >= len(table) else list(table[token]),
-                "provenance": provenance,
-            }
+            {"id": token, "bytes": list(texts.get(token, b"")), "provenance": provenance}
             for token, provenance in zip(chunk.token_ids, chunk.provenance, strict=True)
         ]
         return {"tokens": tokens, "statistics": _figures(self.streams[index].statistics)}
+
+    def _has_text(self, token: int) -> bool:
+        return token < len(self._tokenizer.table) and token not in self._tokenizer.special
 
     def _usage(self, completions: Sequence[Completion]) -> dict[str, int]:
         """Count the tokens written, and those of each prompt once, however many choices it has."""
@@ -157,28 +149,20 @@ def _figures(statistics: Statistics) -> dict[str, Any]:
     first = statistics.first_token_s
     return {
         "draft": statistics.draft,
-        "tokens": statistics.tokens,
-        "steps": statistics.steps,
-        "tokens_per_step": round(statistics.tokens_per_step, 3),
-        "tokens_per_s": round(statistics.tokens_per_s, 2),
-        "drafted": statistics.drafted,
-        "evaluated": statistics.evaluated,
-        "accepted": statistics.accepted,
-        "acceptance": round(statistics.acceptance, 4),
-        "unverified": statistics.unverified,
+        **{name: round(getattr(statistics, name), digits or None) for name, digits in _FIGURES},
         "rtt_ms": round(statistics.rtt_ms, 3) or None,
         "first_token_ms": None if first is None else round(1000 * first, 2),
-        "attaches": statistics.attaches,
     }
 
 
 class LogprobsWriter:
     """Writes the log-probabilities of one choice, in the order of its tokens, in the shape of a chat or of completions.
 
-    `silent` are ids that stand for no text; `offset` is the number of characters before the first token's.
+    table: the raw bytes of every token id. silent: ids that stand for no text. offset: number of characters before the
+    first token's.
     """
 
-    def __init__(self, table: TokenTable, silent: Collection[int] = (), *, chat: bool, offset: int = 0) -> None:
+    def __init__(self, table: Sequence[bytes], silent: Collection[int] = (), *, chat: bool, offset: int = 0) -> None:
         self._table = table
         self._silent = silent
         self._chat = chat

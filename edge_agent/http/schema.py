@@ -37,12 +37,15 @@ class HealthResponse(BaseModel):
     status: Literal["ok", "loading"]
 
 
-class CompletionChoice(BaseModel):
+class _Choice(BaseModel):
     index: int
-    text: str
     logprobs: dict[str, Any] | None
     finish_reason: Literal["stop", "length"]
     outrider: dict[str, Any]
+
+
+class CompletionChoice(_Choice):
+    text: str
 
 
 class AssistantMessage(BaseModel):
@@ -51,12 +54,8 @@ class AssistantMessage(BaseModel):
     refusal: None
 
 
-class ChatCompletionChoice(BaseModel):
-    index: int
+class ChatCompletionChoice(_Choice):
     message: AssistantMessage
-    logprobs: dict[str, Any] | None
-    finish_reason: Literal["stop", "length"]
-    outrider: dict[str, Any]
 
 
 class UsageResponse(BaseModel):
@@ -65,24 +64,22 @@ class UsageResponse(BaseModel):
     total_tokens: int
 
 
-class CompletionResponse(BaseModel):
+class _Response(BaseModel):
     id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    usage: UsageResponse
+
+
+class CompletionResponse(_Response):
     object: Literal["text_completion"]
-    created: int
-    model: str
-    system_fingerprint: str
     choices: list[CompletionChoice]
-    usage: UsageResponse
 
 
-class ChatCompletionResponse(BaseModel):
-    id: str
+class ChatCompletionResponse(_Response):
     object: Literal["chat.completion"]
-    created: int
-    model: str
-    system_fingerprint: str
     choices: list[ChatCompletionChoice]
-    usage: UsageResponse
 
 
 RouteResponses = dict[int | str, dict[str, Any]]

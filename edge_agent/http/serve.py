@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 try:
     from outrider.wire import web
@@ -30,27 +30,16 @@ async def serve(client: AsyncClient, options: ServeOptions) -> None:
     Raises what keeps the target from being loaded for good: BadRequest, ModelRefused, VocabularyMismatch, and any error
     that is no OutriderError.
     """
-    async with serving(client, options) as url:
-        with _signals() as signalled:
-            print(f"serving at {url}v1", flush=True)
-            async with first_done(_load(client), signalled.wait()) as loading:
-                if loading.done():
-                    loading.result()
-                await signalled.wait()
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[asyncio.Event]:
-    """Yield an event that SIGINT or SIGTERM sets once; after the body they do what they do in every program."""
-    came = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, came.set)
-    try:
-        yield came
-    finally:
+    signalled, loop = asyncio.Event(), asyncio.get_running_loop()
+    async with serving(client, options) as url, contextlib.AsyncExitStack() as handlers:
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
+            loop.add_signal_handler(number, signalled.set)
+            handlers.callback(loop.remove_signal_handler, number)
+        print(f"serving at {url}v1", flush=True)
+        async with first_done(_load(client), signalled.wait()) as loading:
+            if loading.done():
+                loading.result()
+            await signalled.wait()
 
 
 @contextlib.asynccontextmanager

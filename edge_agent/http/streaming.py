@@ -22,11 +22,11 @@ _A = TypeVar("_A")
 
 DONE = b"data: [DONE]\n\n"
 
-_HEADERS = {
-    b"content-type": b"text/event-stream; charset=utf-8",
-    b"cache-control": b"no-cache",
-    b"x-accel-buffering": b"no",  # nginx would gather events
-}
+_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would gather events
+)
 
 ChoiceChunks = AsyncGenerator[tuple[int, Chunk | None], None]
 """(index of the choice, its next chunk, or None at its end)"""
@@ -138,21 +138,20 @@ class EventStream(Response):
                 log.warning("a client took nothing of its stream for %g s: its request ends", self._stall_s)
 
     async def _send_all(self, send: Send) -> None:
-        headers = list(_HEADERS.items())
-        await self._send(send, {"type": "http.response.start", "status": 200, "headers": headers})
-        await self._send(send, {"type": "http.response.body", "body": self._first, "more_body": True})
-        async with contextlib.aclosing(self._rest):
-            async for data in self._rest:
-                await self._send(send, {"type": "http.response.body", "body": data, "more_body": True})
-        await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
+        """Send all events. Raises ClientGone if the client does not take one in time."""
 
-    async def _send(self, send: Send, message: Message) -> None:
-        """Send one message. Raises ClientGone if the client does not take it in time."""
-        try:
-            async with asyncio.timeout(self._stall_s):
-                await send(message)
-        except TimeoutError:
-            raise ClientGone from None
+        async def within_time(message: Message) -> None:
+            try:
+                async with asyncio.timeout(self._stall_s):
+                    await send(message)
+            except TimeoutError:
+                raise ClientGone from None
+
+        await within_time({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        await within_time({"type": "http.response.body", "body": self._first, "more_body": True})
+        async for data in self._rest:
+            await within_time({"type": "http.response.body", "body": data, "more_body": True})
+        await within_time({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _disconnected(receive: Receive) -> None:

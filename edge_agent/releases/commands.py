@@ -14,7 +14,6 @@ from outrider.core.errors import BadRequest
 from outrider.settings.options import add_config_options, add_settings, layers_of
 
 if TYPE_CHECKING:  # importing them takes long, and help does without
-    from edge_agent.drafting.health import HitRate
     from edge_agent.releases.state import InstalledRelease, ReleaseState
 
 
@@ -36,13 +35,12 @@ def add_commands(commands: Any) -> None:
 async def _status(args: argparse.Namespace) -> None:
     from edge_agent.releases.folder import folders, read
 
-    found = list(folders(_root(args)))
+    root = _root(args)
+    found = list(folders(root))
     for target, folder in found:
         print(f"target {target}", *describe(read(folder, keep=False)), sep="\n  ")
     if not found:
-        print(
-            f"no releases in {_root(args)}; is OUTRIDER_EDGE_RELEASE_KEYS set where the client runs?", file=sys.stderr
-        )
+        print(f"no releases in {root}; is OUTRIDER_EDGE_RELEASE_KEYS set where the client runs?", file=sys.stderr)
 
 
 async def _forget(args: argparse.Namespace) -> None:
@@ -61,7 +59,9 @@ async def _forget(args: argparse.Namespace) -> None:
 
 def describe(state: ReleaseState) -> Iterator[str]:
     """Yield the lines in which a state is shown."""
-    trial = "" if state.trial is None else f", on trial: {_hits(state.trial.now)}"
+    trial = ""
+    if state.trial is not None:
+        trial = f", on trial: {state.trial.now.right} of {state.trial.now.guessed} first proposals right so far"
     yield f"in use     {_release(state.current)}{trial}"
     yield f"last good  {_release(state.last_good)}"
     yield f"floor      {f'version {state.floor}' if state.floor else 'none'}"
@@ -75,10 +75,6 @@ def _release(release: InstalledRelease | None) -> str:
     if release is None:
         return "the verifier's own draft"
     return f"{release.digest[:12]} (version {release.version}, {'canary' if release.canary else 'stable'})"
-
-
-def _hits(rate: HitRate) -> str:
-    return f"{rate.right} of {rate.guessed} first proposals right so far"
 
 
 def _root(args: argparse.Namespace) -> Path:

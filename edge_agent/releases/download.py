@@ -55,7 +55,7 @@ def download_urls(urls: Sequence[str], base_url: str, digest: str) -> tuple[str,
 
 
 def _join(base: str, url: str) -> str:
-    """Join an address with its base; return "" if the result is not an http address."""
+    """Join an address with its base; return "" for what is not an http address."""
     try:
         joined = urljoin(base, url)
         return joined if urlsplit(joined).scheme in ("http", "https") else ""
@@ -70,11 +70,7 @@ class Downloader:
     """
 
     def __init__(
-        self,
-        store: ArtifactStore,
-        stall_s: float,
-        clock: Callable[[], float] = time.monotonic,
-        ca: Path | None = None,
+        self, store: ArtifactStore, stall_s: float, clock: Callable[[], float] = time.monotonic, ca: Path | None = None
     ) -> None:
         self._store = store
         self._stall_s = stall_s
@@ -131,7 +127,11 @@ class Downloader:
         httpx, etag = _httpx(), self._etag(file)
         begun = position = offset
         try:
-            async with self._client() as client:
+            trusted = await asyncio.to_thread(_trust, self._ca)
+            timeout, redirects = httpx.Timeout(self._stall_s), _MAX_REDIRECTS
+            async with httpx.AsyncClient(
+                timeout=timeout, follow_redirects=True, max_redirects=redirects, verify=trusted
+            ) as client:
                 # httpx bounds each read alone, so a server that drips its headers would never be given up.
                 async with asyncio.timeout(self._stall_s * (1 + _MAX_REDIRECTS)):
                     request = client.build_request("GET", url, headers=_headers(offset, url, etag))
@@ -148,16 +148,6 @@ class Downloader:
                 f"release {file.digest[:12]} from {url} broke off after {position} of {file.size} bytes "
                 f"({type(error).__name__}: {error}); what has come is kept, and the next try goes on there",
             ) from error
-
-    @contextlib.asynccontextmanager
-    async def _client(self) -> AsyncIterator[httpx.AsyncClient]:
-        async with _httpx().AsyncClient(
-            timeout=_httpx().Timeout(self._stall_s),
-            follow_redirects=True,
-            max_redirects=_MAX_REDIRECTS,
-            verify=await asyncio.to_thread(_trust, self._ca),
-        ) as client:
-            yield client
 
     async def _steady(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """Pass a body on. Raises ReleaseRefused once it comes more slowly than `_LEAST_RATE`."""
@@ -180,7 +170,12 @@ def _first_byte(answer: httpx.Response, offset: int, file: ReleaseFile) -> int:
         raise DownloadRefused("altered", f"{answer.url} has no bytes from {offset} on, must have {file.size}")
     if answer.status_code not in (200, 206):
         raise ReleaseRefused("unreachable", f"{answer.url} answered with status {answer.status_code}, must be 200")
-    start, total = _range(answer) if answer.status_code == 206 else (0, answer.headers.get("content-length", ""))
+    start, total = 0, answer.headers.get("content-length", "")
+    if answer.status_code == 206:
+        match = _RANGE.fullmatch(answer.headers.get("content-range", ""))
+        if match is None:
+            raise ReleaseRefused("altered", f"{answer.url} sent a part of the file without saying which")
+        start, total = int(match[1]), match[3]
     if total.isdigit() and int(total) > file.size:
         raise DownloadRefused(
             "too long", f"{answer.url} has {total} bytes, the signed manifest says {file.size}: nothing was read"
@@ -193,9 +188,10 @@ def _headers(offset: int, url: str, etag: Path) -> dict[str, str]:
     headers = {"accept-encoding": "identity"}
     if offset:
         headers["range"] = f"bytes={offset}-"
-        known, _, tag = _read(etag).partition("\n")
-        if tag and known == _url_digest(url):
-            headers["if-range"] = tag
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            known, _, tag = etag.read_text().partition("\n")
+            if tag and known == _url_digest(url):
+                headers["if-range"] = tag
     return headers
 
 
@@ -209,21 +205,6 @@ def _remember(path: Path, url: str, tag: str) -> None:
 
 def _url_digest(url: str) -> str:
     return hashlib.sha256(url.encode()).hexdigest()
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError):
-        return ""
-
-
-def _range(answer: httpx.Response) -> tuple[int, str]:
-    """Return (first byte, bytes of the whole file or "*") of a partial answer. Raises ReleaseRefused."""
-    match = _RANGE.fullmatch(answer.headers.get("content-range", ""))
-    if match is None:
-        raise ReleaseRefused("altered", f"{answer.url} sent a part of the file without saying which")
-    return int(match[1]), match[3]
 
 
 def _trust(ca: Path | None) -> ssl.SSLContext:

@@ -34,7 +34,8 @@ class ReleaseFolder:
         self.path = path
         self.files = ArtifactStore(path, ".gguf")
         self._lock = lock
-        self._state = state
+        self.state = state
+        """The state that holds for this process; `write` and `change` replace it."""
         self._written = True
         """Whether the state is on disk."""
 
@@ -56,18 +57,13 @@ class ReleaseFolder:
         """Whether this process has the lock."""
         return self._lock is not None
 
-    @property
-    def state(self) -> ReleaseState:
-        """The state that holds for this process."""
-        return self._state
-
     def write(self, state: ReleaseState) -> None:
         """Change the state, once it is on disk. Raises OSError, and then the old one holds."""
         if not self.writable:
             raise PermissionError("another process is using this folder")
-        if state != self._state or not self._written or not (self.path / _STATE).exists():
+        if state != self.state or not self._written or not (self.path / _STATE).exists():
             atomic_files.write(self.path / _STATE, state.model_dump_json(indent=1).encode())
-        self._state, self._written = state, True
+        self.state, self._written = state, True
 
     def change(self, state: ReleaseState) -> None:
         """Change the state even if the disk has no room for it; the next change writes it then."""
@@ -77,14 +73,14 @@ class ReleaseFolder:
             if not self.writable:
                 raise
             log.warning("%s cannot be written, so changes are lost if this process dies: %s", self.path / _STATE, error)
-            self._state, self._written = state, False
+            self.state, self._written = state, False
 
     def tidy(self, wanted: str = "") -> None:
         """Remove the files of releases that the state does not name.
 
         wanted: digest of one that stays, since its download may go on or it is about to be taken.
         """
-        named = (release.digest for release in (self._state.current, self._state.last_good) if release)
+        named = (release.digest for release in (self.state.current, self.state.last_good) if release)
         self.files.tidy({wanted, *named})
 
     def close(self) -> None:

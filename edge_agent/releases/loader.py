@@ -174,13 +174,9 @@ class ReleaseLoader:
             # The release is not to blame where llama.cpp is missing, or where loading was cancelled.
             if isinstance(error, ReleaseRefused | ImportError) or not isinstance(error, Exception):
                 raise
-            raise _refusal(name, error) from error
-
-
-def _refusal(release: str, error: Exception) -> ReleaseRefused:
-    """Return why a release cannot be loaded, whatever its file makes llama.cpp raise."""
-    if isinstance(error, VocabularyMismatch):
-        return ReleaseRefused("vocabulary", f"{release} has another vocabulary than the target: {error}")
-    if isinstance(error, TimeoutError):
-        return ReleaseRefused("unusable", f"{release} had not begun after {_LOAD_S:.0f} s")
-    return ReleaseRefused("unusable", f"{release} cannot be loaded: {error}")
+            if isinstance(error, VocabularyMismatch):
+                message = f"{name} has another vocabulary than the target: {error}"
+                raise ReleaseRefused("vocabulary", message) from error
+            late = isinstance(error, TimeoutError)
+            reason = f"had not begun after {_LOAD_S:.0f} s" if late else f"cannot be loaded: {error}"
+            raise ReleaseRefused("unusable", f"{name} {reason}") from error

@@ -111,7 +111,6 @@ class ReleaseTrials:
             log.info("release %s (version %d) is healthy on this device", release.digest[:12], release.version)
 
     async def _give_up(self, kind: RefusalKind, reason: str) -> None:
-        """Go back to the last good draft."""
         await self._loader.give_up(kind, reason)
         await self._reload()
 

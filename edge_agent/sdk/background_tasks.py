@@ -56,14 +56,7 @@ class BackgroundTasks:
 
     def in_background(self, work: Awaitable[None]) -> None:
         """Start work whose result is not awaited; its core errors are logged."""
-
-        async def quietly() -> None:
-            try:
-                await work
-            except OutriderError as error:
-                log.info("a session could not be closed at the coordinator: %s", error)
-
-        self.keep(asyncio.ensure_future(quietly()))
+        self.keep(asyncio.ensure_future(_quietly(work)))
 
     async def end(self, streams: Collection[Awaitable[None]]) -> None:
         """Cancel what waits; let streams, then the background, come to their end."""
@@ -71,6 +64,13 @@ class BackgroundTasks:
             waiting.cancel()
         await _ended([*(asyncio.ensure_future(stream) for stream in streams), *self._waiting])
         await _ended(self._background)
+
+
+async def _quietly(work: Awaitable[None]) -> None:
+    try:
+        await work
+    except OutriderError as error:
+        log.info("a session could not be closed at the coordinator: %s", error)
 
 
 async def _ended(tasks: Collection[asyncio.Future[Any]]) -> None:

@@ -9,7 +9,6 @@ import threading
 import weakref
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from edge_agent.config import EdgeSettings
@@ -82,9 +81,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -162,9 +159,7 @@ class BlockingStream:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -208,11 +203,21 @@ class _LoopThread:
 
         Raises BadRequest once the loop has ended, and on the loop's own thread, which cannot wait for itself.
         """
-        future = self._submit(work)
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise BadRequest("a blocking client cannot be used on its own event loop; use AsyncClient there")
+        closed = BadRequest("the client is closed; make another one")
+        try:
+            if self._loop is None or not self._thread.is_alive():
+                raise RuntimeError
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:
+            work.close()
+            raise closed from None
         try:
             return future.result()
         except concurrent.futures.CancelledError:
-            raise _closed() from None
+            raise closed from None
         except BaseException:
             future.cancel()  # without effect if it is done
             raise
@@ -235,24 +240,8 @@ class _LoopThread:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _submit(self, work: Coroutine[Any, Any, _A]) -> concurrent.futures.Future[_A]:
-        if threading.current_thread() is self._thread:
-            work.close()
-            raise BadRequest("a blocking client cannot be used on its own event loop; use AsyncClient there")
-        try:
-            if self._loop is None or not self._thread.is_alive():
-                raise RuntimeError
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
-        except RuntimeError:
-            work.close()
-            raise _closed() from None
-
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         async with self._resident:
             self._begun.set()
             await self._ending.wait()
-
-
-def _closed() -> BadRequest:
-    return BadRequest("the client is closed; make another one")

@@ -6,9 +6,8 @@ import asyncio
 import dataclasses
 import os
 import weakref
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, Unpack
 
 from edge_agent.config import EdgeSettings
@@ -23,12 +22,12 @@ from edge_agent.sdk.generation import CompletionStream, Deadline, Generation
 from edge_agent.sdk.request import Request, check_messages, check_prompt, refuse
 from edge_agent.sdk.sessions import Sessions
 from edge_agent.sdk.types import DEFAULT_RETRIES, DEFAULT_TIMEOUT, Completion, Offline, Options, Prompt, Timeout
-from edge_agent.session.channels import Channels
 from edge_agent.session.statistics import Statistics
+from edge_agent.session.stream import Channels
 from edge_agent.target.artifact_cache import ArtifactCache
+from edge_agent.target.artifact_client import CachedSource, DescriptionCache
 from edge_agent.target.bundle import AUTO, ArtifactSource, BundleLoader, TargetBundle
 from edge_agent.target.chat_template import Message
-from edge_agent.target.description_cache import CachedSource, DescriptionCache
 from outrider.core.errors import BadRequest, Unavailable
 from outrider.settings.layers import from_environment
 from outrider.wire.channels import ClientTls
@@ -143,9 +142,7 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -169,11 +166,12 @@ class AsyncClient:
 
     async def stream(self, prompt: Prompt, **options: Unpack[Options]) -> CompletionStream:
         """Return the completion in chunks, as the verifier commits them."""
-        request, given = self._request(options), check_prompt(prompt)
-        statistics, deadline = Statistics(), Deadline(request.timeout)
-        bundle = await self._bundle_for(request, deadline)
-        ids = await asyncio.to_thread(bundle.encode_prompt, given) if isinstance(given, str) else given
-        return self._started(Generation(self._sessions, bundle, request, ids, statistics, deadline))
+        given = check_prompt(prompt)
+
+        async def encoded(bundle: TargetBundle) -> Sequence[int]:
+            return await asyncio.to_thread(bundle.encode_prompt, given) if isinstance(given, str) else given
+
+        return await self._started(options, encoded)
 
     async def chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Completion:
         """Return the assistant's answer to messages with `role` and `content`, in the target's own template."""
@@ -181,18 +179,18 @@ class AsyncClient:
 
     async def stream_chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> CompletionStream:
         """Return the assistant's answer in chunks. Raises ModelRefused for a target without a chat template."""
-        request, given = self._request(options), check_messages(messages)
-        statistics, deadline = Statistics(), Deadline(request.timeout)
-        bundle = await self._bundle_for(request, deadline)
-        ids = await asyncio.to_thread(bundle.encode_chat, given)
-        return self._started(Generation(self._sessions, bundle, request, ids, statistics, deadline))
+        given = check_messages(messages)
+        return await self._started(options, lambda bundle: asyncio.to_thread(bundle.encode_chat, given))
 
-    def _request(self, options: Options) -> Request:
+    async def _started(
+        self, options: Options, encoded: Callable[[TargetBundle], Awaitable[Sequence[int]]]
+    ) -> CompletionStream:
         merged: Options = {**self._defaults, **options}
-        return Request.of(**merged)
-
-    def _started(self, generation: Generation) -> CompletionStream:
-        stream = CompletionStream(generation)
+        request, statistics = Request.of(**merged), Statistics()
+        deadline = Deadline(request.timeout)
+        bundle = await self._bundle_for(request, deadline)
+        ids = await encoded(bundle)
+        stream = CompletionStream(Generation(self._sessions, bundle, request, ids, statistics, deadline))
         self._streams.add(stream)
         return stream
 

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from types import TracebackType
 from typing import Self
 
 from edge_agent.drafting.sources.base import DraftTask
@@ -20,15 +19,11 @@ from edge_agent.target.detokenizer import TextAssembler
 from outrider.core.backoff import backoff_s
 from outrider.core.errors import InternalError, OutriderError, Overloaded, TimedOut, Unavailable
 from outrider.core.protocol.device import Delivery, DeviceSession
-from outrider.core.protocol.messages import Finish, TokenLogprobs
+from outrider.core.protocol.messages import Finish
 
 log = logging.getLogger(__name__)
 
-_REASONS: dict[Finish, FinishReason] = {
-    Finish.EOS: "eos",
-    Finish.LENGTH: "length",
-    Finish.CANCELLED: "cancelled",
-}
+_REASONS: dict[Finish, FinishReason] = {Finish.EOS: "eos", Finish.LENGTH: "length", Finish.CANCELLED: "cancelled"}
 _RETRIED = (InternalError, Overloaded, Unavailable)
 """Errors that another try at verifiers may not meet again."""
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.5, 8.0
@@ -45,10 +40,10 @@ class Deadline:
     @contextlib.asynccontextmanager
     async def holds(self, *, first_token: bool) -> AsyncIterator[None]:
         """Cancel the body when the time is over, and raise TimedOut. first_token: no token has come yet."""
-        seconds, of_first = self._timeout.total, False
+        seconds, field, what = self._timeout.total, "total", "the request took longer than"
         first = self._timeout.first_token
         if first_token and first is not None and (seconds is None or first < seconds):
-            seconds, of_first = first, True
+            seconds, field, what = first, "first_token", "no token came within"
         left = None if seconds is None else max(0.0, self._begun + seconds - self._clock())
         try:
             async with asyncio.timeout(left) as scope:
@@ -56,15 +51,8 @@ class Deadline:
         except TimeoutError:
             if not scope.expired() or seconds is None:
                 raise
-            raise _timed_out(seconds, of_first=of_first) from None
-
-
-def _timed_out(seconds: float, *, of_first: bool) -> TimedOut:
-    what = "no token came within" if of_first else "the request took longer than"
-    field = "first_token" if of_first else "total"
-    return TimedOut(
-        f"{what} {seconds:g} s; allow more with timeout=Timeout({field}=SECONDS)", seconds=seconds, first_token=of_first
-    )
+            message = f"{what} {seconds:g} s; allow more with timeout=Timeout({field}=SECONDS)"
+            raise TimedOut(message, seconds=seconds, first_token=field == "first_token") from None
 
 
 class Generation:
@@ -217,9 +205,7 @@ class CompletionStream:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     @property
@@ -232,12 +218,13 @@ class CompletionStream:
         """The output so far; its `finish_reason` is "cancelled" if the output had not ended."""
         chunks = self._taken
         token_ids = tuple(token for chunk in chunks for token in chunk.token_ids)
+        logprobs = [chunk.logprobs for chunk in chunks]
         return Completion(
             text="".join(chunk.text for chunk in chunks),
             token_ids=token_ids,
             drafted=tuple(own for chunk in chunks for own in chunk.drafted),
             verified=all(chunk.verified for chunk in chunks),
-            logprobs=_joined_logprobs(chunks),
+            logprobs=None if not chunks or None in logprobs else tuple(one for part in logprobs for one in part or ()),
             finish_reason=self._generation.finish_reason or "cancelled",
             usage=Usage(len(self.prompt_token_ids), len(token_ids)),
             seed=self._generation.request.sampling.seed,
@@ -253,10 +240,3 @@ class CompletionStream:
         finally:
             await self.aclose()
         return self.completion
-
-
-def _joined_logprobs(chunks: Sequence[Chunk]) -> tuple[TokenLogprobs, ...] | None:
-    """Return the log-probabilities of all tokens; None unless they were asked for."""
-    if not chunks or any(chunk.logprobs is None for chunk in chunks):
-        return None
-    return tuple(one for chunk in chunks for one in chunk.logprobs or ())

@@ -104,6 +104,12 @@ TokenIds = Annotated[tuple[Integer, ...], BeforeValidator(_token_ids)]
 
 # --- a request
 
+_SAMPLING = (
+    *("temperature", "top_k", "top_p", "min_p"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
+"""Options that SamplingParams takes as they are."""
+
 
 class Request(BaseModel):
     """The options of one request, each within its bounds; `of` makes one from a caller's keyword arguments."""
@@ -147,17 +153,9 @@ class Request(BaseModel):
 
     def model_post_init(self, context: Any) -> None:
         """Check the bounds of sampling, which SamplingParams knows. Raises BadRequest."""
-        self._sampling = SamplingParams(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            seed=secrets.randbits(64) if self.seed is None else self.seed,
-            logit_bias=tuple(self.logit_bias.items()),
-        )
+        given: dict[str, Any] = {name: getattr(self, name) for name in _SAMPLING}
+        seed = secrets.randbits(64) if self.seed is None else self.seed
+        self._sampling = SamplingParams(**given, seed=seed, logit_bias=tuple(self.logit_bias.items()))
 
     @property
     def sampling(self) -> SamplingParams:
@@ -188,7 +186,7 @@ def check_prompt(prompt: object) -> str | tuple[int, ...]:
         return prompt
     if (items := _items(prompt)) is None:
         refuse("prompt", prompt, "a text or a list of token ids")
-    _check_length(len(items))  # before a look at each
+    _check_length(len(items))  # before each is looked at
     try:
         return _TOKEN_IDS.validate_python(items)
     except ValidationError as error:
@@ -201,16 +199,13 @@ def check_messages(messages: object) -> tuple[Message, ...]:
         refuse("messages", messages, "a list of messages")
     if not items:
         raise BadRequest.bound("messages", "empty", "at least one message")
-    return tuple(_checked(f"messages[{i}]", message) for i, message in enumerate(items))
-
-
-def _checked(field: str, message: object) -> Message:
-    if not isinstance(message, Mapping):
-        refuse(field, message, 'a mapping with "role" and "content"')
-    for key in ("role", "content"):
-        if not isinstance(message.get(key), str):
-            refuse(f"{field}.{key}", message.get(key), "a text")
-    return message
+    for i, message in enumerate(items):
+        if not isinstance(message, Mapping):
+            refuse(f"messages[{i}]", message, 'a mapping with "role" and "content"')
+        for key in ("role", "content"):
+            if not isinstance(message.get(key), str):
+                refuse(f"messages[{i}].{key}", message.get(key), "a text")
+    return items  # type: ignore[return-value]
 
 
 def check_fits(ids: Sequence[int], max_tokens: int, vocabulary_size: int, max_sequence: int) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 
 import grpc
@@ -15,16 +16,15 @@ from edge_agent.drafting.manager import DraftManager
 from edge_agent.metrics import EdgeMetrics
 from edge_agent.sdk.background_tasks import BackgroundTasks
 from edge_agent.sdk.request import Request
-from edge_agent.session.channels import Channels
 from edge_agent.session.coordinator_client import CoordinatorClient, Placement
 from edge_agent.session.driver import DriverOptions, SessionDriver
 from edge_agent.session.failover import FIRST_CONTACT_S, AttachTarget, DirectRoute, GrantRoute, Route
 from edge_agent.session.statistics import Statistics
+from edge_agent.session.stream import Channels
 from edge_agent.target.artifact_client import ArtifactClient
 from edge_agent.target.bundle import TargetBundle
 from outrider.core.backoff import Backoff
 from outrider.core.protocol.device import Delivery, DeviceSession
-from outrider.wire.v1 import coordinator_pb2 as pb
 
 DeliverySource = AbstractAsyncContextManager[AsyncGenerator[Delivery, None]]
 """Gives the deliveries of one try; leaving it ends the try."""
@@ -100,7 +100,8 @@ class Sessions:
                 announced=release,
                 on_release_notice=self.on_release_notice,
             )
-            route = self.route(placement, self._search_budget_s(request))
+            offline_after_s = math.inf if request.offline == "raise" else self.settings.offline_after_s
+            route = self.route(placement, min(self.settings.resume_budget_s, offline_after_s))
             driver = SessionDriver(session, draft, route, self.dial, options, statistics)
             self._drivers.add(driver)
             stack.callback(self._drivers.discard, driver)
@@ -110,10 +111,8 @@ class Sessions:
     @contextlib.asynccontextmanager
     async def artifacts(self) -> AsyncIterator[ArtifactClient]:
         """Reach the artifacts of the target's verifiers, through a session that is placed for the body alone."""
-        budget_s = self.settings.resume_budget_s
         placement = await self.place()
-        if placement is None:
-            budget_s = min(budget_s, FIRST_CONTACT_S)
+        budget_s = min(self.settings.resume_budget_s, FIRST_CONTACT_S if placement is None else math.inf)
         try:
             yield ArtifactClient(self.route(placement, budget_s), lambda target: self.dial(target, bulk=True))
         finally:
@@ -145,10 +144,9 @@ class Sessions:
         """Open a session at the coordinator; None without one."""
         if not self._coordinator_address:
             return None
+        terms = {"draft_release": draft_release, "traffic_class": traffic_class}
         wait_s = self.settings.resume_budget_s
-        placement = await self.coordinator().open(
-            self._target, prompt_tokens, wait_s=wait_s, draft_release=draft_release, traffic_class=traffic_class
-        )
+        placement = await self.coordinator().open(self._target, prompt_tokens, wait_s=wait_s, **terms)
         self.on_release_notice(placement.release_serial)
         return placement
 
@@ -170,20 +168,12 @@ class Sessions:
         self._tasks.in_background(self.coordinator().close(placement.session_id, placement.ticket))
 
     def route(self, placement: Placement | None, budget_s: float) -> Route:
+        """Return the route of a session. budget_s: how long it looks for a verifier without progress."""
         backoff = Backoff(budget_s)
         if placement is None:
             return DirectRoute(self._verifier_address, backoff, tls=self._tls)
         session_id = placement.session_id
-
-        async def resume(ticket: bytes, failed: Sequence[str], last_epoch: int) -> tuple[pb.Grant, ...]:
-            return await self.coordinator().resume(session_id, ticket, failed, last_epoch)
-
-        return GrantRoute(placement.grants, resume, backoff)
-
-    def _search_budget_s(self, request: Request) -> float:
-        """Return how long a session without progress looks for a verifier, in seconds."""
-        budget_s = self.settings.resume_budget_s
-        return budget_s if request.offline == "raise" else min(budget_s, self.settings.offline_after_s)
+        return GrantRoute(placement.grants, lambda *failed: self.coordinator().resume(session_id, *failed), backoff)
 
     def _keep_winding_down(self, driver: SessionDriver) -> None:
         """Let the rest of a session's work outlive its last delivery."""

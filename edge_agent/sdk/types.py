@@ -90,7 +90,7 @@ class Chunk:
     @property
     def provenance(self) -> tuple[Provenance, ...]:
         """The origin of each token."""
-        return provenance_of(self.drafted)
+        return tuple("draft" if own else "target" for own in self.drafted)
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,4 @@ class Completion:
     @property
     def provenance(self) -> tuple[Provenance, ...]:
         """The origin of each token."""
-        return provenance_of(self.drafted)
-
-
-def provenance_of(drafted: Sequence[bool]) -> tuple[Provenance, ...]:
-    return tuple("draft" if own else "target" for own in drafted)
+        return tuple("draft" if own else "target" for own in self.drafted)

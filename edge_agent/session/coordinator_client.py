@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 
@@ -25,7 +25,6 @@ _TIMEOUT_S = 5.0
 _RECONNECT_TIMEOUT_S = 3.5
 """Longer than the longest back-off of a channel (wire.channels)."""
 _LEAST_PAUSE_S = 0.1
-Response = TypeVar("Response")
 
 
 @dataclass(frozen=True)
@@ -68,10 +67,7 @@ class CoordinatorClient:
     """
 
     def __init__(
-        self,
-        channel: grpc.aio.Channel,
-        api_key: str | None,
-        in_background: Callable[[Coroutine[Any, Any, None]], None],
+        self, channel: grpc.aio.Channel, api_key: str | None, in_background: Callable[[Coroutine[Any, Any, None]], None]
     ) -> None:
         self._in_background = in_background
         self._stub = coordinator_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
@@ -93,10 +89,7 @@ class CoordinatorClient:
         caller is cancelled while the coordinator answers, the session is closed once it is open.
         """
         request = pb.OpenSessionRequest(
-            target=target,
-            prompt_tokens=prompt_tokens,
-            draft_release=draft_release,
-            traffic_class=traffic_class,
+            target=target, prompt_tokens=prompt_tokens, draft_release=draft_release, traffic_class=traffic_class
         )
         deadline = time.monotonic() + wait_s
         while True:
@@ -121,12 +114,12 @@ class CoordinatorClient:
         request = pb.ResumeSessionRequest(
             session_id=session_id, ticket=ticket, failed_verifiers=failed, last_epoch=last_epoch
         )
-        return _grants(await _call(self._stub.ResumeSession(request, timeout=_TIMEOUT_S, metadata=self._metadata)))
+        return _grants(await self._call(self._stub.ResumeSession, request))
 
     async def close(self, session_id: str, ticket: bytes) -> None:
         """Free the session's place before its lease ends."""
         request = pb.CloseSessionRequest(session_id=session_id, ticket=ticket)
-        await _call(self._stub.CloseSession(request, timeout=_TIMEOUT_S, metadata=self._metadata))
+        await self._call(self._stub.CloseSession, request)
 
     async def offer_release(self, weights_hash: str, device_id: str, in_use: str) -> ReleaseOffer:
         """Ask which draft release to use for the target with these weights.
@@ -134,24 +127,21 @@ class CoordinatorClient:
         in_use: the release that this device drafts with, "" for none.
         """
         request = pb.OfferReleaseRequest(target=weights_hash, device_id=device_id, in_use=in_use)
-        answer = await _call(self._stub.OfferRelease(request, timeout=_TIMEOUT_S, metadata=self._metadata))
+        answer = await self._call(self._stub.OfferRelease, request)
         return ReleaseOffer(answer.serial, answer.manifest, answer.canary, answer.base_url)
 
     async def _open(self, request: pb.OpenSessionRequest) -> pb.OpenSessionResponse:
         try:
-            return await self._open_once(request, wait=False, timeout_s=_TIMEOUT_S)
+            return await self._open_once(request)
         except Unavailable as unreachable:
             # It may just have restarted: a channel that failed before does not even try until its back-off ends.
             try:
-                return await self._open_once(request, wait=True, timeout_s=_RECONNECT_TIMEOUT_S)
+                return await self._open_once(request, timeout=_RECONNECT_TIMEOUT_S, wait_for_ready=True)
             except Unavailable:
                 raise unreachable from None
 
-    async def _open_once(
-        self, request: pb.OpenSessionRequest, *, wait: bool, timeout_s: float
-    ) -> pb.OpenSessionResponse:
-        call = self._stub.OpenSession(request, timeout=timeout_s, metadata=self._metadata, wait_for_ready=wait)
-        opening: asyncio.Task[pb.OpenSessionResponse] = asyncio.create_task(_call(call))
+    async def _open_once(self, request: pb.OpenSessionRequest, **options: Any) -> pb.OpenSessionResponse:
+        opening = asyncio.create_task(self._call(self._stub.OpenSession, request, **options))
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -162,12 +152,12 @@ class CoordinatorClient:
         answer = await opening
         await self.close(answer.session_id, answer.primary.ticket)
 
-
-async def _call(call: Awaitable[Response]) -> Response:
-    try:
-        return await call
-    except grpc.RpcError as error:
-        raise error_from_rpc(error) from error
+    async def _call(self, method: Callable[..., Awaitable[Any]], request: object, **options: Any) -> Any:
+        """Call a method of the coordinator. options: gRPC's, in place of the usual ones. Raises core errors."""
+        try:
+            return await method(request, **{"timeout": _TIMEOUT_S, "metadata": self._metadata, **options})
+        except grpc.RpcError as error:
+            raise error_from_rpc(error) from error
 
 
 def _grants(answer: pb.OpenSessionResponse) -> tuple[pb.Grant, ...]:

@@ -63,14 +63,12 @@ class NextAttach(enum.Enum):
 def next_attach(error: OutriderError) -> NextAttach:
     """Return where another attach may help after this error."""
     match error:
-        case VerifierSilent() | errors.Draining():
-            return NextAttach.OTHER
-        case errors.Unavailable() | errors.Fenced():
-            return NextAttach.SAME
-        case errors.Overloaded() | errors.InternalError():
+        case VerifierSilent() | errors.Draining() | errors.Overloaded() | errors.InternalError():
             return NextAttach.OTHER
         case errors.Unauthenticated() | errors.PermissionDenied():
             return NextAttach.OTHER  # the ticket has expired, or another verifier has the address now
+        case errors.Unavailable() | errors.Fenced():
+            return NextAttach.SAME
     return NextAttach.NONE
 
 

@@ -1,20 +1,20 @@
-"""Wraps the bidirectional stream of one attach in the session protocol's own messages."""
+"""Opens channels to verifiers, and wraps the stream of one attach in the session protocol's own messages."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 import grpc
 
 from edge_agent.session.statistics import Statistics
-from outrider.core.errors import InternalError, Unavailable
+from outrider.core.errors import Unavailable
 from outrider.core.protocol.messages import Append, Cancel, Commit, Directive
 from outrider.telemetry.traces import call_metadata
 from outrider.wire import codecs
+from outrider.wire.channels import ClientTls, channel
 from outrider.wire.codecs import Open, Opened, Ping
 from outrider.wire.status import error_from_rpc
 from outrider.wire.v1 import session_pb2 as pb
@@ -35,6 +35,31 @@ _FAREWELL_S = 0.3
 """Time that a finished stream may take to end by itself."""
 _CONNECT_S = 1.0
 """Additional time for a stream's first message: a lost SYN is sent again only after a second (RFC 6298)."""
+
+
+class Channels:
+    """Opens channels on demand and closes them together. tls: the authorities to trust where a peer speaks TLS."""
+
+    def __init__(self, tls: ClientTls | None, *, insecure: bool) -> None:
+        self._tls = tls
+        self._insecure = insecure
+        self._open: dict[tuple[str, bool, bool], grpc.aio.Channel] = {}
+
+    def get(self, address: str, *, tls: bool, bulk: bool = False) -> grpc.aio.Channel:
+        """Return the channel to an address. Raises BadRequest for plain text to another machine, unless `insecure`.
+
+        bulk: return a channel apart, for downloads.
+        """
+        key = (address, tls, bulk)
+        if key not in self._open:
+            trusted = (self._tls or ClientTls()) if tls else None
+            self._open[key] = channel(address, tls=trusted, insecure=self._insecure, bulk=bulk)
+        return self._open[key]
+
+    async def close(self) -> None:
+        for opened in self._open.values():
+            await opened.close()
+        self._open.clear()
 
 
 class VerifierSilent(Unavailable):
@@ -63,9 +88,7 @@ class VerifierStream:
         self._call.add_done_callback(lambda _: pump.cancel())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_FAREWELL_S):
@@ -80,11 +103,9 @@ class VerifierStream:
         self._put(pb.ClientMessage(open=codecs.open_to_proto(message)))
 
     def append(self, message: Append) -> None:
-        """Send nodes of the session's tree."""
         self._put(pb.ClientMessage(append=codecs.append_to_proto(message)))
 
     def cancel(self, message: Cancel) -> None:
-        """Cancel the session."""
         self._put(pb.ClientMessage(cancel=codecs.cancel_to_proto(message)))
 
     def draft_in_use(self, release: str) -> None:
@@ -122,7 +143,8 @@ class VerifierStream:
         except grpc.RpcError as error:
             raise error_from_rpc(error) from error
         except asyncio.CancelledError:
-            if self._call.done() and not _cancelling():
+            task = asyncio.current_task()
+            if self._call.done() and task is not None and not task.cancelling():
                 raise Unavailable("the stream was cancelled by the connection") from None
             raise
 
@@ -146,11 +168,3 @@ class VerifierStream:
         with contextlib.suppress(grpc.RpcError):
             while await self._call.read() is not grpc.aio.EOF:
                 pass
-
-
-def _cancelling() -> bool:
-    """Return whether the current task itself was cancelled."""
-    task = asyncio.current_task()
-    if task is None:
-        raise InternalError("a stream is read outside a task")
-    return task.cancelling() > 0

@@ -12,9 +12,8 @@ from edge_agent.drafting.health import DraftHealth
 from edge_agent.drafting.pool import DraftOptions, DraftPool
 from edge_agent.releases.loader import Load
 from edge_agent.target.artifact_cache import ArtifactCache, ArtifactRef
-from edge_agent.target.artifact_client import ArtifactClient, Description
+from edge_agent.target.artifact_client import ArtifactClient, CachedSource, Description
 from edge_agent.target.chat_template import ChatTemplate, Message, special_tokens
-from edge_agent.target.description_cache import CachedSource
 from edge_agent.target.tokenizer import TargetTokenizer
 from outrider.core.errors import BadRequest, ModelRefused, OutriderError, VocabularyMismatch
 from outrider.core.protocol.messages import MAX_PROMPT_TOKENS
@@ -42,8 +41,7 @@ class TargetBundle:
 
     def encode_prompt(self, text: str) -> list[int]:
         """Return the ids of a prompt. Raises BadRequest. Call it on a thread: a long text takes seconds."""
-        self._check_length(text)
-        return self.tokenizer.encode_prompt(text)
+        return self.tokenizer.encode_prompt(self._checked(text))
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Return the ids of messages in the target's template. Call it on a thread: a template is foreign code.
@@ -54,22 +52,15 @@ class TargetBundle:
             raise ModelRefused(f"the target {self.description.target.name} has no chat template; use generate")
         tokenizer = self.tokenizer
 
-        def encode(text: str) -> list[int]:
-            self._check_length(text)
-            return tokenizer.encode(text)
+        def checked(encode: Callable[[str], list[int]]) -> Callable[[str], list[int]]:
+            return lambda text: encode(self._checked(text))
 
-        def encode_plain(text: str) -> list[int]:
-            self._check_length(text)
-            return tokenizer.encode_plain(text)
-
+        encode, encode_plain = checked(tokenizer.encode), checked(tokenizer.encode_plain)
         return self.template.tokenise(messages, encode, encode_plain, tokenizer.controls)
 
-    def _check_length(self, text: str) -> None:
+    def _checked(self, text: str) -> str:
         check_text(text, self.tokenizer.longest, self.description.max_sequence)
-
-    async def close(self) -> None:
-        if self.drafts is not None:
-            await self.drafts.close()
+        return text
 
 
 @dataclass(frozen=True)
@@ -97,14 +88,13 @@ class BundleLoader:
         drafts = await first_draft(description.target, load) if first_draft is not None else None
         if drafts is None:
             drafts = await self._drafts(description, tokenizer, draft)
-        bundle = TargetBundle(description, tokenizer, template, drafts)
-        try:
-            if drafts is not None:
+        if drafts is not None:
+            try:
                 await drafts.warm_up()
-        except BaseException:  # a cancellation, above all
-            await bundle.close()
-            raise
-        return bundle
+            except BaseException:  # a cancellation, above all
+                await drafts.close()
+                raise
+        return TargetBundle(description, tokenizer, template, drafts)
 
     async def offered_draft(self, description: Description, tokenizer: TargetTokenizer) -> DraftPool | None:
         """Load the verifiers' own draft; look-up where they have none, None where theirs cannot be used.
@@ -147,7 +137,10 @@ class BundleLoader:
         if ref is None:
             return None
         path = await self._fetched(ref)
-        variables = _default_special_tokens(description, tokenizer)
+        # What is guessed holds where the verifier offers no special tokens.
+        table = tokenizer.table
+        ends = [table[i].decode("utf-8", "replace") for i in description.eos_token_ids if i < len(table)]
+        variables = {"eos_token": ends[0] if ends else "", "bos_token": ""}
         tokens_ref = description.artifact("special_tokens")
         if tokens_ref is not None:
             tokens_path = await self._fetched(tokens_ref)
@@ -187,11 +180,3 @@ def check_text(text: str, longest: int, max_sequence: int) -> None:
             f"{len(text)} characters",
             f"at most {tokens * longest}, {tokens} of the target's longest tokens; shorten it",
         )
-
-
-def _default_special_tokens(description: Description, tokenizer: TargetTokenizer) -> dict[str, str]:
-    """Guess the special tokens of a target whose verifier does not offer them."""
-    ends = [
-        tokenizer.table[i].decode("utf-8", "replace") for i in description.eos_token_ids if i < len(tokenizer.table)
-    ]
-    return {"eos_token": ends[0] if ends else "", "bos_token": ""}

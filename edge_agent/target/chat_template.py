@@ -74,9 +74,8 @@ class ChatTemplate:
         for message, mark in zip(messages, marks, strict=True):
             before, found, marked = marked.partition(mark)
             if not found:  # the template leaves a message out, or reorders them
-                raise BadRequest(
-                    "a message's content spells out a control token; write it differently", field="content"
-                )
+                why = "a message's content spells out a control token; write it differently"
+                raise BadRequest(why, field="content")
             ids += encode(before) + encode_plain(message["content"])
         return ids + encode(marked)
 

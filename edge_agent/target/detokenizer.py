@@ -79,6 +79,5 @@ class TextAssembler:
             if self._scanner.hit:
                 return text, count, True
         if last:
-            text += self._scanner.feed(self._detokenizer.flush())
-            text += self._scanner.flush()
+            text += self._scanner.feed(self._detokenizer.flush()) + self._scanner.flush()
         return text, len(tokens), self._scanner.hit

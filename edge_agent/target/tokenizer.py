@@ -30,8 +30,7 @@ class TargetTokenizer:
         for tokenizer in (self._tokenizer, self._plain):  # the file may truncate and pad, as its training did
             tokenizer.no_truncation()
             tokenizer.no_padding()
-        # A control token that a user spells out is text.
-        self._plain.encode_special_tokens = True
+        self._plain.encode_special_tokens = True  # a control token that a user spells out is text
         added = self._tokenizer.get_added_tokens_decoder()
         self.special = frozenset(i for i, token in added.items() if token.special)
         """Ids that stand for no text."""

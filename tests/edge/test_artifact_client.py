@@ -12,9 +12,9 @@ from fake_coordinator import FakeCoordinator
 from fake_verifier import FakeVerifier, Script, hash_of
 from scripted import target
 
-from edge_agent.session.channels import Channels
 from edge_agent.session.coordinator_client import CoordinatorClient
 from edge_agent.session.failover import DirectRoute, GrantRoute
+from edge_agent.session.stream import Channels
 from edge_agent.target.artifact_client import ArtifactClient
 from outrider.core.backoff import Backoff
 from outrider.core.errors import NotFound, Unavailable

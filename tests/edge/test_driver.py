@@ -13,10 +13,10 @@ from fake_verifier import FakeVerifier, Script, patient
 from scripted import ScriptedPool, ScriptedSource, continuation, target
 
 from edge_agent.drafting.draft_session import DraftSession
-from edge_agent.session.channels import Channels
 from edge_agent.session.driver import DriverOptions, SessionDriver
 from edge_agent.session.failover import DirectRoute
 from edge_agent.session.statistics import Statistics
+from edge_agent.session.stream import Channels
 from outrider.core.backoff import Backoff
 from outrider.core.errors import ModelRefused, ProtocolViolation, Unavailable
 from outrider.core.protocol.device import DeviceSession

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scripted import ScriptedPool, ScriptedSource, continuation, target
 from test_driver import PROMPT, Run, drafting, eventually
 
-from edge_agent.session.channels import Channels
+from edge_agent.session.stream import Channels
 from outrider.core.protocol.messages import SessionLimits
 
 TOKENS = 240

@@ -11,11 +11,10 @@ import pytest
 from fake_verifier import FakeVerifier, Script
 from scripted import ScriptedPool, ScriptedSource, continuation, target
 
-from edge_agent.session.channels import Channels
 from edge_agent.session.driver import DriverOptions, SessionDriver
 from edge_agent.session.failover import DirectRoute, GrantRoute, NextAttach, limits_of, next_attach
 from edge_agent.session.statistics import Statistics
-from edge_agent.session.stream import VerifierSilent
+from edge_agent.session.stream import Channels, VerifierSilent
 from outrider.core import errors
 from outrider.core.backoff import Backoff
 from outrider.core.errors import BadRequest, OutriderError, Unavailable

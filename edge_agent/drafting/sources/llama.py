@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from edge_agent.drafting.sources.base import DraftTask, NodeContext, Proposal
@@ -44,11 +45,7 @@ class LlamaSource:
 
     def advance(self, path: Sequence[int], tokens: Sequence[int]) -> None:
         """Commit what was evaluated of the path, and evaluate the rest of the tokens."""
-        evaluated: list[int] = []
-        for node in path:
-            if node not in self._handles:
-                break
-            evaluated.append(self._handles[node])
+        evaluated = [self._handles[node] for node in itertools.takewhile(self._handles.__contains__, path)]
         if self._task.sampling.penalised:
             self._counts.add(tokens)
         self._position += len(tokens)
