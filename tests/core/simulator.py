@@ -37,7 +37,7 @@ class Broken(AssertionError):
 
 @dataclass(frozen=True)
 class Scenario:
-    """What one schedule is made of."""
+    """The settings of one schedule."""
 
     max_tokens: int = 16
     vocabulary: int = 4
@@ -46,16 +46,16 @@ class Scenario:
     tie_one_in: int = 0
     """At one prefix in so many the second verifier breaks a tie the other way; 0: none."""
     limits: tuple[SessionLimits, ...] = (SessionLimits(8, 6, 12, 8),)
-    """Of the epochs, in turn."""
+    """The limits of the epochs, in turn."""
     nodes_per_step: int = 6
     whole_batches: bool = False
     """Every step takes all the nodes that it may, rather than a random ancestor-closed subset."""
     match: float = 0.8
-    """How often the drafter guesses as the target would."""
+    """Probability that the drafter guesses as the target would."""
     chain: float = 0.7
-    """How often the drafter extends its latest node, rather than any."""
+    """Probability that the drafter extends its latest node, rather than any."""
     rest: float = 0.05
-    """How often the drafter rests although it could go on."""
+    """Probability that the drafter rests although it could go on."""
     thinks_for_ever: bool = False
     """The drafter neither drafts nor rests."""
     patient: bool = True
@@ -63,9 +63,9 @@ class Scenario:
     chaos: int = 0
     """Reconnects, failovers, replays, losses and the cancel that may happen."""
     chaos_rate: float = 0.05
-    """How often an event is one of these."""
+    """Probability that an event is one of these."""
     weights: tuple[int, int, int, int, int] = (1, 1, 1, 1, 1)
-    """How likely draft, poll, deliver up, deliver down and step are, relative to one another."""
+    """Relative probabilities of draft, poll, deliver up, deliver down and step."""
 
 
 def draw_scenario(rng: random.Random) -> Scenario:
@@ -104,7 +104,7 @@ def draw_scenario(rng: random.Random) -> Scenario:
 
 
 def logprobs_of(position: int, token: int) -> TokenLogprobs:
-    """What any verifier says of a token there."""
+    """Return what every verifier sends with a token at this position."""
     return TokenLogprobs(-float(position), ((token, -0.5),))
 
 
@@ -157,7 +157,7 @@ class Stream:
 
 
 class Machine(NamedTuple):
-    """What is under test; mutants take its place."""
+    """The classes under test; mutants take their place."""
 
     device: type[DeviceSession] = DeviceSession
     verifier: type[VerifierSession] = VerifierSession
@@ -183,7 +183,7 @@ class World:
         self.device = machine.device(PROMPT, max_tokens=scenario.max_tokens, eos_token_ids=(EOS,), logprobs=logprobs)
         self.delivered: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
-        """Of each delivered token, where they were asked for."""
+        """One for each delivered token, if the session asks for them."""
         self.rows: dict[tuple[int, int], int] = {}
         """(epoch, start) of a Commit -> nodes that its step accepted"""
         self.cancelled = False
@@ -322,7 +322,7 @@ class World:
             self._hand_over(stream, stream.session, message)
 
     def misroute(self) -> None:
-        """What an old stream still holds reaches the verifier's newest session too."""
+        """Deliver a message that an old stream still holds to the verifier's newest session, too."""
         message = self.old[-1].up[0]
         if self.stream.session is not None and not isinstance(message, Attach):
             self._hand_over(self.stream, self.stream.session, message)
@@ -487,8 +487,8 @@ class World:
         commit = session.commit(batch, verified)
         self.rows[commit.epoch, commit.start] = len(verified.rows)
         if session.attach.logprobs is not None:
-            told = enumerate(commit.tokens, start=commit.start)
-            commit = replace(commit, logprobs=tuple(logprobs_of(position, token) for position, token in told))
+            positions = enumerate(commit.tokens, start=commit.start)
+            commit = replace(commit, logprobs=tuple(logprobs_of(position, token) for position, token in positions))
         whole = (*prefix, *verified.tokens)
         if stream.server and any(self.target.token(whole[:i]) != whole[i] for i in range(len(prefix), len(whole))):
             self.happened["a tie went the other way"] += 1

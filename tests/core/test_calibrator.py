@@ -146,7 +146,7 @@ def drafts(seed: int, rounds: int = 6000) -> Iterator[tuple[list[tuple[int, floa
 
 
 def paths(calibrator: Calibrator, seed: int = 3, *, learns: bool = True, deep: bool = True) -> Reliability:
-    """Of the survival of every node of the chains, fixed when they were drafted; the first sixth teaches alone."""
+    """Return the reliability of estimated survival, fixed when a node was drafted; the first sixth only teaches."""
     predicted, happened = [], []
     for number, (chain, right) in enumerate(drafts(seed)):
         survival, alive = 1.0, True

@@ -1,4 +1,4 @@
-"""What is printed cannot steer a terminal, and columns stand."""
+"""Printed text cannot steer a terminal, and the columns of a table are aligned."""
 
 import pytest
 

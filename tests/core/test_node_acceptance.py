@@ -1,4 +1,4 @@
-"""How likely a pending node is to be committed, by the verifier's own statistics."""
+"""The verifier estimates how likely a pending node is committed, by its own statistics alone."""
 
 from __future__ import annotations
 

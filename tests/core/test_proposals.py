@@ -1,4 +1,4 @@
-"""What the draft proposes where it has to guess as the target's filters would."""
+"""The draft proposes the tokens that the target's filters would leave."""
 
 from __future__ import annotations
 

@@ -374,7 +374,7 @@ def honest_ids(verifier: VerifierSession) -> st.SearchStrategy[Append]:
 
 
 def flaws(verifier: VerifierSession, limits: SessionLimits) -> list[str]:
-    """Of what holds in every state, whatever the device has sent, what does not hold."""
+    """Return the invariants that do not hold, of those that hold whatever a device sends."""
     nodes = list(verifier.tree)
     batch = tree_batch_of(verifier.tree, [node.id for node in nodes])
     invariants = {

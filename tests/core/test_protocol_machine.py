@@ -136,7 +136,7 @@ class SessionMachine(RuleBasedStateMachine):
         assert world.device.received == world.delivered
 
     def teardown(self) -> None:
-        """From wherever the rules left it, the session comes to its end."""
+        """Run the session to its end from the state that the rules left it in."""
         if hasattr(self, "world") and not self.failed:
             self.world.run()
 

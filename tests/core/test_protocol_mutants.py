@@ -1,4 +1,4 @@
-"""Deliberately wrong devices, verifiers and walks, each of which the simulator's checks must catch.
+"""Deliberately wrong devices, verifiers and verifications, each of which the simulator's checks must catch.
 
 Every case names the promise that has to fail, so that no mutant is caught for a reason of the simulator's own.
 """
@@ -208,7 +208,7 @@ class DeadIdsUnseen(VerifierSession):
 
 
 class SeenOfAccepted(VerifierSession):
-    """`seen` counts only what the walk accepted."""
+    """`seen` counts only the nodes that verification accepted."""
 
     _counted = 0
 

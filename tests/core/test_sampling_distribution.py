@@ -1,7 +1,7 @@
 """Coupled tree sampling has the target's joint distribution: a chi-square test over whole sequences.
 
 A vocabulary of five, three positions: 125 sequences, each with a known probability. The device proposes, per node, the
-children that maximise log q + g; the verifier walks with its own argmax of log p + g, and steps again from where it
+children that maximise log q + g; the verifier verifies with its own argmax of log p + g, and steps again from where it
 stopped until three tokens are committed. The same test must reject rules that only look alike.
 """
 
@@ -71,7 +71,7 @@ def ranked(log_probs: Table, g: np.ndarray) -> dict[Prefix, list[list[int]]]:
 
 @dataclass
 class Session:
-    """What one seed's session knows: the order of the tokens for the target and for the draft, per prefix."""
+    """The state of one seed's session: the order of the tokens for the target and for the draft, per prefix."""
 
     seed: int
     target: dict[Prefix, list[list[int]]]
@@ -85,7 +85,7 @@ class Session:
 
 
 Rule = Callable[[Session, Prefix, list[int]], int]
-"""(session, prefix, proposed children) -> the token that the walk takes"""
+"""(session, prefix, proposed children) -> the token that verification takes"""
 
 
 def coupled(session: Session, prefix: Prefix, children: list[int]) -> int:

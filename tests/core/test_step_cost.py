@@ -1,4 +1,4 @@
-"""What a step costs: measured points, what lies between them, and what later steps teach."""
+"""The cost of a step is interpolated between measured points and refined by later steps."""
 
 from __future__ import annotations
 

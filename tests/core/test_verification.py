@@ -49,7 +49,7 @@ NODES = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 2)), max_size=15)
 @settings(deadline=None, derandomize=True, max_examples=300)
 @given(NODES, st.lists(st.integers(0, 2), min_size=20, max_size=20), st.integers(1, 20))
 def test_no_batch_changes_the_tokens(nodes: list[tuple[int, int]], sequence: list[int], length: int) -> None:
-    """Whatever the tree, what is committed is a prefix of the target's own sequence."""
+    """With any tree, the committed tokens are a prefix of the target's own sequence."""
     parents, tokens, depths, taken = [], [], [0], set()
     for choice, token in nodes:
         parent = choice % len(depths)

@@ -235,7 +235,7 @@ def test_a_node_needs_committed_tokens_below_it(context: TreeContext) -> None:
 
 
 def _elsewhere(call: Callable[[], object]) -> list[Exception]:
-    """What `call` raises on another thread."""
+    """Return what `call` raises on another thread."""
     raised = []
 
     def run() -> None:
@@ -282,10 +282,10 @@ def test_half_precision_keys_and_values_stay_close(model: LlamaModel, linear: Tr
         np.testing.assert_allclose(rows[1], linear.reset([1, 2, 3, 11]), rtol=0, atol=0.05)
 
 
-# --- random walks against a model of the tree that knows nothing of sequences
+# --- random steps against a model of the tree that knows nothing of sequences
 
 
-class Walk:
+class RandomSteps:
     """Drives a context at random, knowing of each handle only the tokens that lead to it."""
 
     def __init__(self, context: TreeContext, linear: TreeContext, seed: int) -> None:
@@ -359,24 +359,24 @@ class Walk:
 def test_any_sequence_of_decodes_and_commits_gives_the_logits_of_a_linear_decode(
     seed: int, context: TreeContext, linear: TreeContext
 ) -> None:
-    walk = Walk(context, linear, seed)
+    steps = RandomSteps(context, linear, seed)
     for _ in range(150):
-        walk.step()
-    assert len(walk.tokens) > 150
+        steps.step()
+    assert len(steps.tokens) > 150
 
 
 def test_decodes_and_commits_at_the_limits_of_cells_and_sequences_stay_exact(
     model: LlamaModel, linear: TreeContext
 ) -> None:
     with TreeContext(model, n_ctx=40, max_sequences=5, batch=8, kv_type="f32") as context:
-        walk = Walk(context, linear, 99)
-        walk.reset = lambda: None  # type: ignore[method-assign]
+        steps = RandomSteps(context, linear, 99)
+        steps.reset = lambda: None  # type: ignore[method-assign]
         for _ in range(400):
-            if walk.context.room < 4:
-                walk.committed, walk.paths = [7], {0: ()}
+            if steps.context.room < 4:
+                steps.committed, steps.paths = [7], {0: ()}
                 context.reset([7])
-            walk.step()
-        assert walk.full > 20
+            steps.step()
+        assert steps.full > 20
 
 
 def test_models_can_be_swapped_between_contexts(tiny_path: Path) -> None:

@@ -34,7 +34,7 @@ class Process:
     name: str
     model: type[BaseSettings]
     command: tuple[str, ...]
-    """What follows `python -m`."""
+    """The arguments after `python -m`."""
     parser: Callable[[], Any]
     needs: Mapping[str, str]
     """Settings that must be given."""
@@ -91,7 +91,7 @@ def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 def run_here(module: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """What `run` does, in this process: for commands that start nothing, which take seconds to import otherwise."""
+    """Do what `run` does in this process, which has imported what a command that starts nothing needs."""
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         for name in os.environ.keys() - environment().keys():
@@ -106,8 +106,8 @@ def run_here(module: str, *arguments: str, **variables: str) -> subprocess.Compl
     return subprocess.CompletedProcess([module, *arguments], code or 0, out.getvalue(), err.getvalue())
 
 
-def told(ran: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
-    """What --check-config json says of each setting."""
+def settings_shown(ran: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
+    """Return what --check-config json shows of each setting."""
     return {setting["name"]: setting for setting in json.loads(ran.stdout)["settings"]}
 
 

@@ -101,9 +101,9 @@ def test_a_process_that_is_not_installed_is_said_to_be_unchecked(monkeypatch, ca
     with pytest.raises(SystemExit) as ended:
         config_main("-o", "json")
     assert ended.value.code == 0
-    told = capsys.readouterr()
-    assert "outrider: verifier is unchecked: " in told.err and "No module named 'nosuch'" in told.err
-    edge, verifier = json.loads(told.out)["processes"]
+    printed = capsys.readouterr()
+    assert "outrider: verifier is unchecked: " in printed.err and "No module named 'nosuch'" in printed.err
+    edge, verifier = json.loads(printed.out)["processes"]
     assert edge["checked"] and not verifier["checked"] and verifier["settings"] == []
 
 
@@ -119,9 +119,9 @@ def test_settings_of_a_process_that_is_not_installed_are_an_error(source, tmp_pa
     with pytest.raises(SystemExit) as ended:
         config_main(str(file), "-o", "json")
     assert ended.value.code == 2
-    told = capsys.readouterr()
-    assert json.loads(told.out)["problems"] == [f"verifier: has settings that cannot be checked here: {named}"]
-    assert "No module named 'nosuch'" in told.err
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["problems"] == [f"verifier: has settings that cannot be checked here: {named}"]
+    assert "No module named 'nosuch'" in printed.err
 
 
 def test_a_process_that_fails_to_answer_is_an_error(monkeypatch, capsys) -> None:
@@ -129,9 +129,9 @@ def test_a_process_that_fails_to_answer_is_an_error(monkeypatch, capsys) -> None
     with pytest.raises(SystemExit) as ended:
         config_main()
     assert ended.value.code == 2
-    told = capsys.readouterr()
-    assert "outrider: verifier: could not be checked\n" in told.err
-    assert "outrider: verifier is unchecked: " in told.err
+    printed = capsys.readouterr()
+    assert "outrider: verifier: could not be checked\n" in printed.err
+    assert "outrider: verifier is unchecked: " in printed.err
 
 
 def config_main(*arguments: str) -> None:

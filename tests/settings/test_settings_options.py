@@ -32,18 +32,18 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def walked(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+def with_subparsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
     """It and all below it."""
     yield parser
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for child in action.choices.values():
-                yield from walked(child)
+                yield from with_subparsers(child)
 
 
 def options(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Action]]:
     """(command and name, option) of all commands below it."""
-    for each_parser in walked(parser):
+    for each_parser in with_subparsers(parser):
         for action in each_parser._actions:
             if not isinstance(action, argparse._SubParsersAction):
                 yield f"{each_parser.prog} {'/'.join(action.option_strings) or action.dest}", action
@@ -54,7 +54,7 @@ def test_every_option_and_every_command_has_a_help_text(name: str) -> None:
     found = list(options(PARSERS[name]()))
     assert len(found) > 10
     assert [said for said, action in found if len((action.help or "").split()) < 2] == []
-    for parser in walked(PARSERS[name]()):
+    for parser in with_subparsers(PARSERS[name]()):
         parser.format_help()
         for action in parser._actions:
             if isinstance(action, argparse._SubParsersAction):
@@ -106,7 +106,9 @@ def test_every_setting_is_a_flag_but_for_secrets(process: Process) -> None:
 
 @each
 def test_the_help_says_where_secrets_go(process: Process) -> None:
-    words = " ".join(next(p for p in walked(process.parser()) if p.epilog and "TOML" in p.format_help()).epilog.split())
+    words = " ".join(
+        next(p for p in with_subparsers(process.parser()) if p.epilog and "TOML" in p.format_help()).epilog.split()
+    )
     for name, field in process.model.model_fields.items():
         assert not is_secret(field) or variable_of(process.model, name) in words
 

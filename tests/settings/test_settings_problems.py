@@ -1,4 +1,4 @@
-"""What is wrong with settings is said with its place, what was got and what is near; secrets are not said."""
+"""A message about wrong settings names the place, the value and what is near to it, and never a secret."""
 
 from __future__ import annotations
 

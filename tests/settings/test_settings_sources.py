@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from processes import PROCESSES, Process, run, told, toml
+from processes import PROCESSES, Process, run, settings_shown, toml
 
 from coordinator.config import CoordinatorConfig
 from edge_agent.config import EdgeSettings
@@ -32,7 +32,7 @@ def test_a_process_takes_each_setting_from_the_first_source_that_has_it(process:
         **{variable_of(process.model, flagged): "3", variable_of(process.model, variable): "3"},
     )
     assert (ran.returncode, ran.stderr) == (0, "")
-    settings = told(ran)
+    settings = settings_shown(ran)
     assert [(settings[name]["value"], settings[name]["source"]) for name in process.numbers] == [
         (4, "flag"),
         (3, "environment"),
@@ -56,7 +56,7 @@ def test_the_environment_names_the_file_where_no_flag_does(process: Process, tmp
     )
     by_variable = run(*process.command, "--check-config", "json", **{VARIABLE: str(first)})
     by_flag = run(*process.command, "--check-config", "json", "--config", str(second), **{VARIABLE: str(first)})
-    assert [told(ran)[process.numbers[0]]["value"] for ran in (by_variable, by_flag)] == [6, 7]
+    assert [settings_shown(ran)[process.numbers[0]]["value"] for ran in (by_variable, by_flag)] == [6, 7]
 
 
 def test_no_file_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,14 +61,14 @@ def families(metrics: Iterable[Any]) -> Iterator[Family]:
 
 
 def exported() -> dict[str, list[Family]]:
-    """By process, what a new one exports; every process its build."""
+    """Return process -> the metrics that a new one exports, with the build, which every process exports."""
     build = next(m for m in registry(EdgeMetrics()).collect() if m.name == "outrider_build_info")
     found = {process: list(families(collector.collect())) for process, collector in collectors().items()}
     return {"every process": list(families([build])), **found}
 
 
 def names_in(text: str) -> set[str]:
-    """Of the metrics that an exposition declares, as PromQL finds them."""
+    """Return the names of the samples of all metrics that an exposition declares, as PromQL finds them."""
     found: set[str] = set()
     for name, kind in re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE):
         found.update(Family(name, kind, ()).samples)

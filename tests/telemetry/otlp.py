@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 
 @dataclass(frozen=True)
-class Told:
+class ExportedSpan:
     """A span as it was exported."""
 
     service: str
@@ -30,13 +30,13 @@ class Collector:
     """A context manager; `endpoint` is what OTEL_EXPORTER_OTLP_ENDPOINT is to be."""
 
     def __init__(self) -> None:
-        self.spans: list[Told] = []
+        self.spans: list[ExportedSpan] = []
         spans = self.spans
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
-                spans.extend(_told(ExportTraceServiceRequest.FromString(body)))
+                spans.extend(_spans_of(ExportTraceServiceRequest.FromString(body)))
                 answer = ExportTraceServiceResponse().SerializeToString()
                 self.send_response(200)
                 self.send_header("content-type", "application/x-protobuf")
@@ -63,13 +63,13 @@ class Collector:
         self._server.server_close()
 
 
-def _told(request: ExportTraceServiceRequest) -> Iterator[Told]:
+def _spans_of(request: ExportTraceServiceRequest) -> Iterator[ExportedSpan]:
     for part in request.resource_spans:
         service = next(a.value.string_value for a in part.resource.attributes if a.key == "service.name")
         for scope in part.scope_spans:
             for span in scope.spans:
                 ids = (int.from_bytes(raw) for raw in (span.trace_id, span.span_id, span.parent_span_id))
-                yield Told(service, span.name, *ids, {a.key: _value(a.value) for a in span.attributes})
+                yield ExportedSpan(service, span.name, *ids, {a.key: _value(a.value) for a in span.attributes})
 
 
 def _value(value: Any) -> Any:

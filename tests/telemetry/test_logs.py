@@ -20,7 +20,7 @@ log = logging.getLogger("outrider.somewhere")
 
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
-    """What a process writes to standard error that logs JSON."""
+    """Return what a process that logs JSON writes to standard error."""
     said = io.StringIO()
     monkeypatch.setattr("sys.stderr", said)
     root = logging.getLogger()

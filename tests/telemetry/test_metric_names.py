@@ -34,7 +34,7 @@ def alerts() -> list[dict[str, Any]]:
 
 
 def queries(panels: list[dict[str, Any]]) -> list[str]:
-    """Of a dashboard, whatever is folded away."""
+    """Return the queries of a dashboard's panels, folded ones included."""
     found = [target["expr"] for panel in panels for target in panel.get("targets", ())]
     return found + [query for panel in panels for query in queries(panel.get("panels", []))]
 
@@ -102,9 +102,9 @@ def test_no_section_is_about_an_alert_that_is_gone() -> None:
 
 def test_the_table_of_metrics_is_what_is_exported() -> None:
     rows = _ROW.findall((ROOT / "docs" / "metrics.md").read_text())
-    told = {name: (kind, tuple(re.findall(r"\w+", labels))) for name, kind, labels, _, _ in rows}
-    assert len(told) == len(rows)
-    assert told == {name: (family.kind, family.labels) for name, family in families().items()}
+    documented = {name: (kind, tuple(re.findall(r"\w+", labels))) for name, kind, labels, _, _ in rows}
+    assert len(documented) == len(rows)
+    assert documented == {name: (family.kind, family.labels) for name, family in families().items()}
 
 
 def test_a_metric_has_its_unit_in_its_name_where_it_is_seconds_or_a_ratio() -> None:

@@ -24,7 +24,7 @@ from exposition import names_in, names_used, samples_of
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from otlp import Collector, Told
+from otlp import Collector, ExportedSpan
 from test_metric_names import expressions, families
 
 from coordinator.cli.local import shipped_pair
@@ -56,7 +56,7 @@ class Watched:
     spans: Collector
 
     async def lines(self, process: str) -> list[dict[str, Any]]:
-        """What it has logged. Fails where a line is no JSON object."""
+        """Return the lines that a process has logged. Fails if one is no JSON object."""
         text = await asyncio.to_thread((self.folder / f"{process}.log").read_text)
         return [json.loads(line) for line in text.splitlines()]
 
@@ -85,7 +85,7 @@ class Watched:
 
 
 async def eventually(look: Callable[[], _T]) -> _T:
-    """What it finds, once it finds something."""
+    """Return what `look` finds, once it finds something."""
     give_up = time.monotonic() + 20
     while not (found := look()):
         assert time.monotonic() < give_up
@@ -295,12 +295,12 @@ async def test_one_trace_leads_from_the_caller_through_device_coordinator_and_ve
     assert session.parent.span_id == caller.context.span_id
     assert attach.parent.span_id == session.context.span_id
 
-    def told(name: str) -> list[Told]:
+    def spans_named(name: str) -> list[ExportedSpan]:
         spans = watched.spans.spans
         return [span for span in spans if (span.name, span.trace_id) == (name, caller.context.trace_id)]
 
-    [coordinator] = await eventually(lambda: told("outrider.coordinator.OpenSession"))
-    [verifier] = await eventually(lambda: told("outrider.verifier.session"))
+    [coordinator] = await eventually(lambda: spans_named("outrider.coordinator.OpenSession"))
+    [verifier] = await eventually(lambda: spans_named("outrider.verifier.session"))
     assert (coordinator.service, verifier.service) == ("outrider-coordinator", "outrider-verifier")
     assert coordinator.parent_id == caller.context.span_id
     assert verifier.parent_id == attach.context.span_id

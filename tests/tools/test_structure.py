@@ -144,9 +144,9 @@ def test_a_count_beyond_its_limit_fails_the_check_and_is_named(
     assert structure.main(["--check"]) == 0
     monkeypatch.setitem(LIMITS, "classes", 1)
     assert structure.main(["--check"]) == 1 and structure.main([]) == 0
-    told = capsys.readouterr()
-    assert told.err == "beyond the limit: classes; --list shows the places\n"
-    assert json.loads(told.out.splitlines()[-1])["classes"] > 1
+    printed = capsys.readouterr()
+    assert printed.err == "beyond the limit: classes; --list shows the places\n"
+    assert json.loads(printed.out.splitlines()[-1])["classes"] > 1
 
 
 def test_the_limits_are_those_that_were_agreed() -> None:

@@ -119,7 +119,7 @@ def attach_from(message: pb.Attach) -> Attach:
 
 
 def append_from(message: pb.Append, epoch: int = 1) -> Append:
-    """As front and engine process do it between them: one checks, the other builds."""
+    """Decode as front and engine process do: the one checks, the other builds."""
     codecs.check_append(message, vocabulary_size=VOCABULARY)
     return codecs.append_from_checked(message, epoch=epoch)
 
@@ -208,9 +208,9 @@ def test_every_field_of_our_messages_is_on_the_wire_and_the_other_way_round():
         singular = {"tokens": "token", "logprobs": "logprob"} if ours is Commit else {"logit_bias": "bias"}
         flat = {"bias_id", "top_id", "top_logprob"}  # what stands beside another field of the wire, of the same length
         assert {singular.get(f.name, f.name) for f in fields(ours)} == set(theirs.DESCRIPTOR.fields_by_name) - flat
-    # The epoch of an Append is its stream's, and parents are told by how far above their children they are.
-    told = {"tokens": "token", "parents": "up"}
-    ours_of_append = {told.get(f.name, f.name) for f in fields(Append)} - {"epoch"}
+    # The epoch of an Append is its stream's, and parents are given by their distance from their children.
+    names = {"tokens": "token", "parents": "up"}
+    ours_of_append = {names.get(f.name, f.name) for f in fields(Append)} - {"epoch"}
     assert ours_of_append == set(pb.Append.DESCRIPTOR.fields_by_name)
 
 

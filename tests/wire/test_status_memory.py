@@ -15,7 +15,7 @@ class Message:
 
 
 class Aborted(Exception):
-    """As grpc.aio raises it."""
+    """The error that grpc.aio raises when a call is aborted."""
 
 
 class Context:

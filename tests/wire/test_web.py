@@ -14,7 +14,7 @@ from outrider.core.errors import BadRequest, Unavailable
 from outrider.wire import web
 
 DELAYED_ACK_S = 0.04
-"""For so long Linux puts off to acknowledge a lone packet."""
+"""Time for which Linux delays the acknowledgement of a lone packet."""
 
 
 async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
