@@ -1,1 +1,1 @@
-"""The cloud side: verifies many devices' token trees in one batched forward pass of the target model."""
+"""Verify many devices' token trees in one batched forward pass of the target model."""

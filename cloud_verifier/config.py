@@ -176,14 +176,14 @@ class VerifierConfig(BaseSettings):
 
     @property
     def tls(self) -> ServerTls | None:
-        """The certificate and key to serve with; None for plain text."""
+        """Return the certificate and key to serve with; None for plain text."""
         from outrider.wire.channels import ServerTls  # gRPC, which the help does not wait for
 
         return ServerTls(self.tls_cert, self.tls_key) if self.tls_cert and self.tls_key else None
 
     @property
     def coordinator_tls(self) -> ClientTls | None:
-        """The authority to verify the coordinator's certificate with; None for plain text."""
+        """Return the authority to verify the coordinator's certificate with; None for plain text."""
         from outrider.wire.channels import ClientTls
 
         return ClientTls(self.coordinator_ca) if self.coordinator_ca else None

@@ -45,7 +45,7 @@ _ANY = ("0.0.0.0", "::")
 
 
 class VerifierProcess:
-    """An engine, its gRPC front, and its registration at the coordinator. Create it inside a running event loop."""
+    """Runs an engine, its gRPC front and its registration. Create it inside a running event loop."""
 
     def __init__(self, config: VerifierConfig) -> None:
         self._config = config

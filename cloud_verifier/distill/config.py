@@ -20,7 +20,7 @@ INSTALL = "distillation needs: pip install 'outrider[distill]'"
 
 @dataclass(frozen=True)
 class GateRule:
-    """The settings of `DistillConfig` that say what a candidate must show to be published."""
+    """Holds the settings of `DistillConfig` that say what a candidate must show to be published."""
 
     gain: float = 0.02
     loss: float = 0.05
@@ -34,7 +34,7 @@ class GateRule:
 
 
 class DistillConfig(BaseSettings):
-    """The settings of distillation. Every field says its unit; the text below it is its text in help and docs.
+    """Holds the settings of distillation. The text below each field is its help and its line in docs/configuration.md.
 
     The settings of stages are written beside each run when it begins, so a changed one takes effect with the next run.
     """

@@ -21,7 +21,7 @@ DATASET, MODEL, DONE, DRAFT, VERDICT = "dataset", "model", "done.json", "draft.g
 
 
 class Job(BaseModel, frozen=True, extra="forbid"):
-    """The parameters of a run's stages, which do not change while it lasts."""
+    """Holds the parameters of a run's stages, which do not change while it lasts."""
 
     traffic: str
     dataset: dict[str, Any]

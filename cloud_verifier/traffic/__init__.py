@@ -1,1 +1,1 @@
-"""The traffic log: what recorded sessions' targets produced, for drafts to learn from (docs/traffic.md)."""
+"""Record what the targets of consenting tenants' sessions produced, for drafts to learn from (docs/traffic.md)."""

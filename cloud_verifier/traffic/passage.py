@@ -65,17 +65,17 @@ class Passage:
 
     @property
     def end(self) -> int:
-        """The position after the last token."""
+        """Return the position after the last token."""
         return self.start + len(self)
 
     @property
     def top(self) -> int:
-        """K: how many of the likeliest ids are kept per position."""
+        """Return K, the number of likeliest ids that are kept of each position."""
         return int(self.top_ids.shape[1])
 
     @property
     def key(self) -> tuple[float, str, int]:
-        """The order of the log; only copies of one passage have the same key."""
+        """Return the key by which the log is sorted; only copies of one passage have the same key."""
         return self.time_unix, self.session_id, self.start
 
     def cut(self, begin: int, end: int) -> Passage:

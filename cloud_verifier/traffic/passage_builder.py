@@ -1,7 +1,7 @@
 """Join what sessions produced, one step at a time, into passages, without the tokens that a redaction hook finds.
 
 A hook sees a session's text as one, by position, whatever drafts its device used and however often its stream was
-opened anew; only what the hook leaves is parted by draft again.
+opened anew; only what the hook leaves is split by draft again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NOTHING_HIDDEN: NDArray[np.bool_] = np.zeros(0, dtype=bool)
 
 @dataclass
 class RecordingCounts:
-    """Tokens that recorded sessions produced, by what became of them."""
+    """Counts the tokens that recorded sessions produced, by what became of them."""
 
     recorded: int = 0
     redacted: int = 0
@@ -45,7 +45,7 @@ class RecordingCounts:
 
 @dataclass
 class _OpenText:
-    """The text of one session, which may go on."""
+    """Holds the text of one session, which may go on."""
 
     clear_from: int = 0
     """Position before which nothing may be written, since the hook has not seen what stood right before."""

@@ -42,7 +42,7 @@ MANY = 16
 
 @dataclass(frozen=True)
 class RecordedSession:
-    """A session that is recorded, as its ticket describes it."""
+    """Describes a session that is recorded, by its ticket."""
 
     session_id: str
     tenant: str

@@ -106,7 +106,7 @@ class SegmentWriter:
 
 
 class SegmentLog:
-    """All segments at one place, from any number of writers."""
+    """Reads and tidies the segments at one place, from any number of writers."""
 
     def __init__(self, url: str) -> None:
         """Raises ImportError, OSError or ValueError as SegmentStore does."""
@@ -288,7 +288,7 @@ class SegmentLog:
         return sorted((file for file in files if _NAME.fullmatch(file.name)), key=lambda file: (file.name, file.path))
 
     def _warn(self, segment: StoredFile, why: object) -> None:
-        """Warn of a file once."""
+        """Log a warning about a file, once."""
         if segment.path not in self._warned:
             self._warned.add(segment.path)
             log.warning("%s is left out of the traffic log: %s", segment.path, why)

@@ -20,7 +20,7 @@ GIVEN_UP_S = 3600.0
 
 @dataclass(frozen=True)
 class StoredFile:
-    """One file of the store."""
+    """Describes one file of the store."""
 
     path: str
     """Path below the store's root."""

@@ -11,7 +11,7 @@ CARD = "card.json"
 
 
 class DatasetPlan(BaseModel):
-    """The settings of a dataset. Counts of tokens are of labels: tokens to learn from or to measure on."""
+    """Holds the settings of a dataset. Counts of tokens are of labels: tokens to learn from or to measure on."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -65,7 +65,7 @@ class DatasetPlan(BaseModel):
 
 
 class DatasetCard(BaseModel):
-    """A description of what a dataset holds. Counts of tokens are of labels."""
+    """Describes what a dataset holds. Counts of tokens are of labels."""
 
     model_config = ConfigDict(frozen=True)
 

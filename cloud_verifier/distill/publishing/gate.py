@@ -69,7 +69,7 @@ class GroupComparison:
 
 @dataclass(frozen=True)
 class GateVerdict:
-    """The gate's decision and the measurements behind it."""
+    """Holds the gate's decision and the measurements behind it."""
 
     passed: bool
     reasons: tuple[str, ...]

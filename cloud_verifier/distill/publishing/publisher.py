@@ -38,7 +38,7 @@ MAX_PROMOTIONS = 2
 
 @dataclass(frozen=True)
 class TargetHashes:
-    """The hashes ("sha256:<hex>") by which verifiers announce a target."""
+    """Holds the hashes ("sha256:<hex>") by which verifiers announce a target."""
 
     weights_hash: str
     tokenizer_hash: str

@@ -27,7 +27,7 @@ _STATES: dict[int, str] = {
 
 @dataclass(frozen=True)
 class ReleaseRecord:
-    """A release with the state that the coordinator gave it."""
+    """Holds a release with the state that the coordinator gave it."""
 
     manifest: Manifest
     raw: bytes
@@ -44,7 +44,7 @@ class ReleaseRecord:
 
 
 class ReleaseClient:
-    """A client of the coordinator's releases, an async context manager that connects on first use.
+    """Calls the coordinator's release service; an async context manager that connects on first use.
 
     All methods raise core errors: Unavailable if the coordinator cannot be reached.
     """

@@ -14,7 +14,7 @@ from cloud_verifier.distill.data.texts import Text
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """The rows of one forward pass, and the target's distributions at its n labelled positions."""
+    """Holds the rows of one forward pass, and the target's distributions at its n labelled positions."""
 
     ids: Tensor
     """`[rows, L]`: each row is a text without its last token, padded at its end, where causal attention never looks."""

@@ -14,7 +14,7 @@ LossKind = Literal["kl", "tv", "hybrid"]
 
 
 class TrainingPlan(BaseModel):
-    """The settings of one training run, which do not change while it lasts: a checkpoint of another plan is refused."""
+    """Holds the settings of one training run, which never change: a checkpoint of another plan is refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

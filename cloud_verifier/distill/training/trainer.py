@@ -180,7 +180,7 @@ def build_optimizer(student: Student, plan: TrainingPlan) -> torch.optim.Optimiz
 
 
 class Curve:
-    """The file `curve.jsonl`: JSON lines in order of steps, written one at a time."""
+    """Writes the file `curve.jsonl`: JSON lines in order of steps, one at a time."""
 
     def __init__(self, path: Path, step: int) -> None:
         """Drop torn lines, and lines beyond `step`, which a killed run wrote after its last checkpoint."""
