@@ -7,8 +7,9 @@ INSTALL = $(PYTHON) tools/install.py --venv $(VENV)
 RUN    := $(VENV)/.installed-to-run
 STAMP  := $(VENV)/.installed
 LINT   := style types imports generated
-# One worker for each core, but few: tests that are timed share the machine. tests/conftest.py says what runs together.
-PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadscope --no-loadscope-reorder
+# One worker more than cores, since tests wait much, but few, since some are timed. tests/conftest.py says what runs together.
+WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores + 1 : 5)))
+PYTEST  := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder
 
 .PHONY: demo test check quick-tests lint $(LINT) structure proto reference bench install
 

@@ -17,10 +17,9 @@ TOGETHER = {
     "docs/test_doc_commands.py": "docs",
     "docs/test_own_pair.py": "docs",
     **{
-        f"e2e/test_e2e_{name}.py": "system"
-        for name in ("http", "page", "prior", "refusals", "survival", "text", "window")
+        f"e2e/test_e2e_{name}.py": "clusters"
+        for name in ("admin", "drain", "http", "page", "prior", "refusals", "survival", "text", "window")
     },
-    **{f"e2e/test_e2e_{name}.py": "hasty" for name in ("admin", "drain")},
 }
 """File -> the group that one worker runs: they share a cluster, or ports. Of the other files each is a group."""
 APART = {
@@ -31,7 +30,7 @@ APART = {
 }
 """Long files whose tests share nothing that is costly: each of these tests is a group by itself."""
 LONG = (
-    *("docs", "system", "hasty"),
+    *("clusters", "docs"),
     "benchmarks/test_smoke.py",
     "cloud/engine/test_triton.py",
     "cloud/distill/test_training.py",

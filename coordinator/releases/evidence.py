@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 import numpy as np
 import numpy.typing as npt
@@ -154,4 +155,4 @@ def _doubt(differences: Mapping[_Stratum, _Values], worse: Mapping[_Stratum, flo
 
 
 def _mean(values: Sequence[float] | _Values) -> float:
-    return float(np.mean(values)) if len(values) else 0.0
+    return fmean(values) if len(values) else 0.0
